@@ -1,0 +1,1 @@
+"""gdp decides on which device each operator of a neural network runs."""

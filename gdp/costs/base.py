@@ -1,0 +1,26 @@
+"""What an op costs on a device: the protocol that every cost model follows."""
+
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from gdp.cluster import Cluster
+from gdp.graph import OpGraph
+
+
+class CostModel(Protocol):
+    """Seconds of each op on each device [N, D], dispatch excluded; inf where it cannot run."""
+
+    def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]: ...
+
+
+def can_run(graph: OpGraph, cluster: Cluster) -> Bool[np.ndarray, "N D"]:
+    """Where each op may run: graph inputs and outputs on the host, others where supported."""
+    allowed = np.ones((graph.num_ops, cluster.num_devices), dtype=bool)
+    for d, device in enumerate(cluster.devices):
+        if device.supported is not None:
+            allowed[:, d] = [op_type in device.supported for op_type in graph.op_types]
+    allowed[graph.is_io] = False
+    allowed[graph.is_io, cluster.host] = True
+    return allowed

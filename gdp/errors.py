@@ -1,0 +1,25 @@
+"""The errors that a caller of gdp may catch. Wrong arguments are `ValueError`."""
+
+
+class GdpError(Exception):
+    """Base of every error that gdp raises about its input; the message is one line."""
+
+
+class ModelError(GdpError):
+    """A model or graph file that cannot be read, with the node or tensor at fault."""
+
+
+class ClusterError(GdpError):
+    """A cluster description that is malformed or inconsistent."""
+
+
+class PlacementError(GdpError):
+    """A placement file that is malformed or belongs to another graph or cluster."""
+
+
+class InfeasibleError(GdpError):
+    """No placement satisfies the memory, kernel and user constraints."""
+
+
+class MissingExtraError(GdpError):
+    """An optional library is not installed; the message names the extra."""

@@ -1,0 +1,244 @@
+"""What is computed: ops, tensors, FLOPs and bytes, without any device.
+
+Axes used throughout gdp: N ops, T tensors, E uses (one tensor read by one op), D devices,
+B placements.
+"""
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from gdp.errors import ModelError
+
+INPUT = "Input"
+"""Op type of a graph input: no work, fixed to the cluster's host."""
+OUTPUT = "Output"
+"""Op type of a graph output: no work, fixed to the cluster's host, makes no tensor."""
+
+Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class OpDetail:
+    """What a cost model may want to know of one op beside FLOPs and bytes."""
+
+    dtype: str = "float32"  # of the arithmetic: float64/32/16, bfloat16, int8, ...
+    input_shapes: tuple[tuple[int, ...], ...] = ()  # weights included
+    output_shapes: tuple[tuple[int, ...], ...] = ()
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class OpGraph:
+    """A dataflow graph with its ops in topological order. Frozen; arrays are read-only.
+
+    Graph inputs are ops of type `INPUT` and graph outputs are ops of type `OUTPUT`: they do no
+    work and sit on the cluster's host, so that the first and last transfer are ordinary ones.
+    A tensor has one producer and any number of uses; a tensor that nothing reads is allowed.
+    """
+
+    name: str
+    op_names: tuple[str, ...]
+    op_types: tuple[str, ...]
+    flop: Float[np.ndarray, "N"]
+    memory_traffic_bytes: Float[np.ndarray, "N"]  # read and written, weights included
+    weight_bytes: Int[np.ndarray, "N"]  # parameters, optimizer state and constants the op holds
+    weight_id: Int[np.ndarray, "N"]  # ops that share a tied weight share an id
+    tensor_bytes: Int[np.ndarray, "T"]
+    producer: Int[np.ndarray, "T"]  # [t]: the op that makes t
+    use_tensor: Int[np.ndarray, "E"]  # (tensor, op) pairs, each at most once, sorted by op
+    use_op: Int[np.ndarray, "E"]
+    colocate: Int[np.ndarray, "N"]  # ops with one id must share a device
+    is_backward: Bool[np.ndarray, "N"]
+    scope: tuple[str, ...]  # module path of each op, "" where unknown
+    detail: tuple[OpDetail, ...]
+    tensor_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for violation in _violations(self):
+            raise ModelError(f"graph {self.name!r}: {violation}")
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+
+    @property
+    def num_ops(self) -> int:
+        return len(self.op_names)
+
+    @property
+    def num_tensors(self) -> int:
+        return len(self.tensor_bytes)
+
+    @property
+    def num_uses(self) -> int:
+        return len(self.use_tensor)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) of names, structure, FLOPs and bytes: the identity a placement carries."""
+        sha = hashlib.sha256()
+        sha.update("\0".join(self.op_names).encode())
+        sha.update("\0".join(self.op_types).encode())
+        for array in (self.flop, self.memory_traffic_bytes, self.weight_bytes, self.tensor_bytes):
+            sha.update(np.ascontiguousarray(array, dtype=np.float64).tobytes())
+        for array in (self.producer, self.use_tensor, self.use_op, self.colocate):
+            sha.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
+        return sha.hexdigest()
+
+    @functools.cached_property
+    def op_index(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.op_names)}
+
+    @functools.cached_property
+    def is_io(self) -> Bool[np.ndarray, "N"]:
+        """True for graph inputs and outputs."""
+        return np.array([t in (INPUT, OUTPUT) for t in self.op_types], dtype=bool)
+
+    @functools.cached_property
+    def edges(self) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "E"]]:
+        """(source op, destination op) of every use."""
+        return self.producer[self.use_tensor], self.use_op
+
+
+def make_graph(
+    name: str,
+    op_names: Sequence[str],
+    op_types: Sequence[str],
+    tensors: Sequence[tuple[int, int]],
+    uses: Sequence[tuple[int, int]],
+    *,
+    flop: Sequence[float] | np.ndarray | None = None,
+    memory_traffic_bytes: Sequence[float] | np.ndarray | None = None,
+    weight_bytes: Sequence[int] | np.ndarray | None = None,
+    weight_id: Sequence[int] | np.ndarray | None = None,
+    colocate: Sequence[int] | np.ndarray | None = None,
+    is_backward: Sequence[bool] | np.ndarray | None = None,
+    scope: Sequence[str] | None = None,
+    detail: Sequence[OpDetail] | None = None,
+    tensor_names: Sequence[str] | None = None,
+) -> OpGraph:
+    """An `OpGraph` from lists in any order: ops are sorted topologically (stable), uses deduplicated.
+
+    `tensors` holds (producer op, bytes) pairs and `uses` (tensor, op) pairs, both by index into
+    the lists given. What is left out is zero, or of its own for ids. Raises `ModelError` on a
+    cycle, naming an op on it.
+
+    >>> g = make_graph("g", ["a", "b"], ["Relu", "Relu"], [(0, 4), (1, 4)], [(0, 1)])
+    >>> g.num_ops, g.num_uses
+    (2, 1)
+    """
+    n, t = len(op_names), len(tensors)
+    producer = np.array([p for p, _ in tensors], dtype=np.int64)
+    tensor_bytes = np.array([b for _, b in tensors], dtype=np.int64)
+    pairs = np.array(sorted(set(uses)), dtype=np.int64).reshape(-1, 2)
+    _check_ids(name, n, t, producer, pairs)
+    order = topological_order(n, producer[pairs[:, 0]], pairs[:, 1])
+    if len(order) < n:
+        stuck = op_names[int(np.setdiff1d(np.arange(n), order)[0])]
+        raise ModelError(f"graph {name!r} has a cycle through or before op {stuck!r}")
+    position = np.empty(n, dtype=np.int64)
+    position[order] = np.arange(n)
+    # Tensors are renumbered by producer, so that an op's tensors are contiguous.
+    tensor_order = np.lexsort((np.arange(t), position[producer] if t else producer))
+    tensor_position = np.empty(t, dtype=np.int64)
+    tensor_position[tensor_order] = np.arange(t)
+    use_op, use_tensor = position[pairs[:, 1]], tensor_position[pairs[:, 0]]
+    by_op = np.lexsort((use_tensor, use_op))
+
+    def pick(values: Sequence | np.ndarray | None, default: np.ndarray, dtype: type) -> np.ndarray:
+        array = default if values is None else np.asarray(values)
+        return array.astype(dtype)[order]
+
+    zeros, own = np.zeros(n), np.arange(n)
+    texts = [""] * n if scope is None else scope
+    details = [OpDetail()] * n if detail is None else detail
+    names = [f"t{i}" for i in range(t)] if tensor_names is None else tensor_names
+    return OpGraph(
+        name=name,
+        op_names=tuple(op_names[i] for i in order),
+        op_types=tuple(op_types[i] for i in order),
+        flop=pick(flop, zeros, float),
+        memory_traffic_bytes=pick(memory_traffic_bytes, zeros, float),
+        weight_bytes=pick(weight_bytes, zeros, np.int64),
+        weight_id=pick(weight_id, own, np.int64),
+        tensor_bytes=tensor_bytes[tensor_order],
+        producer=position[producer[tensor_order]] if t else producer,
+        use_tensor=use_tensor[by_op],
+        use_op=use_op[by_op],
+        colocate=pick(colocate, own, np.int64),
+        is_backward=pick(is_backward, zeros, bool),
+        scope=tuple(texts[i] for i in order),
+        detail=tuple(details[i] for i in order),
+        tensor_names=tuple(names[i] for i in tensor_order),
+    )
+
+
+def topological_order(
+    num_ops: int, src: Int[np.ndarray, "E"], dst: Int[np.ndarray, "E"]
+) -> Int[np.ndarray, "M"]:
+    """The ops in topological order, smallest index first among the ready; M < N on a cycle.
+
+    An order that is already topological comes back unchanged. O((N + E) log N).
+
+    >>> topological_order(3, np.array([2, 0]), np.array([0, 1]))
+    array([2, 0, 1])
+    """
+    import heapq
+
+    if np.all(src < dst):
+        return np.arange(num_ops)
+    by_src = np.argsort(src, kind="stable")
+    first = np.searchsorted(src[by_src], np.arange(num_ops + 1))
+    sorted_dst = dst[by_src].tolist()
+    missing = np.bincount(dst, minlength=num_ops).tolist()
+    ready = [op for op in range(num_ops) if missing[op] == 0]
+    order: list[int] = []
+    while ready:
+        op = heapq.heappop(ready)
+        order.append(op)
+        for reader in sorted_dst[first[op] : first[op + 1]]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                heapq.heappush(ready, reader)
+    return np.array(order, dtype=np.int64)
+
+
+def _check_ids(name: str, n: int, t: int, producer: np.ndarray, pairs: np.ndarray) -> None:
+    if t and (producer.min() < 0 or producer.max() >= n):
+        raise ModelError(f"graph {name!r}: a tensor's producer lies outside 0..{n - 1}")
+    if len(pairs) and (pairs.min() < 0 or pairs[:, 0].max() >= t or pairs[:, 1].max() >= n):
+        raise ModelError(f"graph {name!r}: a use names a tensor or op that does not exist")
+
+
+def _violations(graph: OpGraph) -> list[str]:
+    """Everything that is wrong with a graph's arrays, one line each."""
+    n, t, e = graph.num_ops, graph.num_tensors, graph.num_uses
+    found: list[str] = []
+    if n == 0:
+        found.append("it has no ops; nothing can be placed")
+    lengths = {
+        "op_types": n, "flop": n, "memory_traffic_bytes": n, "weight_bytes": n, "weight_id": n,
+        "colocate": n, "is_backward": n, "scope": n, "detail": n, "producer": t,
+        "tensor_names": t, "use_op": e,
+    }  # fmt: skip
+    for key, wanted in lengths.items():
+        if len(getattr(graph, key)) != wanted:
+            found.append(f"{key} has {len(getattr(graph, key))} entries, {wanted} wanted")
+    if found:
+        return found
+    for key in ("flop", "memory_traffic_bytes", "weight_bytes", "tensor_bytes"):
+        values = getattr(graph, key)
+        if len(values) and not (np.isfinite(values).all() and (values >= 0).all()):
+            found.append(f"{key} has a negative or non-finite entry")
+    if len(set(graph.op_names)) < n:
+        seen: set[str] = set()
+        twice = next(x for x in graph.op_names if x in seen or seen.add(x))
+        found.append(f"op name {twice!r} appears twice")
+    src, dst = graph.edges
+    if len(src) and (src >= dst).any():
+        found.append("ops are not in topological order")
+    return found

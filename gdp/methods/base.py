@@ -1,0 +1,72 @@
+"""One signature for every method: `(Problem, Search) -> Answer`."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.sim.problem import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """A device and a priority for every op, as arrays."""
+
+    device: Int[np.ndarray, "N"]
+    rank: Int[np.ndarray, "N"] | None = None  # None: first ready first
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """How long and from where a method may search. The seconds end a search, no more than that."""
+
+    seed: int = 0
+    seconds: float | None = 5.0  # wall clock, after imports and compilation; None: no limit
+    evaluations: int | None = None  # simulated placements; None: no limit
+    start: Assignment | None = None
+    progress: Callable[[float, float], None] | None = field(default=None)
+    # called with (fraction of the budget used, best value so far in seconds)
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None and not self.seconds >= 0:
+            raise ValueError(f"seconds must be >= 0, got {self.seconds}")
+        if self.evaluations is not None and self.evaluations < 0:
+            raise ValueError(f"evaluations must be >= 0, got {self.evaluations}")
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a method found. `assignment` is None only where nothing fits, with the reason."""
+
+    assignment: Assignment | None
+    reason: str = ""  # why there is no assignment, or what limits the answer (heuristic, cut short)
+    bound_s: float = 0.0  # proven lower bound of the objective in seconds
+    bound_by: str = ""  # the argument that proves it
+    proven_optimal: bool = False
+    evaluations: int = 0
+
+
+class Method(Protocol):
+    """Raises `InfeasibleError` only for what no method can solve; otherwise says so in `reason`."""
+
+    def __call__(self, problem: Problem, search: Search) -> Answer: ...
+
+
+class Clock:
+    """A wall-clock budget that starts when it is made."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.started_s = time.perf_counter()
+        self.seconds = seconds
+
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.started_s
+
+    def remaining_s(self) -> float:
+        return np.inf if self.seconds is None else self.seconds - self.elapsed_s()
+
+    def is_over(self) -> bool:
+        return self.remaining_s() <= 0

@@ -1,0 +1,161 @@
+"""The artefact: which device runs each op, as JSON with a schema version."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from jaxtyping import Int
+
+from gdp.cluster import Cluster
+from gdp.errors import PlacementError
+from gdp.graph import OpGraph
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """A device, and a priority, for every op of one graph."""
+
+    graph_digest: str
+    op_names: tuple[str, ...]
+    device_names: tuple[str, ...]
+    device: Int[np.ndarray, "N"]  # index into device_names
+    rank: Int[np.ndarray, "N"]  # smallest first among ready ops; all equal: first ready first
+    made_by: str = ""
+
+    def __post_init__(self) -> None:
+        self.device.setflags(write=False)
+        self.rank.setflags(write=False)
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON form of a placement."""
+
+    schema: int
+    graph_digest: str
+    made_by: str
+    devices: list[str]
+    ops: list[str]
+    device: list[int]
+    rank: list[int]
+
+
+def make_placement(
+    graph: OpGraph,
+    cluster: Cluster,
+    device: Int[np.ndarray, "N"],
+    rank: Int[np.ndarray, "N"] | None = None,
+    made_by: str = "",
+) -> Placement:
+    """A placement of `graph` on `cluster`; without ranks, first ready first."""
+    return Placement(
+        graph_digest=graph.digest,
+        op_names=graph.op_names,
+        device_names=cluster.device_names,
+        device=np.array(device, dtype=np.int64),
+        rank=np.zeros(graph.num_ops, np.int64) if rank is None else np.array(rank, np.int64),
+        made_by=made_by,
+    )
+
+
+def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
+    """All that keeps a placement from fitting a graph and a cluster; empty when it fits."""
+    found: list[str] = []
+    if placement.op_names != graph.op_names:
+        missing = sorted(set(graph.op_names) - set(placement.op_names))
+        extra = sorted(set(placement.op_names) - set(graph.op_names))
+        parts = [f"the placement is for another graph than {graph.name!r}"]
+        if missing:
+            parts.append(f"{len(missing)} ops have no device, first {missing[0]!r}")
+        if extra:
+            parts.append(f"{len(extra)} ops are unknown, first {extra[0]!r}")
+        if not (missing or extra):
+            parts.append("the ops come in another order")
+        found.append("; ".join(parts))
+    elif placement.graph_digest != graph.digest:
+        found.append(
+            f"the placement is for another version of graph {graph.name!r}: the op names agree but "
+            "sizes or edges differ; place the model again"
+        )
+    if placement.device_names != cluster.device_names:
+        found.append(
+            f"the placement names devices {', '.join(placement.device_names)}, "
+            f"cluster {cluster.name!r} has {', '.join(cluster.device_names)}"
+        )
+    if len(placement.device) and (
+        placement.device.min() < 0 or placement.device.max() >= len(placement.device_names)
+    ):
+        found.append("a device index lies outside the list of devices")
+    return found
+
+
+def require(placement: Placement, graph: OpGraph, cluster: Cluster) -> None:
+    """Raise `PlacementError` with every violation."""
+    if found := check(placement, graph, cluster):
+        raise PlacementError("; ".join(found))
+
+
+def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
+    """Write the JSON file; an interrupted write leaves what was there before."""
+    document = _File(
+        schema=SCHEMA,
+        graph_digest=placement.graph_digest,
+        made_by=placement.made_by,
+        devices=list(placement.device_names),
+        ops=list(placement.op_names),
+        device=placement.device.tolist(),
+        rank=placement.rank.tolist(),
+    )
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
+
+
+def load_placement(path: str | os.PathLike[str]) -> Placement:
+    """Read a placement file; raises `PlacementError` when it is malformed."""
+    try:
+        document = msgspec.json.decode(Path(path).read_bytes(), type=_File)
+    except FileNotFoundError:
+        raise PlacementError(f"no placement file {str(path)!r}") from None
+    except OSError as error:
+        raise PlacementError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PlacementError(f"{path} is not a placement file: {error}") from None
+    if document.schema != SCHEMA:
+        raise PlacementError(f"{path} has schema {document.schema}, this gdp reads {SCHEMA}")
+    n = len(document.ops)
+    if len(document.device) != n or len(document.rank) != n:
+        raise PlacementError(
+            f"{path}: {n} ops, {len(document.device)} devices, {len(document.rank)} ranks; "
+            "the three lists must be equally long"
+        )
+    device = np.array(document.device, dtype=np.int64)
+    if n and (device.min() < 0 or device.max() >= len(document.devices)):
+        raise PlacementError(f"{path}: a device index lies outside 0..{len(document.devices) - 1}")
+    return Placement(
+        graph_digest=document.graph_digest,
+        op_names=tuple(document.ops),
+        device_names=tuple(document.devices),
+        device=device,
+        rank=np.array(document.rank, dtype=np.int64),
+        made_by=document.made_by,
+    )
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes | Sequence[bytes]) -> None:
+    """Write to a temporary file beside `path`, then rename it into place."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for chunk in [data] if isinstance(data, bytes) else data:
+                file.write(chunk)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,8 +1,10 @@
 """The machine: devices, their speeds and memories, and the links between them."""
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -25,6 +27,7 @@ class Device:
     dispatch_s: float = 0.0  # fixed cost of launching one op, or one segment
     dispatch_per: str = "op"  # "op" (eager accelerators) or "segment" (cut sub-models)
     supported: frozenset[str] | None = None  # op types; None means all
+    model: str = ""  # what detection found, such as the processor's name
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
@@ -92,6 +95,24 @@ class Cluster:
     @functools.cached_property
     def device_names(self) -> tuple[str, ...]:
         return tuple(device.name for device in self.devices)
+
+    @staticmethod
+    def load(spec: str | os.PathLike[str]) -> "Cluster":
+        """The cluster of a TOML file, or of a preset such as "2xcpu-core" or "4xa100-nvlink"."""
+        from gdp.cluster_file import read_cluster
+        from gdp.presets import cluster_preset
+
+        path = Path(spec)
+        if path.suffix == ".toml" or path.exists():
+            return read_cluster(path)
+        return cluster_preset(str(spec))
+
+    @staticmethod
+    def local() -> "Cluster":
+        """This machine, as `gdp devices` prints it."""
+        from gdp.detect import local_cluster
+
+        return local_cluster()
 
     @functools.cached_property
     def num_channels(self) -> int:

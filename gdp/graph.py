@@ -121,7 +121,7 @@ def make_graph(
     detail: Sequence[OpDetail] | None = None,
     tensor_names: Sequence[str] | None = None,
 ) -> OpGraph:
-    """An `OpGraph` from lists in any order: ops are sorted topologically (stable), uses deduplicated.
+    """An `OpGraph` from lists in any order: ops are sorted topologically, uses deduplicated.
 
     `tensors` holds (producer op, bytes) pairs and `uses` (tensor, op) pairs, both by index into
     the lists given. What is left out is zero, or of its own for ids. Raises `ModelError` on a

@@ -1,8 +1,6 @@
 """The artefact: which device runs each op, as JSON with a schema version."""
 
 import os
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from jaxtyping import Int
 
 from gdp.cluster import Cluster
 from gdp.errors import PlacementError
+from gdp.files import write_atomic
 from gdp.graph import OpGraph
 
 SCHEMA = 1
@@ -143,19 +142,3 @@ def load_placement(path: str | os.PathLike[str]) -> Placement:
         rank=np.array(document.rank, dtype=np.int64),
         made_by=document.made_by,
     )
-
-
-def write_atomic(path: str | os.PathLike[str], data: bytes | Sequence[bytes]) -> None:
-    """Write to a temporary file beside `path`, then rename it into place."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for chunk in [data] if isinstance(data, bytes) else data:
-                file.write(chunk)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -1,0 +1,137 @@
+"""What the user demands of a placement: pins, forbidden devices, ops kept together."""
+
+import fnmatch
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from jaxtyping import Bool, Int
+
+from gdp.cluster import Cluster
+from gdp.errors import InfeasibleError
+from gdp.graph import OpGraph
+
+
+class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ops or scopes that match the glob run on one of the devices."""
+
+    match: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Demands on a placement. Globs match op names and module paths, as in fnmatch."""
+
+    pins: tuple[Pin, ...] = ()
+    forbid: tuple[Pin, ...] = ()  # ops that match stay off these devices
+    together: tuple[str, ...] = ()  # all ops that match one glob share a device
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """A constraints file."""
+
+    pin: list[Pin] = []
+    forbid: list[Pin] = []
+    together: list[str] = []
+
+
+def read_constraints(path: str | os.PathLike[str]) -> Constraints:
+    """The constraints of a TOML file; raises `ValueError` naming the key at fault."""
+    try:
+        entry = msgspec.toml.decode(Path(path).read_bytes(), type=_File)
+    except FileNotFoundError:
+        raise ValueError(f"no constraints file {str(path)!r}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a constraints file: {error}") from None
+    return Constraints(tuple(entry.pin), tuple(entry.forbid), tuple(entry.together))
+
+
+def parse_pin(text: str) -> Pin:
+    """A pin from `GLOB=DEVICE[,DEVICE...]`; raises `ValueError` when it has no `=`.
+
+    >>> parse_pin("encoder/*=gpu0,gpu1")
+    Pin(match='encoder/*', devices=('gpu0', 'gpu1'))
+    """
+    match, separator, names = text.rpartition("=")
+    devices = tuple(name.strip() for name in names.split(",") if name.strip())
+    if not separator or not match or not devices:
+        raise ValueError(f"{text!r} must look like GLOB=DEVICE, such as 'encoder/*=gpu0'")
+    return Pin(match, devices)
+
+
+def merge(parts: Sequence[Constraints]) -> Constraints:
+    """All demands of several sources."""
+    return Constraints(
+        pins=tuple(pin for part in parts for pin in part.pins),
+        forbid=tuple(pin for part in parts for pin in part.forbid),
+        together=tuple(glob for part in parts for glob in part.together),
+    )
+
+
+def matching(graph: OpGraph, glob: str) -> Int[np.ndarray, "M"]:
+    """The ops whose name or scope matches; raises `ValueError` when there is none."""
+    names = fnmatch.filter(graph.op_names, glob)
+    scopes = set(fnmatch.filter(set(graph.scope), glob))
+    index = graph.op_index
+    found = {index[name] for name in names}
+    found.update(i for i, scope in enumerate(graph.scope) if scope and scope in scopes)
+    if not found:
+        raise ValueError(
+            f"no op or scope of graph {graph.name!r} matches {glob!r}; "
+            "`gdp inspect --ops` lists the names"
+        )
+    return np.array(sorted(found), dtype=np.int64)
+
+
+def allowed_mask(
+    constraints: Constraints, graph: OpGraph, cluster: Cluster
+) -> Bool[np.ndarray, "N D"]:
+    """Where the user lets each op run. Raises `ValueError` for an unknown device or a glob that
+    matches nothing, and `InfeasibleError` naming the demands that leave an op no device."""
+    allowed = np.ones((graph.num_ops, cluster.num_devices), dtype=bool)
+    demands: list[str] = []
+    for pin, keep in [(p, True) for p in constraints.pins] + [
+        (p, False) for p in constraints.forbid
+    ]:
+        listed = np.zeros(cluster.num_devices, dtype=bool)
+        for device in pin.devices:
+            if device not in cluster.device_names:
+                raise ValueError(
+                    f"constraint {pin.match!r} names device {device!r}; cluster "
+                    f"{cluster.name!r} has {', '.join(cluster.device_names)}"
+                )
+            listed[cluster.device_names.index(device)] = True
+        ops = matching(graph, pin.match)
+        # A catch-all glob does not move the model's inputs and outputs off the host.
+        ops = ops[~graph.is_io[ops]]
+        allowed[ops] &= listed if keep else ~listed
+        demands.append(f"{'pin' if keep else 'forbid'} {pin.match}={','.join(pin.devices)}")
+        empty = np.flatnonzero(~allowed.any(axis=1))
+        if empty.size:
+            raise InfeasibleError(
+                f"{' and '.join(demands)} leave op {graph.op_names[empty[0]]!r} no device; "
+                "relax one of them"
+            )
+    return allowed
+
+
+def together_ids(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N"] | None:
+    """Ids that ops kept together share, or None without such demands."""
+    if not constraints.together:
+        return None
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    n = graph.num_ops
+    links = [matching(graph, glob) for glob in constraints.together]
+    links = [ops[~graph.is_io[ops]] for ops in links]
+    src = np.concatenate([ops[:-1] for ops in links])
+    dst = np.concatenate([ops[1:] for ops in links])
+    matrix = coo_array((np.ones(len(src)), (src, dst)), shape=(n, n))
+    return connected_components(matrix, directed=False)[1].astype(np.int64)

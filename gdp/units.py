@@ -1,0 +1,50 @@
+"""Sizes as people write them: 20GiB, 300MB."""
+
+import re
+
+_SCALE = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of a size such as "20GiB", "300MB" or 1024; GB is 10^9 and GiB 2^30.
+
+    Raises `ValueError` on anything else.
+
+    >>> parse_bytes("1.5GiB"), parse_bytes("2GB"), parse_bytes(7)
+    (1610612736, 2000000000, 7)
+    """
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].lower() not in _SCALE:
+        raise ValueError(f"not a size: {text!r}; write it like 20GiB, 300MB or 1024")
+    return int(float(match[1]) * _SCALE[match[2].lower()])
+
+
+def format_bytes(size: float) -> str:
+    """A size in the largest binary unit that leaves at least 1.
+
+    >>> format_bytes(3 * 2**30)
+    '3.00 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration in the unit that reads best.
+
+    >>> format_seconds(0.00123)
+    '1.230 ms'
+    """
+    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3f} {unit}"
+    return f"{seconds / 1e-6:.3f} us"

@@ -1,0 +1,254 @@
+"""The public JSON benchmark of Tarnawski et al. 2020 (arXiv 2006.16423): instances and splits.
+
+An instance holds a graph, devices and times together, so it comes back as a `Problem`. Its
+communication model has no links: node u costs `c_u` each time that its output moves between an
+accelerator and host memory, whoever reads it. That is `Problem.tensor_s`.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.cluster import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
+from gdp.errors import ModelError, PlacementError
+from gdp.graph import OpGraph, make_graph
+from gdp.placement import write_atomic
+from gdp.sim.problem import Objective, Problem, make_problem
+
+_log = logging.getLogger(__name__)
+
+ACCELERATOR, CPU = "accelerator", "cpu"  # the two kinds of device
+_BYTES_PER_S = 2.0**31  # accelerator to host memory: the files' costs are bytes at 2 GiB/s
+
+
+class _Node(msgspec.Struct):
+    """Times are in milliseconds, sizes in bytes. Keys that are not listed are not needed."""
+
+    id: int
+    cpuLatency: float
+    fpgaLatency: float
+    supportedOnFpga: bool | int = True
+    size: float = 0.0
+    isBackwardNode: bool | int = False
+    colorClass: int | None = None
+    name: str = ""
+
+
+class _Edge(msgspec.Struct):
+    sourceId: int
+    destId: int
+    cost: float  # ms, a property of the source
+
+
+class _Instance(msgspec.Struct):
+    maxFPGAs: float
+    maxCPUs: float
+    maxSizePerFPGA: float
+    nodes: list[_Node]
+    edges: list[_Edge]
+
+
+def load_dnn_partitioning(
+    path: str | os.PathLike[str], objective: Objective = "max_load"
+) -> Problem:
+    """The `Problem` of an instance file; op names are the node ids.
+
+    Devices are the accelerators, then the CPUs. The latency objective knows CPUs without number,
+    on which nodes never wait for each other: one device of kind "cpu" stands for all of them.
+
+    Memory is compared in whole bytes, as every published file has them. Where sizes have
+    fractions they are rounded up and the limit down, so that what fits here fits in truth; a
+    warning says so. `tensor_bytes` and the cluster's links are such that a transfer takes `c_u`
+    to or from a CPU, and twice that between accelerators.
+    """
+    if objective not in ("max_load", "block_latency"):
+        raise ValueError(f"objective must be max_load or block_latency, got {objective!r}")
+    instance = _read(path)
+    if found := _violation(instance):
+        raise ModelError(f"{path}: {found}")
+    num_cpus = 1 if objective == "block_latency" else int(instance.maxCPUs)
+    cluster = _cluster(Path(path).stem, instance, num_cpus)
+    graph, tensor_s = _graph(Path(path).stem, instance)
+    node = {str(entry.id): entry for entry in instance.nodes}
+    times_ms = np.array(
+        [
+            [entry.fpgaLatency if entry.supportedOnFpga else np.inf, entry.cpuLatency]
+            for entry in (node[name] for name in graph.op_names)
+        ]
+    )
+    columns = [0] * int(instance.maxFPGAs) + [1] * num_cpus
+    return make_problem(graph, cluster, times_ms[:, columns] / 1e3, objective, tensor_s=tensor_s)
+
+
+def save_split(
+    problem: Problem, device: Int[np.ndarray, "N"], path: str | os.PathLike[str]
+) -> None:
+    """Write an assignment as the benchmark's split JSON, readable by its programs."""
+    kinds = [entry.kind for entry in problem.cluster.devices]
+    parts: dict[str, list[dict[str, list[int]]]] = {"fpgas": [], "cpus": []}
+    for d, kind in enumerate(kinds):
+        nodes = [int(problem.graph.op_names[op]) for op in np.flatnonzero(device == d)]
+        parts["fpgas" if kind == ACCELERATOR else "cpus"].append({"nodes": sorted(nodes)})
+    write_atomic(path, json.dumps(parts).encode())
+
+
+def load_split(path: str | os.PathLike[str], problem: Problem) -> Int[np.ndarray, "N"]:
+    """The device of each op, from a split file.
+
+    Text around the JSON object is skipped, as the programs print some. A node that no set
+    mentions goes where the rest of its colour class is. Raises `PlacementError`.
+    """
+    where = _read_split(path, problem)
+    names = {str(node) for node in where}
+    if unknown := sorted(names - set(problem.graph.op_names)):
+        raise PlacementError(f"{path}: node {unknown[0]} is not in graph {problem.graph.name!r}")
+    device = np.array([where.get(int(name), -1) for name in problem.graph.op_names])
+    for group in np.unique(problem.group[device < 0]):
+        members = problem.group == group
+        found = np.unique(device[members & (device >= 0)])
+        if len(found) != 1:
+            name = problem.graph.op_names[int(np.flatnonzero(members & (device < 0))[0])]
+            raise PlacementError(
+                f"{path}: node {name} is on no device, and its colour class is on {len(found)}"
+            )
+        device[members & (device < 0)] = found[0]
+    return device
+
+
+def _read(path: str | os.PathLike[str]) -> _Instance:
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=_Instance)
+    except FileNotFoundError:
+        raise ModelError(f"no instance file {str(path)!r}") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} is not a dnn-partitioning instance: {error}") from None
+
+
+def _violation(instance: _Instance) -> str:
+    """The first thing that is wrong with an instance, or an empty string."""
+    for key in ("maxFPGAs", "maxCPUs"):
+        value = getattr(instance, key)
+        if value < 0 or not value.is_integer():
+            return f"{key} must be a whole number >= 0, got {value}"
+    if instance.maxFPGAs + instance.maxCPUs == 0:
+        return "it has no devices: maxFPGAs and maxCPUs are 0"
+    if instance.maxFPGAs and not instance.maxSizePerFPGA >= 1:
+        return f"maxSizePerFPGA must be at least one byte, got {instance.maxSizePerFPGA}"
+    ids = [node.id for node in instance.nodes]
+    known = set(ids)
+    if len(known) < len(ids):
+        return f"node id {next(i for i in ids if ids.count(i) > 1)} appears twice"
+    for node in instance.nodes:
+        for key in ("cpuLatency", "fpgaLatency", "size"):
+            if not 0 <= getattr(node, key) < float(UNLIMITED_BYTES):
+                return f"node {node.id}: {key} must be >= 0 and finite, got {getattr(node, key)}"
+    for edge in instance.edges:
+        if not {edge.sourceId, edge.destId} <= known:
+            return f"edge {edge.sourceId} -> {edge.destId} names a node that does not exist"
+        if not 0 <= edge.cost < np.inf:
+            return f"edge {edge.sourceId} -> {edge.destId}: cost must be >= 0, got {edge.cost}"
+    return ""
+
+
+def _cluster(name: str, instance: _Instance, num_cpus: int) -> Cluster:
+    limit = min(int(instance.maxSizePerFPGA), UNLIMITED_BYTES)  # rounds down
+    accelerators = [
+        _device(f"{ACCELERATOR}{i}", ACCELERATOR, limit) for i in range(int(instance.maxFPGAs))
+    ]
+    cpus = [_device(f"{CPU}{i}", CPU, UNLIMITED_BYTES) for i in range(num_cpus)]
+    links = [
+        Link(one.name, two.name, _BYTES_PER_S / 2 if two.kind == ACCELERATOR else _BYTES_PER_S)
+        for i, one in enumerate(accelerators)
+        for two in accelerators[i + 1 :] + cpus
+    ]
+    # CPUs share the host's memory: nothing is moved between them.
+    return make_cluster(
+        name, accelerators + cpus, links,
+        default_bytes_per_s=np.inf, default_latency_s=0.0,
+        host=len(accelerators) if cpus else 0,
+    )  # fmt: skip
+
+
+def _device(name: str, kind: str, memory_bytes: int) -> Device:
+    """The files give times, not speeds: the speeds are placeholders that nothing reads."""
+    return Device(name, kind, {"default": 1.0}, 1.0, memory_bytes)
+
+
+def _graph(name: str, instance: _Instance) -> tuple[OpGraph, Float[np.ndarray, "T"]]:
+    """The graph, one tensor per node that has readers, and the transfer seconds of the tensors."""
+    cost_ms = _output_costs_ms(name, instance.edges)
+    index = {node.id: i for i, node in enumerate(instance.nodes)}
+    tensor = {node: t for t, node in enumerate(cost_ms)}
+    sizes = [node.size for node in instance.nodes]
+    if not all(size.is_integer() for size in [*sizes, instance.maxSizePerFPGA]):
+        _log.warning("%s: sizes with fractions of bytes; sizes are rounded up, limits down", name)
+    classes: dict[tuple[str, int], int] = {}
+    colocate = [
+        classes.setdefault(
+            ("node", node.id) if node.colorClass is None else ("class", node.colorClass),
+            len(classes),
+        )
+        for node in instance.nodes
+    ]
+    graph = make_graph(
+        name,
+        [str(node.id) for node in instance.nodes],
+        ["Node"] * len(instance.nodes),
+        [(index[node], round(ms / 1e3 * _BYTES_PER_S)) for node, ms in cost_ms.items()],
+        [(tensor[edge.sourceId], index[edge.destId]) for edge in instance.edges],
+        weight_bytes=np.ceil(sizes).astype(np.int64),
+        colocate=colocate,
+        is_backward=[bool(node.isBackwardNode) for node in instance.nodes],
+        scope=[node.name for node in instance.nodes],
+    )
+    makers = [int(graph.op_names[op]) for op in graph.producer]
+    return graph, np.array([cost_ms[node] for node in makers], dtype=float) / 1e3
+
+
+def _output_costs_ms(name: str, edges: Sequence[_Edge]) -> dict[int, float]:
+    """c_u of every node with an outgoing edge: its first edge states it, the others agree."""
+    cost_ms: dict[int, float] = {}
+    for edge in edges:
+        first = cost_ms.setdefault(edge.sourceId, edge.cost)
+        if abs(first - edge.cost) > 1e-6:
+            raise ModelError(
+                f"{name}: node {edge.sourceId} has outgoing edges of cost {first} and {edge.cost}; "
+                "a node has one output cost"
+            )
+    return cost_ms
+
+
+def _read_split(path: str | os.PathLike[str], problem: Problem) -> Mapping[int, int]:
+    """Node id to device index."""
+    try:
+        text = Path(path).read_text()
+        document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
+        sets = {key: [list(part["nodes"]) for part in document[key]] for key in ("fpgas", "cpus")}
+    except FileNotFoundError:
+        raise PlacementError(f"no split file {str(path)!r}") from None
+    except OSError as error:
+        raise PlacementError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlacementError(f"{path} is not a split file: {error}") from None
+    where: dict[int, int] = {}
+    for key, kind in (("fpgas", ACCELERATOR), ("cpus", CPU)):
+        devices = [d for d, entry in enumerate(problem.cluster.devices) if entry.kind == kind]
+        parts = sets[key] if len(sets[key]) <= len(devices) else [p for p in sets[key] if p]
+        if kind == CPU and problem.objective == "block_latency":
+            devices = devices * max(1, len(parts))  # one device stands for every CPU
+        if len(parts) > len(devices):
+            raise PlacementError(f"{path} uses {len(parts)} {key}, the problem has {len(devices)}")
+        for part, d in zip(parts, devices, strict=False):
+            for node in part:
+                if not isinstance(node, int) or node in where:
+                    raise PlacementError(f"{path}: {node!r} is no node id, or stands there twice")
+                where[node] = d
+    return where

@@ -1,0 +1,302 @@
+"""Segments: what a runtime executes as one sub-model when a placement is cut. Plain graph logic.
+
+A runtime that runs cut models starts a segment when all its inputs exist and hands over its outputs
+when it ends, so the graph of segments (the quotient) must have no cycle. Inputs and outputs of the
+graph are segments of their own that nothing runs. Axes as in `gdp.graph`; S segments.
+"""
+
+import itertools
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from gdp.cluster import Cluster
+from gdp.graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
+from gdp.sim.problem import Problem
+
+_MAX_TRIES = 600
+"""Merges that `latency_segments` simulates at most; 600 of 100 segments take about a second."""
+
+
+class _Flow(NamedTuple):
+    """The ops that do work, as lists. Axes: N ops."""
+
+    device: list[int]
+    readers: list[list[int]]  # ops that read each op's tensors, outputs of the graph left out
+    missing: list[int]  # inputs of each op that another op makes
+    hops: list[int]  # changes of device on the way to the exit, at most
+
+
+def segments(graph: OpGraph, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+    """A segment id for every op, in topological order, with as few segments as possible.
+
+    Any acyclic quotient can be executed one segment after the other, so the fewest segments are the
+    shortest sequence of devices of which each runs all that is ready for it. Two devices take
+    turns: exact. More devices: the one whose ready ops are furthest from the exit, counted in
+    changes of device, from every first device. O(D (N + E)).
+
+    >>> tensors, uses = [(0, 1), (1, 1), (2, 1)], [(0, 1), (1, 3), (0, 2), (2, 3)]
+    >>> g = make_graph("g", list("abcd"), ["X"] * 4, tensors, uses)
+    >>> segments(g, np.array([0, 1, 0, 0]))
+    array([0, 1, 0, 2])
+    """
+    flow = _flow(graph, device)
+    works = np.flatnonzero(~graph.is_io).tolist()
+    ready = [op for op in works if flow.missing[op] == 0]
+    best = [0] * graph.num_ops
+    fewest = len(works) + 1
+    for first in sorted({flow.device[op] for op in ready}):
+        found, count = _take_turns(flow, ready, first)
+        if count < fewest:
+            best, fewest = found, count
+    return _with_io(graph, np.array(best, dtype=np.int64))
+
+
+def latency_segments(
+    problem: Problem,
+    device: Int[np.ndarray, "N"],
+    rank: Int[np.ndarray, "N"] | None = None,
+) -> Int[np.ndarray, "N"]:
+    """A segment id for every op, in topological order, for the lowest simulated latency.
+
+    The fewest segments make a reader on another device wait for work that it does not need. So the
+    start is the finest cut that transfers can cause: ops share a segment when they are connected
+    on one device at the same number of device changes from the entry and to the exit, which is
+    acyclic because both numbers are monotone along every edge. Then segments that one device runs
+    one after the other are merged wherever the simulated latency does not grow.
+    """
+    fewest = segments(problem.graph, device)
+    finest = _finest(problem.graph, device)
+    if finest.max() > fewest.max():
+        merged = _merge(problem, finest, device, rank)
+        if _latency_s(problem, merged, device, rank) < _latency_s(problem, fewest, device, rank):
+            return merged
+    return fewest
+
+
+def segment_problem(problem: Problem, segment: Int[np.ndarray, "N"]) -> Problem:
+    """The problem with one op per segment, whose outputs leave when all of it has run.
+
+    Every segment pays its device's `dispatch_s` once where the device dispatches segments, and
+    once per op where it dispatches ops. Tensors inside a segment vanish.
+    """
+    devices = problem.cluster.devices
+    per_op_s = np.array([d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in devices])
+    compute_s = problem.compute_s + np.where(problem.graph.is_io[:, None], 0.0, per_op_s)
+    once = tuple(
+        replace(d, dispatch_per="op", dispatch_s=0.0 if d.dispatch_per == "op" else d.dispatch_s)
+        for d in devices
+    )
+    return _contract(problem, segment, compute_s, replace(problem.cluster, devices=once))
+
+
+def segment_values(
+    values: Int[np.ndarray, "N"], segment: Int[np.ndarray, "N"]
+) -> Int[np.ndarray, "S"]:
+    """The smallest value of each segment's ops: its device, or its rank."""
+    smallest = np.full(int(segment.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(smallest, segment, values)
+    return smallest
+
+
+def _flow(graph: OpGraph, device: Int[np.ndarray, "N"]) -> _Flow:
+    src, dst = graph.edges
+    kept = ~graph.is_io[src] & ~graph.is_io[dst]
+    readers: list[list[int]] = [[] for _ in range(graph.num_ops)]
+    for a, b in zip(src[kept].tolist(), dst[kept].tolist(), strict=True):
+        readers[a].append(b)
+    where = device.tolist()
+    hops = [0] * graph.num_ops
+    for op in range(graph.num_ops - 1, -1, -1):
+        for reader in readers[op]:
+            hops[op] = max(hops[op], hops[reader] + (where[op] != where[reader]))
+    missing = np.bincount(dst[kept], minlength=graph.num_ops).tolist()
+    return _Flow(where, readers, missing, hops)
+
+
+def _take_turns(flow: _Flow, ready_ops: list[int], first: int) -> tuple[list[int], int]:
+    """A turn number for every op, and the number of turns; one device runs per turn."""
+    missing = flow.missing.copy()
+    turn_of = [0] * len(missing)
+    ready: dict[int, list[int]] = {}
+    for op in ready_ops:
+        ready.setdefault(flow.device[op], []).append(op)
+    turn, device = 0, first
+    while ready:
+        stack = ready.pop(device)
+        while stack:
+            op = stack.pop()
+            turn_of[op] = turn
+            for reader in flow.readers[op]:
+                missing[reader] -= 1
+                if missing[reader] == 0:
+                    there = flow.device[reader]
+                    (stack if there == device else ready.setdefault(there, [])).append(reader)
+        turn += 1
+        if ready:
+            device = max(ready, key=lambda d: (max(flow.hops[op] for op in ready[d]), -d))
+    return turn_of, turn
+
+
+def _finest(graph: OpGraph, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+    """The finest cut that transfers can cause; see `latency_segments`."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    flow = _flow(graph, device)
+    depth = [0] * graph.num_ops
+    for op in range(graph.num_ops):
+        for reader in flow.readers[op]:
+            step = flow.device[op] != flow.device[reader]
+            depth[reader] = max(depth[reader], depth[op] + step)
+    level = np.stack([device, depth, flow.hops])
+    src, dst = graph.edges
+    inside = (level[:, src] == level[:, dst]).all(axis=0) & ~graph.is_io[src] & ~graph.is_io[dst]
+    links = coo_array(
+        (np.ones(int(inside.sum())), (src[inside], dst[inside])), shape=(graph.num_ops,) * 2
+    )
+    return _with_io(graph, connected_components(links, directed=False)[1].astype(np.int64))
+
+
+def _with_io(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+    """Ids in topological order from any labels; every graph input and output gets its own."""
+    label = np.where(graph.is_io, int(label.max(initial=0)) + 1 + np.arange(graph.num_ops), label)
+    return _in_order(graph, label)
+
+
+def _in_order(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+    """Labels renumbered in topological order: inputs first, outputs last, ties by first op."""
+    kind = np.array([(t != INPUT) + (t == OUTPUT) for t in graph.op_types])
+    _, where, ids = np.unique(label, return_index=True, return_inverse=True)
+    preference = np.lexsort((where, kind[where]))
+    ids = np.argsort(preference)[ids]
+    src, dst = graph.edges
+    cross = ids[src] != ids[dst]
+    pairs = np.unique(np.stack([ids[src[cross]], ids[dst[cross]]], axis=1), axis=0)
+    order = topological_order(len(where), pairs[:, 0], pairs[:, 1])
+    if len(order) < len(where):
+        raise ValueError("the segments depend on each other in a circle")
+    return np.argsort(order)[ids]
+
+
+def _contract(
+    problem: Problem,
+    segment: Int[np.ndarray, "N"],
+    compute_s: Float[np.ndarray, "N D"],
+    cluster: Cluster,
+) -> Problem:
+    """The problem with one op per segment, at the given costs."""
+    graph = problem.graph
+    count = int(segment.max()) + 1
+    src, dst = graph.edges
+    crosses = segment[src] != segment[dst]
+    kept = np.unique(graph.use_tensor[crosses])
+    position = np.searchsorted(kept, graph.use_tensor[crosses])
+    _, first = np.unique(segment, return_index=True)
+    held = _once_per_segment(graph, segment)
+    seconds = np.zeros((count, cluster.num_devices))
+    np.add.at(seconds, segment, compute_s)
+    allowed = np.ones((count, cluster.num_devices), dtype=bool)
+    np.logical_and.at(allowed, segment, problem.allowed)
+    io = graph.is_io[first]
+    quotient = make_graph(
+        graph.name,
+        [graph.op_names[op] if io[s] else f"segment {s}" for s, op in enumerate(first)],
+        [graph.op_types[op] if io[s] else "Segment" for s, op in enumerate(first)],
+        _pairs(segment[graph.producer[kept]], graph.tensor_bytes[kept]),
+        _pairs(position, segment[dst[crosses]]),
+        flop=np.bincount(segment, graph.flop, count),
+        memory_traffic_bytes=np.bincount(segment, graph.memory_traffic_bytes, count),
+        weight_bytes=np.bincount(segment[held], graph.weight_bytes[held], count),
+        tensor_names=[graph.tensor_names[t] for t in kept],
+    )  # fmt: skip
+    # Ids are topological, so make_graph keeps the order of ops; of tensors, by producer as here.
+    tensor_s = None if problem.tensor_s is None else problem.tensor_s[kept]
+    return Problem(
+        quotient, cluster, seconds, problem.objective, allowed, np.arange(count), tensor_s
+    )
+
+
+def _pairs(first: Int[np.ndarray, "M"], second: Int[np.ndarray, "M"]) -> list[tuple[int, int]]:
+    return list(zip(first.tolist(), second.tolist(), strict=True))
+
+
+def _once_per_segment(graph: OpGraph, segment: Int[np.ndarray, "N"]) -> Bool[np.ndarray, "N"]:
+    """True for the first op of a segment that holds a weight; tied weights count once there."""
+    pairs = np.stack([segment, graph.weight_id])
+    held = np.zeros(graph.num_ops, dtype=bool)
+    held[np.unique(pairs, axis=1, return_index=True)[1]] = True
+    return held
+
+
+def _latency_s(
+    problem: Problem,
+    segment: Int[np.ndarray, "N"],
+    device: Int[np.ndarray, "N"],
+    rank: Int[np.ndarray, "N"] | None,
+) -> float:
+    from gdp.sim.latency import simulate
+
+    ranks = None if rank is None else segment_values(rank, segment)
+    whole = segment_problem(problem, segment)
+    return simulate(whole, segment_values(device, segment), ranks).latency_s
+
+
+def _merge(
+    problem: Problem,
+    segment: Int[np.ndarray, "N"],
+    device: Int[np.ndarray, "N"],
+    rank: Int[np.ndarray, "N"] | None,
+) -> Int[np.ndarray, "N"]:
+    """Segments merged with the next one on their device wherever latency does not grow."""
+    from gdp.sim.latency import simulate
+
+    cut = segment_problem(problem, segment)
+    where = segment_values(device, segment)
+    ranks = None if rank is None else segment_values(rank, segment)
+    tries, improved = 0, True
+    while improved:
+        improved = False
+        schedule = simulate(cut, where, ranks)
+        latency_s = schedule.latency_s
+        now = np.arange(cut.num_ops)  # [id at the start of this pass]: the id it has become
+        for a, b in _neighbours(cut.graph, where, schedule.start_s):
+            if tries == _MAX_TRIES:
+                return segment
+            if _depends_through_others(cut.graph, now[a], now[b]):
+                continue
+            tries += 1
+            label = np.arange(cut.num_ops)
+            label[now[b]] = now[a]
+            label = _in_order(cut.graph, label)
+            fewer = _contract(cut, label, cut.compute_s, cut.cluster)
+            there = segment_values(where, label)
+            fewer_ranks = None if ranks is None else segment_values(ranks, label)
+            merged_s = simulate(fewer, there, fewer_ranks).latency_s
+            if merged_s <= latency_s:
+                cut, where, ranks, latency_s = fewer, there, fewer_ranks, merged_s
+                now, segment, improved = label[now], label[segment], True
+    return segment
+
+
+def _neighbours(
+    graph: OpGraph, device: Int[np.ndarray, "N"], start_s: Float[np.ndarray, "N"]
+) -> list[tuple[int, int]]:
+    """Pairs of ops that one device runs one after the other."""
+    by_start = np.lexsort((start_s, device))
+    by_start = by_start[~graph.is_io[by_start]]
+    return [(int(a), int(b)) for a, b in itertools.pairwise(by_start) if device[a] == device[b]]
+
+
+def _depends_through_others(graph: OpGraph, a: int | np.integer, b: int | np.integer) -> bool:
+    """Whether a path with another op on it joins a to b, so that merging them makes a cycle."""
+    first, last = min(a, b), max(a, b)  # ids are topological: no path leads back
+    src, dst = graph.edges
+    reached = np.zeros(graph.num_ops, dtype=bool)
+    reached[dst[(src == first) & (dst != last)]] = True
+    for u, v in zip(src.tolist(), dst.tolist(), strict=True):  # uses are sorted by reader
+        if reached[u]:
+            reached[v] = True
+    return bool(reached[last])

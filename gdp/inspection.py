@@ -1,0 +1,65 @@
+"""What a model consists of, for `gdp inspect`."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gdp.api import with_dims
+from gdp.graph import OpGraph
+from gdp.load import is_onnx, load
+
+
+def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) -> dict[str, Any]:
+    """Counts, FLOPs and bytes by op type, what was only estimated, and what was assumed."""
+    estimated: list[str] = []
+    assumptions: list[str] = []
+    if is_onnx(model):
+        from gdp.importers.onnx import inspect_onnx
+
+        inspection = inspect_onnx(model, with_dims(dims))
+        estimated = sorted(set(inspection.estimated))
+        assumptions = list(inspection.assumptions)
+    graph = load(model, with_dims(dims))
+    found = summary(graph)
+    found |= {"estimated": estimated, "assumptions": assumptions}
+    if ops:
+        found["ops"] = [
+            {
+                "name": graph.op_names[i],
+                "op_type": graph.op_types[i],
+                "flop": float(graph.flop[i]),
+                "memory_traffic_bytes": float(graph.memory_traffic_bytes[i]),
+                "weight_bytes": int(graph.weight_bytes[i]),
+                "scope": graph.scope[i],
+            }
+            for i in range(graph.num_ops)
+        ]
+    return found
+
+
+def summary(graph: OpGraph) -> dict[str, Any]:
+    """Totals of a graph and a row per op type, costliest first."""
+    types = np.array(graph.op_types)
+    counts = Counter(graph.op_types)
+    first_of_weight = np.unique(graph.weight_id, return_index=True)[1]
+    rows = [
+        {
+            "op_type": op_type,
+            "count": count,
+            "flop": float(graph.flop[types == op_type].sum()),
+            "memory_traffic_bytes": float(graph.memory_traffic_bytes[types == op_type].sum()),
+        }
+        for op_type, count in counts.items()
+    ]
+    rows.sort(key=lambda row: (-row["flop"], -row["memory_traffic_bytes"], row["op_type"]))
+    return {
+        "name": graph.name,
+        "num_ops": int((~graph.is_io).sum()),
+        "num_tensors": graph.num_tensors,
+        "flop": float(graph.flop.sum()),
+        "memory_traffic_bytes": float(graph.memory_traffic_bytes.sum()),
+        "weight_bytes": int(graph.weight_bytes[first_of_weight].sum()),
+        "op_types": rows,
+    }

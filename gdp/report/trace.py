@@ -1,0 +1,55 @@
+"""A schedule as a Chrome trace, which ui.perfetto.dev opens."""
+
+import os
+
+import msgspec
+
+from gdp.files import write_atomic
+from gdp.sim.latency import Schedule
+from gdp.sim.problem import Problem
+
+US = 1e6
+
+
+def trace_events(problem: Problem, schedule: Schedule) -> list[dict[str, object]]:
+    """One track per device and per channel in use, times in microseconds.
+
+    The format: "Trace Event Format", Google, complete events (ph "X"). Measured traces of ONNX
+    Runtime's profiler have the same form and can be laid beside it.
+    """
+    graph, names = problem.graph, problem.cluster.device_names
+    events: list[dict[str, object]] = []
+    for pid, name in ((0, "devices"), (1, "channels")):
+        events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
+    for d, name in enumerate(names):
+        events.append(
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": d, "args": {"name": name}}
+        )
+    for op in range(graph.num_ops):
+        if graph.is_io[op]:
+            continue
+        events.append(
+            {
+                "ph": "X", "pid": 0, "tid": int(schedule.device[op]), "name": graph.op_names[op],
+                "cat": graph.op_types[op], "ts": float(schedule.start_s[op]) * US,
+                "dur": float(schedule.finish_s[op] - schedule.start_s[op]) * US,
+                "args": {"flop": float(graph.flop[op]), "scope": graph.scope[op]},
+            }
+        )  # fmt: skip
+    for transfer in schedule.transfers:
+        src, dst = names[transfer.src], names[transfer.dst]
+        events.append(
+            {
+                "ph": "X", "pid": 1, "tid": int(problem.cluster.channel[transfer.src, transfer.dst]),
+                "name": f"{graph.tensor_names[transfer.tensor]}: {src} to {dst}", "cat": "transfer",
+                "ts": transfer.start_s * US, "dur": (transfer.finish_s - transfer.start_s) * US,
+                "args": {"bytes": int(graph.tensor_bytes[transfer.tensor])},
+            }
+        )  # fmt: skip
+    return events
+
+
+def write_trace(problem: Problem, schedule: Schedule, path: str | os.PathLike[str]) -> None:
+    """Write the trace as JSON."""
+    document = {"traceEvents": trace_events(problem, schedule), "displayTimeUnit": "ms"}
+    write_atomic(path, msgspec.json.encode(document))

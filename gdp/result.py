@@ -1,0 +1,76 @@
+"""What a placement run says: the placement, its score, how far from the optimum it can be."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gdp.placement import Placement
+from gdp.sim.score import Score
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One method's answer inside a run. Seconds hold even where memory does not fit."""
+
+    method: str
+    latency_s: float | None  # None where the method has no answer; `reason` says why
+    period_s: float | None
+    feasible: bool
+    seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A placement with its evidence."""
+
+    placement: Placement
+    score: Score
+    objective: str
+    method: str
+    bound_s: float  # proven lower bound of the objective
+    bound_by: str  # the argument that proves it
+    proven_optimal: bool
+    candidates: tuple[Candidate, ...]
+    evaluations: int
+    seconds: float  # wall clock
+    seed: int
+    costs: str  # which cost model, and why it
+    notes: tuple[str, ...] = ()
+
+    @property
+    def value_s(self) -> float:
+        """The seconds that the objective minimises."""
+        return self.score.value_s(self.objective)
+
+    @property
+    def gap(self) -> float:
+        """(value - bound) / value: how far from the optimum the placement can be at most."""
+        return max(0.0, (self.value_s - self.bound_s) / self.value_s) if self.value_s > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the field names of the command line's `--json`."""
+        counts = dict.fromkeys(self.placement.device_names, 0)
+        for device in self.placement.device:
+            counts[self.placement.device_names[device]] += 1
+        return {
+            "method": self.method,
+            "objective": self.objective,
+            "latency_s": self.score.latency_s,
+            "period_s": self.score.period_s,
+            "bound_s": self.bound_s,
+            "bound_by": self.bound_by,
+            "gap": self.gap,
+            "proven_optimal": self.proven_optimal,
+            "feasible": self.score.feasible,
+            "overflow_bytes": self.score.overflow_bytes,
+            "peak_bytes": dict(
+                zip(self.placement.device_names, self.score.peak_bytes.tolist(), strict=True)
+            ),
+            "devices": counts,
+            "seconds": self.seconds,
+            "evaluations": self.evaluations,
+            "seed": self.seed,
+            "costs": self.costs,
+            "candidates": [vars(candidate) for candidate in self.candidates],
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,225 @@
+"""Results as text for a terminal: aligned tables with units."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gdp.cluster import UNLIMITED_BYTES, Cluster
+from gdp.graph import OpGraph
+from gdp.result import Result
+from gdp.units import format_bytes, format_seconds
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns padded to their widest cell; the first to the left, the others to the right.
+
+    >>> print(table(["a", "bb"], [["x", "1"]]))
+    a  bb
+    x   1
+    """
+    cells = [list(header), *[list(row) for row in rows]]
+    width = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = []
+    for row in cells:
+        texts = [
+            cell.ljust(width[i]) if i == 0 else cell.rjust(width[i]) for i, cell in enumerate(row)
+        ]
+        lines.append("  ".join(texts).rstrip())
+    return "\n".join(lines)
+
+
+def _memory(limit: int) -> str:
+    return "no limit" if limit >= UNLIMITED_BYTES else format_bytes(limit)
+
+
+def _share(part: float, whole: float) -> str:
+    return "-" if whole >= UNLIMITED_BYTES else f"{part / whole:.0%}"
+
+
+def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
+    """What `gdp place` prints."""
+    device = result.placement.device
+    real = ~graph.is_io
+    rows = []
+    for d, entry in enumerate(cluster.devices):
+        mine = (device == d) & real
+        peak = int(result.score.peak_bytes[d])
+        rows.append(
+            [
+                entry.name,
+                str(int(mine.sum())),
+                f"{graph.flop[mine].sum() / 1e9:.2f}",
+                format_bytes(peak),
+                _memory(entry.memory_bytes),
+                _share(peak, entry.memory_bytes),
+            ]
+        )
+    bound = f"at least {format_seconds(result.bound_s)} ({result.bound_by})"
+    lines = [
+        f"{graph.name}: {int(real.sum())} ops on {cluster.name}, {result.objective}, "
+        f"method {result.method}, seed {result.seed}",
+        f"costs    {result.costs}",
+        f"latency  {format_seconds(result.score.latency_s)}",
+        f"period   {format_seconds(result.score.period_s)} per sample",
+        f"bound    {bound}: {'optimal' if result.proven_optimal else f'gap {result.gap:.1%}'}",
+        f"found in {result.seconds:.2f} s with {result.evaluations} evaluations",
+        "",
+        table(["device", "ops", "GFLOP", "peak", "memory", "full"], rows),
+    ]
+    if result.candidates:
+        lines += ["", _candidates(result)]
+    lines += [f"note: {note}" for note in result.notes]
+    return "\n".join(lines)
+
+
+def _candidates(result: Result) -> str:
+    rows = []
+    for c in result.candidates:
+        value_s = c.latency_s if result.objective == "latency" else c.period_s
+        rows.append(
+            [
+                c.method,
+                "-" if value_s is None else format_seconds(value_s),
+                "yes" if c.feasible else f"no {c.reason}".strip(),
+                f"{c.seconds:.2f} s",
+            ]
+        )
+    return table(["candidate", result.objective, "fits", "took"], rows)
+
+
+def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | str]) -> str:
+    """What `gdp compare` prints, best first."""
+    results = {name: row for name, row in rows.items() if isinstance(row, Result)}
+    order = sorted(results, key=lambda name: results[name].value_s)
+    body = [
+        [
+            name,
+            format_seconds(results[name].score.latency_s),
+            format_seconds(results[name].score.period_s),
+            f"{results[name].gap:.1%}",
+            f"{results[name].seconds:.2f} s",
+            str(results[name].evaluations),
+        ]
+        for name in order
+    ]
+    header = ["method", "latency", "period", "gap", "took", "evaluations"]
+    lines = [f"{graph.name} on {cluster.name}", table(header, body)]
+    lines += [f"{name}: {row}" for name, row in rows.items() if isinstance(row, str)]
+    return "\n".join(lines)
+
+
+def cluster_json(cluster: Cluster) -> dict[str, Any]:
+    """A cluster as plain data."""
+    return {
+        "name": cluster.name,
+        "host": cluster.device_names[cluster.host],
+        "devices": [
+            {
+                "name": d.name,
+                "kind": d.kind,
+                "model": d.model,
+                "flop_per_s": dict(d.flop_per_s),
+                "bytes_per_s": d.bytes_per_s,
+                "memory_bytes": None if d.memory_bytes >= UNLIMITED_BYTES else d.memory_bytes,
+                "dispatch_s": d.dispatch_s,
+                "dispatch_per": d.dispatch_per,
+            }
+            for d in cluster.devices
+        ],
+        "link_bytes_per_s": cluster.link_bytes_per_s,
+        "link_latency_s": cluster.link_latency_s,
+        "channel": cluster.channel,
+    }
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """What `gdp devices` prints."""
+    rows = [
+        [
+            d.name + (" (host)" if i == cluster.host else ""),
+            d.kind,
+            f"{d.flop_per_s['default'] / 1e9:.0f}",
+            f"{d.bytes_per_s / 1e9:.0f}",
+            _memory(d.memory_bytes),
+            f"{d.dispatch_s * 1e6:.0f} per {d.dispatch_per}",
+            d.model,
+        ]
+        for i, d in enumerate(cluster.devices)
+    ]
+    header = ["device", "kind", "GFLOP/s", "GB/s", "memory", "dispatch us", "model"]
+    text = [f"cluster {cluster.name}", table(header, rows)]
+    if cluster.num_devices > 1:
+        off = ~np.eye(cluster.num_devices, dtype=bool)
+        speeds = cluster.link_bytes_per_s[off] / 1e9
+        delays = cluster.link_latency_s[off] * 1e6
+        text.append(
+            f"links {speeds.min():.4g} to {speeds.max():.4g} GB/s, "
+            f"{delays.min():.3g} to {delays.max():.3g} us, "
+            f"{len(set(cluster.channel[off].tolist()))} channels"
+        )
+    return "\n".join(text)
+
+
+def run_text(report: Mapping[str, Any]) -> str:
+    """What `gdp run` prints: predicted beside measured, and the baselines of the same run."""
+    rows = [
+        [
+            "placed",
+            _milli(report["predicted_latency_s"]),
+            _milli(report["measured_latency_s"]),
+            _rate(report["predicted_throughput_per_s"]),
+            _rate(report["measured_throughput_per_s"]),
+        ]
+    ]
+    for name, row in report["baselines"].items():
+        rows.append(
+            [
+                name.replace("_", " "), "-", _milli(row.get("latency_s")),
+                "-", _rate(row.get("throughput_per_s")),
+            ]
+        )  # fmt: skip
+    header = ["", "predicted ms", "measured ms", "predicted /s", "measured /s"]
+    verdict = "equal" if report["outputs_equal"] else "DIFFERENT"
+    lines = [
+        f"{report['model']} on {report['cluster']}, {report['objective']}",
+        table(header, rows),
+        f"outputs {verdict} to the uncut model's, largest difference {report['max_abs_diff']:.2e}",
+    ]
+    lines += [f"note: {note}" for note in report.get("notes", ())]
+    return "\n".join(lines)
+
+
+def _milli(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.3f}"
+
+
+def _rate(per_second: float | None) -> str:
+    return "-" if per_second is None else f"{per_second:.1f}"
+
+
+def inspection_text(found: Mapping[str, Any]) -> str:
+    """What `gdp inspect` prints."""
+    lines = [
+        f"{found['name']}: {found['num_ops']} ops, {found['flop'] / 1e9:.3f} GFLOP, "
+        f"{format_bytes(found['weight_bytes'])} of weights, {found['num_tensors']} tensors"
+    ]
+    rows = [
+        [
+            entry["op_type"],
+            str(entry["count"]),
+            f"{entry['flop'] / 1e9:.3f}",
+            format_bytes(entry["memory_traffic_bytes"]),
+        ]
+        for entry in found["op_types"]
+    ]
+    lines.append(table(["op type", "ops", "GFLOP", "traffic"], rows))
+    if found.get("estimated"):
+        lines.append("costed by a general estimate: " + ", ".join(found["estimated"]))
+    lines += [f"assumed: {text}" for text in found.get("assumptions", ())]
+    if found.get("ops"):
+        body = [
+            [o["name"], o["op_type"], f"{o['flop'] / 1e6:.3f}", o["scope"]] for o in found["ops"]
+        ]
+        lines.append(table(["op", "type", "MFLOP", "scope"], body))
+    return "\n".join(lines)

@@ -1,0 +1,75 @@
+"""Placement files survive a round trip and are refused where they do not belong."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gdp.errors import PlacementError
+from gdp.graph import OpGraph, make_graph
+from gdp.placement import load_placement, make_placement, require, save_placement
+from gdp.presets import cluster_preset
+
+
+def pair(size: int = 4, second: str = "b") -> OpGraph:
+    return make_graph("g", ["a", second], ["Relu", "Relu"], [(0, size)], [(0, 1)])
+
+
+def test_a_placement_survives_its_file(tmp_path: Path) -> None:
+    cluster = cluster_preset("2xcpu-core")
+    placement = make_placement(pair(), cluster, np.array([0, 1]), np.array([5, 2]), "hand")
+    save_placement(placement, tmp_path / "p.json")
+    again = load_placement(tmp_path / "p.json")
+    assert again.device.tolist() == [0, 1]
+    assert again.rank.tolist() == [5, 2]
+    assert (again.made_by, again.graph_digest) == ("hand", pair().digest)
+    require(again, pair(), cluster)
+
+
+def test_a_placement_for_another_graph_names_the_first_op_without_device() -> None:
+    cluster = cluster_preset("2xcpu-core")
+    placement = make_placement(pair(), cluster, np.array([0, 1]))
+    with pytest.raises(PlacementError, match="1 ops have no device, first 'z'"):
+        require(placement, pair(second="z"), cluster)
+    with pytest.raises(PlacementError, match="another version of graph"):
+        require(placement, pair(size=8), cluster)
+    with pytest.raises(PlacementError, match="names devices core0, core1"):
+        require(placement, pair(), cluster_preset("2xt4"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not a placement file"),
+        ("{}", "missing required field"),
+        ('{"schema":1,"wheel":2}', "unknown field `wheel`"),
+        (
+            '{"schema":9,"graph_digest":"","made_by":"","devices":[],"ops":[],"device":[],"rank":[]}',
+            "has schema 9",
+        ),
+        (
+            '{"schema":1,"graph_digest":"","made_by":"","devices":["a"],"ops":["x"],"device":[3],"rank":[0]}',
+            "outside 0..0",
+        ),
+        (
+            '{"schema":1,"graph_digest":"","made_by":"","devices":["a"],"ops":["x"],"device":[],"rank":[0]}',
+            "equally long",
+        ),
+    ],
+)
+def test_a_bad_placement_file_is_explained(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(PlacementError, match=message):
+        load_placement(path)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    from gdp.files import write_atomic
+
+    path = tmp_path / "p.json"
+    path.write_text("old")
+    with pytest.raises(TypeError):
+        write_atomic(path, [b"new", "not bytes"])  # type: ignore[list-item]
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

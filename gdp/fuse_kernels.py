@@ -1,0 +1,164 @@
+"""Numba kernels that contract pairs of ops without making a cycle. Axes: G groups, C candidates."""
+
+import typing
+
+import numba
+import numpy as np
+
+MAX_STEPS = 512
+"""A safety check that looks at more edges than this gives up: the pair is then left alone."""
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _find(parent, x):
+    while parent[x] != x:
+        parent[x] = parent[parent[x]]
+        x = parent[x]
+    return x
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _search(
+    start, max_steps, other, sign, ptr, adjacent, head, following, parent, pos, stamp, mark, out
+):
+    """Groups reached from `start` before `other` in topological order, written to `out`.
+
+    Returns their number; -1 when `other` is reached by more than the direct edge, -2 when the
+    search gives up. `sign` is 1 to follow edges forwards, -1 backwards.
+    """
+    count, top, steps = 0, 0, 0
+    current = start
+    while True:
+        member = head[current]
+        while member >= 0:
+            for e in range(ptr[member], ptr[member + 1]):
+                steps += 1
+                near = _find(parent, adjacent[e])
+                if near == other:
+                    if current != start:
+                        return -1
+                elif near != start and stamp[near] != mark and sign * pos[near] < sign * pos[other]:
+                    stamp[near] = mark
+                    out[count] = near
+                    count += 1
+                if steps > max_steps:
+                    return -2
+            member = following[member]
+        if top == count:
+            return count
+        current = out[top]
+        top += 1
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _reorder(a, b, before, num_before, after, num_after, pos, merged):
+    """Keep `pos` topological: what b needs comes first, then the merged group, then a's readers.
+
+    The rule of Pearce and Kelly 2007, doi 10.1145/1187436.1210590: the affected groups are
+    rearranged over the positions that they hold already.
+    """
+    slots = np.empty(num_before + num_after + 2, dtype=np.int64)
+    keys = np.empty(num_before, dtype=np.int64)
+    for i in range(num_before):
+        slots[i] = pos[before[i]]
+        keys[i] = pos[before[i]]
+    first = before[:num_before][np.argsort(keys)]
+    keys = np.empty(num_after, dtype=np.int64)
+    for i in range(num_after):
+        slots[num_before + i] = pos[after[i]]
+        keys[i] = pos[after[i]]
+    last = after[:num_after][np.argsort(keys)]
+    slots[-2], slots[-1] = pos[a], pos[b]
+    slots.sort()
+    for i in range(num_before):
+        pos[first[i]] = slots[i]
+    pos[merged] = slots[num_before]
+    for i in range(num_after):
+        pos[last[i]] = slots[num_before + 2 + i]
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def contract(
+    out_ptr, out_adjacent, in_ptr, in_adjacent, pairs, may_join, label, load, cap, klass,
+    klass_load, klass_cap, target,
+):  # fmt: skip
+    """Merge the candidate pairs [C, 2] in the order given, where that is safe; (root, pos).
+
+    Groups are numbered in topological order; edges come as two CSR lists. A pair merges when its
+    labels agree and are not negative, its summed `load` [G, K] stays within `cap` [K], its
+    colocation classes are one, or are joined without exceeding `klass_cap` (only where
+    `may_join` [C]), and no path joins the two beside the direct edge. Ends at `target` groups.
+    """
+    num = len(out_ptr) - 1
+    parent, head = np.arange(num), np.arange(num)
+    tail, pos = np.arange(num), np.arange(num)
+    following = np.full(num, -1)
+    stamp = np.zeros(num, dtype=np.int64)
+    after, before = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
+    class_parent = np.arange(len(klass_load))
+    left, mark = num, 0
+    for c in range(len(pairs)):
+        if left <= target:
+            break
+        a, b = _find(parent, pairs[c, 0]), _find(parent, pairs[c, 1])
+        if a == b or label[a] < 0 or label[a] != label[b] or (load[a] + load[b] > cap).any():
+            continue
+        if pos[a] > pos[b]:
+            a, b = b, a
+        ca, cb = _find(class_parent, klass[a]), _find(class_parent, klass[b])
+        several = ca != cb and klass_load[ca] > 0 and klass_load[cb] > 0
+        if several and not (may_join[c] and klass_load[ca] + klass_load[cb] <= klass_cap):
+            continue
+        mark += 1
+        num_after = _search(
+            a, MAX_STEPS, b, 1, out_ptr, out_adjacent, head, following, parent, pos, stamp, mark,
+            after,
+        )  # fmt: skip
+        if num_after == -1:
+            continue
+        mark += 1
+        num_before = 0
+        if num_after != 0:
+            num_before = _search(
+                b, MAX_STEPS, a, -1, in_ptr, in_adjacent, head, following, parent, pos, stamp, mark,
+                before,
+            )  # fmt: skip
+        # One empty side is proof enough, however large the other.
+        if num_before < 0 or (num_after < 0 and num_before > 0):
+            continue
+        if num_after == 0:
+            pos[a] = pos[b]
+        elif num_before > 0:
+            _reorder(a, b, before, num_before, after, num_after, pos, a)
+        parent[b] = a
+        following[tail[a]] = head[b]
+        tail[a] = tail[b]
+        load[a] += load[b]
+        if ca != cb:
+            class_parent[cb] = ca
+            klass_load[ca] += klass_load[cb]
+        left -= 1
+    for g in range(num):
+        parent[g] = _find(parent, g)
+    return parent, pos
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def reads_nothing_else(reader, maker, in_ptr, in_tensor, tensor_maker):
+    """[C]: all that the reader reads is made by the maker or read by it too."""
+    answer = np.ones(len(reader), dtype=np.bool_)
+    for c in range(len(reader)):
+        low, high = in_ptr[maker[c]], in_ptr[maker[c] + 1]
+        for e in range(in_ptr[reader[c]], in_ptr[reader[c] + 1]):
+            t = in_tensor[e]
+            if tensor_maker[t] != maker[c]:
+                at = low + np.searchsorted(in_tensor[low:high], t)
+                if at == high or in_tensor[at] != t:
+                    answer[c] = False
+                    break
+    return answer

@@ -80,7 +80,8 @@ def cluster_preset(spec: str) -> Cluster:
         stem = "core" if preset == "cpu-core" else preset
         for i in range(first, first + count):
             alone = total == 1 and preset != "cpu-core"
-            devices.append(replace(base, name=stem if alone else f"{stem}{i}"))
+            number = f"{stem}{i}" if preset == "cpu-core" else f"{stem}:{i}"
+            devices.append(replace(base, name=stem if alone else number))
             presets.append(preset)
     links = [
         _link(spec, (devices[i], presets[i]), (devices[j], presets[j]), link)

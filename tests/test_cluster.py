@@ -88,7 +88,7 @@ def test_a_cluster_survives_its_file(tmp_path: Path, spec: str) -> None:
 
 def test_presets_name_devices_and_hosts() -> None:
     cluster = cluster_preset("cpu+2xt4")
-    assert cluster.device_names == ("cpu", "t40", "t41")
+    assert cluster.device_names == ("cpu", "t4:0", "t4:1")
     assert cluster.host == 0
     assert cluster_preset("2xcpu-core").device_names == ("core0", "core1")
 

@@ -1,0 +1,75 @@
+"""Exports that are files of names: accelerate and OpenVINO."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gdp.errors import PlacementError
+from gdp.exporters.accelerate import device_map, export_accelerate
+from gdp.exporters.openvino import export_openvino
+from gdp.graph import OpGraph, make_graph
+from gdp.placement import Placement, make_placement
+from gdp.presets import cluster_preset
+
+
+def layered() -> OpGraph:
+    """embed -> layers.0.mlp -> layers.1.mlp -> add (no weights) -> head."""
+    names = ["e", "m0", "m1", "add", "h"]
+    return make_graph(
+        "lm", names, ["Gather", "Gemm", "Gemm", "Add", "Gemm"],
+        [(i, 4) for i in range(4)], [(i, i + 1) for i in range(4)],
+        weight_bytes=[8, 8, 8, 0, 8],
+        scope=["model.embed", "model.layers.0.mlp", "model.layers.1.mlp", "model", "head"],
+    )  # fmt: skip
+
+
+def placed(device: list[int], cluster: str = "cpu+2xt4") -> Placement:
+    return make_placement(layered(), cluster_preset(cluster), np.array(device))
+
+
+def test_a_device_map_covers_modules_and_merges_subtrees() -> None:
+    """Layers 0 and 1 lie apart, the rest of `model` with layer 0: four entries."""
+    found = device_map(layered(), placed([1, 1, 2, 1, 0]))
+    assert found == {"head": "cpu", "model.embed": 0, "model.layers.0": 0, "model.layers.1": 1}
+
+
+def test_one_device_needs_one_entry() -> None:
+    assert device_map(layered(), placed([2, 2, 2, 2, 2])) == {"": 1}
+
+
+def test_a_module_on_two_devices_is_refused_with_a_way_out() -> None:
+    graph = make_graph(
+        "lm", ["q", "k"], ["Gemm", "Gemm"], [(0, 4)], [(0, 1)],
+        weight_bytes=[8, 8], scope=["attn", "attn"],
+    )  # fmt: skip
+    placement = make_placement(graph, cluster_preset("2xt4"), np.array([0, 1]))
+    with pytest.raises(PlacementError, match=r"first 'attn'; .* --together 'attn\*'"):
+        device_map(graph, placement)
+
+
+def test_a_graph_without_module_paths_is_refused() -> None:
+    graph = make_graph("g", ["a"], ["Gemm"], [], [], weight_bytes=[8])
+    placement = make_placement(graph, cluster_preset("2xt4"), np.array([0]))
+    with pytest.raises(PlacementError, match="no module paths"):
+        device_map(graph, placement)
+
+
+def test_the_device_map_is_written_as_json(tmp_path: Path) -> None:
+    (path,) = export_accelerate(layered(), placed([2, 2, 2, 2, 2]), tmp_path)
+    assert json.loads(path.read_text()) == {"": 1}
+
+
+def test_openvino_gets_an_affinity_for_every_op(tmp_path: Path) -> None:
+    export_openvino(layered(), placed([0, 1, 1, 2, 2]), tmp_path)
+    affinity = json.loads((tmp_path / "affinity.json").read_text())
+    assert affinity == {"e": "cpu", "m0": "t4:0", "m1": "t4:0", "add": "t4:1", "h": "t4:1"}
+    names = json.loads((tmp_path / "devices.json").read_text())
+    assert names == {"cpu": "CPU", "t4:0": "GPU.0", "t4:1": "GPU.1"}
+    compile((tmp_path / "load.py").read_text(), "load.py", "exec")
+
+
+def test_openvino_refuses_a_device_that_is_entered_twice(tmp_path: Path) -> None:
+    with pytest.raises(PlacementError, match="enters its 2 devices 3 times"):
+        export_openvino(layered(), placed([0, 1, 1, 0, 0]), tmp_path)

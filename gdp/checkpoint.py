@@ -1,0 +1,152 @@
+"""Checkpoints: any pytree of arrays with its recipe, written by Orbax, checked by SHA-256.
+
+A checkpoint is a folder: `weights/` (Orbax, by the path of each leaf), `recipe.toml`, and
+`meta.json` with the digest of the weights. It is written beside its place and renamed, so that a
+crash leaves the old one.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gdp.errors import GdpError
+
+SCHEMA = 1
+
+
+class CheckpointError(GdpError):
+    """A checkpoint that is missing, damaged or made for another network."""
+
+
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    recipe: str = "",
+    meta: Mapping[str, Any] | None = None,
+) -> str:
+    """Write a checkpoint folder; returns the SHA-256 (hex) of its weights.
+
+    `meta` holds whatever JSON the caller wants back from `read_meta`.
+    """
+    from orbax.checkpoint.experimental import v1 as orbax
+
+    target = Path(path)
+    leaves = _flatten(tree)
+    digest = _digest(leaves)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        orbax.save_pytree((staging / "weights").absolute(), dict(leaves))
+        (staging / "recipe.toml").write_text(recipe)
+        document = {"schema": SCHEMA, "sha256": digest, **(meta or {})}
+        (staging / "meta.json").write_text(json.dumps(document, indent=1, sort_keys=True))
+        staging.chmod(0o755)
+        _swap(staging, target)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return digest
+
+
+def load(path: str | os.PathLike[str], like: Any) -> Any:
+    """The tree of a checkpoint, with the structure of `like`; raises `CheckpointError`."""
+    import jax
+    from orbax.checkpoint.experimental import v1 as orbax
+
+    folder = Path(path)
+    meta = read_meta(folder)
+    try:
+        found = orbax.load_pytree((folder / "weights").absolute())
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"checkpoint {str(path)!r}: its weights cannot be read: {first}"
+        ) from None
+    arrays = {name: np.asarray(leaf) for name, leaf in found.items()}
+    if _digest(arrays) != meta["sha256"]:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} is damaged: its weights are not those of meta.json; copy it "
+            "again"
+        )
+    wanted = {name: np.shape(leaf) for name, leaf in _paths(like)}
+    for name, shape in wanted.items():
+        if name not in arrays or arrays[name].shape != shape:
+            found_shape = arrays[name].shape if name in arrays else "nothing"
+            raise CheckpointError(
+                f"checkpoint {str(path)!r} is for another network: {name} is {found_shape}, "
+                f"{shape} wanted; use the recipe beside it"
+            )
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+
+
+def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `save` wrote beside the weights; raises `CheckpointError` where there is nothing."""
+    try:
+        document = json.loads((Path(path) / "meta.json").read_text())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"no checkpoint at {str(path)!r}; give the folder that `gdp pretrain -o` wrote"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r}: meta.json is unreadable: {error}"
+        ) from None
+    if document.get("schema") != SCHEMA:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} has schema {document.get('schema')}, this gdp reads {SCHEMA}"
+        )
+    return document
+
+
+def read_recipe(path: str | os.PathLike[str]) -> str:
+    """The TOML recipe that a checkpoint was trained with."""
+    read_meta(path)
+    return (Path(path) / "recipe.toml").read_text()
+
+
+def _paths(tree: Any) -> list[tuple[str, Any]]:
+    import jax
+
+    return [
+        ("/".join(_key(step) for step in steps), leaf)
+        for steps, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    ]
+
+
+def _key(step: Any) -> str:
+    for field in ("key", "idx", "name"):
+        if hasattr(step, field):
+            return str(getattr(step, field))
+    return str(step)
+
+
+def _flatten(tree: Any) -> dict[str, np.ndarray]:
+    return {name: np.asarray(leaf) for name, leaf in _paths(tree)}
+
+
+def _digest(leaves: Mapping[str, np.ndarray]) -> str:
+    sha = hashlib.sha256()
+    for name in sorted(leaves):
+        array = leaves[name]
+        sha.update(f"{name} {array.dtype} {array.shape}\0".encode())
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
+
+
+def _swap(staging: Path, target: Path) -> None:
+    """Put a finished folder in its place; the old one goes last."""
+    old = None
+    if target.exists():
+        old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
+        os.replace(target, old / target.name)
+    os.replace(staging, target)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,116 @@
+"""Training on several processes: data-parallel over problems, gradients averaged by XLA."""
+
+import functools
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jaxtyping import Array, Float
+
+from gdp.errors import GdpError
+
+
+class DistributedError(GdpError):
+    """A process that cannot join, or that lost the others."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process among all that train together."""
+
+    rank: int = 0
+    size: int = 1
+
+    def mine(self, items: list[Any]) -> list[tuple[int, Any]]:
+        """(index, item) of the items that this process handles."""
+        return [(k, item) for k, item in enumerate(items) if k % self.size == self.rank]
+
+    def mean(self, tree: Any, count: int) -> Any:
+        """The mean over all items of all processes, given this process's sum tree of `count` items."""
+        if self.size == 1:
+            return jax.tree.map(lambda x: x / max(count, 1), tree)
+        leaves, structure = jax.tree.flatten(tree)
+        flat = np.concatenate([np.ravel(np.asarray(x)) for x in leaves] + [[float(count)]])
+        try:
+            total = np.asarray(_all_sum(flat.astype(np.float32)))
+        except Exception as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DistributedError(
+                f"process {self.rank} lost the others ({first}); start all again, the run resumes "
+                "from its checkpoint"
+            ) from None
+        total, count_all = total[:-1], max(float(total[-1]), 1.0)
+        parts, at = [], 0
+        for leaf in leaves:
+            size = int(np.size(leaf))
+            parts.append(jnp.asarray(total[at : at + size].reshape(np.shape(leaf)) / count_all))
+            at += size
+        return jax.tree.unflatten(structure, parts)
+
+    def agree(self, value: int) -> int:
+        """The value of the first process, known to all."""
+        if self.size == 1:
+            return value
+        return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+
+
+def join(coordinator: str, processes: int, process_id: int, timeout_s: float = 30.0) -> Team:
+    """Join the other processes; raises `DistributedError` within the timeout if that fails.
+
+    The first process opens the coordinator's port; the others look for it before they hand over to
+    JAX, whose own error for a wrong address is long and late.
+    """
+    if not 0 <= process_id < processes:
+        raise ValueError(f"process id {process_id} lies outside 0..{processes - 1}")
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"coordinator must be HOST:PORT, got {coordinator!r}")
+    if process_id > 0:
+        _probe(host, int(port), timeout_s)
+    try:
+        jax.distributed.initialize(
+            coordinator, processes, process_id, initialization_timeout=int(timeout_s)
+        )
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DistributedError(
+            f"process {process_id} cannot join {processes} processes at {coordinator}: {first}"
+        ) from None
+    return Team(process_id, processes)
+
+
+def _probe(host: str, port: int, timeout_s: float) -> None:
+    """Wait until something listens at the coordinator's address."""
+    import time
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=2.0):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise DistributedError(
+                    f"no coordinator answers at {host}:{port} within {timeout_s:.0f} s ({error}); "
+                    "check the address, and that process 0 runs"
+                ) from None
+            time.sleep(0.2)
+
+
+@functools.cache
+def _summing() -> tuple[Any, Any]:
+    """(sharding over processes, compiled sum over them)."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("process",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return rows, jax.jit(lambda x: x.sum(axis=0), out_shardings=everywhere)
+
+
+def _all_sum(flat: Float[np.ndarray, "M"]) -> Float[Array, "M"]:
+    """The sum of a vector over processes, on every process."""
+    rows, total = _summing()
+    return total(jax.make_array_from_process_local_data(rows, flat[None]))

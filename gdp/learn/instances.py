@@ -1,0 +1,245 @@
+"""Problems to learn from: random clusters, random graphs, memory from ample to just enough.
+
+An instance is named by a few words and a seed, so that a label or a result can be tied to it.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.cluster import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
+from gdp.costs.roofline import roofline
+from gdp.graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.sim.problem import Problem, make_problem
+
+LINK_SPEEDS = {"ethernet": 3e9, "pcie3": 12e9, "pcie4": 25e9, "pcie5": 50e9, "nvlink": 200e9}
+"""Typical bytes per second one way."""
+
+
+class Instance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The name of a problem."""
+
+    graph: str  # as the source of graphs knows it
+    cluster: int  # seed of the random cluster
+    objective: Literal["latency", "throughput"] = "latency"
+    memory: float = 0.0  # limit over the fair share of the footprint; 0: unlimited
+
+    @property
+    def key(self) -> str:
+        return f"{self.graph}|{self.cluster}|{self.objective}|{self.memory:g}"
+
+
+Source = Callable[[str], OpGraph]
+"""Finds a graph by name."""
+
+
+def make(instance: Instance, source: Source, cluster: Cluster | None = None) -> Problem:
+    """The problem that an instance names; on a given cluster instead of the random one."""
+    graph = source(instance.graph)
+    if cluster is None:
+        cluster = random_cluster(instance.cluster, graph)
+    problem = make_problem(graph, cluster, roofline(graph, cluster), instance.objective)
+    return limit_memory(problem, instance.memory) if instance.memory else problem
+
+
+def draw(rng: np.random.Generator, graphs: list[str]) -> Instance:
+    """A random instance over the graphs named."""
+    tight = rng.random()
+    memory = 0.0 if tight < 0.7 else round(float(rng.uniform(1.15, 2.5)), 2)
+    return Instance(
+        graph=graphs[int(rng.integers(len(graphs)))],
+        cluster=int(rng.integers(1 << 30)),
+        objective="throughput" if rng.random() < 0.25 else "latency",
+        memory=memory,
+    )
+
+
+def limit_memory(problem: Problem, factor: float) -> Problem:
+    """The problem with `factor` times its fair share of memory on every device.
+
+    The fair share is the footprint on one device over the number of devices, and at least what the
+    largest group of ops needs by itself.
+    """
+    graph, d = problem.graph, problem.num_devices
+    limit = int(factor * max(footprint_bytes(problem) / d, largest_group_bytes(problem)))
+    devices = tuple(replace(x, memory_bytes=limit) for x in problem.cluster.devices)
+    old = problem.cluster
+    cluster = Cluster(
+        old.name, devices, old.link_bytes_per_s, old.link_latency_s, old.channel, old.host
+    )
+    return make_problem(graph, cluster, problem.compute_s, problem.objective)
+
+
+def footprint_bytes(problem: Problem) -> int:
+    """Peak memory of the whole graph on its best single device, limits aside."""
+    from gdp.policy.decode import priority
+    from gdp.sim.score import score
+
+    device = int(np.argmin(np.where(problem.allowed, problem.compute_s, 1e6).sum(axis=0)))
+    wanted = np.where(problem.allowed[:, device], device, problem.allowed.argmax(axis=1))
+    return int(score(problem, wanted.astype(np.int64), priority(problem)).peak_bytes.sum())
+
+
+def largest_group_bytes(problem: Problem) -> int:
+    """Weights, inputs and outputs of the group of ops that needs most."""
+    graph = problem.graph
+    need = graph.weight_bytes.astype(np.int64).copy()
+    np.add.at(need, graph.producer, graph.tensor_bytes)
+    np.add.at(need, graph.use_op, graph.tensor_bytes[graph.use_tensor])
+    group = np.zeros(problem.num_groups, dtype=np.int64)
+    np.maximum.at(group, problem.group, need - graph.weight_bytes)
+    np.add.at(group, problem.group, graph.weight_bytes)
+    return int(group.max())
+
+
+def random_cluster(seed: int, graph: OpGraph | None = None) -> Cluster:
+    """2 to 8 devices; speeds alike or 1 to 20 times apart; links from Ethernet to NVLink.
+
+    With a graph, half of the clusters have links scaled such that moving all its tensors takes 0.05
+    to 5 times as long as its arithmetic: where placement is neither trivial nor hopeless.
+    """
+    rng = np.random.default_rng(seed)
+    d = int(rng.choice([2, 2, 3, 4, 4, 4, 5, 6, 8, 8]))
+    speeds = _speeds(rng, d)
+    flop_per_s = 10 ** rng.uniform(12.0, 14.0) / speeds
+    dispatch_s = float(rng.choice([0.0, 0.0, 5e-6, 10e-6]))
+    per_segment = rng.random() < 0.15
+    devices = [
+        Device(
+            name=f"d{i}",
+            kind="random",
+            flop_per_s={"default": float(flop_per_s[i])},
+            bytes_per_s=float(flop_per_s[i] / rng.choice([10.0, 20.0, 50.0])),
+            memory_bytes=UNLIMITED_BYTES,
+            dispatch_s=dispatch_s * (5 if per_segment else 1),
+            dispatch_per="segment" if per_segment else "op",
+        )
+        for i in range(d)
+    ]
+    if speeds.min() == speeds.max():
+        devices = [replace(devices[0], name=x.name) for x in devices]
+    base = float(rng.choice(list(LINK_SPEEDS.values())))
+    if graph is not None and rng.random() < 0.5:
+        work_s = roofline(graph, make_cluster("one", devices[:1])).sum() + 1e-9
+        moved = max(float(graph.tensor_bytes.sum()), 1.0)
+        base = float(np.clip(moved / (work_s * 10 ** rng.uniform(-1.3, 0.7)), 1e8, 1e12))
+    latency_s = float(rng.choice([1e-6, 5e-6, 10e-6, 25e-6]))
+    return make_cluster(
+        f"random{seed}",
+        devices,
+        _links(rng, d, base, latency_s),
+        default_bytes_per_s=base,
+        default_latency_s=latency_s,
+    )
+
+
+def _speeds(rng: np.random.Generator, d: int) -> Float[np.ndarray, "D"]:
+    """How many times slower than the fastest each device is."""
+    kind = rng.random()
+    if kind < 0.5:
+        return np.ones(d)
+    if kind < 0.75:
+        return np.where(np.arange(d) < max(1, d // 2), 1.0, rng.uniform(1.5, 6.0))
+    return 10 ** rng.uniform(0.0, 1.3, size=d)
+
+
+def _links(rng: np.random.Generator, d: int, base: float, latency_s: float) -> list[Link]:
+    """Equal links, one shared bus, fast pairs, or every link its own speed."""
+    pairs = [(i, j) for i in range(d) for j in range(i + 1, d)]
+    kind = rng.random()
+    if kind < 0.5:
+        return []
+    if kind < 0.65:
+        return [Link(f"d{i}", f"d{j}", base, latency_s, channel="bus") for i, j in pairs]
+    if kind < 0.85:
+        fast = [(i, i + 1) for i in range(0, d - 1, 2)]
+        return [Link(f"d{i}", f"d{j}", 6 * base, latency_s) for i, j in fast]
+    return [
+        Link(f"d{i}", f"d{j}", base * 10 ** rng.uniform(-0.5, 0.5), latency_s) for i, j in pairs
+    ]
+
+
+@functools.lru_cache(maxsize=4096)
+def random_graph(name: str) -> OpGraph:
+    """A random graph by name: `layered-OPS-SEED` or `series-OPS-SEED`."""
+    kind, ops, seed = name.split("-")
+    rng = np.random.default_rng([int(seed), int(ops), len(kind)])
+    edges = _layered(rng, int(ops)) if kind == "layered" else _series_parallel(rng, int(ops))
+    return _dress(name, rng, edges)
+
+
+def _layered(rng: np.random.Generator, n: int) -> list[tuple[int, int]]:
+    """Layers of random width; every op reads one to three ops of the layers just before."""
+    width = max(2.0, n ** rng.uniform(0.2, 0.6))
+    layer: list[int] = []
+    level = 0
+    while len(layer) < n:
+        layer += [level] * int(rng.integers(1, int(2 * width)))
+        level += 1
+    layer = layer[:n]
+    by_layer = [np.flatnonzero(np.array(layer) == k) for k in range(layer[-1] + 1)]
+    edges = set()
+    for op in range(len(by_layer[0]), n):
+        for _ in range(int(rng.integers(1, 4))):
+            back = min(int(rng.geometric(0.7)), layer[op])
+            edges.add((int(rng.choice(by_layer[layer[op] - back])), op))
+    return sorted(edges)
+
+
+def _series_parallel(rng: np.random.Generator, n: int) -> list[tuple[int, int]]:
+    """Chains of blocks; a block forks into branches of chains and joins again, some skip ahead."""
+    edges: set[tuple[int, int]] = set()
+    last, count = 0, 1
+    while count < n - 1:
+        ends = []
+        for _ in range(int(rng.integers(1, 7))):
+            tail = last
+            for _ in range(int(rng.integers(1, 6))):
+                if count >= n - 1:
+                    break
+                edges.add((tail, count))
+                tail = count
+                count += 1
+            if tail != last:
+                ends.append(tail)
+        for end in ends:
+            edges.add((end, count))
+        if not ends:
+            edges.add((last, count))
+        last, count = count, count + 1
+    return sorted(edges)
+
+
+def _dress(name: str, rng: np.random.Generator, edges: list[tuple[int, int]]) -> OpGraph:
+    """Ops with work, weights and tensors around a bare DAG, graph input and output included."""
+    n = max(max(e) for e in edges) + 1
+    heavy = rng.random(n) < rng.uniform(0.1, 0.6)
+    flop = np.where(heavy, 10 ** rng.uniform(8.0, 10.5, n), 10 ** rng.uniform(5.0, 8.0, n))
+    size = (10 ** rng.uniform(4.0, 6.8, n)).astype(np.int64)
+    weight = np.where(heavy & (rng.random(n) < 0.7), 10 ** rng.uniform(5.0, 7.0, n), 0)
+    sources = sorted(set(range(n)) - {b for _, b in edges})
+    sinks = sorted(set(range(n)) - {a for a, _ in edges})
+    tensors = [(i, int(size[i])) for i in range(n)] + [(n, int(size[sources[0]]))]
+    uses = list(edges) + [(n, s) for s in sources] + [(s, n + 1) for s in sinks]
+    types = ["MatMul" if h else "Add" for h in heavy] + [INPUT, OUTPUT]
+    return make_graph(
+        name, [f"op{i}" for i in range(n)] + ["input", "output"], types, tensors, uses,
+        flop=np.concatenate([flop, [0, 0]]),
+        memory_traffic_bytes=np.concatenate([_traffic(n, size, edges), [0, 0]]),
+        weight_bytes=np.concatenate([weight, [0, 0]]).astype(np.int64),
+    )  # fmt: skip
+
+
+def _traffic(
+    n: int, size: Int[np.ndarray, "N"], edges: list[tuple[int, int]]
+) -> Float[np.ndarray, "N"]:
+    """Bytes each op reads and writes."""
+    traffic = size.astype(float)
+    for a, b in edges:
+        traffic[b] += size[a]
+    return traffic

@@ -1,0 +1,158 @@
+"""Labels: the best placement known of each instance, with its value and the effort it took.
+
+One JSON object per line, so that files merge and diffs stay readable.
+"""
+
+import base64
+import os
+import zlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from jaxtyping import Int
+
+from gdp.errors import GdpError
+from gdp.learn.instances import Instance
+from gdp.learn.rollout import judge
+from gdp.methods.base import Assignment, Method, Search
+from gdp.placement import write_atomic
+from gdp.policy.decode import canonical, priority, twins
+from gdp.sim.problem import Problem
+
+
+class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The best placement seen of one instance, under the policy's priorities."""
+
+    instance: Instance
+    digest: str  # first 16 digits of the graph's digest: a label of another version is dropped
+    value_s: float
+    evaluations: int  # simulated placements spent so far
+    device: str  # base64 of zlib of one byte per op
+    found_by: str = ""
+
+    def placement(self) -> Int[np.ndarray, "N"]:
+        """The device of every op."""
+        packed = zlib.decompress(base64.b64decode(self.device))
+        return np.frombuffer(packed, dtype=np.uint8).astype(np.int64)
+
+
+class LabelStore:
+    """Labels by instance; `improve` only ever lowers a value."""
+
+    def __init__(self, labels: list[Label]) -> None:
+        self._labels = {label.instance.key: label for label in labels}
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def instances(self) -> list[Instance]:
+        """All that have a label, in the order they came."""
+        return [label.instance for label in self._labels.values()]
+
+    def get(self, instance: Instance, problem: Problem | None = None) -> Label | None:
+        """The label, unless it was made for another version of the graph."""
+        label = self._labels.get(instance.key)
+        if label is None or (problem is not None and label.digest != _digest(problem)):
+            return None
+        return label
+
+    def improve(
+        self,
+        instance: Instance,
+        problem: Problem,
+        device: Int[np.ndarray, "N"],
+        *,
+        evaluations: int,
+        found_by: str,
+    ) -> Label:
+        """Keep a placement if it is better than what is known; the effort adds up either way."""
+        device = canonical(problem, device, twins(problem))
+        cost_s, feasible = judge(problem, device[None])
+        known = self.get(instance, problem)
+        effort = evaluations + (known.evaluations if known else 0)
+        if known and (not feasible[0] or cost_s[0] >= known.value_s):
+            label = msgspec.structs.replace(known, evaluations=effort)
+        else:
+            packed = zlib.compress(device.astype(np.uint8).tobytes(), 9)
+            label = Label(
+                instance=instance,
+                digest=_digest(problem),
+                value_s=float(cost_s[0]),
+                evaluations=effort,
+                device=base64.b64encode(packed).decode(),
+                found_by=found_by,
+            )
+        self._labels[instance.key] = label
+        return label
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all labels, one line each."""
+        lines = [msgspec.json.encode(label) + b"\n" for label in self._labels.values()]
+        write_atomic(path, lines)
+
+
+def load_labels(path: str | os.PathLike[str]) -> LabelStore:
+    """The labels of a file; none where there is no file yet."""
+    file = Path(path)
+    if not file.exists():
+        return LabelStore([])
+    labels = []
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        try:
+            labels.append(msgspec.json.decode(line, type=Label))
+        except msgspec.DecodeError as error:
+            raise GdpError(f"{path}, line {number}: not a label: {error}") from None
+    return LabelStore(labels)
+
+
+def search_label(
+    store: LabelStore,
+    instance: Instance,
+    problem: Problem,
+    methods: dict[str, Method],
+    polish: Method,
+    *,
+    evaluations: int,
+    seed: int,
+) -> Label:
+    """Label an instance: the best of some methods, polished by search; better labels are kept."""
+    candidates = starts(problem, methods, seed)
+    known = store.get(instance, problem)
+    if known is not None:
+        candidates["label"] = known.placement()
+    if not candidates:
+        raise GdpError(f"no method places instance {instance.key!r}")
+    names = list(candidates)
+    cost_s, _ = judge(problem, np.stack([candidates[name] for name in names]))
+    best = names[int(np.argmin(cost_s))]
+    start = Assignment(candidates[best], priority(problem))
+    search = Search(seed=seed, seconds=None, evaluations=evaluations, start=start)
+    answer = polish(problem, search)
+    found = {best: candidates[best]}
+    if answer.assignment is not None:
+        found["search"] = answer.assignment.device
+    label = None
+    for name, device in found.items():
+        spent = answer.evaluations if name == "search" else len(names)
+        label = store.improve(
+            instance, problem, device, evaluations=spent, found_by=f"{best}+{name}"
+        )
+    assert label is not None
+    return label
+
+
+def starts(
+    problem: Problem, methods: dict[str, Method], seed: int
+) -> dict[str, Int[np.ndarray, "N"]]:
+    """What quick methods answer; those that find nothing are left out."""
+    found = {}
+    for name, method in methods.items():
+        answer = method(problem, Search(seed=seed, seconds=None))
+        if answer.assignment is not None:
+            found[name] = answer.assignment.device
+    return found
+
+
+def _digest(problem: Problem) -> str:
+    return problem.graph.digest[:16]

@@ -1,0 +1,227 @@
+"""Proximal policy optimisation over whole placements, and the loss it shares with imitation.
+
+Schulman et al. 2017, arXiv 1707.06347, equation 7, with the advantage of a placement given to each of
+its decisions. Axes: K placements, N ops, D devices, F pair features.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from gdp.policy.batching import Batch
+from gdp.policy.decode import Rollout
+from gdp.policy.network import NetworkConfig, Params, apply, score
+
+Advantage = Literal["normalised", "published"]
+"""normalised: by mean and standard deviation of the batch. published: minus the mean of the past."""
+
+
+@dataclass(frozen=True)
+class PpoConfig:
+    """How a policy is updated from sampled placements."""
+
+    updates: int = 1000
+    graphs: int = 4  # problems per update
+    samples: int = 16  # placements drawn per problem
+    epochs: int = 2  # optimiser steps per update
+    clip: float = 0.2  # epsilon of equation 7
+    clip_whole: bool = False  # clip the ratio of the placement instead of each decision's
+    entropy: float = 1e-3  # weight of the entropy bonus at the start
+    entropy_end: float = 3e-4
+    rate: float = 1e-3  # learning rate after warm-up
+    rate_end: float = 1e-4
+    advantage: Advantage = "normalised"
+    imitate: float = 0.1  # weight of the label's cross-entropy beside the surrogate
+    average: float = 0.995  # of the averaged weights, per step
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.clip < 1.0:
+            raise ValueError(f"clip must lie in (0, 1), got {self.clip}")
+        if self.samples < 2:
+            raise ValueError(f"samples must be at least 2 to have a baseline, got {self.samples}")
+
+
+class Rows(NamedTuple):
+    """Placements to learn from, with what the decoder saw; padded to the network's sizes."""
+
+    feats: Float[Array, "K N D F"]
+    legal: Bool[Array, "K N D"]
+    taken: Bool[Array, "K N"]
+    action: Int[Array, "K N"]
+    old: Float[Array, "K N"]  # log-probabilities when drawn
+    fresh: Bool[Array, ""]  # first step since they were drawn: old is not known yet
+    advantage: Float[Array, "K"]
+    surrogate: Float[Array, "K"]  # weight of the row in the surrogate loss
+    imitation: Float[Array, "K"]  # weight of the row in the cross-entropy
+
+
+class Weights(NamedTuple):
+    """Coefficients of the loss."""
+
+    clip: float
+    entropy: float
+    imitate: float
+
+
+class Metrics(NamedTuple):
+    """What one gradient says of itself; means over free choices."""
+
+    log_probability: Float[Array, "K N"]
+    entropy: Float[Array, ""]
+    cross_entropy: Float[Array, ""]
+    clipped: Float[Array, ""]
+    norm: Float[Array, ""]
+
+
+def rows(
+    rollout: Rollout,
+    advantage: Float[np.ndarray, "K"],
+    surrogate: Float[np.ndarray, "K"],
+    imitation: Float[np.ndarray, "K"],
+) -> Rows:
+    """The arrays of a rollout, ready for `gradient`."""
+    assert rollout.feats is not None
+    assert rollout.legal is not None
+    assert rollout.taken is not None
+    samples, wide = rollout.taken.shape
+    action = np.zeros((samples, wide), dtype=np.int32)
+    action[:, : rollout.device.shape[1]] = rollout.device
+    return Rows(
+        feats=jnp.asarray(rollout.feats),
+        legal=jnp.asarray(rollout.legal),
+        taken=jnp.asarray(rollout.taken),
+        action=jnp.asarray(action),
+        old=jnp.zeros((samples, wide), dtype=jnp.float32),
+        fresh=jnp.asarray(True),
+        advantage=jnp.asarray(advantage, dtype=jnp.float32),
+        surrogate=jnp.asarray(surrogate, dtype=jnp.float32),
+        imitation=jnp.asarray(imitation, dtype=jnp.float32),
+    )
+
+
+def log_probabilities(
+    config: NetworkConfig, params: Params, batch: Batch, rows: Rows
+) -> tuple[Float[Array, "K N"], Float[Array, "K N"]]:
+    """(log-probability of each action, entropy of each choice), zero where nothing was free.
+
+    No step depends on another: the features of every choice were recorded while decoding.
+    """
+    logits = jnp.where(rows.legal, score(apply(config, params, batch), rows.feats), -1e9)
+    logp = jax.nn.log_softmax(logits, axis=-1)
+    chosen = jnp.take_along_axis(logp, rows.action[..., None], axis=-1)[..., 0]
+    entropy = -jnp.where(rows.legal, jnp.exp(logp) * logp, 0.0).sum(axis=-1)
+    return jnp.where(rows.taken, chosen, 0.0), jnp.where(rows.taken, entropy, 0.0)
+
+
+def surrogate_loss(
+    log_ratio: Float[Array, "K N"],
+    advantage: Float[Array, "K 1"],
+    clip: Float[Array, ""] | float,
+) -> Float[Array, "K N"]:
+    """Minus the clipped surrogate of each decision: equation 7."""
+    # Beyond exp(20) only bad placements are unclipped; the bound ends their gradient.
+    ratio = jnp.exp(jnp.clip(log_ratio, -20.0, 20.0))
+    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage)
+
+
+def loss(
+    params: Params,
+    config: NetworkConfig,
+    batch: Batch,
+    rows: Rows,
+    weights: Weights,
+    clip_whole: bool = False,
+) -> tuple[Float[Array, ""], Metrics]:
+    """Surrogate, minus the entropy bonus, plus the cross-entropy of the rows that are labels."""
+    logp, entropy = log_probabilities(config, params, batch, rows)
+    old = jnp.where(rows.fresh, jax.lax.stop_gradient(logp), rows.old)
+    log_ratio = logp - old
+    if clip_whole:
+        log_ratio = jnp.broadcast_to(log_ratio.sum(axis=1, keepdims=True), logp.shape)
+    own = rows.surrogate[:, None] * rows.taken
+    count = jnp.maximum(own.sum(), 1.0)
+    surrogate = surrogate_loss(log_ratio, rows.advantage[:, None], weights.clip)
+    labelled = rows.imitation[:, None] * rows.taken
+    cross_entropy = -(labelled * logp).sum() / jnp.maximum(labelled.sum(), 1.0)
+    bonus = (own * entropy).sum() / count
+    total = (own * surrogate).sum() / count - weights.entropy * bonus
+    total = total + weights.imitate * cross_entropy
+    clipped = (own * (jnp.abs(jnp.expm1(log_ratio)) > weights.clip)).sum() / count
+    return total, Metrics(logp, bonus, cross_entropy, clipped, jnp.zeros(()))
+
+
+@functools.partial(jax.jit, static_argnames=("config", "clip_whole"))
+def gradient(
+    config: NetworkConfig,
+    params: Params,
+    batch: Batch,
+    rows: Rows,
+    weights: Weights,
+    clip_whole: bool = False,
+) -> tuple[Params, Metrics]:
+    """The gradient of `loss`, scaled to norm 1 so that no graph drowns another."""
+    grads, metrics = jax.grad(loss, has_aux=True)(params, config, batch, rows, weights, clip_whole)
+    norm = optax.global_norm(grads)
+    scaled = jax.tree.map(lambda g: g / (norm + 1e-6), grads)
+    return scaled, metrics._replace(norm=norm)
+
+
+def advantages(cost_s: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
+    """Minus the logarithm of the cost, to mean 0 and deviation 1; zeros where all cost the same.
+
+    >>> advantages(np.array([1.0, 1.0, 1.0]))
+    array([0., 0., 0.])
+    """
+    reward = -np.log(cost_s)
+    spread = reward.std()
+    # Differences in the last digits are noise of the clock of the simulator, not a signal.
+    if spread < 1e-7:
+        return np.zeros_like(reward)
+    return (reward - reward.mean()) / spread
+
+
+def published_advantages(
+    cost_s: Float[np.ndarray, "K"], feasible: np.ndarray, past: tuple[float, int]
+) -> tuple[Float[np.ndarray, "K"], tuple[float, int]]:
+    """GDP's advantage: -sqrt(seconds), -10 where invalid, minus the mean of all earlier trials.
+
+    `past` is (sum of rewards, number of trials); the new one comes back.
+    """
+    reward = np.where(feasible, -np.sqrt(cost_s), -10.0)
+    total, count = past
+    baseline = total / count if count else float(reward.mean())
+    return reward - baseline, (total + float(reward.sum()), count + len(reward))
+
+
+def optimiser(rate: float, rate_end: float, steps: int) -> optax.GradientTransformation:
+    """Adam under a cosine rate with a short warm-up; gradients clipped to norm 1."""
+    warm = min(20, max(1, steps // 10))
+    schedule = optax.warmup_cosine_decay_schedule(0.1 * rate, rate, warm, max(steps, 2), rate_end)
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def step(
+    transform: optax.GradientTransformation,
+    params: Params,
+    state: Any,
+    averaged: Params,
+    grads: Params,
+    average: float,
+) -> tuple[Params, Any, Params]:
+    """(weights, optimiser state, averaged weights) after one step."""
+    updates, state = transform.update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+    averaged = jax.tree.map(lambda a, p: average * a + (1.0 - average) * p, averaged, params)
+    return params, state, averaged
+
+
+def mean_gradient(grads: list[Params]) -> Params:
+    """The mean over problems."""
+    return jax.tree.map(lambda *g: sum(g) / len(g), *grads)

@@ -1,0 +1,210 @@
+"""Pre-training over many graphs: imitation, then PPO, with checkpoints from which it resumes."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from gdp import checkpoint
+from gdp.learn.distributed import Team
+from gdp.learn.instances import Instance
+from gdp.learn.labels import LabelStore, load_labels
+from gdp.learn.metrics import progress_bar, sinks
+from gdp.learn.problems import Problems, load_problems
+from gdp.learn.recipe import Recipe
+from gdp.learn.trainer import Trainer, TrainState
+from gdp.learn.validate import Quality, validate
+from gdp.policy.network import init
+from gdp.policy.policy import Policy, load_policy, save_policy
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a run left behind."""
+
+    policy: Policy  # averaged weights of the best validation, or the last
+    updates: int
+    best: Quality | None
+    folder: Path
+    history: list[dict] = field(default_factory=list)
+
+
+def pretrain(
+    recipe: Recipe,
+    folder: str | os.PathLike[str],
+    *,
+    recipe_text: str = "",
+    team: Team | None = None,
+    threads: int = 1,
+    stop_after_s: float | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Trained:
+    """Run a recipe, or go on with it where `folder` holds its checkpoint.
+
+    The folder gets `state/` (to resume from), `best/` and `last/` (policies), `metrics.jsonl` and,
+    where tensorboardX is installed, `tensorboard/`.
+    """
+    run = _Run(recipe, Path(folder), recipe_text, team or Team(), threads)
+    return run.go(stop_after_s, stop)
+
+
+class _Run:
+    """One process's part in a run."""
+
+    def __init__(self, recipe: Recipe, folder: Path, text: str, team: Team, threads: int) -> None:
+        self.recipe, self.folder, self.text, self.team = recipe, folder, text, team
+        data = recipe.data
+        self.problems = load_problems(
+            data.corpus, random_graphs=data.random_graphs, seed=recipe.seed,
+            min_ops=data.min_ops, max_ops=data.max_ops,
+        )  # fmt: skip
+        self.labels = self._labels()
+        known = self.labels.instances()
+        validation = set(self.problems.validation)
+        held = [i for i in known if i.graph in validation]
+        self.held = held[: data.validation]
+        usable = set(data.graphs or self.problems.train)
+        self.problems.train = sorted(usable)
+        learnt = [i for i in known if i.graph in usable and i.graph not in validation]
+        self.trainer = Trainer(recipe, self.problems, _only(self.labels, learnt), team, threads)
+        self.best: float = np.inf
+        self.best_quality: Quality | None = None
+
+    def go(self, stop_after_s: float | None, stop: Callable[[], bool] | None) -> Trained:
+        state = self._start()
+        begin, saved = time.monotonic(), time.monotonic()
+        say = sinks(self.folder, int(state.step)) if self.team.rank == 0 else []
+        history = []
+        with progress_bar(self.trainer.total, int(state.step)) as draw:
+            while int(state.step) < self.trainer.total:
+                at, clock, cpu = int(state.step), time.monotonic(), time.process_time()
+                state, numbers = self.trainer.update(state)
+                numbers |= {
+                    "phase": 0 if self.trainer.imitates(at) else 1,
+                    "wall_s": round(time.monotonic() - clock, 3),
+                    "cpu_s": round(time.process_time() - cpu, 3),
+                }
+                if (at + 1) % self.recipe.run.validate_every == 0 and self.team.rank == 0:
+                    numbers |= self._validate(state)
+                for sink in say:
+                    sink(at, numbers)
+                history.append({"step": at, **numbers})
+                draw(at + 1, _summary(numbers))
+                over = stop_after_s is not None and time.monotonic() - begin > stop_after_s
+                over = bool(self.team.agree(int(over or (stop is not None and stop()))))
+                if over:
+                    break
+                if time.monotonic() - saved > 60 * self.recipe.run.checkpoint_minutes:
+                    self._save(state)
+                    saved = time.monotonic()
+        self._save(state)
+        return Trained(
+            self._result(state), int(state.step), self.best_quality, self.folder, history
+        )
+
+    def _labels(self) -> LabelStore:
+        """The run's own labels where it resumes, the recipe's otherwise."""
+        own = self.folder / "labels.jsonl"
+        if own.exists():
+            return load_labels(own)
+        return load_labels(self.recipe.data.labels) if self.recipe.data.labels else LabelStore([])
+
+    def _start(self) -> TrainState:
+        network = self.recipe.network
+        if self.recipe.start:
+            found = load_policy(self.recipe.start)
+            if found.config != network:
+                raise checkpoint.CheckpointError(
+                    f"checkpoint {self.recipe.start!r} has another network than the recipe; copy "
+                    "its [network] table"
+                )
+            params = found.params
+        else:
+            params = init(network, self.recipe.seed)
+        state = self.trainer.fresh(params)
+        if not (self.folder / "state" / "meta.json").exists():
+            return state
+        meta = checkpoint.read_meta(self.folder / "state")
+        if meta["recipe"] != repr(self.recipe):
+            raise checkpoint.CheckpointError(
+                f"{str(self.folder)!r} holds a run of another recipe; give a new folder"
+            )
+        self.best = np.inf if meta["best"] is None else meta["best"]
+        if meta["quality"] is not None:
+            self.best_quality = Quality(*meta["quality"])
+        self.trainer.past = {key: (a, int(b)) for key, (a, b) in meta["past"].items()}
+        if meta["phase"] == 1:
+            state = state._replace(optimiser=self.trainer.transforms[1].init(state.params))
+        log.info("resuming at update %d", meta["step"])
+        return TrainState(*checkpoint.load(self.folder / "state", state))
+
+    def _save(self, state: TrainState) -> None:
+        if self.team.rank != 0:
+            return
+        at = int(state.step)
+        checkpoint.save(
+            self.folder / "state",
+            state,
+            recipe=self.text,
+            meta={
+                "step": at,
+                # At the border between phases the optimiser is still the first phase's.
+                "phase": 0 if at <= self.recipe.imitation.updates else 1,
+                "recipe": repr(self.recipe),
+                "best": None if np.isinf(self.best) else self.best,
+                "quality": self.best_quality,
+                "past": self.trainer.past,
+            },
+        )
+        merged = _merge(self.labels, self.trainer.labels)
+        merged.save(self.folder / "labels.jsonl")
+        self._ship(state, "last", None)
+
+    def _validate(self, state: TrainState) -> dict[str, float]:
+        policy = Policy(self.recipe.network, state.averaged, self.recipe.name)
+        quality = validate(policy, self.problems, self.labels, self.held)
+        value = np.sqrt(quality.greedy * quality.best)
+        if np.isfinite(value) and value < self.best and self.recipe.run.keep_best:
+            self.best, self.best_quality = float(value), quality
+            self._ship(state, "best", quality)
+        return {f"val_{name}": float(x) for name, x in quality._asdict().items()}
+
+    def _ship(self, state: TrainState, name: str, quality: Quality | None) -> None:
+        said = {} if quality is None else {"validation": quality._asdict()}
+        save_policy(
+            Policy(self.recipe.network, state.averaged, self.recipe.name),
+            self.folder / name, recipe=self.text, updates=int(state.step) + (quality is not None),
+            **said,
+        )  # fmt: skip
+
+    def _result(self, state: TrainState) -> Policy:
+        if (self.folder / "best" / "meta.json").exists():
+            return load_policy(self.folder / "best")
+        return Policy(self.recipe.network, state.averaged, self.recipe.name)
+
+
+def _only(labels: LabelStore, instances: list[Instance]) -> LabelStore:
+    found = [labels.get(instance) for instance in instances]
+    return LabelStore([label for label in found if label is not None])
+
+
+def _merge(base: LabelStore, better: LabelStore) -> LabelStore:
+    """All labels of `base`, those in `better` in its version; order kept."""
+    merged = []
+    for instance in base.instances():
+        label = better.get(instance) or base.get(instance)
+        assert label is not None
+        merged.append(label)
+    return LabelStore(merged)
+
+
+def _summary(numbers: dict) -> str:
+    shown = ("cross_entropy", "sample_ratio", "val_greedy", "val_best")
+    return json.dumps({k: round(numbers[k], 3) for k in shown if k in numbers})

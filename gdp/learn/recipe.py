@@ -1,0 +1,86 @@
+"""A training run as data: one TOML file, decoded strictly."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from gdp.errors import GdpError
+from gdp.learn.imitation import ImitationConfig
+from gdp.learn.ppo import PpoConfig
+from gdp.policy.network import NetworkConfig
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which problems a run learns from."""
+
+    corpus: str = ""  # folder with a manifest, relative to where the run starts; empty: random only
+    labels: str = ""  # file of labels, read at the start
+    min_ops: int = 30
+    max_ops: int = 1000  # larger graphs are left out
+    random_graphs: int = 40  # layered and series-parallel DAGs beside the corpus
+    fresh: float = 0.5  # share of problems in PPO that are drawn anew, without a label
+    validation: int = 32  # problems of the validation families
+    graphs: tuple[str, ...] = ()  # only these, for runs on one graph
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.fresh <= 1.0:
+            raise ValueError(f"fresh must lie in [0, 1], got {self.fresh}")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How often a run stops to look at itself."""
+
+    checkpoint_minutes: float = 5.0
+    validate_every: int = 50  # updates
+    keep_best: bool = True  # by the validation families
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a training run."""
+
+    name: str
+    seed: int = 0
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)
+    ppo: PpoConfig = field(default_factory=PpoConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    start: str = ""  # checkpoint to start from instead of fresh weights
+
+
+class RecipeError(GdpError):
+    """A recipe that is missing or malformed."""
+
+
+def parse_recipe(text: str, where: str = "recipe") -> Recipe:
+    """A recipe from TOML; unknown keys and values out of range are errors."""
+    try:
+        raw = msgspec.toml.decode(text.encode())
+        _reject_unknown(raw, Recipe, where)
+        return msgspec.convert(raw, Recipe)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise RecipeError(f"{where}: {error}") from None
+
+
+def load_recipe(path: str | os.PathLike[str]) -> tuple[Recipe, str]:
+    """(recipe, its text) of a TOML file."""
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise RecipeError(f"no recipe at {str(path)!r}: {error.strerror}") from None
+    return parse_recipe(text, str(path)), text
+
+
+def _reject_unknown(raw: dict, kind: type, where: str) -> None:
+    """msgspec lets unknown keys of dataclasses pass; a misspelt setting must not."""
+    fields = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    for key, value in raw.items():
+        if key not in fields:
+            raise ValueError(f"unknown key {key!r}; known are {', '.join(fields)}")
+        if isinstance(value, dict):
+            _reject_unknown(value, fields[key].type, where)

@@ -1,0 +1,93 @@
+"""Placements drawn from a policy and judged by the simulator.
+
+Axes: K placements, N ops, D devices; wide N and D are those of the padded network.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.policy.decode import Rollout, decode, priority
+from gdp.policy.policy import Policy
+from gdp.sim.problem import Problem
+
+OVERFLOW_WEIGHT = 4.0
+"""A placement that overflows by its whole memory counts as five times as slow."""
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """What one update learns from, of one problem."""
+
+    problem: Problem
+    rollout: Rollout
+    cost_s: Float[np.ndarray, "K"]  # value of the objective, raised where memory overflows
+    feasible: np.ndarray  # [K] bool
+
+
+def judge(
+    problem: Problem, devices: Int[np.ndarray, "K N"]
+) -> tuple[Float[np.ndarray, "K"], np.ndarray]:
+    """(cost in seconds, feasible) of placements under the policy's priorities."""
+    from gdp.sim.score import values
+
+    value_s, overflow = values(problem, devices, priority(problem))
+    capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).sum())
+    return value_s * (1.0 + OVERFLOW_WEIGHT * overflow / capacity), overflow == 0
+
+
+def sample(
+    policy: Policy,
+    problem: Problem,
+    *,
+    samples: int,
+    seed: int,
+    label: Int[np.ndarray, "N"] | None = None,
+    threads: int = 1,
+) -> Episode:
+    """`samples` placements with all that was seen; the last follows the label, if there is one."""
+    batch = policy.batch(problem)
+    rollout = decode(
+        policy.view(problem),
+        policy.head(problem),
+        samples=samples,
+        seed=seed,
+        forced=None if label is None else label[None],
+        keep=True,
+        pad=(len(batch.op_mask), len(batch.device_mask)),
+        threads=threads,
+    )
+    cost_s, feasible = judge(problem, rollout.device)
+    return Episode(problem, rollout, cost_s, feasible)
+
+
+def follow(policy: Policy, problem: Problem, labels: Int[np.ndarray, "K N"]) -> Rollout:
+    """What the decoder sees when it is made to follow the placements given."""
+    batch = policy.batch(problem)
+    return decode(
+        policy.view(problem),
+        blank_head(policy, problem),
+        samples=len(labels),
+        seed=0,
+        forced=labels,
+        keep=True,
+        pad=(len(batch.op_mask), len(batch.device_mask)),
+    )
+
+
+def blank_head(policy: Policy, problem: Problem):  # noqa: ANN201
+    """A head of zeros: following a label needs no scores."""
+    from gdp.policy.decode import Head
+
+    n, d, width = problem.num_ops, problem.num_devices, 1
+    return Head(
+        prior=np.zeros((n, d), np.float32),
+        node=np.zeros((n, width), np.float32),
+        device=np.zeros((d, width), np.float32),
+        feature=np.zeros((26, width), np.float32),
+        mixing=np.zeros((width, width), np.float32),
+        bias=np.zeros(width, np.float32),
+        out=np.zeros(width, np.float32),
+        dynamic=policy.config.decode == "autoregressive",
+    )

@@ -1,0 +1,214 @@
+"""One training step of either phase, as a function of the state and of the step's number alone.
+
+Whatever is random in step k comes from (seed, k), so that a resumed run draws what the first would have.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from gdp.learn.distributed import Team
+from gdp.learn.imitation import imitation_rows
+from gdp.learn.instances import Instance, draw
+from gdp.learn.labels import LabelStore
+from gdp.learn.ppo import (
+    Weights,
+    advantages,
+    gradient,
+    optimiser,
+    published_advantages,
+    rows,
+    step,
+)
+from gdp.learn.problems import Problems
+from gdp.learn.recipe import Recipe
+from gdp.learn.rollout import Episode, sample
+from gdp.policy.network import Params
+from gdp.policy.policy import Policy
+
+
+class TrainState(NamedTuple):
+    """All that a checkpoint holds beside the labels."""
+
+    params: Params
+    averaged: Params  # exponential mean of the weights: what is validated and shipped
+    optimiser: Any
+    step: np.ndarray  # [] updates done
+
+
+@dataclass
+class Trainer:
+    """A recipe with its problems and labels; `update` takes the state one step on."""
+
+    recipe: Recipe
+    problems: Problems
+    labels: LabelStore
+    team: Team = field(default_factory=Team)
+    threads: int = 1
+    past: dict[str, tuple[float, int]] = field(default_factory=dict)  # for the published advantage
+
+    def __post_init__(self) -> None:
+        imitation, ppo = self.recipe.imitation, self.recipe.ppo
+        self.transforms = (
+            optimiser(imitation.rate, imitation.rate_end, imitation.updates),
+            optimiser(ppo.rate, ppo.rate_end, ppo.updates * ppo.epochs),
+        )
+
+    @property
+    def total(self) -> int:
+        return self.recipe.imitation.updates + self.recipe.ppo.updates
+
+    def imitates(self, at: int) -> bool:
+        """Whether an update belongs to the first phase."""
+        return at < self.recipe.imitation.updates
+
+    def fresh(self, params: Params) -> TrainState:
+        """The state before the first update."""
+        params = jax.tree.map(np.asarray, params)
+        return TrainState(params, params, self.transforms[0].init(params), np.zeros((), np.int64))
+
+    def update(self, state: TrainState) -> tuple[TrainState, dict[str, float]]:
+        """One update, and what there is to say about it."""
+        at = int(state.step)
+        if at == self.recipe.imitation.updates:
+            state = state._replace(optimiser=self.transforms[1].init(state.params))
+        do = self._imitate if self.imitates(at) else self._reinforce
+        state, numbers = do(state, np.random.default_rng([self.recipe.seed, at]))
+        return state._replace(step=np.asarray(at + 1)), numbers
+
+    def _imitate(
+        self, state: TrainState, rng: np.random.Generator
+    ) -> tuple[TrainState, dict[str, float]]:
+        config = self.recipe.imitation
+        known = self.labels.instances()
+        chosen = [known[int(k)] for k in rng.integers(len(known), size=config.graphs)]
+        seeds = rng.integers(1 << 31, size=config.graphs)
+        policy = Policy(self.recipe.network, state.params)
+        total, losses = None, []
+        mine = self.team.mine(chosen)
+        for k, instance in mine:
+            problem = self.problems.get(instance)
+            label = self.labels.get(instance, problem)
+            if label is None:
+                continue
+            made = imitation_rows(policy, problem, label.placement(), config.noise, int(seeds[k]))
+            grads, metrics = gradient(
+                self.recipe.network, state.params, policy.batch(problem), made,
+                Weights(0.2, 0.0, 1.0),
+            )  # fmt: skip
+            total = grads if total is None else jax.tree.map(np.add, total, grads)
+            losses.append(float(metrics.cross_entropy))
+        state = self._apply(state, total, len(losses), self.transforms[0], config.average)
+        return state, {"cross_entropy": float(np.mean(losses)) if losses else float("nan")}
+
+    def _reinforce(
+        self, state: TrainState, rng: np.random.Generator
+    ) -> tuple[TrainState, dict[str, float]]:
+        config = self.recipe.ppo
+        chosen = [self._choose(rng) for _ in range(config.graphs)]
+        seeds = rng.integers(1 << 31, size=config.graphs)
+        policy = Policy(self.recipe.network, state.params)
+        episodes = [
+            self._episode(policy, instance, int(seeds[k])) for k, instance in self.team.mine(chosen)
+        ]
+        made = [self._rows(instance, episode) for instance, episode in episodes]
+        progress = (int(state.step) - self.recipe.imitation.updates) / max(config.updates, 1)
+        weights = Weights(
+            config.clip,
+            config.entropy + (config.entropy_end - config.entropy) * progress,
+            config.imitate,
+        )
+        said: list[Any] = []
+        for epoch in range(config.epochs):
+            total = None
+            for k, (_, episode) in enumerate(episodes):
+                grads, metrics = gradient(
+                    self.recipe.network, state.params, policy.batch(episode.problem), made[k],
+                    weights, clip_whole=config.clip_whole,
+                )  # fmt: skip
+                if epoch == 0:
+                    made[k] = made[k]._replace(
+                        old=metrics.log_probability, fresh=jax.numpy.asarray(False)
+                    )
+                total = grads if total is None else jax.tree.map(np.add, total, grads)
+                said.append(metrics)
+            state = self._apply(state, total, len(episodes), self.transforms[1], config.average)
+        return state, self._numbers(episodes, said)
+
+    def _choose(self, rng: np.random.Generator) -> Instance:
+        known = self.labels.instances()
+        if not known or rng.random() < self.recipe.data.fresh:
+            return draw(rng, self.problems.train)
+        return known[int(rng.integers(len(known)))]
+
+    def _episode(self, policy: Policy, instance: Instance, seed: int) -> tuple[Instance, Episode]:
+        """Sampled placements of one problem; the label rides along as the last row."""
+        problem = self.problems.get(instance)
+        label = self.labels.get(instance, problem)
+        # Rows are as many with a label as without, so that both share one compiled gradient.
+        placement = None if label is None or not self.recipe.ppo.imitate else label.placement()
+        episode = sample(
+            policy, problem, samples=self.recipe.ppo.samples, seed=seed,
+            label=placement, threads=self.threads,
+        )  # fmt: skip
+        if label is not None:
+            best = int(np.argmin(np.where(episode.feasible, episode.cost_s, np.inf)))
+            self.labels.improve(
+                instance, problem, episode.rollout.device[best],
+                evaluations=len(episode.cost_s), found_by="policy",
+            )  # fmt: skip
+        return instance, episode
+
+    def _rows(self, instance: Instance, episode: Episode) -> Any:
+        samples = len(episode.cost_s)
+        labelled = np.zeros(samples)
+        if self.recipe.ppo.imitate and self.labels.get(instance, episode.problem) is not None:
+            labelled[-1] = 1.0
+        free = labelled == 0
+        advantage = np.zeros(samples)
+        if self.recipe.ppo.advantage == "normalised":
+            advantage[free] = advantages(episode.cost_s[free])
+        else:
+            advantage[free], self.past[instance.key] = published_advantages(
+                episode.cost_s[free], episode.feasible[free], self.past.get(instance.key, (0.0, 0))
+            )
+        return rows(episode.rollout, advantage, free.astype(float), labelled)
+
+    def _apply(
+        self,
+        state: TrainState,
+        total: Any,
+        count: int,
+        transform: optax.GradientTransformation,
+        average: float,
+    ) -> TrainState:
+        if total is None:
+            total = jax.tree.map(np.zeros_like, state.params)
+        grads = self.team.mean(total, count)
+        params, opt, averaged = step(
+            transform, state.params, state.optimiser, state.averaged, grads, average
+        )
+        return state._replace(params=params, optimiser=opt, averaged=averaged)
+
+    def _numbers(
+        self, episodes: list[tuple[Instance, Episode]], said: list[Any]
+    ) -> dict[str, float]:
+        """Means over this process's problems; ratios are to the labels, where there are any."""
+        ratios, bests = [], []
+        for instance, episode in episodes:
+            label = self.labels.get(instance, episode.problem)
+            if label is not None:
+                drawn = episode.cost_s[:-1] if self.recipe.ppo.imitate else episode.cost_s
+                ratios.append(np.log(drawn / label.value_s).mean())
+                bests.append(np.log(drawn.min() / label.value_s))
+        mean = {
+            "entropy": np.mean([float(m.entropy) for m in said]) if said else np.nan,
+            "clipped": np.mean([float(m.clipped) for m in said]) if said else np.nan,
+            "feasible": np.mean([e.feasible.mean() for _, e in episodes]) if episodes else np.nan,
+        }
+        if ratios:
+            mean |= {"sample_ratio": np.exp(np.mean(ratios)), "best_ratio": np.exp(np.mean(bests))}
+        return {name: float(value) for name, value in mean.items()}

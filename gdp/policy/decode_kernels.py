@@ -1,0 +1,445 @@
+"""Numba kernels of the autoregressive decoder: one placement, op by op.
+
+The kernel keeps a running estimate of the schedule in decode order (append, no insertion), reads
+from it the features of every (op, device) pair, scores them with the small head, masks what is not
+legal, picks a device and updates the estimate. The simulator, not this estimate, is the judge.
+"""
+
+import typing
+
+import numba
+import numpy as np
+
+NUM_PAIR_FEATURES = 26
+"""Dynamic features of one (op, device) pair; `pair_features` fills them in this order."""
+
+NEIGHBOURHOOD = 48
+"""Uses looked at for the pull of future readers; bounds the work per op on graphs with hubs."""
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def rollout(p, head, forced, uniform, greedy, temperature, device, taken, legal, feats, keep):
+    """Fill `device` [N] with one placement; returns the log-probability of its free choices.
+
+    `forced[op] >= 0` fixes the device of an op (teacher forcing). With `keep`, `taken` [N] says
+    where a choice was made, `legal` [N, D] what was allowed there, `feats` [N, D, F] what was seen.
+    """
+    n, d = p.cost_s.shape
+    s = new_state(p)
+    row = np.zeros((d, NUM_PAIR_FEATURES), dtype=np.float32)
+    logit = np.zeros(d)
+    mask = np.zeros(d, dtype=np.bool_)
+    hidden = np.zeros((2, head.out.shape[0]), dtype=np.float32)
+    total = 0.0
+    for step in range(n):
+        op = p.order[step]
+        pinned = s.group_device[p.group[op]]
+        options = 0
+        if pinned < 0:
+            options = legal_devices(p, s, op, mask)
+            if forced[op] >= 0 and not mask[forced[op]]:
+                mask[forced[op]] = True
+                options += 1
+        if pinned >= 0:
+            choice = pinned
+        elif options == 1 and not (forced[op] >= 0):
+            choice = int(np.argmax(mask))
+        else:
+            if head.dynamic:
+                pair_features(p, s, op, mask, row)
+            score_pairs(head, op, row, mask, logit, hidden)
+            if forced[op] >= 0:
+                choice = forced[op]
+            elif greedy:
+                choice = best_of(logit, mask)
+            else:
+                choice = draw(logit, mask, temperature, uniform[op])
+            if options > 1:
+                total += log_probability(logit, mask, choice)
+                if keep:
+                    taken[op] = True
+                    legal[op, :d] = mask
+                    feats[op, :d] = row
+        device[op] = choice
+        commit(p, s, op, choice)
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def new_state(p):
+    """An empty machine."""
+    n, d = p.cost_s.shape
+    t = p.tensor_bytes.shape[0]
+    arrival = np.full((t, d), np.inf)
+    return State(
+        arrival,
+        np.zeros(d),
+        np.zeros(p.num_channels),
+        np.zeros(d),
+        np.zeros(p.num_channels),
+        np.zeros(n),
+        np.full(p.num_groups, -1, dtype=np.int64),
+        np.zeros((p.num_weights, d), dtype=np.bool_),
+        np.zeros(d),
+        np.zeros(d),
+        p.num_uses.copy(),
+        np.zeros(d, dtype=np.bool_),
+        np.zeros(d),
+        np.zeros(4),
+        np.full((n, 1), -1, dtype=np.int64),
+    )
+
+
+class State(typing.NamedTuple):
+    """The machine part-way through a decode. Axes: N ops, T tensors, D devices, C channels."""
+
+    arrival_s: typing.Any  # [T, D] when a tensor is there, inf where it is not
+    free_s: typing.Any  # [D] when the last op placed there ends
+    channel_s: typing.Any  # [C] when the last transfer ends
+    load_s: typing.Any  # [D] busy seconds
+    channel_load_s: typing.Any  # [C]
+    finish_s: typing.Any  # [N]
+    group_device: typing.Any  # [groups], -1 while undecided
+    holds: typing.Any  # [weights, D]
+    weight_bytes: typing.Any  # [D]
+    live_bytes: typing.Any  # [D]
+    uses_left: typing.Any  # [T]
+    used: typing.Any  # [D]
+    recent: typing.Any  # [D] decaying share of the latest ops
+    record: typing.Any  # [0]: longest finish plus tail so far; [1]: total load; [2]: largest load
+    placed: typing.Any  # [N, 1] device of every placed op, -1 before
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def legal_devices(p, s, op, mask):
+    """Fill `mask` with the devices that may take an op, and count them; never zero.
+
+    Allowed for the op's whole group; memory for its weights, inputs and outputs; and of devices
+    that are alike and still empty only the first, since the others give the same placement renamed.
+    """
+    d = p.cost_s.shape[1]
+    group = p.group[op]
+    count = 0
+    roomiest = -1
+    most = -np.inf
+    for i in range(d):
+        mask[i] = False
+        if not p.allowed[group, i]:
+            continue
+        room = p.memory_bytes[i] - s.weight_bytes[i] - s.live_bytes[i] - demand(p, s, op, i)
+        if room > most:
+            most = room
+            roomiest = i
+        if p.mask_memory and room < 0:
+            continue
+        if p.mask_alike and not s.used[i] and p.twin[i] >= 0 and not s.used[p.twin[i]]:
+            continue
+        mask[i] = True
+        count += 1
+    if count == 0:
+        mask[roomiest] = True
+        count = 1
+    return count
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def demand(p, s, op, i):
+    """Bytes that an op (and the weights of its group) would add on a device."""
+    need = 0.0
+    if s.group_device[p.group[op]] < 0:
+        for k in range(p.member_first[p.group[op]], p.member_first[p.group[op] + 1]):
+            member = p.member[k]
+            if not s.holds[p.weight[member], i]:
+                need += p.weight_size[p.weight[member]]
+    for k in range(p.in_first[op], p.in_first[op + 1]):
+        if s.arrival_s[p.in_tensor[k], i] == np.inf:
+            need += p.tensor_bytes[p.in_tensor[k]]
+    for k in range(p.out_first[op], p.out_first[op + 1]):
+        need += p.tensor_bytes[p.out_tensor[k]]
+    return need
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def arrival(p, s, t, i):
+    """When a tensor would be on a device if it were sent there now, and the seconds of sending."""
+    if s.arrival_s[t, i] < np.inf:
+        return s.arrival_s[t, i], 0.0
+    home = s.placed[p.producer[t], 0]
+    seconds = p.latency_s[home, i] + p.tensor_bytes[t] * p.s_per_byte[home, i]
+    start = max(s.finish_s[p.producer[t]], s.channel_s[p.channel[home, i]])
+    return start + seconds, seconds
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def opens_segment(p, s, op, i):
+    """Whether an op on a device starts a cut sub-model: it reads from elsewhere, or nothing."""
+    if p.is_io[op]:
+        return False
+    if p.in_first[op] == p.in_first[op + 1]:
+        return True
+    for k in range(p.in_first[op], p.in_first[op + 1]):
+        made_by = p.producer[p.in_tensor[k]]
+        if p.is_io[made_by] or s.placed[made_by, 0] != i:
+            return True
+    return False
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def squash(x):
+    return np.arcsinh(x) / 3.0
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def pair_features(p, s, op, mask, row):
+    """Fill `row` [D, F] with the dynamic features of an op on every legal device."""
+    d = p.cost_s.shape[1]
+    scale = p.scale_s
+    row[:] = 0.0
+    work = np.zeros((9, d))
+    begin, ready, end, missing, sent = work[0], work[1], work[2], work[3], work[4]
+    resident, pull, kin, sibling = work[5], work[6], work[7], work[8]
+    future_pull(p, s, op, pull, kin, sibling)
+    total_in, heaviest, heaviest_bytes = 0.0, -1, -1.0
+    for k in range(p.in_first[op], p.in_first[op + 1]):
+        t = p.in_tensor[k]
+        size = p.tensor_bytes[t] + 1.0
+        total_in += size
+        if size > heaviest_bytes:
+            heaviest_bytes, heaviest = size, s.placed[p.producer[t], 0]
+        for i in range(d):
+            if mask[i]:
+                at, seconds = arrival(p, s, t, i)
+                ready[i] = max(ready[i], at)
+                missing[i] += seconds
+                sent[i] += 1.0 if seconds > 0 else 0.0
+                resident[i] += size if s.arrival_s[t, i] < np.inf else 0.0
+    least_begin, least_ready, least_free, least_end = np.inf, np.inf, np.inf, np.inf
+    quickest, top_load = np.inf, 0.0
+    argmin = -1
+    for i in range(d):
+        if not mask[i]:
+            continue
+        cost = p.cost_s[op, i]
+        if p.segment_s[i] > 0 and opens_segment(p, s, op, i):
+            cost += p.segment_s[i]
+        begin[i] = max(ready[i], s.free_s[i])
+        end[i] = begin[i] + cost
+        least_begin, least_ready = min(least_begin, begin[i]), min(least_ready, ready[i])
+        least_free, quickest = min(least_free, s.free_s[i]), min(quickest, cost)
+        if end[i] < least_end:
+            least_end, argmin = end[i], i
+    for i in range(d):
+        top_load = max(top_load, s.load_s[i])
+    for c in range(p.num_channels):
+        top_load = max(top_load, s.channel_load_s[c])
+    for i in range(d):
+        if not mask[i]:
+            continue
+        cost = end[i] - begin[i]
+        x = row[i]
+        x[0] = squash((end[i] - least_end) / scale)
+        x[1] = squash((begin[i] - least_begin) / scale)
+        x[2] = squash((ready[i] - least_ready) / scale)
+        x[3] = squash((s.free_s[i] - least_free) / scale)
+        x[4] = squash(max(0.0, ready[i] - s.free_s[i]) / scale)
+        x[5] = squash(max(0.0, s.free_s[i] - ready[i]) / scale)
+        x[6] = squash(missing[i] / scale)
+        x[7] = resident[i] / total_in if total_in > 0 else 0.0
+        x[8] = s.load_s[i] / (s.record[1] + 1e-30)
+        x[9] = s.load_s[i] / p.fair_s
+        x[10] = headroom(p, s, op, i)
+        x[11] = squash((cost - quickest) / scale)
+        x[12] = np.log(max(cost, 1e-3 * scale) / max(quickest, 1e-3 * scale)) / 3.0
+        x[13] = 1.0 if i == argmin else 0.0
+        x[14] = 1.0 if i == heaviest else 0.0
+        x[15] = pull[i]
+        x[16] = kin[i]
+        x[17] = sibling[i]
+        x[18] = s.recent[i]
+        x[19] = 1.0 if i == p.host else 0.0
+        x[20] = 1.0 if s.used[i] else 0.0
+        x[21] = squash((end[i] + p.tail_s[op] - s.record[0]) / scale)
+        x[22] = squash((s.load_s[i] + cost - top_load) / scale)
+        x[23] = squash(missing[i] / (cost + 1e-3 * scale))
+        x[24] = sent[i] / 4.0
+        x[25] = squash((missing[i] + cost - quickest) / scale)
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def headroom(p, s, op, i):
+    """Share of a device's memory that stays free with the op on it, in [-1, 1]."""
+    left = p.memory_bytes[i] - s.weight_bytes[i] - s.live_bytes[i] - demand(p, s, op, i)
+    return max(-1.0, left / p.memory_bytes[i])
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def future_pull(p, s, op, pull, kin, sibling):
+    """Where the op's readers will want it, as shares over devices.
+
+    pull: bytes of the readers' other inputs that are already placed; kin: readers whose group is
+    decided; sibling: placed readers of the op's own inputs.
+    """
+    seen, total = 0, 0.0
+    for q in range(p.out_first[op], p.out_first[op + 1]):
+        t = p.out_tensor[q]
+        for k in range(p.reader_first[t], p.reader_first[t + 1]):
+            reader = p.reader[k]
+            decided = s.group_device[p.group[reader]]
+            if decided >= 0:
+                kin[decided] += 1.0
+            for m in range(p.in_first[reader], p.in_first[reader + 1]):
+                seen += 1
+                home = s.placed[p.producer[p.in_tensor[m]], 0]
+                if home >= 0:
+                    size = p.tensor_bytes[p.in_tensor[m]] + 1.0
+                    pull[home] += size
+                    total += size
+            if seen > NEIGHBOURHOOD:
+                break
+        if seen > NEIGHBOURHOOD:
+            break
+    if total > 0:
+        pull /= total
+    if kin.sum() > 0:
+        kin /= kin.sum()
+    seen = 0
+    for m in range(p.in_first[op], p.in_first[op + 1]):
+        t = p.in_tensor[m]
+        for k in range(p.reader_first[t], p.reader_first[t + 1]):
+            seen += 1
+            if s.placed[p.reader[k], 0] >= 0:
+                sibling[s.placed[p.reader[k], 0]] += 1.0
+            if seen > NEIGHBOURHOOD:
+                break
+    if sibling.sum() > 0:
+        sibling /= sibling.sum()
+
+
+@numba.njit(cache=True, nogil=True, fastmath=True)
+@typing.no_type_check
+def score_pairs(head, op, row, mask, logit, hidden):
+    """logit(d) = prior + out . relu(W2 relu(node + device + W1 f) + b): network.score, one op."""
+    width = head.out.shape[0]
+    for i in range(row.shape[0]):
+        if not mask[i]:
+            continue
+        value = head.prior[op, i]
+        if head.dynamic:
+            first, second = hidden[0], hidden[1]
+            for j in range(width):
+                first[j] = head.node[op, j] + head.device[i, j]
+                second[j] = head.bias[j]
+            for f in range(row.shape[1]):
+                x = row[i, f]
+                if x != 0.0:
+                    for j in range(width):
+                        first[j] += x * head.feature[f, j]
+            for k in range(width):
+                x = first[k]
+                if x > 0.0:
+                    for j in range(width):
+                        second[j] += x * head.mixing[k, j]
+            for j in range(width):
+                if second[j] > 0.0:
+                    value += second[j] * head.out[j]
+        logit[i] = value
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def best_of(logit, mask):
+    best = -1
+    for i in range(mask.shape[0]):
+        if mask[i] and (best < 0 or logit[i] > logit[best]):
+            best = i
+    return best
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def log_probability(logit, mask, choice):
+    top = logit[best_of(logit, mask)]
+    total = 0.0
+    for i in range(mask.shape[0]):
+        if mask[i]:
+            total += np.exp(logit[i] - top)
+    return logit[choice] - top - np.log(total)
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def draw(logit, mask, temperature, uniform):
+    """A device from the softmax of logit / temperature, by inversion of one uniform number."""
+    top = logit[best_of(logit, mask)]
+    total = 0.0
+    for i in range(mask.shape[0]):
+        if mask[i]:
+            total += np.exp((logit[i] - top) / temperature)
+    target, running, last = uniform * total, 0.0, -1
+    for i in range(mask.shape[0]):
+        if mask[i]:
+            running += np.exp((logit[i] - top) / temperature)
+            last = i
+            if running >= target:
+                return i
+    return last
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def commit(p, s, op, i):
+    """Put an op on a device: move what it reads, run it, and account for memory."""
+    group = p.group[op]
+    segment = p.segment_s[i] > 0 and opens_segment(p, s, op, i)
+    if s.group_device[group] < 0:
+        s.group_device[group] = i
+        for k in range(p.member_first[group], p.member_first[group + 1]):
+            weight = p.weight[p.member[k]]
+            if not s.holds[weight, i]:
+                s.holds[weight, i] = True
+                s.weight_bytes[i] += p.weight_size[weight]
+    ready = 0.0
+    for k in range(p.in_first[op], p.in_first[op + 1]):
+        t = p.in_tensor[k]
+        if s.arrival_s[t, i] == np.inf:
+            at, seconds = arrival(p, s, t, i)
+            channel = p.channel[s.placed[p.producer[t], 0], i]
+            s.channel_s[channel] = at
+            s.channel_load_s[channel] += seconds
+            s.arrival_s[t, i] = at
+            s.live_bytes[i] += p.tensor_bytes[t]
+        ready = max(ready, s.arrival_s[t, i])
+    cost = p.cost_s[op, i] + (p.segment_s[i] if segment else 0.0)
+    s.finish_s[op] = max(ready, s.free_s[i]) + cost
+    if cost > 0.0:
+        s.free_s[i] = s.finish_s[op]
+    s.load_s[i] += cost
+    s.placed[op, 0] = i
+    s.used[i] = True
+    for j in range(s.recent.shape[0]):
+        s.recent[j] *= 0.95
+    s.recent[i] += 0.05
+    s.record[0] = max(s.record[0], s.finish_s[op] + p.tail_s[op])
+    s.record[1] += cost
+    for k in range(p.out_first[op], p.out_first[op + 1]):
+        t = p.out_tensor[k]
+        s.arrival_s[t, i] = s.finish_s[op]
+        if s.uses_left[t] > 0:
+            s.live_bytes[i] += p.tensor_bytes[t]
+    for k in range(p.in_first[op], p.in_first[op + 1]):
+        t = p.in_tensor[k]
+        s.uses_left[t] -= 1
+        if s.uses_left[t] == 0:
+            for j in range(s.live_bytes.shape[0]):
+                if s.arrival_s[t, j] < np.inf:
+                    s.live_bytes[j] -= p.tensor_bytes[t]

@@ -1,0 +1,93 @@
+"""A network with weights, ready to place: the bridge from problems to decoded placements."""
+
+import os
+import weakref
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gdp import checkpoint
+from gdp.policy.batching import Batch, on_device, pad
+from gdp.policy.decode import DecodeProblem, Head, prepare
+from gdp.policy.features import features
+from gdp.policy.network import Encoded, NetworkConfig, Params, abstract, encode
+from gdp.sim.problem import Problem
+
+_BATCHES: weakref.WeakKeyDictionary[Problem, dict[str, Batch]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """Weights and the network they belong to."""
+
+    config: NetworkConfig
+    params: Params
+    name: str = "policy"
+
+    def batch(self, problem: Problem) -> Batch:
+        """The padded features of a problem, computed once."""
+        batches = _BATCHES.setdefault(problem, {})
+        kind = self.config.features
+        if kind not in batches:
+            batches[kind] = on_device(pad(features(problem, kind)))
+        return batches[kind]
+
+    def view(self, problem: Problem) -> DecodeProblem:
+        """The problem as the decoder reads it, under this network's masks."""
+        return prepare(
+            problem, mask_memory=self.config.mask_memory, mask_alike=self.config.mask_alike
+        )
+
+    def head(self, problem: Problem) -> Head:
+        """The encoded problem: one pass of the network."""
+        encoded = encode(self.config, self.params, self.batch(problem))
+        return to_head(self.config, encoded, problem.num_ops, problem.num_devices)
+
+
+def to_head(config: NetworkConfig, encoded: Encoded, num_ops: int, num_devices: int) -> Head:
+    """What the decoder needs, without the padding."""
+
+    def flat(values: Any) -> np.ndarray:
+        return np.ascontiguousarray(np.asarray(values), dtype=np.float32)
+
+    return Head(
+        prior=flat(encoded.prior[:num_ops, :num_devices]),
+        node=flat(encoded.node[:num_ops]),
+        device=flat(encoded.device[:num_devices]),
+        feature=flat(encoded.feature),
+        mixing=flat(encoded.mixing),
+        bias=flat(encoded.bias),
+        out=flat(encoded.out),
+        dynamic=config.decode == "autoregressive",
+    )
+
+
+def save_policy(
+    policy: Policy, path: str | os.PathLike[str], *, recipe: str = "", **meta: Any
+) -> str:
+    """Write a policy checkpoint; returns the SHA-256 of its weights."""
+    document = {"kind": "policy", "network": asdict(policy.config), "name": policy.name, **meta}
+    return checkpoint.save(path, policy.params, recipe=recipe, meta=document)
+
+
+def load_policy(path: str | os.PathLike[str]) -> Policy:
+    """Read a policy checkpoint; raises `CheckpointError` on anything else."""
+    meta = checkpoint.read_meta(path)
+    try:
+        config = msgspec.convert(meta["network"], NetworkConfig)
+    except (KeyError, msgspec.ValidationError, ValueError) as error:
+        raise checkpoint.CheckpointError(
+            f"checkpoint {str(path)!r} holds no policy that this gdp can read: {error}"
+        ) from None
+    params = checkpoint.load(path, abstract(config))
+    return Policy(config, params, meta.get("name", "policy"))
+
+
+def default_checkpoint() -> Path:
+    """Where the shipped policy lies: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "_data" / "checkpoints" / "default"
+    return inside if inside.exists() else package.parent / "checkpoints" / "default"

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
+from gdp.sim.latency import latencies, simulate
+from gdp.sim.memory import overflow_bytes, pipeline_peaks
 from gdp.sim.problem import Problem
+from gdp.sim.throughput import periods
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,3 +33,35 @@ class Score:
         if self.feasible:
             return text
         return f"infeasible: {self.overflow_bytes / 2**30:.2f} GiB over device memory ({text})"
+
+
+def score(
+    problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None = None
+) -> Score:
+    """The score of one placement. Memory is of one run, or of a full pipeline for throughput."""
+    schedule = simulate(problem, device, rank)
+    period_s, _ = periods(problem, device[None])
+    pipeline = problem.objective == "throughput"
+    peak_bytes = pipeline_peaks(problem, device) if pipeline else schedule.peak_bytes
+    return Score(
+        latency_s=schedule.latency_s,
+        period_s=float(period_s[0]),
+        overflow_bytes=overflow_bytes(problem, peak_bytes),
+        peak_bytes=peak_bytes,
+    )
+
+
+def values(
+    problem: Problem,
+    devices: Int[np.ndarray, "B N"],
+    ranks: Int[np.ndarray, "N"] | Int[np.ndarray, "B N"] | None = None,
+) -> tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]:
+    """Seconds of the problem's objective and overflow in bytes, for each placement."""
+    if problem.objective == "latency":
+        return latencies(problem, devices, ranks)
+    if problem.objective == "throughput":
+        return periods(problem, devices)
+    raise ValueError(
+        f"objective {problem.objective!r} is not one of the event simulator's; "
+        "it has an evaluator of its own"
+    )

@@ -1,0 +1,248 @@
+"""A problem as flat arrays, and the memory that one simulation works in.
+
+For kernels that simulate many placements (local search, roll-outs), inside numba:
+
+    from gdp.sim.engine import arrays, workspace
+    from gdp.sim.engine_kernels import evaluate, set_rank
+    flat, work = arrays(problem), workspace(problem)            # one workspace per thread
+    latency_s, overflow = evaluate(flat, work, device, False)   # callable from other kernels
+
+`evaluate(EngineArrays, Workspace, device: int32 [N], by_rank: bool) -> (float64, int64)` is a numba
+function; it allocates nothing. With `by_rank` True the devices follow the ranks that the last
+`set_rank(work, rank)` left in the workspace, else each takes the op that was ready first. Overflow
+is in bytes, summed over devices; peaks are accounted only where memory can bind
+(`flat.memory_binds`), else it is 0 at no cost. `run_events(flat, work, device, by_rank, record)
+-> float64` is the latency alone; with `record` it leaves times and transfers in `work`.
+
+This module loads no numba, so that it may be imported anywhere.
+"""
+
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt
+
+from gdp.graph import INPUT, OUTPUT
+from gdp.sim.problem import Problem
+
+CHUNK = 64  # arrivals per chunk of a lane, a power of two; see Workspace.entry_s
+PENDING = 1 << 17  # one missing input in an op's state
+OPENS = 1 << 16  # the op opens a segment
+DEVICE_MASK = OPENS - 1  # the device in an op's state
+
+
+class EngineArrays(NamedTuple):
+    """A problem for kernels. Axes: N ops, T tensors, E uses, D devices, S ops without inputs.
+
+    Tensors are renumbered by producer (stable), uses are sorted by (tensor, op).
+    """
+
+    op_s: Float[np.ndarray, "N D"]  # compute, plus dispatch on devices that pay it per op
+    segment_s: Float[np.ndarray, "D"]  # added to ops that open a segment
+    has_segments: bool  # some segment_s is not zero
+    state: Int[np.ndarray, "N"]  # at the start: inputs * PENDING | always opens * OPENS
+    is_io: Bool[np.ndarray, "N"]  # never pays dispatch
+    is_output: Bool[np.ndarray, "N"]
+    is_backward: Bool[np.ndarray, "N"]
+    source_op: UInt[np.ndarray, "S"]  # ops that read nothing, ascending
+    op_first_use: UInt[np.ndarray, "N+1"]  # uses of all tensors of op i: [i]..[i+1]
+    first_use: UInt[np.ndarray, "T+1"]  # uses of tensor t
+    use_op: UInt[np.ndarray, "E"]
+    use_tensor: UInt[np.ndarray, "E"]
+    first_input: UInt[np.ndarray, "N+1"]  # inputs of op i
+    input_tensor: UInt[np.ndarray, "E"]
+    input_op: UInt[np.ndarray, "E"]  # the producer of that tensor
+    producer: UInt[np.ndarray, "T"]
+    graph_tensor: Int[np.ndarray, "T"]  # the tensor's id in the graph
+    tensor_bytes: Float[np.ndarray, "T"]
+    held_bytes: Int[np.ndarray, "T"]  # the same as integers
+    output_bytes: Int[np.ndarray, "N"]  # of all tensors of an op
+    latency_s: Float[np.ndarray, "D D"]
+    bytes_per_s: Float[np.ndarray, "D D"]
+    channel: Int[np.ndarray, "D D"]  # 0..C-1
+    ordered: Bool[np.ndarray, "D"]  # two links from this device share a channel
+    host: int
+    capacity_bytes: Int[np.ndarray, "D"]
+    weight_op: Int[np.ndarray, "W"]  # ops with weights, sorted by weight id
+    weight_id: Int[np.ndarray, "W"]  # of those ops
+    weight_bytes: Int[np.ndarray, "W"]
+    memory_binds: bool  # one run of some placement could overflow some device
+    pipeline_memory_binds: bool  # a full pipeline of some placement could
+
+
+class Workspace(NamedTuple):
+    """What one simulation writes. One per thread; the content between calls is unspecified.
+
+    A lane is a pair (source, destination) of devices. Channels are first come first served, so a
+    transfer's arrival is known when it is requested and the arrivals of a lane never overtake: a
+    lane is a queue, kept in chunks of `CHUNK` entries (axis X) that are reused. L = D * D lanes,
+    C channels, K chunks, B = words of a set of N positions.
+    """
+
+    state: Int[np.ndarray, "N"]  # missing inputs * PENDING | OPENS | device
+    queue_op: UInt[np.ndarray, "D N"]  # each device's ops as they became ready, or by start
+    mark: Int[np.ndarray, "D 4"]  # see engine_kernels
+    clock_s: Float[np.ndarray, "D 4"]  # see engine_kernels
+    sent: Int[np.ndarray, "D 2"]  # [to]: the tensor last sent, the tensor wanted
+    head_s: Float[np.ndarray, "D D"]  # [to, from]: next arrival, inf if none
+    lane: Int[np.ndarray, "L 2"]  # [to * D + from]: next entry to arrive, next to fill
+    entry_s: Float[np.ndarray, "X"]  # when an op gets an input
+    entry_op: UInt[np.ndarray, "X"]
+    next_chunk: Int[np.ndarray, "K"]
+    channel_free_s: Float[np.ndarray, "C"]
+    position: Int[np.ndarray, "N"]  # of an op in the order of (rank, op)
+    by_position: Int[np.ndarray, "N"]  # its inverse
+    ready_bits: UInt[np.ndarray, "D B"]  # a set of positions in three levels
+    start_s: Float[np.ndarray, "N"]
+    finish_s: Float[np.ndarray, "N"]
+    busy_s: Float[np.ndarray, "D"]
+    sent_tensor: Int[np.ndarray, "E"]  # transfers in the order of requests
+    sent_lane: Int[np.ndarray, "E"]  # to * D + from
+    sent_start_s: Float[np.ndarray, "E"]
+    sent_arrive_s: Float[np.ndarray, "E"]
+    num_sent: Int[np.ndarray, "one"]
+    free_bytes: Int[np.ndarray, "N"]  # scratch of memory_kernels, as all that follows
+    free_sent_bytes: Int[np.ndarray, "E"]
+    sent_by_lane: Int[np.ndarray, "E"]
+    stream: Int[np.ndarray, "M 2"]
+    hold: Int[np.ndarray, "D 4"]
+    hold_s: Float[np.ndarray, "D"]
+    peak_bytes: Int[np.ndarray, "D"]
+
+
+_ARRAYS: "weakref.WeakKeyDictionary[Problem, EngineArrays]" = weakref.WeakKeyDictionary()
+
+
+def arrays(problem: Problem) -> EngineArrays:
+    """The problem's flat arrays; made once per `Problem` object. O(N D + E log E)."""
+    found = _ARRAYS.get(problem)
+    if found is None:
+        found = _ARRAYS[problem] = _make_arrays(problem)
+    return found
+
+
+def _make_arrays(problem: Problem) -> EngineArrays:
+    graph, cluster = problem.graph, problem.cluster
+    n, t, d = graph.num_ops, graph.num_tensors, cluster.num_devices
+    graph_tensor = np.argsort(graph.producer, kind="stable")
+    renumbered = np.empty(t, dtype=np.int64)
+    renumbered[graph_tensor] = np.arange(t)
+    producer = graph.producer[graph_tensor]
+    tensor_bytes = graph.tensor_bytes[graph_tensor]
+    by_use = np.lexsort((graph.use_op, renumbered[graph.use_tensor]))
+    use_tensor, use_op = renumbered[graph.use_tensor][by_use], graph.use_op[by_use]
+    by_input = np.lexsort((use_tensor, use_op))
+    first_use = np.searchsorted(use_tensor, np.arange(t + 1))
+    first_tensor = np.searchsorted(producer, np.arange(n + 1))
+    num_inputs = np.bincount(use_op, minlength=n)
+    is_io = graph.is_io
+    reads_input = np.zeros(n, dtype=bool)
+    is_input = np.array([kind == INPUT for kind in graph.op_types], dtype=bool)
+    reads_input[use_op[is_input[producer[use_tensor]]]] = True
+    opens = (reads_input | (num_inputs == 0)) & ~is_io
+    dispatch_s = np.array([device.dispatch_s for device in cluster.devices])
+    per_op = np.array([device.dispatch_per == "op" for device in cluster.devices])
+    op_s = np.array(problem.compute_s, dtype=np.float64, order="C")
+    op_s[~is_io] += np.where(per_op, dispatch_s, 0.0)
+    segment_s = np.where(per_op, 0.0, dispatch_s)
+    channel, ordered = _channels(cluster.channel)
+    weight_op = np.flatnonzero(graph.weight_bytes)
+    weight_op = weight_op[np.argsort(graph.weight_id[weight_op], kind="stable")]
+    output_bytes = np.zeros(n, dtype=np.int64)
+    np.add.at(output_bytes, producer, tensor_bytes)
+    weight_bytes, all_bytes = int(graph.weight_bytes.sum()), int(tensor_bytes.sum())
+    smallest = int(cluster.memory_bytes.min())
+    return EngineArrays(
+        op_s=op_s,
+        segment_s=segment_s,
+        has_segments=bool((segment_s > 0).any()),
+        state=(num_inputs * PENDING + opens * OPENS).astype(np.int64),
+        is_io=is_io,
+        is_output=np.array([kind == OUTPUT for kind in graph.op_types], dtype=bool),
+        is_backward=np.array(graph.is_backward),
+        source_op=np.flatnonzero(num_inputs == 0).astype(np.uint32),
+        op_first_use=first_use[first_tensor].astype(np.uint32),
+        first_use=first_use.astype(np.uint32),
+        use_op=use_op.astype(np.uint32),
+        use_tensor=use_tensor.astype(np.uint32),
+        first_input=np.concatenate([[0], np.cumsum(num_inputs)]).astype(np.uint32),
+        input_tensor=use_tensor[by_input].astype(np.uint32),
+        input_op=producer[use_tensor[by_input]].astype(np.uint32),
+        producer=producer.astype(np.uint32),
+        graph_tensor=graph_tensor,
+        tensor_bytes=tensor_bytes.astype(np.float64),
+        held_bytes=tensor_bytes.astype(np.int64),
+        output_bytes=output_bytes,
+        latency_s=np.array(cluster.link_latency_s, dtype=np.float64, order="C"),
+        bytes_per_s=np.array(cluster.link_bytes_per_s, dtype=np.float64, order="C"),
+        channel=channel,
+        ordered=ordered,
+        host=int(cluster.host),
+        capacity_bytes=np.array(cluster.memory_bytes, dtype=np.int64),
+        weight_op=weight_op,
+        weight_id=graph.weight_id[weight_op].astype(np.int64),
+        weight_bytes=graph.weight_bytes[weight_op].astype(np.int64),
+        memory_binds=weight_bytes + all_bytes > smallest,
+        # Two buffers of each tensor received, and one set for each stage that follows.
+        pipeline_memory_binds=weight_bytes + (d + 1) * all_bytes > smallest,
+    )
+
+
+def _channels(
+    channel: Int[np.ndarray, "D D"],
+) -> tuple[Int[np.ndarray, "D D"], Bool[np.ndarray, "D"]]:
+    """Channel ids 0..C-1, and the devices of which two outgoing links share a channel."""
+    d = len(channel)
+    off = ~np.eye(d, dtype=bool)
+    dense = np.zeros((d, d), dtype=np.int64)
+    dense[off] = np.unique(channel[off], return_inverse=True)[1]
+    ordered = [len(np.unique(dense[i][off[i]])) < d - 1 for i in range(d)]
+    return dense, np.array(ordered, dtype=bool)
+
+
+def workspace(problem: Problem) -> Workspace:
+    """A workspace that fits the problem."""
+    graph, d = problem.graph, problem.num_devices
+    n, e = graph.num_ops, graph.num_uses
+    # Every lane may leave one chunk half full.
+    chunks = e // CHUNK + d * d + 1
+    words = sum(_level_words(n))
+    return Workspace(
+        state=np.zeros(n, np.int64),
+        queue_op=np.zeros((d, n), np.uint32),
+        mark=np.zeros((d, 4), np.int64),
+        clock_s=np.zeros((d, 4)),
+        sent=np.zeros((d, 2), np.int64),
+        head_s=np.zeros((d, d)),
+        lane=np.zeros((d * d, 2), np.int64),
+        entry_s=np.zeros(chunks * CHUNK),
+        entry_op=np.zeros(chunks * CHUNK, np.uint32),
+        next_chunk=np.zeros(chunks, np.int64),
+        channel_free_s=np.zeros(int(arrays(problem).channel.max()) + 1),
+        position=np.arange(n),
+        by_position=np.arange(n),
+        ready_bits=np.zeros((d, words), np.uint64),
+        start_s=np.zeros(n),
+        finish_s=np.zeros(n),
+        busy_s=np.zeros(d),
+        sent_tensor=np.zeros(e, np.int64),
+        sent_lane=np.zeros(e, np.int64),
+        sent_start_s=np.zeros(e),
+        sent_arrive_s=np.zeros(e),
+        num_sent=np.zeros(1, np.int64),
+        free_bytes=np.zeros(n, np.int64),
+        free_sent_bytes=np.zeros(e, np.int64),
+        sent_by_lane=np.zeros(e, np.int64),
+        stream=np.zeros((d * d + 1, 2), np.int64),
+        hold=np.zeros((d, 4), np.int64),
+        hold_s=np.zeros(d),
+        peak_bytes=np.zeros(d, np.int64),
+    )
+
+
+def _level_words(n: int) -> tuple[int, int, int]:
+    """Words of each level of a set of n positions: 64 positions a word, 64 words a word above."""
+    low = -(-n // 64)
+    middle = -(-low // 64)
+    return low, middle, -(-middle // 64)

@@ -1,0 +1,109 @@
+"""Latency: the event-driven time of one inference or training step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.sim.batch import borrowed, checked_devices, split
+from gdp.sim.engine import Workspace, arrays
+from gdp.sim.problem import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """Every tensor sent, in the order of requests. Axis: X transfers."""
+
+    tensor: Int[np.ndarray, "X"]
+    source: Int[np.ndarray, "X"]  # device
+    destination: Int[np.ndarray, "X"]
+    start_s: Float[np.ndarray, "X"]  # when its channel takes it
+    arrive_s: Float[np.ndarray, "X"]
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What ran when. Where an op cannot run on its device, it and what waits for it end at inf."""
+
+    start_s: Float[np.ndarray, "N"]
+    finish_s: Float[np.ndarray, "N"]
+    transfers: Transfers
+    busy_s: Float[np.ndarray, "D"]
+    peak_bytes: Int[np.ndarray, "D"]  # weights alone where the latency is inf
+    latency_s: float
+
+
+def simulate(
+    problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None = None
+) -> Schedule:
+    """The schedule of one placement; see `latencies` for ranks. O((N + E) D)."""
+    from gdp.sim.engine_kernels import run_events, set_rank
+    from gdp.sim.memory_kernels import latency_peaks
+
+    placed = checked_devices(problem, device[None], None)[0]
+    ranks = rank_rows(problem, rank, 1)
+    flat = arrays(problem)
+    with borrowed(problem) as work:
+        by_rank = len(ranks) > 0 and bool(set_rank(work, ranks[0]))
+        latency_s = run_events(flat, work, placed, by_rank, True)
+        latency_peaks(flat, work, placed, latency_s)
+        count = int(work.num_sent[0])
+        lane = work.sent_lane[:count]
+        transfers = Transfers(
+            tensor=flat.graph_tensor[work.sent_tensor[:count]],
+            source=lane % problem.num_devices,
+            destination=lane // problem.num_devices,
+            start_s=work.sent_start_s[:count].copy(),
+            arrive_s=work.sent_arrive_s[:count].copy(),
+        )
+        return Schedule(
+            start_s=work.start_s.copy(),
+            finish_s=work.finish_s.copy(),
+            transfers=transfers,
+            busy_s=work.busy_s.copy(),
+            peak_bytes=work.peak_bytes.copy(),
+            latency_s=float(latency_s),
+        )
+
+
+def latencies(
+    problem: Problem,
+    devices: Int[np.ndarray, "B N"],
+    ranks: Int[np.ndarray, "N"] | Int[np.ndarray, "B N"] | None = None,
+    threads: int | None = None,
+) -> tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]:
+    """Latency in seconds and overflow in bytes of each placement, over all cores by default.
+
+    A device takes the ready op of smallest rank, ties by op id; without ranks, or where all of a
+    placement's ranks are equal, the op that was ready first, ties by op id.
+    """
+    from gdp.sim.batch_kernels import evaluate_all
+
+    placed = checked_devices(problem, devices, threads)
+    count = len(placed)
+    rank_of = rank_rows(problem, ranks, count)
+    flat = arrays(problem)
+    latency_s, overflow_bytes = np.empty(count), np.empty(count, dtype=np.int64)
+
+    def run(work: Workspace, first: int, end: int) -> None:
+        evaluate_all(flat, work, placed, rank_of, first, end, latency_s, overflow_bytes)
+
+    split(problem, count, threads, run)
+    return latency_s, overflow_bytes
+
+
+def rank_rows(
+    problem: Problem,
+    ranks: Int[np.ndarray, "N"] | Int[np.ndarray, "B N"] | None,
+    count: int,
+) -> Int[np.ndarray, "rows N"]:
+    """Ranks as no row, one row for all placements, or one row for each."""
+    if ranks is None:
+        return np.empty((0, problem.num_ops), dtype=np.int64)
+    rows = np.ascontiguousarray(np.atleast_2d(ranks), dtype=np.int64)
+    if rows.shape[1] != problem.num_ops or len(rows) not in (1, count):
+        raise ValueError(
+            f"ranks have shape {ranks.shape}, wanted [{problem.num_ops}] "
+            f"or [{count}, {problem.num_ops}]"
+        )
+    return rows

@@ -1,0 +1,55 @@
+"""The event simulator against a slow reference, to the last bit, and against hand-worked runs."""
+
+import numpy as np
+import pytest
+from reference_simulator import run
+from tiny import random_devices, random_problem
+
+from gdp.sim.latency import latencies, simulate
+
+
+def ranks_for(kind: str, num_ops: int, seed: int) -> np.ndarray | None:
+    """No ranks, distinct ranks, or ranks with ties."""
+    rng = np.random.default_rng(seed)
+    if kind == "none":
+        return None
+    return rng.permutation(num_ops) if kind == "distinct" else rng.integers(3, size=num_ops)
+
+
+@pytest.mark.parametrize("kind", ["none", "distinct", "tied"])
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 5])
+def test_schedules_equal_the_reference_to_the_bit(kind: str, num_devices: int) -> None:
+    for seed in range(40):
+        problem = random_problem(seed, num_devices=num_devices, num_ops=4 + seed)
+        device = random_devices(problem, seed)[0]
+        rank = ranks_for(kind, problem.num_ops, seed)
+        wanted = run(problem, device.tolist(), None if rank is None else rank.tolist())
+        found = simulate(problem, device, rank)
+        assert found.start_s.tolist() == wanted.start_s
+        assert found.finish_s.tolist() == wanted.finish_s
+        assert found.busy_s.tolist() == wanted.busy_s
+        assert found.latency_s == wanted.latency_s
+        transfers = found.transfers
+        sent = [
+            transfers.tensor, transfers.source, transfers.destination,
+            transfers.start_s, transfers.arrive_s,
+        ]  # fmt: skip
+        assert [list(vars(s).values()) for s in wanted.sent] == [
+            list(row) for row in zip(*(column.tolist() for column in sent), strict=True)
+        ]
+        assert found.peak_bytes.tolist() == wanted.peak_bytes
+
+
+def test_a_batch_equals_its_members_with_and_without_ranks() -> None:
+    problem = random_problem(3, num_ops=40)
+    devices = random_devices(problem, 0, count=30)
+    ranks = np.random.default_rng(1).integers(5, size=devices.shape)
+    ranks[0] = 2  # all equal: first ready first
+    for rank_of in (None, ranks[1], ranks):
+        found_s, found_bytes = latencies(problem, devices, rank_of, threads=2)
+        for b, device in enumerate(devices):
+            rank = rank_of if rank_of is None or rank_of.ndim == 1 else rank_of[b]
+            one = simulate(problem, device, rank)
+            assert found_s[b] == one.latency_s
+            over = np.maximum(one.peak_bytes - problem.cluster.memory_bytes, 0).sum()
+            assert found_bytes[b] == (over if np.isfinite(one.latency_s) else found_bytes[b])

@@ -1,0 +1,24 @@
+"""Periods and pipeline memory against the slow reference."""
+
+import numpy as np
+import pytest
+from reference_simulator import period
+from reference_simulator import pipeline_peaks as wanted_peaks
+from tiny import random_devices, random_problem
+
+from gdp.sim.memory import pipeline_peaks
+from gdp.sim.throughput import periods
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 5])
+def test_periods_and_memory_equal_the_reference_to_the_bit(num_devices: int) -> None:
+    for seed in range(40):
+        problem = random_problem(seed, objective="throughput", num_devices=num_devices)
+        devices = random_devices(problem, seed, count=3)
+        found_s, found_bytes = periods(problem, devices)
+        for b, device in enumerate(devices):
+            assert found_s[b] == period(problem, device.tolist())
+            peaks = wanted_peaks(problem, device.tolist())
+            assert pipeline_peaks(problem, device).tolist() == peaks
+            over = np.maximum(np.array(peaks) - problem.cluster.memory_bytes, 0).sum()
+            assert found_bytes[b] == over

@@ -1,0 +1,133 @@
+"""Small problems for tests: hand-made ones with known answers, and random ones full of ties.
+
+`from tiny import ...` works in every test, as pytest puts this folder on the path.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gdp.cluster import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
+from gdp.graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.sim.problem import Objective, Problem, make_problem
+
+
+def cpu(name: str, **fields) -> Device:
+    """A device of 1 FLOP/s and 1 byte/s, so that costs can be read off."""
+    return Device(name, "cpu", {"default": 1.0}, 1.0, **fields)
+
+
+def unit_cluster(num_devices: int = 2, latency_s: float = 0.0, **fields) -> Cluster:
+    """Equal devices d0, d1, ... whose links carry one byte per second."""
+    devices = [cpu(f"d{i}", **fields) for i in range(num_devices)]
+    return make_cluster("unit", devices, default_bytes_per_s=1.0, default_latency_s=latency_s)
+
+
+def plain_graph(
+    num_ops: int, edges: Sequence[tuple[int, int]], sizes: Sequence[int] | int = 1, **fields
+) -> OpGraph:
+    """Ops o0, o1, ... that make one tensor each (`sizes` bytes), read along the edges."""
+    size_of = [sizes] * num_ops if isinstance(sizes, int) else sizes
+    return make_graph(
+        "plain",
+        [f"o{i}" for i in range(num_ops)],
+        fields.pop("op_types", ["Op"] * num_ops),
+        list(enumerate(size_of)),
+        edges,
+        **fields,
+    )
+
+
+def fork_join(objective: Objective = "latency", latency_s: float = 0.0) -> Problem:
+    """a -> b, c -> d on two devices; a 1 s, b 2 s, c 3 s, d 1 s, every tensor 1 byte (1 s to send).
+
+    On one device 7 s, and that is also the best latency: with b or c elsewhere, a is sent (1 s)
+    and the result sent back (1 s): 1 + max(3, 1 + 2 + 1) + 1 = 6 s for b, so 6 s is the optimum.
+    Best period: {c} | {a, b, d} is max(3, 4, 1 s each way) = 4 s; no split of 7 s is better than
+    4 and 3.
+    """
+    graph = plain_graph(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
+    compute_s = np.repeat(np.array([[1.0], [2.0], [3.0], [1.0]]), 2, axis=1)
+    return make_problem(graph, unit_cluster(2, latency_s), compute_s, objective)
+
+
+def random_cluster(rng: np.random.Generator, num_devices: int) -> Cluster:
+    """Devices and links with ties, zero latencies, infinite bandwidths and shared channels."""
+    devices = [
+        cpu(
+            f"d{i}",
+            memory_bytes=int(rng.choice([10, 40, UNLIMITED_BYTES])),
+            dispatch_s=float(rng.choice([0.0, 0.5, 1.0])),
+            dispatch_per=str(rng.choice(["op", "segment"])),
+        )
+        for i in range(num_devices)
+    ]
+    links = []
+    for i in range(num_devices):
+        for j in range(num_devices):
+            if i != j and rng.random() < 0.8:
+                links.append(
+                    Link(
+                        f"d{i}",
+                        f"d{j}",
+                        bytes_per_s=float(rng.choice([0.3, 1.0, 2.0, np.inf])),
+                        latency_s=float(rng.choice([0.0, 0.0, 0.1, 1.0])),
+                        channel=[None, "bus", "ring"][rng.integers(3)],
+                        one_way=True,
+                    )
+                )
+    return make_cluster(
+        "random",
+        devices,
+        links,
+        default_bytes_per_s=1.0,
+        default_latency_s=0.0,
+        host=int(rng.integers(num_devices)),
+    )
+
+
+def random_problem(
+    seed: int, *, objective: Objective = "latency", num_ops: int = 24, num_devices: int = 3
+) -> Problem:
+    """A random problem in which everything that can tie or be zero does so now and then."""
+    rng = np.random.default_rng(seed)
+    ties = rng.random() < 0.5  # few distinct times, so that events fall on one instant
+    cluster = random_cluster(rng, num_devices)
+    kinds = ["Op"] * num_ops
+    num_inputs, num_outputs = int(rng.integers(0, 3)), int(rng.integers(0, 3))
+    kinds[:num_inputs] = [INPUT] * num_inputs
+    first_output = num_ops - num_outputs
+    kinds[first_output:] = [OUTPUT] * num_outputs
+    tensors, uses = [], []
+    for op in range(first_output):
+        for _ in range(int(rng.choice([0, 1, 1, 1, 2]))):
+            tensors.append((op, int(rng.choice([0, 1, 2, 5, 9]))))
+    for op in range(num_inputs, num_ops):
+        made = [t for t, (maker, _) in enumerate(tensors) if maker < op]
+        for t in rng.permutation(made)[: int(rng.integers(0, 4))]:
+            uses.append((int(t), op))
+    weight_bytes = rng.choice([0, 0, 3, 6], size=num_ops)
+    graph = make_graph(
+        "random",
+        [f"o{i}" for i in range(num_ops)],
+        kinds,
+        tensors,
+        uses,
+        weight_bytes=weight_bytes,
+        weight_id=rng.integers(num_ops, size=num_ops),
+        is_backward=np.arange(num_ops) >= rng.choice([num_ops // 2, num_ops]),
+    )
+    if ties:
+        compute_s = rng.choice([0.0, 1.0, 2.0], size=(num_ops, num_devices))
+    else:
+        compute_s = rng.uniform(0.0, 2.0, size=(num_ops, num_devices))
+    compute_s[graph.is_io] = np.inf
+    compute_s[graph.is_io, cluster.host] = 0.0
+    return make_problem(graph, cluster, compute_s, objective)
+
+
+def random_devices(problem: Problem, seed: int, count: int = 1) -> np.ndarray:
+    """Placements [B, N] that put every op, on its own, on a random device that can run it."""
+    rng = np.random.default_rng(seed)
+    scores = np.where(problem.allowed, rng.random((count, *problem.allowed.shape)), -1.0)
+    return scores.argmax(axis=2)

@@ -61,7 +61,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     """Write a graph file; an interrupted write leaves what was there before."""
-    data = msgspec.json.encode(_to_file(graph))
+    data = encode_graph(graph)
     if Path(path).name.endswith(GZIP_SUFFIXES):
         buffer = io.BytesIO()
         # No name and no time in the header: equal graphs make equal files.
@@ -77,13 +77,24 @@ def load_graph(path: str | os.PathLike[str]) -> OpGraph:
         data = Path(path).read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-        document = msgspec.json.decode(data, type=_File)
     except FileNotFoundError:
         raise ModelError(f"no graph file {str(path)!r}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ModelError(f"{path} is a damaged gzip file: {error}") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    return decode_graph(data, str(path))
+
+
+def encode_graph(graph: OpGraph) -> bytes:
+    """The JSON of a graph, for a file or as part of another document."""
+    return msgspec.json.encode(_to_file(graph))
+
+
+def decode_graph(data: bytes, path: str) -> OpGraph:
+    """The graph of its JSON; `path` names where it came from in errors."""
+    try:
+        document = msgspec.json.decode(data, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} is not a graph file: {error}") from None
     if document.gdp_graph != SCHEMA:

@@ -6,11 +6,11 @@ from numpy import array, ndarray
 from gdp.graph import OpGraph
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-VIEWS = _names(
+VIEWS = names(
     # ONNX
     "Reshape Flatten Squeeze Unsqueeze Identity Dropout Cast CastLike Transpose Expand Shape Size "
     "Constant ConstantOfShape EyeLike Range Slice Split "
@@ -21,7 +21,7 @@ VIEWS = _names(
 )
 """Ops that move or relabel data without arithmetic."""
 
-ELEMENTWISE = _names(
+ELEMENTWISE = names(
     # ONNX
     "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr "
     "BitwiseXor Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual "
@@ -40,7 +40,7 @@ ELEMENTWISE = _names(
 )
 """Ops whose outputs need the same element of their inputs only."""
 
-REDUCTIONS = _names(
+REDUCTIONS = names(
     # ONNX
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
     "ReduceSum ReduceSumSquare ArgMax ArgMin Softmax LogSoftmax LayerNormalization "

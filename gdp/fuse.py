@@ -16,6 +16,7 @@ from gdp.graph import OpGraph, make_graph
 # A device of today, to weigh FLOPs against bytes where no device is known; only ratios matter.
 _FLOP_PER_S, _BYTES_PER_S = 1e13, 1e12
 _MAX_CLASSES = 8.0  # colocation classes (of several ops each) that fusion may tie together
+_MAX_PASSES = 12  # a chain of n ops needs one pass; more are for shapes that close on themselves
 _JOIN_BYTES = 4096  # smaller tensors are no reason to tie two colocation classes together
 
 
@@ -136,33 +137,45 @@ def _fused_groups(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray
     work = np.where(cheap, 0.0, np.where(reduction, 1e-3, 1.0))
     load = np.column_stack([work, _weight_load(graph)])
     group_of = np.arange(graph.num_ops)
-    for _ in range(12):
-        groups = _groups(graph, group_of)
-        pairs, wide = _fusible_pairs(groups, _sum(load[:, 0], group_of) < 1.0)
-        merged = _contract(
-            graph, groups, pairs, wide, label, load, np.ones(2), _class_counts(graph), _MAX_CLASSES
-        )
-        if merged.max() == group_of.max():
-            break
-        group_of = merged
+    # Producers first: an op joins its reader only when no producer has taken it.
+    for readers in (False, True):
+        for _ in range(_MAX_PASSES):
+            groups = _groups(graph, group_of)
+            light = _sum(load[:, 0], group_of) < 1.0
+            pairs, wide = _fusible_pairs(groups, light, _sum(_work_s(graph), group_of), readers)
+            merged = _contract(
+                graph, groups, pairs, wide, label, load, np.ones(2), _class_counts(graph),
+                _MAX_CLASSES,
+            )  # fmt: skip
+            if merged.max() == group_of.max():
+                break
+            group_of = merged
     return group_of
 
 
 def _fusible_pairs(
-    groups: _Groups, cheap: Bool[np.ndarray, "G"]
+    groups: _Groups,
+    cheap: Bool[np.ndarray, "G"],
+    work_s: Float[np.ndarray, "G"],
+    readers: bool,
 ) -> tuple[Int[np.ndarray, "C 2"], Bool[np.ndarray, "C"]]:
     """Edges worth fusing, largest data first, and whether they may tie two classes together."""
-    from gdp.fuse_kernels import reads_nothing_else
+    from gdp.fuse_kernels import longest_paths_s, reads_nothing_else
 
     src, dst, size = groups.src, groups.dst, groups.edge_bytes
     # Small tensors (counters, learning rates, masks of one row) are never worth a detour.
     blows_up = groups.out_bytes > 2 * groups.in_bytes + 64
     shrinks = 2 * groups.out_bytes + 64 < groups.in_bytes
     in_ptr = np.searchsorted(groups.use_group, np.arange(len(cheap) + 1))
-    main = size >= 0.25 * groups.in_bytes[dst]
+    # Only the producer that finishes last: an earlier one would wait for the others' data.
+    finish_s = longest_paths_s(src, dst, work_s + 1e-9)
+    last_s = np.zeros(len(cheap))
+    np.maximum.at(last_s, dst, finish_s[src])
+    main = (size >= 0.25 * groups.in_bytes[dst]) & (finish_s[src] >= 0.999 * last_s[dst])
     main |= reads_nothing_else(dst, src, in_ptr, groups.use_tensor, groups.tensor_group)
     joins_producer = cheap[dst] & ~blows_up[dst] & main
-    joins_reader = cheap[src] & ~shrinks[src] & (groups.out_degree[src] == 1)
+    joins_reader = cheap[src] & (groups.out_degree[src] == 1)
+    joins_reader &= ~shrinks[src] if readers else blows_up[src]
     chosen = np.flatnonzero(joins_producer | joins_reader)
     chosen = chosen[np.lexsort((dst[chosen], -size[chosen]))]
     return np.column_stack([src[chosen], dst[chosen]]), size[chosen] >= _JOIN_BYTES

@@ -162,3 +162,14 @@ def reads_nothing_else(reader, maker, in_ptr, in_tensor, tensor_maker):
                     answer[c] = False
                     break
     return answer
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def longest_paths_s(src, dst, work_s):
+    """[G]: when each group finishes if all run as early as they can; edges sorted by source."""
+    finish_s = work_s.copy()
+    for e in range(len(src)):
+        # Sources come in topological order, so the source's own value is final here.
+        finish_s[dst[e]] = max(finish_s[dst[e]], finish_s[src[e]] + work_s[dst[e]])
+    return finish_s

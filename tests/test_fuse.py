@@ -173,6 +173,13 @@ def test_a_merge_that_would_close_a_cycle_is_left() -> None:
     assert fused.group_of.tolist() == [0, 1, 1]
 
 
+def test_a_sum_joins_the_branch_that_ends_last() -> None:
+    """Add reads a short branch (Conv) and a long one (two MatMuls): the Conv must not wait."""
+    types = ["Input", "Conv", "MatMul", "MatMul", "Add"]
+    fused = fuse(chain(types, [(0, 1), (0, 2), (2, 3), (1, 4), (3, 4)]))
+    assert fused.group_of.tolist() == [0, 1, 2, 3, 3]
+
+
 def test_a_broadcast_goes_to_its_reader_and_a_reduction_to_its_maker() -> None:
     """Between two heavy ops the small tensor is the one that may travel."""
     grow = fuse(chain(["MatMul", "Expand", "MatMul"], [(0, 1), (1, 2)], [10, 10_000, 1]))

@@ -1,0 +1,272 @@
+"""The record of measured times: what was run, on which device, and how long each kernel took.
+
+A profile holds the graphs of the models beside the times, so that a cost model can be fitted again
+without the models. It stores seconds; it knows no runtime.
+"""
+
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from gdp.errors import GdpError
+from gdp.files import write_atomic
+from gdp.graph import OpGraph
+from gdp.graph_file import decode_graph, encode_graph
+
+SCHEMA = 1
+STATISTIC = "smallest over rounds of the mean of the faster half of a round's runs"
+
+
+class ProfileError(GdpError):
+    """A profile that is malformed, or that does not belong with the others."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the runtime executed as one unit, and the ops of the graph that it stands for."""
+
+    name: str
+    type: str  # the runtime's own operator type
+    ops: tuple[int, ...]  # indices of the graph's ops; empty for work that no op stands for
+    seconds: float
+    spread: float = 0.0  # (median over rounds - smallest) / smallest
+
+
+@dataclass(frozen=True, eq=False)
+class ProfiledModel:
+    """One model at one size. Kernel times come from the runtime's profiler, the latency does not."""
+
+    name: str
+    family: str  # sizes and widths of one architecture share a family; held out together
+    graph: OpGraph
+    latency_s: float  # of the whole session, without the profiler, session call included
+    kernels: tuple[Kernel, ...]
+    runs: int
+    rounds: int
+
+    @property
+    def kernel_s(self) -> float:
+        """Seconds of all kernels."""
+        return sum(kernel.seconds for kernel in self.kernels)
+
+
+class Overheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What executing costs beside the kernels; None where it was not measured."""
+
+    session_s: float | None = None  # one call of a session, however small
+    kernel_s: float | None = None  # between two kernels of one session
+    handover_s: float | None = None  # waking the thread on another core
+    handover_bytes_per_s: float | None = None  # reading what another core wrote
+
+
+class DeviceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured on, as far as times depend on it."""
+
+    kind: str  # of gdp.cluster.Device
+    model: str  # the processor's or accelerator's name
+    features: tuple[str, ...] = ()  # what kernels are chosen by, such as "avx2"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Models measured on one device with one set of libraries."""
+
+    device: DeviceRecord
+    runtime: str  # "onnxruntime" or "jax"
+    threads: int
+    level: str  # of the runtime's graph optimisation
+    versions: dict[str, str]
+    date: str  # YYYY-MM-DD
+    models: tuple[ProfiledModel, ...]
+    overheads: Overheads = Overheads()
+    statistic: str = STATISTIC
+
+    @property
+    def setting(self) -> tuple[DeviceRecord, str, int, str]:
+        """What must agree for two profiles to be merged."""
+        return self.device, self.runtime, self.threads, self.level
+
+
+class _Kernel(msgspec.Struct, array_like=True):
+    name: str
+    type: str
+    ops: list[int]
+    seconds: float
+    spread: float
+
+
+class _Model(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    family: str
+    latency_s: float
+    runs: int
+    rounds: int
+    kernels: list[_Kernel]
+    graph: msgspec.Raw
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON form of a profile."""
+
+    gdp_profile: int  # the schema version
+    device: DeviceRecord
+    runtime: str
+    threads: int
+    level: str
+    versions: dict[str, str]
+    date: str
+    statistic: str
+    overheads: Overheads
+    models: list[_Model]
+
+
+def merge(profiles: Sequence[Profile]) -> Profile:
+    """One profile of all models; a model measured several times keeps its smallest times.
+
+    Raises `ProfileError` when devices, runtimes, threads or levels differ. The date is the latest.
+    """
+    if not profiles:
+        raise ValueError("merge needs at least one profile")
+    first = profiles[0]
+    for other in profiles[1:]:
+        if other.setting != first.setting:
+            raise ProfileError(
+                f"profiles of different settings cannot be merged: {_describe(first)} and "
+                f"{_describe(other)}; calibrate them one by one"
+            )
+    models: dict[str, ProfiledModel] = {}
+    for model in (model for profile in profiles for model in profile.models):
+        key = f"{model.name} {model.graph.digest}"
+        models[key] = _fastest(models[key], model) if key in models else model
+    latest = max(profiles, key=lambda profile: profile.date)
+    return replace(latest, models=tuple(models.values()), overheads=_merge_overheads(profiles))
+
+
+def _fastest(a: ProfiledModel, b: ProfiledModel) -> ProfiledModel:
+    """The smaller times of two measurements; of different kernels, the faster measurement."""
+    if [k.ops for k in a.kernels] != [k.ops for k in b.kernels]:
+        return min(a, b, key=lambda model: model.latency_s)
+    kernels = tuple(
+        replace(x, seconds=min(x.seconds, y.seconds), spread=max(x.spread, y.spread))
+        for x, y in zip(a.kernels, b.kernels, strict=True)
+    )
+    return replace(
+        a, latency_s=min(a.latency_s, b.latency_s), kernels=kernels,
+        runs=a.runs + b.runs, rounds=a.rounds + b.rounds,
+    )  # fmt: skip
+
+
+def _merge_overheads(profiles: Sequence[Profile]) -> Overheads:
+    """The least latency and the most bandwidth that any of them saw."""
+    found: dict[str, float | None] = {}
+    for field in Overheads.__struct_fields__:
+        seen = [v for p in profiles if (v := getattr(p.overheads, field)) is not None]
+        best = max if field.endswith("per_s") else min
+        found[field] = best(seen) if seen else None
+    return Overheads(**found)
+
+
+def _describe(profile: Profile) -> str:
+    device = profile.device
+    parts = [device.kind, device.model, *device.features, profile.runtime]
+    return f"{' '.join(p for p in parts if p)} ({profile.threads} threads, level {profile.level})"
+
+
+def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
+    """Write a profile as JSON, gzipped where the name ends in .gz."""
+    document = _File(
+        gdp_profile=SCHEMA,
+        device=profile.device,
+        runtime=profile.runtime,
+        threads=profile.threads,
+        level=profile.level,
+        versions=dict(sorted(profile.versions.items())),
+        date=profile.date,
+        statistic=profile.statistic,
+        overheads=profile.overheads,
+        models=[_encode_model(model) for model in profile.models],
+    )
+    data = msgspec.json.encode(document)
+    if str(path).endswith(".gz"):
+        buffer = io.BytesIO()
+        # No name and no time in the header: equal profiles make equal files.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as file:
+            file.write(data)
+        data = buffer.getvalue()
+    write_atomic(path, data)
+
+
+def load_profile(path: str | os.PathLike[str]) -> Profile:
+    """Read a profile; raises `ProfileError` when it is malformed."""
+    try:
+        data = Path(path).read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        document = msgspec.json.decode(data, type=_File)
+    except FileNotFoundError:
+        raise ProfileError(f"no profile {str(path)!r}; make one with `gdp profile`") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ProfileError(f"{path} is a damaged gzip file: {error}") from None
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path} is not a profile: {error}") from None
+    if document.gdp_profile != SCHEMA:
+        raise ProfileError(
+            f"{path} has profile schema {document.gdp_profile}, this gdp reads {SCHEMA}; "
+            "profile again"
+        )
+    return Profile(
+        device=document.device,
+        runtime=document.runtime,
+        threads=document.threads,
+        level=document.level,
+        versions=document.versions,
+        date=document.date,
+        statistic=document.statistic,
+        overheads=document.overheads,
+        models=tuple(_decode_model(model, str(path)) for model in document.models),
+    )
+
+
+def _encode_model(model: ProfiledModel) -> _Model:
+    return _Model(
+        name=model.name,
+        family=model.family,
+        latency_s=float(f"{model.latency_s:.6g}"),
+        runs=model.runs,
+        rounds=model.rounds,
+        kernels=[
+            # Four digits are more than any measurement repeats.
+            _Kernel(k.name, k.type, list(k.ops), float(f"{k.seconds:.4g}"), round(k.spread, 3))
+            for k in model.kernels
+        ],
+        graph=msgspec.Raw(encode_graph(model.graph)),
+    )
+
+
+def _decode_model(model: _Model, path: str) -> ProfiledModel:
+    graph = decode_graph(bytes(model.graph), f"{path}, model {model.name!r}")
+    for kernel in model.kernels:
+        if not kernel.seconds >= 0 or any(not 0 <= op < graph.num_ops for op in kernel.ops):
+            raise ProfileError(
+                f"{path}: kernel {kernel.name!r} of model {model.name!r} has a negative time or an "
+                "op that does not exist"
+            )
+    return ProfiledModel(
+        name=model.name,
+        family=model.family,
+        graph=graph,
+        latency_s=model.latency_s,
+        kernels=tuple(
+            Kernel(k.name, k.type, tuple(k.ops), k.seconds, k.spread) for k in model.kernels
+        ),
+        runs=model.runs,
+        rounds=model.rounds,
+    )

@@ -1,0 +1,237 @@
+"""Writes a placement as a folder that needs ONNX Runtime alone: cut models, manifest, runner."""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+from jaxtyping import Int
+
+from gdp.errors import ModelError, PlacementError
+from gdp.exporters.ort_cut import Cut, Piece, cut_model
+from gdp.graph import OpGraph
+from gdp.placement import Placement
+from gdp.sim.segments import segment_values, segments
+
+FORMAT = "gdp-onnxruntime"
+SCHEMA = 1
+QUEUE_DEPTH = 2  # samples that wait on one link between segments
+MAX_INLINE_BYTES = 1_500_000_000
+"""Larger weights go beside the model: protobuf ends at 2 GB."""
+
+
+class DeviceEntry(msgspec.Struct):
+    """How a device of the placement is addressed."""
+
+    name: str
+    core: int | None  # where the segment's thread is pinned
+    provider: str
+    provider_options: dict[str, str]
+
+
+class SegmentEntry(msgspec.Struct):
+    """One cut model."""
+
+    name: str
+    file: str
+    device: int  # index into devices
+    ops: int
+    inputs: list[str]
+    outputs: list[str]
+    sha256: str  # of the file
+
+
+class TensorEntry(msgspec.Struct):
+    """What the whole model reads or makes."""
+
+    dtype: str
+    shape: list[int | str | None]
+
+
+class Manifest(msgspec.Struct):
+    """The JSON file that the runner reads."""
+
+    format: str
+    schema: int
+    model: str
+    graph_digest: str
+    made_by: str
+    versions: dict[str, str]
+    devices: list[DeviceEntry]
+    segments: list[SegmentEntry]
+    links: list[tuple[str, str]]  # who hands tensors to whom: segments, "feed" and "result"
+    queue_depth: int
+    inputs: dict[str, TensorEntry]
+    outputs: dict[str, TensorEntry]
+
+
+def export_onnxruntime(
+    model: onnx.ModelProto,
+    weights_folder: Path,
+    graph: OpGraph,
+    placement: Placement,
+    output: Path,
+    *,
+    segment: Int[np.ndarray, "N"] | None = None,
+) -> list[Path]:
+    """Write the folder and return its files; it is complete or not there at all.
+
+    `model` holds the nodes of `graph` by name, its external weights lie in `weights_folder`.
+    Without `segment` (see `gdp.sim.segments`) the cut has the fewest segments. Raises
+    `PlacementError` when the folder holds something else, `ModelError` when weights are missing.
+    """
+    _require_free(output)
+    if segment is None:
+        segment = segments(graph, placement.device)
+    cut = cut_model(model, graph, segment)
+    device_of = segment_values(placement.device, segment)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
+        folder = Path(temporary) / output.name
+        folder.mkdir()
+        entries = [
+            _write_piece(piece, i, int(device_of[piece.segment]), weights_folder, folder)
+            for i, piece in enumerate(cut.pieces)
+        ]
+        manifest = Manifest(
+            format=FORMAT,
+            schema=SCHEMA,
+            model=graph.name,
+            graph_digest=graph.digest,
+            made_by=placement.made_by,
+            versions={name: version(name) for name in ("gdp", "onnx", "onnxruntime")},
+            devices=_devices(placement.device_names),
+            segments=entries,
+            links=_links(cut, [entry.name for entry in entries]),
+            queue_depth=QUEUE_DEPTH,
+            inputs=_tensors(model.graph.input, cut.inputs),
+            outputs=_tensors(model.graph.output, cut.outputs),
+        )
+        text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+        (folder / "manifest.json").write_bytes(text)
+        shutil.copyfile(Path(__file__).with_name("runner_template.py"), folder / "run.py")
+        _move_into_place(folder, output)
+    return sorted(path for path in output.iterdir())
+
+
+def _require_free(output: Path) -> None:
+    """Only an empty folder, or an earlier export, is replaced."""
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise PlacementError(f"{str(output)!r} is a file; give a folder to write the models to")
+    if not any(output.iterdir()):
+        return
+    try:
+        found = msgspec.json.decode((output / "manifest.json").read_bytes())
+        if isinstance(found, dict) and found.get("format") == FORMAT:
+            return
+    except (OSError, msgspec.DecodeError):
+        pass
+    raise PlacementError(
+        f"folder {str(output)!r} holds files that no export wrote; give a new or an empty folder"
+    )
+
+
+def _move_into_place(folder: Path, output: Path) -> None:
+    """Rename, with what was there moved aside first and back again if that fails."""
+    if not output.exists():
+        os.replace(folder, output)
+        return
+    aside = folder.with_name(f"{output.name}.before")
+    os.replace(output, aside)
+    try:
+        os.replace(folder, output)
+    except BaseException:
+        os.replace(aside, output)
+        raise
+
+
+def _write_piece(
+    piece: Piece, index: int, device: int, weights_folder: Path, folder: Path
+) -> SegmentEntry:
+    name = f"segment_{index:03d}"
+    target = folder / f"{name}.onnx"
+    _load_external(piece.model, weights_folder)
+    if _weight_bytes(piece.model) > MAX_INLINE_BYTES:
+        beside = {"save_as_external_data": True, "location": f"{name}.data"}
+        onnx.save_model(piece.model, target, **beside)
+    else:
+        onnx.save_model(piece.model, target)
+    return SegmentEntry(
+        name=name,
+        file=target.name,
+        device=device,
+        ops=len(piece.ops),
+        inputs=list(piece.inputs),
+        outputs=list(piece.outputs),
+        sha256=hashlib.sha256(target.read_bytes()).hexdigest(),
+    )
+
+
+def _load_external(model: onnx.ModelProto, folder: Path) -> None:
+    from onnx.external_data_helper import load_external_data_for_model
+
+    try:
+        load_external_data_for_model(model, str(folder))
+    except (OSError, onnx.checker.ValidationError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"weights of {model.graph.name!r} cannot be read: {reason}") from None
+
+
+def _weight_bytes(model: onnx.ModelProto) -> int:
+    return sum(
+        int(np.prod(tensor.dims)) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        for tensor in model.graph.initializer
+        if tensor.data_type != onnx.TensorProto.STRING
+    )
+
+
+def _devices(names: tuple[str, ...]) -> list[DeviceEntry]:
+    """`core3` is core 3; other CPUs are not pinned; anything else is a CUDA device, in order."""
+    entries, accelerators = [], 0
+    for name in names:
+        core = re.fullmatch(r"core([0-9]+)", name)
+        if core or name.startswith("cpu"):
+            number = int(core[1]) if core else None
+            entries.append(DeviceEntry(name, number, "CPUExecutionProvider", {}))
+        else:
+            options = {"device_id": str(accelerators)}
+            entries.append(DeviceEntry(name, None, "CUDAExecutionProvider", options))
+            accelerators += 1
+    return entries
+
+
+def _links(cut: Cut, names: list[str]) -> list[tuple[str, str]]:
+    """Every segment is fed by the caller, by other segments, or, if it reads nothing, as well by
+    the caller; the result reads whoever makes an output."""
+    maker = {tensor: names[i] for tensor, i in cut.maker().items()}
+    links: list[tuple[str, str]] = []
+    for name, piece in zip(names, cut.pieces, strict=True):
+        makers = dict.fromkeys(maker.get(tensor, "feed") for tensor in piece.inputs)
+        links += [(source, name) for source in makers or {"feed": None}]
+    makers = dict.fromkeys(maker.get(tensor, "feed") for tensor in cut.outputs)
+    return links + [(source, "result") for source in makers]
+
+
+def _tensors(
+    values: Iterable[onnx.ValueInfoProto], names: tuple[str, ...]
+) -> dict[str, TensorEntry]:
+    found = {}
+    for value in values:
+        if value.name in names:
+            kind = value.type.tensor_type
+            dims = [
+                d.dim_value if d.HasField("dim_value") else d.dim_param or None
+                for d in kind.shape.dim
+            ]
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+            found[value.name] = TensorEntry(str(dtype), dims)
+    return found

@@ -1,0 +1,148 @@
+"""Seeded random weights for models that carry none, so that a wrong cut cannot go unnoticed.
+
+Light models make their weights with `ConstantOfShape`: every channel is equal, and many wrong cuts
+compute the same numbers. Real models are left alone.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+
+from gdp.errors import ModelError
+
+# (op type, input position) of what is surely a weight.
+_WEIGHT_SLOTS = {
+    ("Conv", 1), ("ConvTranspose", 1), ("Gemm", 1), ("MatMul", 1), ("MatMul", 0),
+    ("BatchNormalization", 1),
+}  # fmt: skip
+# (op type, input position) of what scales: drawn around one, and positive.
+_SCALE_SLOTS = {
+    ("BatchNormalization", 1), ("BatchNormalization", 4), ("InstanceNormalization", 1),
+    ("LayerNormalization", 1), ("GroupNormalization", 1), ("Mul", 0), ("Mul", 1), ("Div", 1),
+}  # fmt: skip
+_PASS_THROUGH = {"Unsqueeze", "Squeeze", "Reshape", "Identity", "Transpose", "Flatten", "Cast"}
+
+Reader = tuple[onnx.NodeProto, int]
+
+
+def randomise_weights(model: onnx.ModelProto, seed: int) -> dict[str, np.ndarray]:
+    """Values for every `ConstantOfShape` weight of a light model; empty for any other model.
+
+    Matrices and filters are normal with variance 2 / fan-in (He et al. 2015, arXiv 1502.01852), so
+    that activations neither vanish nor overflow behind many ReLUs; scales are uniform in
+    [0.5, 1.5]; the rest is normal with standard deviation 0.1.
+    """
+    graph = model.graph
+    constant = _constant_shapes(model)
+    made = {n.output[0]: n for n in graph.node if n.op_type == "ConstantOfShape"}
+    made = {name: n for name, n in made.items() if n.input[0] in constant and _is_float(n)}
+    readers = _readers(graph)
+    users = {name: _final_readers(name, readers) for name in made}
+    if not any((n.op_type, k) in _WEIGHT_SLOTS for found in users.values() for n, k in found):
+        return {}
+    rng = np.random.default_rng(seed)
+    return {
+        name: _draw(rng, tuple(constant[node.input[0]]), users[name])
+        for name, node in made.items()
+        if users[name]
+    }
+
+
+def with_weights(model: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """The model with these values as initialisers whose data a session is given in memory.
+
+    A model holds at most 2 GB, so the values themselves stay outside.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    kept = [n for n in result.graph.node if not (n.output and n.output[0] in weights)]
+    del result.graph.node[:]
+    result.graph.node.extend(kept)
+    for name, values in weights.items():
+        stub = result.graph.initializer.add(
+            name=name,
+            data_type=onnx.helper.np_dtype_to_tensor_dtype(values.dtype),
+            dims=values.shape,
+            data_location=onnx.TensorProto.EXTERNAL,
+        )
+        stub.external_data.add(key="location", value=IN_MEMORY)
+    return result
+
+
+IN_MEMORY = "given in memory"
+"""Location of initialisers whose data the session is handed."""
+
+
+def external_locations(model: onnx.ModelProto) -> list[str]:
+    """The files that hold weights of a model, relative to its folder."""
+    found: dict[str, None] = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            found[entries.get("location", "")] = None
+    return [location for location in found if location != IN_MEMORY]
+
+
+def _constant_shapes(model: onnx.ModelProto) -> dict[str, list[int]]:
+    """The value of every small integer initialiser or `Constant`, which may be a shape."""
+    tensors = {i.name: i for i in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant":
+            tensors.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+    return {
+        name: onnx.numpy_helper.to_array(t).tolist()
+        for name, t in tensors.items()
+        if t.data_type == onnx.TensorProto.INT64
+        and len(t.dims) == 1
+        and t.data_location != onnx.TensorProto.EXTERNAL
+    }
+
+
+def _is_float(node: onnx.NodeProto) -> bool:
+    kinds = [a.t.data_type for a in node.attribute if a.name == "value"]
+    return (kinds or [onnx.TensorProto.FLOAT])[0] == onnx.TensorProto.FLOAT
+
+
+def _readers(graph: onnx.GraphProto) -> dict[str, list[Reader]]:
+    readers: dict[str, list[Reader]] = {}
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            readers.setdefault(name, []).append((node, position))
+    return readers
+
+
+def _final_readers(name: str, readers: Mapping[str, list[Reader]]) -> list[Reader]:
+    """Who reads a value, looking through nodes that only reshape it."""
+    found: list[Reader] = []
+    for node, position in readers.get(name, []):
+        if node.op_type in _PASS_THROUGH and position == 0:
+            found += _final_readers(node.output[0], readers)
+        else:
+            found.append((node, position))
+    return found
+
+
+def _draw(rng: np.random.Generator, shape: tuple[int, ...], users: list[Reader]) -> np.ndarray:
+    node, position = users[0]
+    if min(shape, default=1) < 0:
+        raise ModelError(f"weight of node {node.name!r} has a negative dimension: {shape}")
+    if (node.op_type, position) in _SCALE_SLOTS:
+        values = rng.random(shape, dtype=np.float32) + np.float32(0.5)
+    else:
+        values = rng.standard_normal(shape, dtype=np.float32)
+        values *= np.float32(_deviation(node, position, shape))
+    return values
+
+
+def _deviation(node: onnx.NodeProto, position: int, shape: tuple[int, ...]) -> float:
+    if len(shape) < 2 or (node.op_type, position) not in _WEIGHT_SLOTS:
+        return 0.1
+    if node.op_type == "MatMul":
+        fan_in = shape[-2] if position == 1 else shape[-1]
+    elif node.op_type == "Gemm":
+        transposed = any(a.name == "transB" and a.i for a in node.attribute)
+        fan_in = shape[1] if transposed else shape[0]
+    else:
+        fan_in = int(np.prod(shape[1:]))
+    return float(np.sqrt(2.0 / max(fan_in, 1)))

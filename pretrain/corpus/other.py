@@ -1,4 +1,4 @@
-"""Models of the corpus with other shapes: towers, graphs, tables, diffusion U-Nets, plain stacks."""
+"""Models of other shapes: towers, graphs, tables, diffusion U-Nets, plain stacks."""
 
 from typing import Any
 
@@ -93,7 +93,7 @@ def multi_modal(
         picture, tokens = pair
         with p.scope("vision"):
             x = nn.conv(p, picture, features, 16, stride=16, bias=True)
-            x = blocks(p, x.reshape(batch, -1, features))
+            x = blocks(p, x.reshape(x.shape[0], -1, features))
         with p.scope("text"):
             y = blocks(p, nn.embed(p, tokens, 30522, features))
         for layer in range(max(1, layers // 2)):

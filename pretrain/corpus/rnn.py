@@ -67,8 +67,7 @@ def gnmt(
             v, project = p("v", hidden), p("query", hidden, hidden)
         with p.scope("decoder"):
             inputs = _steps(nn.embed(p, target, vocabulary, hidden))
-            weights = [nn.lstm_weights(p, 2 * hidden if layer else 2 * hidden, hidden)
-                       for layer in range(layers)]  # fmt: skip
+            weights = [nn.lstm_weights(p, 2 * hidden, hidden) for _ in range(layers)]
         zero = jnp.zeros((source.shape[0], hidden))
         states = [(zero, zero) for _ in range(layers)]
         context, outputs = jnp.zeros_like(zero), []
@@ -92,7 +91,7 @@ def gru_encoder(layers: int = 2, steps: int = 20, hidden: int = 384, batch: int 
 
     def gru(p: Params, xs: list[jax.Array]) -> list[jax.Array]:
         w, u = p("kernel", xs[0].shape[-1], 3 * hidden), p("recurrent", hidden, 3 * hidden)
-        state, made = jnp.zeros((batch, hidden)), []
+        state, made = jnp.zeros((xs[0].shape[0], hidden)), []
         for x in xs:
             wz, wr, wn = jnp.split(x @ w, 3, axis=-1)
             uz, ur, un = jnp.split(state @ u, 3, axis=-1)

@@ -90,13 +90,13 @@ def transformer_xl(
     layers: int = 6, features: int = 512, heads: int = 8, batch: int = 8, steps: int = 64,
     segments: int = 2,
 ) -> Built:  # fmt: skip
-    """Transformer-XL: segments that attend to the one before, relative positions: Dai et al. 2019."""
+    """Transformer-XL: segments attend to the one before, relative positions: Dai et al. 2019."""
 
     def relative(p: Params, x: jax.Array, context: jax.Array) -> jax.Array:
         width = features // heads
-        query = nn.dense(p, x, features, bias=False).reshape(batch, -1, heads, width)
-        key = nn.dense(p, context, features, bias=False).reshape(batch, -1, heads, width)
-        value = nn.dense(p, context, features, bias=False).reshape(batch, -1, heads, width)
+        query = nn.dense(p, x, features, bias=False).reshape(x.shape[0], -1, heads, width)
+        key = nn.dense(p, context, features, bias=False).reshape(x.shape[0], -1, heads, width)
+        value = nn.dense(p, context, features, bias=False).reshape(x.shape[0], -1, heads, width)
         position = nn.dense(p, p("sinusoid", key.shape[1], features), features, bias=False)
         position = position.reshape(-1, heads, width)
         content = jnp.einsum("bshd,bthd->bhst", query + p("u", heads, width), key)
@@ -227,7 +227,7 @@ def swin(
         with p.scope("embed"):
             x = nn.layer_norm(p, nn.conv(p, x, features, 4, stride=4, bias=True))
         for stage, count in enumerate(counts):
-            heads = 3 * 2**stage
+            heads = features // 32 * 2**stage
             for index in range(count):
                 with p.scope(f"stage{stage}_{index}"):
                     shift = 3 if index % 2 and x.shape[1] > 7 else 0

@@ -1,0 +1,174 @@
+"""Traces the corpus's models and writes them as graph files with a manifest."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from gdp.files import write_atomic
+from gdp.fuse import fuse
+from gdp.graph import OpDetail, OpGraph, make_graph
+from gdp.graph_file import save_graph
+from gdp.importers.jaxpr import trace, trace_training_step
+from pretrain.corpus import random_graphs
+from pretrain.corpus.families import TEST, VALIDATION, Variant, variants
+from pretrain.corpus.layers import Params, parameter_shapes
+
+MICROBATCHES = 4
+
+
+class Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """One graph of the manifest."""
+
+    name: str
+    family: str
+    split: str
+    kind: str
+    file: str
+    num_ops: int
+    num_uses: int
+    gigaflop: float
+    arguments: dict[str, Any]
+    sha256: str
+
+
+class Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    """What the corpus holds, who made it, and under which licence."""
+
+    source: str
+    licence: str
+    graphs: list[Entry]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A graph that can be made."""
+
+    name: str
+    family: str
+    kind: str
+    arguments: dict[str, Any]
+    make: Callable[[], OpGraph]
+
+    @property
+    def split(self) -> str:
+        if self.family in TEST:
+            return "test"
+        return "validation" if self.family in VALIDATION else "train"
+
+
+def items() -> Iterator[Item]:
+    """Everything the corpus holds, the small sizes of every family first."""
+    by_size: dict[int, list[Item]] = {}
+    position: dict[str, int] = {}
+    for variant in variants():
+        size = position[variant.family] = position.get(variant.family, -1) + 1
+        by_size.setdefault(size, []).append(_item(variant))
+    for seed in range(30):
+        layers, width, reach = 6 + 3 * seed, 3 + seed % 9, 1 + seed % 3
+        arguments = {"seed": seed, "layers": layers, "width": width, "reach": reach}
+        by_size.setdefault(seed // 2, []).append(
+            _random("random_layered", random_graphs.layered, arguments)
+        )
+        arguments = {"seed": seed, "num_ops": int(50 * 1.17**seed)}
+        by_size.setdefault(seed // 2, []).append(
+            _random("series_parallel", random_graphs.series_parallel, arguments)
+        )
+    for size in sorted(by_size):
+        yield from by_size[size]
+
+
+def _random(family: str, builder: Callable[..., OpGraph], arguments: dict[str, Any]) -> Item:
+    name = "-".join([family, *(f"{key}{value}" for key, value in arguments.items())])
+    return Item(name, family, "random", arguments, lambda: builder(**arguments))
+
+
+def _item(variant: Variant) -> Item:
+    return Item(
+        variant.name, variant.family, variant.kind, variant.arguments, lambda: traced(variant)
+    )
+
+
+def traced(variant: Variant) -> OpGraph:
+    """The graph of a model, forward or as a training step, before fusion."""
+    model, batch = variant.builder(**variant.arguments)
+    shapes = parameter_shapes(model, batch)
+    if variant.kind == "forward":
+        return trace(
+            lambda values, inputs: model(Params(values), inputs), shapes, batch,
+            weight_argnums=0, name=variant.name,
+        )  # fmt: skip
+
+    def loss(values: dict[str, jax.Array], inputs: Any) -> jax.Array:
+        return jnp.square(model(Params(values), inputs)).mean()
+
+    import optax
+
+    count = MICROBATCHES if variant.kind == "microbatched" else 1
+    return trace_training_step(
+        loss, shapes, batch, optimizer=optax.sgd(0.1, momentum=0.9), microbatches=count,
+        name=variant.name,
+    )  # fmt: skip
+
+
+def compact(graph: OpGraph) -> OpGraph:
+    """The fused graph without what no policy reads: short names, output shapes only."""
+    fused = fuse(graph).graph
+    names = [f"{i}" if not io else name for i, (name, io) in
+             enumerate(zip(fused.op_names, fused.is_io, strict=True))]  # fmt: skip
+    details = [OpDetail(d.dtype, (), d.output_shapes[:1]) for d in fused.detail]
+    return make_graph(
+        fused.name,
+        names,
+        fused.op_types,
+        list(zip(fused.producer.tolist(), fused.tensor_bytes.tolist(), strict=True)),
+        list(zip(fused.use_tensor.tolist(), fused.use_op.tolist(), strict=True)),
+        flop=fused.flop,
+        memory_traffic_bytes=np.round(fused.memory_traffic_bytes),
+        weight_bytes=fused.weight_bytes,
+        weight_id=fused.weight_id,
+        colocate=fused.colocate,
+        is_backward=fused.is_backward,
+        detail=details,
+        tensor_names=[f"{i}" for i in range(fused.num_tensors)],
+    )
+
+
+def build(item: Item, folder: Path) -> Entry:
+    """Make one graph, write its file, and return its line of the manifest."""
+    graph = compact(item.make())
+    file = f"{item.family}/{item.name}.json.gz"
+    save_graph(graph, folder / file)
+    return Entry(
+        name=item.name,
+        family=item.family,
+        split=item.split,
+        kind=item.kind,
+        file=file,
+        num_ops=graph.num_ops,
+        num_uses=graph.num_uses,
+        gigaflop=round(float(graph.flop.sum()) / 1e9, 4),
+        arguments=item.arguments,
+        sha256=hashlib.sha256((folder / file).read_bytes()).hexdigest(),
+    )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a corpus folder; empty where there is none."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        return Manifest("python -m pretrain.corpus", "Apache-2.0", [])
+    return msgspec.json.decode(path.read_bytes(), type=Manifest)
+
+
+def write_manifest(manifest: Manifest, folder: Path) -> None:
+    """Write the manifest, graphs sorted by name."""
+    manifest.graphs.sort(key=lambda entry: entry.name)
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    write_atomic(folder / "manifest.json", text + b"\n")

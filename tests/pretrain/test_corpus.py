@@ -1,0 +1,73 @@
+"""The corpus: its split is by whole families, its graphs are reproducible, its files are intact."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gdp.graph_file import load_graph
+from pretrain.corpus.build import build, compact, items, read_manifest, traced
+from pretrain.corpus.families import FAMILIES, TEST, VALIDATION, variants
+from pretrain.corpus.layers import parameter_shapes
+from pretrain.corpus.random_graphs import layered, series_parallel
+
+CORPUS = Path(__file__).parents[2] / "data" / "corpus"
+
+
+def test_the_split_is_by_whole_families() -> None:
+    assert not TEST & VALIDATION
+    assert set(FAMILIES) >= TEST | VALIDATION
+    split_of: dict[str, set[str]] = {}
+    for item in items():
+        split_of.setdefault(item.family, set()).add(item.split)
+    assert all(len(splits) == 1 for splits in split_of.values())
+
+
+def test_names_are_unique_and_the_corpus_is_large() -> None:
+    names = [item.name for item in items()]
+    assert len(set(names)) == len(names) >= 400
+    assert len({item.family for item in items()}) >= 25
+
+
+def test_resnet_50_has_its_published_size() -> None:
+    """25.6 million parameters and 4.1 billion multiply-adds a picture: He et al. 2016."""
+    builder, _ = FAMILIES["resnet"]
+    model, batch = builder(depth=50, batch=1)
+    count = sum(np.prod(s.shape) for s in parameter_shapes(model, batch).values())
+    assert count == pytest.approx(25.6e6, rel=0.01)
+    variant = next(v for v in variants() if v.name == "resnet-depth50-forward")
+    graph = traced(variant)
+    assert graph.flop.sum() / 8 == pytest.approx(2 * 4.1e9, rel=0.06)
+
+
+def test_a_training_step_knows_its_backward_part() -> None:
+    steps = {v.kind: v for v in variants() if v.name.startswith("mlp-layers4")}
+    forward, training, micro = (
+        compact(traced(steps[kind])) for kind in ("forward", "training", "microbatched")
+    )
+    assert not forward.is_backward.any()
+    assert training.is_backward.any()
+    assert training.flop.sum() > 2.5 * forward.flop.sum()
+    assert micro.num_ops > 2 * training.num_ops
+
+
+def test_the_same_model_is_built_to_the_same_file(tmp_path: Path) -> None:
+    item = next(i for i in items() if i.name == "dit-layers2-forward")
+    first, second = build(item, tmp_path / "a"), build(item, tmp_path / "b")
+    assert first == second
+    assert load_graph(tmp_path / "a" / first.file).num_ops == first.num_ops
+
+
+@pytest.mark.parametrize("builder", [layered, series_parallel])
+def test_random_graphs_depend_on_their_seed_alone(builder) -> None:  # type: ignore[no-untyped-def]
+    assert builder(3).digest == builder(3).digest
+    assert builder(3).digest != builder(4).digest
+
+
+def test_shipped_files_are_those_of_the_manifest() -> None:
+    graphs = read_manifest(CORPUS).graphs
+    assert len({entry.split for entry in graphs}) == 3
+    for entry in graphs:
+        data = (CORPUS / entry.file).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == entry.sha256, entry.name

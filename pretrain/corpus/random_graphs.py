@@ -68,7 +68,7 @@ def _graph(
         [("dot_general" if h else "add") for h in heavy] + [INPUT] + [OUTPUT] * len(sinks),
         tensors,
         uses,
-        flop=[*np.where(heavy, flop, flop / 100), *padding],
+        flop=np.concatenate([np.where(heavy, flop, flop / 100), padding]),
         memory_traffic_bytes=traffic,
-        weight_bytes=[*weight, *padding],
+        weight_bytes=np.concatenate([weight, padding]),
     )

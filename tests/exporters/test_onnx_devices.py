@@ -58,7 +58,7 @@ def test_validation_finds_a_wrong_device(graph: OpGraph, tmp_path: Path) -> None
 
 def test_a_model_without_a_placed_node_is_refused(graph: OpGraph, tmp_path: Path) -> None:
     model = prepare("onnx:light_squeezenet")
-    model.graph[5].name = "renamed"
+    model.graph[-1].name = "renamed"
     with pytest.raises(PlacementError, match="lacks 1 nodes of the placement"):
         export_onnx_devices(model, graph, halves(graph), tmp_path)
     assert not list(tmp_path.glob("*.onnx"))

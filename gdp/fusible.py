@@ -17,7 +17,7 @@ VIEWS = names(
     # JAX
     "reshape squeeze expand_dims transpose broadcast_in_dim convert_element_type copy copy_p rev "
     "slice dynamic_slice iota bitcast_convert_type stop_gradient reduce_precision split "
-    "optimization_barrier sharding_constraint real imag device_put"
+    "optimization_barrier sharding_constraint real imag device_put unstack name"
 )
 """Ops that move or relabel data without arithmetic."""
 
@@ -33,6 +33,8 @@ ELEMENTWISE = names(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz complex conj "
     "cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt imag "
     "integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul ne neg "
+    "bessel_i0e bessel_i1e igamma igamma_grad_a igammac polygamma regularized_incomplete_beta "
+    "zeta random_split rng_bit_generator rng_uniform "
     "nextafter not or population_count pow random_bits random_wrap random_unwrap random_fold_in "
     "random_seed rem round rsqrt select_and_gather_add select_n shift_left "
     "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh "
@@ -48,7 +50,7 @@ REDUCTIONS = names(
     "SkipLayerNormalization MeanVarianceNormalization "
     # JAX
     "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum "
-    "reduce_xor reduce pad concatenate"
+    "reduce_xor reduce pad concatenate stack"
 )
 """Ops that read a whole axis: a compiler fuses them with element-wise ops, not with a matmul."""
 

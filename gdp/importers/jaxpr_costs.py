@@ -15,12 +15,15 @@ from gdp.importers.op_costs import convolution_flop, matmul_flop
 
 BITCASTS = names(
     "reshape squeeze expand_dims stop_gradient bitcast_convert_type copy_p optimization_barrier "
-    "sharding_constraint"
+    "sharding_constraint name"
 )
 """Views that cost nothing at all: the bytes stay where they are."""
 
 _RANDOM_FLOP = 100  # per word of threefry: 20 rounds of add, rotate, xor, and the key schedule
-_RANDOM = frozenset({"random_bits", "threefry2x32", "random_seed", "random_fold_in"})
+_RANDOM = names(
+    "random_bits threefry2x32 random_seed random_fold_in random_split rng_bit_generator rng_uniform"
+)
+_MOVES = VIEWS | names("pad concatenate stack gather dynamic_update_slice scatter")
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def primitive_cost(
         return Cost(float(_FLOP[name](params, ins, outs)), moved)
     if name in _RANDOM:
         return Cost(_RANDOM_FLOP * size, moved)
-    if name in VIEWS or name in ("pad", "concatenate", "gather", "dynamic_update_slice", "scatter"):
+    if name in _MOVES:
         return Cost(0.0, moved)
     if name in ELEMENTWISE:
         return Cost(size, moved)
@@ -79,6 +82,11 @@ def _dot_general(params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence
     (contracted, _), _ = params["dimension_numbers"]
     inner = math.prod(ins[0].dims[axis] for axis in contracted)
     return matmul_flop(1, outs[0].size, 1, inner)
+
+
+def _ragged_dot(params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
+    """[M, K] times [G, K, N], each row with the matrix of its group."""
+    return matmul_flop(1, ins[0].dims[-2], ins[1].dims[-1], ins[0].dims[-1])
 
 
 def _convolution(params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
@@ -134,6 +142,8 @@ def _triangular_solve(
 
 _FLOP: dict[str, Callable[..., float]] = {
     "dot_general": _dot_general,
+    "ragged_dot": _ragged_dot,
+    "ragged_dot_general": _ragged_dot,
     "conv_general_dilated": _convolution,
     "reduce_window_max": _window,
     "reduce_window_min": _window,
@@ -157,8 +167,11 @@ _FLOP: dict[str, Callable[..., float]] = {
     "scatter-add": lambda params, ins, outs: ins[2].size,
     "scatter_add": lambda params, ins, outs: ins[2].size,
     "scatter_mul": lambda params, ins, outs: ins[2].size,
+    "scatter-mul": lambda params, ins, outs: ins[2].size,
     "scatter_min": lambda params, ins, outs: ins[2].size,
+    "scatter-min": lambda params, ins, outs: ins[2].size,
     "scatter_max": lambda params, ins, outs: ins[2].size,
+    "scatter-max": lambda params, ins, outs: ins[2].size,
 }
 """By primitive, from (params, input shapes, output shapes)."""
 
@@ -183,7 +196,10 @@ _TRAFFIC: dict[str, Callable[..., int]] = {
     "scatter-add": _updates_in_place,
     "scatter_add": _updates_in_place,
     "scatter_mul": _updates_in_place,
+    "scatter-mul": _updates_in_place,
     "scatter_min": _updates_in_place,
+    "scatter-min": _updates_in_place,
     "scatter_max": _updates_in_place,
+    "scatter-max": _updates_in_place,
 }
 """By primitive, from (input shapes, output shapes), where it is not simply everything."""

@@ -164,6 +164,11 @@ def _emit(
     if name in _WEIGHT_VIEWS and len(ins) == 1 and ins[0].weight is not None:
         outs[0].weight = _viewed(name, params, ins[0])
         return outs
+    if name == "unstack" and ins[0].weight is not None:
+        for i, out in enumerate(outs):
+            rows = params["axis"] == 0 and len(ins[0].weight) == 1
+            out.weight = (ins[0].weight[0], i, i + 1) if rows else ins[0].weight
+        return outs
     cost = _cost(program, eqn, name, params, ins, outs)
     # A broadcast weight is read once, at its own size.
     spread = sum(max(0, v.nbytes - weight_nbytes(program, v)) for v in ins if v.weight is not None)

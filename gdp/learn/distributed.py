@@ -30,7 +30,7 @@ class Team:
         return [(k, item) for k, item in enumerate(items) if k % self.size == self.rank]
 
     def mean(self, tree: Any, count: int) -> Any:
-        """The mean over all items of all processes, given this process's sum tree of `count` items."""
+        """The mean over the items of all processes; `tree` sums the `count` items of this one."""
         if self.size == 1:
             return jax.tree.map(lambda x: x / max(count, 1), tree)
         leaves, structure = jax.tree.flatten(tree)

@@ -1,7 +1,7 @@
 """Proximal policy optimisation over whole placements, and the loss it shares with imitation.
 
-Schulman et al. 2017, arXiv 1707.06347, equation 7, with the advantage of a placement given to each of
-its decisions. Axes: K placements, N ops, D devices, F pair features.
+Schulman et al. 2017, arXiv 1707.06347, equation 7, with the advantage of a placement given to each
+of its decisions. Axes: K placements, N ops, D devices, F pair features.
 """
 
 import functools
@@ -19,7 +19,7 @@ from gdp.policy.decode import Rollout
 from gdp.policy.network import NetworkConfig, Params, apply, score
 
 Advantage = Literal["normalised", "published"]
-"""normalised: by mean and standard deviation of the batch. published: minus the mean of the past."""
+"""normalised: by mean and deviation of the batch. published: minus the mean of the past."""
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from gdp.learn.distributed import Team
 from gdp.learn.instances import Instance
 from gdp.learn.labels import LabelStore, load_labels
 from gdp.learn.metrics import progress_bar, sinks
-from gdp.learn.problems import Problems, load_problems
+from gdp.learn.problems import load_problems
 from gdp.learn.recipe import Recipe
 from gdp.learn.trainer import Trainer, TrainState
 from gdp.learn.validate import Quality, validate
+from gdp.policy.compilation import use_cache
 from gdp.policy.network import init
 from gdp.policy.policy import Policy, load_policy, save_policy
 
@@ -51,6 +52,7 @@ def pretrain(
     The folder gets `state/` (to resume from), `best/` and `last/` (policies), `metrics.jsonl` and,
     where tensorboardX is installed, `tensorboard/`.
     """
+    use_cache()
     run = _Run(recipe, Path(folder), recipe_text, team or Team(), threads)
     return run.go(stop_after_s, stop)
 

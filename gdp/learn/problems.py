@@ -1,4 +1,4 @@
-"""The problems of a run: graphs of the corpus by split, and random ones, made when first asked for."""
+"""The problems of a run: graphs of the corpus by split, and random ones, made when asked for."""
 
 import functools
 import json
@@ -46,9 +46,11 @@ class Problems:
 
 @functools.lru_cache(maxsize=512)
 def _load(path: str) -> OpGraph:
+    from gdp.fuse import fuse
     from gdp.graph_file import load_graph
 
-    return load_graph(path)
+    # What is placed is what runtimes fuse, as in `gdp.place`.
+    return fuse(load_graph(path)).graph
 
 
 def random_names(count: int, seed: int, min_ops: int, max_ops: int) -> list[str]:
@@ -86,7 +88,7 @@ def load_problems(
     split: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     files = {}
     for entry in entries:
-        if min_ops <= entry["ops"] <= max_ops and (Path(corpus) / entry["file"]).exists():
+        if min_ops <= entry["num_ops"] <= max_ops and (Path(corpus) / entry["file"]).exists():
             split[entry["split"]].append(entry["name"])
             files[entry["name"]] = entry["file"]
     return Problems(

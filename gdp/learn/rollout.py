@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.policy.decode import Rollout, decode, priority
+from gdp.policy.decode import Head, Rollout, decode
+from gdp.policy.evaluate import evaluate
 from gdp.policy.policy import Policy
 from gdp.sim.problem import Problem
 
@@ -30,9 +31,7 @@ def judge(
     problem: Problem, devices: Int[np.ndarray, "K N"]
 ) -> tuple[Float[np.ndarray, "K"], np.ndarray]:
     """(cost in seconds, feasible) of placements under the policy's priorities."""
-    from gdp.sim.score import values
-
-    value_s, overflow = values(problem, devices, priority(problem))
+    value_s, overflow = evaluate(problem, devices)
     capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).sum())
     return value_s * (1.0 + OVERFLOW_WEIGHT * overflow / capacity), overflow == 0
 
@@ -76,10 +75,8 @@ def follow(policy: Policy, problem: Problem, labels: Int[np.ndarray, "K N"]) -> 
     )
 
 
-def blank_head(policy: Policy, problem: Problem):  # noqa: ANN201
+def blank_head(policy: Policy, problem: Problem) -> Head:
     """A head of zeros: following a label needs no scores."""
-    from gdp.policy.decode import Head
-
     n, d, width = problem.num_ops, problem.num_devices, 1
     return Head(
         prior=np.zeros((n, d), np.float32),

@@ -1,6 +1,6 @@
 """One training step of either phase, as a function of the state and of the step's number alone.
 
-Whatever is random in step k comes from (seed, k), so that a resumed run draws what the first would have.
+Whatever is random in step k comes from (seed, k): a resumed run draws what the first would have.
 """
 
 from dataclasses import dataclass, field

@@ -72,13 +72,16 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """Decoded placements; what was seen on the way is there when it was asked for."""
+    """Decoded placements; what was seen on the way is there when it was asked for.
+
+    Axes of what was seen: M >= N ops and L >= D devices, as wide as the padded network.
+    """
 
     device: Int[np.ndarray, "K N"]
     log_probability: Float[np.ndarray, "K"]  # of the free choices, at temperature 1
-    taken: Bool[np.ndarray, "K N"] | None = None  # where a choice was free
-    legal: Bool[np.ndarray, "K N D"] | None = None
-    feats: Float32[np.ndarray, "K N D F"] | None = None
+    taken: Bool[np.ndarray, "K M"] | None = None  # where a choice was free
+    legal: Bool[np.ndarray, "K M L"] | None = None
+    feats: Float32[np.ndarray, "K M L F"] | None = None
 
 
 _PREPARED: weakref.WeakKeyDictionary[Problem, dict[tuple[bool, bool], DecodeProblem]] = (

@@ -73,7 +73,7 @@ def features(problem: Problem, kind: FeatureSet = "full") -> Features:
     )
 
 
-def squash(ratio: Float[np.ndarray, "..."] | float) -> Float[np.ndarray, "..."]:
+def squash(ratio: Float[np.ndarray, "..."] | float) -> Float[np.ndarray, "..."] | float:
     """A ratio of times on a scale that is linear near zero and logarithmic far out."""
     return np.arcsinh(ratio) / 3.0
 

@@ -4,6 +4,7 @@ Axes: N ops, D devices, K placements, F pair features, W head width, C represent
 """
 
 import functools
+import zlib
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -102,14 +103,14 @@ class PolicyNetwork(nnx.Module):
         self.attention = nnx.List([self._block(rngs) for _ in range(config.attention_layers)])
         self.leave = nnx.LayerNorm(width, rngs=rngs)
         if config.decode == "independent":
-            self.index_head = self._linear(width, config.max_devices, 0.1, rngs)
+            self.index_head = self._linear(width, config.max_devices, rngs)
             return
         self.device_in = nnx.Linear(NUM_DEVICE_FEATURES, inner, rngs=rngs)
         self.device_out = nnx.Linear(inner, inner, rngs=rngs)
-        self.node_head = self._linear(width, inner, 1.0, rngs)
-        self.feature_head = self._linear(NUM_PAIR_FEATURES, inner, 1.0, rngs)
-        self.mixing = self._linear(inner, inner, 1.0, rngs)
-        self.out = self._linear(inner, 1, 0.1, rngs)
+        self.node_head = self._linear(width, inner, rngs)
+        self.feature_head = self._linear(NUM_PAIR_FEATURES, inner, rngs)
+        self.mixing = self._linear(inner, inner, rngs)
+        self.out_head = self._linear(inner, 1, rngs)
 
     def __call__(self, batch: Batch) -> Encoded:
         h, whole = self.encode(batch)
@@ -148,17 +149,15 @@ class PolicyNetwork(nnx.Module):
             feature=self.feature_head.kernel(whole),
             mixing=self.mixing.kernel(whole),
             bias=self.mixing.dense.bias[...],
-            out=self.out.kernel(whole)[:, 0],
+            out=self.out_head.kernel(whole)[:, 0],
         )
 
     def _context_size(self) -> int:
         return NUM_GLOBAL_FEATURES if self.config.features == "full" else 0
 
-    def _linear(self, inputs: int, outputs: int, scale: float, rngs: nnx.Rngs) -> SuperposedLinear:
+    def _linear(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> SuperposedLinear:
         gated = self.config.superposition
-        return SuperposedLinear(
-            inputs, outputs, self.whole_size, gated=gated, scale=scale, rngs=rngs
-        )
+        return SuperposedLinear(inputs, outputs, self.whole_size, gated=gated, rngs=rngs)
 
     def _block(self, rngs: nnx.Rngs) -> SegmentAttention:
         c = self.config
@@ -169,16 +168,35 @@ class PolicyNetwork(nnx.Module):
 
 
 @functools.cache
-def _skeleton(config: NetworkConfig) -> tuple[nnx.GraphDef, nnx.State]:
+def _skeleton(config: NetworkConfig) -> tuple[Any, Any]:
     """The structure of the network and a state to hang weights on."""
     model = nnx.eval_shape(lambda: PolicyNetwork(config, rngs=nnx.Rngs(0)))
     return nnx.split(model)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+QUIET = {"index_head": 0.1, "out_head": 0.1}
+"""Layers whose weights start this much smaller, so that a fresh policy is close to uniform."""
+
+
 def init(config: NetworkConfig, seed: int) -> Params:
-    """Fresh weights."""
-    return nnx.to_pure_dict(nnx.state(PolicyNetwork(config, rngs=nnx.Rngs(seed)), nnx.Param))
+    """Fresh weights, drawn by NumPy: no compilation, and the same on every device.
+
+    Kernels: normal with variance 1 / inputs; scales one; gates, biases and strengths zero, so that
+    gates are 1 and gated residual branches are off.
+    """
+
+    def draw(path: Any, leaf: Any) -> np.ndarray:
+        names = [str(getattr(key, "key", key)) for key in path]
+        if names[-1] == "scale":
+            return np.ones(leaf.shape, np.float32)
+        if names[-1] not in ("kernel", "embedding") or "conditioning" in names:
+            return np.zeros(leaf.shape, np.float32)
+        rng = np.random.default_rng([seed, zlib.crc32("/".join(names).encode())])
+        factor = min([QUIET.get(name, 1.0) for name in names])
+        fan_in = leaf.shape[0] if names[-1] == "kernel" else leaf.shape[1]
+        return (factor * rng.standard_normal(leaf.shape) / np.sqrt(fan_in)).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, abstract(config))
 
 
 def abstract(config: NetworkConfig) -> Params:

@@ -36,14 +36,10 @@ class SuperposedLinear(nnx.Module):
         whole: int,
         *,
         gated: bool,
-        scale: float = 1.0,
         use_bias: bool = True,
         rngs: nnx.Rngs,
     ) -> None:
-        init = nnx.initializers.variance_scaling(
-            max(scale, 1e-8) ** 2, "fan_in", "truncated_normal"
-        )
-        self.dense = nnx.Linear(inputs, outputs, use_bias=use_bias, kernel_init=init, rngs=rngs)
+        self.dense = nnx.Linear(inputs, outputs, use_bias=use_bias, rngs=rngs)
         self.gate = Gate(whole, inputs, rngs=rngs) if gated else None
 
     def factor(self, whole: Float[Array, "C"]) -> Float[Array, "F"]:

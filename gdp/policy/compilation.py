@@ -1,0 +1,27 @@
+"""Compiled programs kept between processes, so that only the first run of all compiles."""
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where compiled programs are kept: `GDP_CACHE_DIR`, else the user's cache folder."""
+    if named := os.environ.get("GDP_CACHE_DIR"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "gdp"
+
+
+def use_cache() -> None:
+    """Let XLA keep its programs in the cache folder, unless the user has chosen another one."""
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is not None:
+        return
+    folder = cache_folder() / "xla"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # a read-only home costs time, not the answer
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -1,0 +1,163 @@
+"""The policy as a placement method: greedy decode and samples, made feasible, the best returned."""
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.graph import OpGraph
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.policy.decode import Head, decode, num_threads, priority
+from gdp.policy.evaluate import best_row, evaluate
+from gdp.sim.problem import Problem, make_problem
+
+LOG = logging.getLogger(__name__)
+
+SAMPLES = 16
+"""Placements sampled beside the greedy one, unless the evaluation budget is smaller."""
+TEMPERATURES = (0.3, 0.7, 1.0)
+"""Samples are shared out over these; cool ones are better on average, warm ones more diverse."""
+LARGEST = 60_000
+"""Ops above which the graph is coarsened first; what is placed is then groups of ops."""
+
+
+def place_with_policy(
+    problem: Problem, checkpoint: str | os.PathLike[str] | None, search: Search
+) -> Answer:
+    """The best of the policy's greedy placement and its samples, scored by the simulator.
+
+    `checkpoint` is a folder, or None for the shipped policy. Greedy and `SAMPLES` samples; with an
+    evaluation budget, as many as it allows.
+    """
+    from gdp.policy.policy import default_checkpoint
+
+    folder = default_checkpoint() if checkpoint is None else Path(checkpoint)
+    policy = _loaded(str(folder), (folder / "meta.json").stat().st_mtime_ns if _is(folder) else 0)
+    small, widen = _coarse(problem)
+    head = policy.head(small)
+    count = SAMPLES + 1 if search.evaluations is None else min(SAMPLES + 1, search.evaluations)
+    devices = _draw(small, policy.view(small), head, max(1, count), search.seed)
+    seconds, overflow = evaluate(small, devices)
+    row, spent = best_row(seconds, overflow), len(devices)
+    device = devices[row]
+    if overflow[row] > 0:
+        device, more = _repair(small, policy.view(small), head, device, search.seed)
+        spent += more
+    device = widen(device)
+    if small is not problem:
+        overflow = evaluate(problem, device[None])[1]
+        spent += 1
+    else:
+        overflow = evaluate(problem, device[None])[1]
+    if overflow[0] > 0:
+        return Answer(
+            None,
+            reason=f"the policy's best placement is {overflow[0] / 2**30:.2f} GiB over memory",
+            evaluations=spent,
+        )
+    reason = (
+        f"policy {policy.name!r}: greedy {seconds[0]:.4g} s, best of {len(seconds)} "
+        f"{seconds[row]:.4g} s"
+    )
+    return Answer(Assignment(device, priority(problem)), reason=reason, evaluations=spent)
+
+
+def policy_method(
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Callable[[Problem, Search], Answer] | None:
+    """`place_with_policy` as a method; None where no checkpoint is named and none is shipped."""
+    from gdp.policy.policy import default_checkpoint
+
+    if checkpoint is None and not _is(default_checkpoint()):
+        return None
+
+    def policy(problem: Problem, search: Search) -> Answer:
+        return place_with_policy(problem, checkpoint, search)
+
+    return policy
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(folder: str, version: int):
+    from gdp.policy.compilation import use_cache
+    from gdp.policy.policy import load_policy
+
+    del version  # a checkpoint that was written again is another one
+    use_cache()
+    return load_policy(folder)
+
+
+def _is(folder: Path) -> bool:
+    return (folder / "meta.json").exists()
+
+
+def _draw(problem: Problem, view, head: Head, count: int, seed: int) -> Int[np.ndarray, "K N"]:
+    """The greedy placement, then samples at each temperature in turn; copies are dropped."""
+    threads = num_threads() if problem.num_ops > 2000 else 1
+    found = [decode(view, head, samples=1, seed=seed, greedy_first=True).device]
+    shares = np.array_split(np.arange(count - 1), len(TEMPERATURES))
+    for k, temperature in enumerate(TEMPERATURES):
+        if len(shares[k]):
+            found.append(
+                decode(
+                    view, head, samples=len(shares[k]), seed=seed + k,
+                    temperature=temperature, threads=threads,
+                ).device
+            )  # fmt: skip
+    devices = np.concatenate(found)
+    first = np.unique(devices, axis=0, return_index=True)[1]
+    return devices[np.sort(first)]
+
+
+def _repair(problem: Problem, view, head: Head, device: Int[np.ndarray, "N"], seed: int):
+    """(a placement that fits if one is found, evaluations spent)."""
+    from gdp.policy.repair import decode_tighter, move_until_fits
+
+    found, spent = decode_tighter(problem, view, head, samples=4, seed=seed)
+    if found is not None:
+        return found, spent
+    device, more = move_until_fits(problem, device, seed=seed)
+    return device, spent + more
+
+
+def _coarse(
+    problem: Problem,
+) -> tuple[Problem, Callable[[Int[np.ndarray, "M"]], Int[np.ndarray, "N"]]]:
+    """The problem over groups of ops where it is too large, and the way back."""
+    if problem.num_ops <= LARGEST or problem.tensor_s is not None:
+        return problem, lambda device: device
+    from gdp.fuse import coarsen, expand, group_seconds
+
+    labels = np.unique(problem.allowed, axis=0, return_inverse=True)[1].reshape(-1)
+    fused = coarsen(problem.graph, LARGEST // 2, apart=labels.astype(np.int64))
+    size = fused.graph.num_ops
+    allowed = np.ones((size, problem.num_devices), dtype=bool)
+    np.logical_and.at(allowed, fused.group_of, problem.allowed)
+    small = make_problem(
+        fused.graph,
+        problem.cluster,
+        group_seconds(fused, problem.compute_s),
+        problem.objective,
+        allowed=allowed,
+        together=_together(problem, fused.group_of, fused.graph),
+    )
+    return small, lambda device: expand(fused, device)[0]
+
+
+def _together(
+    problem: Problem, group_of: Int[np.ndarray, "N"], graph: OpGraph
+) -> Int[np.ndarray, "M"]:
+    """Ids of fused ops that share one where any of their ops share a group."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    size, groups = graph.num_ops, problem.num_groups
+    links = coo_array(
+        (np.ones(problem.num_ops), (group_of, size + problem.group)),
+        shape=(size + groups, size + groups),
+    )
+    return connected_components(links, directed=False)[1][:size].astype(np.int64)

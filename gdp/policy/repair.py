@@ -1,0 +1,81 @@
+"""Placements that overflow memory, made to fit: tighter masks first, then single moves.
+
+The decoder's running estimate of memory is not the simulator's peak; where they differ the
+simulator decides, and the decoder tries again under limits lowered by what was missing.
+"""
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.policy.decode import DecodeProblem, Head, decode
+from gdp.policy.evaluate import best_row, evaluate
+from gdp.sim.problem import Problem
+
+TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+"""Memory limits tried in the mask, over the true ones."""
+
+
+def decode_tighter(
+    problem: Problem, view: DecodeProblem, head: Head, *, samples: int, seed: int
+) -> tuple[Int[np.ndarray, "N"] | None, int]:
+    """(a feasible placement decoded under tighter limits, or None; placements evaluated)."""
+    spent = 0
+    for share in TIGHTER:
+        tight = view._replace(memory_bytes=view.memory_bytes * share, mask_memory=True)
+        drawn = decode(tight, head, samples=samples, seed=seed, temperature=0.7, greedy_first=True)
+        seconds, overflow = evaluate(problem, drawn.device)
+        spent += samples
+        row = best_row(seconds, overflow)
+        if overflow[row] == 0:
+            return drawn.device[row], spent
+    return None, spent
+
+
+def move_until_fits(
+    problem: Problem,
+    device: Int[np.ndarray, "N"],
+    *,
+    seed: int,
+    rounds: int = 400,
+    tries: int = 24,
+) -> tuple[Int[np.ndarray, "N"], int]:
+    """(the placement with groups moved until memory fits or no move helps; evaluations).
+
+    Each round moves one group, or a run of neighbouring groups in decode order, off a device, and
+    keeps the move that lowers the overflow most. Runs get shorter as moves stop to help.
+    """
+    rng = np.random.default_rng(seed)
+    device = device.copy()
+    seconds, overflow = evaluate(problem, device[None])
+    best, spent, stuck = (int(overflow[0]), float(seconds[0])), 1, 0
+    longest = max(1, problem.num_groups // (2 * problem.num_devices))
+    for _ in range(rounds):
+        if best[0] == 0 or stuck > 12:
+            break
+        moved = np.stack([_move(problem, device, longest, rng) for _ in range(tries)])
+        seconds, overflow = evaluate(problem, moved)
+        spent += tries
+        row = best_row(seconds, overflow)
+        if (int(overflow[row]), float(seconds[row])) < best:
+            device, best, stuck = moved[row], (int(overflow[row]), float(seconds[row])), 0
+        else:
+            stuck += 1
+            longest = max(1, longest // 2)
+    return device, spent
+
+
+def _move(
+    problem: Problem, device: Int[np.ndarray, "N"], longest: int, rng: np.random.Generator
+) -> Int[np.ndarray, "N"]:
+    """A copy with the groups of a run of ops on one device sent to another."""
+    from gdp.policy.features import timing
+
+    order = timing(problem).order
+    first = int(rng.integers(problem.num_ops))
+    home = device[order[first]]
+    length = 1 + int(rng.integers(longest))
+    run = order[first : first + length]
+    groups = np.unique(problem.group[run[device[run] == home]])
+    to = int(rng.integers(problem.num_devices))
+    groups = groups[problem.group_allowed[groups, to]]
+    return np.where(np.isin(problem.group, groups), to, device)

@@ -1,0 +1,101 @@
+"""Searches labels for training and validation: `python -m pretrain.labels --help`.
+
+Run again with more evaluations, labels only get better; what is there is the start of the search.
+"""
+
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+
+from gdp.errors import InfeasibleError
+from gdp.learn.instances import Instance, draw
+from gdp.learn.labels import LabelStore, load_labels, search_label
+from gdp.learn.problems import Problems, load_problems
+from gdp.methods.base import Method
+
+QUICK = ("single", "blocks", "heft", "etf")
+"""Methods that the search starts from the best of."""
+
+
+def quick_methods() -> tuple[dict[str, Method], Method]:
+    """(heuristics by name, local search)."""
+    from gdp.methods.table import METHODS
+
+    return {name: METHODS[name] for name in QUICK}, METHODS["local_search"]
+
+
+def wanted(problems: Problems, per_graph: int, held_per_graph: int, seed: int) -> list[Instance]:
+    """Random instances over the training and validation graphs, validation first."""
+    rng = np.random.default_rng([seed, 5])
+    held = [draw(rng, [name]) for name in problems.validation for _ in range(held_per_graph)]
+    learnt = [draw(rng, [name]) for _ in range(per_graph) for name in problems.train]
+    return held + learnt
+
+
+def label_all(
+    store: LabelStore,
+    problems: Problems,
+    instances: list[Instance],
+    evaluations: int,
+    seed: int,
+    seconds: float,
+    out: Path,
+) -> int:
+    """Label instances until the time is over; saves now and then. Returns how many were done."""
+    methods, polish = quick_methods()
+    begin = saved = time.monotonic()
+    done = 0
+    for instance in instances:
+        if time.monotonic() - begin > seconds:
+            break
+        try:
+            problem = problems.get(instance)
+            search_label(
+                store, instance, problem, methods, polish, evaluations=evaluations, seed=seed
+            )
+        except InfeasibleError:
+            continue
+        done += 1
+        if time.monotonic() - saved > 60:
+            store.save(out)
+            saved = time.monotonic()
+            click.echo(f"{done} of {len(instances)}", err=True)
+    store.save(out)
+    return done
+
+
+@click.command()
+@click.option("--corpus", default="data/corpus", show_default=True)
+@click.option("--out", type=Path, default=Path("data/labels/train.jsonl"), show_default=True)
+@click.option("--evaluations", default=20_000, show_default=True, help="Per instance.")
+@click.option("--per-graph", default=2, show_default=True, help="Training instances per graph.")
+@click.option("--held-per-graph", default=2, show_default=True, help="Validation ones.")
+@click.option("--max-ops", default=1000, show_default=True)
+@click.option("--random-graphs", default=40, show_default=True)
+@click.option("--seconds", default=1e9, help="Stop after so long.")
+@click.option("--seed", default=0, show_default=True)
+def main(
+    corpus: str,
+    out: Path,
+    evaluations: int,
+    per_graph: int,
+    held_per_graph: int,
+    max_ops: int,
+    random_graphs: int,
+    seconds: float,
+    seed: int,
+) -> None:
+    """Search labels and keep the best of what is known."""
+    problems = load_problems(
+        corpus, random_graphs=random_graphs, seed=0, min_ops=30, max_ops=max_ops
+    )
+    store = load_labels(out)
+    todo = wanted(problems, per_graph, held_per_graph, seed)
+    done = label_all(store, problems, todo, evaluations, seed, seconds, out)
+    click.echo(f"{done} instances labelled, {len(store)} in {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -16,10 +16,11 @@ _WEIGHT_SLOTS = {
     ("Conv", 1), ("ConvTranspose", 1), ("Gemm", 1), ("MatMul", 1), ("MatMul", 0),
     ("BatchNormalization", 1),
 }  # fmt: skip
-# (op type, input position) of what scales: drawn around one, and positive.
+_VARIANCE_SLOT = ("BatchNormalization", 4)
+# (op type, input position) of what scales.
 _SCALE_SLOTS = {
-    ("BatchNormalization", 1), ("BatchNormalization", 4), ("InstanceNormalization", 1),
-    ("LayerNormalization", 1), ("GroupNormalization", 1), ("Mul", 0), ("Mul", 1), ("Div", 1),
+    ("BatchNormalization", 1), ("InstanceNormalization", 1), ("LayerNormalization", 1),
+    ("GroupNormalization", 1), ("Mul", 0), ("Mul", 1), ("Div", 1),
 }  # fmt: skip
 _PASS_THROUGH = {"Unsqueeze", "Squeeze", "Reshape", "Identity", "Transpose", "Flatten", "Cast"}
 
@@ -29,9 +30,10 @@ Reader = tuple[onnx.NodeProto, int]
 def randomise_weights(model: onnx.ModelProto, seed: int) -> dict[str, np.ndarray]:
     """Values for every `ConstantOfShape` weight of a light model; empty for any other model.
 
-    Matrices and filters are normal with variance 2 / fan-in (He et al. 2015, arXiv 1502.01852), so
-    that activations neither vanish nor overflow behind many ReLUs; scales are uniform in
-    [0.5, 1.5]; the rest is normal with standard deviation 0.1.
+    Matrices and filters are normal with variance 1 / fan-in (LeCun et al. 1998, "Efficient
+    BackProp", equation 16), scales uniform in [0.5, 1], variances uniform in [0.5, 1.5], the rest
+    normal with standard deviation 0.1. Wider draws let residual networks grow from block to block,
+    until a softmax at the end is 0 or 1 whatever the cut.
     """
     graph = model.graph
     constant = _constant_shapes(model)
@@ -128,6 +130,8 @@ def _draw(rng: np.random.Generator, shape: tuple[int, ...], users: list[Reader])
     if min(shape, default=1) < 0:
         raise ModelError(f"weight of node {node.name!r} has a negative dimension: {shape}")
     if (node.op_type, position) in _SCALE_SLOTS:
+        values = (1 + rng.random(shape, dtype=np.float32)) / 2
+    elif (node.op_type, position) == _VARIANCE_SLOT:
         values = rng.random(shape, dtype=np.float32) + np.float32(0.5)
     else:
         values = rng.standard_normal(shape, dtype=np.float32)
@@ -145,4 +149,4 @@ def _deviation(node: onnx.NodeProto, position: int, shape: tuple[int, ...]) -> f
         fan_in = shape[1] if transposed else shape[0]
     else:
         fan_in = int(np.prod(shape[1:]))
-    return float(np.sqrt(2.0 / max(fan_in, 1)))
+    return float(1 / np.sqrt(max(fan_in, 1)))

@@ -1,1 +1,77 @@
-"""gdp decides on which device each operator of a neural network runs."""
+"""gdp decides on which device each operator of a neural network runs.
+
+    import gdp
+    result = gdp.place(gdp.load("model.onnx"), gdp.Cluster.load("2xcpu-core"))
+
+Names are resolved when they are first used, so that importing gdp loads none of the libraries
+behind them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gdp.api import compare as compare
+    from gdp.api import place as place
+    from gdp.api import simulate as simulate
+    from gdp.cluster import Cluster as Cluster
+    from gdp.cluster import Device as Device
+    from gdp.cluster import Link as Link
+    from gdp.cluster import make_cluster as make_cluster
+    from gdp.constraints import Constraints as Constraints
+    from gdp.constraints import Pin as Pin
+    from gdp.errors import ClusterError as ClusterError
+    from gdp.errors import GdpError as GdpError
+    from gdp.errors import InfeasibleError as InfeasibleError
+    from gdp.errors import ModelError as ModelError
+    from gdp.errors import PlacementError as PlacementError
+    from gdp.execute import export as export
+    from gdp.execute import run as run
+    from gdp.graph import OpGraph as OpGraph
+    from gdp.importers.jaxpr import trace as trace
+    from gdp.learn.finetune import finetune as finetune
+    from gdp.load import load as load
+    from gdp.methods.base import Search as Search
+    from gdp.placement import Placement as Placement
+    from gdp.placement import load_placement as load_placement
+    from gdp.placement import save_placement as save_placement
+    from gdp.result import Result as Result
+
+_WHERE = {
+    "Cluster": "gdp.cluster",
+    "ClusterError": "gdp.errors",
+    "Constraints": "gdp.constraints",
+    "Device": "gdp.cluster",
+    "GdpError": "gdp.errors",
+    "InfeasibleError": "gdp.errors",
+    "Link": "gdp.cluster",
+    "ModelError": "gdp.errors",
+    "OpGraph": "gdp.graph",
+    "Pin": "gdp.constraints",
+    "Placement": "gdp.placement",
+    "PlacementError": "gdp.errors",
+    "Result": "gdp.result",
+    "Search": "gdp.methods.base",
+    "compare": "gdp.api",
+    "export": "gdp.execute",
+    "finetune": "gdp.learn.finetune",
+    "load": "gdp.load",
+    "load_placement": "gdp.placement",
+    "make_cluster": "gdp.cluster",
+    "place": "gdp.api",
+    "run": "gdp.execute",
+    "save_placement": "gdp.placement",
+    "simulate": "gdp.api",
+    "trace": "gdp.importers.jaxpr",
+}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'gdp' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_WHERE]

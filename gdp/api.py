@@ -1,0 +1,303 @@
+"""The library calls: place, compare, simulate. The command line prints what these return."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.cluster import Cluster
+from gdp.constraints import Constraints, allowed_mask, together_ids
+from gdp.costs.base import CostModel
+from gdp.errors import InfeasibleError
+from gdp.graph import OpGraph
+from gdp.methods.base import Answer, Method, Search
+from gdp.placement import Placement, make_placement, require
+from gdp.result import Candidate, Result
+from gdp.sim.latency import Schedule
+from gdp.sim.problem import Objective, Problem, make_problem
+from gdp.sim.score import Score
+
+LOG = logging.getLogger(__name__)
+# Share of the time budget kept for the proven lower bound.
+BOUND_SHARE = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Posed:
+    """A problem over fused ops, and the way back to the ops of the model."""
+
+    problem: Problem
+    group_of: Int[np.ndarray, "N"]  # the fused op that holds each op of the model
+    costs: str
+
+    def expand(self, values: Int[np.ndarray, "M"]) -> Int[np.ndarray, "N"]:
+        """Values of the fused ops, for the ops of the model."""
+        return values[self.group_of]
+
+
+def pose(
+    graph: OpGraph,
+    cluster: Cluster,
+    objective: Objective = "latency",
+    *,
+    costs: CostModel | str | Path | None = None,
+    constraints: Constraints | None = None,
+    keep_apart: Int[np.ndarray, "N"] | None = None,
+) -> Posed:
+    """The problem of a model on a cluster, with the ops that runtimes fuse merged.
+
+    Ops of different `keep_apart` labels are not merged. Raises `InfeasibleError` when the
+    constraints leave an op, or ops that must share a device, no device.
+    """
+    from gdp.costs.default import resolve_costs
+    from gdp.fuse import fuse
+
+    constraints = constraints or Constraints()
+    allowed = allowed_mask(constraints, graph, cluster)
+    together = together_ids(constraints, graph)
+    labels = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)
+    if keep_apart is not None:
+        labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
+    fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
+    model, label = resolve_costs(costs, cluster)
+    size = fused.graph.num_ops
+    fused_allowed = np.ones((size, cluster.num_devices), dtype=bool)
+    np.logical_and.at(fused_allowed, fused.group_of, allowed)
+    fused_together = None
+    if together is not None:
+        fused_together = _fused_ids(together, fused.group_of, size)
+    problem = make_problem(
+        fused.graph,
+        cluster,
+        model(fused.graph, cluster),
+        objective,
+        allowed=fused_allowed,
+        together=fused_together,
+    )
+    return Posed(problem, fused.group_of, label)
+
+
+def _fused_ids(
+    together: Int[np.ndarray, "N"], group_of: Int[np.ndarray, "N"], size: int
+) -> Int[np.ndarray, "M"]:
+    """Ids over fused ops such that two share one when any of their ops do."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    ids = together + size
+    total = int(ids.max()) + 1
+    links = coo_array((np.ones(len(ids)), (group_of, ids)), shape=(total, total))
+    return connected_components(links, directed=False)[1][:size].astype(np.int64)
+
+
+def methods(checkpoint: str | Path | None = None) -> dict[str, Method]:
+    """Every placement method by its command-line name; `policy` and `auto` use the checkpoint."""
+    from gdp.methods.table import METHODS
+
+    table = dict(METHODS)
+    policy = _policy(checkpoint)
+    if policy is not None:
+        table["policy"] = policy
+        table["auto"] = _with_policy(table["auto"], policy)
+    return table
+
+
+def _policy(checkpoint: str | Path | None) -> Method | None:
+    """The trained policy as a method, or None where no checkpoint ships."""
+    try:
+        from gdp.policy.method import policy_method
+    except ModuleNotFoundError:
+        return None
+    return policy_method(checkpoint)
+
+
+def _with_policy(auto: Callable[..., Answer], policy: Method) -> Method:
+    def auto_with_policy(problem: Problem, search: Search) -> Answer:
+        return auto(problem, search, extra=[("policy", policy)])
+
+    return auto_with_policy
+
+
+def place(
+    graph: OpGraph,
+    cluster: Cluster,
+    *,
+    objective: Objective = "latency",
+    method: str = "auto",
+    costs: CostModel | str | Path | None = None,
+    search: Search | None = None,
+    checkpoint: str | Path | None = None,
+    constraints: Constraints | None = None,
+) -> Result:
+    """The best placement that a method finds, scored by the simulator, with a proven bound.
+
+    `costs` is a cost model, a cost file, or None for the shipped calibration where it matches the
+    devices and datasheet numbers elsewhere. Raises `InfeasibleError` when nothing fits, and
+    `ValueError` for an unknown method.
+    """
+    search = search or Search()
+    table = methods(checkpoint)
+    if method not in table:
+        raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
+    started_s = time.perf_counter()
+    posed = pose(graph, cluster, objective, costs=costs, constraints=constraints)
+    if search.seconds is not None:
+        search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
+    answer = table[method](posed.problem, search)
+    return _result(graph, posed, answer, method, search, started_s)
+
+
+def _result(
+    graph: OpGraph, posed: Posed, answer: Answer, method: str, search: Search, started_s: float
+) -> Result:
+    from gdp.sim.score import score
+
+    problem = posed.problem
+    if answer.assignment is None:
+        raise InfeasibleError(f"method {method!r} found no placement: {answer.reason}")
+    found = score(problem, answer.assignment.device, answer.assignment.rank)
+    if not found.feasible:
+        raise InfeasibleError(f"method {method!r} found no placement that fits: {found}")
+    bound_s, bound_by = _bound(problem, answer, search)
+    rank = answer.assignment.rank
+    placement = make_placement(
+        graph,
+        problem.cluster,
+        posed.expand(answer.assignment.device),
+        None if rank is None else posed.expand(rank),
+        made_by=f"gdp {method} seed={search.seed}",
+    )
+    value_s = found.value_s(problem.objective)
+    return Result(
+        placement=placement,
+        score=found,
+        objective=problem.objective,
+        method=method,
+        # Bound and value are sums in different orders; rounding must not put one past the other.
+        bound_s=min(bound_s, value_s),
+        bound_by=bound_by,
+        proven_optimal=answer.proven_optimal or bound_s >= value_s * (1 - 1e-9),
+        candidates=tuple(
+            Candidate(c.name, c.latency_s, c.period_s, c.feasible, c.seconds, c.reason)
+            for c in getattr(answer, "candidates", ())
+        ),
+        evaluations=answer.evaluations,
+        seconds=time.perf_counter() - started_s,
+        seed=search.seed,
+        costs=posed.costs,
+        notes=tuple(getattr(answer, "notes", ())),
+    )
+
+
+def _bound(problem: Problem, answer: Answer, search: Search) -> tuple[float, str]:
+    """The better of the method's own bound and the combinatorial ones."""
+    from gdp.methods.bounds import best_bound
+
+    seconds = None if search.seconds is None else search.seconds * BOUND_SHARE
+    bound = best_bound(problem, seconds)
+    if bound.value_s > answer.bound_s:
+        return bound.value_s, bound.argument
+    return answer.bound_s, answer.bound_by
+
+
+def compare(
+    graph: OpGraph,
+    cluster: Cluster,
+    *,
+    objective: Objective = "latency",
+    names: Sequence[str] | None = None,
+    costs: CostModel | str | Path | None = None,
+    search: Search | None = None,
+    checkpoint: str | Path | None = None,
+    constraints: Constraints | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Result | str]:
+    """Every method's result, or the reason why it has none. `search` budgets each of them."""
+    table = methods(checkpoint)
+    rows: dict[str, Result | str] = {}
+    for name in names or table:
+        if progress is not None:
+            progress(name)
+        try:
+            rows[name] = place(
+                graph,
+                cluster,
+                objective=objective,
+                method=name,
+                costs=costs,
+                search=search,
+                checkpoint=checkpoint,
+                constraints=constraints,
+            )
+        except (InfeasibleError, ImportError) as error:
+            rows[name] = str(error)
+    return rows
+
+
+def simulate(
+    graph: OpGraph,
+    placement: Placement,
+    cluster: Cluster,
+    *,
+    objective: Objective = "latency",
+    costs: CostModel | str | Path | None = None,
+) -> Score:
+    """What the simulator says of a placement; raises `PlacementError` when it does not belong."""
+    from gdp.sim.score import score
+
+    require(placement, graph, cluster)
+    posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
+    return score(posed.problem, device, rank)
+
+
+def posed_placement(
+    graph: OpGraph,
+    placement: Placement,
+    cluster: Cluster,
+    objective: Objective = "latency",
+    *,
+    costs: CostModel | str | Path | None = None,
+) -> tuple[Posed, Int[np.ndarray, "M"], Int[np.ndarray, "M"]]:
+    """The problem of a placed model, fused only within devices, and the placement on it."""
+    posed = pose(graph, cluster, objective, costs=costs, keep_apart=placement.device)
+    size = posed.problem.num_ops
+    device, rank = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    device[posed.group_of] = placement.device
+    rank[posed.group_of] = placement.rank
+    return posed, device, rank
+
+
+def schedule_of(
+    graph: OpGraph,
+    placement: Placement,
+    cluster: Cluster,
+    *,
+    costs: CostModel | str | Path | None = None,
+) -> tuple[Posed, Schedule]:
+    """The simulated schedule of one run of a placed model, for reports and traces."""
+    from gdp.sim.latency import simulate as simulate_latency
+
+    require(placement, graph, cluster)
+    posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
+    return posed, simulate_latency(posed.problem, device, rank)
+
+
+def with_dims(dims: Sequence[str]) -> Mapping[str, int]:
+    """Dimension bindings from `NAME=VALUE` texts; raises `ValueError` on malformed ones.
+
+    >>> with_dims(["batch=8"])
+    {'batch': 8}
+    """
+    bound: dict[str, int] = {}
+    for item in dims:
+        name, separator, value = item.partition("=")
+        if not separator or not value.isdigit() or int(value) < 1:
+            raise ValueError(
+                f"--dim {item!r} must look like NAME=VALUE with a positive whole number"
+            )
+        bound[name] = int(value)
+    return bound

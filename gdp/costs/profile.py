@@ -9,7 +9,7 @@ import io
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from gdp.graph import OpGraph
 from gdp.graph_file import decode_graph, encode_graph
 
 SCHEMA = 1
-STATISTIC = "smallest over rounds of the mean of the faster half of a round's runs"
+STATISTIC = "smallest over rounds of the mean of the fastest quarter of a round's runs"
 
 
 class ProfileError(GdpError):
@@ -40,7 +40,7 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class ProfiledModel:
-    """One model at one size. Kernel times come from the runtime's profiler, the latency does not."""
+    """One model at one size. The runtime's profiler times kernels, a plain clock the latency."""
 
     name: str
     family: str  # sizes and widths of one architecture share a family; held out together
@@ -84,7 +84,7 @@ class Profile:
     versions: dict[str, str]
     date: str  # YYYY-MM-DD
     models: tuple[ProfiledModel, ...]
-    overheads: Overheads = Overheads()
+    overheads: Overheads = field(default_factory=lambda: Overheads())
     statistic: str = STATISTIC
 
     @property

@@ -1,4 +1,4 @@
-"""Which nodes of a model each kernel of ONNX Runtime's optimised form stands for. Plain graph logic.
+"""Which nodes of a model each kernel of ONNX Runtime's optimised form stands for."""
 
 Optimised forms keep little of the names: a fused kernel carries the tag of one node it replaced, or
 the name of the tensor it makes, and blocked layouts rename tensors too. What is left delimits each
@@ -6,6 +6,7 @@ kernel: it stands for the nodes between the tensors it makes and those that othe
 """
 
 import re
+
 import onnx
 
 _TAG = re.compile(r"gdp([0-9]+)_")

@@ -3,6 +3,7 @@
 Measured with the same workers and queues that execute placements.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,7 +108,7 @@ def _scale_model(nodes: int, elements: int, first: str = "x", last: str = "y") -
         helper.make_graph(
             [
                 helper.make_node("Neg", [a], [b], name=f"n{i}")
-                for i, (a, b) in enumerate(zip(names[:-1], names[1:], strict=True))
+                for i, (a, b) in enumerate(itertools.pairwise(names))
             ],
             "chain",
             [helper.make_tensor_value_info(first, TensorProto.FLOAT, [elements])],

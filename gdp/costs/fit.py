@@ -1,0 +1,230 @@
+"""Fits the networks of `gdp.costs.learned` to measured kernels. Needs JAX and optax."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from gdp.costs.features import KernelFeatures, kernel_features
+from gdp.costs.kernels import kernel_ids
+from gdp.costs.learned import BASE_SHARE, Ensemble, encode
+from gdp.costs.profile import ProfiledModel
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """How the networks are fitted."""
+
+    members: int = 5  # each leaves out another share of the families
+    hidden: int = 64
+    embedding: int = 12  # of lead and member types together
+    steps: int = 4000
+    batch: int = 1024
+    learning_rate: float = 4e-3
+    weight_decay: float = 1e-4
+    huber: float = 0.15  # log error where the loss turns linear
+    min_rows: int = 8  # lead types with fewer kernels count as never measured
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.members < 2:
+            raise ValueError(f"members must be at least 2 to have a spread, got {self.members}")
+        if self.steps < 1 or self.batch < 1:
+            raise ValueError(f"steps and batch must be positive, got {self.steps}, {self.batch}")
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Kernels with their measured seconds. Axes: K kernels."""
+
+    features: KernelFeatures
+    seconds: Float[np.ndarray, "K"]
+    model: Int[np.ndarray, "K"]  # index of the model
+    family: tuple[str, ...]  # of each kernel
+
+
+def rows_of(models: Sequence[ProfiledModel]) -> Rows:
+    """The kernels of profiled models as they were executed."""
+    parts, seconds, model_of, family = [], [], [], []
+    for i, model in enumerate(models):
+        found, times = model_rows(model)
+        parts.append(found)
+        seconds.append(times)
+        model_of.append(np.full(len(times), i))
+        family += [model.family] * len(times)
+    return Rows(
+        concatenate(parts), np.concatenate(seconds), np.concatenate(model_of), tuple(family)
+    )
+
+
+def model_rows(model: ProfiledModel) -> tuple[KernelFeatures, Float[np.ndarray, "K"]]:
+    """Features and seconds of the kernels of one model; layout changes count to what they serve.
+
+    The profiler adds a little to every kernel: what the kernels sum to beyond the latency without
+    it is taken off each of them, and what they lack is shared out in proportion.
+    """
+    ids = kernel_ids(model)
+    total = np.zeros(len(model.kernels))
+    excess_s = max(model.kernel_s - model.latency_s, 0.0) / max(len(model.kernels), 1)
+    for kernel in model.kernels:
+        if kernel.ops:
+            total[ids[kernel.ops[0]]] += max(kernel.seconds - excess_s, 0.3 * kernel.seconds)
+    # More than this is no overhead but a disturbed measurement.
+    total *= min(max(model.latency_s / model.kernel_s, 1.0), 1.05)
+    used, dense = np.unique(ids[ids >= 0], return_inverse=True)
+    ids = ids.copy()
+    ids[ids >= 0] = dense
+    return kernel_features(model.graph, ids), total[used]
+
+
+def concatenate(parts: Sequence[KernelFeatures]) -> KernelFeatures:
+    """The kernels of several graphs one after another."""
+    return KernelFeatures(
+        lead_type=tuple(t for p in parts for t in p.lead_type),
+        member_types=tuple(t for p in parts for t in p.member_types),
+        size=np.concatenate([p.size for p in parts]),
+        other=np.concatenate([p.other for p in parts]),
+        lead=np.concatenate([p.lead for p in parts]),
+        ops=tuple(o for p in parts for o in p.ops),
+    )
+
+
+def fit(rows: Rows, config: FitConfig | None = None) -> Ensemble:
+    """The ensemble for these kernels. Each member leaves out some families; what it is off by on
+    them is the noise that predictions are given. Same seed, same result."""
+    config = config or FitConfig()
+    start = _untrained(rows.features, config)
+    size, other, lead = encode(start, rows.features)
+    weight = np.clip(np.sqrt(rows.seconds / 1e-4), 0.3, 4.0) * (lead >= 0)
+    rng = np.random.default_rng(config.seed)
+    families = sorted(set(rows.family))
+    fold_of = dict(zip(families, rng.permutation(len(families)) % config.members, strict=True))
+    fold = np.array([fold_of[name] for name in rows.family])
+    target = np.log(np.maximum(rows.seconds, 1e-7))
+    log_base = rows.features.size[:, 0]
+    kept = np.ones((config.members, len(target)), dtype=bool)
+    if len(families) >= config.members:
+        kept = fold[None] != np.arange(config.members)[:, None]
+    stacked, made = _fit_members((size, other, log_base, target), weight * kept, start, config)
+    error = np.where(kept, np.nan, made - target)
+    # Every row is left out by one member at most.
+    left_out = np.nansum(error, axis=0)
+    left_out[kept.all(axis=0)] = np.nan
+    return Ensemble(
+        start.types, start.size_mean, start.size_scale, start.other_mean, start.other_scale,
+        _noise(left_out, lead, len(start.types)), stacked,
+    )  # fmt: skip
+
+
+def _untrained(features: KernelFeatures, config: FitConfig) -> Ensemble:
+    """Vocabulary and standardisation."""
+    counts = Counter(features.lead_type)
+    types = sorted(t for t, count in counts.items() if count >= config.min_rows)
+    size_scale = np.maximum(features.size.std(axis=0), 0.1)
+    other_scale = np.maximum(features.other.std(axis=0), 0.1)
+    return Ensemble(
+        tuple(types), features.size.mean(axis=0), size_scale, features.other.mean(axis=0),
+        other_scale, np.zeros(len(types)), {},
+    )  # fmt: skip
+
+
+def _noise(
+    left_out: Float[np.ndarray, "K"], lead: Int[np.ndarray, "K"], types: int
+) -> Float[np.ndarray, "V"]:
+    """Robust standard deviation by type, drawn to the overall one where there are few."""
+    known = np.isfinite(left_out)
+    overall = float(np.median(np.abs(left_out[known]))) * 1.4826 if known.any() else 0.3
+    noise = np.full(types, overall)
+    for v in range(types):
+        own = np.abs(left_out[known & (lead == v)])
+        if len(own):
+            share = len(own) / (len(own) + 10.0)
+            noise[v] = share * float(np.median(own)) * 1.4826 + (1 - share) * overall
+    return noise
+
+
+def _fit_members(
+    train: tuple[np.ndarray, ...],
+    weight: Float[np.ndarray, "M K"],
+    start: Ensemble,
+    config: FitConfig,
+) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "M K"]]:
+    """All networks at once, and their log seconds for all rows."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    size, other, log_base, target = (jnp.asarray(x, jnp.float32) for x in train)
+    weights = jnp.asarray(weight, jnp.float32)
+    plain = len(start.other_mean)
+    batch = min(config.batch, len(target))
+    keys = jax.random.split(jax.random.key(config.seed), config.members)
+    schedule = optax.cosine_decay_schedule(config.learning_rate, config.steps)
+    optimiser = optax.adamw(schedule, weight_decay=config.weight_decay)
+
+    def loss(params: Any, weight: Any, at: Any) -> Any:
+        made = network(params, size[at], other[at], log_base[at], plain)
+        error = jnp.abs(made - target[at])
+        huber = jnp.where(
+            error < config.huber, error**2 / (2 * config.huber), error - config.huber / 2
+        )
+        return jnp.sum(huber * weight[at]) / jnp.maximum(weight[at].sum(), 1e-6)
+
+    def step(carry: Any, key: Any) -> tuple[Any, None]:
+        params, state, weight = carry
+        at = jax.random.randint(key, (batch,), 0, len(target))
+        updates, state = optimiser.update(jax.grad(loss)(params, weight, at), state, params)
+        return (optax.apply_updates(params, updates), state, weight), None
+
+    def member(key: Any, weight: Any) -> tuple[Any, Any]:
+        params = _init(key, size.shape[1], plain, other.shape[1], config)
+        steps = jax.random.split(jax.random.fold_in(key, 1), config.steps)
+        params = jax.lax.scan(step, (params, optimiser.init(params), weight), steps)[0][0]
+        return params, network(params, size, other, log_base, plain)
+
+    params, made = jax.jit(jax.vmap(member))(keys, weights)
+    return {name: np.asarray(value, np.float32) for name, value in params.items()}, np.asarray(made)
+
+
+def _init(key: Any, sizes: int, plain: int, inputs: int, config: FitConfig) -> dict[str, Any]:
+    import jax
+    import jax.numpy as jnp
+
+    h, e = config.hidden, config.embedding
+    keys = iter(jax.random.split(key, 8))
+
+    def normal(*shape: int, scale: float) -> Any:
+        return scale * jax.random.normal(next(keys), shape)
+
+    both = plain + e
+    return {
+        "plain": jnp.zeros(plain),
+        "embed": normal(inputs, e, scale=0.3).at[:plain].set(0.0),
+        "a1": normal(sizes, h, scale=0.5) - 1.0,
+        "b1": normal(both, h, scale=both**-0.5),
+        "c1": jnp.zeros(h),
+        "a2": normal(h, h, scale=0.5) - 3.0,
+        "b2": normal(both, h, scale=0.5 * both**-0.5),
+        "c2": jnp.zeros(h),
+        "a3": normal(h, 1, scale=0.5) - 3.0,
+        "b3": jnp.zeros((both, 1)),
+        "c3": jnp.full((1,), -5.0),
+    }
+
+
+def network(params: Any, size: Array, other: Array, log_base: Array, plain: int) -> Array:
+    """Log seconds; the same formula as `gdp.costs.learned.forward`, for one member."""
+    import jax
+    import jax.numpy as jnp
+
+    both = jnp.concatenate([other[:, :plain], other @ params["embed"]], axis=1)
+    hidden = size
+    for i in ("1", "2"):
+        z = hidden @ jax.nn.softplus(params["a" + i]) + both @ params["b" + i] + params["c" + i]
+        half = z.shape[-1] // 2
+        hidden = jnp.concatenate([jax.nn.elu(z[:, :half]), -jax.nn.elu(-z[:, half:])], axis=-1)
+    out = hidden @ jax.nn.softplus(params["a3"]) + both @ params["b3"] + params["c3"]
+    return out[:, 0] + BASE_SHARE * log_base

@@ -1,0 +1,220 @@
+"""Which ops a runtime executes as one kernel, learned from profiles that say so.
+
+Every runtime has its own fusions, and they change with each release. A profile records which ops each
+kernel stood for; here that is counted by local context, from the most to the least specific, and
+the counts answer for other graphs.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from gdp.costs.profile import ProfiledModel
+from gdp.graph import OpGraph
+
+LEVELS = 4  # of context, the most specific first
+_MIN_COUNT = (1, 2, 2, 1)  # observations that a level needs to be believed
+
+
+@dataclass(frozen=True)
+class FusionTable:
+    """Shares of same-kernel edges and of cost-free ops by context. Axes: K contexts."""
+
+    key: Int[np.ndarray, "K"]  # sorted hashes of context
+    yes: Float[np.ndarray, "K"]
+    count: Float[np.ndarray, "K"]
+
+    def share(self, keys: Sequence[int]) -> float | None:
+        """The share of yes at the most specific context that was seen; None where none was."""
+        for level, key in enumerate(keys):
+            at = int(np.searchsorted(self.key, key))
+            if at < len(self.key) and self.key[at] == key and self.count[at] >= _MIN_COUNT[level]:
+                return float(self.yes[at] / self.count[at])
+        return None
+
+
+def learn_fusions(models: Iterable[ProfiledModel]) -> FusionTable:
+    """What fuses, from the kernels of profiled models."""
+    tally: dict[int, list[float]] = {}
+
+    def add(keys: Sequence[int], answer: bool) -> None:
+        for key in keys:
+            entry = tally.setdefault(key, [0.0, 0.0])
+            entry[0] += answer
+            entry[1] += 1.0
+
+    for model in models:
+        kernel = kernel_ids(model)
+        context = _Context(model.graph)
+        for src, dst in context.edges():
+            if kernel[src] >= 0 and kernel[dst] >= 0:
+                add(context.edge_keys(src, dst), bool(kernel[src] == kernel[dst]))
+        for op in np.flatnonzero(~model.graph.is_io).tolist():
+            add(context.op_keys(op), bool(kernel[op] < 0))
+    keys = np.array(sorted(tally), dtype=np.int64)
+    return FusionTable(
+        keys,
+        np.array([tally[int(k)][0] for k in keys]),
+        np.array([tally[int(k)][1] for k in keys]),
+    )
+
+
+def kernel_ids(model: ProfiledModel) -> Int[np.ndarray, "N"]:
+    """The measured kernel of every op, -1 for ops that cost nothing; kernels that share ops (a
+    layout change and the kernel it serves) are one."""
+    ids = np.full(model.graph.num_ops, -1, dtype=np.int64)
+    for k, kernel in enumerate(model.kernels):
+        for op in kernel.ops:
+            if ids[op] < 0:
+                ids[op] = k
+    return ids
+
+
+def kernel_groups(graph: OpGraph, table: FusionTable) -> Int[np.ndarray, "N"]:
+    """The kernel of every op by dense id, -1 for inputs, outputs and ops that cost nothing."""
+    context = _Context(graph)
+    parent = np.arange(graph.num_ops)
+
+    def root(op: int) -> int:
+        while parent[op] != op:
+            parent[op] = parent[parent[op]]
+            op = int(parent[op])
+        return op
+
+    for src, dst in context.edges():
+        if (table.share(context.edge_keys(src, dst)) or 0.0) > 0.5:
+            parent[root(dst)] = root(src)
+    free = graph.is_io.copy()
+    for op in np.flatnonzero(~graph.is_io).tolist():
+        free[op] = (table.share(context.op_keys(op)) or 0.0) > 0.5
+    roots = np.array([root(op) for op in range(graph.num_ops)])
+    ids = np.full(graph.num_ops, -1, dtype=np.int64)
+    ids[~free] = np.unique(roots[~free], return_inverse=True)[1]
+    return ids
+
+
+def lead_ops(
+    graph: OpGraph, kernel: Int[np.ndarray, "N"], work_s: Float[np.ndarray, "N"]
+) -> Int[np.ndarray, "K"]:
+    """The costliest op of every kernel; where equal, the first."""
+    inside = np.flatnonzero(kernel >= 0)
+    order = inside[np.lexsort((-inside, work_s[inside], kernel[inside]))]
+    last = np.append(np.diff(kernel[order]) != 0, True) if len(order) else np.zeros(0, bool)
+    return order[last]
+
+
+class _Context:
+    """What surrounds each op, as far as fusions look."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        n = graph.num_ops
+        self.before: list[list[int]] = [[] for _ in range(n)]
+        self.after: list[list[int]] = [[] for _ in range(n)]
+        src, dst = graph.edges
+        for a, b in zip(src.tolist(), dst.tolist(), strict=True):
+            self.after[a].append(b)
+            self.before[b].append(a)
+        types = graph.op_types
+        self.read_by = [",".join(sorted(types[j] for j in self.after[i])) for i in range(n)]
+        self.reads = [",".join(sorted(types[j] for j in self.before[i])) for i in range(n)]
+        self.form = [f"{types[i]}{_form(graph, i, len(self.before[i]))}" for i in range(n)]
+
+    def edges(self) -> Iterator[tuple[int, int]]:
+        """Edges between ops that are neither graph inputs nor outputs."""
+        io = self.graph.is_io
+        for a, readers in enumerate(self.after):
+            if not io[a]:
+                for b in readers:
+                    if not io[b]:
+                        yield a, b
+
+    def edge_keys(self, a: int, b: int) -> list[int]:
+        types = self.graph.op_types
+        wide = f"{self.reads[a]}>{self.form[a]}>{self.read_by[a]}|{self.reads[b]}>{self.form[b]}"
+        # Fusions of normalisations and activations span several ops: look one further.
+        further = ",".join(sorted(self.read_by[c] for c in self.after[b]))
+        return [
+            _hash("E0", wide, self.read_by[b], further),
+            _hash("E1", wide, self.read_by[b]),
+            _hash("E2", self.form[a], self.read_by[a], self.form[b], self.read_by[b]),
+            _hash("E3", types[a], str(len(self.after[a])), types[b], str(len(self.before[b]))),
+        ]
+
+    def op_keys(self, op: int) -> list[int]:
+        return [
+            _hash("O0", self.reads[op], self.form[op], self.read_by[op]),
+            _hash("O1", self.form[op], self.read_by[op]),
+            _hash("O2", self.form[op]),
+            _hash("O3", self.graph.op_types[op]),
+        ]
+
+
+def _form(graph: OpGraph, op: int, reads: int) -> str:
+    """What of an op itself decides whether it fuses: constants, rank, grouping, last axis or not."""
+    detail = graph.detail[op]
+    shapes = detail.input_shapes
+    parts = [str(reads), str(len(shapes))]
+    if shapes and detail.output_shapes:
+        parts.append("r" + str(len(detail.output_shapes[0])))
+        smallest = min(int(np.prod(s)) for s in shapes)
+        parts.append("s" if smallest == 1 else "b" if len({*shapes}) > 1 else "e")
+    if graph.op_types[op] == "Conv" and len(shapes) > 1 and len(shapes[1]) > 1:
+        group = int(detail.attributes.get("group", 1))  # type: ignore[arg-type]
+        cout, cin = shapes[1][0], shapes[1][1] * group
+        plain = "1" if group == 1 else "d" if group == cin == cout else "g"
+        parts.append(f"{plain}{cout % 8 == 0:d}{cin % 8 == 0:d}{cin < 8:d}")
+    if graph.op_types[op] == "Transpose":
+        perm = detail.attributes.get("perm", ())
+        parts.append("".join(map(str, perm)) if isinstance(perm, tuple) else "")
+    return "/".join(parts)
+
+
+def _hash(*parts: str) -> int:
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def agreement(
+    model: ProfiledModel, predicted: Int[np.ndarray, "N"]
+) -> tuple[Bool[np.ndarray, "E"], Bool[np.ndarray, "E"]]:
+    """Of every edge between ops with a cost: whether it was, and was said to be, inside a kernel."""
+    measured = kernel_ids(model)
+    src, dst = model.graph.edges
+    known = (measured[src] >= 0) & (measured[dst] >= 0)
+    src, dst = src[known], dst[known]
+    return measured[src] == measured[dst], predicted[src] == predicted[dst]
+
+
+def components(
+    kernels: Sequence[Sequence[int]], group: Int[np.ndarray, "N"]
+) -> tuple[list[list[int]], Mapping[int, int]]:
+    """Measured kernels and predicted groups joined where they share ops.
+
+    Returns the measured kernels of each component, and the component of each predicted group.
+    """
+    parent: dict[str, str] = {}
+
+    def root(x: str) -> str:
+        while parent.setdefault(x, x) != x:
+            x = parent[x]
+        return x
+
+    for k, ops in enumerate(kernels):
+        root(f"k{k}")
+        for op in ops:
+            if group[op] >= 0:
+                parent[root(f"g{group[op]}")] = root(f"k{k}")
+    number: dict[str, int] = {}
+    members: list[list[int]] = []
+    for k in range(len(kernels)):
+        place = number.setdefault(root(f"k{k}"), len(members))
+        if place == len(members):
+            members.append([])
+        members[place].append(k)
+    of_group = {int(g): number[r] for g in np.unique(group[group >= 0])
+                if (r := root(f"g{g}")) in number}  # fmt: skip
+    return members, of_group

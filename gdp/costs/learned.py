@@ -1,0 +1,207 @@
+"""Costs learned from profiles: what a kernel takes, from its type, sizes, shapes and surroundings.
+
+An ensemble of small networks predicts the logarithm of the seconds on top of a roofline. It is
+monotone in the sizes: a larger batch is never predicted to be faster. Inference is NumPy; fitting is
+in `gdp.costs.fit`. Kernel types that were never measured cost what the roofline says.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.cluster import Cluster, Device
+from gdp.costs.base import can_run
+from gdp.costs.features import KernelFeatures, kernel_features
+from gdp.costs.kernels import FusionTable, kernel_groups
+from gdp.costs.profile import DeviceRecord
+from gdp.costs.roofline import roofline
+from gdp.graph import OpGraph
+
+UNSEEN_LOG_STD = 1.0
+"""Of kernel types without measurements: a roofline is within a factor of e two times in three."""
+BASE_SHARE = 0.5  # slope of the roofline that needs no fitting; the networks add the rest
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Networks as arrays. Axes: M members, S sizes, O other inputs, H hidden, V types.
+
+    Weights on sizes and on hidden units pass through softplus, and all activations rise, so the
+    output rises with every size (Runje and Shankaranarayana 2023, arXiv 2205.11775, section 3).
+    """
+
+    types: tuple[str, ...]  # V
+    size_mean: Float[np.ndarray, "S"]
+    size_scale: Float[np.ndarray, "S"]
+    other_mean: Float[np.ndarray, "O"]
+    other_scale: Float[np.ndarray, "O"]
+    noise: Float[np.ndarray, "V"]  # log std of measurements around the prediction, by type
+    layers: Mapping[str, np.ndarray]  # each with a leading M
+
+    @property
+    def type_index(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.types)}
+
+
+def encode(
+    ensemble: Ensemble, features: KernelFeatures
+) -> tuple[Float[np.ndarray, "K S"], Float[np.ndarray, "K I"], Int[np.ndarray, "K"]]:
+    """Standardised sizes, other inputs with the types as indicators, and the lead type's index
+    (-1 where it was never measured)."""
+    index = ensemble.type_index
+    v = len(ensemble.types)
+    lead = np.array([index.get(t, -1) for t in features.lead_type], dtype=np.int64)
+    hot = np.zeros((len(lead), 2 * v))
+    known = np.flatnonzero(lead >= 0)
+    hot[known, lead[known]] = 1.0
+    for k, types in enumerate(features.member_types):
+        for name in types:
+            if name in index:
+                hot[k, v + index[name]] = 1.0
+    size = (features.size - ensemble.size_mean) / ensemble.size_scale
+    # Far outside of what was measured, shapes say nothing reliable; sizes still do.
+    other = np.clip((features.other - ensemble.other_mean) / ensemble.other_scale, -4.0, 4.0)
+    return size, np.concatenate([other, hot], axis=1), lead
+
+
+def forward(
+    layers: Mapping[str, np.ndarray],
+    size: Float[np.ndarray, "K S"],
+    other: Float[np.ndarray, "K I"],
+    log_base: Float[np.ndarray, "K"],
+) -> Float[np.ndarray, "M K"]:
+    """Log seconds by every member."""
+    plain = layers["plain"].shape[-1]
+    embedded = other @ layers["embed"]
+    shown = np.broadcast_to(other[:, :plain], (*embedded.shape[:2], plain))
+    both = np.concatenate([shown, embedded], axis=2)
+    hidden = size[None]
+    for i in ("1", "2"):
+        bias = layers["c" + i][:, None]
+        hidden = _rise(hidden @ _softplus(layers["a" + i]) + both @ layers["b" + i] + bias)
+    out = hidden @ _softplus(layers["a3"]) + both @ layers["b3"] + layers["c3"][:, None]
+    return out[..., 0] + BASE_SHARE * log_base
+
+
+def _softplus(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(x, 0.0)
+
+
+def _rise(z: np.ndarray) -> np.ndarray:
+    """Rising activations, half of them convex and half concave."""
+    half = z.shape[-1] // 2
+    convex, concave = z[..., :half], -z[..., half:]
+    return np.concatenate([_elu(convex), -_elu(concave)], axis=-1)
+
+
+def _elu(z: np.ndarray) -> np.ndarray:
+    return np.where(z > 0, z, np.expm1(np.minimum(z, 0.0)))
+
+
+def predict(
+    ensemble: Ensemble, features: KernelFeatures
+) -> tuple[Float[np.ndarray, "K"], Float[np.ndarray, "K"]]:
+    """Log seconds and their standard deviation; a kernel of an unseen type gets its roofline."""
+    size, other, lead = encode(ensemble, features)
+    if len(lead) == 0:
+        return np.zeros(0), np.zeros(0)
+    log_base = features.size[:, 0]
+    members = forward(ensemble.layers, size, other, log_base)
+    seen = lead >= 0
+    mean = np.where(seen, members.mean(axis=0), log_base)
+    noise = ensemble.noise[np.maximum(lead, 0)]
+    spread = np.sqrt(members.var(axis=0) + noise**2)
+    return mean, np.where(seen, spread, UNSEEN_LOG_STD)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was learned about one device with one runtime."""
+
+    device: DeviceRecord
+    runtime: str
+    level: str
+    versions: Mapping[str, str]
+    date: str
+    fusions: FusionTable
+    ensemble: Ensemble
+    scale: float = 1.0  # of the whole, after transfer to another device
+    kernel_s: float = 0.0  # between two kernels, on top of what the profiler times
+
+    def label(self) -> str:
+        """What it is, for people."""
+        runtime = f"{self.runtime} {self.versions.get(self.runtime, '')}".strip()
+        return f"calibrated on {self.device.model or self.device.kind} ({runtime}, {self.date})"
+
+    def matches(self, device: Device) -> bool:
+        """Whether a device is of this kind, and of this model where both say which."""
+        if device.kind != self.device.kind:
+            return False
+        return not device.model or not self.device.model or (
+            _vector(device.model) == _vector(self.device.model)
+        )  # fmt: skip
+
+
+def _vector(model: str) -> str:
+    """The vector extension in a processor's name: what kernels are chosen by."""
+    words = model.lower().split()
+    return next((w for w in reversed(words) if w.startswith(("avx", "sve", "neon"))), "")
+
+
+@dataclass(frozen=True)
+class LearnedCosts:
+    """A cost model: calibrated where a device matches, the roofline elsewhere.
+
+    Call it with the graph as imported, not with a fused one: it knows what the runtime fuses, and
+    gives all of a kernel's seconds to its costliest op. `sigmas` moves every answer by so many
+    standard deviations, for cautious or for optimistic plans.
+    """
+
+    calibrations: tuple[Calibration, ...]
+    sigmas: float = 0.0
+    any_model: bool = False  # a device of the kind matches, whatever its processor is called
+    reads_unfused: bool = True
+
+    def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
+        seconds = roofline(graph, cluster)
+        for calibration in self.calibrations:
+            chosen = [d for d, x in enumerate(cluster.devices) if self.of(x) is calibration]
+            if chosen:
+                mean, spread = op_seconds(calibration, graph)
+                seconds[:, chosen] = (mean * np.exp(self.sigmas * spread))[:, None]
+        seconds[graph.is_io] = 0.0
+        return np.where(can_run(graph, cluster), seconds, np.inf)
+
+    def of(self, device: Device) -> Calibration | None:
+        """The calibration that answers for a device."""
+        for calibration in self.calibrations:
+            same_kind = calibration.device.kind == device.kind
+            if calibration.matches(device) or (self.any_model and same_kind):
+                return calibration
+        return None
+
+    def spread(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
+        """Standard deviation of the logarithm of every op's seconds on every device."""
+        found = np.full((graph.num_ops, cluster.num_devices), UNSEEN_LOG_STD)
+        for d, device in enumerate(cluster.devices):
+            calibration = self.of(device)
+            if calibration is not None:
+                found[:, d] = op_seconds(calibration, graph)[1]
+        found[graph.is_io] = 0.0
+        return found
+
+
+def op_seconds(
+    calibration: Calibration, graph: OpGraph
+) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
+    """Seconds of every op, all of a kernel's at its costliest op, and their log deviation."""
+    kernel = kernel_groups(graph, calibration.fusions)
+    features = kernel_features(graph, kernel)
+    mean, spread = predict(calibration.ensemble, features)
+    seconds, deviation = np.zeros(graph.num_ops), np.zeros(graph.num_ops)
+    seconds[features.lead] = np.exp(mean) * calibration.scale + calibration.kernel_s
+    inside = np.flatnonzero(kernel >= 0)
+    deviation[inside] = spread[kernel[inside]]
+    return seconds, deviation

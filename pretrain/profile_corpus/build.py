@@ -1,0 +1,99 @@
+"""Builds the models of the profile corpus and measures them, a while at a time.
+
+    python -m pretrain.profile_corpus.build --folder WORK -o data/profiles/cpu-core.json.gz
+
+Measurements that are there are kept, so that a run can be repeated until it says that all is done;
+`--seconds` ends it early. Another `--pass` measures everything again.
+"""
+
+import argparse
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from gdp.costs.profile import load_profile, merge, save_profile
+from gdp.errors import GdpError
+from gdp.runtime.profiler import ProfileConfig, profile_models
+from pretrain.profile_corpus import exports, light, sequences, synthetic
+
+LOG = logging.getLogger(__name__)
+SYNTHETIC = {
+    "cnn": synthetic.random_cnn,
+    "transformer": sequences.random_transformer,
+    "ops": sequences.random_ops,
+}
+
+
+class Entry(NamedTuple):
+    """A model of the corpus, and how to get its file."""
+
+    name: str
+    family: str
+    build: Callable[[], Path]
+
+
+def corpus(folder: Path, synthetic_count: int, *, with_exports: bool = True) -> Iterator[Entry]:
+    """Every model: the light ones, the random ones, the exports."""
+    for name, family, batch, size in light.LIGHT:
+        label = f"{name}-b{batch}{'' if size is None else f'-i{size}'}"
+        yield Entry(
+            label, family,
+            lambda n=name, b=batch, s=size: light.build_light(n, b, s, folder / "light"),
+        )  # fmt: skip
+    for seed in range(synthetic_count):
+        for kind, make in SYNTHETIC.items():
+            path = folder / "syn" / f"{kind}{seed}.onnx"
+            yield Entry(
+                f"{kind}{seed}", f"synthetic_{kind}",
+                lambda p=path, m=make, s=seed: p if p.exists() else synthetic.save(m(s), p),
+            )  # fmt: skip
+    if with_exports:
+        for name, entry in exports.EXPORTS.items():
+            yield Entry(name, entry.family, lambda e=entry: exports.export(e, folder / "exports"))
+
+
+def measure(entries: Iterator[Entry], target: Path, config: ProfileConfig, seconds: float) -> bool:
+    """Measure what is not in `target` yet; whether everything is there now."""
+    target.mkdir(parents=True, exist_ok=True)
+    started_s = time.monotonic()
+    for entry in entries:
+        path = target / f"{entry.name}.json.gz"
+        if path.exists() or (target / f"{entry.name}.failed").exists():
+            continue
+        if time.monotonic() - started_s > seconds:
+            return False
+        try:
+            models = [(entry.name, entry.family, entry.build())]
+            save_profile(profile_models(models, config, overheads=False), path)
+        except (GdpError, RuntimeError, ValueError, TypeError) as error:
+            LOG.warning("%s is left out: %s", entry.name, error)
+            (target / f"{entry.name}.failed").write_text(str(error))
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True, help="built models and parts")
+    parser.add_argument("-o", "--output", type=Path, help="the merged profile")
+    parser.add_argument("--pass", dest="turn", default="a", help="a name for this round")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--synthetic", type=int, default=40, help="of each kind")
+    parser.add_argument("--no-exports", action="store_true", help="without torch")
+    parser.add_argument("--core", type=int, default=0)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    entries = corpus(arguments.folder, arguments.synthetic, with_exports=not arguments.no_exports)
+    target = arguments.folder / f"profiles-{arguments.turn}"
+    config = ProfileConfig(core=arguments.core, seconds=1.5, min_runs=2)
+    done = measure(entries, target, config, arguments.seconds)
+    if not done:
+        raise SystemExit(3)
+    if arguments.output is not None:
+        parts = [load_profile(path) for path in sorted(target.glob("*.json.gz"))]
+        save_profile(merge(parts), arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
 """Which ops a runtime executes as one kernel, learned from profiles that say so.
 
-Every runtime has its own fusions, and they change with each release. A profile records which ops each
-kernel stood for; here that is counted by local context, from the most to the least specific, and
-the counts answer for other graphs.
+Every runtime has its own fusions, and they change with each release. A profile records which ops
+each kernel stood for; here that is counted by local context, from the most to the least specific,
+and the counts answer for other graphs.
 """
 
 import hashlib
@@ -154,7 +154,7 @@ class _Context:
 
 
 def _form(graph: OpGraph, op: int, reads: int) -> str:
-    """What of an op itself decides whether it fuses: constants, rank, grouping, last axis or not."""
+    """What of an op itself decides whether it fuses: constants, rank, grouping."""
     detail = graph.detail[op]
     shapes = detail.input_shapes
     parts = [str(reads), str(len(shapes))]
@@ -181,7 +181,7 @@ def _hash(*parts: str) -> int:
 def agreement(
     model: ProfiledModel, predicted: Int[np.ndarray, "N"]
 ) -> tuple[Bool[np.ndarray, "E"], Bool[np.ndarray, "E"]]:
-    """Of every edge between ops with a cost: whether it was, and was said to be, inside a kernel."""
+    """Of every edge between ops with a cost: whether it was, and was said to be, in a kernel."""
     measured = kernel_ids(model)
     src, dst = model.graph.edges
     known = (measured[src] >= 0) & (measured[dst] >= 0)

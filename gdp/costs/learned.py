@@ -1,8 +1,8 @@
 """Costs learned from profiles: what a kernel takes, from its type, sizes, shapes and surroundings.
 
 An ensemble of small networks predicts the logarithm of the seconds on top of a roofline. It is
-monotone in the sizes: a larger batch is never predicted to be faster. Inference is NumPy; fitting is
-in `gdp.costs.fit`. Kernel types that were never measured cost what the roofline says.
+monotone in the sizes: a larger batch is never predicted to be faster. Inference is NumPy; fitting
+is in `gdp.costs.fit`. Kernel types that were never measured cost what the roofline says.
 """
 
 from collections.abc import Mapping

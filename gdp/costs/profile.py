@@ -165,10 +165,10 @@ def _fastest(a: ProfiledModel, b: ProfiledModel) -> ProfiledModel:
 def _merge_overheads(profiles: Sequence[Profile]) -> Overheads:
     """The least latency and the most bandwidth that any of them saw."""
     found: dict[str, float | None] = {}
-    for field in Overheads.__struct_fields__:
-        seen = [v for p in profiles if (v := getattr(p.overheads, field)) is not None]
-        best = max if field.endswith("per_s") else min
-        found[field] = best(seen) if seen else None
+    for name in Overheads.__struct_fields__:
+        seen = [v for p in profiles if (v := getattr(p.overheads, name)) is not None]
+        best = max if name.endswith("per_s") else min
+        found[name] = best(seen) if seen else None
     return Overheads(**found)
 
 

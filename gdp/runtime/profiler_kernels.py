@@ -1,4 +1,4 @@
-"""Which nodes of a model each kernel of ONNX Runtime's optimised form stands for."""
+"""Which nodes of a model each kernel of ONNX Runtime's optimised form stands for.
 
 Optimised forms keep little of the names: a fused kernel carries the tag of one node it replaced, or
 the name of the tensor it makes, and blocked layouts rename tensors too. What is left delimits each

@@ -1,0 +1,261 @@
+"""Reading an ONNX file: found, decoded, its weights left on disk, every failure one line."""
+
+import difflib
+import importlib.util
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+
+from gdp.errors import ModelError
+
+STRIP_BYTES = 32 * 1024
+"""Tensor data longer than this is skipped when only shapes are wanted; it is far more than the
+data of the small tensors that shape inference reads."""
+PROTOBUF_LIMIT_BYTES = (1 << 31) - 1
+
+DROP = "drop"
+# Which fields of which message lead to tensor data, by field number of onnx.proto; DROP marks the
+# data itself. The numbers are fixed for ever by the format.
+_TENSOR: dict[int, Any] = dict.fromkeys((4, 5, 6, 7, 9, 10, 11), DROP)
+_ATTRIBUTE: dict[int, Any] = {5: _TENSOR, 10: _TENSOR}  # t, tensors; graphs are added below
+_NODE: dict[int, Any] = {5: _ATTRIBUTE}
+_GRAPH: dict[int, Any] = {1: _NODE, 5: _TENSOR, 15: {1: _TENSOR, 2: _TENSOR}}
+_ATTRIBUTE.update({6: _GRAPH, 11: _GRAPH, 22: {1: _TENSOR, 2: _TENSOR}})
+_MODEL: dict[int, Any] = {7: _GRAPH, 25: {7: _NODE}}
+
+# What marks a tensor as stored elsewhere: data_location (14) EXTERNAL and one entry of
+# external_data (13), {location: stripped}. The last value of a scalar field wins.
+_STRIPPED = onnx.TensorProto(
+    data_location=onnx.TensorProto.EXTERNAL,
+    external_data=[onnx.StringStringEntryProto(key="location", value="stripped")],
+).SerializeToString()
+
+# Kept of a node's metadata: where it comes from in the source. The rest of what exporters write
+# (stack traces, source text) is nine tenths of a file and of no use to a placement.
+_KEPT_METADATA = ("namespace", "pkg.torch.onnx.name_scopes")
+
+
+def resolve_spec(spec: str | os.PathLike[str]) -> Path:
+    """The file of `onnx:NAME`, a model that the installed onnx package carries, or the path itself.
+
+    Raises `ModelError` when there is no such file; for `onnx:NAME`, with the names that exist.
+    """
+    text = os.fspath(spec)
+    if not text.startswith("onnx:"):
+        path = Path(text)
+        if path.is_dir():
+            raise ModelError(
+                f"{text}: is a folder, not an ONNX file; give the .onnx file inside it"
+            )
+        if not path.exists():
+            raise ModelError(f"{text}: no such file; give the path of an ONNX model")
+        return path
+    name = text.removeprefix("onnx:")
+    models = packaged_models()
+    if name in models:
+        return models[name]
+    light = [known for known in models if known.startswith("light_")]
+    near = difflib.get_close_matches(name, models, n=1)
+    raise ModelError(
+        f"no model {text!r} in the onnx package; "
+        + (f"did you mean 'onnx:{near[0]}'? " if near else "")
+        + f"there are {', '.join(light)} and {len(models) - len(light)} operator tests"
+    )
+
+
+def packaged_models() -> dict[str, Path]:
+    """The models inside the installed onnx package by name: a file's stem, or the folder of a file
+    called model.onnx."""
+    found = importlib.util.find_spec("onnx")
+    if found is None or not found.submodule_search_locations:
+        raise ModelError("the onnx package is not installed: pip install onnx")
+    data = Path(found.submodule_search_locations[0]) / "backend" / "test" / "data"
+    return {
+        (path.parent.name if path.stem == "model" else path.stem): path
+        for path in sorted(data.glob("**/*.onnx"))
+    }
+
+
+def read_model(path: Path, *, weights: bool) -> ir.Model:
+    """The model of a file. External data is never loaded; without `weights`, larger tensors inside
+    the file are skipped as well and stand there by type and shape only."""
+    proto = onnx.ModelProto()
+    try:
+        if weights:
+            if path.stat().st_size > PROTOBUF_LIMIT_BYTES:
+                raise ModelError(
+                    f"{path}: is larger than the 2 GiB that protobuf can read; save it with "
+                    "external data (onnx.save_model(..., save_as_external_data=True))"
+                )
+            proto.ParseFromString(path.read_bytes())
+        else:
+            proto.ParseFromString(_read_stripped(path))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    except (DecodeError, _Truncated):
+        raise ModelError(f"{path}: {_why_undecodable(path)}") from None
+    if not proto.HasField("graph"):
+        raise ModelError(f"{path}: is not an ONNX model: it holds no graph")
+    _drop_metadata(proto)
+    _check_names(proto.graph, str(path), set())
+    try:
+        model = ir.from_proto(proto)
+    except Exception as error:  # onnx_ir re-raises whatever went wrong as SerdeError
+        raise ModelError(f"{path}: is not a valid ONNX model: {root_cause(error)}") from None
+    ir.external_data.set_base_dir(model.graph, path.parent)
+    return model
+
+
+def root_cause(error: BaseException) -> str:
+    """The innermost message of a chain of exceptions, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return one_line(str(error)) or type(error).__name__
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+class _Truncated(Exception):
+    """A field that reaches past the end of its message, or a malformed key."""
+
+
+def _read_stripped(path: Path) -> bytes:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return b""
+        with (
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as data,
+        ):
+            return _stripped(data, _MODEL)
+
+
+def _stripped(data: memoryview, fields: dict[int, Any]) -> bytes:
+    """A message without its long tensor data; what is not tensor data is copied as it stands."""
+    parts: list[bytes] = []
+    copied = position = 0  # everything before `copied` is in `parts`
+    dropped = False
+    while position < len(data):
+        start = position
+        key, position = _varint(data, position)
+        wire = key & 7
+        if wire == 2:
+            size, begin = _varint(data, position)
+            position = begin + size
+            inner = fields.get(key >> 3)
+            if position <= len(data) and inner is not None and size > STRIP_BYTES:
+                parts.append(bytes(data[copied:start]))
+                copied = position
+                if inner == DROP:
+                    dropped = True
+                else:
+                    with data[begin:position] as body:
+                        kept = _stripped(body, inner)
+                    parts += [_varint_bytes(key), _varint_bytes(len(kept)), kept]
+        elif wire == 0:
+            _, position = _varint(data, position)
+        elif wire in (1, 5):
+            position += 8 if wire == 1 else 4
+        else:
+            raise _Truncated
+        if position > len(data):
+            raise _Truncated
+    parts.append(bytes(data[copied:]))
+    return b"".join([*parts, _STRIPPED] if dropped else parts)
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    """A base-128 number and the position after it."""
+    value = shift = 0
+    while position < len(data):
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            break
+    raise _Truncated
+
+
+def _varint_bytes(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _why_undecodable(path: Path) -> str:
+    """What is likely wrong with a file that protobuf rejects."""
+    with path.open("rb") as file:
+        head = file.read(2)
+    # Every writer starts with field 1, ir_version, a small varint.
+    if len(head) == 2 and head[0] == 0x08 and head[1] < 0x80:
+        return "is truncated or damaged: protobuf cannot decode it to its end; copy it again"
+    return "is not an ONNX model: it is no protobuf message"
+
+
+def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _drop_metadata(proto: onnx.ModelProto) -> None:
+    proto.graph.doc_string = ""
+    stack = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    while stack:
+        node = stack.pop()
+        node.doc_string = ""
+        if node.metadata_props:
+            kept = [(p.key, p.value) for p in node.metadata_props if p.key in _KEPT_METADATA]
+            del node.metadata_props[:]
+            for key, value in kept:
+                node.metadata_props.add(key=key, value=value)
+        for graph in _graphs(node):
+            stack.extend(graph.node)
+
+
+def _check_names(graph: onnx.GraphProto, path: str, outer: set[str]) -> None:
+    """Raise when a value is made twice, or is read and made nowhere."""
+    made = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    made |= {tensor.values.name for tensor in graph.sparse_initializer}
+    for node in graph.node:
+        for name in node.output:
+            if name and name in made:
+                raise ModelError(
+                    f"{path}: value {name!r} is made twice, the second time by "
+                    f"{describe(node.name, node.op_type)}"
+                )
+            made.add(name)
+    visible = made | outer
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in visible:
+                reader = describe(node.name, node.op_type)
+                raise ModelError(f"{path}: {reader} reads {name!r}, which nothing makes")
+        for body in _graphs(node):
+            _check_names(body, path, visible)
+    for value in graph.output:
+        if value.name not in visible:
+            raise ModelError(f"{path}: graph output {value.name!r} is made by no node")
+
+
+def describe(name: str | None, op_type: str) -> str:
+    """A node in an error message.
+
+    >>> describe("conv1", "Conv"), describe("", "Conv")
+    ("node 'conv1' (Conv)", 'an unnamed Conv node')
+    """
+    return f"node {name!r} ({op_type})" if name else f"an unnamed {op_type} node"

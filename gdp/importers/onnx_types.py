@@ -1,0 +1,167 @@
+"""What is known of the values of an ONNX model: type and shape, and of small ones the data."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gdp.importers.op_costs import packed_bytes
+
+KNOWN_ELEMENTS = 2048
+"""Values up to this size are computed while importing: shapes, axes and their arithmetic."""
+STRING_BITS = 128
+"""A string is counted as the pointer and the length that runtimes hold; its text is unknown."""
+
+_NAMES = {ir.DataType.STRING: "string", ir.DataType.UNDEFINED: "unknown"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor with every dimension known."""
+
+    dtype: ir.DataType
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return packed_bytes(self.elements, bits(self.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorList:
+    """An ONNX sequence, by its tensors."""
+
+    items: tuple[Tensor, ...]
+
+    @property
+    def elements(self) -> int:
+        return sum(item.elements for item in self.items)
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+
+Fact = Tensor | TensorList
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A tensor as shape inference leaves it: `shape` None is an unknown rank, a None in it an open
+    dimension, dtype UNDEFINED an unknown element type."""
+
+    dtype: ir.DataType = ir.DataType.UNDEFINED
+    shape: tuple[int | None, ...] | None = None
+
+
+Inferred = Fact | Partial
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node with all that is known of what it reads and makes; None is what is left out."""
+
+    name: str
+    domain: str
+    op_type: str
+    version: int  # of the operator set
+    attributes: Mapping[str, ir.Attr]
+    inputs: tuple[Fact | None, ...]
+    known: tuple[np.ndarray | None, ...]  # [i]: the data of input i, where small and constant
+    outputs: tuple[Fact | None, ...] = ()
+    num_outputs: int = 1
+    # Bytes of each distinct value read and made. A weight that is kept quantised has its stored
+    # size, and a value that two inputs name is read once, so this is not the sum over `inputs`.
+    read_bytes: int = 0
+    written_bytes: int = 0
+    body: tuple[float, float] = field(default=(0.0, 0.0))  # FLOPs and traffic of all iterations
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """The Python value of an attribute, strings decoded; `default` where it is left out."""
+        found = self.attributes.get(name)
+        return default if found is None else found.value
+
+    def tensor(self, index: int) -> Tensor | None:
+        """Input `index` if it is there and is a tensor."""
+        fact = self.inputs[index] if index < len(self.inputs) else None
+        return fact if isinstance(fact, Tensor) else None
+
+    def has(self, index: int) -> bool:
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """The shape of input `index`; () where it is left out or is no tensor."""
+        tensor = self.tensor(index)
+        return () if tensor is None else tensor.shape
+
+    def in_elements(self, index: int) -> int:
+        fact = self.inputs[index] if index < len(self.inputs) else None
+        return 0 if fact is None else fact.elements
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the first output; () where it is no tensor."""
+        made = self.outputs[0] if self.outputs else None
+        return made.shape if isinstance(made, Tensor) else ()
+
+    @property
+    def out_elements(self) -> int:
+        made = self.outputs[0] if self.outputs else None
+        return 0 if made is None else made.elements
+
+    def data(self, index: int) -> np.ndarray | None:
+        return self.known[index] if index < len(self.known) else None
+
+    def ints(self, attribute: str, index: int) -> list[int] | None:
+        """Integers that older operator sets hold in an attribute and newer ones in an input."""
+        given = self.attribute(attribute)
+        if given is not None:
+            return [int(i) for i in given]
+        data = self.data(index)
+        return None if data is None else [int(i) for i in data.reshape(-1)]
+
+
+Rule = Callable[[NodeView], list[Inferred]]
+"""A shape rule: the outputs of a node; may raise IndexError when a required input is missing."""
+
+
+def need(view: NodeView, index: int) -> Tensor:
+    """Input `index`, which the operator requires to be a tensor."""
+    tensor = view.tensor(index)
+    if tensor is None:
+        raise IndexError(f"input {index} is left out")
+    return tensor
+
+
+def bits(dtype: ir.DataType) -> int:
+    """Bits of one element as it is stored."""
+    if dtype == ir.DataType.STRING:
+        return STRING_BITS
+    return 0 if dtype == ir.DataType.UNDEFINED else dtype.bitwidth
+
+
+def dtype_name(dtype: ir.DataType) -> str:
+    """The NumPy spelling: float32, bfloat16, int8.
+
+    >>> dtype_name(ir.DataType.FLOAT)
+    'float32'
+    """
+    return _NAMES.get(dtype) or dtype.numpy().name
+
+
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that NumPy's rules give, sizes that do not match taken at their larger.
+
+    >>> broadcast((2, 1), (3,))
+    (2, 3)
+    """
+    rank = max((len(shape) for shape in shapes), default=0)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True))

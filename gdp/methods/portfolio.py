@@ -1,0 +1,208 @@
+"""auto: every heuristic as a candidate, then local search from the best of them."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gdp.errors import MissingExtraError
+from gdp.methods.base import Answer, Clock, Method, Search
+from gdp.methods.blocks import blocks
+from gdp.methods.feasible import Scored, compile_once, unsupported
+from gdp.methods.list_schedule import etf, heft
+from gdp.methods.local_search import as_answer, improve, local_search, share_of
+from gdp.methods.metis import metis
+from gdp.methods.simple import round_robin, single
+from gdp.sim.problem import Problem
+
+LOG = logging.getLogger(__name__)
+
+HEURISTICS: tuple[tuple[str, Method], ...] = (
+    ("single", single),
+    ("round_robin", round_robin),
+    ("blocks", blocks),
+    ("metis", metis),
+    ("heft", heft),
+    ("etf", etf),
+)
+# Share of what is left of the seconds that all candidates together may take.
+_CANDIDATE_SHARE = 0.6
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What one candidate of the portfolio found."""
+
+    name: str
+    latency_s: float | None  # None where it found nothing; `reason` says why
+    period_s: float | None
+    feasible: bool
+    seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class PortfolioAnswer(Answer):
+    """The best placement of the portfolio, with every candidate it came from."""
+
+    candidates: tuple[Tried, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def auto(
+    problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] = ()
+) -> PortfolioAnswer:
+    """The best of all heuristics and `extra` methods, improved by local search in the time left.
+
+    Never worse than any candidate, because the search starts from the best of them. A candidate
+    whose library is missing is left out.
+    """
+    if (refusal := unsupported(problem, "auto")) is not None:
+        return PortfolioAnswer(None, reason=refusal.reason)
+    compile_once("auto", lambda p, s: auto(p, s))
+    clock = Clock(search.seconds)
+    limit = share_of(clock, _CANDIDATE_SHARE)
+    tried: list[Tried] = []
+    found: list[Scored] = []
+    # A method that says why nothing fits says it for the whole portfolio.
+    reasons: list[str] = []
+    used = 0
+    try:
+        for name, method in (*HEURISTICS, *extra):
+            if found and limit.is_over():
+                tried.append(Tried(name, None, None, False, 0.0, "no time was left"))
+                continue
+            row, scored, count = _try(problem, name, method, search, limit)
+            used += count
+            tried.append(row)
+            if scored is not None:
+                found.append(scored)
+            elif row.reason:
+                reasons.append(row.reason)
+        answer = _improved(problem, found, search, clock, used, tried)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        best = min(found, key=lambda scored: scored.key)
+        answer = Answer(best.assignment, reason="interrupted", evaluations=used)
+    if answer.assignment is None and reasons:
+        answer = replace(answer, reason=reasons[0])
+    return PortfolioAnswer(
+        assignment=answer.assignment,
+        reason=answer.reason,
+        bound_s=answer.bound_s,
+        bound_by=answer.bound_by,
+        proven_optimal=answer.proven_optimal,
+        evaluations=answer.evaluations,
+        candidates=tuple(tried),
+        notes=_notes(problem, answer),
+    )
+
+
+def _try(
+    problem: Problem, name: str, method: Method, search: Search, clock: Clock
+) -> tuple[Tried, Scored | None, int]:
+    """One candidate's row, its placement if it has one, and the evaluations it took."""
+    from gdp.sim.score import score
+
+    began_s = time.perf_counter()
+    remaining_s = clock.remaining_s()
+    seconds = None if np.isinf(remaining_s) else max(0.0, remaining_s)
+    inner = Search(seed=search.seed, seconds=seconds)
+    try:
+        answer = method(problem, inner)
+    except MissingExtraError as error:
+        return Tried(name, None, None, False, 0.0, str(error)), None, 0
+    took_s = time.perf_counter() - began_s
+    if answer.assignment is None:
+        return Tried(name, None, None, False, took_s, answer.reason), None, answer.evaluations
+    judged = score(problem, answer.assignment.device, answer.assignment.rank)
+    row = Tried(name, judged.latency_s, judged.period_s, judged.feasible, took_s, answer.reason)
+    scored = Scored(answer.assignment, judged.overflow_bytes, judged.value_s(problem.objective))
+    return row, scored if judged.feasible else None, answer.evaluations + 1
+
+
+def _improved(
+    problem: Problem,
+    found: list[Scored],
+    search: Search,
+    clock: Clock,
+    used: int,
+    tried: list[Tried],
+) -> Answer:
+    """Local search from the two best distinct candidates, or from anywhere where none fits."""
+    from gdp.sim.score import score
+
+    began_s = time.perf_counter()
+    if not found:
+        answer = local_search(problem, replace(search, seconds=_left(clock)))
+        return replace(answer, evaluations=answer.evaluations + used)
+    starts = _distinct(sorted(found, key=lambda scored: scored.key))[:2]
+    # Only the search's own evaluations count against the budget: what the candidates took is small
+    # and the same for every budget.
+    starts = [replace(start, evaluations=0) for start in starts]
+    best = improve(problem, starts, search, clock)
+    judged = score(problem, best.assignment.device, best.assignment.rank)
+    took_s = time.perf_counter() - began_s
+    tried.append(Tried("local_search", judged.latency_s, judged.period_s, judged.feasible, took_s))
+    answer = as_answer(problem, best, "auto")
+    return replace(answer, evaluations=answer.evaluations + used)
+
+
+def _left(clock: Clock) -> float | None:
+    left_s = clock.remaining_s()
+    return None if np.isinf(left_s) else max(0.0, left_s)
+
+
+def _distinct(scored: list[Scored]) -> list[Scored]:
+    """Without repetitions of the same devices."""
+    kept: list[Scored] = []
+    for entry in scored:
+        if not any((entry.assignment.device == k.assignment.device).all() for k in kept):
+            kept.append(entry)
+    return kept
+
+
+def _notes(problem: Problem, answer: Answer) -> tuple[str, ...]:
+    """For a pipeline: whether plain replicas of the model would be faster."""
+    if problem.objective != "throughput" or answer.assignment is None:
+        return ()
+    from gdp.sim.score import score
+
+    period_s = score(problem, answer.assignment.device, answer.assignment.rank).period_s
+    replicas_s, holders = replica_period_s(problem)
+    if holders < 2 or replicas_s >= period_s:
+        return ()
+    return (
+        f"{holders} replicas of the whole model would take {replicas_s * 1e3:.3f} ms a sample, "
+        f"the pipeline {period_s * 1e3:.3f} ms",
+    )
+
+
+def replica_period_s(problem: Problem) -> tuple[float, int]:
+    """Seconds per sample when every device that can hold the model runs its own copy.
+
+    Rates add up; inputs and outputs are taken to reach every replica in time.
+    """
+    from gdp.sim.score import score
+
+    rate, holders = 0.0, 0
+    io = problem.graph.is_io
+    for d in range(problem.num_devices):
+        if not problem.allowed[~io, d].all():
+            continue
+        device = np.where(io, problem.cluster.host, d)
+        judged = score(problem, device, None)
+        if judged.feasible and judged.latency_s > 0:
+            busy_s = float(problem.compute_s[~io, d].sum()) + _dispatch_s(problem, d)
+            rate += 1.0 / max(busy_s, 1e-30)
+            holders += 1
+    return (1.0 / rate if rate else np.inf), holders
+
+
+def _dispatch_s(problem: Problem, d: int) -> float:
+    device = problem.cluster.devices[d]
+    runs = int((~problem.graph.is_io).sum()) if device.dispatch_per == "op" else 1
+    return runs * device.dispatch_s

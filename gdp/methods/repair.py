@@ -1,0 +1,155 @@
+"""Repair: from a placement that overflows device memory to one that fits, near it if possible.
+
+Whether any placement fits is bin packing, so this can fail where one exists. It tries, in this
+order and until something fits: other priorities, which change what is alive together; moving
+groups off overfull devices; packing from scratch, in topological order and by size; and annealing
+that minimises the overflow first.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.methods.arrays import arrays_of
+from gdp.methods.base import Assignment, Clock
+from gdp.methods.feasible import Scored, best_of, expand
+from gdp.methods.list_schedule import upward_rank
+from gdp.sim.problem import Problem
+
+# Rounds of shedding and packing; each simulates a few placements.
+_ROUNDS = 12
+# Simulations of the annealing at most, so that a hopeless case ends without a clock as well.
+_ANNEALED = 20_000
+
+
+def repair(problem: Problem, start: Scored, clock: Clock, seed: int) -> Scored:
+    """The first placement found that fits, or the one of least overflow; the same for one seed."""
+    best = start
+    count = start.evaluations
+    for proposals in _stages(problem, start):
+        for batch in proposals:
+            found = best_of(problem, batch, clock)
+            count += found.evaluations
+            if found.key < best.key:
+                best = found
+            if best.overflow_bytes == 0 or clock.is_over():
+                return Scored(best.assignment, best.overflow_bytes, best.value_s, count)
+    from gdp.methods.local_search import anneal_to_fit
+
+    found = anneal_to_fit(problem, best.assignment, clock, seed, _ANNEALED)
+    if found.key < best.key:
+        best = found
+    return Scored(best.assignment, best.overflow_bytes, best.value_s, count + found.evaluations)
+
+
+def ranks_to_try(problem: Problem) -> list[Int[np.ndarray, "N"] | None]:
+    """Priorities that differ in what they keep alive; one for throughput, which has no order."""
+    if problem.objective != "latency":
+        return [None]
+    return [None, upward_rank(problem), np.arange(problem.num_ops), depth_first_rank(problem)]
+
+
+def depth_first_rank(problem: Problem) -> Int[np.ndarray, "N"]:
+    """Ranks of a depth-first topological order, which uses what was made last first.
+
+    It keeps few tensors alive where branches are long, as breadth-first order does not. O(N + E).
+    """
+    a = arrays_of(problem)
+    waits = np.diff(a.in_start).tolist()
+    readers = [a.use_op[a.use_start[t] : a.use_start[t + 1]] for t in a.out_tensor]
+    first = a.out_start.tolist()
+    stack = [i for i in range(problem.num_ops - 1, -1, -1) if waits[i] == 0]
+    order: list[int] = []
+    while stack:
+        op = stack.pop()
+        order.append(op)
+        for x in range(first[op + 1] - 1, first[op] - 1, -1):
+            for reader in readers[x][::-1].tolist():
+                waits[reader] -= 1
+                if waits[reader] == 0:
+                    stack.append(reader)
+    rank = np.empty(problem.num_ops, dtype=np.int64)
+    rank[order] = np.arange(problem.num_ops)
+    return rank
+
+
+def _stages(problem: Problem, start: Scored) -> Iterator[Iterator[list[Assignment]]]:
+    """Generators of batches of proposals; later ones cost more of the start's structure."""
+    ranks = ranks_to_try(problem)
+    group_device = start.assignment.device[arrays_of(problem).group_op[_first(problem)]]
+    yield iter([[Assignment(start.assignment.device, rank) for rank in ranks]])
+    yield _shedding(problem, group_device, [start.assignment.rank, *ranks])
+    yield _packing(problem, ranks)
+
+
+def _first(problem: Problem) -> Int[np.ndarray, "G"]:
+    return arrays_of(problem).group_start[:-1]
+
+
+def _shedding(
+    problem: Problem,
+    group_device: Int[np.ndarray, "G"],
+    ranks: list[Int[np.ndarray, "N"] | None],
+) -> Iterator[list[Assignment]]:
+    """Move groups off devices that the simulator finds overfull, again and again."""
+    from gdp.methods.repair_kernels import group_bytes, shed
+
+    a = arrays_of(problem)
+    size = group_bytes(a)
+    capacity = problem.cluster.memory_bytes.astype(float)
+    for rank in ranks[:2]:
+        now = group_device.copy()
+        for attempt in range(_ROUNDS):
+            peak = _peaks(problem, Assignment(expand(problem, now), rank))
+            # Every attempt sheds more than is strictly over: what moves brings copies with it.
+            excess = np.maximum(peak - capacity, 0.0) * (1.0 + 0.1 * attempt)
+            slack = np.maximum(capacity - peak, 0.0)
+            order = np.arange(problem.num_groups) if attempt % 2 else np.argsort(-size)
+            if not shed(a, now, size, order, excess, slack):
+                break
+            yield [Assignment(expand(problem, now), r) for r in ranks]
+
+
+def _packing(
+    problem: Problem, ranks: list[Int[np.ndarray, "N"] | None]
+) -> Iterator[list[Assignment]]:
+    """Pack from scratch into the room that the activations of the last packing left."""
+    from gdp.methods.repair_kernels import group_bytes, pack
+
+    a = arrays_of(problem)
+    size = group_bytes(a)
+    capacity = problem.cluster.memory_bytes.astype(float)
+    topological = np.arange(problem.num_groups)
+    large = size > 0.02 * capacity.min()
+    by_size = np.argsort(-size, kind="stable")
+    mixed = np.concatenate([by_size[large[by_size]], topological[~large]])
+    for order in (topological, mixed, by_size):
+        # Weights spread evenly first: each device gets the same share of its memory.
+        share = min(1.0, float(size.sum()) / capacity.sum())
+        room = capacity * share
+        for _ in range(_ROUNDS // 2):
+            device = expand(problem, pack(a, order, room))
+            yield [Assignment(device, rank) for rank in ranks]
+            peak = _peaks(problem, Assignment(device, ranks[-1]))
+            held = _weights(problem, device)
+            room = np.maximum(capacity - (peak - held), 0.05 * capacity)
+
+
+def _peaks(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
+    from gdp.sim.memory import latency_peaks, pipeline_peaks
+
+    if problem.objective == "throughput":
+        return pipeline_peaks(problem, assignment.device).astype(float)
+    return latency_peaks(problem, assignment.device, assignment.rank).astype(float)
+
+
+def _weights(problem: Problem, device: Int[np.ndarray, "N"]) -> Float[np.ndarray, "D"]:
+    """Weight bytes on each device, each distinct weight once."""
+    a = arrays_of(problem)
+    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
+    home = device[a.group_op[_first(problem)]][owner]
+    pairs = np.unique(np.stack([a.group_weight, home]), axis=1)
+    return np.bincount(pairs[1], a.weight_bytes[pairs[0]], problem.num_devices)
+
+

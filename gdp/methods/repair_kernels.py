@@ -1,0 +1,133 @@
+"""Numba kernels that pack groups onto devices by bytes. Axes as in `gdp.methods.arrays`."""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def added_bytes(a, holds, g, d):
+    """Weights of group g that device d does not hold yet."""
+    added = 0
+    for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
+        if holds[a.group_weight[x], d] == 0:
+            added += a.weight_bytes[a.group_weight[x]]
+    return added
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def hold_weights(a, holds, g, d, sign):
+    """Count the weights of group g on device d (or off it); the bytes that this adds there."""
+    added = 0
+    for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
+        w = a.group_weight[x]
+        before = holds[w, d]
+        holds[w, d] = before + sign
+        if (before == 0) != (before + sign == 0):
+            added += sign * a.weight_bytes[w]
+    return added
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def neighbour_bytes(a, group_device, g, near):
+    """Leave in `near` the bytes that group g exchanges with each device; D: not placed yet."""
+    near[:] = 0.0
+    for x in range(a.group_start[g], a.group_start[g + 1]):
+        i = a.group_op[x]
+        for y in range(a.in_start[i], a.in_start[i + 1]):
+            t = a.in_tensor[y]
+            h = a.group[a.producer[t]]
+            if h != g and group_device[h] < near.shape[0]:
+                near[group_device[h]] += a.tensor_bytes[t]
+        for y in range(a.out_start[i], a.out_start[i + 1]):
+            t = a.out_tensor[y]
+            for z in range(a.use_start[t], a.use_start[t + 1]):
+                h = a.group[a.use_op[z]]
+                if h != g and group_device[h] < near.shape[0]:
+                    near[group_device[h]] += a.tensor_bytes[t]
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def pack(a, order, room_bytes):
+    """A device for every group, in the order given: where it fits, the one it exchanges most with.
+
+    Ties and groups without placed neighbours go to the device with the largest share of its room
+    left; a group that fits nowhere goes there too.
+    """
+    num_groups, num_devices = a.group_allowed.shape
+    group_device = np.full(num_groups, num_devices, np.int64)
+    holds = np.zeros((a.weight_bytes.shape[0], num_devices), np.int64)
+    used = np.zeros(num_devices)
+    near = np.zeros(num_devices)
+    for g in order:
+        neighbour_bytes(a, group_device, g, near)
+        best, best_fits, best_near, best_left = -1, False, -1.0, -np.inf
+        for d in range(num_devices):
+            if not a.group_allowed[g, d]:
+                continue
+            need = added_bytes(a, holds, g, d)
+            left = (room_bytes[d] - used[d] - need) / max(room_bytes[d], 1.0)
+            fits = left >= 0.0
+            better = fits and not best_fits
+            if fits == best_fits:
+                better = left > best_left
+                if fits and near[d] != best_near:
+                    better = near[d] > best_near
+            if best < 0 or better:
+                best, best_fits, best_near, best_left = d, fits, near[d], left
+        group_device[g] = best
+        used[best] += hold_weights(a, holds, g, best, 1)
+    return group_device
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def group_bytes(a):
+    """What moving each group frees at least: its weights and what it makes. [G]"""
+    num_groups = a.group_allowed.shape[0]
+    total = np.zeros(num_groups)
+    for g in range(num_groups):
+        for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
+            total[g] += a.weight_bytes[a.group_weight[x]]
+        for x in range(a.group_start[g], a.group_start[g + 1]):
+            i = a.group_op[x]
+            for y in range(a.out_start[i], a.out_start[i + 1]):
+                total[g] += a.tensor_bytes[a.out_tensor[y]]
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def shed(a, group_device, size, order, excess_bytes, slack_bytes):
+    """Move groups off overfull devices to where there is room, in the order given; count of moves.
+
+    Changes `group_device`, `excess_bytes` and `slack_bytes` in place. The receiver is the device
+    with room that the group exchanges most with.
+    """
+    num_devices = a.group_allowed.shape[1]
+    near = np.zeros(num_devices)
+    moved = 0
+    for g in order:
+        home = group_device[g]
+        if excess_bytes[home] <= 0.0 or size[g] <= 0.0:
+            continue
+        neighbour_bytes(a, group_device, g, near)
+        best = -1
+        for d in range(num_devices):
+            if d == home or not a.group_allowed[g, d] or slack_bytes[d] < size[g]:
+                continue
+            if best < 0 or near[d] > near[best] or (
+                near[d] == near[best] and slack_bytes[d] > slack_bytes[best]
+            ):
+                best = d
+        if best >= 0:
+            group_device[g] = best
+            excess_bytes[home] -= size[g]
+            slack_bytes[best] -= size[g]
+            moved += 1
+    return moved

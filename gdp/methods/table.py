@@ -1,0 +1,11 @@
+"""Every method by its command-line name. `gdp.api` adds the trained policy."""
+
+from gdp.methods.base import Method
+from gdp.methods.local_search import local_search
+from gdp.methods.portfolio import HEURISTICS, auto
+
+METHODS: dict[str, Method] = {
+    **dict(HEURISTICS),
+    "local_search": local_search,
+    "auto": auto,
+}

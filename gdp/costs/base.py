@@ -1,6 +1,6 @@
 """What an op costs on a device: the protocol that every cost model follows."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -9,6 +9,7 @@ from gdp.cluster import Cluster
 from gdp.graph import OpGraph
 
 
+@runtime_checkable
 class CostModel(Protocol):
     """Seconds of each op on each device [N, D], dispatch excluded; inf where it cannot run."""
 

@@ -15,15 +15,15 @@ from gdp.learn.labels import LabelStore, load_labels, search_label
 from gdp.learn.problems import Problems, load_problems
 from gdp.methods.base import Method
 
-QUICK = ("single", "blocks", "heft", "etf")
-"""Methods that the search starts from the best of."""
-
 
 def quick_methods() -> tuple[dict[str, Method], Method]:
-    """(heuristics by name, local search)."""
-    from gdp.methods.table import METHODS
+    """(heuristics that the search starts from the best of, local search)."""
+    from gdp.methods.blocks import blocks
+    from gdp.methods.list_schedule import etf, heft
+    from gdp.methods.local_search import local_search
+    from gdp.methods.simple import single
 
-    return {name: METHODS[name] for name in QUICK}, METHODS["local_search"]
+    return {"single": single, "blocks": blocks, "heft": heft, "etf": etf}, local_search
 
 
 def wanted(problems: Problems, per_graph: int, held_per_graph: int, seed: int) -> list[Instance]:

@@ -6,16 +6,17 @@ One JSON object per line, so that files merge and diffs stay readable.
 import base64
 import os
 import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from jaxtyping import Int
 
-from gdp.errors import GdpError
+from gdp.errors import GdpError, InfeasibleError
 from gdp.learn.instances import Instance
 from gdp.learn.rollout import judge
-from gdp.methods.base import Assignment, Method, Search
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.placement import write_atomic
 from gdp.policy.decode import canonical, priority, twins
 from gdp.sim.problem import Problem
@@ -110,8 +111,8 @@ def search_label(
     store: LabelStore,
     instance: Instance,
     problem: Problem,
-    methods: dict[str, Method],
-    polish: Method,
+    methods: Mapping[str, Callable[[Problem, Search], Answer]],
+    polish: Callable[[Problem, Search], Answer],
     *,
     evaluations: int,
     seed: int,
@@ -121,29 +122,30 @@ def search_label(
     known = store.get(instance, problem)
     if known is not None:
         candidates["label"] = known.placement()
-    if not candidates:
-        raise GdpError(f"no method places instance {instance.key!r}")
-    names = list(candidates)
-    cost_s, _ = judge(problem, np.stack([candidates[name] for name in names]))
-    best = names[int(np.argmin(cost_s))]
-    start = Assignment(candidates[best], priority(problem))
+    start, best = None, "none"
+    if candidates:
+        names = list(candidates)
+        cost_s, _ = judge(problem, np.stack([candidates[name] for name in names]))
+        best = names[int(np.argmin(cost_s))]
+        start = Assignment(candidates[best], priority(problem))
     search = Search(seed=seed, seconds=None, evaluations=evaluations, start=start)
     answer = polish(problem, search)
-    found = {best: candidates[best]}
+    found = {best: candidates[best]} if candidates else {}
     if answer.assignment is not None:
         found["search"] = answer.assignment.device
     label = None
     for name, device in found.items():
-        spent = answer.evaluations if name == "search" else len(names)
+        spent = answer.evaluations if name == "search" else len(candidates)
         label = store.improve(
             instance, problem, device, evaluations=spent, found_by=f"{best}+{name}"
         )
-    assert label is not None
+    if label is None:
+        raise InfeasibleError(f"no method places instance {instance.key!r}; it is left out")
     return label
 
 
 def starts(
-    problem: Problem, methods: dict[str, Method], seed: int
+    problem: Problem, methods: Mapping[str, Callable[[Problem, Search], Answer]], seed: int
 ) -> dict[str, Int[np.ndarray, "N"]]:
     """What quick methods answer; those that find nothing are left out."""
     found = {}

@@ -4,17 +4,15 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 log = logging.getLogger(__name__)
 
 
-class Sink(Protocol):
-    """Takes the numbers of one step."""
-
-    def __call__(self, step: int, numbers: dict[str, Any]) -> None: ...
+Sink = Callable[[int, dict[str, Any]], None]
+"""Takes the step and its numbers."""
 
 
 class JsonLines:

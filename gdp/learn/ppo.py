@@ -167,7 +167,7 @@ def gradient(
 ) -> tuple[Params, Metrics]:
     """The gradient of `loss`, scaled to norm 1 so that no graph drowns another."""
     grads, metrics = jax.grad(loss, has_aux=True)(params, config, batch, rows, weights, clip_whole)
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     scaled = jax.tree.map(lambda g: g / (norm + 1e-6), grads)
     return scaled, metrics._replace(norm=norm)
 
@@ -213,7 +213,7 @@ def step(
     state: Any,
     averaged: Params,
     grads: Params,
-    average: float,
+    average: Float[Array, ""] | float,
 ) -> tuple[Params, Any, Params]:
     """(weights, optimiser state, averaged weights) after one step."""
     updates, state = transform.update(grads, state, params)

@@ -1,0 +1,154 @@
+"""Runs: recipes are strict, a run resumes to the same curve, labels only get better."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from gdp import checkpoint
+from gdp.learn.instances import Instance, draw, limit_memory, make, random_cluster, random_graph
+from gdp.learn.labels import LabelStore, load_labels
+from gdp.learn.pretrain import pretrain
+from gdp.learn.problems import load_problems
+from gdp.learn.recipe import Recipe, RecipeError, load_recipe, parse_recipe
+from gdp.learn.rollout import judge
+from gdp.policy.policy import load_policy
+
+SMALL = """
+name = "small"
+seed = 3
+[network]
+width = 8
+heads = 2
+sage_layers = 1
+attention_layers = 0
+head_width = 8
+segment = 64
+[imitation]
+updates = 2
+graphs = 2
+[ppo]
+updates = 3
+graphs = 2
+samples = 3
+[data]
+max_ops = 60
+random_graphs = 3
+[run]
+validate_every = 2
+"""
+
+
+def labelled(tmp_path: Path) -> tuple[Recipe, str]:
+    """The small recipe with labels: every op where it may go first."""
+    problems = load_problems("", random_graphs=3, seed=3, min_ops=30, max_ops=60)
+    store = LabelStore([])
+    for name in problems.train + problems.validation[:1]:
+        instance = Instance(graph=name, cluster=3)
+        problem = problems.get(instance)
+        store.improve(
+            instance, problem, problem.allowed.argmax(axis=1), evaluations=1, found_by="first"
+        )
+    path = tmp_path / "labels.jsonl"
+    store.save(path)
+    text = SMALL.replace("[data]", f'[data]\nlabels = "{path}"')
+    return parse_recipe(text), text
+
+
+def test_unknown_keys_of_a_recipe_are_errors() -> None:
+    with pytest.raises(RecipeError, match="unknown key 'clop'"):
+        parse_recipe('name = "x"\n[ppo]\nclop = 0.2')
+    with pytest.raises(RecipeError, match="clip must lie"):
+        parse_recipe('name = "x"\n[ppo]\nclip = 2.0')
+    with pytest.raises(RecipeError, match="no recipe at"):
+        load_recipe("nowhere.toml")
+
+
+def test_shipped_recipes_parse() -> None:
+    folder = Path(__file__).parents[2] / "pretrain" / "recipes"
+    found = sorted(folder.glob("*.toml"))
+    assert found
+    for path in found:
+        assert load_recipe(path)[0].name == path.stem
+
+
+def test_a_resumed_run_has_the_same_curve(tmp_path: Path) -> None:
+    """Five updates in one go, and stopped after every update: the same losses and weights."""
+    recipe, text = labelled(tmp_path)
+    whole = pretrain(recipe, tmp_path / "whole", recipe_text=text)
+    for _ in range(5):
+        parts = pretrain(recipe, tmp_path / "parts", recipe_text=text, stop=lambda: True)
+    assert whole.updates == parts.updates == 5
+    curves = [
+        [
+            {k: v for k, v in json.loads(line).items() if k not in ("wall_s", "cpu_s")}
+            for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+        ]
+        for run in ("whole", "parts")
+    ]
+    assert curves[0] == curves[1]
+    assert "val_greedy" in curves[0][1]
+    assert "cross_entropy" in curves[0][0]
+    assert "entropy" in curves[0][4]
+    last = [load_policy(tmp_path / run / "last").params for run in ("whole", "parts")]
+    jax.tree.map(np.testing.assert_array_equal, *last)
+
+
+def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    recipe, text = labelled(tmp_path)
+    pretrain(recipe, tmp_path / "run", recipe_text=text, stop=lambda: True)
+    other = parse_recipe(text.replace("seed = 3", "seed = 4"))
+    with pytest.raises(checkpoint.CheckpointError, match="another recipe"):
+        pretrain(other, tmp_path / "run")
+
+
+def test_labels_only_get_better(tmp_path: Path) -> None:
+    instance = Instance(graph="layered-50-1", cluster=5)
+    problem = make(instance, random_graph)
+    rng = np.random.default_rng(0)
+    score = rng.random((6, *problem.allowed.shape)) * problem.allowed
+    devices = score.argmax(axis=2)
+    store = LabelStore([])
+    for device in devices:
+        store.improve(instance, problem, device, evaluations=2, found_by="random")
+    label = store.get(instance, problem)
+    assert label is not None
+    assert label.value_s == judge(problem, devices)[0].min()
+    assert label.evaluations == 12
+    assert judge(problem, label.placement()[None])[0][0] == label.value_s
+    store.save(tmp_path / "labels.jsonl")
+    assert load_labels(tmp_path / "labels.jsonl").get(instance) == label
+
+
+def test_instances_are_reproducible_and_within_limits() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(6):
+        instance = draw(rng, ["layered-60-1", "series-60-2"])
+        first, second = (make(instance, random_graph) for _ in range(2))
+        assert 2 <= first.num_devices <= 8
+        np.testing.assert_array_equal(first.compute_s, second.compute_s)
+        np.testing.assert_array_equal(
+            first.cluster.link_bytes_per_s, second.cluster.link_bytes_per_s
+        )
+        src, dst = first.graph.edges
+        assert (src < dst).all()
+
+
+def test_limited_memory_is_less_than_one_device_needs() -> None:
+    problem = make(Instance(graph="layered-80-1", cluster=1), random_graph)
+    tight = limit_memory(problem, 1.2)
+    one = np.where(tight.allowed[:, 0], 0, tight.allowed.argmax(axis=1))
+    assert not judge(tight, one[None])[1][0]
+    assert judge(problem, one[None])[1][0]
+
+
+def test_random_clusters_vary() -> None:
+    found = [random_cluster(seed) for seed in range(40)]
+    assert {c.num_devices for c in found} >= {2, 4, 8}
+    speeds = [[d.flop_per_s["default"] for d in c.devices] for c in found]
+    spread = [max(s) / min(s) for s in speeds]
+    assert min(spread) == 1.0
+    assert max(spread) > 5.0
+    assert any(len(np.unique(c.channel)) < c.num_devices * (c.num_devices - 1) for c in found)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -49,6 +49,7 @@ class Answer:
     evaluations: int = 0
 
 
+@runtime_checkable
 class Method(Protocol):
     """Raises `InfeasibleError` only for what no method can solve; otherwise says so in `reason`."""
 

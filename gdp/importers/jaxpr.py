@@ -11,20 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gdp.errors import ModelError
-from gdp.graph import INPUT, OUTPUT, OpGraph
-from gdp.importers.jaxpr_build import Results, build
-from gdp.importers.jaxpr_flatten import (
-    Options,
-    Program,
-    add_op,
-    closed_constants,
-    new_weight,
-    value_of,
-    walk,
-    whole,
-)
-from gdp.importers.jaxpr_values import Stacked, Value
+from gdp.graph import OpGraph
+from gdp.importers.jaxpr_build import build
+from gdp.importers.jaxpr_flatten import Options, Program
+from gdp.importers.jaxpr_listing import Listing, list_call, list_training_step
 
 _log = logging.getLogger(__name__)
 
@@ -47,12 +37,12 @@ def trace(
     trip_count: int | None = None,
 ) -> OpGraph:
     """The graph of `fn(*args)`; what was estimated or assumed is logged. See `inspect_trace`."""
-    traced = inspect_trace(
+    found = inspect_trace(
         fn, *args, weight_argnums=weight_argnums, name=name, unroll_scan=unroll_scan,
         trip_count=trip_count,
     )  # fmt: skip
-    _report(traced)
-    return traced.graph
+    report(found)
+    return found.graph
 
 
 def inspect_trace(
@@ -75,19 +65,7 @@ def inspect_trace(
         raise ValueError(f"weight_argnums {sorted(held)} do not fit {len(args)} arguments")
     program = Program(Options(unroll_scan, trip_count, mark_transposed=True))
     label = name or getattr(fn, "__name__", "traced")
-    closed, _ = _jaxpr(fn, label, *args)
-    values: list[Value | Stacked] = []
-    for i, argument in enumerate(args):
-        for path, leaf in _leaves(argument):
-            values.append(
-                new_weight(program, leaf)
-                if i in held
-                else _input(program, f"input{i}{path}", value_of(leaf))
-            )
-    outs = walk(program, closed.jaxpr, closed_constants(program, closed), values)
-    for i, out in enumerate(outs):
-        _output(program, f"output{i}", out)
-    return _traced(label, program, Results())
+    return traced(list_call(fn, args, held, label, program))
 
 
 def trace_training_step(
@@ -113,153 +91,25 @@ def trace_training_step(
     """
     label = name or getattr(loss_fn, "__name__", "loss") + "_step"
     program = Program(Options(unroll_scan, trip_count))
-    closed, num_params = _gradient_jaxpr(loss_fn, params, batch, microbatches, has_aux, label)
-    weights: list[Value | Stacked] = [new_weight(program, leaf) for _, leaf in _leaves(params)]
-    consts = closed_constants(program, closed)
-    total: list[Value | Stacked] = []
-    for k in range(microbatches):
-        suffix = f".{k}" if microbatches > 1 else ""
-        inputs: list[Value | Stacked] = [
-            _input(program, f"batch{path}{suffix}", value_of(leaf))
-            for path, leaf in _leaves(_cut(batch, microbatches))
-        ]
-        seed = value_of(closed.jaxpr.invars[-1].aval)
-        seed.backward = True
-        outs = walk(program, closed.jaxpr, consts, [*weights, *inputs, seed])
-        total = [_add(program, a, b) for a, b in zip(total, outs, strict=True)] if total else outs
-    loss, gradients = total[0], total[1 : 1 + num_params]
-    _output(program, "loss", loss)
-    if optimizer is None:
-        state = [(gradient, weight) for gradient, weight in zip(gradients, weights, strict=True)]
-    else:
-        state = _update(program, optimizer, params, gradients, weights, label)
-    traced = _traced(label, program, Results(state=state, together=True))
-    _report(traced)
-    return traced.graph
-
-
-def _gradient_jaxpr(
-    loss_fn: Callable[..., Any], params: Any, batch: Any, microbatches: int, has_aux: bool,
-    label: str,
-) -> tuple[Any, int]:  # fmt: skip
-    """The program (params, batch, seed) -> (loss, gradients), and the number of gradients."""
-    import jax
-
-    def step(params: Any, batch: Any, seed: Any) -> Any:
-        # The seed is an argument, so that all that depends on it is known to be backward.
-        loss, pull, *aux = jax.vjp(lambda p: loss_fn(p, batch), params, has_aux=has_aux)
-        del aux
-        return loss, pull(seed)[0]
-
-    piece = _cut(batch, microbatches)
-    loss = _evaluated(lambda: jax.eval_shape(loss_fn, params, piece), label)
-    loss = loss[0] if has_aux else loss
-    if getattr(loss, "shape", None) != ():
-        raise ModelError(f"{label}: the loss must be one number, got {loss}")
-    closed, shapes = _jaxpr(step, label, params, piece, jax.ShapeDtypeStruct((), loss.dtype))
-    return closed, len(jax.tree.leaves(shapes[1]))
-
-
-def _update(
-    program: Program,
-    optimizer: Any,
-    params: Any,
-    gradients: Sequence[Value | Stacked],
-    weights: Sequence[Value | Stacked],
-    label: str,
-) -> list[tuple[Value | Stacked, Value | Stacked]]:
-    """Appends the optimizer's ops; the new parameters and states with the ones they replace."""
-    import jax
-    import optax
-
-    def update(gradients: Any, state: Any, params: Any) -> Any:
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state
-
-    state = _evaluated(lambda: jax.eval_shape(optimizer.init, params), label)
-    closed, _ = _jaxpr(update, label, params, state, params)
-    states = [new_weight(program, leaf) for _, leaf in _leaves(state)]
-    program.backward, program.optimizer_starts = True, len(program.ops)
-    # Gradients that come row by row (of a stacked weight in an unrolled loop) are applied so.
-    shapes = {g.dims for g in gradients if isinstance(g, Stacked)}
-    held = [_by_rows(value) if value.dims in shapes else value for value in (*weights, *states)]
-    kept = held[: len(weights)]
-    outs = walk(
-        program, closed.jaxpr, closed_constants(program, closed),
-        [*gradients, *held[len(weights) :], *kept], "optimizer",
-    )  # fmt: skip
-    return list(zip(outs, [*kept, *held[len(weights) :]], strict=True))
-
-
-def _by_rows(value: Value | Stacked) -> Value | Stacked:
-    if isinstance(value, Stacked) or value.weight is None:
-        return value
-    leaf = value.weight[0]
-    return Stacked(
-        [
-            Value(value.dims[1:], value.dtype, value.itemsize, weight=(leaf, i, i + 1))
-            for i in range(value.dims[0])
-        ]
+    found = traced(
+        list_training_step(loss_fn, params, batch, optimizer, microbatches, has_aux, label, program)
     )
+    report(found)
+    return found.graph
 
 
-def _add(program: Program, one: Value | Stacked, two: Value | Stacked) -> Value | Stacked:
-    """The sum of two results of microbatches; a constant (the gradient of nothing) adds nothing."""
-    if isinstance(one, Stacked) and isinstance(two, Stacked):
-        pairs = zip(one.rows, two.rows, strict=True)
-        return Stacked([_rows(_add(program, a, b))[0] for a, b in pairs])
-    a, b = whole(program, one, "accumulate"), whole(program, two, "accumulate")
-    if a.maker < 0 or b.maker < 0:
-        return b if a.maker < 0 else a
-    out = Value(a.dims, a.dtype, a.itemsize)
-    size = a.nbytes / max(a.itemsize, 1)
-    return add_op(program, "add", "accumulate", [a, b], [out], size, 3.0 * a.nbytes)[0]
-
-
-def _cut(batch: Any, microbatches: int) -> Any:
-    """Shapes of one microbatch; scalars and keys are the same in each."""
-    import jax
-
-    def cut(leaf: Any) -> Any:
-        if microbatches == 1 or not leaf.shape:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        if leaf.shape[0] % microbatches:
-            raise ValueError(
-                f"a batch leaf of {leaf.shape[0]} rows does not divide into {microbatches} parts"
-            )
-        return jax.ShapeDtypeStruct((leaf.shape[0] // microbatches, *leaf.shape[1:]), leaf.dtype)
-
-    if microbatches < 1:
-        raise ValueError(f"microbatches must be at least 1, got {microbatches}")
-    return jax.tree.map(cut, batch)
-
-
-def _input(program: Program, name: str, value: Value) -> Value:
-    add_op(program, INPUT, "", [], [value], 0.0, 0.0)
-    program.ops[-1].name = name
-    return value
-
-
-def _output(program: Program, name: str, value: Value | Stacked) -> None:
-    """An output op; what no op makes (a constant, a weight passed through) needs none."""
-    result = whole(program, value, "")
-    if result.maker >= 0:
-        add_op(program, OUTPUT, "", [result], [], 0.0, 0.0)
-        program.ops[-1].name = name
-
-
-def _rows(value: Value | Stacked) -> list[Value]:
-    return value.rows if isinstance(value, Stacked) else [value]
-
-
-def _traced(label: str, program: Program, results: Results) -> Traced:
-    graph = build(label, program, results)
+def traced(listing: Listing) -> Traced:
+    """The graph of a listing, with what was estimated or assumed."""
+    program = listing.program
     return Traced(
-        graph, tuple(sorted(program.estimated)), tuple(dict.fromkeys(program.assumptions))
+        build(listing.label, program, listing.results),
+        tuple(sorted(program.estimated)),
+        tuple(dict.fromkeys(program.assumptions)),
     )
 
 
-def _report(traced: Traced) -> None:
+def report(traced: Traced) -> None:
+    """Logs what was estimated or assumed."""
     if traced.estimated:
         _log.warning(
             "%s: no cost formula for %s; one operation per output element is assumed",
@@ -267,31 +117,3 @@ def _report(traced: Traced) -> None:
         )  # fmt: skip
     for assumption in traced.assumptions:
         _log.warning("%s: %s", traced.graph.name, assumption)
-
-
-def _jaxpr(fn: Callable[..., Any], label: str, *args: Any) -> tuple[Any, Any]:
-    """The closed jaxpr and the shapes of the results."""
-    import jax
-
-    return _evaluated(lambda: jax.make_jaxpr(fn, return_shape=True)(*args), label)
-
-
-def _evaluated(call: Callable[[], Any], label: str) -> Any:
-    """The result of tracing user code, whose own errors become one line."""
-    try:
-        return call()
-    except Exception as error:
-        first = str(error).strip().splitlines()[:1]
-        reason = f"{type(error).__name__}: {first[0] if first else ''}"
-        raise ModelError(f"{label} cannot be traced by JAX: {reason}") from error
-
-
-def _leaves(tree: Any) -> list[tuple[str, Any]]:
-    """(path, leaf) of a pytree; Python numbers become arrays of no axes."""
-    import jax
-
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [
-        (jax.tree_util.keystr(path), leaf if hasattr(leaf, "shape") else jax.typeof(leaf))
-        for path, leaf in found
-    ]

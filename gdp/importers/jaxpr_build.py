@@ -71,6 +71,13 @@ def build(name: str, program: Program, results: Results) -> OpGraph:
     )
 
 
+def positions(graph: OpGraph, program: Program, results: Results) -> dict[int, int]:
+    """The op of the graph that every live op of the program has become."""
+    live = _live(program, results)
+    names = _names([program.ops[i] for i in live])
+    return {i: graph.op_index[name] for i, name in zip(live, names, strict=True)}
+
+
 def _backward(
     ops: Sequence[Op], uses: Sequence[tuple[int, int]], tensors: Sequence[tuple[int, int]]
 ) -> list[bool]:

@@ -9,6 +9,7 @@ from typing import Any
 from gdp.fusible import ELEMENTWISE, names
 from gdp.graph import Attribute
 from gdp.importers.jaxpr_costs import Cost, Shape, primitive_cost
+from gdp.importers.jaxpr_steps import Run, Step, equation, row_of, stack_rows
 from gdp.importers.jaxpr_values import Op, Stacked, Value, attributes_of
 
 _CALLS = names(
@@ -44,6 +45,7 @@ class Program:
     weights: list[Value] = field(default_factory=list)  # the leaves
     backward: bool = False  # all that is listed from now on
     optimizer_starts: int | None = None  # index of the first op that updates weights
+    steps: list[Step] | None = None  # what to compute, where that is asked for
 
 
 def new_weight(program: Program, aval: Any) -> Value:
@@ -74,6 +76,19 @@ def value_of(aval: Any) -> Value:
     return Value(tuple(int(d) for d in getattr(aval, "shape", ())), name, itemsize)
 
 
+def known_value(aval: Any, array: Any) -> Value:
+    """A constant that no op makes."""
+    value = value_of(aval)
+    value.known = array
+    return value
+
+
+def note(program: Program, ins: Sequence[Value], outs: Sequence[Value], run: Run) -> None:
+    """Records how values are computed, where the program is to be executed."""
+    if program.steps is not None:
+        program.steps.append(Step(tuple(ins), tuple(outs), run))
+
+
 def walk(
     program: Program,
     jaxpr: Any,
@@ -89,7 +104,7 @@ def walk(
 
     def read(atom: Any) -> Value | Stacked:
         # A literal has a `val` and is made by nobody.
-        return value_of(atom.aval) if hasattr(atom, "val") else env[atom]
+        return known_value(atom.aval, atom.val) if hasattr(atom, "val") else env[atom]
 
     for eqn in jaxpr.eqns:
         ins = [read(atom) for atom in eqn.invars]
@@ -108,6 +123,7 @@ def closed_constants(program: Program, closed: Any) -> list[Value | Stacked]:
         if id(const) not in program.constants:
             small = getattr(const, "size", 1) <= 1
             value = value_of(aval) if small else new_weight(program, aval)
+            value.known = const
             program.constants[id(const)] = (value, const)
         values.append(program.constants[id(const)][0])
     return values
@@ -163,15 +179,18 @@ def _emit(
         out.dims = out.dims[1:]
     if name in _WEIGHT_VIEWS and len(ins) == 1 and ins[0].weight is not None:
         outs[0].weight = _viewed(name, params, ins[0])
+        note(program, ins, outs, equation(eqn))
         return outs
     if name == "unstack" and ins[0].weight is not None:
         for i, out in enumerate(outs):
             rows = params["axis"] == 0 and len(ins[0].weight) == 1
             out.weight = (ins[0].weight[0], i, i + 1) if rows else ins[0].weight
+        note(program, ins, outs, equation(eqn))
         return outs
     cost = _cost(program, eqn, name, params, ins, outs)
     # A broadcast weight is read once, at its own size.
     spread = sum(max(0, v.nbytes - weight_nbytes(program, v)) for v in ins if v.weight is not None)
+    note(program, ins, outs, equation(eqn))
     return add_op(
         program, name, scope, ins, outs, cost.flop, max(0.0, cost.traffic_bytes - spread), backward,
         attributes_of(params), waits_for,
@@ -294,6 +313,7 @@ def _row(program: Program, value: Value | Stacked, i: int, scope: str) -> Value:
     if not value.dims:
         return value
     row = Value(value.dims[1:], value.dtype, value.itemsize, backward=value.backward)
+    note(program, [value], [row], row_of(i))
     if value.weight is not None:
         row.weight = (*value.weight[:1], i, i + 1) if len(value.weight) == 1 else value.weight
         return row
@@ -310,10 +330,11 @@ def whole(program: Program, value: Value | Stacked, scope: str) -> Value:
     if value.whole is None:
         first = value.rows[0]
         result = Value(value.dims, first.dtype, first.itemsize)
+        note(program, value.rows, [result], stack_rows)
         if all(row.weight is not None for row in value.rows):
             result.weight = (first.weight or (0,))[:1]
         else:
-            rows = [whole(program, row, scope) for row in value.rows]
+            rows = value.rows
             add_op(program, "concatenate", scope, rows, [result], 0.0, 2.0 * result.nbytes)
         value.whole = result
     return value.whole

@@ -21,6 +21,7 @@ class Value:
     out: int = 0  # which of the op's outputs
     weight: Key | None = None
     backward: bool = False  # depends on the gradient of the loss
+    known: Any = None  # a literal or an array that the function closes over
 
     @property
     def nbytes(self) -> int:

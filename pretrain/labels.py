@@ -1,6 +1,7 @@
 """Searches labels for training and validation: `python -m pretrain.labels --help`.
 
-Run again with more evaluations, labels only get better; what is there is the start of the search.
+Run again, it goes on where it stopped; with more evaluations, labels only get better, since what is
+there is the start of the search.
 """
 
 import time
@@ -50,6 +51,9 @@ def label_all(
     for instance in instances:
         if time.monotonic() - begin > seconds:
             break
+        known = store.get(instance)
+        if known is not None and known.evaluations >= evaluations:
+            continue
         try:
             problem = problems.get(instance)
             search_label(

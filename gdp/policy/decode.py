@@ -46,6 +46,7 @@ class DecodeProblem(NamedTuple):
     twin: Int[np.ndarray, "D"]  # the next lower device that is exactly alike, or -1
     scale_s: float
     fair_s: float  # total work shared out by speed
+    copies: float  # of a received tensor on its device: two in a full pipeline
     host: int
     num_channels: int
     num_groups: int
@@ -241,12 +242,6 @@ def _links(problem: Problem) -> tuple[Float[np.ndarray, "D D"], Float[np.ndarray
     return np.zeros_like(s_per_byte), np.where(s_per_byte > 0, per_byte, 0.0)
 
 
-def _uses(problem: Problem) -> Int[np.ndarray, "T"]:
-    """Readers after which a tensor is dropped; a full pipeline drops none, samples overlap."""
-    count = np.bincount(problem.graph.use_tensor, minlength=problem.graph.num_tensors)
-    return count if problem.objective in ("latency", "block_latency") else count + 1
-
-
 def _prepare(problem: Problem, mask_memory: bool, mask_alike: bool) -> DecodeProblem:
     graph, cluster, times = problem.graph, problem.cluster, timing(problem)
     d = problem.num_devices
@@ -275,7 +270,7 @@ def _prepare(problem: Problem, mask_memory: bool, mask_alike: bool) -> DecodePro
         out_tensor=np.argsort(graph.producer, kind="stable"),
         producer=graph.producer,
         tensor_bytes=graph.tensor_bytes.astype(float),
-        num_uses=_uses(problem),
+        num_uses=np.bincount(graph.use_tensor, minlength=graph.num_tensors),
         reader_first=_first(graph.use_tensor[by_tensor], graph.num_tensors),
         reader=graph.use_op[by_tensor],
         latency_s=np.ascontiguousarray(latency_s),
@@ -288,6 +283,7 @@ def _prepare(problem: Problem, mask_memory: bool, mask_alike: bool) -> DecodePro
         twin=twins(problem),
         scale_s=max(times.scale_s, 1e-15),
         fair_s=fair_s,
+        copies=1.0 if problem.objective in ("latency", "block_latency") else 2.0,
         host=cluster.host,
         num_channels=max(cluster.num_channels, 1),
         num_groups=problem.num_groups,

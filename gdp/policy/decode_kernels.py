@@ -157,7 +157,7 @@ def demand(p, s, op, i):
                 need += p.weight_size[p.weight[member]]
     for k in range(p.in_first[op], p.in_first[op + 1]):
         if s.arrival_s[p.in_tensor[k], i] == np.inf:
-            need += p.tensor_bytes[p.in_tensor[k]]
+            need += p.copies * p.tensor_bytes[p.in_tensor[k]]
     for k in range(p.out_first[op], p.out_first[op + 1]):
         need += p.tensor_bytes[p.out_tensor[k]]
     return need
@@ -417,7 +417,7 @@ def commit(p, s, op, i):
             s.channel_s[channel] = at
             s.channel_load_s[channel] += seconds
             s.arrival_s[t, i] = at
-            s.live_bytes[i] += p.tensor_bytes[t]
+            s.live_bytes[i] += p.copies * p.tensor_bytes[t]
         ready = max(ready, s.arrival_s[t, i])
     cost = p.cost_s[op, i] + (p.segment_s[i] if segment else 0.0)
     s.finish_s[op] = max(ready, s.free_s[i]) + cost
@@ -440,6 +440,21 @@ def commit(p, s, op, i):
         t = p.in_tensor[k]
         s.uses_left[t] -= 1
         if s.uses_left[t] == 0:
-            for j in range(s.live_bytes.shape[0]):
-                if s.arrival_s[t, j] < np.inf:
-                    s.live_bytes[j] -= p.tensor_bytes[t]
+            drop(p, s, t)
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def drop(p, s, t):
+    """Free a tensor that all its readers have read.
+
+    A full pipeline keeps what is sent: the next sample's tensor is on its way while one is read.
+    """
+    held = 0
+    for j in range(s.live_bytes.shape[0]):
+        held += s.arrival_s[t, j] < np.inf
+    if p.copies > 1.0 and held > 1:
+        return
+    for j in range(s.live_bytes.shape[0]):
+        if s.arrival_s[t, j] < np.inf:
+            s.live_bytes[j] -= p.tensor_bytes[t]

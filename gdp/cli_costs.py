@@ -44,7 +44,8 @@ def profile(
     if kind == "jax":
         from gdp.runtime.profiler_jax import profile_functions
 
-        made = profile_functions(named, index or "cpu", rounds=rounds, seconds=seconds)
+        functions = [(name, group, *_jax_function(model)) for name, group, model in named]
+        made = profile_functions(functions, index or "cpu", rounds=rounds, seconds=seconds)
     elif kind == "cpu" and (index or "0").isdigit():
         from gdp.runtime.profiler import ProfileConfig, profile_models
 
@@ -69,6 +70,22 @@ def profile(
             f"{row['kernels']:5} kernels, {row['kernel_s'] * 1e3:.3f} ms"
         )
     click.echo(f"statistic: {made.statistic}")
+
+
+def _jax_function(model: str) -> tuple[Any, Any]:
+    """What a `python:` model returns: a JAX function and its example arguments."""
+    from gdp.errors import ModelError
+    from gdp.models import PYTHON_PREFIX, python_function
+
+    if not model.startswith(PYTHON_PREFIX):
+        raise ModelError(
+            f"{model!r}: --device jax:... measures python:package.module:function; ONNX models are "
+            "measured with --device cpu:0"
+        )
+    made: Any = python_function(model)
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
+        raise ModelError(f"{model!r} must return a JAX function and a tuple of its arguments")
+    return made[0], made[1]
 
 
 def _stem(model: str) -> str:

@@ -11,7 +11,7 @@ from gdp.cluster import Device
 from gdp.costs.features import KernelFeatures, kernel_features
 from gdp.costs.fit import FitConfig, fit, rows_of
 from gdp.costs.kernels import components, kernel_groups, learn_fusions
-from gdp.costs.learned import Calibration, predict
+from gdp.costs.learned import Calibration, kernel_seconds
 from gdp.costs.profile import Profile, ProfiledModel, ProfileError
 
 HELD_OUT = (
@@ -201,7 +201,7 @@ def evaluate(
     for model in held:
         group = kernel_groups(model.graph, calibration.fusions)
         features = kernel_features(model.graph, group)
-        seconds = np.exp(predict(calibration.ensemble, features)[0]) * calibration.scale
+        seconds = kernel_seconds(calibration, features)
         datasheet = roofline_s(features, model, reference)
         own = _kernel_errors(model, group, features, seconds, datasheet)
         kernels += own

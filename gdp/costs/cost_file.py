@@ -47,7 +47,7 @@ def save_costs(
         "date": calibration.date,
         "types": list(calibration.ensemble.types),
         "scale": calibration.scale,
-        "kernel_s": calibration.kernel_s,
+        "factors": list(calibration.factors),
         "report": dict(report or {}),
     }  # fmt: skip
     checkpoint.save(path, tree, recipe=recipe, meta=meta)
@@ -109,5 +109,5 @@ def _calibration(meta: Mapping[str, Any], found: Mapping[str, np.ndarray]) -> Ca
             },
         ),
         scale=meta["scale"],
-        kernel_s=meta["kernel_s"],
+        factors=tuple(meta["factors"]),
     )  # fmt: skip

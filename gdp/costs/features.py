@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.costs.kernels import lead_ops
+from gdp.costs.kernels import ALIAS, lead_ops
 from gdp.graph import OpDetail, OpGraph
 
 # A device to add arithmetic and traffic up with; a learned model corrects whatever is off.
@@ -66,6 +66,7 @@ def kernel_features(graph: OpGraph, kernel: Int[np.ndarray, "N"]) -> KernelFeatu
     members: list[list[int]] = [[] for _ in range(count)]
     for op in inside.tolist():
         members[int(kernel[op])].append(op)
+    types = [ALIAS.get(t, t) for t in graph.op_types]
     total_weight = math.log(float(graph.weight_bytes.sum()) + 1e5)
     other = [
         [
@@ -75,9 +76,9 @@ def kernel_features(graph: OpGraph, kernel: Int[np.ndarray, "N"]) -> KernelFeatu
         for k, (op, row) in enumerate(zip(lead.tolist(), traffic.context, strict=True))
     ]  # fmt: skip
     return KernelFeatures(
-        lead_type=tuple(graph.op_types[op] for op in lead.tolist()),
+        lead_type=tuple(types[op] for op in lead.tolist()),
         member_types=tuple(
-            tuple(graph.op_types[op] for op in members[k] if op != lead[k]) for k in range(count)
+            tuple(types[op] for op in members[k] if op != lead[k]) for k in range(count)
         ),
         size=size.reshape(count, len(SIZES)),
         other=np.array(other).reshape(count, -1),
@@ -290,6 +291,19 @@ def _groups(detail: OpDetail) -> float:
 _SPECIAL: dict[str, Callable[[OpDetail], float]] = {
     "MaxPool": _pool_taps, "AveragePool": _pool_taps, "GroupNormalization": _groups,
 }  # fmt: skip
+
+
+def shares(features: KernelFeatures) -> Float[np.ndarray, "K 3"]:
+    """How much of a kernel's reference time is arithmetic, traffic and launch; rows sum to one."""
+    flop, read, made, weights = (np.exp(features.size[:, i]) for i in (1, 2, 3, 4))
+    parts = np.column_stack(
+        [
+            flop / FLOP_PER_S,
+            (read + made + weights) / BYTES_PER_S,
+            np.full(len(flop), KERNEL_S),
+        ]
+    )
+    return parts / parts.sum(axis=1, keepdims=True)
 
 
 def is_heavy(features: KernelFeatures) -> Bool[np.ndarray, "K"]:

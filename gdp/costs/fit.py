@@ -161,7 +161,13 @@ def _fit_members(
     weights = jnp.asarray(weight, jnp.float32)
     plain = len(start.other_mean)
     batch = min(config.batch, len(target))
-    keys = jax.random.split(jax.random.key(config.seed), config.members)
+    # Drawn outside: random numbers inside of a compiled loop take seconds to compile.
+    rng = np.random.default_rng([config.seed, 1])
+    batches = jnp.asarray(rng.integers(len(target), size=(config.steps, batch), dtype=np.int32))
+    drawn = [
+        _init(rng, size.shape[1], plain, other.shape[1], config) for _ in range(config.members)
+    ]
+    start_params = {name: jnp.stack([d[name] for d in drawn]) for name in drawn[0]}
     schedule = optax.cosine_decay_schedule(config.learning_rate, config.steps)
     optimiser = optax.adamw(schedule, weight_decay=config.weight_decay)
 
@@ -173,45 +179,42 @@ def _fit_members(
         )
         return jnp.sum(huber * weight[at]) / jnp.maximum(weight[at].sum(), 1e-6)
 
-    def step(carry: Any, key: Any) -> tuple[Any, None]:
+    def step(carry: Any, at: Any) -> tuple[Any, None]:
         params, state, weight = carry
-        at = jax.random.randint(key, (batch,), 0, len(target))
         updates, state = optimiser.update(jax.grad(loss)(params, weight, at), state, params)
         return (optax.apply_updates(params, updates), state, weight), None
 
-    def member(key: Any, weight: Any) -> tuple[Any, Any]:
-        params = _init(key, size.shape[1], plain, other.shape[1], config)
-        steps = jax.random.split(jax.random.fold_in(key, 1), config.steps)
-        params = jax.lax.scan(step, (params, optimiser.init(params), weight), steps)[0][0]
+    def member(params: Any, weight: Any) -> tuple[Any, Any]:
+        params = jax.lax.scan(step, (params, optimiser.init(params), weight), batches)[0][0]
         return params, network(params, size, other, log_base, plain)
 
-    params, made = jax.jit(jax.vmap(member))(keys, weights)
+    params, made = jax.jit(jax.vmap(member))(start_params, weights)
     return {name: np.asarray(value, np.float32) for name, value in params.items()}, np.asarray(made)
 
 
-def _init(key: Any, sizes: int, plain: int, inputs: int, config: FitConfig) -> dict[str, Any]:
-    import jax
-    import jax.numpy as jnp
-
+def _init(
+    rng: np.random.Generator, sizes: int, plain: int, inputs: int, config: FitConfig
+) -> dict[str, np.ndarray]:
     h, e = config.hidden, config.embedding
-    keys = iter(jax.random.split(key, 8))
 
-    def normal(*shape: int, scale: float) -> Any:
-        return scale * jax.random.normal(next(keys), shape)
+    def normal(*shape: int, scale: float, shift: float = 0.0) -> np.ndarray:
+        return (shift + scale * rng.standard_normal(shape)).astype(np.float32)
 
     both = plain + e
+    embed = normal(inputs, e, scale=0.3)
+    embed[:plain] = 0.0
     return {
-        "plain": jnp.zeros(plain),
-        "embed": normal(inputs, e, scale=0.3).at[:plain].set(0.0),
-        "a1": normal(sizes, h, scale=0.5) - 1.0,
+        "plain": np.zeros(plain, np.float32),
+        "embed": embed,
+        "a1": normal(sizes, h, scale=0.5, shift=-1.0),
         "b1": normal(both, h, scale=both**-0.5),
-        "c1": jnp.zeros(h),
-        "a2": normal(h, h, scale=0.5) - 3.0,
+        "c1": np.zeros(h, np.float32),
+        "a2": normal(h, h, scale=0.5, shift=-3.0),
         "b2": normal(both, h, scale=0.5 * both**-0.5),
-        "c2": jnp.zeros(h),
-        "a3": normal(h, 1, scale=0.5) - 3.0,
-        "b3": jnp.zeros((both, 1)),
-        "c3": jnp.full((1,), -5.0),
+        "c2": np.zeros(h, np.float32),
+        "a3": normal(h, 1, scale=0.5, shift=-3.0),
+        "b3": np.zeros((both, 1), np.float32),
+        "c3": np.full(1, -5.0, np.float32),
     }
 
 

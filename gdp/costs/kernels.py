@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from gdp.costs.profile import ProfiledModel
 from gdp.graph import OpGraph
 
-LEVELS = 4  # of context, the most specific first
+ALIAS = {"Sum": "Add"}
+"""Types that runtimes treat alike."""
 _MIN_COUNT = (1, 2, 2, 1)  # observations that a level needs to be believed
 
 
@@ -118,7 +119,8 @@ class _Context:
         for a, b in zip(src.tolist(), dst.tolist(), strict=True):
             self.after[a].append(b)
             self.before[b].append(a)
-        types = graph.op_types
+        types = [ALIAS.get(t, t) for t in graph.op_types]
+        self.types = types
         self.read_by = [",".join(sorted(types[j] for j in self.after[i])) for i in range(n)]
         self.reads = [",".join(sorted(types[j] for j in self.before[i])) for i in range(n)]
         self.form = [f"{types[i]}{_form(graph, i, len(self.before[i]))}" for i in range(n)]
@@ -133,7 +135,7 @@ class _Context:
                         yield a, b
 
     def edge_keys(self, a: int, b: int) -> list[int]:
-        types = self.graph.op_types
+        types = self.types
         wide = f"{self.reads[a]}>{self.form[a]}>{self.read_by[a]}|{self.reads[b]}>{self.form[b]}"
         # Fusions of normalisations and activations span several ops: look one further.
         further = ",".join(sorted(self.read_by[c] for c in self.after[b]))
@@ -149,7 +151,7 @@ class _Context:
             _hash("O0", self.reads[op], self.form[op], self.read_by[op]),
             _hash("O1", self.form[op], self.read_by[op]),
             _hash("O2", self.form[op]),
-            _hash("O3", self.graph.op_types[op]),
+            _hash("O3", self.types[op]),
         ]
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from gdp.cluster import Cluster, Device
 from gdp.costs.base import can_run
-from gdp.costs.features import KernelFeatures, kernel_features
+from gdp.costs.features import KernelFeatures, kernel_features, shares
 from gdp.costs.kernels import FusionTable, kernel_groups
 from gdp.costs.profile import DeviceRecord
 from gdp.costs.roofline import roofline
@@ -127,8 +127,9 @@ class Calibration:
     date: str
     fusions: FusionTable
     ensemble: Ensemble
-    scale: float = 1.0  # of the whole, after transfer to another device
-    kernel_s: float = 0.0  # between two kernels, on top of what the profiler times
+    scale: float = 1.0  # of the whole
+    # After a transfer to another device: on arithmetic, traffic and launches.
+    factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     def label(self) -> str:
         """What it is, for people."""
@@ -193,15 +194,21 @@ class LearnedCosts:
         return found
 
 
+def kernel_seconds(calibration: Calibration, features: KernelFeatures) -> Float[np.ndarray, "K"]:
+    """Seconds of every kernel."""
+    seconds = np.exp(predict(calibration.ensemble, features)[0]) * calibration.scale
+    return seconds * np.exp(shares(features) @ np.log(calibration.factors))
+
+
 def op_seconds(
     calibration: Calibration, graph: OpGraph
 ) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
     """Seconds of every op, all of a kernel's at its costliest op, and their log deviation."""
     kernel = kernel_groups(graph, calibration.fusions)
     features = kernel_features(graph, kernel)
-    mean, spread = predict(calibration.ensemble, features)
+    spread = predict(calibration.ensemble, features)[1]
     seconds, deviation = np.zeros(graph.num_ops), np.zeros(graph.num_ops)
-    seconds[features.lead] = np.exp(mean) * calibration.scale + calibration.kernel_s
+    seconds[features.lead] = kernel_seconds(calibration, features)
     inside = np.flatnonzero(kernel >= 0)
     deviation[inside] = spread[kernel[inside]]
     return seconds, deviation

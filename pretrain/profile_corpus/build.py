@@ -16,13 +16,14 @@ from typing import NamedTuple
 from gdp.costs.profile import load_profile, merge, save_profile
 from gdp.errors import GdpError
 from gdp.runtime.profiler import ProfileConfig, profile_models
-from pretrain.profile_corpus import exports, light, sequences, synthetic
+from pretrain.profile_corpus import exports, images, light, sequences, synthetic
 
 LOG = logging.getLogger(__name__)
 SYNTHETIC = {
     "cnn": synthetic.random_cnn,
     "transformer": sequences.random_transformer,
     "ops": sequences.random_ops,
+    "image_ops": images.random_image_ops,
 }
 
 
@@ -35,13 +36,17 @@ class Entry(NamedTuple):
 
 
 def corpus(folder: Path, synthetic_count: int, *, with_exports: bool = True) -> Iterator[Entry]:
-    """Every model: the light ones, the random ones, the exports."""
+    """Every model: the light ones, the exports, the random ones. Without `with_exports`, only
+    exports that were made before."""
     for name, family, batch, size in light.LIGHT:
         label = f"{name}-b{batch}{'' if size is None else f'-i{size}'}"
         yield Entry(
             label, family,
             lambda n=name, b=batch, s=size: light.build_light(n, b, s, folder / "light"),
         )  # fmt: skip
+    for name, entry in exports.EXPORTS.items():
+        if with_exports or (folder / "exports" / f"{name}.onnx").exists():
+            yield Entry(name, entry.family, lambda e=entry: exports.export(e, folder / "exports"))
     for seed in range(synthetic_count):
         for kind, make in SYNTHETIC.items():
             path = folder / "syn" / f"{kind}{seed}.onnx"
@@ -49,9 +54,6 @@ def corpus(folder: Path, synthetic_count: int, *, with_exports: bool = True) -> 
                 f"{kind}{seed}", f"synthetic_{kind}",
                 lambda p=path, m=make, s=seed: p if p.exists() else synthetic.save(m(s), p),
             )  # fmt: skip
-    if with_exports:
-        for name, entry in exports.EXPORTS.items():
-            yield Entry(name, entry.family, lambda e=entry: exports.export(e, folder / "exports"))
 
 
 def measure(entries: Iterator[Entry], target: Path, config: ProfileConfig, seconds: float) -> bool:
@@ -80,7 +82,7 @@ def main() -> None:
     parser.add_argument("--pass", dest="turn", default="a", help="a name for this round")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--synthetic", type=int, default=40, help="of each kind")
-    parser.add_argument("--no-exports", action="store_true", help="without torch")
+    parser.add_argument("--no-exports", action="store_true", help="no new exports, without torch")
     parser.add_argument("--core", type=int, default=0)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)

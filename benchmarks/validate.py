@@ -1,0 +1,254 @@
+"""Predicted against measured time of real placements on pinned cores, model by model.
+
+    python benchmarks/validate.py --folder WORK -o validate.json [--models A,B] [--seconds 150]
+
+Models are the held-out families of the calibration; `pretrain.profile_corpus.build` makes their files.
+Every placement is executed as `gdp run` does it, one sample at a time for the latency and with the
+pipeline full for the throughput, in two interleaved repeats whose agreement bounds what any
+prediction can reach. Models that were measured before are kept, so the command can be repeated.
+"""
+
+import argparse
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp import api
+from gdp.cluster import Cluster
+from gdp.costs.base import CostModel
+from gdp.costs.default import resolve_costs
+from gdp.costs.roofline import roofline
+from gdp.errors import GdpError
+from gdp.fuse import fuse, group_seconds
+from gdp.graph import OpGraph
+from gdp.methods.base import Search
+from gdp.runtime.onnxruntime import prepare
+from gdp.runtime.ort_pipeline import Pipeline
+from gdp.runtime.ort_sessions import core_of_device
+from gdp.runtime.ort_source import load_source, randomised
+from gdp.runtime.ort_stages import Prediction, make_plan
+from gdp.sim.problem import make_problem
+from gdp.sim.segments import segment_values
+
+LOG = logging.getLogger(__name__)
+MODELS = {
+    "squeezenet": "onnx:light_squeezenet",
+    "resnet50": "onnx:light_resnet50",
+    "densenet121": "onnx:light_densenet121",
+    "inception_v2": "onnx:light_inception_v2",
+    "mobilenet_v2": "exports/mobilenet_v2-0-b1-i224.onnx",
+    "bert": "exports/bert-w384-b1-s64.onnx",
+    "gpt2": "exports/gpt2-w512-b2-s64.onnx",
+    "vit": "exports/vit-1-b1-i160.onnx",
+    "convnext": "exports/convnext-1-b2-i192.onnx",
+}
+METHODS = ("single", "blocks", "heft", "auto")
+
+
+def placements(
+    graph: OpGraph, cluster: Cluster, costs: CostModel, count: int, seed: int
+) -> Iterator[tuple[str, Int[np.ndarray, "N"]]]:
+    """Named placements: the methods for both objectives, then random contiguous ones."""
+    seen: set[bytes] = set()
+    made = 0
+
+    def fresh(device: np.ndarray) -> bool:
+        key = device.astype(np.int64).tobytes()
+        return not (key in seen or seen.add(key))
+
+    for method in METHODS:
+        for objective in ("latency", "throughput"):
+            try:
+                result = api.place(
+                    graph, cluster, objective=objective, method=method, costs=costs,
+                    search=Search(seed=seed, seconds=2.0),
+                )  # fmt: skip
+            except (GdpError, ValueError) as error:
+                LOG.warning("%s: %s", method, error)
+                continue
+            if fresh(result.placement.device):
+                made += 1
+                yield f"{method}:{objective}", result.placement.device
+    rng = np.random.default_rng(seed)
+    while made < count:
+        device = random_contiguous(graph, cluster, rng)
+        if fresh(device):
+            made += 1
+            yield f"contiguous:{made}", device
+
+
+def random_contiguous(
+    graph: OpGraph, cluster: Cluster, rng: np.random.Generator
+) -> Int[np.ndarray, "N"]:
+    """One to four runs of ops in topological order, on alternating devices."""
+    pieces = int(rng.integers(2, 5))
+    cuts = np.sort(rng.choice(np.arange(1, graph.num_ops), size=pieces - 1, replace=False))
+    device = np.searchsorted(cuts, np.arange(graph.num_ops), side="right") % cluster.num_devices
+    device = (device + int(rng.integers(cluster.num_devices))) % cluster.num_devices
+    device[graph.is_io] = cluster.host
+    # What fuses stays together, as in every placement that gdp makes.
+    fused = fuse(graph)
+    lead = np.zeros(fused.graph.num_ops, np.int64)
+    lead[fused.group_of[::-1]] = device[::-1]
+    return lead[fused.group_of]
+
+
+def prediction(
+    graph: OpGraph, cluster: Cluster, device: Int[np.ndarray, "N"], costs: CostModel
+) -> Prediction:
+    """The problem over fused ops with these costs."""
+    fused = fuse(graph, apart=device)
+    if getattr(costs, "reads_unfused", False):
+        seconds = group_seconds(fused, costs(graph, cluster))
+    else:
+        seconds = costs(fused.graph, cluster)
+    problem = make_problem(fused.graph, cluster, seconds, "throughput")
+    return Prediction(problem, segment_values(device, fused.group_of), fused.group_of)
+
+
+def measure(
+    spec: str, graph: OpGraph, cluster: Cluster, device: Int[np.ndarray, "N"], costs: CostModel,
+    seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """One placement, measured twice, beside both predictions."""
+    source = randomised(load_source(spec), 0)
+    plan = make_plan(source.model, graph, prediction(graph, cluster, device, costs), "throughput")
+    plain = make_plan(
+        source.model, graph, prediction(graph, cluster, device, roofline), "throughput"
+    )
+    ready = prepare(source, graph, plan, core_of_device(cluster), 0)
+    one = Pipeline(ready.stages, ready.slots[:1], ready.workers)
+    full = Pipeline(ready.stages, ready.slots, ready.workers)
+    with one, full:
+        one.run(2)
+        runs = int(np.clip(seconds / 8 / max(one.run(2).latency_s, 1e-5), 3, 300))
+        fill = len(ready.slots) + 1
+        latency: list[list[float]] = [[], []]
+        period: list[list[float]] = [[], []]
+        for _ in range(2):
+            for repeat in (0, 1):
+                trace = one.run(runs)
+                latency[repeat].append(_fast(np.subtract(trace.finish_s, trace.start_s)))
+                trace = full.run(runs + fill)
+                until_s = max(trace.start_s)
+                period[repeat].append(1.0 / trace.rate_per_s(fill, until_s))
+    return {
+        "pieces": len(plan.cut.pieces),
+        "latency_s": [min(found) for found in latency],
+        "period_s": [min(found) for found in period],
+        "predicted_latency_s": plan.latency_s,
+        "predicted_period_s": plan.period_s,
+        "roofline_latency_s": plain.latency_s,
+        "roofline_period_s": plain.period_s,
+        "piece_predicted_s": list(plan.piece_s),
+        "piece_measured_s": [float(np.min(s)) for s in trace.stage_s],
+    }
+
+
+def _fast(seconds: Float[np.ndarray, "R"]) -> float:
+    """The mean of the fastest quarter, the statistic of profiles."""
+    return float(np.sort(seconds)[: max(1, len(seconds) // 4)].mean())
+
+
+def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Errors and rank correlations of one model's placements."""
+    from scipy.stats import spearmanr
+
+    found: dict[str, Any] = {"placements": len(rows)}
+    for what in ("latency", "period"):
+        repeats = np.array([row[f"{what}_s"] for row in rows])
+        measured = repeats.min(axis=1)
+        found[what] = {
+            "spread": float(measured.max() / measured.min() - 1),
+            "repeat_spearman": float(spearmanr(repeats[:, 0], repeats[:, 1])[0]),
+        }
+        for name in ("predicted", "roofline"):
+            made = np.array([row[f"{name}_{what}_s"] for row in rows])
+            error = np.abs(made / measured - 1)
+            found[what][name] = {
+                "median_error": float(np.median(error)),
+                "p90_error": float(np.quantile(error, 0.9)),
+                "bias": float(np.median(made / measured - 1)),
+                "spearman": float(spearmanr(made, measured)[0]),
+            }
+    return found
+
+
+def report(document: dict[str, Any]) -> str:
+    """The figures as a table."""
+    head = (
+        f"{'model':14} {'n':>3} {'what':8} {'spread':>7} {'error':>7} {'p90':>7} {'bias':>7} "
+        f"{'rank':>6} {'repeat':>7} | {'roofline':>8} {'rank':>6}"
+    )
+    lines = [head]
+    rows: list[dict[str, Any]] = []
+    for model, entries in document.items():
+        rows += entries
+        found = figures(entries)
+        for what in ("latency", "period"):
+            lines.append(_line(model, found["placements"], what, found[what]))
+    found = figures(rows)
+    lines += [_line("all", len(rows), what, found[what]) for what in ("latency", "period")]
+    return "\n".join(lines)
+
+
+def _line(model: str, count: int, what: str, found: dict[str, Any]) -> str:
+    ours, plain = found["predicted"], found["roofline"]
+    return (
+        f"{model:14} {count:3} {what:8} {found['spread']:7.0%} {ours['median_error']:7.1%} "
+        f"{ours['p90_error']:7.1%} {ours['bias']:+7.1%} {ours['spearman']:6.3f} "
+        f"{found['repeat_spearman']:7.3f} | {plain['median_error']:8.1%} {plain['spearman']:6.3f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path())
+    parser.add_argument("-o", "--output", type=Path, default=Path("validate.json"))
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--placements", type=int, default=20)
+    parser.add_argument("--measure-seconds", type=float, default=1.5, help="per placement")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="then stop; repeat")
+    parser.add_argument("--cluster", default="2xcpu-core")
+    parser.add_argument("--costs", help="default: the shipped calibration")
+    arguments = parser.parse_args()
+    cluster = Cluster.load(arguments.cluster)
+    costs, label = resolve_costs(arguments.costs, cluster)
+    print(label)
+    started_s = time.monotonic()
+    path = arguments.output
+    document = json.loads(path.read_text()) if path.exists() else {}
+    for model in arguments.models.split(","):
+        spec = MODELS[model]
+        spec = spec if spec.startswith("onnx:") else str(arguments.folder / spec)
+        rows = document.setdefault(model, [])
+        graph = api_load(spec)
+        if len(rows) >= arguments.placements:
+            continue
+        have = {row["name"] for row in rows}
+        for name, device in placements(graph, cluster, costs, arguments.placements, 0):
+            if name in have or len(rows) >= arguments.placements:
+                continue
+            if time.monotonic() - started_s > arguments.seconds:
+                path.write_text(json.dumps(document))
+                raise SystemExit(3)
+            row = measure(spec, graph, cluster, device, costs, arguments.measure_seconds)
+            rows.append({"name": name, **row})
+        path.write_text(json.dumps(document))
+    print(report(document))
+
+
+def api_load(spec: str) -> OpGraph:
+    from gdp.models import load
+
+    return load(spec, {})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Profiling: every executed kernel is traced back to the ops that it stands for."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gdp.costs.profile import load_profile, save_profile
+from gdp.errors import ClusterError
+from gdp.importers.onnx import load_onnx
+from gdp.runtime.ort_source import load_source
+from gdp.runtime.profiler import ProfileConfig, profile_models, profile_source, statistic
+from gdp.runtime.profiler_kernels import HELPERS, kernel_nodes, tagged
+
+QUICK = ProfileConfig(rounds=2, seconds=0.02, min_runs=2, max_runs=3)
+
+
+def small_network(path: Path) -> Path:
+    """Conv -> BatchNormalization -> Relu -> MaxPool -> Flatten -> Gemm -> Softmax."""
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(rng.random(shape, dtype=np.float32) + 0.5, name)
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", kernel_shape=[3, 3], pads=[1] * 4),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"], name="norm"),
+        helper.make_node("Relu", ["n"], ["r"], name="relu"),
+        helper.make_node("MaxPool", ["r"], ["p"], name="pool", kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Flatten", ["p"], ["f"], name="flat"),
+        helper.make_node("Gemm", ["f", "g"], ["l"], name="dense"),
+        helper.make_node("Softmax", ["l"], ["y"], name="soft"),
+    ]
+    weights = [weight("w", 16, 8, 3, 3), weight("g", 256, 10)]
+    weights += [weight(name, 16) for name in "sbmv"]
+    graph = helper.make_graph(
+        nodes, "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 10])], weights,
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
+    return path
+
+
+def test_every_op_is_in_the_kernel_that_replaced_it(tmp_path: Path) -> None:
+    path = small_network(tmp_path / "small.onnx")
+    graph = load_onnx(str(path))
+    model = profile_source(load_source(path), graph, "small", "small", QUICK)
+    of_op = {graph.op_names[op]: k for k in model.kernels if k.type not in HELPERS for op in k.ops}
+    assert of_op["conv"].type == "Conv"
+    assert of_op["conv"].name == of_op["norm"].name == of_op["relu"].name
+    assert of_op["pool"].type == "MaxPool"
+    assert of_op["dense"].type in ("Gemm", "FusedGemm")
+    assert len({id(of_op[name]) for name in ("conv", "pool", "dense", "soft")}) == 4
+    assert all(kernel.seconds >= 0 for kernel in model.kernels)
+    assert model.latency_s > 0
+
+
+@pytest.mark.parametrize(
+    ("kernels", "expected"),
+    [
+        # Two fused in one, known by the tensor it makes.
+        ([("Gelu", "anything", ["a"], ["d"])], [[0, 1, 2]]),
+        # Tags in names, nothing fused.
+        (
+            [("Div", "gdp0_", ["a"], ["b"]), ("Erf", "gdp1_", ["b"], ["c"]),
+             ("Mul", "gdp2_", ["c"], ["d"])],
+            [[0], [1], [2]],
+        ),
+        # A blocked kernel is named after the tensor it made; what follows it was taken up by it.
+        (
+            [("Div", "b_nchwc", ["a"], ["reorder"]), ("ReorderOutput", "x", ["reorder"], ["d"])],
+            [[0, 1, 2], [0, 1, 2]],
+        ),
+    ],
+)  # fmt: skip
+def test_kernels_are_delimited_by_the_tensors_that_survive(kernels, expected) -> None:
+    """a -> Div b -> Erf c -> Mul d."""
+    nodes = [
+        helper.make_node(kind, [x], [y])
+        for kind, x, y in (("Div", "a", "b"), ("Erf", "b", "c"), ("Mul", "c", "d"))
+    ]
+    model = tagged(helper.make_model(helper.make_graph(nodes, "g", [], [])))
+    assert [node.name for node in model.graph.node] == ["gdp0_", "gdp1_", "gdp2_"]
+    made = [helper.make_node(kind, x, y, name=name) for kind, name, x, y in kernels]
+    optimised = helper.make_model(helper.make_graph(made, "o", [], []))
+    assert kernel_nodes(model, optimised) == expected
+
+
+def test_light_models_profile_and_round_trip(tmp_path: Path) -> None:
+    made = profile_models(
+        [("squeezenet", "squeezenet", "onnx:light_squeezenet")], QUICK, overheads=False
+    )
+    (model,) = made.models
+    covered = {op for kernel in model.kernels for op in kernel.ops}
+    working = set(np.flatnonzero(~model.graph.is_io).tolist())
+    assert covered <= working
+    assert len(covered) == len(working)
+    convs = [k for k in model.kernels if k.type == "Conv"]
+    assert len(convs) == 26
+    # Each convolution took its activation up.
+    assert all(len(k.ops) >= 2 for k in convs)
+    save_profile(made, tmp_path / "p.json.gz")
+    assert load_profile(tmp_path / "p.json.gz").models[0].graph.digest == model.graph.digest
+
+
+def test_the_statistic_ignores_disturbances() -> None:
+    rng = np.random.default_rng(0)
+    times = 1.0 + rng.exponential(0.5, size=(5, 40))
+    times[2] += 10.0
+    assert 1.0 <= statistic(times)[0] < 1.1
+
+
+def test_a_core_that_is_not_there_is_named() -> None:
+    with pytest.raises(ClusterError, match="core 4096 is not usable"):
+        profile_models([], ProfileConfig(core=4096))
+
+
+def test_config_bounds() -> None:
+    with pytest.raises(ValueError, match="min_runs"):
+        ProfileConfig(min_runs=1)
+    with pytest.raises(ValueError, match="threads"):
+        ProfileConfig(threads=0)

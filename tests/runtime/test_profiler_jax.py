@@ -1,0 +1,46 @@
+"""JAX functions: cut into segments that compute what the whole does, each of them timed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gdp.errors import ClusterError
+from gdp.runtime.profiler_jax import cut, jax_device, materialise, profile_functions
+
+
+def dense(weights, x):
+    for weight in weights:
+        x = jnp.tanh(x @ weight)
+    return x.sum(axis=-1)
+
+
+def arguments():
+    weights = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 4
+    return weights, jax.ShapeDtypeStruct((2, 8), jnp.float32)
+
+
+def test_segments_in_a_row_compute_the_function() -> None:
+    values = materialise(arguments())
+    segments = cut(dense, values, "dense", 3)
+    assert len(segments) == 3  # four products, four activations, one sum
+    outputs = [s.function(*s.arguments) for s in segments]
+    np.testing.assert_allclose(outputs[-1][-1], dense(*values), rtol=1e-6)
+
+
+def test_every_segment_is_timed_with_its_ops() -> None:
+    made = profile_functions(
+        [("dense", "mlp", dense, arguments())], rounds=1, seconds=0.05, equations=3
+    )
+    assert made.runtime == "jax"
+    whole, *parts = made.models
+    assert whole.name == "dense"
+    assert sum(len(m.kernels[0].ops) for m in parts) == len(whole.kernels[0].ops)
+    assert all(m.latency_s > 0 and m.family == "mlp" for m in made.models)
+    flop = sum(m.graph.flop.sum() for m in parts)
+    assert flop == pytest.approx(whole.graph.flop.sum())
+
+
+def test_a_platform_that_is_not_there_is_named() -> None:
+    with pytest.raises(ClusterError, match="no device of platform 'quantum'"):
+        jax_device("quantum")

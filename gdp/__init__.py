@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gdp.graph import OpGraph as OpGraph
     from gdp.importers.jaxpr import trace as trace
     from gdp.learn.finetune import finetune as finetune
-    from gdp.load import load as load
+    from gdp.models import load as load
     from gdp.methods.base import Search as Search
     from gdp.placement import Placement as Placement
     from gdp.placement import load_placement as load_placement
@@ -55,7 +55,7 @@ _WHERE = {
     "compare": "gdp.api",
     "export": "gdp.execute",
     "finetune": "gdp.learn.finetune",
-    "load": "gdp.load",
+    "load": "gdp.models",
     "load_placement": "gdp.placement",
     "make_cluster": "gdp.cluster",
     "place": "gdp.api",

@@ -277,13 +277,13 @@ def schedule_of(
     cluster: Cluster,
     *,
     costs: CostModel | str | Path | None = None,
-) -> tuple[Posed, Schedule]:
-    """The simulated schedule of one run of a placed model, for reports and traces."""
+) -> tuple[Problem, Schedule, Int[np.ndarray, "M"]]:
+    """The fused problem of a placed model, its simulated schedule, and the devices of its ops."""
     from gdp.sim.latency import simulate as simulate_latency
 
     require(placement, graph, cluster)
     posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
-    return posed, simulate_latency(posed.problem, device, rank)
+    return posed.problem, simulate_latency(posed.problem, device, rank), device
 
 
 def with_dims(dims: Sequence[str]) -> Mapping[str, int]:

@@ -95,7 +95,7 @@ _constraints = _options(
 
 def _load(model: str, dims: tuple[str, ...]) -> Any:
     from gdp.api import with_dims
-    from gdp.load import load
+    from gdp.models import load
 
     return load(model, with_dims(dims))
 
@@ -196,15 +196,15 @@ def _write_views(
 ) -> None:
     from gdp.api import schedule_of
 
-    posed, schedule = schedule_of(graph, result.placement, machine, costs=costs)
+    problem, schedule, device = schedule_of(graph, result.placement, machine, costs=costs)
     if trace:
         from gdp.report.trace import write_trace
 
-        write_trace(posed.problem, schedule, trace)
+        write_trace(problem, schedule, device, trace)
     if report:
         from gdp.report.html import write_report
 
-        write_report(posed.problem, schedule, result.to_json(), report)
+        write_report(problem, schedule, device, result.to_json(), report)
 
 
 @cli.command()
@@ -266,8 +266,8 @@ def simulate(
     if trace:
         from gdp.report.trace import write_trace
 
-        posed, schedule = api.schedule_of(graph, placed, machine, costs=costs)
-        write_trace(posed.problem, schedule, trace)
+        problem, schedule, device = api.schedule_of(graph, placed, machine, costs=costs)
+        write_trace(problem, schedule, device, trace)
     if as_json:
         _emit(
             {

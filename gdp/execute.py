@@ -10,7 +10,7 @@ from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ModelError
 from gdp.graph import OpGraph
-from gdp.load import PYTHON_PREFIX, is_onnx, load
+from gdp.models import PYTHON_PREFIX, is_onnx, load
 from gdp.methods.base import Search
 from gdp.placement import Placement, require
 from gdp.sim.problem import Objective

@@ -8,7 +8,7 @@ import numpy as np
 
 from gdp.api import with_dims
 from gdp.graph import OpGraph
-from gdp.load import is_onnx, load
+from gdp.models import PYTHON_PREFIX, is_onnx, load, python_model
 
 
 def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) -> dict[str, Any]:
@@ -21,7 +21,12 @@ def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) ->
         inspection = inspect_onnx(model, with_dims(dims))
         estimated = sorted(set(inspection.estimated))
         assumptions = list(inspection.assumptions)
-    graph = load(model, with_dims(dims))
+    if model.startswith(PYTHON_PREFIX) and not isinstance(made := python_model(model), OpGraph):
+        traced = made.trace()
+        graph, estimated = traced.graph, list(traced.estimated)
+        assumptions = list(traced.assumptions)
+    else:
+        graph = load(model, with_dims(dims))
     found = summary(graph)
     found |= {"estimated": estimated, "assumptions": assumptions}
     if ops:

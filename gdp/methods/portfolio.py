@@ -66,8 +66,6 @@ def auto(
     limit = share_of(clock, _CANDIDATE_SHARE)
     tried: list[Tried] = []
     found: list[Scored] = []
-    # A method that says why nothing fits says it for the whole portfolio.
-    reasons: list[str] = []
     used = 0
     try:
         for name, method in (*HEURISTICS, *extra):
@@ -79,16 +77,12 @@ def auto(
             tried.append(row)
             if scored is not None:
                 found.append(scored)
-            elif row.reason:
-                reasons.append(row.reason)
         answer = _improved(problem, found, search, clock, used, tried)
     except KeyboardInterrupt:
         if not found:
             raise
         best = min(found, key=lambda scored: scored.key)
         answer = Answer(best.assignment, reason="interrupted", evaluations=used)
-    if answer.assignment is None and reasons:
-        answer = replace(answer, reason=reasons[0])
     return PortfolioAnswer(
         assignment=answer.assignment,
         reason=answer.reason,

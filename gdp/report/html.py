@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from gdp.files import write_atomic
 from gdp.sim.latency import Schedule
@@ -24,13 +25,19 @@ th:first-child, td:first-child { text-align: left }
 
 
 def write_report(
-    problem: Problem, schedule: Schedule, result: Mapping[str, Any], path: str | os.PathLike[str]
+    problem: Problem,
+    schedule: Schedule,
+    device: Int[np.ndarray, "N"],
+    result: Mapping[str, Any],
+    path: str | os.PathLike[str],
 ) -> None:
     """Write the page: headline numbers, devices, timeline, candidates, costliest ops."""
-    write_atomic(path, report_html(problem, schedule, result).encode())
+    write_atomic(path, report_html(problem, schedule, device, result).encode())
 
 
-def report_html(problem: Problem, schedule: Schedule, result: Mapping[str, Any]) -> str:
+def report_html(
+    problem: Problem, schedule: Schedule, device: Int[np.ndarray, "N"], result: Mapping[str, Any]
+) -> str:
     """The page's text; `result` holds the fields of the command line's `--json`."""
     title = f"{problem.graph.name} on {problem.cluster.name}"
     gap = "optimal" if result["proven_optimal"] else f"gap at most {result['gap']:.1%}"
@@ -42,12 +49,12 @@ def report_html(problem: Problem, schedule: Schedule, result: Mapping[str, Any])
     )
     sections = [
         f"<h1>{html.escape(title)}</h1><p>{html.escape(headline)}</p>",
-        "<h2>Devices</h2>" + _devices(problem, schedule),
-        "<h2>Timeline</h2>" + _timeline(problem, schedule),
+        "<h2>Devices</h2>" + _devices(problem, schedule, device),
+        "<h2>Timeline</h2>" + _timeline(problem, schedule, device),
     ]
     if result["candidates"]:
         sections.append("<h2>Candidates</h2>" + _candidates(result["candidates"]))
-    sections.append("<h2>Costliest ops</h2>" + _costliest(problem, schedule))
+    sections.append("<h2>Costliest ops</h2>" + _costliest(problem, schedule, device))
     body = "\n".join(sections)
     return (
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}"
@@ -62,25 +69,25 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "<table>" + line(header, "th") + "".join(line(row, "td") for row in rows) + "</table>"
 
 
-def _devices(problem: Problem, schedule: Schedule) -> str:
+def _devices(problem: Problem, schedule: Schedule, device: Int[np.ndarray, "N"]) -> str:
     rows = []
-    for d, device in enumerate(problem.cluster.devices):
+    for d, entry in enumerate(problem.cluster.devices):
         busy_s = float(schedule.busy_s[d])
         peak = int(schedule.peak_bytes[d])
         rows.append(
             [
-                device.name,
-                str(int((schedule.device == d).sum())),
+                entry.name,
+                str(int((device == d).sum())),
                 format_seconds(busy_s),
                 f"{busy_s / max(schedule.latency_s, 1e-30):.0%}",
                 format_bytes(peak),
-                f"{peak / device.memory_bytes:.0%}",
+                f"{peak / entry.memory_bytes:.0%}",
             ]
         )
     return _table(["device", "ops", "busy", "of the run", "peak memory", "full"], rows)
 
 
-def _timeline(problem: Problem, schedule: Schedule) -> str:
+def _timeline(problem: Problem, schedule: Schedule, device: Int[np.ndarray, "N"]) -> str:
     import plotly.graph_objects as go
 
     graph, names = problem.graph, problem.cluster.device_names
@@ -91,20 +98,21 @@ def _timeline(problem: Problem, schedule: Schedule) -> str:
     figure = go.Figure()
     figure.add_bar(
         orientation="h",
-        y=[names[d] for d in schedule.device[drawn]],
+        y=[names[d] for d in device[drawn]],
         x=(length_s[drawn] * 1e3).tolist(),
         base=(schedule.start_s[drawn] * 1e3).tolist(),
         hovertext=[f"{graph.op_names[i]} ({graph.op_types[i]})" for i in drawn],
         name="ops",
     )
-    moves = [t for t in schedule.transfers if t.finish_s > t.start_s][:MAX_BARS]
-    if moves:
+    sent = schedule.transfers
+    moved = np.flatnonzero(sent.arrive_s > sent.start_s)[:MAX_BARS]
+    if len(moved):
         figure.add_bar(
             orientation="h",
-            y=[f"{names[t.src]} to {names[t.dst]}" for t in moves],
-            x=[(t.finish_s - t.start_s) * 1e3 for t in moves],
-            base=[t.start_s * 1e3 for t in moves],
-            hovertext=[graph.tensor_names[t.tensor] for t in moves],
+            y=[f"{names[sent.source[i]]} to {names[sent.destination[i]]}" for i in moved],
+            x=((sent.arrive_s - sent.start_s)[moved] * 1e3).tolist(),
+            base=(sent.start_s[moved] * 1e3).tolist(),
+            hovertext=[graph.tensor_names[sent.tensor[i]] for i in moved],
             name="transfers",
         )
     figure.update_layout(barmode="overlay", xaxis_title="ms", height=180 + 45 * len(names))
@@ -126,14 +134,14 @@ def _candidates(candidates: Sequence[Mapping[str, Any]]) -> str:
     return _table(["method", "latency", "period", "fits", "took"], rows)
 
 
-def _costliest(problem: Problem, schedule: Schedule) -> str:
+def _costliest(problem: Problem, schedule: Schedule, device: Int[np.ndarray, "N"]) -> str:
     graph = problem.graph
     length_s = schedule.finish_s - schedule.start_s
     rows = [
         [
             graph.op_names[i],
             graph.op_types[i],
-            problem.cluster.device_names[schedule.device[i]],
+            problem.cluster.device_names[device[i]],
             format_seconds(float(length_s[i])),
             f"{graph.flop[i] / 1e9:.3f}",
         ]

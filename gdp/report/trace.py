@@ -3,6 +3,8 @@
 import os
 
 import msgspec
+import numpy as np
+from jaxtyping import Int
 
 from gdp.files import write_atomic
 from gdp.sim.latency import Schedule
@@ -11,7 +13,9 @@ from gdp.sim.problem import Problem
 US = 1e6
 
 
-def trace_events(problem: Problem, schedule: Schedule) -> list[dict[str, object]]:
+def trace_events(
+    problem: Problem, schedule: Schedule, device: Int[np.ndarray, "N"]
+) -> list[dict[str, object]]:
     """One track per device and per channel in use, times in microseconds.
 
     The format: "Trace Event Format", Google, complete events (ph "X"). Measured traces of ONNX
@@ -30,26 +34,34 @@ def trace_events(problem: Problem, schedule: Schedule) -> list[dict[str, object]
             continue
         events.append(
             {
-                "ph": "X", "pid": 0, "tid": int(schedule.device[op]), "name": graph.op_names[op],
+                "ph": "X", "pid": 0, "tid": int(device[op]), "name": graph.op_names[op],
                 "cat": graph.op_types[op], "ts": float(schedule.start_s[op]) * US,
                 "dur": float(schedule.finish_s[op] - schedule.start_s[op]) * US,
                 "args": {"flop": float(graph.flop[op]), "scope": graph.scope[op]},
             }
         )  # fmt: skip
-    for transfer in schedule.transfers:
-        src, dst = names[transfer.src], names[transfer.dst]
+    sent = schedule.transfers
+    for tensor, a, b, start_s, arrive_s in zip(
+        sent.tensor.tolist(), sent.source.tolist(), sent.destination.tolist(),
+        sent.start_s.tolist(), sent.arrive_s.tolist(), strict=True,
+    ):  # fmt: skip
         events.append(
             {
-                "ph": "X", "pid": 1, "tid": int(problem.cluster.channel[transfer.src, transfer.dst]),
-                "name": f"{graph.tensor_names[transfer.tensor]}: {src} to {dst}", "cat": "transfer",
-                "ts": transfer.start_s * US, "dur": (transfer.finish_s - transfer.start_s) * US,
-                "args": {"bytes": int(graph.tensor_bytes[transfer.tensor])},
+                "ph": "X", "pid": 1, "tid": int(problem.cluster.channel[a, b]),
+                "name": f"{graph.tensor_names[tensor]}: {names[a]} to {names[b]}",
+                "cat": "transfer", "ts": start_s * US, "dur": (arrive_s - start_s) * US,
+                "args": {"bytes": int(graph.tensor_bytes[tensor])},
             }
         )  # fmt: skip
     return events
 
 
-def write_trace(problem: Problem, schedule: Schedule, path: str | os.PathLike[str]) -> None:
+def write_trace(
+    problem: Problem,
+    schedule: Schedule,
+    device: Int[np.ndarray, "N"],
+    path: str | os.PathLike[str],
+) -> None:
     """Write the trace as JSON."""
-    document = {"traceEvents": trace_events(problem, schedule), "displayTimeUnit": "ms"}
+    document = {"traceEvents": trace_events(problem, schedule, device), "displayTimeUnit": "ms"}
     write_atomic(path, msgspec.json.encode(document))

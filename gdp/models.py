@@ -2,11 +2,16 @@
 
 import importlib
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gdp.errors import ModelError
 from gdp.graph import OpGraph
+
+if TYPE_CHECKING:
+    from gdp.importers.jaxpr_model import JaxModel
 
 ONNX_PREFIX, PYTHON_PREFIX = "onnx:", "python:"
 GRAPH_SUFFIXES = (".json", ".json.gz", ".gdpgraph")
@@ -22,6 +27,17 @@ def load(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) ->
     """The graph of an .onnx path, `onnx:NAME`, a graph file, or `python:package.module:function`.
 
     `dims` binds symbolic dimensions of ONNX models. Raises `ModelError` when it cannot be read.
+
+    A Python function is called without arguments and returns what to place, one of:
+
+    - `(fn, args)`: the JAX function `fn(*args)`; every argument is an input that lives on the
+      host. Arguments are arrays or `jax.ShapeDtypeStruct`: nothing is computed.
+    - `(fn, args, {"weight_argnums": 0})`: the arguments at these positions are weights, which stay
+      on the devices whose ops read them. The other options of `gdp.trace` may stand there, too:
+      `name`, `unroll_scan`, `trip_count`.
+    - `(loss, (params, batch), {"optimizer": optax.sgd(0.1), "microbatches": 4})`: a training step
+      of `loss(params, batch)`, as `trace_training_step` makes it.
+    - an `OpGraph`, which can be placed but not executed.
     """
     text = str(spec)
     if text.startswith(PYTHON_PREFIX):
@@ -50,6 +66,9 @@ def python_function(spec: str) -> object:
     module_name, separator, function_name = spec.removeprefix(PYTHON_PREFIX).rpartition(":")
     if not separator or not module_name or not function_name:
         raise ModelError(f"{spec!r} must look like python:package.module:function")
+    # The console script does not look where it was started; `python -m` does.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -60,16 +79,22 @@ def python_function(spec: str) -> object:
     return function()
 
 
-def _load_python(spec: str) -> OpGraph:
+def python_model(spec: str) -> "JaxModel | OpGraph":
+    """The JAX function of a `python:` spec, ready to be traced or executed, or its graph."""
     made = python_function(spec)
     if isinstance(made, OpGraph):
         return made
-    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
-        raise ModelError(
-            f"{spec!r} must return a JAX function and a tuple of its example arguments, "
-            f"got {type(made).__name__}"
-        )
-    from gdp.importers.jaxpr import trace
+    from gdp.importers.jaxpr_model import jax_model
 
-    function, arguments = made
-    return trace(function, *arguments)
+    return jax_model(made, spec)
+
+
+def _load_python(spec: str) -> OpGraph:
+    made = python_model(spec)
+    if isinstance(made, OpGraph):
+        return made
+    from gdp.importers.jaxpr import report
+
+    found = made.trace()
+    report(found)
+    return found.graph

@@ -17,7 +17,7 @@ from gdp.errors import GdpError, InfeasibleError
 from gdp.learn.instances import Instance
 from gdp.learn.rollout import judge
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.placement import write_atomic
+from gdp.files import write_atomic
 from gdp.policy.decode import canonical, priority, twins
 from gdp.sim.problem import Problem
 

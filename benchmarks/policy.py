@@ -1,0 +1,316 @@
+"""The tables of the policy: `python -m benchmarks.policy VERB`, from the root of a checkout.
+
+    list        draw the test instances (committed; done before training)
+    best        search for better values of them, and keep the best
+    zero-shot   greedy, best of 16, with heuristics; three seeds
+    ablate      the same with attention zeroed, and with all gates at one
+    finetune    800 evaluations of fine-tuning against annealing with the same 800
+    guided      guided search against uniform gaps and annealing at equal evaluations
+    unseen      clusters of 12 and 16 devices, unlike any of training
+    memory      limits at 1.05 of the smallest feasible
+
+All figures are geometric means of seconds over best known; lower is better.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import jax
+import numpy as np
+
+from benchmarks import policy_instances as tests
+from benchmarks.policy_instances import Known
+from gdp.cluster import Device, make_cluster
+from gdp.learn.finetune import FinetuneConfig, finetune
+from gdp.learn.instances import limit_memory, make
+from gdp.methods.base import Assignment, Search
+from gdp.methods.local_search import local_search
+from gdp.policy.decode import decode
+from gdp.policy.guided import guided_search
+from gdp.policy.method import place_with_policy
+from gdp.policy.policy import Policy, default_checkpoint, load_policy
+from gdp.sim.problem import Problem
+
+SEEDS = (0, 1, 2)
+SAMPLES = 16
+
+
+def geomean(ratios: list[float]) -> float:
+    """The geometric mean; nan of nothing."""
+    return float(np.exp(np.mean(np.log(ratios)))) if ratios else float("nan")
+
+
+def show(title: str, table: dict[str, Any]) -> None:
+    """One table, and the same as a JSON line for whoever reads it by program."""
+    click.echo(title)
+    for name, cell in table.items():
+        text = f"{cell:.4f}" if isinstance(cell, float) else str(cell)
+        click.echo(f"  {name:34s} {text}")
+    click.echo(json.dumps({title: table}))
+
+
+def zero_shot(policy: Policy, problem: Problem, seed: int) -> tuple[float, float]:
+    """(greedy, best of greedy and samples) in seconds, inf where none fits; no repair."""
+    view, head = policy.view(problem), policy.head(problem)
+    greedy = decode(view, head, samples=1, seed=seed, greedy_first=True).device
+    drawn = decode(view, head, samples=SAMPLES, seed=seed, temperature=0.7).device
+    seconds = tests.judged(problem, np.concatenate([greedy, drawn]))
+    return float(seconds[0]), float(seconds.min())
+
+
+def zero_shot_table(policy: Policy, known: list[Known], seeds: tuple[int, ...]) -> dict[str, Any]:
+    """Ratios over the non-trivial instances, seed by seed."""
+    source = tests.problems()
+    rows: list[tuple[float, float, float, float]] = []
+    misfits = 0
+    for entry in known:
+        problem = source.get(entry.instance)
+        for seed in seeds:
+            greedy, best = zero_shot(policy, problem, seed)
+            misfits += np.isinf(best)
+            # Where no sample fits, the product repairs; the table takes the best heuristic instead.
+            greedy = greedy if np.isfinite(greedy) else 5 * entry.best_s
+            best = best if np.isfinite(best) else 5 * entry.best_s
+            rows.append((greedy, best, entry.heuristic_s, entry.best_s))
+    ratio = [[row[k] / row[3] for row in rows] for k in range(3)]
+    return {
+        "instances": len(known),
+        "greedy": geomean(ratio[0]),
+        f"best of {SAMPLES} and greedy": geomean(ratio[1]),
+        "best heuristic": geomean(ratio[2]),
+        "policy and heuristics": geomean([min(a, b) for a, b in zip(*ratio[1:], strict=True)]),
+        "wins or ties against heuristics": float(
+            np.mean([row[1] <= row[2] * (1 + 1e-9) for row in rows])
+        ),
+        "without a fitting sample": int(misfits),
+    }
+
+
+def zeroed(params: Any, names: tuple[str, ...]) -> Any:
+    """The weights with every leaf under one of the names at zero."""
+
+    def cut(path: tuple, leaf: Any) -> Any:
+        found = {str(getattr(key, "key", key)) for key in path}
+        return np.zeros_like(leaf) if found & set(names) else leaf
+
+    return jax.tree_util.tree_map_with_path(cut, params)
+
+
+def hard(known: list[Known]) -> list[Known]:
+    """Instances on which something beats the best single device."""
+    return [entry for entry in known if not entry.is_trivial]
+
+
+def spread(known: list[Known], count: int) -> list[Known]:
+    """`count` instances evenly over the list."""
+    if count >= len(known):
+        return known
+    return [known[int(k)] for k in np.linspace(0, len(known) - 1, count)]
+
+
+def start_of(problem: Problem) -> Assignment:
+    """The best heuristic's assignment."""
+    found = [
+        (tests.value(problem, answer.assignment), name, answer.assignment)
+        for name, answer in tests.heuristic_answers(problem).items()
+        if answer.assignment is not None
+    ]
+    return min(found, key=lambda entry: entry[:2])[2]
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    """The benchmark's verbs."""
+
+
+CHECKPOINT = click.option("--checkpoint", type=Path, default=None, help="Default: the shipped.")
+COUNT = click.option("--count", default=12, show_default=True, help="Instances.")
+
+
+def loaded(checkpoint: Path | None) -> Policy:
+    """The policy under test."""
+    return load_policy(default_checkpoint() if checkpoint is None else checkpoint)
+
+
+@main.command("list")
+def draw() -> None:
+    """Draw the instances; refuses to draw over a list that is there."""
+    if tests.LIST.exists():
+        raise SystemExit(f"{tests.LIST} is there; the list is fixed")
+    known = tests.draw_list(tests.problems())
+    tests.save(known)
+    click.echo(f"{len(known)} instances in {tests.LIST}")
+
+
+@main.command()
+@click.option("--evaluations", default=100_000, show_default=True)
+@click.option("--seconds", default=1e9, help="Stop after so long; run again to go on.")
+@click.option("--seed", default=0)
+def best(evaluations: int, seconds: float, seed: int) -> None:
+    """Search every instance that has not been searched as long; better values are kept."""
+    known, source = tests.load(), tests.problems()
+    begin = time.monotonic()
+    for k, entry in enumerate(known):
+        if entry.evaluations >= evaluations or time.monotonic() - begin > seconds:
+            continue
+        known[k] = tests.searched(entry, source.get(entry.instance), evaluations, seed)
+        tests.save(known)
+    done = sum(entry.evaluations >= evaluations for entry in known)
+    click.echo(f"{done} of {len(known)} searched with {evaluations} evaluations")
+
+
+@main.command("zero-shot")
+@CHECKPOINT
+@click.option("--count", default=1000, help="Instances at most.")
+def zero_shot_verb(checkpoint: Path | None, count: int) -> None:
+    """Greedy and samples against heuristics, instances that one device wins apart."""
+    known, policy = spread(tests.load(), count), loaded(checkpoint)
+    show("zero-shot", zero_shot_table(policy, hard(known), SEEDS))
+    trivial = [entry for entry in known if entry.is_trivial]
+    if trivial:
+        show("zero-shot, one device is best", zero_shot_table(policy, trivial, SEEDS[:1]))
+
+
+@main.command()
+@CHECKPOINT
+@click.option("--count", default=1000, help="Instances at most.")
+def ablate(checkpoint: Path | None, count: int) -> None:
+    """The same weights without attention, and without gates."""
+    policy, known = loaded(checkpoint), hard(spread(tests.load(), count))
+    for block in policy.params.get("attention", {}).values():
+        if "strength" in block:
+            click.echo(f"residual strengths of attention: {np.asarray(block['strength'])}")
+    variants = {
+        "as trained": policy.params,
+        "attention zeroed": zeroed(policy.params, ("strength",)),
+        "gates at one": zeroed(policy.params, ("conditioning",)),
+    }
+    for name, params in variants.items():
+        show(name, zero_shot_table(replace(policy, params=params), known, SEEDS[:1]))
+
+
+@main.command("finetune")
+@CHECKPOINT
+@COUNT
+@click.option("--freedom", type=click.Choice(["gates_first", "gates", "all"]), default=None)
+def finetune_verb(checkpoint: Path | None, count: int, freedom: str | None) -> None:
+    """800 evaluations each: fine-tuning, and annealing from the best heuristic."""
+    policy, source = loaded(checkpoint), tests.problems()
+    config = FinetuneConfig()
+    if freedom is not None:
+        config = replace(config, freedom=freedom)  # type: ignore[arg-type]
+    tuned, annealed = [], []
+    for entry in spread(hard(tests.load()), count):
+        problem = source.get(entry.instance)
+        found = finetune(problem, policy, config=config)
+        search = Search(seconds=None, evaluations=800, start=start_of(problem))
+        answer = local_search(problem, search)
+        seconds = entry.heuristic_s
+        if answer.assignment is not None:
+            seconds = tests.value(problem, answer.assignment)
+        tuned.append(min(found.value_s, 5 * entry.best_s) / entry.best_s)
+        annealed.append(seconds / entry.best_s)
+    show("800 evaluations", {"fine-tuned": geomean(tuned), "annealing": geomean(annealed)})
+
+
+@main.command()
+@CHECKPOINT
+@COUNT
+@click.option("--evaluations", default=800, show_default=True)
+def guided(checkpoint: Path | None, count: int, evaluations: int) -> None:
+    """Equal evaluations from the best heuristic; seconds beside."""
+    policy, source = loaded(checkpoint), tests.problems()
+    runs: dict[str, Callable[[Problem, Search], Any]] = {
+        "guided": lambda p, s: guided_search(p, policy, s),
+        "uniform gaps": lambda p, s: guided_search(p, policy, s, uniform=True),
+        "annealing": local_search,
+    }
+    ratios: dict[str, list[float]] = {name: [] for name in runs}
+    spent = dict.fromkeys(runs, 0.0)
+    for entry in spread(hard(tests.load()), count):
+        problem = source.get(entry.instance)
+        search = Search(seconds=None, evaluations=evaluations, start=start_of(problem))
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            answer = run(problem, search)
+            spent[name] += time.perf_counter() - begin
+            seconds = entry.heuristic_s
+            if answer.assignment is not None:
+                seconds = min(seconds, tests.value(problem, answer.assignment))
+            ratios[name].append(seconds / entry.best_s)
+    table: dict[str, Any] = {name: geomean(found) for name, found in ratios.items()}
+    show(f"{evaluations} evaluations", table | {f"{k}, s": v for k, v in spent.items()})
+
+
+@main.command()
+@CHECKPOINT
+@COUNT
+@click.option("--evaluations", default=5000, show_default=True, help="Of the search beside.")
+def unseen(checkpoint: Path | None, count: int, evaluations: int) -> None:
+    """12 and 16 devices, speeds 30 times apart, links of 1 GB/s and 0.5 ms: none in training."""
+    policy, source = loaded(checkpoint), tests.problems()
+    ratios: list[float] = []
+    for k, entry in enumerate(spread(hard(tests.load()), count)):
+        devices = [
+            Device(f"d{i}", "x", {"default": 3e13 / (30 if i % 3 == 2 else 1)}, 1e12)
+            for i in range(12 if k % 2 else 16)
+        ]
+        cluster = make_cluster("unseen", devices, default_bytes_per_s=1e9, default_latency_s=5e-4)
+        instance = type(entry.instance)(graph=entry.instance.graph, cluster=0)
+        problem = make(instance, source.graph, cluster)
+        answer = local_search(problem, Search(seconds=None, evaluations=evaluations))
+        greedy, best_s = zero_shot(policy, problem, 0)
+        least = min(best_s, tests.with_heuristics(Known(instance), problem).best_s)
+        if answer.assignment is not None:
+            least = min(least, tests.value(problem, answer.assignment))
+        ratios.append(greedy / least)
+    show("unseen clusters", {"greedy": geomean(ratios), "instances": len(ratios)})
+
+
+@main.command()
+@CHECKPOINT
+@COUNT
+def memory(checkpoint: Path | None, count: int) -> None:
+    """How often the policy's answer fits when memory is 1.05 of the smallest limit known to."""
+    source = tests.problems()
+    fits, asked = 0, 0
+    for entry in spread(hard(tests.load()), count):
+        free = source.get(replace_memory(entry))
+        share = smallest_share(free)
+        if share is None:
+            continue
+        answer = place_with_policy(limit_memory(free, 1.05 * share), checkpoint, Search())
+        asked += 1
+        fits += answer.assignment is not None
+    show("memory at 1.05 of the smallest feasible", {"feasible": fits / max(asked, 1), "of": asked})
+
+
+def replace_memory(entry: Known) -> Any:
+    """The instance without its own limit."""
+    found = entry.instance
+    return type(found)(graph=found.graph, cluster=found.cluster, objective=found.objective)
+
+
+def smallest_share(problem: Problem, evaluations: int = 500) -> float | None:
+    """The smallest limit at which the search finds a placement that fits, to 5 percent."""
+    low, high = 0.5, 4.0
+
+    def feasible(share: float) -> bool:
+        search = Search(seconds=None, evaluations=evaluations)
+        return local_search(limit_memory(problem, share), search).assignment is not None
+
+    if not feasible(high):
+        return None
+    while high / low > 1.05:
+        middle = float(np.sqrt(low * high))
+        low, high = (low, middle) if feasible(middle) else (middle, high)
+    return high
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The test instances of the policy's benchmark, and the best values known of them.
+
+The list was fixed before training: every graph of the test families that has at most 1,000 ops,
+with one random cluster, objective and memory limit each. Test families serve for no choice.
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from gdp.errors import InfeasibleError
+from gdp.learn.instances import Instance, draw
+from gdp.learn.problems import Problems, load_problems
+from gdp.learn.rollout import judge
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.local_search import local_search
+from gdp.methods.portfolio import HEURISTICS
+from gdp.placement import write_atomic
+from gdp.sim.problem import Problem
+from gdp.sim.score import values
+
+CORPUS = "data/corpus"
+LIST = Path("data/labels/test_instances.json")
+
+
+@dataclass(frozen=True)
+class Known:
+    """One instance, and what is known of it; seconds of its objective, inf where nothing fits."""
+
+    instance: Instance
+    single_s: float = float("inf")  # best single device
+    heuristic_s: float = float("inf")  # best of all heuristics
+    best_s: float = float("inf")  # best of everything ever run
+    evaluations: int = 0  # of the longest search behind it
+    found_by: str = ""
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether nothing known beats the best single device."""
+        return self.best_s >= self.single_s * (1 - 1e-9)
+
+
+def problems() -> Problems:
+    """The corpus, test graphs of benchmark size included."""
+    return load_problems(CORPUS, random_graphs=0, seed=0, min_ops=30, max_ops=1000)
+
+
+def draw_list(source: Problems, seed: int = 20_26) -> list[Known]:
+    """One instance per test graph; those that no heuristic can place feasibly are drawn again."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for name in sorted(source.test):
+        for _ in range(8):
+            instance = draw(rng, [name])
+            try:
+                problem = source.get(instance)
+            except InfeasibleError:
+                continue
+            known = with_heuristics(Known(instance), problem)
+            if np.isfinite(known.heuristic_s):
+                found.append(known)
+                break
+    return found
+
+
+def value(problem: Problem, assignment: Assignment) -> float:
+    """Seconds of the objective under the assignment's own priorities; inf where it overflows."""
+    seconds, overflow = values(problem, assignment.device[None], assignment.rank)
+    return float(seconds[0]) if overflow[0] == 0 else float("inf")
+
+
+def heuristic_answers(problem: Problem) -> dict[str, Answer]:
+    """What every heuristic of the portfolio answers."""
+    return {name: method(problem, Search(seconds=None)) for name, method in HEURISTICS}
+
+
+def with_heuristics(known: Known, problem: Problem) -> Known:
+    """The same with the values of the heuristics."""
+    found = {
+        name: value(problem, answer.assignment)
+        for name, answer in heuristic_answers(problem).items()
+        if answer.assignment is not None
+    }
+    best = min(found.values(), default=float("inf"))
+    known = replace(known, single_s=found.get("single", float("inf")), heuristic_s=best)
+    if best < known.best_s:
+        known = replace(known, best_s=best, found_by=min(found, key=lambda name: found[name]))
+    return known
+
+
+def searched(known: Known, problem: Problem, evaluations: int, seed: int) -> Known:
+    """The same after a local search of so many evaluations."""
+    answer = local_search(problem, Search(seed=seed, seconds=None, evaluations=evaluations))
+    longest = max(known.evaluations, answer.evaluations)
+    known = replace(known, evaluations=longest)
+    if answer.assignment is None:
+        return known
+    return improved(known, value(problem, answer.assignment), "local_search")
+
+
+def improved(known: Known, seconds: float, by: str) -> Known:
+    """The same, with a better value if this one is."""
+    return replace(known, best_s=seconds, found_by=by) if seconds < known.best_s else known
+
+
+def judged(problem: Problem, devices: np.ndarray) -> np.ndarray:
+    """Seconds of placements under the policy's priorities, inf where they overflow."""
+    cost_s, feasible = judge(problem, devices)
+    return np.where(feasible, cost_s, np.inf)
+
+
+def save(known: list[Known]) -> None:
+    """Write the committed list."""
+    rows = [asdict(x) | {"instance": msgspec.to_builtins(x.instance)} for x in known]
+    write_atomic(LIST, json.dumps({"instances": rows}, indent=1).encode())
+
+
+def load() -> list[Known]:
+    """Read the committed list."""
+    rows = json.loads(LIST.read_text())["instances"]
+    return [Known(**(row | {"instance": Instance(**row["instance"])})) for row in rows]

@@ -79,7 +79,7 @@ def load_costs(path: str | os.PathLike[str]) -> Calibration:
 def _tree(calibration: Calibration) -> dict[str, np.ndarray]:
     ensemble, fusions = calibration.ensemble, calibration.fusions
     tree = {f"layer_{name}": array for name, array in ensemble.layers.items()}
-    for name in ("size_mean", "size_scale", "other_mean", "other_scale", "noise"):
+    for name in ("other_mean", "other_scale", "noise"):
         tree[name] = np.asarray(getattr(ensemble, name), np.float32)
     tree["fusion_key"] = fusions.key
     tree["fusion_yes"] = fusions.yes.astype(np.float32)
@@ -100,8 +100,7 @@ def _calibration(meta: Mapping[str, Any], found: Mapping[str, np.ndarray]) -> Ca
         date=meta["date"],
         fusions=FusionTable(found["fusion_key"], wide("fusion_yes"), wide("fusion_count")),
         ensemble=Ensemble(
-            tuple(meta["types"]), wide("size_mean"), wide("size_scale"), wide("other_mean"),
-            wide("other_scale"), wide("noise"),
+            tuple(meta["types"]), wide("other_mean"), wide("other_scale"), wide("noise"),
             {
                 name.removeprefix("layer_"): array.astype(np.float64)
                 for name, array in found.items()

@@ -19,6 +19,8 @@ FLOP_PER_S, BYTES_PER_S, KERNEL_S = 1e11, 2e10, 1e-6
 SIZES = (
     "log_roofline", "log_flop", "log_in_bytes", "log_out_bytes", "log_weight_bytes", "log_rows",
 )  # fmt: skip
+# A product with a bias runs in the same kernel, whatever the op is called.
+_TREATED_AS = {**ALIAS, "Gemm": "MatMul"}
 _CONV = frozenset({"Conv", "ConvTranspose"})
 _PRODUCT = frozenset({"MatMul", "Gemm", "MatMulInteger", "Einsum"})
 BLOCKED = _CONV | {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
@@ -66,7 +68,7 @@ def kernel_features(graph: OpGraph, kernel: Int[np.ndarray, "N"]) -> KernelFeatu
     members: list[list[int]] = [[] for _ in range(count)]
     for op in inside.tolist():
         members[int(kernel[op])].append(op)
-    types = [ALIAS.get(t, t) for t in graph.op_types]
+    types = [_TREATED_AS.get(t, t) for t in graph.op_types]
     total_weight = math.log(float(graph.weight_bytes.sum()) + 1e5)
     other = [
         [

@@ -1,8 +1,10 @@
 """Costs learned from profiles: what a kernel takes, from its type, sizes, shapes and surroundings.
 
-An ensemble of small networks predicts the logarithm of the seconds on top of a roofline. It is
-monotone in the sizes: a larger batch is never predicted to be faster. Inference is NumPy; fitting
-is in `gdp.costs.fit`. Kernel types that were never measured cost what the roofline says.
+A roofline with learned rates: seconds are a sum over what a kernel computes, reads, writes and
+launches, each at a rate that small networks give from the kernel's type, shapes and surroundings
+alone. So a larger batch is never predicted to be faster, and far larger sizes extrapolate as
+physics has it. Inference is NumPy; fitting is in `gdp.costs.fit`. Kernel types that were never
+measured cost what the roofline says.
 """
 
 from collections.abc import Mapping
@@ -13,7 +15,14 @@ from jaxtyping import Float, Int
 
 from gdp.cluster import Cluster, Device
 from gdp.costs.base import can_run
-from gdp.costs.features import KernelFeatures, kernel_features, shares
+from gdp.costs.features import (
+    BYTES_PER_S,
+    FLOP_PER_S,
+    KERNEL_S,
+    KernelFeatures,
+    kernel_features,
+    shares,
+)
 from gdp.costs.kernels import FusionTable, kernel_groups
 from gdp.costs.profile import DeviceRecord
 from gdp.costs.roofline import roofline
@@ -21,35 +30,47 @@ from gdp.graph import OpGraph
 
 UNSEEN_LOG_STD = 1.0
 """Of kernel types without measurements: a roofline is within a factor of e two times in three."""
-BASE_SHARE = 0.5  # slope of the roofline that needs no fitting; the networks add the rest
+CACHE_BYTES = (1 << 18, 1 << 23)
+"""Traffic beyond these has rates of its own: what no longer fits near the core comes from afar."""
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Networks as arrays. Axes: M members, S sizes, O other inputs, H hidden, V types.
-
-    Weights on sizes and on hidden units pass through softplus, and all activations rise, so the
-    output rises with every size (Runje and Shankaranarayana 2023, arXiv 2205.11775, section 3).
-    """
+    """Networks as arrays. Axes: M members (leading in `layers`), O other inputs, V types."""
 
     types: tuple[str, ...]  # V
-    size_mean: Float[np.ndarray, "S"]
-    size_scale: Float[np.ndarray, "S"]
     other_mean: Float[np.ndarray, "O"]
     other_scale: Float[np.ndarray, "O"]
     noise: Float[np.ndarray, "V"]  # log std of measurements around the prediction, by type
-    layers: Mapping[str, np.ndarray]  # each with a leading M
+    layers: Mapping[str, np.ndarray]
 
     @property
     def type_index(self) -> dict[str, int]:
         return {name: i for i, name in enumerate(self.types)}
 
 
+def log_terms(size: Float[np.ndarray, "K S"]) -> Float[np.ndarray, "K J"]:
+    """The logarithm of what each term of the sum costs at the reference rates; each rises with the
+    sizes. Arithmetic, reads, writes, weights, rows, traffic beyond each cache, the root of the
+    roofline, a launch."""
+    base, flop, read, made, weights, rows = size.T
+    total = np.exp(read) + np.exp(made) + np.exp(weights)
+    beyond = [np.log(np.maximum(total - limit, 1.0)) for limit in CACHE_BYTES]
+    per_byte = -np.log(BYTES_PER_S)
+    return np.column_stack(
+        [
+            flop - np.log(FLOP_PER_S), read + per_byte, made + per_byte, weights + per_byte,
+            rows + np.log(1e-9), *(b + per_byte for b in beyond),
+            0.5 * (base + np.log(KERNEL_S)), np.full(len(base), np.log(KERNEL_S)),
+        ]
+    )  # fmt: skip
+
+
 def encode(
     ensemble: Ensemble, features: KernelFeatures
-) -> tuple[Float[np.ndarray, "K S"], Float[np.ndarray, "K I"], Int[np.ndarray, "K"]]:
-    """Standardised sizes, other inputs with the types as indicators, and the lead type's index
-    (-1 where it was never measured)."""
+) -> tuple[Float[np.ndarray, "K J"], Float[np.ndarray, "K I"], Int[np.ndarray, "K"]]:
+    """Terms, other inputs with the types as indicators, and the lead type's index (-1 where it was
+    never measured)."""
     index = ensemble.type_index
     v = len(ensemble.types)
     lead = np.array([index.get(t, -1) for t in features.lead_type], dtype=np.int64)
@@ -60,40 +81,27 @@ def encode(
         for name in types:
             if name in index:
                 hot[k, v + index[name]] = 1.0
-    size = (features.size - ensemble.size_mean) / ensemble.size_scale
     # Far outside of what was measured, shapes say nothing reliable; sizes still do.
     other = np.clip((features.other - ensemble.other_mean) / ensemble.other_scale, -4.0, 4.0)
-    return size, np.concatenate([other, hot], axis=1), lead
+    return log_terms(features.size), np.concatenate([other, hot], axis=1), lead
 
 
 def forward(
     layers: Mapping[str, np.ndarray],
-    size: Float[np.ndarray, "K S"],
+    terms: Float[np.ndarray, "K J"],
     other: Float[np.ndarray, "K I"],
-    log_base: Float[np.ndarray, "K"],
 ) -> Float[np.ndarray, "M K"]:
-    """Log seconds by every member."""
-    plain = layers["plain"].shape[-1]
+    """Log seconds by every member: log of the sum over terms of exp(term + log rate)."""
+    plain = layers["b1"].shape[1] - layers["embed"].shape[2]
     embedded = other @ layers["embed"]
     shown = np.broadcast_to(other[:, :plain], (*embedded.shape[:2], plain))
-    both = np.concatenate([shown, embedded], axis=2)
-    hidden = size[None]
+    hidden = np.concatenate([shown, embedded], axis=2)
     for i in ("1", "2"):
-        bias = layers["c" + i][:, None]
-        hidden = _rise(hidden @ _softplus(layers["a" + i]) + both @ layers["b" + i] + bias)
-    out = hidden @ _softplus(layers["a3"]) + both @ layers["b3"] + layers["c3"][:, None]
-    return out[..., 0] + BASE_SHARE * log_base
-
-
-def _softplus(x: np.ndarray) -> np.ndarray:
-    return np.logaddexp(x, 0.0)
-
-
-def _rise(z: np.ndarray) -> np.ndarray:
-    """Rising activations, half of them convex and half concave."""
-    half = z.shape[-1] // 2
-    convex, concave = z[..., :half], -z[..., half:]
-    return np.concatenate([_elu(convex), -_elu(concave)], axis=-1)
+        hidden = _elu(hidden @ layers["b" + i] + layers["c" + i][:, None])
+    rates = hidden @ layers["b3"] + layers["c3"][:, None]
+    made = terms + rates
+    top = made.max(axis=2, keepdims=True)
+    return (top + np.log(np.exp(made - top).sum(axis=2, keepdims=True)))[..., 0]
 
 
 def _elu(z: np.ndarray) -> np.ndarray:
@@ -104,13 +112,13 @@ def predict(
     ensemble: Ensemble, features: KernelFeatures
 ) -> tuple[Float[np.ndarray, "K"], Float[np.ndarray, "K"]]:
     """Log seconds and their standard deviation; a kernel of an unseen type gets its roofline."""
-    size, other, lead = encode(ensemble, features)
+    terms, other, lead = encode(ensemble, features)
     if len(lead) == 0:
         return np.zeros(0), np.zeros(0)
-    log_base = features.size[:, 0]
-    members = forward(ensemble.layers, size, other, log_base)
+    members = forward(ensemble.layers, terms, other)
     seen = lead >= 0
-    mean = np.where(seen, members.mean(axis=0), log_base)
+    # The median: one member that extrapolates wildly must not drag the others along.
+    mean = np.where(seen, np.median(members, axis=0), features.size[:, 0])
     noise = ensemble.noise[np.maximum(lead, 0)]
     spread = np.sqrt(members.var(axis=0) + noise**2)
     return mean, np.where(seen, spread, UNSEEN_LOG_STD)

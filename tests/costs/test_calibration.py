@@ -62,11 +62,11 @@ def test_numpy_answers_what_jax_was_fitted_to(fitted) -> None:
     calibration, _ = fitted
     ensemble = calibration.ensemble
     features = kernel_features(chain_graph("g", [(3, 50, 70), (64, 9, 9)]), np.array([0, 0, 1, 1]))
-    size, other, _ = encode(ensemble, features)
-    ours = forward(ensemble.layers, size, other, features.size[:, 0])
+    terms, other, _ = encode(ensemble, features)
+    ours = forward(ensemble.layers, terms, other)
     for member in range(3):
         params = {name: array[member] for name, array in ensemble.layers.items()}
-        inputs = (jnp.asarray(x) for x in (size, other, features.size[:, 0]))
+        inputs = (jnp.asarray(x) for x in (terms, other))
         theirs = network(params, *inputs, len(ensemble.other_mean))
         np.testing.assert_allclose(ours[member], np.asarray(theirs), atol=1e-4)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/validate.py --folder WORK -o validate.json [--models A,B] [--seconds 150]
 
-Models are the held-out families of the calibration; `pretrain.profile_corpus.build` makes their files.
+Models are of held-out families of the calibration; `pretrain.profile_corpus.build` makes them.
 Every placement is executed as `gdp run` does it, one sample at a time for the latency and with the
 pipeline full for the throughput, in two interleaved repeats whose agreement bounds what any
 prediction can reach. Models that were measured before are kept, so the command can be repeated.
@@ -28,10 +28,11 @@ from gdp.errors import GdpError
 from gdp.fuse import fuse, group_seconds
 from gdp.graph import OpGraph
 from gdp.methods.base import Search
+from gdp.models import load
 from gdp.runtime.onnxruntime import prepare
 from gdp.runtime.ort_pipeline import Pipeline
 from gdp.runtime.ort_sessions import core_of_device
-from gdp.runtime.ort_source import load_source, randomised
+from gdp.runtime.ort_source import Source, load_source, randomised
 from gdp.runtime.ort_stages import Prediction, make_plan
 from gdp.sim.problem import make_problem
 from gdp.sim.segments import segment_values
@@ -67,7 +68,7 @@ def placements(
             try:
                 result = api.place(
                     graph, cluster, objective=objective, method=method, costs=costs,
-                    search=Search(seed=seed, seconds=2.0),
+                    search=Search(seed=seed, seconds=1.0),
                 )  # fmt: skip
             except (GdpError, ValueError) as error:
                 LOG.warning("%s: %s", method, error)
@@ -113,11 +114,10 @@ def prediction(
 
 
 def measure(
-    spec: str, graph: OpGraph, cluster: Cluster, device: Int[np.ndarray, "N"], costs: CostModel,
-    seconds: float,
+    source: Source, graph: OpGraph, cluster: Cluster, device: Int[np.ndarray, "N"],
+    costs: CostModel, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """One placement, measured twice, beside both predictions."""
-    source = randomised(load_source(spec), 0)
     plan = make_plan(source.model, graph, prediction(graph, cluster, device, costs), "throughput")
     plain = make_plan(
         source.model, graph, prediction(graph, cluster, device, roofline), "throughput"
@@ -215,6 +215,7 @@ def main() -> None:
     parser.add_argument("--placements", type=int, default=20)
     parser.add_argument("--measure-seconds", type=float, default=1.5, help="per placement")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="then stop; repeat")
+    parser.add_argument("--plan", action="store_true", help="make the placements, measure later")
     parser.add_argument("--cluster", default="2xcpu-core")
     parser.add_argument("--costs", help="default: the shipped calibration")
     arguments = parser.parse_args()
@@ -228,26 +229,35 @@ def main() -> None:
         spec = MODELS[model]
         spec = spec if spec.startswith("onnx:") else str(arguments.folder / spec)
         rows = document.setdefault(model, [])
-        graph = api_load(spec)
         if len(rows) >= arguments.placements:
             continue
+        graph = load(spec, {})
+        planned = _planned(path.with_suffix(f".{model}.npz"), graph, cluster, costs, arguments)
+        if arguments.plan:
+            continue
+        source = randomised(load_source(spec), 0)
         have = {row["name"] for row in rows}
-        for name, device in placements(graph, cluster, costs, arguments.placements, 0):
-            if name in have or len(rows) >= arguments.placements:
+        for name, device in planned.items():
+            if name in have:
                 continue
             if time.monotonic() - started_s > arguments.seconds:
-                path.write_text(json.dumps(document))
                 raise SystemExit(3)
-            row = measure(spec, graph, cluster, device, costs, arguments.measure_seconds)
+            row = measure(source, graph, cluster, device, costs, arguments.measure_seconds)
             rows.append({"name": name, **row})
-        path.write_text(json.dumps(document))
-    print(report(document))
+            path.write_text(json.dumps(document))
+    if not arguments.plan:
+        print(report(document))
 
 
-def api_load(spec: str) -> OpGraph:
-    from gdp.models import load
-
-    return load(spec, {})
+def _planned(
+    path: Path, graph: OpGraph, cluster: Cluster, costs: CostModel, arguments: argparse.Namespace
+) -> dict[str, Int[np.ndarray, "N"]]:
+    """The placements of a model, made once."""
+    if not path.exists():
+        made = dict(placements(graph, cluster, costs, arguments.placements, 0))
+        np.savez_compressed(path, **made)  # type: ignore[arg-type]
+    with np.load(path) as arrays:
+        return {name: arrays[name] for name in arrays.files}
 
 
 if __name__ == "__main__":

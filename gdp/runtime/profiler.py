@@ -38,7 +38,7 @@ CPU_FEATURES = ("avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_til
 class ProfileConfig:
     """How long and where to measure."""
 
-    core: int = 0
+    core: int = 0  # the first of `threads` usable cores
     threads: int = 1
     rounds: int = 5
     seconds: float = 2.0  # per model, of all rounds together; loading comes on top
@@ -76,7 +76,7 @@ def profile_models(
         graph = load_onnx(str(path), dict(dims or {}))
         found.append(profile_source(load_source(path), graph, name, family, config))
     return Profile(
-        device=this_core(),
+        device=this_core(config.threads),
         runtime="onnxruntime",
         threads=config.threads,
         level="all",
@@ -95,6 +95,17 @@ def measure_all_overheads(config: ProfileConfig) -> Overheads:
     return measure_overheads(config.core, others[0] if others else None, config.rounds)
 
 
+def cores_of(config: ProfileConfig) -> list[int]:
+    """The cores to measure on; raises `ClusterError` when there are too few."""
+    usable = [core for core in sorted(usable_cores()) if core >= config.core]
+    if len(usable) < config.threads:
+        raise ClusterError(
+            f"{config.threads} threads need as many cores from core {config.core} on; this process "
+            f"may use {len(usable)} of them"
+        )
+    return usable[: config.threads]
+
+
 def require_core(core: int) -> None:
     """Raise `ClusterError` when this process may not use a core."""
     if core not in usable_cores():
@@ -104,11 +115,12 @@ def require_core(core: int) -> None:
         )
 
 
-def this_core() -> DeviceRecord:
-    """One core of this machine's processor."""
+def this_core(threads: int = 1) -> DeviceRecord:
+    """One core of this machine's processor, or several as one device."""
     from gdp.detect import cpu_model
 
-    return DeviceRecord("cpu-core", cpu_model(), cpu_features())
+    kind = "cpu-core" if threads == 1 else f"cpu-{threads}-cores"
+    return DeviceRecord(kind, cpu_model(), cpu_features())
 
 
 def cpu_features() -> tuple[str, ...]:
@@ -128,7 +140,7 @@ def profile_source(
     """One model, its kernels and its latency; `graph` is imported from the same model."""
     source = randomised(source, config.seed)
     feeds = make_inputs(source.model, graph, config.seed)
-    with tempfile.TemporaryDirectory() as folder, pinned([config.core]):
+    with tempfile.TemporaryDirectory() as folder, pinned(cores_of(config)):
         plain = _session(source, source.model, config)
         copy = tagged(source.model)
         saved, prefix = Path(folder) / "optimised.onnx", Path(folder) / "times"

@@ -34,6 +34,19 @@ class Instance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.graph}|{self.cluster}|{self.objective}|{self.memory:g}"
 
 
+def parse_key(key: str) -> Instance:
+    """The instance of a key; raises `ValueError` on anything else.
+
+    >>> parse_key("layered-60-1|3|latency|0").cluster
+    3
+    """
+    parts = key.split("|")
+    if len(parts) != 4:
+        raise ValueError(f"an instance is GRAPH|CLUSTER|OBJECTIVE|MEMORY, got {key!r}")
+    raw = {"graph": parts[0], "cluster": parts[1], "objective": parts[2], "memory": parts[3]}
+    return msgspec.convert(raw, Instance, strict=False)
+
+
 Source = Callable[[str], OpGraph]
 """Finds a graph by name."""
 

@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.errors import GdpError, InfeasibleError
+from gdp.files import write_atomic
 from gdp.learn.instances import Instance
 from gdp.learn.rollout import judge
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.files import write_atomic
 from gdp.policy.decode import canonical, priority, twins
 from gdp.sim.problem import Problem
 

@@ -8,6 +8,7 @@ import msgspec
 
 from gdp.errors import GdpError
 from gdp.learn.imitation import ImitationConfig
+from gdp.learn.instances import parse_key
 from gdp.learn.ppo import PpoConfig
 from gdp.policy.network import NetworkConfig
 
@@ -23,11 +24,14 @@ class DataConfig:
     random_graphs: int = 40  # layered and series-parallel DAGs beside the corpus
     fresh: float = 0.5  # share of problems in PPO that are drawn anew, without a label
     validation: int = 32  # problems of the validation families
-    graphs: tuple[str, ...] = ()  # only these, for runs on one graph
+    graphs: tuple[str, ...] = ()  # only these graphs
+    instances: tuple[str, ...] = ()  # only these problems (keys), for runs on one graph and cluster
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.fresh <= 1.0:
             raise ValueError(f"fresh must lie in [0, 1], got {self.fresh}")
+        for key in self.instances:
+            parse_key(key)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import optax
 
 from gdp.learn.distributed import Team
 from gdp.learn.imitation import imitation_rows
-from gdp.learn.instances import Instance, draw
+from gdp.learn.instances import Instance, draw, parse_key
 from gdp.learn.labels import LabelStore
 from gdp.learn.ppo import (
     Weights,
@@ -139,6 +139,8 @@ class Trainer:
         return state, self._numbers(episodes, said)
 
     def _choose(self, rng: np.random.Generator) -> Instance:
+        if only := self.recipe.data.instances:
+            return parse_key(only[int(rng.integers(len(only)))])
         known = self.labels.instances()
         if not known or rng.random() < self.recipe.data.fresh:
             return draw(rng, self.problems.train)
@@ -204,7 +206,10 @@ class Trainer:
                 drawn = episode.cost_s[:-1] if self.recipe.ppo.imitate else episode.cost_s
                 ratios.append(np.log(drawn / label.value_s).mean())
                 bests.append(np.log(drawn.min() / label.value_s))
+        costs = np.concatenate([e.cost_s for _, e in episodes]) if episodes else np.full(1, np.nan)
         mean = {
+            "mean_s": costs.mean(),
+            "best_s": costs.min(),
             "entropy": np.mean([float(m.entropy) for m in said]) if said else np.nan,
             "clipped": np.mean([float(m.clipped) for m in said]) if said else np.nan,
             "feasible": np.mean([e.feasible.mean() for _, e in episodes]) if episodes else np.nan,

@@ -8,8 +8,10 @@ import pytest
 from tiny import fork_join, random_problem
 
 from gdp.learn.finetune import FinetuneConfig, finetune, free
+from gdp.learn.instances import Instance, make, random_graph
 from gdp.learn.rollout import judge
 from gdp.methods.base import Assignment, Search
+from gdp.policy.decode import decode
 from gdp.policy.guided import guided_search
 from gdp.policy.network import NetworkConfig, init
 from gdp.policy.policy import Policy, load_policy
@@ -31,11 +33,16 @@ def test_finetuning_finds_better_placements_within_its_budget(
     problem = random_problem(5, num_ops=30, num_devices=3)
     found = finetune(problem, policy, out=tmp_path / "ck", config=QUICK, seed=1)
     assert found.evaluations == 8 * 6
-    first, last = found.history[0], found.history[-1]
-    assert last["mean_s"] < first["mean_s"]
+    assert found.history[-1]["best_s"] <= found.history[0]["best_s"]
+    wanted = found.assignment.device[None]
+    likely = [
+        decode(p.view(problem), p.head(problem), samples=1, seed=0, forced=wanted).log_probability
+        for p in (policy, found.policy)
+    ]
+    assert likely[1][0] > likely[0][0] + 1.0
     cost_s, feasible = judge(problem, found.assignment.device[None])
     assert feasible[0]
-    assert cost_s[0] == found.value_s == last["best_s"]
+    assert cost_s[0] == found.value_s == found.history[-1]["best_s"]
     again = load_policy(tmp_path / "ck")
     jax.tree.map(np.testing.assert_array_equal, again.params, found.policy.params)
 
@@ -76,7 +83,7 @@ def test_a_measured_reward_is_asked_once_per_placement(policy: Policy) -> None:
 
 
 def test_guided_search_is_never_worse_than_its_start(policy: Policy) -> None:
-    problem = random_problem(2, num_ops=30, num_devices=3)
+    problem = make(Instance(graph="layered-40-1", cluster=3), random_graph)
     start = Assignment(problem.group_allowed.argmax(axis=1)[problem.group])
     before = judge(problem, start.device[None])[0][0]
     for uniform in (False, True):
@@ -84,4 +91,4 @@ def test_guided_search_is_never_worse_than_its_start(policy: Policy) -> None:
         answer = guided_search(problem, policy, search, uniform=uniform)
         assert answer.assignment is not None
         assert answer.evaluations == 200
-        assert judge(problem, answer.assignment.device[None])[0][0] < before
+        assert judge(problem, answer.assignment.device[None])[0][0] <= before

@@ -117,6 +117,8 @@ def _policy(checkpoint: str | Path | None) -> Method | None:
 
 def _with_policy(auto: Callable[..., Answer], policy: Method) -> Method:
     def auto_with_policy(problem: Problem, search: Search) -> Answer:
+        # Budgets start after imports and compilation: one greedy placement pays for both.
+        policy(problem, Search(seed=search.seed, evaluations=1))
         return auto(problem, search, extra=[("policy", policy)])
 
     return auto_with_policy

@@ -7,13 +7,14 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import click
 
 from gdp.errors import GdpError, InfeasibleError
 
-OBJECTIVES = ("latency", "throughput")
+EventObjective = Literal["latency", "throughput"]
+OBJECTIVES: tuple[EventObjective, ...] = get_args(EventObjective)
 TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate")
 
 
@@ -146,10 +147,10 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
-    if isinstance(value, float) and not abs(value) < float("inf"):
-        return None
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return None
     return value
 
 
@@ -162,7 +163,7 @@ def _plain(value: Any) -> Any:
 @click.option("--trace", metavar="T.json", help="Write a Chrome/Perfetto trace of the schedule.")
 @_json
 def place(
-    model: str, dims: tuple[str, ...], cluster: str | None, max_memory: str | None, objective: str,
+    model: str, dims: tuple[str, ...], cluster: str | None, max_memory: str | None, objective: EventObjective,
     method: str, seconds: float, evaluations: int | None, seed: int, checkpoint: str | None,
     costs: str | None, pins: tuple[str, ...], forbid: tuple[str, ...], together: tuple[str, ...],
     constraints: str | None, output: str | None, report: str | None, trace: str | None,
@@ -212,7 +213,7 @@ def _write_views(
 @click.option("--methods", metavar="A,B", help="Only these methods.")
 @_json
 def compare(
-    model: str, dims: tuple[str, ...], cluster: str | None, max_memory: str | None, objective: str,
+    model: str, dims: tuple[str, ...], cluster: str | None, max_memory: str | None, objective: EventObjective,
     seconds: float, evaluations: int | None, seed: int, checkpoint: str | None, costs: str | None,
     pins: tuple[str, ...], forbid: tuple[str, ...], together: tuple[str, ...],
     constraints: str | None, methods: str | None, as_json: bool,
@@ -254,7 +255,7 @@ def compare(
 @_json
 def simulate(
     model: str, dims: tuple[str, ...], placement: str, cluster: str | None, max_memory: str | None,
-    objective: str, costs: str | None, trace: str | None, as_json: bool,
+    objective: EventObjective, costs: str | None, trace: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Predict time and memory of a placement."""
     from gdp import api
@@ -330,7 +331,7 @@ def devices(output: str | None, cluster: str | None, max_memory: str | None, as_
 @_json
 def run(
     model: str, dims: tuple[str, ...], placement: str | None, cluster: str | None,
-    max_memory: str | None, objective: str, seconds: float, evaluations: int | None, seed: int,
+    max_memory: str | None, objective: EventObjective, seconds: float, evaluations: int | None, seed: int,
     checkpoint: str | None, costs: str | None, pins: tuple[str, ...], forbid: tuple[str, ...],
     together: tuple[str, ...], constraints: str | None, method: str, rounds: int, as_json: bool,
 ) -> None:  # fmt: skip

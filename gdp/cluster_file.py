@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -171,7 +172,7 @@ def parse_max_memory(text: str) -> dict[str, int]:
     return limits
 
 
-def with_max_memory(cluster: Cluster, limits: Mapping[str | int, int | str]) -> Cluster:
+def with_max_memory(cluster: Cluster, limits: Mapping[Any, int | str]) -> Cluster:
     """The cluster with other memory limits, keyed as in Hugging Face's `max_memory`.
 
     A number n is the n-th accelerator (the n-th device where there is none), "cpu" every device

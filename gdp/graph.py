@@ -154,13 +154,14 @@ def make_graph(
         return array.astype(dtype)[order]
 
     zeros, own = np.zeros(n), np.arange(n)
-    texts = [""] * n if scope is None else scope
-    details = [OpDetail()] * n if detail is None else detail
-    names = [f"t{i}" for i in range(t)] if tensor_names is None else tensor_names
+    texts = [""] * n if scope is None else list(scope)
+    details = [OpDetail()] * n if detail is None else list(detail)
+    names = [f"t{i}" for i in range(t)] if tensor_names is None else list(tensor_names)
+    ops, types = list(op_names), list(op_types)
     return OpGraph(
         name=name,
-        op_names=tuple(op_names[i] for i in order),
-        op_types=tuple(op_types[i] for i in order),
+        op_names=tuple(ops[i] for i in order),
+        op_types=tuple(types[i] for i in order),
         flop=pick(flop, zeros, float),
         memory_traffic_bytes=pick(memory_traffic_bytes, zeros, float),
         weight_bytes=pick(weight_bytes, zeros, np.int64),

@@ -17,7 +17,7 @@ import numpy as np
 
 from gdp.errors import ModelError
 from gdp.graph import Attribute, OpDetail, OpGraph, make_graph
-from gdp.placement import write_atomic
+from gdp.files import write_atomic
 
 SCHEMA = 1
 GZIP_SUFFIXES = (".gz", ".gdpgraph")

@@ -16,12 +16,14 @@ def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) ->
     estimated: list[str] = []
     assumptions: list[str] = []
     if is_onnx(model):
-        from gdp.importers.onnx import inspect_onnx
+        from gdp.importers.onnx import inspect_onnx, load_onnx
 
-        inspection = inspect_onnx(model, with_dims(dims))
-        estimated = sorted(set(inspection.estimated))
+        # An op that placing would refuse is listed here instead.
+        inspection = inspect_onnx(model, with_dims(dims), unknown="estimate")
+        estimated = sorted({entry.op_type for entry in inspection.op_types if entry.estimated})
         assumptions = list(inspection.assumptions)
-    if model.startswith(PYTHON_PREFIX) and not isinstance(made := python_model(model), OpGraph):
+        graph = load_onnx(model, with_dims(dims), unknown="estimate")
+    elif model.startswith(PYTHON_PREFIX) and not isinstance(made := python_model(model), OpGraph):
         traced = made.trace()
         graph, estimated = traced.graph, list(traced.estimated)
         assumptions = list(traced.assumptions)

@@ -53,7 +53,7 @@ class Answer:
 class Method(Protocol):
     """Raises `InfeasibleError` only for what no method can solve; otherwise says so in `reason`."""
 
-    def __call__(self, problem: Problem, search: Search) -> Answer: ...
+    def __call__(self, problem: Problem, search: Search, /) -> Answer: ...
 
 
 class Clock:

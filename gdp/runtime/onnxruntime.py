@@ -33,8 +33,6 @@ from gdp.runtime.ort_stages import (
 )
 from gdp.sim.problem import Objective
 
-LATENCY_SPIN_S = 0.0
-"""How long an idle worker polls before it sleeps, where single samples are timed."""
 MAX_IN_FLIGHT = 16
 
 ONE, FULL = "one sample", "pipeline"
@@ -148,16 +146,15 @@ def _contenders(
             stages: Sequence[Stage],
             workers: Sequence[tuple[int, ...]],
             slots: Sequence[Slot],
-            spin_s: float = 0.0,
         ) -> Pipeline:
-            return stack.enter_context(Pipeline(stages, slots, workers, spin_s=spin_s))
+            return stack.enter_context(Pipeline(stages, slots, workers))
 
         def whole(own: Sequence[int]) -> Pipeline:
             stages, workers = whole_stage(source, own)
             slot = make_slot(stages, ready.feeds[0], ready.expected[0])
             return pipeline(stages, workers, [slot])
 
-        one = pipeline(ready.stages, ready.workers, ready.slots[:1], LATENCY_SPIN_S)
+        one = pipeline(ready.stages, ready.workers, ready.slots[:1])
         full = pipeline(ready.stages, ready.workers, ready.slots)
         copies = {core: whole([core]) for core in dict.fromkeys((host_core, *cores))}
         default = whole(cores) if len(cores) > 1 else copies[host_core]

@@ -7,11 +7,10 @@ pipeline; the queues are bounded because there are no more samples than slots.
 """
 
 import heapq
-import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
@@ -112,13 +111,10 @@ class Pipeline:
         stages: Sequence[Stage],
         slots: Sequence[Slot],
         cores: Sequence[Sequence[int]],  # of each worker
-        *,
-        spin_s: float = 0.0,  # a worker without work polls this long before it sleeps
     ) -> None:
         self._stages = tuple(stages)
         self._slots = tuple(slots)
         self._cores = [tuple(own) for own in cores]
-        self._spin_s = spin_s
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._inbox: list[queue.SimpleQueue[_Item | None]] = [queue.SimpleQueue() for _ in cores]
@@ -221,7 +217,7 @@ class Pipeline:
         inbox = self._inbox[worker]
         try:
             with place:
-                while (item := _next_item(inbox, heap, self._spin_s)) is not None:
+                while (item := _next_item(inbox, heap)) is not None:
                     self._run_stage(worker, heap, item[3], item[4])
         except BaseException as error:
             self._error = error
@@ -266,9 +262,7 @@ class Pipeline:
             self._done.set()
 
 
-def _next_item(
-    inbox: "queue.SimpleQueue[_Item | None]", heap: list[_Item], spin_s: float
-) -> _Item | None:
+def _next_item(inbox: "queue.SimpleQueue[_Item | None]", heap: list[_Item]) -> _Item | None:
     """The most urgent item, or None when the worker is to end."""
     try:
         while True:
@@ -280,14 +274,5 @@ def _next_item(
         pass
     if heap:
         return heapq.heappop(heap)
-    give_up_s = time.perf_counter() + spin_s if spin_s else 0.0
-    while spin_s and time.perf_counter() < give_up_s:
-        try:
-            return inbox.get_nowait()
-        except queue.Empty:
-            _YIELD()
+    # Polling before this wait was measured to be slower: it contends for the interpreter lock.
     return inbox.get()
-
-
-# Lets the other worker have the interpreter lock between two polls.
-_YIELD: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))

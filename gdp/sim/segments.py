@@ -16,6 +16,8 @@ from gdp.cluster import Cluster
 from gdp.graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
 from gdp.sim.problem import Problem
 
+_MAX_FINE_OPS = 10_000
+"""Larger graphs get the fewest segments: finer ones take N * N / 4 bytes to find, 25 MB here."""
 _MAX_TRIES = 600
 """Merges that `latency_segments` simulates at most; 600 of 100 segments take about a second."""
 
@@ -62,12 +64,12 @@ def latency_segments(
     """A segment id for every op, in topological order, for the lowest simulated latency.
 
     The fewest segments make a reader on another device wait for work that it does not need. So the
-    start is the finest cut that transfers can cause: ops share a segment when they are connected
-    on one device at the same number of device changes from the entry and to the exit, which is
-    acyclic because both numbers are monotone along every edge. Then segments that one device runs
-    one after the other are merged wherever the simulated latency does not grow.
+    start is a cut so fine that nobody does (see `_finest`). Then segments that one device runs one
+    after the other are merged wherever the simulated latency does not grow.
     """
     fewest = segments(problem.graph, device)
+    if problem.num_ops > _MAX_FINE_OPS:
+        return fewest
     finest = _finest(problem.graph, device)
     if finest.max() > fewest.max():
         merged = _merge(problem, finest, device, rank)
@@ -141,23 +143,31 @@ def _take_turns(flow: _Flow, ready_ops: list[int], first: int) -> tuple[list[int
 
 
 def _finest(graph: OpGraph, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-    """The finest cut that transfers can cause; see `latency_segments`."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
+    """Ops of one device share a segment when they wait for the same ops of other devices, and the
+    same ops of other devices wait for them: then no device waits longer than without a cut.
 
+    Acyclic: if segments P and Q of two devices read from each other, p1 -> q1 and q2 -> p2, then q2
+    is before p2, so before p1, which waits for the same; so p1 is after q2, and so after q1, which
+    the same ops wait for; but q1 reads p1. Longer circles likewise.
+    """
     flow = _flow(graph, device)
-    depth = [0] * graph.num_ops
+    before, after = [0] * graph.num_ops, [0] * graph.num_ops  # sets of ops, as bits
+    elsewhere = [0] * (max(flow.device) + 1)  # [d]: all ops that are not on device d
+    for op, d in enumerate(flow.device):
+        elsewhere[d] |= 1 << op
+    elsewhere = [((1 << graph.num_ops) - 1) ^ own for own in elsewhere]
     for op in range(graph.num_ops):
         for reader in flow.readers[op]:
-            step = flow.device[op] != flow.device[reader]
-            depth[reader] = max(depth[reader], depth[op] + step)
-    level = np.stack([device, depth, flow.hops])
-    src, dst = graph.edges
-    inside = (level[:, src] == level[:, dst]).all(axis=0) & ~graph.is_io[src] & ~graph.is_io[dst]
-    links = coo_array(
-        (np.ones(int(inside.sum())), (src[inside], dst[inside])), shape=(graph.num_ops,) * 2
-    )
-    return _with_io(graph, connected_components(links, directed=False)[1].astype(np.int64))
+            before[reader] |= before[op] | 1 << op
+    for op in range(graph.num_ops - 1, -1, -1):
+        for reader in flow.readers[op]:
+            after[op] |= after[reader] | 1 << reader
+    ids: dict[tuple[int, int, int], int] = {}
+    label = [
+        ids.setdefault((d, before[op] & elsewhere[d], after[op] & elsewhere[d]), len(ids))
+        for op, d in enumerate(flow.device)
+    ]
+    return _with_io(graph, np.array(label, dtype=np.int64))
 
 
 def _with_io(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from gdp.graph import OpGraph as OpGraph
     from gdp.importers.jaxpr import trace as trace
     from gdp.learn.finetune import finetune as finetune
-    from gdp.models import load as load
     from gdp.methods.base import Search as Search
+    from gdp.models import load as load
     from gdp.placement import Placement as Placement
     from gdp.placement import load_placement as load_placement
     from gdp.placement import save_placement as save_placement

@@ -11,15 +11,18 @@ from typing import Any, Literal, NoReturn, get_args
 
 import click
 
+from gdp import cli_costs, cli_learn
 from gdp.errors import GdpError, InfeasibleError
 
 EventObjective = Literal["latency", "throughput"]
 OBJECTIVES: tuple[EventObjective, ...] = get_args(EventObjective)
-TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate")
+TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "jax")
 
 
 def main() -> NoReturn:
     """The `gdp` program. Exits with 0: done, 1: infeasible or failed check, 2: wrong input."""
+    cli_costs.register(cli)
+    cli_learn.register(cli)
     try:
         sys.exit(cli.main(standalone_mode=False) or 0)
     except click.exceptions.Exit as done:
@@ -163,7 +166,8 @@ def _plain(value: Any) -> Any:
 @click.option("--trace", metavar="T.json", help="Write a Chrome/Perfetto trace of the schedule.")
 @_json
 def place(
-    model: str, dims: tuple[str, ...], cluster: str | None, max_memory: str | None, objective: EventObjective,
+    model: str, dims: tuple[str, ...], cluster: str | None, max_memory: str | None,
+    objective: EventObjective,
     method: str, seconds: float, evaluations: int | None, seed: int, checkpoint: str | None,
     costs: str | None, pins: tuple[str, ...], forbid: tuple[str, ...], together: tuple[str, ...],
     constraints: str | None, output: str | None, report: str | None, trace: str | None,
@@ -213,7 +217,8 @@ def _write_views(
 @click.option("--methods", metavar="A,B", help="Only these methods.")
 @_json
 def compare(
-    model: str, dims: tuple[str, ...], cluster: str | None, max_memory: str | None, objective: EventObjective,
+    model: str, dims: tuple[str, ...], cluster: str | None, max_memory: str | None,
+    objective: EventObjective,
     seconds: float, evaluations: int | None, seed: int, checkpoint: str | None, costs: str | None,
     pins: tuple[str, ...], forbid: tuple[str, ...], together: tuple[str, ...],
     constraints: str | None, methods: str | None, as_json: bool,
@@ -331,9 +336,10 @@ def devices(output: str | None, cluster: str | None, max_memory: str | None, as_
 @_json
 def run(
     model: str, dims: tuple[str, ...], placement: str | None, cluster: str | None,
-    max_memory: str | None, objective: EventObjective, seconds: float, evaluations: int | None, seed: int,
-    checkpoint: str | None, costs: str | None, pins: tuple[str, ...], forbid: tuple[str, ...],
-    together: tuple[str, ...], constraints: str | None, method: str, rounds: int, as_json: bool,
+    max_memory: str | None, objective: EventObjective, seconds: float, evaluations: int | None,
+    seed: int, checkpoint: str | None, costs: str | None, pins: tuple[str, ...],
+    forbid: tuple[str, ...], together: tuple[str, ...], constraints: str | None, method: str,
+    rounds: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Execute a placement for real: predicted beside measured, outputs checked.
 

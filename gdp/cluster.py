@@ -56,7 +56,7 @@ class Device:
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Devices and links. A transfer takes `latency + bytes / bandwidth` and queues on its channel."""
+    """Devices and links. A transfer takes latency + bytes / bandwidth, queued on its channel."""
 
     name: str
     devices: tuple[Device, ...]
@@ -169,7 +169,8 @@ def make_cluster(
             raise ClusterError(f"link {link.src!r} -> {link.dst!r} joins a device to itself")
         if not link.bytes_per_s > 0:
             raise ClusterError(
-                f"link {link.src!r} -> {link.dst!r}: bytes_per_s must be > 0, got {link.bytes_per_s}"
+                f"link {link.src!r} -> {link.dst!r}: bytes_per_s must be > 0, "
+                f"got {link.bytes_per_s}"
             )
         if not link.latency_s >= 0:
             raise ClusterError(

@@ -176,7 +176,8 @@ def with_max_memory(cluster: Cluster, limits: Mapping[Any, int | str]) -> Cluste
     """The cluster with other memory limits, keyed as in Hugging Face's `max_memory`.
 
     A number n is the n-th accelerator (the n-th device where there is none), "cpu" every device
-    whose kind begins with cpu, anything else a device name. Raises `ClusterError` on an unknown key.
+    whose kind begins with cpu, anything else a device name. Raises `ClusterError` on an unknown
+    key.
     """
     accelerators = [d for d in cluster.devices if not d.kind.startswith("cpu")]
     numbered = accelerators or list(cluster.devices)

@@ -78,11 +78,11 @@ def cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ""
-    entry = dict(
-        (key.strip(), value.strip())
+    entry = {
+        key.strip(): value.strip()
         for key, _, value in (line.partition(":") for line in lines)
         if key.strip() in ("model name", "flags")
-    )
+    }
     flags = entry.get("flags", "").split()
     widest = next((w for w, f in (("avx512", "avx512f"), ("avx2", "avx2")) if f in flags), "")
     return " ".join(part for part in (entry.get("model name", ""), widest) if part)

@@ -6,8 +6,8 @@ from gdp.cluster import Link
 from gdp.errors import ClusterError
 
 # One direction. NV#: bonded NVLinks of 25 GB/s each (NVLink 2 to 4: NVIDIA V100, A100 and H100
-# datasheets, 50 GB/s per link both ways). The rest starts from PCIe 4 x16; what host bridges and the
-# interconnect between sockets take off is an assumption, to be overridden in a TOML file.
+# datasheets, 50 GB/s per link both ways). The rest starts from PCIe 4 x16; what host bridges and
+# the interconnect between sockets take off is an assumption, to be overridden in a TOML file.
 NVLINK_BYTES_PER_S = 25e9
 PATHS = {
     "PIX": (31.5e9, 8e-6),

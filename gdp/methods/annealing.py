@@ -5,7 +5,7 @@ are deterministic: how they are cut into calls, and so the clock, changes only w
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -61,6 +61,7 @@ class _Plan(NamedTuple):
     until_fits: bool
 
 
+@runtime_checkable
 class Annealer(Protocol):
     """One annealing run."""
 

@@ -124,8 +124,7 @@ def _partition(
     options = library.Options(seed=seed % (1 << 31))
     _, part = library.part_graph(
         len(share),
-        xadj=start,
-        adjncy=neighbour,
+        library.CSRAdjacency(start, neighbour),
         vweights=(vertex * scale).astype(np.int64).tolist(),
         eweights=weight.tolist(),
         tpwgts=(share / share.sum()).tolist(),

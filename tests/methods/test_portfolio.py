@@ -1,0 +1,100 @@
+"""auto finds the optimum of tiny problems and is never worse than what it contains."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gdp.cluster import Cluster, Device, Link, make_cluster
+from gdp.graph import OpGraph, make_graph
+from gdp.methods.base import Answer, Search
+from gdp.methods.portfolio import HEURISTICS, auto
+from gdp.sim.problem import Problem, make_problem
+from gdp.sim.score import score, values
+
+
+def random_problem(seed: int, num_ops: int, num_devices: int, objective: str) -> Problem:
+    rng = np.random.default_rng(seed)
+    pairs = [
+        (a, b) for b in range(1, num_ops) for a in range(b) if rng.random() < 2.0 / num_ops
+    ]  # fmt: skip
+    graph: OpGraph = make_graph(
+        f"random{seed}",
+        [f"op{i}" for i in range(num_ops)],
+        ["X"] * num_ops,
+        [(i, int(rng.integers(1, 1000))) for i in range(num_ops)],
+        pairs,
+        weight_bytes=rng.integers(0, 100, size=num_ops),
+    )
+    devices = [
+        Device(f"d{i}", "d", {"default": 1.0}, 1.0, memory_bytes=10**6) for i in range(num_devices)
+    ]
+    links = [Link(a.name, b.name, 1000.0, 0.01) for a, b in itertools.combinations(devices, 2)]
+    cluster: Cluster = make_cluster("c", devices, links)
+    seconds = rng.uniform(0.1, 1.0, size=(num_ops, num_devices))
+    return make_problem(graph, cluster, seconds, objective)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("seed", range(4))
+def test_auto_reaches_the_optimum_of_seven_ops_on_two_devices(seed: int, objective: str) -> None:
+    problem = random_problem(seed, 7, 2, objective)
+    everywhere = np.array(list(itertools.product(range(2), repeat=7)), dtype=np.int64)
+    best_s = values(problem, everywhere)[0].min()
+    answer = auto(problem, Search(seconds=None, evaluations=60_000))
+    assert answer.assignment is not None
+    found = score(problem, answer.assignment.device, answer.assignment.rank)
+    # Priorities may beat the best first-ready-first schedule, never lose to it.
+    assert found.value_s(objective) <= best_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("seed", range(3))
+def test_auto_is_never_worse_than_a_heuristic(seed: int, objective: str) -> None:
+    problem = random_problem(seed, 60, 3, objective)
+    answer = auto(problem, Search(seconds=None, evaluations=50))
+    assert answer.assignment is not None
+    found_s = score(problem, answer.assignment.device, answer.assignment.rank).value_s(objective)
+    assert {c.name for c in answer.candidates} >= {name for name, _ in HEURISTICS}
+    for candidate in answer.candidates:
+        value_s = candidate.latency_s if objective == "latency" else candidate.period_s
+        if candidate.feasible:
+            assert value_s is not None
+            assert found_s <= value_s
+
+
+def test_an_extra_method_joins_as_one_more_candidate() -> None:
+    """It knows the optimum of four independent ops, two on each device, and auto keeps it."""
+    graph = make_graph("g", list("abcd"), ["X"] * 4, [], [])
+    devices = [Device(n, "d", {"default": 1.0}, 1.0) for n in "xy"]
+    problem = make_problem(graph, make_cluster("c", devices), np.ones((4, 2)), "latency")
+
+    def oracle(problem: Problem, search: Search) -> Answer:
+        from gdp.methods.base import Assignment
+
+        return Answer(Assignment(np.array([0, 1, 0, 1])), evaluations=1)
+
+    answer = auto(problem, Search(seconds=None, evaluations=1), extra=[("oracle", oracle)])
+    assert [c.latency_s for c in answer.candidates if c.name == "oracle"] == [2.0]
+    assert answer.assignment is not None
+    assert score(problem, answer.assignment.device).latency_s == 2.0
+
+
+def test_what_fits_nowhere_says_how_much_is_missing() -> None:
+    graph = make_graph("g", ["a"], ["X"], [], [], weight_bytes=[3 * 2**30])
+    devices = [Device(n, "d", {"default": 1.0}, 1.0, memory_bytes=2**30) for n in "xy"]
+    problem = make_problem(graph, make_cluster("c", devices), np.ones((1, 2)), "latency")
+    answer = auto(problem, Search(seconds=0.5))
+    assert answer.assignment is None
+    assert "2.00 GiB" in answer.reason
+
+
+def test_replicas_are_named_where_they_beat_the_pipeline() -> None:
+    """One op cannot be cut: one device does 1 sample a second, two replicas do 2."""
+    graph = make_graph("g", ["a"], ["X"], [], [])
+    devices = [Device(n, "d", {"default": 1.0}, 1.0) for n in "xy"]
+    problem = make_problem(graph, make_cluster("c", devices), np.ones((1, 2)), "throughput")
+    answer = auto(problem, Search(seconds=None, evaluations=10))
+    assert answer.notes == (
+        "2 replicas of the whole model would take 500.000 ms a sample, the pipeline 1000.000 ms",
+    )

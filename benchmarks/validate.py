@@ -131,10 +131,13 @@ def measure(
         fill = len(ready.slots) + 1
         latency: list[list[float]] = [[], []]
         period: list[list[float]] = [[], []]
+        pieces: list[list[float]] = [[] for _ in ready.stages]
         for _ in range(2):
             for repeat in (0, 1):
                 trace = one.run(runs)
                 latency[repeat].append(_fast(np.subtract(trace.finish_s, trace.start_s)))
+                for found, seconds_of in zip(pieces, trace.stage_s, strict=True):
+                    found += seconds_of
                 trace = full.run(runs + fill)
                 until_s = max(trace.start_s)
                 period[repeat].append(1.0 / trace.rate_per_s(fill, until_s))
@@ -147,7 +150,7 @@ def measure(
         "roofline_latency_s": plain.latency_s,
         "roofline_period_s": plain.period_s,
         "piece_predicted_s": list(plan.piece_s),
-        "piece_measured_s": [float(np.min(s)) for s in trace.stage_s],
+        "piece_measured_s": [_fast(np.array(found)) for found in pieces],
     }
 
 
@@ -156,17 +159,22 @@ def _fast(seconds: Float[np.ndarray, "R"]) -> float:
     return float(np.sort(seconds)[: max(1, len(seconds) // 4)].mean())
 
 
+def _rank_correlation(a: Float[np.ndarray, "P"], b: Float[np.ndarray, "P"]) -> float:
+    """Spearman's, with ties ranked by their mean."""
+    from scipy.stats import rankdata
+
+    return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
+
+
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Errors and rank correlations of one model's placements."""
-    from scipy.stats import spearmanr
-
     found: dict[str, Any] = {"placements": len(rows)}
     for what in ("latency", "period"):
         repeats = np.array([row[f"{what}_s"] for row in rows])
         measured = repeats.min(axis=1)
         found[what] = {
             "spread": float(measured.max() / measured.min() - 1),
-            "repeat_spearman": float(spearmanr(repeats[:, 0], repeats[:, 1])[0]),
+            "repeat_spearman": _rank_correlation(repeats[:, 0], repeats[:, 1]),
         }
         for name in ("predicted", "roofline"):
             made = np.array([row[f"{name}_{what}_s"] for row in rows])
@@ -175,7 +183,7 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 "median_error": float(np.median(error)),
                 "p90_error": float(np.quantile(error, 0.9)),
                 "bias": float(np.median(made / measured - 1)),
-                "spearman": float(spearmanr(made, measured)[0]),
+                "spearman": _rank_correlation(made, measured),
             }
     return found
 

@@ -83,10 +83,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--synthetic", type=int, default=40, help="of each kind")
     parser.add_argument("--no-exports", action="store_true", help="no new exports, without torch")
+    parser.add_argument("--families", help="only these, by comma")
     parser.add_argument("--core", type=int, default=0)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     entries = corpus(arguments.folder, arguments.synthetic, with_exports=not arguments.no_exports)
+    if arguments.families:
+        wanted = set(arguments.families.split(","))
+        entries = (entry for entry in entries if entry.family in wanted)
     target = arguments.folder / f"profiles-{arguments.turn}"
     config = ProfileConfig(core=arguments.core, seconds=1.5, min_runs=2)
     done = measure(entries, target, config, arguments.seconds)

@@ -24,6 +24,7 @@ from gdp.sim.score import Score
 LOG = logging.getLogger(__name__)
 # Share of the time budget kept for the proven lower bound.
 BOUND_SHARE = 0.1
+WARM_UP_OPS = 4000
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +124,10 @@ def _policy(checkpoint: str | Path | None) -> Method | None:
 
 def _with_policy(auto: Callable[..., Answer], policy: Method) -> Method:
     def auto_with_policy(problem: Problem, search: Search) -> Answer:
-        # Budgets start after imports and compilation: one greedy placement pays for both.
-        policy(problem, Search(seed=search.seed, evaluations=1))
+        # Budgets start after imports and compilation: one greedy placement pays for both. On large
+        # graphs decoding itself takes seconds, which belong to the budget.
+        if problem.num_ops <= WARM_UP_OPS:
+            policy(problem, Search(seed=search.seed, evaluations=1))
         return auto(problem, search, extra=[("policy", policy)])
 
     return auto_with_policy

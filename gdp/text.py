@@ -81,11 +81,13 @@ def _candidates(result: Result) -> str:
             [
                 c.method,
                 "-" if value_s is None else format_seconds(value_s),
-                "yes" if c.feasible else f"no {c.reason}".strip(),
+                "yes" if c.feasible else "no",
                 f"{c.seconds:.2f} s",
             ]
         )
-    return table(["candidate", result.objective, "fits", "took"], rows)
+    text = table(["candidate", result.objective, "fits", "took"], rows)
+    reasons = [f"{c.method}: {c.reason}" for c in result.candidates if not c.feasible and c.reason]
+    return "\n".join([text, *reasons])
 
 
 def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | str]) -> str:

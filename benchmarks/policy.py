@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks import policy_instances as tests
 from benchmarks.policy_instances import Known
 from gdp.cluster import Device, make_cluster
+from gdp.errors import InfeasibleError
 from gdp.learn.finetune import FinetuneConfig, finetune
 from gdp.learn.instances import limit_memory, make
 from gdp.methods.base import Assignment, Search
@@ -102,8 +103,8 @@ def zeroed(params: Any, names: tuple[str, ...]) -> Any:
 
 
 def hard(known: list[Known]) -> list[Known]:
-    """Instances on which something beats the best single device."""
-    return [entry for entry in known if not entry.is_trivial]
+    """Instances with a known placement that beats the best single device."""
+    return [entry for entry in known if np.isfinite(entry.best_s) and not entry.is_trivial]
 
 
 def spread(known: list[Known], count: int) -> list[Known]:
@@ -158,7 +159,11 @@ def best(evaluations: int, seconds: float, seed: int) -> None:
     for k, entry in enumerate(known):
         if entry.evaluations >= evaluations or time.monotonic() - begin > seconds:
             continue
-        known[k] = tests.searched(entry, source.get(entry.instance), evaluations, seed)
+        try:
+            problem = source.get(entry.instance)
+        except InfeasibleError:
+            continue
+        known[k] = tests.searched(entry, problem, evaluations, seed)
         tests.save(known)
     done = sum(entry.evaluations >= evaluations for entry in known)
     click.echo(f"{done} of {len(known)} searched with {evaluations} evaluations")
@@ -171,7 +176,7 @@ def zero_shot_verb(checkpoint: Path | None, count: int) -> None:
     """Greedy and samples against heuristics, instances that one device wins apart."""
     known, policy = spread(tests.load(), count), loaded(checkpoint)
     show("zero-shot", zero_shot_table(policy, hard(known), SEEDS))
-    trivial = [entry for entry in known if entry.is_trivial]
+    trivial = [entry for entry in known if np.isfinite(entry.best_s) and entry.is_trivial]
     if trivial:
         show("zero-shot, one device is best", zero_shot_table(policy, trivial, SEEDS[:1]))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gdp.errors import InfeasibleError
 from gdp.learn.instances import Instance, draw
 from gdp.learn.problems import Problems, load_problems
 from gdp.learn.rollout import judge
@@ -49,21 +48,9 @@ def problems() -> Problems:
 
 
 def draw_list(source: Problems, seed: int = 20_26) -> list[Known]:
-    """One instance per test graph; those that no heuristic can place feasibly are drawn again."""
+    """One instance per test graph; values are found later, by `best`."""
     rng = np.random.default_rng(seed)
-    found = []
-    for name in sorted(source.test):
-        for _ in range(8):
-            instance = draw(rng, [name])
-            try:
-                problem = source.get(instance)
-            except InfeasibleError:
-                continue
-            known = with_heuristics(Known(instance), problem)
-            if np.isfinite(known.heuristic_s):
-                found.append(known)
-                break
-    return found
+    return [Known(draw(rng, [name])) for name in sorted(source.test)]
 
 
 def value(problem: Problem, assignment: Assignment) -> float:
@@ -92,7 +79,9 @@ def with_heuristics(known: Known, problem: Problem) -> Known:
 
 
 def searched(known: Known, problem: Problem, evaluations: int, seed: int) -> Known:
-    """The same after a local search of so many evaluations."""
+    """The same after the heuristics and a local search of so many evaluations."""
+    if np.isinf(known.heuristic_s):
+        known = with_heuristics(known, problem)
     answer = local_search(problem, Search(seed=seed, seconds=None, evaluations=evaluations))
     longest = max(known.evaluations, answer.evaluations)
     known = replace(known, evaluations=longest)
@@ -113,12 +102,18 @@ def judged(problem: Problem, devices: np.ndarray) -> np.ndarray:
 
 
 def save(known: list[Known]) -> None:
-    """Write the committed list."""
-    rows = [asdict(x) | {"instance": msgspec.to_builtins(x.instance)} for x in known]
+    """Write the committed list; JSON has no infinity, so what is not known is null."""
+    rows = []
+    for entry in known:
+        row = asdict(entry) | {"instance": msgspec.to_builtins(entry.instance)}
+        rows.append({k: None if v == float("inf") else v for k, v in row.items()})
     write_atomic(LIST, json.dumps({"instances": rows}, indent=1).encode())
 
 
 def load() -> list[Known]:
     """Read the committed list."""
-    rows = json.loads(LIST.read_text())["instances"]
-    return [Known(**(row | {"instance": Instance(**row["instance"])})) for row in rows]
+    found = []
+    for row in json.loads(LIST.read_text())["instances"]:
+        given = {k: v for k, v in row.items() if v is not None}
+        found.append(Known(**(given | {"instance": Instance(**row["instance"])})))
+    return found

@@ -44,7 +44,7 @@ def save(
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
-        orbax.save((staging / "weights").absolute(), dict(leaves))
+        orbax.save(str((staging / "weights").absolute()), dict(leaves))
         _forget_where(staging / "weights")
         (staging / "recipe.toml").write_text(recipe)
         document = {"schema": SCHEMA, "sha256": digest, **(meta or {})}
@@ -65,7 +65,7 @@ def load(path: str | os.PathLike[str], like: Any) -> Any:
     folder = Path(path)
     meta = read_meta(folder)
     try:
-        found = orbax.load((folder / "weights").absolute())
+        found = orbax.load(str((folder / "weights").absolute()))
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(

@@ -154,8 +154,10 @@ class _Tuner:
         label[-1] = float(follow)
         made = rows(drawn, advantage, own, label)
         weights = Weights(config.clip, config.entropy, config.imitate)
+        entropy = 0.0
         for epoch in range(config.epochs):
             grads, metrics = gradient(self.network, self.params, batch, made, weights)
+            entropy = float(metrics.entropy)
             if epoch == 0:
                 made = made._replace(old=metrics.log_probability, fresh=jnp.asarray(False))
             grads = free(grads, self.freedom(at))
@@ -167,7 +169,7 @@ class _Tuner:
             "update": float(at),
             "mean_s": mean,
             "best_s": float(self.best_s),
-            "entropy": float(metrics.entropy),
+            "entropy": entropy,
             "evaluations": float(self.evaluations),
         }
 

@@ -6,7 +6,7 @@ of its decisions. Axes: K placements, N ops, D devices, F pair features.
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -217,7 +217,7 @@ def step(
 ) -> tuple[Params, Any, Params]:
     """(weights, optimiser state, averaged weights) after one step."""
     updates, state = transform.update(grads, state, params)
-    params = optax.apply_updates(params, updates)
+    params = cast(Params, optax.apply_updates(params, updates))
     averaged = jax.tree.map(lambda a, p: average * a + (1.0 - average) * p, averaged, params)
     return params, state, averaged
 

@@ -3,7 +3,7 @@
 Axes: N padded ops (in decode order), P padded pairs, D padded devices.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,26 +53,37 @@ def pad(features: Features) -> Batch:
     wide_d = bucket(d, DEVICE_SIZES)
     position = np.empty(n, dtype=np.int64)
     position[features.order] = np.arange(n)
-    graph = jraph.GraphsTuple(
-        nodes=features.op[features.order],
-        edges=None,
-        senders=position[features.src].astype(np.int32),
-        receivers=position[features.dst].astype(np.int32),
-        globals=None,
-        n_node=np.array([n], dtype=np.int32),
-        n_edge=np.array([len(features.src)], dtype=np.int32),
-    )
-    graph = jraph.pad_with_graphs(graph, wide_n, wide_p, 2)
-    return Batch(
-        graph=graph,
-        op_type=_widen(features.op_type[features.order].astype(np.int32), wide_n),
-        op_mask=np.arange(wide_n) < n,
-        pair_mask=np.arange(wide_p) < len(features.src),
-        device=_widen(features.device, wide_d),
-        device_mask=np.arange(wide_d) < d,
-        whole=features.whole,
-        place=np.concatenate([position, np.arange(n, wide_n)]).astype(np.int32),
-    )  # type: ignore[arg-type]  # numpy in, so that nothing is copied to a device twice
+    # NumPy goes in, and JAX comes in where it is used: nothing is copied to a device twice.
+    graph: dict[str, Any] = {
+        "nodes": features.op[features.order],
+        "edges": None,
+        "senders": position[features.src].astype(np.int32),
+        "receivers": position[features.dst].astype(np.int32),
+        "globals": None,
+        "n_node": np.array([n], dtype=np.int32),
+        "n_edge": np.array([len(features.src)], dtype=np.int32),
+    }
+    batch: dict[str, Any] = {
+        "graph": jraph.pad_with_graphs(jraph.GraphsTuple(**graph), wide_n, wide_p, 2),
+        "op_type": _widen(features.op_type[features.order].astype(np.int32), wide_n),
+        "op_mask": np.arange(wide_n) < n,
+        "pair_mask": np.arange(wide_p) < len(features.src),
+        "device": _widen(features.device, wide_d),
+        "device_mask": np.arange(wide_d) < d,
+        "whole": features.whole,
+        "place": np.concatenate([position, np.arange(n, wide_n)]).astype(np.int32),
+    }
+    return Batch(**batch)
+
+
+def pairs(batch: Batch) -> tuple[Int[Array, "P"], Int[Array, "P"]]:
+    """(source, destination) of every pair; jraph allows None there, a `Batch` does not."""
+    return jnp.asarray(batch.graph.senders), jnp.asarray(batch.graph.receivers)
+
+
+def op_features(batch: Batch) -> Float[Array, "N F"]:
+    """The features of the padded ops."""
+    return jnp.asarray(batch.graph.nodes)
 
 
 def max_over_neighbours(

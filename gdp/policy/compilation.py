@@ -16,7 +16,7 @@ def use_cache() -> None:
     """Let XLA keep its programs in the cache folder, unless the user has chosen another one."""
     import jax
 
-    if jax.config.jax_compilation_cache_dir is not None:
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
         return
     folder = cache_folder() / "xla"
     try:

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from gdp.policy.batching import Batch, mean_over_ops
+from gdp.policy.batching import Batch, mean_over_ops, op_features
 from gdp.policy.features import (
     NUM_DEVICE_FEATURES,
     NUM_GLOBAL_FEATURES,
@@ -121,7 +121,7 @@ class PolicyNetwork(nnx.Module):
 
     def encode(self, batch: Batch) -> tuple[Float[Array, "N H"], Float[Array, "C"]]:
         """Embeddings of the ops in decode order, and the representation of the whole."""
-        parts = [batch.graph.nodes, self.type_embedding(batch.op_type)]
+        parts = [op_features(batch), self.type_embedding(batch.op_type)]
         if self.config.features == "full":
             parts.append(jnp.broadcast_to(batch.whole, (len(batch.op_type), batch.whole.shape[0])))
         h = self.enter(jnp.concatenate(parts, axis=-1))
@@ -148,7 +148,7 @@ class PolicyNetwork(nnx.Module):
             device=self.device_out(device),
             feature=self.feature_head.kernel(whole),
             mixing=self.mixing.kernel(whole),
-            bias=self.mixing.dense.bias[...],
+            bias=self.mixing.offset(),
             out=self.out_head.kernel(whole)[:, 0],
         )
 

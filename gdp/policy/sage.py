@@ -3,6 +3,7 @@
 h_N(v) = max over neighbours u of sigmoid(W h_u + b),   h_v' = FC([h_v ; h_N(v)])
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from gdp.policy.batching import Batch, max_over_neighbours
+from gdp.policy.batching import Batch, max_over_neighbours, pairs
 
 Pooling = Literal["published", "directed"]
 """published: equations 2 and 3, predecessors and successors alike. directed: readers and producers
@@ -26,7 +27,7 @@ class PublishedSage(nnx.Module):
 
     def __call__(self, h: Float[Array, "N F"], batch: Batch) -> Float[Array, "N F"]:
         sent = jax.nn.sigmoid(self.message(h))
-        src, dst = batch.graph.senders, batch.graph.receivers
+        src, dst = pairs(batch)
         before = max_over_neighbours(sent, dst, src, batch.pair_mask)
         after = max_over_neighbours(sent, src, dst, batch.pair_mask)
         return self.combine(jnp.concatenate([h, jnp.maximum(before, after)], axis=-1))
@@ -43,10 +44,13 @@ class DirectedSage(nnx.Module):
     def __call__(self, h: Float[Array, "N F"], batch: Batch) -> Float[Array, "N F"]:
         normed = self.norm(h)
         down, up = jnp.split(jax.nn.relu(self.message(normed)), 2, axis=-1)
-        src, dst = batch.graph.senders, batch.graph.receivers
+        src, dst = pairs(batch)
         before = max_over_neighbours(down, dst, src, batch.pair_mask)
         after = max_over_neighbours(up, src, dst, batch.pair_mask)
         return h + jax.nn.relu(self.combine(jnp.concatenate([normed, before, after], axis=-1)))
 
 
-SAGE: dict[Pooling, type[nnx.Module]] = {"published": PublishedSage, "directed": DirectedSage}
+SAGE: dict[Pooling, Callable[..., nnx.Module]] = {
+    "published": PublishedSage,
+    "directed": DirectedSage,
+}

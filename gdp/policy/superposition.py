@@ -52,5 +52,10 @@ class SuperposedLinear(nnx.Module):
         """The weights with the gate folded in: (c * x) W = x (c W)."""
         return self.factor(whole)[:, None] * self.dense.kernel[...]
 
+    def offset(self) -> Float[Array, "O"]:
+        """The bias, zeros without one."""
+        bias = self.dense.bias
+        return jnp.zeros(self.dense.out_features) if bias is None else bias[...]
+
     def __call__(self, x: Float[Array, "... F"], whole: Float[Array, "C"]) -> Float[Array, "... O"]:
         return self.dense(x * self.factor(whole))

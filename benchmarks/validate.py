@@ -30,7 +30,7 @@ from gdp.graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import load
 from gdp.runtime.onnxruntime import prepare
-from gdp.runtime.ort_pipeline import Pipeline
+from gdp.runtime.ort_pipeline import Pipeline, Trace
 from gdp.runtime.ort_sessions import core_of_device
 from gdp.runtime.ort_source import Source, load_source, randomised
 from gdp.runtime.ort_stages import Prediction, make_plan
@@ -126,21 +126,22 @@ def measure(
     one = Pipeline(ready.stages, ready.slots[:1], ready.workers)
     full = Pipeline(ready.stages, ready.slots, ready.workers)
     with one, full:
-        one.run(2)
-        runs = int(np.clip(seconds / 8 / max(one.run(2).latency_s, 1e-5), 3, 300))
-        fill = len(ready.slots) + 1
+        once_s = max(one.run(3).latency_s, 1e-5)
+        runs = int(np.clip(seconds / 8 / once_s, 3, 200))
+        # The window between filling up and running dry must hold many samples per slot, or a
+        # stall of one worker shows as a burst after it.
+        many = 8 * len(ready.slots) + runs
         latency: list[list[float]] = [[], []]
         period: list[list[float]] = [[], []]
         pieces: list[list[float]] = [[] for _ in ready.stages]
-        for _ in range(2):
-            for repeat in (0, 1):
-                trace = one.run(runs)
-                latency[repeat].append(_fast(np.subtract(trace.finish_s, trace.start_s)))
-                for found, seconds_of in zip(pieces, trace.stage_s, strict=True):
-                    found += seconds_of
-                trace = full.run(runs + fill)
-                until_s = max(trace.start_s)
-                period[repeat].append(1.0 / trace.rate_per_s(fill, until_s))
+        full.run(len(ready.slots))
+        for repeat in (0, 1, 0, 1):
+            trace = one.run(runs)
+            latency[repeat].append(_fast(np.subtract(trace.finish_s, trace.start_s)))
+            for found, seconds_of in zip(pieces, trace.stage_s, strict=True):
+                found += seconds_of
+            if len(period[repeat]) == 0:
+                period[repeat].append(_period_s(full.run(many), len(ready.slots)))
     return {
         "pieces": len(plan.cut.pieces),
         "latency_s": [min(found) for found in latency],
@@ -152,6 +153,13 @@ def measure(
         "piece_predicted_s": list(plan.piece_s),
         "piece_measured_s": [_fast(np.array(found)) for found in pieces],
     }
+
+
+def _period_s(trace: Trace, slots: int) -> float:
+    """Seconds per sample from when the pipeline is full to when no more samples enter."""
+    finish = np.array(trace.finish_s)[slots:]
+    finish = finish[finish <= max(trace.start_s)]
+    return float((finish[-1] - finish[0]) / (len(finish) - 1))
 
 
 def _fast(seconds: Float[np.ndarray, "R"]) -> float:

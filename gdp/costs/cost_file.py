@@ -47,7 +47,7 @@ def save_costs(
         "date": calibration.date,
         "types": list(calibration.ensemble.types),
         "scale": calibration.scale,
-        "factors": list(calibration.factors),
+        "transfer": list(calibration.transfer),
         "report": dict(report or {}),
     }  # fmt: skip
     checkpoint.save(path, tree, recipe=recipe, meta=meta)
@@ -108,5 +108,5 @@ def _calibration(meta: Mapping[str, Any], found: Mapping[str, np.ndarray]) -> Ca
             },
         ),
         scale=meta["scale"],
-        factors=tuple(meta["factors"]),
+        transfer=tuple(meta.get("transfer", ())),
     )  # fmt: skip

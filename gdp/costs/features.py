@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.costs.kernels import ALIAS, lead_ops
+from gdp.fusible import REDUCTIONS
 from gdp.graph import OpDetail, OpGraph
 
 # A device to add arithmetic and traffic up with; a learned model corrects whatever is off.
@@ -306,6 +307,18 @@ def shares(features: KernelFeatures) -> Float[np.ndarray, "K 3"]:
         ]
     )
     return parts / parts.sum(axis=1, keepdims=True)
+
+
+def transfer_design(
+    features: KernelFeatures, seconds: Float[np.ndarray, "K"]
+) -> Float[np.ndarray, "K 9"]:
+    """What the ratio of two devices' times depends on: three shares, three classes (products,
+    reductions, the rest), and the log length within each class."""
+    heavy = is_heavy(features)
+    reduction = ~heavy & np.array([t in REDUCTIONS for t in features.lead_type], dtype=bool)
+    classes = np.column_stack([heavy, reduction, ~heavy & ~reduction]).astype(float)
+    length = np.clip(np.log(seconds / 1e-4), -4.0, 4.0) / 4.0
+    return np.concatenate([shares(features), classes, classes * length[:, None]], axis=1)
 
 
 def is_heavy(features: KernelFeatures) -> Bool[np.ndarray, "K"]:

@@ -21,7 +21,7 @@ from gdp.costs.features import (
     KERNEL_S,
     KernelFeatures,
     kernel_features,
-    shares,
+    transfer_design,
 )
 from gdp.costs.kernels import FusionTable, kernel_groups
 from gdp.costs.profile import DeviceRecord
@@ -136,8 +136,7 @@ class Calibration:
     fusions: FusionTable
     ensemble: Ensemble
     scale: float = 1.0  # of the whole
-    # After a transfer to another device: on arithmetic, traffic and launches.
-    factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    transfer: tuple[float, ...] = ()  # coefficients of `gdp.costs.transfer`, on another device
 
     def label(self) -> str:
         """What it is, for people."""
@@ -205,7 +204,10 @@ class LearnedCosts:
 def kernel_seconds(calibration: Calibration, features: KernelFeatures) -> Float[np.ndarray, "K"]:
     """Seconds of every kernel."""
     seconds = np.exp(predict(calibration.ensemble, features)[0]) * calibration.scale
-    return seconds * np.exp(shares(features) @ np.log(calibration.factors))
+    if calibration.transfer:
+        design = transfer_design(features, seconds)
+        seconds = seconds * np.exp(design @ np.array(calibration.transfer))
+    return seconds
 
 
 def op_seconds(

@@ -1,9 +1,11 @@
 """A calibration carried over to a device that was hardly measured.
 
-Devices of one kind run the same kernels at other speeds. The new device's seconds are the known
-calibration's times a factor per class of kernel: arithmetic-bound, traffic-bound and launch-bound.
-The factors start at the ratio of the datasheets and move towards what k measurements say, the more
-the more there are (a Gaussian prior on the logarithm, so k = 0 is the datasheet ratio alone).
+Devices of one kind run the same kernels at other speeds. The logarithm of the ratio of their
+seconds is a linear function of what bounds a kernel (arithmetic, traffic, launch), of its class
+(products, reductions, the rest) and of its length within the class: threads and caches help long
+kernels more.
+The coefficients start at the ratio of the datasheets and move towards what k measurements say, the
+more the more there are (a Gaussian prior, so k = 0 is the datasheet ratio alone).
 """
 
 from collections.abc import Sequence
@@ -13,33 +15,34 @@ import numpy as np
 from jaxtyping import Float
 
 from gdp.cluster import Device
-from gdp.costs.features import KernelFeatures, shares
+from gdp.costs.features import KernelFeatures, shares, transfer_design
 from gdp.costs.learned import Calibration
 from gdp.costs.profile import DeviceRecord
 
-PRIOR_LOG_STD = 0.5
-"""How far a factor may lie from the datasheets' ratio: within 1.6 times, two times in three."""
+PRIOR_LOG_STD = (0.5, 0.5, 0.5, 0.3, 0.3, 0.3, 0.5, 0.5, 0.5)
+"""How far each coefficient may lie from the datasheets: of bounds, of classes, of slopes."""
 NOISE_LOG_STD = 0.15
-"""How far one kernel lies from its class."""
+"""How far one kernel lies from the line."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Factors on the seconds of another device's calibration, by what bounds a kernel."""
+    """Coefficients of the logarithm of (new device's seconds / known device's seconds)."""
 
-    arithmetic: float
-    traffic: float
-    launch: float
+    coefficients: tuple[float, ...]
 
-    @property
-    def logs(self) -> Float[np.ndarray, "3"]:
-        return np.log([self.arithmetic, self.traffic, self.launch])
+    def ratio(
+        self, features: KernelFeatures, known_s: Float[np.ndarray, "K"]
+    ) -> Float[np.ndarray, "K"]:
+        """The factor on every kernel's seconds."""
+        return np.exp(transfer_design(features, known_s) @ np.array(self.coefficients))
 
 
 def datasheet_transfer(source: Device, target: Device) -> Transfer:
-    """Factors by the datasheets alone: the point of no measurements."""
-    arithmetic = source.speed("default") / target.speed("default")
-    return Transfer(arithmetic, source.bytes_per_s / target.bytes_per_s, 1.0)
+    """By the datasheets alone: the point of no measurements."""
+    arithmetic = np.log(source.speed("default") / target.speed("default"))
+    traffic = np.log(source.bytes_per_s / target.bytes_per_s)
+    return Transfer((float(arithmetic), float(traffic), *[0.0] * 7))
 
 
 def fit_transfer(
@@ -48,32 +51,32 @@ def fit_transfer(
     known_s: Float[np.ndarray, "K"],
     measured_s: Float[np.ndarray, "K"],
 ) -> Transfer:
-    """Factors from k kernels measured on the new device; `known_s` is what the calibration of the
-    old device says of them.
+    """Coefficients from k kernels measured on the new device; `known_s` is what the calibration of
+    the old device says of them.
 
-    Bayesian linear regression of log(measured / known) on the shares, prior at `prior`: the
-    posterior mean solves (X'X / noise^2 + I / prior^2) b = X'y / noise^2 + b0 / prior^2.
+    Bayesian linear regression: the posterior mean solves
+    (X'X / noise^2 + P) b = X'y / noise^2 + P b0, with P the prior's precision.
     """
-    x = shares(features)
+    x = transfer_design(features, known_s)
     y = np.log(measured_s) - np.log(known_s)
-    precision = x.T @ x / NOISE_LOG_STD**2 + np.eye(3) / PRIOR_LOG_STD**2
-    right = x.T @ y / NOISE_LOG_STD**2 + prior.logs / PRIOR_LOG_STD**2
-    return Transfer(*np.exp(np.linalg.solve(precision, right)).tolist())
+    precision = np.diag(np.array(PRIOR_LOG_STD) ** -2.0)
+    right = x.T @ y / NOISE_LOG_STD**2 + precision @ np.array(prior.coefficients)
+    found = np.linalg.solve(x.T @ x / NOISE_LOG_STD**2 + precision, right)
+    return Transfer(tuple(found.tolist()))
 
 
 def adapt(calibration: Calibration, transfer: Transfer, device: DeviceRecord) -> Calibration:
     """The calibration of the new device."""
-    return replace(
-        calibration, device=device, factors=(transfer.arithmetic, transfer.traffic, transfer.launch)
-    )
+    return replace(calibration, device=device, transfer=transfer.coefficients)
 
 
 def most_telling(features: KernelFeatures, count: int) -> Sequence[int]:
     """The kernels worth measuring first: those that differ most in what bounds them and in type.
 
-    Greedy farthest-point choice over shares and log seconds; the first is the longest.
+    Greedy farthest-point choice over shares, class and log seconds; the first is the longest.
     """
-    point = np.column_stack([3.0 * shares(features), 0.3 * features.size[:, 0]])
+    classes = transfer_design(features, features.base_s)[:, 3:6]
+    point = np.column_stack([2.0 * shares(features), 2.0 * classes, 0.3 * features.size[:, 0]])
     chosen = [int(features.size[:, 0].argmax())]
     distance = np.linalg.norm(point - point[chosen[0]], axis=1)
     while len(chosen) < min(count, len(point)):

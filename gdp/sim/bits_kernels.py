@@ -13,12 +13,17 @@ from llvmlite import ir
 from numba.extending import intrinsic
 
 
+U6, U63 = np.uint64(6), np.uint64(63)
+ONE, ZERO = np.uint64(1), np.uint64(0)
+NONE = np.uint64(0xFFFFFFFF)
+
+
 @intrinsic
 @typing.no_type_check
 def lowest_bit(typing_context, word):
     """The index of the lowest set bit of a nonzero uint64."""
-    del typing_context
-    signature = numba.types.int64(numba.types.uint64)
+    del typing_context, word
+    signature = numba.types.uint64(numba.types.uint64)
 
     @typing.no_type_check
     def generate(context, builder, signature, arguments):
@@ -32,45 +37,52 @@ def lowest_bit(typing_context, word):
 @typing.no_type_check
 def clear_bits(bits):
     """Empty every set."""
-    bits[:] = np.uint64(0)
+    bits[:] = ZERO
+
+
+@numba.njit(cache=True, nogil=True, forceinline=True)
+@typing.no_type_check
+def level_starts(row, n):
+    """Where the three levels of set `row` start, and where the set ends."""
+    low = (n + U63) >> U6
+    middle = (low + U63) >> U6
+    top = (middle + U63) >> U6
+    start = row * (low + middle + top)
+    return start, start + low, start + low + middle, start + low + middle + top
 
 
 @numba.njit(cache=True, nogil=True, forceinline=True)
 @typing.no_type_check
 def add_bit(bits, row, n, position):
-    """Add a position to set `row`, of n positions at most."""
-    low = (n + 63) >> 6
-    middle = (low + 63) >> 6
-    one = np.uint64(1)
-    bits[row, position >> 6] |= one << np.uint64(position & 63)
-    position >>= 6
-    bits[row, low + (position >> 6)] |= one << np.uint64(position & 63)
-    position >>= 6
-    bits[row, low + middle + (position >> 6)] |= one << np.uint64(position & 63)
+    """Add a position (uint64) to set `row`, of n positions at most."""
+    low, middle, top, _ = level_starts(row, n)
+    bits[low + (position >> U6)] |= ONE << (position & U63)
+    position >>= U6
+    bits[middle + (position >> U6)] |= ONE << (position & U63)
+    position >>= U6
+    bits[top + (position >> U6)] |= ONE << (position & U63)
 
 
 @numba.njit(cache=True, nogil=True, forceinline=True)
 @typing.no_type_check
 def pop_bit(bits, row, n):
-    """Remove and return the smallest position of set `row`; -1 where it is empty."""
-    low = (n + 63) >> 6
-    middle = (low + 63) >> 6
-    zero, one = np.uint64(0), np.uint64(1)
-    for top in range(low + middle, bits.shape[1]):
-        word = bits[row, top]
-        if word == zero:
+    """Remove and return the smallest position of set `row`; `NONE` where it is empty."""
+    low, middle, top, end = level_starts(row, n)
+    for k in range(top, end):
+        top_word = bits[k]
+        if top_word == ZERO:
             continue
-        at_middle = ((top - low - middle) << 6) + lowest_bit(word)
-        middle_word = bits[row, low + at_middle]
-        at_low = (at_middle << 6) + lowest_bit(middle_word)
-        low_word = bits[row, at_low]
-        position = (at_low << 6) + lowest_bit(low_word)
-        low_word &= low_word - one
-        bits[row, at_low] = low_word
-        if low_word == zero:
-            middle_word &= middle_word - one
-            bits[row, low + at_middle] = middle_word
-            if middle_word == zero:
-                bits[row, top] = word & (word - one)
+        at_middle = ((k - top) << U6) + lowest_bit(top_word)
+        middle_word = bits[middle + at_middle]
+        at_low = (at_middle << U6) + lowest_bit(middle_word)
+        low_word = bits[low + at_low]
+        position = (at_low << U6) + lowest_bit(low_word)
+        low_word &= low_word - ONE
+        bits[low + at_low] = low_word
+        if low_word == ZERO:
+            middle_word &= middle_word - ONE
+            bits[middle + at_middle] = middle_word
+            if middle_word == ZERO:
+                bits[k] = top_word & (top_word - ONE)
         return position
-    return -1
+    return NONE

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gdp import api
 from gdp.cluster import Cluster
@@ -10,10 +10,13 @@ from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ModelError
 from gdp.graph import OpGraph
-from gdp.models import PYTHON_PREFIX, is_onnx, load
 from gdp.methods.base import Search
+from gdp.models import PYTHON_PREFIX, is_onnx, load, python_model
 from gdp.placement import Placement, require
 from gdp.sim.problem import Objective
+
+if TYPE_CHECKING:
+    from gdp.importers.jaxpr_model import JaxModel
 
 
 def run(
@@ -53,7 +56,12 @@ def run(
     if model.startswith(PYTHON_PREFIX):
         from gdp.runtime.jax import run_jax
 
-        return run_jax(model, graph, cluster, placement.device, objective=objective, rounds=rounds)
+        report = run_jax(
+            _function(model), graph, cluster, placement.device,
+            objective=objective, rounds=rounds, seed=(search or Search()).seed,
+            predict=(posed.problem, device, posed.group_of),
+        )  # fmt: skip
+        return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
     raise ModelError(
         f"{model!r} holds a graph only; `gdp run` needs an ONNX file or a JAX function"
     )
@@ -75,6 +83,16 @@ def export(
     if target not in EXPORTERS:
         raise ValueError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
     return EXPORTERS[target](model, graph, placement, output, bound)
+
+
+def _function(model: str) -> "JaxModel":
+    """The JAX function behind a `python:` model; a graph alone cannot be executed."""
+    found = python_model(model)
+    if isinstance(found, OpGraph):
+        raise ModelError(
+            f"{model!r} returns a graph only; return (function, arguments) to execute it"
+        )
+    return found
 
 
 def _named(placement: Placement) -> Cluster:
@@ -126,6 +144,18 @@ def _accelerate(
     return export_accelerate(graph, placement, output)
 
 
+def _jax(
+    model: str, graph: OpGraph, placement: Placement, output: Path, dims: Mapping[str, int]
+) -> list[Path]:
+    from gdp.exporters.jax import export_jax
+
+    del graph, dims
+    if not model.startswith(PYTHON_PREFIX):
+        raise ModelError(f"target 'jax' needs a python:package.module:function, got {model!r}")
+    _function(model)
+    return export_jax(model, placement, output)
+
+
 def _require_onnx(model: str, target: str) -> None:
     if not is_onnx(model):
         raise ModelError(f"target {target!r} needs an ONNX model, got {model!r}")
@@ -137,4 +167,5 @@ EXPORTERS: dict[str, Exporter] = {
     "onnx": _onnx,
     "openvino": _openvino,
     "accelerate": _accelerate,
+    "jax": _jax,
 }

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from gdp.cluster import Device
 from gdp.costs.features import KernelFeatures, kernel_features
 from gdp.costs.fit import FitConfig, fit, rows_of
-from gdp.costs.kernels import components, kernel_groups, learn_fusions
-from gdp.costs.learned import Calibration, kernel_seconds
+from gdp.costs.kernels import components, learn_fusions
+from gdp.costs.learned import Calibration, kernel_seconds, kernels_of
 from gdp.costs.profile import Profile, ProfiledModel, ProfileError
 
 HELD_OUT = (
@@ -199,7 +199,7 @@ def evaluate(
     kernels: list[KernelError] = []
     models: list[ModelError] = []
     for model in held:
-        group = kernel_groups(model.graph, calibration.fusions)
+        group = kernels_of(calibration, model.graph)
         features = kernel_features(model.graph, group)
         seconds = kernel_seconds(calibration, features)
         datasheet = roofline_s(features, model, reference)

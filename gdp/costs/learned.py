@@ -30,6 +30,8 @@ from gdp.graph import OpGraph
 
 UNSEEN_LOG_STD = 1.0
 """Of kernel types without measurements: a roofline is within a factor of e two times in three."""
+SEGMENTED, SEGMENT_OPS = "jax", 12
+"""A runtime whose compiler fuses too freely to time kernels: segments of about so many ops are."""
 CACHE_BYTES = (1 << 18, 1 << 23)
 """Traffic beyond these has rates of its own: what no longer fits near the core comes from afar."""
 
@@ -210,15 +212,32 @@ def kernel_seconds(calibration: Calibration, features: KernelFeatures) -> Float[
     return seconds
 
 
+def kernels_of(calibration: Calibration, graph: OpGraph) -> Int[np.ndarray, "N"]:
+    """The kernel of every op: as the runtime fuses, or runs of ops as the profile was cut."""
+    if calibration.runtime != SEGMENTED:
+        return kernel_groups(graph, calibration.fusions)
+    ids = np.full(graph.num_ops, -1, dtype=np.int64)
+    working = np.flatnonzero(~graph.is_io)
+    ids[working] = np.arange(len(working)) // SEGMENT_OPS
+    return ids
+
+
 def op_seconds(
     calibration: Calibration, graph: OpGraph
 ) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
-    """Seconds of every op, all of a kernel's at its costliest op, and their log deviation."""
-    kernel = kernel_groups(graph, calibration.fusions)
+    """Seconds of every op and their log deviation. All of a kernel's seconds are at its costliest
+    op; where segments were timed, they are shared out by work."""
+    kernel = kernels_of(calibration, graph)
     features = kernel_features(graph, kernel)
     spread = predict(calibration.ensemble, features)[1]
-    seconds, deviation = np.zeros(graph.num_ops), np.zeros(graph.num_ops)
-    seconds[features.lead] = kernel_seconds(calibration, features)
+    total, deviation = np.zeros(graph.num_ops), np.zeros(graph.num_ops)
     inside = np.flatnonzero(kernel >= 0)
+    if calibration.runtime == SEGMENTED:
+        work = graph.flop[inside] / FLOP_PER_S + graph.memory_traffic_bytes[inside] / BYTES_PER_S
+        work = work + 1e-12
+        share = work / np.bincount(kernel[inside], work)[kernel[inside]]
+        total[inside] = kernel_seconds(calibration, features)[kernel[inside]] * share
+    else:
+        total[features.lead] = kernel_seconds(calibration, features)
     deviation[inside] = spread[kernel[inside]]
-    return seconds, deviation
+    return total, deviation

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from gdp.costs.learned import SEGMENT_OPS
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
 from gdp.runtime.profiler import statistic
 
-EQUATIONS = 12
+EQUATIONS = SEGMENT_OPS
 """Of one segment, about: a layer or less."""
 _SIZES_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 

@@ -108,6 +108,18 @@ def test_costs_of_a_graph_add_up_to_the_law(fitted) -> None:
     assert (careful[:, 1] == seconds[:, 1]).all()
 
 
+def test_timed_segments_are_shared_out_by_work(fitted) -> None:
+    """Twelve ops to a segment: seven pairs of ops are two segments, and every op has its share."""
+    calibration = replace(fitted[0], runtime="jax")
+    graph, cluster = chain_graph("g", [(64, 64, 64)] * 7), make_cluster("one", [CORE])
+    kernel = np.arange(14) // 12
+    segments = np.exp(predict(calibration.ensemble, kernel_features(graph, kernel))[0])
+    seconds = LearnedCosts((calibration,))(graph, cluster)[:, 0]
+    assert (seconds > 0).all()
+    np.testing.assert_allclose(np.bincount(kernel, seconds), segments)
+    assert seconds[0] > 3 * seconds[1]  # a product against its activation
+
+
 def test_cost_files_come_back_and_say_what_they_are(fitted, tmp_path: Path) -> None:
     calibration, report = fitted
     save_costs(calibration, tmp_path / "costs", report=report.summary())

@@ -7,6 +7,7 @@ with one random cluster, objective and memory limit each. Test families serve fo
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -114,6 +115,7 @@ def load() -> list[Known]:
     """Read the committed list."""
     found = []
     for row in json.loads(LIST.read_text())["instances"]:
-        given = {k: v for k, v in row.items() if v is not None}
-        found.append(Known(**(given | {"instance": Instance(**row["instance"])})))
+        given: dict[str, Any] = {k: v for k, v in row.items() if v is not None}
+        given["instance"] = Instance(**row["instance"])
+        found.append(Known(**given))
     return found

@@ -160,8 +160,8 @@ def missing_text(problem: Problem, assignment: Assignment) -> str:
     peak = score(problem, assignment.device, assignment.rank).peak_bytes
     excess = peak - problem.cluster.memory_bytes
     parts = [
-        f"{size_text(excess[d])} on {problem.cluster.devices[d].name} (needs "
-        f"{size_text(peak[d])} of {size_text(problem.cluster.devices[d].memory_bytes)})"
+        f"{size_text(int(excess[d]))} on {problem.cluster.devices[d].name} (needs "
+        f"{size_text(int(peak[d]))} of {size_text(problem.cluster.devices[d].memory_bytes)})"
         for d in np.argsort(-excess, kind="stable")
         if excess[d] > 0
     ]

@@ -53,7 +53,7 @@ class Chain(NamedTuple):
     movable: np.ndarray  # [M]
     undo: np.ndarray  # [G] int32, where the groups of the proposal were
     value: np.ndarray  # [4]
-    count: np.ndarray  # [3]
+    count: np.ndarray  # pyright: ignore[reportIncompatibleMethodOverride] # [3]
     kind_share: np.ndarray  # [NUM_STEPS] cumulative probabilities
     tried: np.ndarray  # [NUM_STEPS]
     gained: np.ndarray  # [NUM_STEPS] improvements of the best

@@ -51,7 +51,7 @@ def contract(problem: Problem) -> Contraction:
 
 
 def linear_orders(contraction: Contraction) -> list[Int[np.ndarray, "M"]]:
-    """Some topological orders of the elements: as given, depth first, and depth first from the end."""
+    """Some topological orders of the elements: as given, depth first, depth first from the end."""
     m, src, dst = contraction.num_elements, contraction.src, contraction.dst
     orders = [np.arange(m), _depth_first(m, src, dst), _depth_first(m, dst, src)[::-1]]
     different: list[Int[np.ndarray, "M"]] = []
@@ -61,10 +61,8 @@ def linear_orders(contraction: Contraction) -> list[Int[np.ndarray, "M"]]:
     return different
 
 
-def random_order(
-    contraction: Contraction, rng: np.random.Generator
-) -> Int[np.ndarray, "M"]:
-    """A random topological order, depth first: what became ready last goes first, ties at random."""
+def random_order(contraction: Contraction, rng: np.random.Generator) -> Int[np.ndarray, "M"]:
+    """A topological order, depth first: what became ready last goes first, ties at random."""
     m, name = contraction.num_elements, rng.permutation(contraction.num_elements)
     by_name = np.lexsort((name[contraction.dst], contraction.src))
     return _depth_first(m, contraction.src[by_name], contraction.dst[by_name], name)
@@ -132,7 +130,7 @@ def _idle(problem: Problem, label: Int[np.ndarray, "G"]) -> Bool[np.ndarray, "L"
     num_labels = int(label.max()) + 1
     seconds = np.zeros((num_labels, problem.num_devices))
     np.add.at(seconds, of_op, np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0))
-    idle = (seconds < NO_WORK_S).all(axis=1)
+    idle = seconds.max(axis=1) < NO_WORK_S
     idle[of_op[graph.is_backward]] = False
     src, dst = graph.edges
     idle[of_op[src[graph.is_backward[dst]]]] = False

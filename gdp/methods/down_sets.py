@@ -65,9 +65,7 @@ def chain_below(lat: Lattice, costs: StageCosts, target_s: float, limits: Limits
     for first in range(0, len(sets.bits), _CHUNK):
         if limits.clock.is_over():
             return Found(None, False, found.seen, pairs)
-        pairs += push_states(
-            lat, sets, opened, target_s, first, first + _CHUNK, reached, missing
-        )
+        pairs += push_states(lat, sets, opened, target_s, first, first + _CHUNK, reached, missing)
         if reached[-1].any():
             spans = _trace(lat, sets, target_s, reached)
             return Found(spans, True, found.seen, pairs)

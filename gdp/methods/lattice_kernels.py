@@ -1,7 +1,7 @@
-"""Kernels over the down-sets of a contracted graph. They load numba: import them inside functions.
+"""Kernels over the down-sets of a contracted graph. Loads numba: import it inside functions.
 
-A down-set I is a bit vector. A stage is the difference S of two of them, J inside I. Every tensor is
-a hyperedge h: its producer's element (the tail) and its readers' elements are its pins. S cuts h
+A down-set I is a bit vector. A stage is the difference S of two of them, J inside I. A tensor is a
+hyperedge h: its producer's element (the tail) and its readers' elements are its pins. S cuts h
 when some, but not all, pins are in S: it pays `w_out` where it holds the tail, `w_in` elsewhere.
 What a stage pays follows from J and I alone, with h open at X when X holds some but not all pins:
 
@@ -15,7 +15,7 @@ so a pair (J, I) costs as many steps as tensors are open at J, however large the
 Axes: see `gdp.methods.lattice.Lattice` and `Windows`.
 """
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numba
 import numpy as np
@@ -103,30 +103,109 @@ def _remove_element(lat, x, inside, count, tail_in):
 @no_type_check
 def _next_free(free, after):
     """The smallest element > after in a bit vector, or -1."""
-    x = after + 1
-    word = x >> 6
+    word = (after + 1) >> 6
     if word >= free.size:
         return -1
-    left = free[word] >> np.uint64(x & 63) << np.uint64(x & 63)
+    shift = np.uint64((after + 1) & 63)
+    left = free[word] >> shift << shift
     while left == 0:
         word += 1
         if word >= free.size:
             return -1
         left = free[word]
     x = word << 6
-    while left & ONE == 0:
-        left >>= ONE
-        x += 1
+    for step in (32, 16, 8, 4, 2, 1):
+        low = left & ((ONE << np.uint64(step)) - ONE)
+        if low == 0:
+            left >>= np.uint64(step)
+            x += step
     return x
 
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
-def grow(array, size):
+def _grow(array, size):
     """A copy with room for twice as many rows."""
-    larger = np.empty((2 * array.shape[0],) + array.shape[1:], dtype=array.dtype)
+    larger = np.empty((2 * array.shape[0], *array.shape[1:]), dtype=array.dtype)
     larger[:size] = array[:size]
     return larger
+
+
+class Walk(NamedTuple):
+    """A depth-first walk over down-sets; [d] is the value at depth d. Axes: M elements."""
+
+    inside: np.ndarray  # [W] the down-set
+    free: np.ndarray  # [W] elements outside of which all predecessors are inside
+    missing: np.ndarray  # [M] predecessors outside
+    count: np.ndarray  # [H] pins inside
+    tail_in: np.ndarray  # [H]
+    base: np.ndarray  # [M + 1, R]
+    rest: np.ndarray  # [M + 1, R]
+    phi: np.ndarray  # [M + 1, Q]
+    held: np.ndarray  # [M + 1]
+    chosen: np.ndarray  # [M + 1] the element added to get to depth d
+    cursor: np.ndarray  # [M + 1] the last element tried from depth d
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def _start_walk(lat, win):
+    """A walk at the empty down-set."""
+    m = lat.num_elements
+    free = np.zeros(lat.num_words, dtype=np.uint64)
+    for x in range(m):
+        if lat.missing[x] == 0:
+            free[x >> 6] |= _bit(x)
+    base, rest = np.zeros((m + 1, lat.num_rows)), np.zeros((m + 1, lat.num_rows))
+    tail_in = lat.tail < 0
+    for edge in range(lat.low.size):
+        _toggle(lat, edge, lat.low[edge], tail_in[edge], base[0], rest[0], 1.0)
+    return Walk(
+        np.zeros_like(free),
+        free,
+        lat.missing.copy(),
+        lat.low.copy(),
+        tail_in,
+        base,
+        rest,
+        np.zeros((m + 1, win.phi.shape[0])),
+        np.zeros(m + 1, dtype=np.int64),
+        np.full(m + 1, -1, dtype=np.int64),
+        np.full(m + 1, -1, dtype=np.int64),
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def _descend(lat, win, walk, depth, x):
+    """Go from depth to depth + 1 by adding element x."""
+    below = depth + 1
+    walk.base[below], walk.rest[below] = walk.base[depth], walk.rest[depth]
+    _add_element(lat, x, walk.inside, walk.count, walk.tail_in, walk.base[below], walk.rest[below])
+    for q in range(win.phi.shape[0]):
+        walk.phi[below, q] = walk.phi[depth, q] + win.phi[q, x]
+    walk.held[below] = walk.held[depth] + lat.held_bytes[x]
+    walk.free[x >> 6] &= ~_bit(x)
+    for i in range(lat.next_start[x], lat.next_start[x + 1]):
+        after = lat.next[i]
+        walk.missing[after] -= 1
+        if walk.missing[after] == 0:
+            walk.free[after >> 6] |= _bit(after)
+    walk.cursor[depth], walk.chosen[below], walk.cursor[below] = x, x, x
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def _ascend(lat, walk, depth):
+    """Go from depth to depth - 1."""
+    x = walk.chosen[depth]
+    _remove_element(lat, x, walk.inside, walk.count, walk.tail_in)
+    for i in range(lat.next_start[x], lat.next_start[x + 1]):
+        after = lat.next[i]
+        if walk.missing[after] == 0:
+            walk.free[after >> 6] &= ~_bit(after)
+        walk.missing[after] += 1
+    walk.free[x >> 6] |= _bit(x)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -137,66 +216,37 @@ def enumerate_down_sets(lat, win, most_seen, most_kept):
     Every down-set but the empty one comes from the one without its element of largest index, which
     is maximal because indices are topological: a depth-first walk meets each once and stores none.
     status: 0 all found, 1 more than `most_seen` seen, 2 more than `most_kept` kept.
-    O(seen (words + degree) + seen states prices).
+    O(seen (words + degree + states prices)).
     """
-    m, words, rows = lat.num_elements, lat.num_words, lat.num_rows
-    kept, size = 0, 1024
-    out_bits = np.empty((size, words), dtype=np.uint64)
-    out_window = np.empty((size, win.words), dtype=np.uint64)
-    out_base = np.empty((size, rows))
-    out_size = np.empty(size, dtype=np.int64)
-    inside, free = np.zeros(words, dtype=np.uint64), np.zeros(words, dtype=np.uint64)
-    count, tail_in = lat.low.copy(), lat.tail < 0
-    missing = lat.missing.copy()
-    for x in range(m):
-        if missing[x] == 0:
-            free[x >> 6] |= _bit(x)
-    base, rest = np.zeros((m + 1, rows)), np.zeros((m + 1, rows))
-    for edge in range(lat.low.size):
-        _toggle(lat, edge, count[edge], tail_in[edge], base[0], rest[0], 1.0)
-    phi = np.zeros((m + 1, win.phi.shape[0]))
-    held = np.zeros(m + 1, dtype=np.int64)
-    chosen = np.full(m + 2, -1, dtype=np.int64)  # [d]: the element added to get to depth d
-    cursor = np.full(m + 2, -1, dtype=np.int64)  # [d]: the last element tried from depth d
+    kept, room = 0, 1024
+    bits = np.empty((room, lat.num_words), dtype=np.uint64)
+    windows = np.empty((room, win.words), dtype=np.uint64)
+    base = np.empty((room, lat.num_rows))
+    size = np.empty(room, dtype=np.int64)
+    walk = _start_walk(lat, win)
     window = np.empty(win.words, dtype=np.uint64)
-    depth, seen, fresh = 0, 0, True
+    status, depth, seen, is_new = 0, 0, 0, True
     while depth >= 0:
-        if fresh:
+        if is_new:
             seen += 1
-            if seen > most_seen:
-                return 1, seen, out_bits[:kept], out_window[:kept], out_base[:kept], out_size[:kept]
-            if window_bits(win, phi[depth], base[depth], rest[depth], held[depth], window):
-                if kept == most_kept:
-                    return 2, seen, out_bits[:0], out_window[:0], out_base[:0], out_size[:0]
-                if kept == out_size.size:
-                    out_bits, out_window = grow(out_bits, kept), grow(out_window, kept)
-                    out_base, out_size = grow(out_base, kept), grow(out_size, kept)
-                out_bits[kept], out_window[kept] = inside, window
-                out_base[kept], out_size[kept] = base[depth], depth
+            here = walk.base[depth]
+            if window_bits(win, walk.phi[depth], here, walk.rest[depth], walk.held[depth], window):
+                if kept == size.size:
+                    bits, windows = _grow(bits, kept), _grow(windows, kept)
+                    base, size = _grow(base, kept), _grow(size, kept)
+                bits[kept], windows[kept] = walk.inside, window
+                base[kept], size[kept] = here, depth
                 kept += 1
-        x = _next_free(free, cursor[depth])
-        fresh = x >= 0
-        if fresh:
-            cursor[depth] = x
-            base[depth + 1], rest[depth + 1] = base[depth], rest[depth]
-            _add_element(lat, x, inside, count, tail_in, base[depth + 1], rest[depth + 1])
-            phi[depth + 1] = phi[depth] + win.phi[:, x]
-            held[depth + 1] = held[depth] + lat.held_bytes[x]
-            free[x >> 6] &= ~_bit(x)
-            for i in range(lat.next_start[x], lat.next_start[x + 1]):
-                missing[lat.next[i]] -= 1
-                if missing[lat.next[i]] == 0:
-                    free[lat.next[i] >> 6] |= _bit(lat.next[i])
+            if seen > most_seen or kept > most_kept:
+                status = 1 if seen > most_seen else 2
+                break
+        x = _next_free(walk.free, walk.cursor[depth])
+        is_new = x >= 0
+        if is_new:
+            _descend(lat, win, walk, depth, x)
             depth += 1
-            chosen[depth], cursor[depth] = x, x
         else:
-            x = chosen[depth]
+            if depth > 0:
+                _ascend(lat, walk, depth)
             depth -= 1
-            if depth >= 0:
-                _remove_element(lat, x, inside, count, tail_in)
-                for i in range(lat.next_start[x], lat.next_start[x + 1]):
-                    if missing[lat.next[i]] == 0:
-                        free[lat.next[i] >> 6] &= ~_bit(lat.next[i])
-                    missing[lat.next[i]] += 1
-                free[x >> 6] |= _bit(x)
-    return 0, seen, out_bits[:kept], out_window[:kept], out_base[:kept], out_size[:kept]
+    return status, seen, bits[:kept], windows[:kept], base[:kept], size[:kept]

@@ -102,7 +102,7 @@ def best_pipeline(
         return _pipeline(task, spans, False, 0, 0)
     most_seen = _MOST_SEEN
     if search.seconds is not None:
-        most_seen = min(most_seen, int(search.seconds * _SEEN_PER_S))
+        most_seen = int(min(most_seen, search.seconds * _SEEN_PER_S))
     limits = Limits(clock, most_seen, _MOST_BYTES)
     found, seen, pairs = None, 0, 0
     for target_s in _targets(task, _cost(spans)):
@@ -233,7 +233,8 @@ def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipelin
         device = tries[-1].device
         if device is None or values(problem, device[None])[1][0] == 0 or clock.is_over():
             break
-        rest = dataclasses.replace(search, seconds=max(0.0, clock.remaining_s()))
+        left_s = None if search.seconds is None else max(0.0, clock.remaining_s())
+        rest = dataclasses.replace(search, seconds=left_s)
         tries.append(best_pipeline(problem, rest, memory_share=0.85 ** (attempt + 1)))
     devices = [p.device for p in tries if p.device is not None]
     answer = settle(problem, search, map(Assignment, devices[::-1]), "pipeline_dp", clock)

@@ -74,10 +74,10 @@ def _close_upward(lat, reached, moved):
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def _brings_news(lead, missing):
+    news = ZERO
     for w in range(lead.size):
-        if lead[w] & missing[w]:
-            return True
-    return False
+        news |= lead[w] & missing[w]
+    return news != ZERO
 
 
 @numba.njit(cache=True, nogil=True)
@@ -116,11 +116,12 @@ def push_states(lat, sets, opened, target_s, first, end, reached, missing):
         for k in range(count):
             i = found[k]
             for c in range(num_classes):
-                if _brings_news(leads[c], missing[i]):
-                    if stage_cost(lat, sets, j, i, c, paid[k]) < target_s:
-                        reached[i] |= leads[c]
-                        _close_upward(lat, reached[i], moved)
-                        missing[i] &= ~reached[i]
+                if not _brings_news(leads[c], missing[i]):
+                    continue
+                if stage_cost(lat, sets, j, i, c, paid[k]) < target_s:
+                    reached[i] |= leads[c]
+                    _close_upward(lat, reached[i], moved)
+                    missing[i] &= ~reached[i]
         if reached[n - 1].any():
             break
     return pairs

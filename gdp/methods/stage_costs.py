@@ -192,7 +192,11 @@ def _pipeline_edges(
         is_bound &= bounds
         own: list[tuple[bool, int]] = []
         for takes_in, takes_out in wanted:
-            key = (at_host, takes_in and (in_latency, in_pace), takes_out and (out_latency, out_pace))
+            key = (
+                at_host,
+                takes_in and (in_latency, in_pace),
+                takes_out and (out_latency, out_pace),
+            )
             if key not in rows:
                 rows[key] = len(rows)
                 for t, pins, tail, read_outside in tensors:

@@ -99,7 +99,7 @@ def stage_rows(opened, num_open, bits, base, found, paid):
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def stage_cost(lat, sets, j, i, c, paid):
-    """Seconds of the stage between down-sets j and i on class c, given what it pays; inf if unfit."""
+    """Seconds of the stage between down-sets j and i on class c; inf if it does not fit."""
     if sets.barred[i, c] != sets.barred[j, c]:
         return np.inf
     held = sets.held[i] - sets.held[j]
@@ -234,10 +234,10 @@ def has_state(states, i, s):
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def is_subset(inner, outer):
+    outside = ZERO
     for w in range(inner.size):
-        if inner[w] & ~outer[w]:
-            return False
-    return True
+        outside |= inner[w] & ~outer[w]
+    return outside == ZERO
 
 
 @numba.njit(cache=True, nogil=True)

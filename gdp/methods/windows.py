@@ -118,7 +118,7 @@ def _payments(lat: Lattice, have: np.ndarray, prices: np.ndarray) -> Float[np.nd
         chosen = row > 0
         if chosen.any():
             least = np.where(np.isfinite(prices[:, chosen]), prices[:, chosen], 0.0).min(axis=1)
-            payments[s] = least[:, None] * pays[chosen].all(axis=0)[None]
+            payments[s] = least[:, None] * np.all(pays[chosen], axis=0, keepdims=True)
     return payments
 
 

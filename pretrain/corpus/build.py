@@ -20,7 +20,10 @@ from pretrain.corpus import random_graphs
 from pretrain.corpus.families import TEST, VALIDATION, Variant, variants
 from pretrain.corpus.layers import Params, parameter_shapes
 
-MICROBATCHES = 4
+LARGE_LAYERED = ((100, 50), (200, 50), (160, 120), (500, 80), (300, 200))
+"""(layers, width) of the largest random graphs."""
+LARGE_SERIES_PARALLEL = (10_000, 20_000, 40_000, 80_000, 130_000)
+"""Ops of the largest before fusion, which leaves about half."""
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,7 +73,7 @@ def items() -> Iterator[Item]:
     for variant in variants():
         size = position[variant.family] = position.get(variant.family, -1) + 1
         by_size.setdefault(size, []).append(_item(variant))
-    for seed in range(30):
+    for seed in range(1, 30):
         layers, width, reach = 6 + 3 * seed, 3 + seed % 9, 1 + seed % 3
         arguments = {"seed": seed, "layers": layers, "width": width, "reach": reach}
         by_size.setdefault(seed // 2, []).append(
@@ -78,6 +81,15 @@ def items() -> Iterator[Item]:
         )
         arguments = {"seed": seed, "num_ops": int(50 * 1.17**seed)}
         by_size.setdefault(seed // 2, []).append(
+            _random("series_parallel", random_graphs.series_parallel, arguments)
+        )
+    for index, (layers, width) in enumerate(LARGE_LAYERED):
+        arguments = {"seed": 30 + index, "layers": layers, "width": width, "reach": 1 + index % 3}
+        by_size.setdefault(15 + index, []).append(
+            _random("random_layered", random_graphs.layered, arguments)
+        )
+        arguments = {"seed": 30 + index, "num_ops": LARGE_SERIES_PARALLEL[index]}
+        by_size.setdefault(15 + index, []).append(
             _random("series_parallel", random_graphs.series_parallel, arguments)
         )
     for size in sorted(by_size):
@@ -110,10 +122,9 @@ def traced(variant: Variant) -> OpGraph:
 
     import optax
 
-    count = MICROBATCHES if variant.kind == "microbatched" else 1
     return trace_training_step(
-        loss, shapes, batch, optimizer=optax.sgd(0.1, momentum=0.9), microbatches=count,
-        name=variant.name,
+        loss, shapes, batch, optimizer=optax.sgd(0.1, momentum=0.9),
+        microbatches=variant.microbatches, name=variant.name,
     )  # fmt: skip
 
 

@@ -14,6 +14,8 @@ VALIDATION = frozenset({"mixer", "multi_modal", "gru_encoder", "densenet"})
 TEST = frozenset(
     {"gnmt", "wavenet", "nasnet", "amoebanet", "diffusion_unet", "swin", "transformer_xl", "dlrm"}
 )
+FEW = 4
+"""Microbatches of the smaller steps."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,14 @@ class Variant:
     builder: Callable[..., Any]
     kind: str  # "forward", "training" or "microbatched": a training step over several microbatches
     arguments: dict[str, Any] = field(default_factory=dict)
+    microbatches: int = 1
 
     @property
     def name(self) -> str:
         """Unique in the corpus."""
         parts = [f"{key}{_text(value)}" for key, value in self.arguments.items()]
-        return "-".join([self.family, *parts, self.kind])
+        count = "" if self.microbatches in (1, FEW) else str(self.microbatches)
+        return "-".join([self.family, *parts, self.kind + count])
 
     @property
     def split(self) -> str:
@@ -181,13 +185,65 @@ FAMILIES: dict[str, tuple[Callable[..., Any], list[dict[str, Any]]]] = {
 }  # fmt: skip
 
 
+# Training steps of thousands to tens of thousands of ops, most over many microbatches as pipelines
+# run them: (family, microbatches, arguments).
+LARGE: list[tuple[str, int, dict[str, Any]]] = [
+    ("mlp", 32, {"layers": 64, "features": 4096, "batch": 512}),
+    ("inception", 8, {"blocks": 15, "batch": 32}),
+    ("densenet", 8, {"counts": (6, 12, 32, 32), "batch": 32}),
+    ("mobilenet", 8, {"repeat": 4, "batch": 32}),
+    ("efficientnet", 16, {"repeat": 3, "batch": 64}),
+    ("unet", 32, {"depth": 5, "batch": 32, "image": 256}),
+    ("nasnet", 8, {"cells": 18, "width": 44, "batch": 32}),
+    ("amoebanet", 16, {"cells": 18, "batch": 32}),
+    ("rnnlm", 1, {"layers": 8, "steps": 64}),
+    ("rnnlm", 8, {"layers": 4, "steps": 32}),
+    ("gnmt", 1, {"layers": 8, "steps": 40}),
+    ("gru_encoder", 8, {"layers": 5, "steps": 24}),
+    ("wavenet", 16, {"stacks": 8, "layers": 10, "channels": 128, "batch": 32}),
+    ("state_space", 8, {"layers": 24, "batch": 16}),
+    ("encoder", 32, {"layers": 24, "features": 1024, "heads": 16, "batch": 32}),
+    ("gpt", 16, {"layers": 12, "features": 768, "heads": 12, "batch": 32}),
+    ("gpt", 16, {"layers": 24, "features": 1024, "heads": 16, "batch": 32}),
+    ("gpt", 16, {"layers": 48, "features": 1600, "heads": 25, "batch": 32}),
+    ("gpt", 8, {"layers": 96, "features": 4096, "heads": 32, "batch": 16}),
+    ("llama", 16, {"layers": 32, "features": 4096, "heads": 32, "batch": 16}),
+    ("t5", 16, {"layers": 12, "features": 768, "heads": 12, "batch": 32}),
+    ("transformer_xl", 4, {"layers": 18, "features": 1024, "heads": 16, "segments": 3}),
+    ("vit", 16, {"layers": 24, "features": 1024, "heads": 16, "batch": 64}),
+    ("mixer", 16, {"layers": 24, "features": 1024, "batch": 64}),
+    ("swin", 16, {"counts": (2, 2, 18, 2), "features": 128, "batch": 32}),
+    ("dit", 8, {"layers": 28, "features": 1152, "heads": 16, "batch": 16}),
+    ("multi_modal", 8, {"layers": 12, "features": 768, "heads": 12, "batch": 32}),
+    ("gnn", 1, {"layers": 16, "heads": 16}),
+    ("diffusion_unet", 8, {"levels": 4, "width": 160, "image": 64, "batch": 16}),
+]
+
+TINY = frozenset({
+    "dlrm-tables4-forward", "encoder-layers2-forward", "gpt-layers2-forward",
+    "mixer-layers4-forward", "mlp-layers16-features2048-forward", "mlp-layers4-features512-forward",
+    "mlp-layers4-features512-training", "mlp-layers8-forward", "rnnlm-layers1-steps8-forward",
+    "state_space-layers2-steps128-forward", "two_tower-layers2-forward", "unet-depth2-forward",
+    "vgg-depth11-batch4-forward", "vgg-depth13-width32-forward", "vgg-depth16-batch1-forward",
+    "vgg-depth16-forward", "vgg-depth19-batch32-forward", "vgg-depth19-forward",
+    "vit-layers2-forward", "wavenet-stacks1-layers6-forward",
+})  # fmt: skip
+"""Left out: fewer than 30 ops after fusion, nothing to decide."""
+
+
 def variants() -> Iterator[Variant]:
     """Every traced model of the corpus: each size forward and as a training step, small and middle
-    sizes also as a step over four microbatches."""
+    sizes also as a step over four microbatches; then the large ones."""
     for family, (builder, sizes) in FAMILIES.items():
         for index, arguments in enumerate(sizes):
-            yield Variant(family, builder, "forward", arguments)
-            yield Variant(family, builder, "training", arguments)
+            found = [
+                Variant(family, builder, "forward", arguments),
+                Variant(family, builder, "training", arguments),
+            ]
             # A graph neural network has one graph, which is no batch to divide.
-            if index < 2 and family != "gnn" and arguments.get("batch", 4) % 4 == 0:
-                yield Variant(family, builder, "microbatched", arguments)
+            if index < 2 and family != "gnn" and arguments.get("batch", FEW) % FEW == 0:
+                found.append(Variant(family, builder, "microbatched", arguments, FEW))
+            yield from (variant for variant in found if variant.name not in TINY)
+    for family, count, arguments in LARGE:
+        kind = "microbatched" if count > 1 else "training"
+        yield Variant(family, FAMILIES[family][0], kind, arguments, count)

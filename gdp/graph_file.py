@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from gdp.errors import ModelError
-from gdp.graph import Attribute, OpDetail, OpGraph, make_graph
 from gdp.files import write_atomic
+from gdp.graph import Attribute, OpDetail, OpGraph, make_graph
 
 SCHEMA = 1
 GZIP_SUFFIXES = (".gz", ".gdpgraph")

@@ -41,19 +41,32 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 CLUSTER = ("--cluster", "2xcpu-core")
+TOY = """
+[[device]]
+name = "core0"
+flop_per_s = 70e9
+bytes_per_s = 1e12
+
+[[device]]
+name = "core1"
+flop_per_s = 70e9
+bytes_per_s = 1e12
+"""
 QUICK = ("--seconds", "0.2")
 
 
 def test_place_prints_one_json_object(model: str, tmp_path: Path) -> None:
-    output = tmp_path / "p.json"
-    done = gdp("place", model, *CLUSTER, *QUICK, "--json", "-o", str(output))
+    output, cluster = tmp_path / "p.json", tmp_path / "toy.toml"
+    cluster.write_text(TOY)
+    toy = ("--cluster", str(cluster))
+    done = gdp("place", model, *toy, *QUICK, "--json", "-o", str(output))
     found = json.loads(done.stdout)
     assert found["feasible"] is True
     # a, then b beside c, then d, at 70 GFLOP/s and with a hand-over each way.
     assert 7e9 / 70e9 < found["latency_s"] < 7.1e9 / 70e9
     assert 0 < found["bound_s"] <= found["latency_s"]
     assert sum(found["devices"].values()) == 4
-    again = gdp("simulate", model, str(output), *CLUSTER, "--json")
+    again = gdp("simulate", model, str(output), *toy, "--json")
     assert json.loads(again.stdout)["latency_s"] == pytest.approx(found["latency_s"])
 
 

@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 
 from gdp.cluster import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.errors import ModelError, PlacementError
+from gdp.files import write_atomic
 from gdp.graph import OpGraph, make_graph
-from gdp.placement import write_atomic
 from gdp.sim.problem import Objective, Problem, make_problem
 
 _log = logging.getLogger(__name__)

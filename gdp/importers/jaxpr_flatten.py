@@ -148,7 +148,7 @@ def _equation(
             return walk(program, jaxpr, consts, ins, scope, gradients[:1], True)
         return walk(program, jaxpr, consts, ins, scope, waits_for, backward)
     if name == "scan" and _unrolls(program.options, params["length"]):
-        return _unrolled_scan(program, params, ins, scope, waits_for, backward)
+        return _unrolled_scan(program, eqn, ins, scope, waits_for, backward)
     rows = _row_count(name, ins, eqn.outvars)
     if rows:
         pieces = [
@@ -279,15 +279,32 @@ def _unrolls(options: Options, length: int) -> bool:
     return length <= options.unroll_scan
 
 
+def _scan_parts(eqn: Any) -> tuple[int, int]:
+    """How many inputs of a scan are constant, and how many values it carries.
+
+    Read off the shapes, because JAX versions name the parameters differently: only what is scanned
+    or collected has an axis more outside of the body than inside.
+    """
+    body = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
+
+    def same(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+        pairs = zip(outside, inside, strict=True)
+        return sum(len(a.aval.shape) == len(b.aval.shape) for a, b in pairs)
+
+    num_carry = same(eqn.outvars, body.outvars)
+    return same(eqn.invars, body.invars) - num_carry, num_carry
+
+
 def _unrolled_scan(
     program: Program,
-    params: Any,
+    eqn: Any,
     ins: list[Value | Stacked],
     scope: str,
     waits_for: Sequence[Value],
     backward: bool,
 ) -> Sequence[Value | Stacked]:
-    num_consts, num_carry, length = params["num_consts"], params["num_carry"], params["length"]
+    params, length = eqn.params, eqn.params["length"]
+    num_consts, num_carry = _scan_parts(eqn)
     consts, carry = ins[:num_consts], ins[num_consts : num_consts + num_carry]
     scanned = ins[num_consts + num_carry :]
     closed = params["jaxpr"]

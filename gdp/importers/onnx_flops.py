@@ -263,6 +263,7 @@ _PER_INPUT: dict[int, tuple[str, ...]] = {
         "QLinearGlobalAveragePool", "QLinearReduceMean"),
     2: ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "GlobalLpPool"),
     3: ("LpNormalization", "ReduceLogSumExp", "GemmaRotaryEmbedding"),
+    6: ("SoftmaxCrossEntropyLoss",),
 }  # fmt: skip
 
 FLOP: dict[str, Formula] = {
@@ -321,6 +322,7 @@ FLOP: dict[str, Formula] = {
     "FastGelu": _per_output(op_costs.GELU_TANH_FLOP),
     "BiasSplitGelu": _per_output(op_costs.GELU_ERF_FLOP + 3),
     "Dropout": _dropout,
+    "NegativeLogLikelihoodLoss": lambda view: 3 * view.in_elements(1),  # pick, weigh, add
     "TopK": _top_k,
     "Unique": _sort,
     "Resize": _resize,

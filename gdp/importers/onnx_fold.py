@@ -157,7 +157,7 @@ def _store(facts: Facts, value: ir.Value) -> None:
         name=name,
         shape=ir.Shape(data.shape),
         type=ir.TensorType(ir.DataType.from_numpy(data.dtype)),
-        const_value=ir.tensor(data, name=name),
+        const_value=ir.Tensor(data, name=name),
     )
     for reader, index in value.uses():
         reader.replace_input_with(index, stored)

@@ -201,7 +201,7 @@ def _why_undecodable(path: Path) -> str:
         head = file.read(2)
     # Every writer starts with field 1, ir_version, a small varint.
     if len(head) == 2 and head[0] == 0x08 and head[1] < 0x80:
-        return "is truncated or damaged: protobuf cannot decode it to its end; copy it again"
+        return "is truncated or damaged, or is not an ONNX model: protobuf cannot decode it"
     return "is not an ONNX model: it is no protobuf message"
 
 
@@ -230,6 +230,7 @@ def _drop_metadata(proto: onnx.ModelProto) -> None:
 def _check_names(graph: onnx.GraphProto, path: str, outer: set[str]) -> None:
     """Raise when a value is made twice, or is read and made nowhere."""
     made = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    _check_text(graph, path)
     made |= {tensor.values.name for tensor in graph.sparse_initializer}
     for node in graph.node:
         for name in node.output:
@@ -250,6 +251,20 @@ def _check_names(graph: onnx.GraphProto, path: str, outer: set[str]) -> None:
     for value in graph.output:
         if value.name not in visible:
             raise ModelError(f"{path}: graph output {value.name!r} is made by no node")
+
+
+def _check_text(graph: onnx.GraphProto, path: str) -> None:
+    """Raise when a name is no UTF-8, which protobuf hands out as bytes."""
+    texts = [named.name for named in (*graph.input, *graph.output, *graph.value_info)]
+    texts += (tensor.name for tensor in graph.initializer)
+    for node in graph.node:
+        texts += (node.name, node.op_type, node.domain, *node.input, *node.output)
+        texts += (attribute.name for attribute in node.attribute)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        texts += (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    for text in texts:
+        if not isinstance(text, str):
+            raise ModelError(f"{path}: is damaged: the name {text!r} is not UTF-8 text")
 
 
 def describe(name: str | None, op_type: str) -> str:

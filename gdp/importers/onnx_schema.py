@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import defs, shape_inference
+from onnx import checker, defs, shape_inference
 
 from gdp.errors import ModelError
 from gdp.importers.onnx_read import one_line
@@ -58,7 +58,9 @@ class SchemaInference:
             inferred = shape_inference.infer_node_outputs(
                 schema, node, types, data, opset_imports=self.opsets
             )
-        except (shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        except (
+            shape_inference.InferenceError, checker.ValidationError, ValueError, RuntimeError,
+        ) as error:  # fmt: skip
             raise ModelError(
                 f"node {view.name!r} ({view.op_type}) does not fit its inputs: "
                 f"{_reason(error)}; its inputs are {_spell(view.inputs)}"

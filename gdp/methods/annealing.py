@@ -252,9 +252,19 @@ class PeriodAnnealer:
         plan = Schedule(*s.plan(of, config))
         return bool(
             anneal_period(
-                s.methods, s.engine, s.work, s.chain, s.proposal, self._loads, self._guides,
-                plan, self._order, self._order, config.guide, steps,
-            )  # fmt: skip
+                s.methods,
+                s.engine,
+                s.work,
+                s.chain,
+                s.proposal,
+                self._loads,
+                self._guides,
+                plan,
+                self._order,
+                self._order,
+                config.guide,
+                steps,
+            )
         )
 
     def restart(self) -> None:

@@ -91,7 +91,7 @@ def _folded_key(problem: Problem) -> Float[np.ndarray, "N"]:
 
 
 def device_orders(problem: Problem) -> list[Int[np.ndarray, "D"]]:
-    """Orders of the devices that differ in more than names, fastest first; at most `_MAX_ORDERS`."""
+    """At most `_MAX_ORDERS` orders of the devices that differ in more than names, fastest first."""
     kind = device_kinds(problem)
     seconds = _device_seconds(problem)
     fastest = np.argsort(seconds, kind="stable")
@@ -118,7 +118,7 @@ def device_orders(problem: Problem) -> list[Int[np.ndarray, "D"]]:
 
 
 def device_kinds(problem: Problem) -> Int[np.ndarray, "D"]:
-    """Equal numbers for devices that can change places: same costs, memory and links; host apart."""
+    """Equal numbers for devices that can change places: equal costs, memory, links; host apart."""
     a = arrays_of(problem)
     keys: dict[tuple, int] = {}
     kinds = np.empty(problem.num_devices, dtype=np.int64)
@@ -181,9 +181,10 @@ def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np
                 if capacity.min() > bytes_up_to[-1]:
                     break
         for share in (0.95, 0.8, 0.6):
-            if capacity.min() <= bytes_up_to[-1] and (
-                ends := _filled(bytes_up_to, capacity[order] * share)
-            ) is not None:
+            if (
+                capacity.min() <= bytes_up_to[-1]
+                and (ends := _filled(bytes_up_to, capacity[order] * share)) is not None
+            ):
                 yield placed(order, ends)
         yield placed(order, _equal_shares(bytes_up_to, capacity[order]))
 

@@ -43,9 +43,7 @@ class Coarse:
         return [Assignment(device, rank) for rank in ranks]
 
 
-_CACHE: "weakref.WeakKeyDictionary[Problem, dict[int, Coarse | None]]" = (
-    weakref.WeakKeyDictionary()
-)
+_CACHE: "weakref.WeakKeyDictionary[Problem, dict[int, Coarse | None]]" = weakref.WeakKeyDictionary()
 
 
 def coarse_problem(problem: Problem, max_ops: int) -> Coarse | None:

@@ -89,12 +89,10 @@ def offer(a, plan, i, later, copies, channel_s):
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def earliest_pair(plan, level_s, later, now, done):
-    """(op, device) of the earliest start; ties by the higher level. Ops that are done are dropped."""
+    """(op, device) of the earliest start, ties by the higher level; done ops are dropped."""
     best, best_op, best_start, best_level = -1, -1, np.inf, 0.0
     for d in range(plan.free_s.shape[0]):
-        while later.size[d] > 0 and (
-            done[later.op[d, 0]] or later.key[d, 0] <= plan.free_s[d]
-        ):
+        while later.size[d] > 0 and (done[later.op[d, 0]] or later.key[d, 0] <= plan.free_s[d]):
             op = later.op[d, 0]
             pop(later, d)
             if not done[op]:

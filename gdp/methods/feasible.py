@@ -140,9 +140,7 @@ def group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
     return np.where(problem.group_allowed, seconds, np.inf)
 
 
-def nearest_allowed(
-    problem: Problem, group_device: Int[np.ndarray, "G"]
-) -> Int[np.ndarray, "G"]:
+def nearest_allowed(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int[np.ndarray, "G"]:
     """The wanted devices, and the fastest allowed one where the wanted one is barred."""
     groups = np.arange(problem.num_groups)
     barred = ~problem.group_allowed[groups, group_device]
@@ -209,7 +207,7 @@ def proven_misfit(problem: Problem) -> str | None:
 def _confined_weights(
     problem: Problem, owner: Int[np.ndarray, "M"], capacity: list[int]
 ) -> str | None:
-    """The second argument of `proven_misfit`, for each set of devices that some group is bound to."""
+    """The second argument of `proven_misfit`, for each set of devices that binds some group."""
     a = arrays_of(problem)
     homes = np.unique(problem.group_allowed, axis=0)
     for home in [np.ones(problem.num_devices, dtype=bool), *homes]:

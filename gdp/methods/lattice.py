@@ -43,7 +43,7 @@ class Lattice(NamedTuple):
     lane_start: Int[np.ndarray, "C+1"]
     lane_works: Bool[np.ndarray, "L"]
     lane_row: Int[np.ndarray, "L"]
-    count: Int[np.ndarray, "C"]  # devices of each class
+    count: Int[np.ndarray, "C"]  # pyright: ignore[reportIncompatibleMethodOverride] # devices
     stride: Int[np.ndarray, "C"]  # what one device more adds to the number of a state
     can_add: UInt[np.ndarray, "C V"]  # bit s: state s leaves a device of the class
     following: Int[np.ndarray, "S C"]  # the state with one more device of a class, or -1

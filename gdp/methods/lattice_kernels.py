@@ -137,7 +137,7 @@ class Walk(NamedTuple):
     inside: np.ndarray  # [W] the down-set
     free: np.ndarray  # [W] elements outside of which all predecessors are inside
     missing: np.ndarray  # [M] predecessors outside
-    count: np.ndarray  # [H] pins inside
+    count: np.ndarray  # pyright: ignore[reportIncompatibleMethodOverride] # [H] pins inside
     tail_in: np.ndarray  # [H]
     base: np.ndarray  # [M + 1, R]
     rest: np.ndarray  # [M + 1, R]

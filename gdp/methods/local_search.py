@@ -193,7 +193,9 @@ def _search(
         if sum(chain.evaluations for chain in chains) == before:
             return best  # there is nothing to move
         drop = SearchConfig().drop / (1 + round_number)
-        chains = [c for c in chains if c.best().key <= (best.overflow_bytes, best.value_s * (1 + drop))]
+        chains = [
+            c for c in chains if c.best().key <= (best.overflow_bytes, best.value_s * (1 + drop))
+        ]
         chains = chains or [make_annealer(problem, best, seed * 64 + len(starts) + round_number)]
         steps = int(steps * config.growth)
     raise AssertionError("rounds end with the budget")

@@ -1,9 +1,9 @@
 """Simulated annealing in numba: one loop for latency, one for throughput.
 
-The energy of a placement is `weight_s * value / value0 + weight_bytes * overflow / bytes0`: what does
-not fit may be passed through, at a price. The best placement is the one that fits best, then the
-fastest. A kernel does a number of steps and returns; all state lives in arrays, so that where the
-caller cuts the steps into calls changes nothing.
+The energy of a placement is `weight_s * value / value0 + weight_bytes * overflow / bytes0`: what
+does not fit may be passed through, at a price. The best placement is the one that fits best, then
+the fastest. A kernel does a number of steps and returns; all state lives in arrays, so that where
+the caller cuts the steps into calls changes nothing.
 """
 
 from typing import NamedTuple, no_type_check

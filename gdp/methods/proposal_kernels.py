@@ -196,7 +196,7 @@ def add_cluster(m, p, device, i, to, longest):
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def propose(m, p, device, order, place, kind, g):
-    """Leave a proposal of a kind around group g. `order` is an order of all ops, `place` its inverse."""
+    """Leave a proposal of a kind around group g; `order` orders all ops, `place` is its inverse."""
     p.number[0] += 1
     p.size[0] = 0
     num_ops = device.shape[0]

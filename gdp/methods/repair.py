@@ -151,5 +151,3 @@ def _weights(problem: Problem, device: Int[np.ndarray, "N"]) -> Float[np.ndarray
     home = device[a.group_op[_first(problem)]][owner]
     pairs = np.unique(np.stack([a.group_weight, home]), axis=1)
     return np.bincount(pairs[1], a.weight_bytes[pairs[0]], problem.num_devices)
-
-

@@ -121,8 +121,10 @@ def shed(a, group_device, size, order, excess_bytes, slack_bytes):
         for d in range(num_devices):
             if d == home or not a.group_allowed[g, d] or slack_bytes[d] < size[g]:
                 continue
-            if best < 0 or near[d] > near[best] or (
-                near[d] == near[best] and slack_bytes[d] > slack_bytes[best]
+            if (
+                best < 0
+                or near[d] > near[best]
+                or (near[d] == near[best] and slack_bytes[d] > slack_bytes[best])
             ):
                 best = d
         if best >= 0:

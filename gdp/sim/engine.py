@@ -27,9 +27,12 @@ from gdp.graph import INPUT, OUTPUT
 from gdp.sim.problem import Problem
 
 CHUNK = 64  # arrivals per chunk of a lane, a power of two; see Workspace.entry_s
-PENDING = 1 << 17  # one missing input in an op's state
-OPENS = 1 << 16  # the op opens a segment
-DEVICE_MASK = OPENS - 1  # the device in an op's state
+MAX_DEVICES = 1 << 12
+# An op's state: missing inputs * PENDING | PAYS | device * 2 | OPENS
+OPENS = 1  # the op opens a segment
+PAYS = 2 * MAX_DEVICES  # it is neither input nor output, so that opening a segment costs it
+TIED = 4 * MAX_DEVICES  # see fifo_kernels
+PENDING = 8 * MAX_DEVICES
 
 
 class EngineArrays(NamedTuple):
@@ -41,7 +44,7 @@ class EngineArrays(NamedTuple):
     op_s: Float[np.ndarray, "N D"]  # compute, plus dispatch on devices that pay it per op
     segment_s: Float[np.ndarray, "D"]  # added to ops that open a segment
     has_segments: bool  # some segment_s is not zero
-    state: Int[np.ndarray, "N"]  # at the start: inputs * PENDING | always opens * OPENS
+    state: UInt[np.ndarray, "N"]  # at the start, without the device
     is_io: Bool[np.ndarray, "N"]  # never pays dispatch
     is_output: Bool[np.ndarray, "N"]
     is_backward: Bool[np.ndarray, "N"]
@@ -50,6 +53,7 @@ class EngineArrays(NamedTuple):
     first_use: UInt[np.ndarray, "T+1"]  # uses of tensor t
     use_op: UInt[np.ndarray, "E"]
     use_tensor: UInt[np.ndarray, "E"]
+    use_pairs: UInt[np.ndarray, "2E"]  # (op, tensor) of each use
     first_input: UInt[np.ndarray, "N+1"]  # inputs of op i
     input_tensor: UInt[np.ndarray, "E"]
     input_op: UInt[np.ndarray, "E"]  # the producer of that tensor
@@ -61,6 +65,10 @@ class EngineArrays(NamedTuple):
     latency_s: Float[np.ndarray, "D D"]
     bytes_per_s: Float[np.ndarray, "D D"]
     channel: Int[np.ndarray, "D D"]  # 0..C-1
+    op_s_flat: Float[np.ndarray, "ND"]  # views and copies for the loops of the engine
+    segment_pairs_s: Float[np.ndarray, "2D"]  # (0, segment_s) of each device
+    link_pairs: Float[np.ndarray, "2DD"]  # (latency_s, bytes_per_s) of each link
+    channel_flat: Int[np.ndarray, "DD"]
     ordered: Bool[np.ndarray, "D"]  # two links from this device share a channel
     host: int
     capacity_bytes: Int[np.ndarray, "D"]
@@ -80,20 +88,16 @@ class Workspace(NamedTuple):
     C channels, K chunks, B = words of a set of N positions.
     """
 
-    state: Int[np.ndarray, "N"]  # missing inputs * PENDING | OPENS | device
-    queue_op: UInt[np.ndarray, "D N"]  # each device's ops as they became ready, or by start
-    mark: Int[np.ndarray, "D 4"]  # see engine_kernels
-    clock_s: Float[np.ndarray, "D 4"]  # see engine_kernels
-    sent: Int[np.ndarray, "D 2"]  # [to]: the tensor last sent, the tensor wanted
-    head_s: Float[np.ndarray, "D D"]  # [to, from]: next arrival, inf if none
-    lane: Int[np.ndarray, "L 2"]  # [to * D + from]: next entry to arrive, next to fill
-    entry_s: Float[np.ndarray, "X"]  # when an op gets an input
-    entry_op: UInt[np.ndarray, "X"]
+    state: UInt[np.ndarray, "N"]  # see above
+    queue_op: UInt[np.ndarray, "DN"]  # each device's ops as they became ready, or by start
+    clock_s: Float[np.ndarray, "X"]  # of devices and lanes, see engine_kernels
+    mark: UInt[np.ndarray, "Y"]  # the same for integers
+    entry_s: Float[np.ndarray, "Z"]  # when an op gets an input
+    entry_op: UInt[np.ndarray, "Z"]
     next_chunk: Int[np.ndarray, "K"]
-    channel_free_s: Float[np.ndarray, "C"]
     position: Int[np.ndarray, "N"]  # of an op in the order of (rank, op)
     by_position: Int[np.ndarray, "N"]  # its inverse
-    ready_bits: UInt[np.ndarray, "D B"]  # a set of positions in three levels
+    ready_bits: UInt[np.ndarray, "DB"]  # a set of positions for each device, in three levels
     start_s: Float[np.ndarray, "N"]
     finish_s: Float[np.ndarray, "N"]
     busy_s: Float[np.ndarray, "D"]
@@ -102,6 +106,8 @@ class Workspace(NamedTuple):
     sent_start_s: Float[np.ndarray, "E"]
     sent_arrive_s: Float[np.ndarray, "E"]
     num_sent: Int[np.ndarray, "one"]
+    channel_s: Float[np.ndarray, "C"]  # busy seconds, of throughput_kernels
+    sent_to: Int[np.ndarray, "D"]  # the tensor last sent to each device, likewise
     free_bytes: Int[np.ndarray, "N"]  # scratch of memory_kernels, as all that follows
     free_sent_bytes: Int[np.ndarray, "E"]
     sent_by_lane: Int[np.ndarray, "E"]
@@ -157,7 +163,7 @@ def _make_arrays(problem: Problem) -> EngineArrays:
         op_s=op_s,
         segment_s=segment_s,
         has_segments=bool((segment_s > 0).any()),
-        state=(num_inputs * PENDING + opens * OPENS).astype(np.int64),
+        state=(num_inputs * PENDING + np.where(is_io, 0, PAYS) + opens * OPENS).astype(np.uint32),
         is_io=is_io,
         is_output=np.array([kind == OUTPUT for kind in graph.op_types], dtype=bool),
         is_backward=np.array(graph.is_backward),
@@ -166,6 +172,7 @@ def _make_arrays(problem: Problem) -> EngineArrays:
         first_use=first_use.astype(np.uint32),
         use_op=use_op.astype(np.uint32),
         use_tensor=use_tensor.astype(np.uint32),
+        use_pairs=np.stack([use_op, use_tensor], axis=1).astype(np.uint32).reshape(-1),
         first_input=np.concatenate([[0], np.cumsum(num_inputs)]).astype(np.uint32),
         input_tensor=use_tensor[by_input].astype(np.uint32),
         input_op=producer[use_tensor[by_input]].astype(np.uint32),
@@ -177,6 +184,12 @@ def _make_arrays(problem: Problem) -> EngineArrays:
         latency_s=np.array(cluster.link_latency_s, dtype=np.float64, order="C"),
         bytes_per_s=np.array(cluster.link_bytes_per_s, dtype=np.float64, order="C"),
         channel=channel,
+        op_s_flat=op_s.reshape(-1),
+        segment_pairs_s=np.stack([np.zeros(d), segment_s], axis=1).reshape(-1),
+        link_pairs=np.stack([cluster.link_latency_s, cluster.link_bytes_per_s], axis=2)
+        .astype(np.float64)
+        .reshape(-1),
+        channel_flat=channel.reshape(-1),
         ordered=ordered,
         host=int(cluster.host),
         capacity_bytes=np.array(cluster.memory_bytes, dtype=np.int64),
@@ -207,22 +220,18 @@ def workspace(problem: Problem) -> Workspace:
     n, e = graph.num_ops, graph.num_uses
     # Every lane may leave one chunk half full.
     chunks = e // CHUNK + d * d + 1
-    words = sum(_level_words(n))
+    channels = int(arrays(problem).channel.max()) + 1
     return Workspace(
-        state=np.zeros(n, np.int64),
-        queue_op=np.zeros((d, n), np.uint32),
-        mark=np.zeros((d, 4), np.int64),
-        clock_s=np.zeros((d, 4)),
-        sent=np.zeros((d, 2), np.int64),
-        head_s=np.zeros((d, d)),
-        lane=np.zeros((d * d, 2), np.int64),
+        state=np.zeros(n, np.uint32),
+        queue_op=np.zeros(d * n, np.uint32),
+        clock_s=np.zeros(4 * d + d * d + channels),
+        mark=np.zeros(6 * d + 2 * d * d, np.uint64),
         entry_s=np.zeros(chunks * CHUNK),
         entry_op=np.zeros(chunks * CHUNK, np.uint32),
         next_chunk=np.zeros(chunks, np.int64),
-        channel_free_s=np.zeros(int(arrays(problem).channel.max()) + 1),
         position=np.arange(n),
         by_position=np.arange(n),
-        ready_bits=np.zeros((d, words), np.uint64),
+        ready_bits=np.zeros(d * sum(level_words(n)), np.uint64),
         start_s=np.zeros(n),
         finish_s=np.zeros(n),
         busy_s=np.zeros(d),
@@ -231,6 +240,8 @@ def workspace(problem: Problem) -> Workspace:
         sent_start_s=np.zeros(e),
         sent_arrive_s=np.zeros(e),
         num_sent=np.zeros(1, np.int64),
+        channel_s=np.zeros(channels),
+        sent_to=np.zeros(d, np.int64),
         free_bytes=np.zeros(n, np.int64),
         free_sent_bytes=np.zeros(e, np.int64),
         sent_by_lane=np.zeros(e, np.int64),
@@ -241,7 +252,7 @@ def workspace(problem: Problem) -> Workspace:
     )
 
 
-def _level_words(n: int) -> tuple[int, int, int]:
+def level_words(n: int) -> tuple[int, int, int]:
     """Words of each level of a set of n positions: 64 positions a word, 64 words a word above."""
     low = -(-n // 64)
     middle = -(-low // 64)

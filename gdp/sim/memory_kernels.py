@@ -86,7 +86,7 @@ def latency_peaks(a, w, device, latency_s):
     _find_frees(a, w, device)
     _sort_by_lane(a, w)
     for i in range(a.op_s.shape[1]):
-        _sweep(a, w, i)
+        _sweep(a, w, device, i)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -156,7 +156,7 @@ def _sort_by_lane(a, w):
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
-def _sweep(a, w, i):
+def _sweep(a, w, device, i):
     """The peak of device i: allocations in order of time, each after the frees up to its time."""
     d = a.op_s.shape[1]
     for j in range(d):
@@ -164,11 +164,12 @@ def _sweep(a, w, i):
         w.stream[j * d + i, 0] = w.stream[j * d + i, 1]
     started, finished = 0, 0
     held = w.peak_bytes[i]
-    ops = w.mark[i, 1]
+    ops = np.int64(w.mark[d + i])  # started ops, section NEXT
+    base = i * len(device)
     while True:
         now_s, lane = np.inf, -1
         if started < ops:
-            now_s = w.start_s[w.queue_op[i, started]]
+            now_s = w.start_s[w.queue_op[base + started]]
         for j in range(d):
             at = w.stream[i * d + j, 0]
             if at < w.stream[i * d + j + 1, 1]:
@@ -177,8 +178,8 @@ def _sweep(a, w, i):
                     now_s, lane = start_s, i * d + j
         if now_s == np.inf:
             return
-        while finished < ops and w.finish_s[w.queue_op[i, finished]] <= now_s:
-            held -= w.free_bytes[w.queue_op[i, finished]]
+        while finished < ops and w.finish_s[w.queue_op[base + finished]] <= now_s:
+            held -= w.free_bytes[w.queue_op[base + finished]]
             finished += 1
         for j in range(d):
             at, end = w.stream[j * d + i, 0], w.stream[j * d + i + 1, 1]
@@ -187,7 +188,7 @@ def _sweep(a, w, i):
                 at += 1
             w.stream[j * d + i, 0] = at
         if lane < 0:
-            held += a.output_bytes[w.queue_op[i, started]]
+            held += a.output_bytes[w.queue_op[base + started]]
             started += 1
         else:
             held += a.held_bytes[w.sent_tensor[w.sent_by_lane[w.stream[lane, 0]]]]

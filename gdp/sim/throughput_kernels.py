@@ -12,16 +12,16 @@ from gdp.sim.memory_kernels import overflow, pipeline_peaks
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def period(a, w, device):
-    """The period in seconds; leaves `busy_s` and, per channel, `channel_free_s` as busy seconds."""
+    """The period in seconds; leaves `busy_s` and, per channel, `channel_s` as busy seconds."""
     w.busy_s[:] = 0.0
-    w.channel_free_s[:] = 0.0
+    w.channel_s[:] = 0.0
     for op in range(len(device)):
         i = device[op]
         seconds = a.op_s[op, i]
         if a.has_segments and a.segment_s[i] > 0.0 and _opens(a, device, op):
             seconds += a.segment_s[i]
         w.busy_s[i] += seconds
-    w.sent[:, 0] = -1
+    w.sent_to[:] = -1
     for tensor in range(len(a.producer)):
         home = device[a.producer[tensor]]
         if a.ordered[home]:
@@ -29,16 +29,16 @@ def period(a, w, device):
             continue
         for u in range(a.first_use[tensor], a.first_use[tensor + 1]):
             to = device[a.use_op[u]]
-            if to != home and w.sent[to, 0] != tensor:
-                w.sent[to, 0] = tensor
-                w.channel_free_s[a.channel[home, to]] += (
+            if to != home and w.sent_to[to] != tensor:
+                w.sent_to[to] = tensor
+                w.channel_s[a.channel[home, to]] += (
                     a.latency_s[home, to] + a.tensor_bytes[tensor] / a.bytes_per_s[home, to]
                 )
     longest_s = 0.0
     for i in range(len(w.busy_s)):
         longest_s = max(longest_s, w.busy_s[i])
-    for i in range(len(w.channel_free_s)):
-        longest_s = max(longest_s, w.channel_free_s[i])
+    for i in range(len(w.channel_s)):
+        longest_s = max(longest_s, w.channel_s[i])
     return longest_s
 
 
@@ -60,10 +60,10 @@ def _channels_in_order(a, w, device, tensor):
     """Add a tensor's transfers by destination, so that sums do not depend on the order of uses."""
     home = device[a.producer[tensor]]
     for u in range(a.first_use[tensor], a.first_use[tensor + 1]):
-        w.sent[device[a.use_op[u]], 0] = tensor
+        w.sent_to[device[a.use_op[u]]] = tensor
     for to in range(a.op_s.shape[1]):
-        if to != home and w.sent[to, 0] == tensor:
-            w.channel_free_s[a.channel[home, to]] += (
+        if to != home and w.sent_to[to] == tensor:
+            w.channel_s[a.channel[home, to]] += (
                 a.latency_s[home, to] + a.tensor_bytes[tensor] / a.bytes_per_s[home, to]
             )
 

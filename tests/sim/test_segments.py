@@ -181,7 +181,9 @@ def test_latency_segments_let_the_other_core_start_after_the_trunk() -> None:
     segment = latency_segments(problem, device)
     assert segment.tolist() == [0, 1, 2, 3, 4, 5]
     cut = segment_problem(problem, segment)
-    assert latency.simulate(cut, segment_values(device, segment), None).latency_s == pytest.approx(6.0)
+    assert latency.simulate(cut, segment_values(device, segment), None).latency_s == pytest.approx(
+        6.0
+    )
 
 
 def test_latency_segments_do_not_cut_where_dispatch_costs_more_than_it_saves() -> None:

@@ -1,0 +1,275 @@
+"""Executes light models on two cores: outputs, throughput and latency against one core, the
+runtime's own threads and replicas; predictions against measurements.
+
+    python benchmarks/run_light.py [one-core] [throughput] [latency] [overheads]
+
+Predictions are plain roofline costs of the `2xcpu-core` preset, times one constant that is fitted
+on the other light models: the median of measured over predicted seconds on one core. Every timing
+keeps both cores busy; run nothing beside it.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp import api
+from gdp.cluster import Cluster
+from gdp.costs.base import CostModel
+from gdp.costs.roofline import roofline
+from gdp.errors import GdpError
+from gdp.fuse import fuse
+from gdp.graph import OpGraph
+from gdp.importers.onnx import load_onnx
+from gdp.methods.base import Search
+from gdp.presets import cluster_preset
+from gdp.runtime.onnxruntime import run_onnx
+from gdp.runtime.ort_compare import make_inputs, reference_values
+from gdp.runtime.ort_measure import Contender, measure
+from gdp.runtime.ort_pipeline import Pipeline, make_slot
+from gdp.runtime.ort_report import RunReport
+from gdp.runtime.ort_sessions import core_of_device
+from gdp.runtime.ort_source import load_source, randomised
+from gdp.runtime.ort_stages import Prediction, make_plan, whole_stage
+from gdp.sim.problem import Objective
+
+LIGHT = (
+    "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet",
+    "squeezenet", "vgg19", "zfnet512",
+)  # fmt: skip
+PIPELINED = ("inception_v2", "densenet121", "resnet50")
+PARTS = ("one-core", "throughput", "latency", "overheads")
+CANDIDATES = ("heft", "etf", "local_search", "round_robin", "metis", "blocks")
+
+
+@dataclass(frozen=True)
+class OneCore:
+    """A light model on one core."""
+
+    name: str
+    graph: OpGraph  # fused
+    measured_s: float
+    roofline_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.measured_s / self.roofline_s
+
+
+def spec(name: str) -> str:
+    return f"onnx:light_{name}"
+
+
+def one_core(name: str, cluster: Cluster, seconds: float) -> OneCore:
+    """Median latency of the uncut model on the first core, and its roofline."""
+    graph = load_onnx(spec(name))
+    source = randomised(load_source(spec(name)), 0)
+    feeds = make_inputs(source.model, graph, 0)
+    (expected,) = reference_values(source, [v.name for v in source.model.graph.output], [feeds])
+    stages, workers = whole_stage(source, core_of_device(cluster)[:1])
+    slot = make_slot(stages, feeds, expected)
+    with Pipeline(stages, [slot], workers) as pipeline:
+        found = measure({name: Contender((pipeline,))}, rounds=5, seconds=seconds)[name]
+    fused = fuse(graph).graph
+    costs = roofline(fused, cluster)[:, cluster.host]
+    return OneCore(name, fused, found.latency_s, float(costs.sum()))
+
+
+def constant(rows: Sequence[OneCore], name: str) -> float:
+    """What scales the roofline, fitted on every model but this one."""
+    return float(np.median([row.ratio for row in rows if row.name != name]))
+
+
+def scaled(factor: float) -> CostModel:
+    """The roofline times a constant."""
+
+    def costs(graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
+        return factor * roofline(graph, cluster)
+
+    return costs
+
+
+def execute(
+    name: str,
+    cluster: Cluster,
+    device: Int[np.ndarray, "N"],
+    objective: Objective,
+    costs: CostModel,
+    seconds: float,
+) -> RunReport:
+    graph = load_onnx(spec(name))
+    return run_onnx(
+        spec(name), graph, cluster, device, objective=objective, rounds=7, seconds=seconds,
+        predict=prediction(graph, cluster, device, objective, costs),
+    )  # fmt: skip
+
+
+def prediction(
+    graph: OpGraph,
+    cluster: Cluster,
+    device: Int[np.ndarray, "N"],
+    objective: Objective,
+    costs: CostModel,
+) -> Prediction:
+    posed = api.pose(graph, cluster, objective, costs=costs, keep_apart=device)
+    fused_device = np.zeros(posed.problem.num_ops, dtype=np.int64)
+    fused_device[posed.group_of] = device
+    return Prediction(posed.problem, fused_device, posed.group_of)
+
+
+def best_on_both_cores(
+    name: str, cluster: Cluster, costs: CostModel, seconds: float
+) -> tuple[str, Int[np.ndarray, "N"]]:
+    """Of the methods' placements that give each core a fifth of the work at least, the one of the
+    lowest latency as it would be executed, cut in segments."""
+    graph = load_onnx(spec(name))
+    source = load_source(spec(name))
+    found: list[tuple[float, str, Int[np.ndarray, "N"]]] = []
+    for method in CANDIDATES:
+        try:
+            search = Search(seconds=seconds)
+            result = api.place(graph, cluster, method=method, costs=costs, search=search)
+        except (GdpError, ImportError) as error:
+            print(f"  {method}: {error}", file=sys.stderr)
+            continue
+        device = result.placement.device
+        share = np.bincount(device, graph.flop, cluster.num_devices) / graph.flop.sum()
+        if share.min() >= 0.2:
+            predict = prediction(graph, cluster, device, "latency", costs)
+            plan = make_plan(source.model, graph, predict, "latency")
+            found.append((plan.latency_s, method, device))
+    if not found:
+        raise SystemExit("no method uses both cores")
+    _, method, device = min(found, key=lambda row: row[0])
+    return method, device
+
+
+def equal(report: RunReport) -> str:
+    return "yes" if report.outputs_equal else "NO"
+
+
+def percent(predicted: float, measured: float) -> str:
+    return f"{100 * (predicted / measured - 1):+5.0f}%"
+
+
+def show_one_core(rows: Sequence[OneCore]) -> None:
+    print("one core: plain roofline times the constant fitted on the other models")
+    print(f"{'model':14s}  GFLOP  measured ms  roofline ms  constant  predicted ms  error")
+    for row in rows:
+        factor = constant(rows, row.name)
+        predicted_s = factor * row.roofline_s
+        print(
+            f"{row.name:14s} {row.graph.flop.sum() / 1e9:6.2f} {1e3 * row.measured_s:12.2f} "
+            f"{1e3 * row.roofline_s:12.2f} {factor:9.3f} {1e3 * predicted_s:13.2f}  "
+            f"{percent(predicted_s, row.measured_s)}"
+        )
+
+    flop_per_s, bytes_per_s = best_speeds(rows)
+    print(f"speeds that fit best: {flop_per_s / 1e9:.0f} GFLOP/s, {bytes_per_s / 1e9:.1f} GB/s")
+
+
+def best_speeds(rows: Sequence[OneCore]) -> tuple[float, float]:
+    """The FLOP/s and bytes/s of least mean absolute logarithmic error over the models."""
+    found = []
+    for flop_per_s in np.arange(40e9, 200e9, 2e9):
+        for bytes_per_s in np.arange(4e9, 30e9, 0.5e9):
+            seconds = [
+                np.maximum(
+                    row.graph.flop / flop_per_s, row.graph.memory_traffic_bytes / bytes_per_s
+                ).sum()
+                for row in rows
+            ]
+            error = np.abs(np.log(seconds) - np.log([row.measured_s for row in rows])).mean()
+            found.append((float(error), float(flop_per_s), float(bytes_per_s)))
+    return min(found)[1:]
+
+
+def show_throughput(name: str, label: str, report: RunReport) -> None:
+    base = report.baselines
+    own, single = report.measured_throughput_per_s, base["single_device"].throughput_per_s
+    print(
+        f"{name:14s} {label:12s} {len(report.segments):3d} {equal(report):>5s} "
+        f"{report.predicted_throughput_per_s:9.2f} {own:8.2f} "
+        f"{percent(report.predicted_throughput_per_s, own)} {single:8.2f} "
+        f"{base['runtime_default'].throughput_per_s:8.2f} {base['replicas'].throughput_per_s:8.2f} "
+        f"{report.throughput_speedup:6.2f}x {report.best_throughput_per_s:8.2f} "
+        f"{base['single_device'].best_throughput_per_s:8.2f} "
+        f"{base['runtime_default'].best_throughput_per_s:8.2f}"
+    )
+
+
+def show_latency(name: str, label: str, report: RunReport) -> None:
+    base = report.baselines
+    own, single = report.measured_latency_s, base["single_device"].latency_s
+    print(
+        f"{name:14s} {label:12s} {len(report.segments):3d} {equal(report):>5s} "
+        f"{1e3 * report.predicted_latency_s:9.2f} {1e3 * own:8.2f} "
+        f"{percent(report.predicted_latency_s, own)} {1e3 * single:8.2f} "
+        f"{1e3 * base['runtime_default'].latency_s:8.2f} {report.latency_speedup:6.2f}x "
+        f"{1e3 * report.best_latency_s:8.2f} {1e3 * base['single_device'].best_latency_s:8.2f}"
+    )
+
+
+def throughput(cluster: Cluster, rows: Sequence[OneCore], seconds: float) -> None:
+    print("\nthroughput, samples/s: medians over rounds, then the best rounds")
+    print(
+        "model          method       seg equal predicted measured error  1 core  "
+        "2 threads  2 copies  gain    best   1 core  2 threads"
+    )
+    for name in PIPELINED:
+        costs = scaled(constant(rows, name))
+        result = api.place(load_onnx(spec(name)), cluster, objective="throughput", costs=costs)
+        report = execute(name, cluster, result.placement.device, "throughput", costs, seconds)
+        show_throughput(name, result.method, report)
+
+
+def latency(cluster: Cluster, rows: Sequence[OneCore], seconds: float) -> None:
+    print("\nlatency, ms: medians over rounds, then the best rounds")
+    print(
+        "model          method       seg equal predicted measured error  1 core "
+        "2 threads  gain   best    1 core"
+    )
+    name = "inception_v2"
+    costs = scaled(constant(rows, name))
+    result = api.place(load_onnx(spec(name)), cluster, costs=costs)
+    report = execute(name, cluster, result.placement.device, "latency", costs, seconds)
+    show_latency(name, result.method, report)
+    method, device = best_on_both_cores(name, cluster, costs, 2.0)
+    report = execute(name, cluster, device, "latency", costs, seconds)
+    show_latency(name, f"both: {method}"[:12], report)
+
+
+def overheads(cluster: Cluster) -> None:
+    from gdp.runtime.profiler_overheads import measure_overheads
+
+    found = measure_overheads(*core_of_device(cluster)[:2])
+    for field, seconds in (("per segment", found.session_s), ("per hand-over", found.handover_s)):
+        print(f"{field}: {1e6 * (seconds or 0.0):.1f} us")
+    print(f"hand-over bandwidth: {(found.handover_bytes_per_s or 0.0) / 1e9:.1f} GB/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Executes light models on two cores.")
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--seconds", type=float, default=15.0, help="timing of one execution")
+    arguments = parser.parse_args()
+    parts = arguments.parts or list(PARTS)
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    cluster = cluster_preset("2xcpu-core")
+    rows = [one_core(name, cluster, 1.5) for name in LIGHT] if parts != ["overheads"] else []
+    if "one-core" in parts:
+        show_one_core(rows)
+    if "throughput" in parts:
+        throughput(cluster, rows, arguments.seconds)
+    if "latency" in parts:
+        latency(cluster, rows, arguments.seconds)
+    if "overheads" in parts:
+        overheads(cluster)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,16 +1,15 @@
 """The dynamic program over down-sets against every assignment, and against published values."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from host_memory import assignments, is_pipeline, load_problem
-from tiny import fork_join, plain_graph, random_problem, unit_cluster
+from tiny import plain_graph
 
 from gdp.cluster import Device, make_cluster
-from gdp.graph import INPUT, OUTPUT, make_graph
+from gdp.graph import make_graph
 from gdp.importers.dnn_partitioning import load_dnn_partitioning
 from gdp.methods import pipeline_dp as module
 from gdp.methods.base import Search
@@ -19,7 +18,6 @@ from gdp.methods.lattice import as_bits, state_counts, state_moves
 from gdp.methods.pipeline_dp import best_pipeline, pipeline_dp
 from gdp.sim import max_load
 from gdp.sim.problem import Problem, make_problem
-from gdp.sim.throughput import periods
 
 SEARCH = Search(seconds=None)
 BENCH = Path(__file__).resolve().parents[3] / "shared" / "bench" / "dnn_partitioning"
@@ -132,80 +130,6 @@ def test_contraction_by_hand() -> None:
     # e touches a backward op, so x (idle) still joins it: only x itself must touch none.
     assert element["x"] == element["e"]
     assert arcs == {(element["a"], element["e"]), (element["d'"], element["e"])}
-
-
-def random_pipeline_problem(rng: np.random.Generator, num_devices: int, shared: bool) -> Problem:
-    """A throughput problem with graph inputs and outputs and channels of one of two kinds."""
-    n = 6
-    ops = ["in", *[f"o{i}" for i in range(n)], "out"]
-    edges = [(0, 1 + int(rng.integers(n))) for _ in range(2)]
-    edges += [(1 + a, 1 + b) for b in range(n) for a in range(b) if rng.random() < 0.25]
-    edges += [(n, n + 1)]
-    graph = make_graph(
-        "io", ops, [INPUT, *["Op"] * n, OUTPUT],
-        [(i, int(rng.integers(1, 5))) for i in range(n + 1)], sorted(set(edges)),
-    )  # fmt: skip
-    devices = [
-        Device(
-            f"d{i}", "gpu", {"default": 1.0}, 1.0,
-            dispatch_s=float(rng.choice([0.0, 0.5])), dispatch_per="segment" if shared else "op",
-        )
-        for i in range(num_devices)
-    ]  # fmt: skip
-    cluster = make_cluster("io", devices, default_bytes_per_s=1.0, default_latency_s=0.25)
-    if shared:  # everything that reaches a device comes over one channel
-        channel = np.repeat(np.arange(num_devices)[None], num_devices, axis=0)
-        cluster = replace(cluster, channel=np.ascontiguousarray(channel))
-    compute_s = rng.integers(1, 6, (n + 2, num_devices)).astype(float)
-    compute_s[[0, -1]] = 0.0
-    compute_s[[0, -1], 1:] = np.inf
-    return make_problem(graph, cluster, compute_s, "throughput")
-
-
-@pytest.mark.parametrize("num_devices", [2, 3])
-def test_no_contiguous_pipeline_has_a_shorter_period_where_it_says_so(num_devices: int) -> None:
-    rng = np.random.default_rng(num_devices)
-    certain = 0
-    for _ in range(20):
-        problem = random_pipeline_problem(rng, num_devices, shared=num_devices == 3)
-        period_s = periods(problem, np.array(pipelines(problem)))[0]
-        answer = pipeline_dp(problem, SEARCH)
-        assert answer.assignment is not None
-        found_s = periods(problem, answer.assignment.device[None])[0][0]
-        assert answer.bound_s <= period_s.min() * (1 + 1e-12)
-        if answer.reason.startswith("no contiguous pipeline is better"):
-            certain += 1
-            assert found_s == pytest.approx(period_s.min(), rel=1e-12)
-    assert certain >= 12
-
-
-def test_any_problem_gets_an_answer_that_fits() -> None:
-    """Unlike devices, supported kernels, tight memory and any channels: heuristic, but valid."""
-    for seed in range(30):
-        problem = random_problem(seed, objective="throughput")
-        answer = pipeline_dp(problem, SEARCH)
-        if answer.assignment is None:
-            assert answer.reason
-            continue
-        device = answer.assignment.device
-        assert problem.allowed[np.arange(problem.num_ops), device].all()
-        assert periods(problem, device[None])[1][0] == 0
-
-
-def test_latency_is_said_to_be_a_heuristic() -> None:
-    assert pipeline_dp(fork_join("latency"), SEARCH).reason.startswith("heuristic")
-
-
-def test_too_many_down_sets_fall_back_to_linear_orders() -> None:
-    """Forty parallel chains of three have 4**40 down-sets."""
-    edges = [(3 * i + k, 3 * i + k + 1) for i in range(40) for k in range(2)]
-    graph = plain_graph(120, edges)
-    problem = make_problem(graph, unit_cluster(2), np.ones((120, 2)), "throughput")
-    answer = pipeline_dp(problem, Search(seconds=0.05))
-    assert answer.assignment is not None
-    # The work bound settles what the down-sets cannot: 60 ops each, no chain cut.
-    assert periods(problem, answer.assignment.device[None])[0][0] == 60.0
-    assert answer.proven_optimal
 
 
 def test_states_are_numbered_so_that_one_more_device_is_later() -> None:

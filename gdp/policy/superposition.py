@@ -55,7 +55,7 @@ class SuperposedLinear(nnx.Module):
     def offset(self) -> Float[Array, "O"]:
         """The bias, zeros without one."""
         bias = self.dense.bias
-        return jnp.zeros(self.dense.out_features) if bias is None else bias[...]
+        return jnp.zeros(self.dense.out_features) if bias is None else jnp.asarray(bias[...])
 
     def __call__(self, x: Float[Array, "... F"], whole: Float[Array, "C"]) -> Float[Array, "... O"]:
         return self.dense(x * self.factor(whole))

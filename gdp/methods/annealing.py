@@ -234,8 +234,8 @@ class PeriodAnnealer:
         from gdp.methods.period_kernels import make_loads, new_loads
 
         self._state = _State(problem, start, seed)
-        self._loads = new_loads(self._state.engine, self._state.methods)
-        make_loads(self._state.engine, self._state.methods, self._loads, self._state.chain.device)
+        self._loads = new_loads(self._state.methods)
+        make_loads(self._state.methods, self._loads, self._state.chain.device)
         self._guides = self._guide()
         self._order = np.arange(problem.num_ops)
 
@@ -271,7 +271,7 @@ class PeriodAnnealer:
         from gdp.methods.local_search_kernels import restart_period
 
         s = self._state
-        restart_period(s.engine, s.methods, s.chain, self._loads, self._guides)
+        restart_period(s.methods, s.chain, self._loads, self._guides)
 
     def best(self) -> Scored:
         return self._state.best_score(self._state.start.assignment.rank)

@@ -34,6 +34,8 @@ class Arrays(NamedTuple):
     channel: Int[np.ndarray, "D D"]
     is_io: Bool[np.ndarray, "N"]
     is_input: Bool[np.ndarray, "N"]
+    is_backward: Bool[np.ndarray, "N"]
+    opens: Bool[np.ndarray, "N"]  # opens a segment wherever it runs: reads an input, or nothing
     group: Int[np.ndarray, "N"]
     group_start: Int[np.ndarray, "G+1"]
     group_op: Int[np.ndarray, "N"]  # the ops of a group, in topological order
@@ -62,6 +64,9 @@ def _build(problem: Problem) -> Arrays:
     use_start, tensor_use = _lists(graph.use_tensor, t)
     group_start, group_op = _lists(problem.group, problem.num_groups)
     weight_bytes, group_weight_start, group_weight = _weights(problem)
+    is_input = np.array([kind == INPUT for kind in graph.op_types], dtype=bool)
+    opens = np.diff(in_start) == 0
+    opens[graph.use_op[is_input[graph.producer[graph.use_tensor]]]] = True
     dispatch_s = np.array([device.dispatch_s for device in cluster.devices])
     per_op = np.array([device.dispatch_per == "op" for device in cluster.devices])
     paid_s = np.where(graph.is_io[:, None], 0.0, np.where(per_op, dispatch_s, 0.0)[None, :])
@@ -80,7 +85,9 @@ def _build(problem: Problem) -> Arrays:
         bytes_per_s=np.array(cluster.link_bytes_per_s, dtype=np.float64),
         channel=_int(cluster.channel),
         is_io=np.array(graph.is_io),
-        is_input=np.array([kind == INPUT for kind in graph.op_types], dtype=bool),
+        is_input=is_input,
+        is_backward=np.array(graph.is_backward),
+        opens=opens & ~graph.is_io,
         group=_int(problem.group),
         group_start=group_start,
         group_op=group_op,

@@ -255,14 +255,18 @@ def _best_cuts(
     bytes_up_to: Float[np.ndarray, "Q1"],
 ) -> Iterator[tuple[Int[np.ndarray, "D"], Int[np.ndarray, "D"]]]:
     """(order, ends) of the pipeline splits of least largest stage, per order of the devices."""
-    from gdp.methods.blocks_kernels import best_cuts, block_inputs
+    from gdp.methods.blocks_kernels import best_cuts, fill_block_inputs
 
     a = arrays_of(problem)
     cuts = _candidate_cuts(work_s)
     off = ~np.eye(problem.num_devices, dtype=bool)
     latency_s = float(a.latency_s[off].mean()) if off.any() else 0.0
     s_per_byte = float((1.0 / a.bytes_per_s[off]).mean()) if off.any() else 0.0
-    receive_s, openers = block_inputs(a, sequence, cuts, latency_s, s_per_byte)
+    place = np.full(problem.num_groups, -1, dtype=np.int64)
+    place[sequence] = np.arange(len(sequence))
+    counted = np.empty(problem.graph.num_tensors, dtype=np.int64)
+    receive_s, openers = np.zeros((2, len(cuts), len(cuts)))
+    fill_block_inputs(a, sequence, cuts, latency_s, s_per_byte, place, counted, receive_s, openers)
     capacity = problem.cluster.memory_bytes.astype(float)
     for share in (1.0, 0.8, 0.6, 0.4):
         for order in orders:

@@ -8,22 +8,22 @@ from typing import no_type_check
 import numba
 import numpy as np
 
+from gdp.methods.kernel import BARE
 
-@numba.njit(cache=True, nogil=True)
+
+@numba.njit(**BARE)
 @no_type_check
-def block_inputs(a, sequence, cuts, mean_latency_s, mean_s_per_byte):
-    """(seconds [K, K], openers [K, K]): of block cuts[x]..cuts[y], what it receives and opens.
+def fill_block_inputs(
+    a, sequence, cuts, mean_latency_s, mean_s_per_byte, place, counted, seconds, openers
+):
+    """seconds [K, K], openers [K, K]: of block cuts[x]..cuts[y], what it receives and opens.
 
     Seconds are those of every tensor made outside and read inside, once, on a mean link. Openers
-    are the ops that read any of those, or an input of the graph, or nothing. O(K (N + E)).
+    are the ops that read any of those, or an input of the graph, or nothing. `place` [G] is where
+    each group is in the sequence, -1 where it is not; `counted` [T] is scratch. O(K (N + E)).
     """
     num_cuts, num_positions = cuts.shape[0], sequence.shape[0]
-    place = np.full(a.group_allowed.shape[0], -1, np.int64)
-    for q in range(num_positions):
-        place[sequence[q]] = q
-    seconds = np.zeros((num_cuts, num_cuts))
-    openers = np.zeros((num_cuts, num_cuts))
-    counted = np.full(a.producer.shape[0], -1, np.int64)
+    counted[:] = -1
     for x in range(num_cuts):
         first, y = cuts[x], x
         total, opened = 0.0, 0.0
@@ -52,7 +52,6 @@ def block_inputs(a, sequence, cuts, mean_latency_s, mean_s_per_byte):
                     if counted[t] == x:
                         total -= mean_latency_s + a.tensor_bytes[t] * mean_s_per_byte
                 opened += opens
-    return seconds, openers
 
 
 @numba.njit(cache=True, nogil=True)

@@ -5,6 +5,7 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
+from gdp.methods.kernel import BARE, INLINE
 from gdp.methods.list_schedule_kernels import (
     best_device,
     excess_bytes,
@@ -32,13 +33,13 @@ def new_heaps(num_devices, num_ops):
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def is_less(key_a, op_a, key_b, op_b):
     return key_a < key_b or (key_a == key_b and op_a < op_b)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def push(heaps, d, key, op):
     k = heaps.size[d]
@@ -52,7 +53,7 @@ def push(heaps, d, key, op):
     heaps.key[d, k], heaps.op[d, k] = key, op
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def pop(heaps, d):
     heaps.size[d] -= 1
@@ -73,7 +74,7 @@ def pop(heaps, d):
         heaps.key[d, k], heaps.op[d, k] = key, op
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def offer(a, plan, i, later, copies, channel_s):
     """Queue a ready op on every device it may still go to, by the time its inputs are there."""
@@ -86,7 +87,7 @@ def offer(a, plan, i, later, copies, channel_s):
             copies[i] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def earliest_pair(plan, level_s, later, now, done):
     """(op, device) of the earliest start, ties by the higher level; done ops are dropped."""
@@ -110,6 +111,52 @@ def earliest_pair(plan, level_s, later, now, done):
     return best_op, best
 
 
+@numba.njit(**BARE)
+@no_type_check
+def place_earliest(a, plan, level_s, later, now, done, copies, queues, channel_s):
+    """Place the op of the earliest start; -1 where it did not fit there and others may."""
+    num_devices = a.compute_s.shape[1]
+    i, d = earliest_pair(plan, level_s, later, now, done)
+    bound = plan.group_device[a.group[i]]
+    if bound != d and not (bound == num_devices and excess_bytes(a, plan, i, d) == 0):
+        if now.size[d] > 0:
+            pop(now, d)
+        else:
+            pop(later, d)
+        copies[i] -= 1
+        if copies[i] > 0:
+            return -1
+        # No device has room as things stand, or the group was bound to a device that had dropped
+        # the op before.
+        d = best_device(a, plan, i, False, queues, channel_s)
+    place_op(a, plan, i, d, False, queues)
+    done[i] = True
+    return i
+
+
+@numba.njit(**BARE)
+@no_type_check
+def run_etf(a, plan, level_s, later, now, done, copies, waits, queues, channel_s):
+    num_ops = a.compute_s.shape[0]
+    for i in range(num_ops):
+        waits[i] = a.in_start[i + 1] - a.in_start[i]
+        if waits[i] == 0:
+            offer(a, plan, i, later, copies, channel_s)
+    placed = 0
+    while placed < num_ops:
+        i = place_earliest(a, plan, level_s, later, now, done, copies, queues, channel_s)
+        if i < 0:
+            continue
+        placed += 1
+        for x in range(a.out_start[i], a.out_start[i + 1]):
+            t = a.out_tensor[x]
+            for y in range(a.use_start[t], a.use_start[t + 1]):
+                j = a.use_op[y]
+                waits[j] -= 1
+                if waits[j] == 0:
+                    offer(a, plan, j, later, copies, channel_s)
+
+
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def etf_kernel(a, level_s, queues):
@@ -121,40 +168,10 @@ def etf_kernel(a, level_s, queues):
     """
     num_ops, num_devices = a.compute_s.shape
     plan = new_plan(a)
-    channel_s = np.empty_like(plan.channel_s)
     later, now = new_heaps(num_devices, num_ops), new_heaps(num_devices, num_ops)
     done = np.zeros(num_ops, np.bool_)
     copies = np.zeros(num_ops, np.int64)  # heaps that an op is still in
     waits = np.empty(num_ops, np.int64)
-    for i in range(num_ops):
-        waits[i] = a.in_start[i + 1] - a.in_start[i]
-        if waits[i] == 0:
-            offer(a, plan, i, later, copies, channel_s)
-    placed = 0
-    while placed < num_ops:
-        i, d = earliest_pair(plan, level_s, later, now, done)
-        g = a.group[i]
-        bound = plan.group_device[g]
-        fits = bound == d or (bound == num_devices and excess_bytes(a, plan, i, d) == 0)
-        if not fits:
-            if now.size[d] > 0:
-                pop(now, d)
-            else:
-                pop(later, d)
-            copies[i] -= 1
-            if copies[i] > 0:
-                continue
-            # No device has room as things stand, or the group was bound to a device that had
-            # dropped the op before.
-            d = best_device(a, plan, i, False, queues, channel_s)
-        place_op(a, plan, i, d, False, queues)
-        done[i] = True
-        placed += 1
-        for x in range(a.out_start[i], a.out_start[i + 1]):
-            t = a.out_tensor[x]
-            for y in range(a.use_start[t], a.use_start[t + 1]):
-                j = a.use_op[y]
-                waits[j] -= 1
-                if waits[j] == 0:
-                    offer(a, plan, j, later, copies, channel_s)
+    channel_s = np.empty_like(plan.channel_s)
+    run_etf(a, plan, level_s, later, now, done, copies, waits, queues, channel_s)
     return plan.device, plan.start_s

@@ -46,11 +46,17 @@ def etf(problem: Problem, search: Search) -> Answer:
 
 def upward_rank(problem: Problem) -> Int[np.ndarray, "N"]:
     """HEFT's priorities as ranks 0..N-1, the first to run being 0; ties in topological order."""
-    from gdp.methods.list_schedule_kernels import upward_ranks
-
     a = arrays_of(problem)
-    seconds = upward_ranks(a, mean_compute_s(a), mean_send_s(a))
-    return as_rank(-seconds)
+    return as_rank(-_longest_s(a, mean_send_s(a)))
+
+
+def _longest_s(a: Arrays, send_s: Float[np.ndarray, "T"]) -> Float[np.ndarray, "N"]:
+    """Mean seconds from the start of each op to the end, on the longest path."""
+    from gdp.methods.list_schedule_kernels import fill_upward_ranks
+
+    seconds = np.zeros(len(a.compute_s))
+    fill_upward_ranks(a, mean_compute_s(a), send_s, seconds)
+    return seconds
 
 
 def as_rank(key: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
@@ -93,10 +99,9 @@ def heft_assignments(problem: Problem) -> Iterator[Assignment]:
 def etf_assignments(problem: Problem) -> Iterator[Assignment]:
     """The forms that `etf` chooses from."""
     from gdp.methods.etf_kernels import etf_kernel
-    from gdp.methods.list_schedule_kernels import upward_ranks
 
     a = arrays_of(problem)
-    level_s = upward_ranks(a, mean_compute_s(a), np.zeros(len(a.tensor_bytes)))
+    level_s = _longest_s(a, np.zeros(len(a.tensor_bytes)))
     rank = upward_rank(problem)
     for queues in (False, True):
         device, start_s = etf_kernel(a, level_s, queues)

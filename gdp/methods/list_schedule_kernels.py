@@ -10,6 +10,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
+from gdp.methods.kernel import BARE, INLINE
+
 MAX_GAPS = 512  # idle gaps remembered per device; the earliest are forgotten first
 
 
@@ -31,12 +33,11 @@ class Plan(NamedTuple):
     num_gaps: np.ndarray  # [D]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def upward_ranks(a, mean_compute_s, mean_send_s):
+def fill_upward_ranks(a, mean_compute_s, mean_send_s, rank):
     """rank(i) = mean_compute(i) + max over tensors t of i and readers j of (send(t) + rank(j))."""
     num_ops = mean_compute_s.shape[0]
-    rank = np.zeros(num_ops)
     for i in range(num_ops - 1, -1, -1):
         longest = 0.0
         for x in range(a.out_start[i], a.out_start[i + 1]):
@@ -44,7 +45,6 @@ def upward_ranks(a, mean_compute_s, mean_send_s):
             for y in range(a.use_start[t], a.use_start[t + 1]):
                 longest = max(longest, mean_send_s[t] + rank[a.use_op[y]])
         rank[i] = mean_compute_s[i] + longest
-    return rank
 
 
 @numba.njit(cache=True, nogil=True)
@@ -72,19 +72,20 @@ def new_plan(a):
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def send_seconds(a, t, src, dst):
     return a.latency_s[src, dst] + a.tensor_bytes[t] / a.bytes_per_s[src, dst]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def ready_seconds(a, plan, i, d, queues, channel_s):
     """When all that op i reads can be on device d. `channel_s` is scratch for queues of sends."""
     ready = 0.0
     if queues:
-        channel_s[:] = plan.channel_s
+        for c in range(channel_s.shape[0]):
+            channel_s[c] = plan.channel_s[c]
     for x in range(a.in_start[i], a.in_start[i + 1]):
         t = a.in_tensor[x]
         arrival = plan.arrival_s[t, d]
@@ -100,7 +101,7 @@ def ready_seconds(a, plan, i, d, queues, channel_s):
     return ready
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def run_seconds(a, plan, i, d):
     """How long op i occupies device d: its work, and the dispatch if it opens a segment there."""
@@ -113,7 +114,7 @@ def run_seconds(a, plan, i, d):
     return a.compute_s[i, d] + (a.segment_s[d] if opens else 0.0)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def excess_bytes(a, plan, i, d):
     """By how much device d would be over its memory with op i and the weights of its group."""
@@ -131,7 +132,7 @@ def excess_bytes(a, plan, i, d):
     return max(need, 0)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def earliest_gap(plan, d, ready, seconds):
     """(start, index) of the first idle gap that holds `seconds` after `ready`; index -1: none."""
@@ -149,7 +150,7 @@ def earliest_gap(plan, d, ready, seconds):
     return max(ready, plan.free_s[d]), -1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def fill_gap(plan, d, k, start, finish):
     """Cut [start, finish] out of gap k: none, one or two gaps remain of it."""
@@ -176,7 +177,7 @@ def fill_gap(plan, d, k, start, finish):
         plan.num_gaps[d] -= 1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def append_gap(plan, d, begin, end):
     last = plan.num_gaps[d]
@@ -189,7 +190,7 @@ def append_gap(plan, d, begin, end):
     plan.num_gaps[d] = last + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def place_op(a, plan, i, d, insertion, queues):
     """Run op i on device d: its transfers, its time slot, its group, and the memory."""
@@ -221,7 +222,7 @@ def place_op(a, plan, i, d, insertion, queues):
     take_memory(a, plan, i, d, finish)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def take_memory(a, plan, i, d, finish):
     g = a.group[i]
@@ -246,7 +247,7 @@ def take_memory(a, plan, i, d, finish):
                     plan.live_bytes[e] -= a.tensor_bytes[t]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def best_device(a, plan, i, insertion, queues, channel_s):
     """The allowed device where op i fits and finishes first; where none fits, the least excess."""
@@ -270,14 +271,18 @@ def best_device(a, plan, i, insertion, queues, channel_s):
     return best
 
 
+@numba.njit(**BARE)
+@no_type_check
+def run_heft(a, plan, order, insertion, queues, channel_s):
+    for i in order:
+        d = best_device(a, plan, i, insertion, queues, channel_s)
+        place_op(a, plan, i, d, insertion, queues)
+
+
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def heft_kernel(a, order, insertion, queues):
     """(device, start): each op of `order` where it finishes first. O(E D + N D gaps)."""
     plan = new_plan(a)
-    channel_s = np.empty_like(plan.channel_s)
-    for i in order:
-        place_op(
-            a, plan, i, best_device(a, plan, i, insertion, queues, channel_s), insertion, queues
-        )
+    run_heft(a, plan, order, insertion, queues, np.empty_like(plan.channel_s))
     return plan.device, plan.start_s

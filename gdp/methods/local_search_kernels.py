@@ -11,9 +11,10 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
+from gdp.methods.kernel import BARE, INLINE
 from gdp.methods.period_kernels import (
-    load_excess,
     make_loads,
+    may_overflow,
     move_op,
     restore_loads,
     save_loads,
@@ -59,19 +60,27 @@ class Chain(NamedTuple):
     gained: np.ndarray  # [NUM_STEPS] improvements of the best
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
+@no_type_check
+def copy_to(target, source):
+    """Element by element: an assignment of slices may need a buffer, which kernels lack."""
+    for k in range(target.shape[0]):
+        target[k] = source[k]
+
+
+@numba.njit(**INLINE)
 @no_type_check
 def energy(plan, value_s, over_bytes):
     return plan.weight_s * value_s / plan.value0_s + plan.weight_bytes * over_bytes / plan.bytes0
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def temperature(plan, step):
     return plan.hot * (plan.cold / plan.hot) ** (step / plan.steps)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def draw_kind(c, random):
     u = uniform(random)
@@ -81,7 +90,7 @@ def draw_kind(c, random):
     return kind
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def put(m, c, p):
     """Move the groups of the proposal; where they were is left in `undo`."""
@@ -92,7 +101,7 @@ def put(m, c, p):
             c.device[m.group_op[x]] = p.device[k]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def take_back(m, c, p):
     for k in range(p.size[0]):
@@ -101,7 +110,7 @@ def take_back(m, c, p):
             c.device[m.group_op[x]] = c.undo[k]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def swap_places(w, j, k):
     """Exchange the priorities at places j and k."""
@@ -110,7 +119,7 @@ def swap_places(w, j, k):
     w.position[a], w.position[b] = k, j
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def propose_swap(c, p, w):
     """Two places of the priorities whose ops share a device; equal places where none was found."""
@@ -123,7 +132,7 @@ def propose_swap(c, p, w):
     return j, j
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def accept(c, plan, p, value_s, over_bytes):
     """Metropolis, Rosenbluth et al. 1953: downhill always, uphill with exp(-rise / temperature)."""
@@ -134,7 +143,7 @@ def accept(c, plan, p, value_s, over_bytes):
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def is_best(c):
     if c.value[NOW_BYTES] != c.value[BEST_BYTES]:
@@ -142,16 +151,16 @@ def is_best(c):
     return c.value[NOW_S] < c.value[BEST_S]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def keep_best(c, kind):
-    c.best_device[:] = c.device
+    copy_to(c.best_device, c.device)
     c.value[BEST_S], c.value[BEST_BYTES] = c.value[NOW_S], c.value[NOW_BYTES]
     c.gained[kind] += 1
     c.count[IMPROVED] = c.count[EVALUATIONS]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def anneal_latency(m, a, w, c, p, plan, by_rank, steps):
     """Do steps with one exact simulation each. `w` holds the priorities. True: stop, it fits."""
@@ -175,10 +184,10 @@ def anneal_latency(m, a, w, c, p, plan, by_rank, steps):
         c.tried[kind] += 1
         c.count[EVALUATIONS] += 1
         value_s, over_bytes = evaluate(a, w, c.device, by_rank)
-        if accept(c, plan, p, value_s, float(over_bytes)):
+        if accept(c, plan, p, value_s, np.float64(over_bytes)):
             if is_best(c):
                 keep_best(c, kind)
-                c.order[:] = w.by_position
+                copy_to(c.order, w.by_position)
         elif p.size[0] > 0:
             take_back(m, c, p)
         else:
@@ -186,11 +195,11 @@ def anneal_latency(m, a, w, c, p, plan, by_rank, steps):
     return False
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def restart_latency(c, w):
     """Go on from the best placement and its priorities."""
-    c.device[:] = c.best_device
+    copy_to(c.device, c.best_device)
     c.value[NOW_S], c.value[NOW_BYTES] = c.value[BEST_S], c.value[BEST_BYTES]
     c.count[STEP] = 0
     for k in range(len(c.order)):
@@ -198,7 +207,7 @@ def restart_latency(c, w):
         w.position[c.order[k]] = k
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def busiest(loads):
     """(device, destination) of the busiest device, or of a link of the busiest channel."""
@@ -209,7 +218,7 @@ def busiest(loads):
     return device
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def smoothed_period(loads, plan):
     """(period, guide): the largest load, and the mean of squares, which all loads move."""
@@ -223,9 +232,9 @@ def smoothed_period(loads, plan):
     return longest, total / (plan.value0_s * loads.busy_s.shape[0])
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def move_groups(m, a, loads, c, p, back):
+def move_groups(m, loads, c, p, back):
     """Move the groups of the proposal, or back again, with the loads kept up: O(degrees)."""
     for k in range(p.size[0]):
         g = p.group[k]
@@ -233,10 +242,10 @@ def move_groups(m, a, loads, c, p, back):
         if not back:
             c.undo[k] = c.device[m.group_op[m.group_start[g]]]
         for x in range(m.group_start[g], m.group_start[g + 1]):
-            move_op(a, m, loads, c.device, m.group_op[x], np.int64(to))
+            move_op(m, loads, c.device, m.group_op[x], np.int64(to))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def pick_group(m, c, p, loads):
     """A random group with a choice; half of the time one on the busiest device, if soon found."""
@@ -250,17 +259,17 @@ def pick_group(m, c, p, loads):
     return g
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def pipeline_overflow(a, m, w, c, loads):
     """Bytes over memory: zero at once where even the upper bound of each device fits."""
-    if not a.pipeline_memory_binds or load_excess(a, m, loads) <= 0.0:
+    if not a.pipeline_memory_binds or not may_overflow(m, loads):
         return 0.0
     pipeline_peaks(a, w, c.device)
-    return float(overflow(a, w))
+    return np.float64(overflow(a, w))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def anneal_period(m, a, w, c, p, loads, guides, plan, order, place, guide_weight, steps):
     """As `anneal_latency`, for the period, by what each move changes. True: stop, it fits.
@@ -276,7 +285,7 @@ def anneal_period(m, a, w, c, p, loads, guides, plan, order, place, guide_weight
             return True
         c.count[STEP] += 1
         if c.count[STEP] % REBUILD == 0:
-            make_loads(a, m, loads, c.device)
+            make_loads(m, loads, c.device)
         kind = min(draw_kind(c, p.random), NUM_KINDS - 1)
         propose(m, p, c.device, order, place, kind, pick_group(m, c, p, loads))
         if p.size[0] == 0:
@@ -284,7 +293,7 @@ def anneal_period(m, a, w, c, p, loads, guides, plan, order, place, guide_weight
         c.tried[kind] += 1
         c.count[EVALUATIONS] += 1
         save_loads(loads)
-        move_groups(m, a, loads, c, p, False)
+        move_groups(m, loads, c, p, False)
         value_s, guide_s = smoothed_period(loads, plan)
         # The memory is looked at last: it is the one part that can cost O(N).
         limit = -np.log(max(uniform(p.random), 1e-300)) * temperature(plan, c.count[STEP])
@@ -295,7 +304,7 @@ def anneal_period(m, a, w, c, p, loads, guides, plan, order, place, guide_weight
             over_bytes = pipeline_overflow(a, m, w, c, loads)
             taken = energy(plan, new_s, over_bytes) - now <= limit
         if not taken:
-            move_groups(m, a, loads, c, p, True)
+            move_groups(m, loads, c, p, True)
             restore_loads(loads)
             continue
         c.value[NOW_S], c.value[NOW_BYTES] = value_s, over_bytes
@@ -306,12 +315,12 @@ def anneal_period(m, a, w, c, p, loads, guides, plan, order, place, guide_weight
     return False
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def restart_period(a, m, c, loads, guides):
+def restart_period(m, c, loads, guides):
     """Go on from the best placement."""
-    c.device[:] = c.best_device
-    make_loads(a, m, loads, c.device)
+    copy_to(c.device, c.best_device)
+    make_loads(m, loads, c.device)
     c.value[NOW_S], c.value[NOW_BYTES] = c.value[BEST_S], c.value[BEST_BYTES]
     guides[0] = guides[1]
     c.count[STEP] = 0

@@ -9,6 +9,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
+from gdp.methods.kernel import BARE, INLINE
+
 SINGLE, NEIGHBOUR, CHAIN, WINDOW, SWAP, CUT, CLUSTER = 0, 1, 2, 3, 4, 5, 6
 NUM_KINDS = 7
 
@@ -26,7 +28,7 @@ class Proposal(NamedTuple):
     random: np.ndarray  # [1] uint64, the state of splitmix64 (Steele, Lea and Flood 2014)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def uniform(random):
     """A float in [0, 1). The state is an argument: numba's own is shared by a thread's kernels."""
@@ -38,21 +40,21 @@ def uniform(random):
     return np.float64(z >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def below(random, n):
     """An integer in 0..n-1."""
     return min(np.int64(uniform(random) * n), n - 1)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def length_up_to(random, longest):
     """A length in 1..longest, uniform in its logarithm: short moves are as likely as long ones."""
     return max(1, min(longest, np.int64(np.exp(uniform(random) * np.log(longest + 1.0)))))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def other_device(m, p, g, home):
     """A random allowed device other than home; home where there is none."""
@@ -65,7 +67,7 @@ def other_device(m, p, g, home):
     return home
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def add(m, p, device, g, to):
     """Put a group into the proposal, once, unless it is there already or may not go there."""
@@ -78,7 +80,7 @@ def add(m, p, device, g, to):
         p.size[0] = k + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def random_neighbour(m, p, i):
     """A random producer or reader of op i; i itself where it has none."""
@@ -96,7 +98,7 @@ def random_neighbour(m, p, i):
     return m.use_op[m.use_start[t] + below(p.random, num_uses)]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def wanted_device(m, p, device, i):
     """The device of a neighbour of op i's group on another device, else any other."""
@@ -109,7 +111,7 @@ def wanted_device(m, p, device, i):
     return other_device(m, p, g, device[i])
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def only_reader(m, i):
     """The one op that reads anything of op i; -1 where there is none or more than one."""
@@ -123,7 +125,7 @@ def only_reader(m, i):
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def add_chain(m, p, device, i, to, longest):
     """Op i, its only reader, the only reader of that, and so on."""
@@ -134,7 +136,7 @@ def add_chain(m, p, device, i, to, longest):
             return
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def add_window(m, p, device, order, first, end, home, to):
     """The ops at places first..end of an order that are on `home`, or all where home is -1."""
@@ -144,7 +146,7 @@ def add_window(m, p, device, order, first, end, home, to):
             add(m, p, device, m.group[i], to)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def add_cut_shift(m, p, device, order, place, i, longest):
     """Move a border: ops next to one that crosses devices go over to the other side with it."""
@@ -163,7 +165,7 @@ def add_cut_shift(m, p, device, order, place, i, longest):
                 return
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def add_cluster(m, p, device, i, to, longest):
     """Op i and the ops on its device nearest to it in the graph, breadth first."""
@@ -193,7 +195,7 @@ def add_cluster(m, p, device, i, to, longest):
                 break
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def propose(m, p, device, order, place, kind, g):
     """Leave a proposal of a kind around group g; `order` orders all ops, `place` is its inverse."""
@@ -212,7 +214,7 @@ def propose(m, p, device, order, place, kind, g):
         add_chain(m, p, device, i, to, length_up_to(p.random, min(64, num_ops)))
     elif kind == WINDOW:
         longest = length_up_to(p.random, max(1, num_ops // 3))
-        start = place[i] - below(p.random, longest)
+        start = np.int64(place[i]) - below(p.random, longest)
         only = home if uniform(p.random) < 0.5 else -1
         add_window(m, p, device, order, start, start + longest, only, to)
     elif kind == SWAP:
@@ -220,12 +222,12 @@ def propose(m, p, device, order, place, kind, g):
         # The partner is near in the order, so that it competes for the same time.
         reach = length_up_to(p.random, num_ops)
         for _ in range(8):
-            k = place[i] - reach + below(p.random, 2 * reach + 1)
-            if 0 <= k < num_ops and device[order[k]] == to:
-                add(m, p, device, m.group[order[k]], home)
+            k = np.int64(place[i]) - reach + below(p.random, 2 * reach + 1)
+            if 0 <= k < num_ops and device[np.int64(order[k])] == to:
+                add(m, p, device, m.group[np.int64(order[k])], home)
                 break
     elif kind == CUT:
         longest = length_up_to(p.random, max(1, num_ops // 4))
-        add_cut_shift(m, p, device, order, place[i], i, longest)
+        add_cut_shift(m, p, device, order, np.int64(place[i]), i, longest)
     else:
         add_cluster(m, p, device, i, to, length_up_to(p.random, max(1, min(num_ops // 3, 4096))))

@@ -93,10 +93,11 @@ def _shedding(
     ranks: list[Int[np.ndarray, "N"] | None],
 ) -> Iterator[list[Assignment]]:
     """Move groups off devices that the simulator finds overfull, again and again."""
-    from gdp.methods.repair_kernels import group_bytes, shed
+    from gdp.methods.repair_kernels import shed
 
     a = arrays_of(problem)
-    size = group_bytes(a)
+    size = _group_bytes(problem)
+    near = np.zeros(problem.num_devices)
     capacity = problem.cluster.memory_bytes.astype(float)
     for rank in ranks[:2]:
         now = group_device.copy()
@@ -106,7 +107,7 @@ def _shedding(
             excess = np.maximum(peak - capacity, 0.0) * (1.0 + 0.1 * attempt)
             slack = np.maximum(capacity - peak, 0.0)
             order = np.arange(problem.num_groups) if attempt % 2 else np.argsort(-size)
-            if not shed(a, now, size, order, excess, slack):
+            if not shed(a, now, size, order, excess, slack, near):
                 break
             yield [Assignment(expand(problem, now), r) for r in ranks]
 
@@ -115,10 +116,10 @@ def _packing(
     problem: Problem, ranks: list[Int[np.ndarray, "N"] | None]
 ) -> Iterator[list[Assignment]]:
     """Pack from scratch into the room that the activations of the last packing left."""
-    from gdp.methods.repair_kernels import group_bytes, pack
+    from gdp.methods.repair_kernels import pack
 
     a = arrays_of(problem)
-    size = group_bytes(a)
+    size = _group_bytes(problem)
     capacity = problem.cluster.memory_bytes.astype(float)
     topological = np.arange(problem.num_groups)
     large = size > 0.02 * capacity.min()
@@ -134,6 +135,15 @@ def _packing(
             peak = _peaks(problem, Assignment(device, ranks[-1]))
             held = _weights(problem, device)
             room = np.maximum(capacity - (peak - held), 0.05 * capacity)
+
+
+def _group_bytes(problem: Problem) -> Float[np.ndarray, "G"]:
+    """What moving each group frees at least: its weights and what it makes."""
+    from gdp.methods.repair_kernels import fill_group_bytes
+
+    size = np.zeros(problem.num_groups)
+    fill_group_bytes(arrays_of(problem), size)
+    return size
 
 
 def _peaks(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:

@@ -5,8 +5,10 @@ from typing import no_type_check
 import numba
 import numpy as np
 
+from gdp.methods.kernel import BARE, INLINE
 
-@numba.njit(cache=True, nogil=True)
+
+@numba.njit(**INLINE)
 @no_type_check
 def added_bytes(a, holds, g, d):
     """Weights of group g that device d does not hold yet."""
@@ -17,7 +19,7 @@ def added_bytes(a, holds, g, d):
     return added
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def hold_weights(a, holds, g, d, sign):
     """Count the weights of group g on device d (or off it); the bytes that this adds there."""
@@ -31,7 +33,7 @@ def hold_weights(a, holds, g, d, sign):
     return added
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def neighbour_bytes(a, group_device, g, near):
     """Leave in `near` the bytes that group g exchanges with each device; D: not placed yet."""
@@ -51,19 +53,15 @@ def neighbour_bytes(a, group_device, g, near):
                     near[group_device[h]] += a.tensor_bytes[t]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def pack(a, order, room_bytes):
+def fill_packs(a, order, room_bytes, group_device, holds, used, near):
     """A device for every group, in the order given: where it fits, the one it exchanges most with.
 
     Ties and groups without placed neighbours go to the device with the largest share of its room
     left; a group that fits nowhere goes there too.
     """
-    num_groups, num_devices = a.group_allowed.shape
-    group_device = np.full(num_groups, num_devices, np.int64)
-    holds = np.zeros((a.weight_bytes.shape[0], num_devices), np.int64)
-    used = np.zeros(num_devices)
-    near = np.zeros(num_devices)
+    num_devices = a.group_allowed.shape[1]
     for g in order:
         neighbour_bytes(a, group_device, g, near)
         best, best_fits, best_near, best_left = -1, False, -1.0, -np.inf
@@ -82,15 +80,25 @@ def pack(a, order, room_bytes):
                 best, best_fits, best_near, best_left = d, fits, near[d], left
         group_device[g] = best
         used[best] += hold_weights(a, holds, g, best, 1)
-    return group_device
 
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
-def group_bytes(a):
+def pack(a, order, room_bytes):
+    """The device of every group by `fill_packs`."""
+    num_groups, num_devices = a.group_allowed.shape
+    group_device = np.full(num_groups, num_devices, np.int64)
+    holds = np.zeros((a.weight_bytes.shape[0], num_devices), np.int64)
+    near = np.zeros(num_devices)
+    fill_packs(a, order, room_bytes, group_device, holds, np.zeros(num_devices), near)
+    return group_device
+
+
+@numba.njit(**BARE)
+@no_type_check
+def fill_group_bytes(a, total):
     """What moving each group frees at least: its weights and what it makes. [G]"""
     num_groups = a.group_allowed.shape[0]
-    total = np.zeros(num_groups)
     for g in range(num_groups):
         for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
             total[g] += a.weight_bytes[a.group_weight[x]]
@@ -98,19 +106,17 @@ def group_bytes(a):
             i = a.group_op[x]
             for y in range(a.out_start[i], a.out_start[i + 1]):
                 total[g] += a.tensor_bytes[a.out_tensor[y]]
-    return total
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def shed(a, group_device, size, order, excess_bytes, slack_bytes):
+def shed(a, group_device, size, order, excess_bytes, slack_bytes, near):
     """Move groups off overfull devices to where there is room, in the order given; count of moves.
 
     Changes `group_device`, `excess_bytes` and `slack_bytes` in place. The receiver is the device
-    with room that the group exchanges most with.
+    with room that the group exchanges most with. `near` [D] is scratch.
     """
     num_devices = a.group_allowed.shape[1]
-    near = np.zeros(num_devices)
     moved = 0
     for g in order:
         home = group_device[g]

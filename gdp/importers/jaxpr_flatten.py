@@ -9,7 +9,7 @@ from typing import Any
 from gdp.fusible import ELEMENTWISE, names
 from gdp.graph import Attribute
 from gdp.importers.jaxpr_costs import Cost, Shape, primitive_cost
-from gdp.importers.jaxpr_steps import Run, Step, equation, row_of, stack_rows
+from gdp.importers.jaxpr_steps import Run, Step, equation, row_of, scan_parts, stack_rows
 from gdp.importers.jaxpr_values import Op, Stacked, Value, attributes_of
 
 _CALLS = names(
@@ -279,22 +279,6 @@ def _unrolls(options: Options, length: int) -> bool:
     return length <= options.unroll_scan
 
 
-def _scan_parts(eqn: Any) -> tuple[int, int]:
-    """How many inputs of a scan are constant, and how many values it carries.
-
-    Read off the shapes, because JAX versions name the parameters differently: only what is scanned
-    or collected has an axis more outside of the body than inside.
-    """
-    body = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
-
-    def same(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-        pairs = zip(outside, inside, strict=True)
-        return sum(len(a.aval.shape) == len(b.aval.shape) for a, b in pairs)
-
-    num_carry = same(eqn.outvars, body.outvars)
-    return same(eqn.invars, body.invars) - num_carry, num_carry
-
-
 def _unrolled_scan(
     program: Program,
     eqn: Any,
@@ -304,7 +288,7 @@ def _unrolled_scan(
     backward: bool,
 ) -> Sequence[Value | Stacked]:
     params, length = eqn.params, eqn.params["length"]
-    num_consts, num_carry = _scan_parts(eqn)
+    num_consts, num_carry = scan_parts(eqn)
     consts, carry = ins[:num_consts], ins[num_consts : num_consts + num_carry]
     scanned = ins[num_consts + num_carry :]
     closed = params["jaxpr"]

@@ -75,3 +75,19 @@ def stack_rows(*rows: Any) -> Sequence[Any]:
 def add_arrays(one: Any, two: Any) -> Sequence[Any]:
     """The sum of two microbatches' results."""
     return [one + two]
+
+
+def scan_parts(eqn: Any) -> tuple[int, int]:
+    """How many inputs of a scan are constant, and how many values it carries.
+
+    Read off the shapes, because JAX versions name the parameters differently: only what is scanned
+    or collected has an axis more outside of the body than inside.
+    """
+    body = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
+
+    def same(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+        pairs = zip(outside, inside, strict=True)
+        return sum(len(a.aval.shape) == len(b.aval.shape) for a, b in pairs)
+
+    num_carry = same(eqn.outvars, body.outvars)
+    return same(eqn.invars, body.invars) - num_carry, num_carry

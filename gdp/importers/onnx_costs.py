@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gdp.errors import ModelError
 from gdp.importers.onnx_flops import FLOP
 from gdp.importers.onnx_types import NodeView, Tensor
 
@@ -21,12 +22,18 @@ class Cost:
 
 def node_cost(view: NodeView) -> Cost:
     """What a node costs, once the shapes of what it reads and makes are known."""
-    traffic = _TRAFFIC.get(view.op_type, _all)(view)
     formula = FLOP.get(view.op_type)
-    if formula is None:
-        made = max((fact.elements for fact in view.outputs if fact is not None), default=0)
-        return Cost(float(made), traffic, estimated=True)
-    return Cost(float(formula(view)), traffic)
+    try:
+        traffic = _TRAFFIC.get(view.op_type, _all)(view)
+        if formula is not None:
+            return Cost(float(formula(view)), traffic)
+    except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(
+            f"node {view.name!r} ({view.op_type}) cannot be costed, its inputs or attributes are "
+            f"not those of its operator: {error}"
+        ) from None
+    made = max((fact.elements for fact in view.outputs if fact is not None), default=0)
+    return Cost(float(made), traffic, estimated=True)
 
 
 def _all(view: NodeView) -> float:

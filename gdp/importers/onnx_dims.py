@@ -15,9 +15,6 @@ class Dimensions:
     """
 
     def __init__(self, sizes: Mapping[str, int], model: ir.Model) -> None:
-        for name, size in sizes.items():
-            if size < 0:
-                raise ValueError(f"dimension {name!r} must be >= 0, got {size}")
         self.sizes = dict(sizes)
         values = [
             value

@@ -103,7 +103,9 @@ def read_model(path: Path, *, weights: bool) -> ir.Model:
     if not proto.HasField("graph"):
         raise ModelError(f"{path}: is not an ONNX model: it holds no graph")
     _drop_metadata(proto)
-    _check_names(proto.graph, str(path), set())
+    domains = [opset.domain for opset in proto.opset_import]
+    _check_text([proto.graph.name, proto.producer_name, *domains], path)
+    _check_names(proto.graph, path, set())
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir re-raises whatever went wrong as SerdeError
@@ -227,10 +229,10 @@ def _drop_metadata(proto: onnx.ModelProto) -> None:
             stack.extend(graph.node)
 
 
-def _check_names(graph: onnx.GraphProto, path: str, outer: set[str]) -> None:
+def _check_names(graph: onnx.GraphProto, path: Path, outer: set[str]) -> None:
     """Raise when a value is made twice, or is read and made nowhere."""
     made = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    _check_text(graph, path)
+    _check_text(_texts(graph), path)
     made |= {tensor.values.name for tensor in graph.sparse_initializer}
     for node in graph.node:
         for name in node.output:
@@ -253,8 +255,15 @@ def _check_names(graph: onnx.GraphProto, path: str, outer: set[str]) -> None:
             raise ModelError(f"{path}: graph output {value.name!r} is made by no node")
 
 
-def _check_text(graph: onnx.GraphProto, path: str) -> None:
-    """Raise when a name is no UTF-8, which protobuf hands out as bytes."""
+def _check_text(texts: list, path: Path) -> None:
+    """Raise when a text is no UTF-8, which protobuf hands out as bytes."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise ModelError(f"{path}: is damaged: the name {text!r} is not UTF-8 text")
+
+
+def _texts(graph: onnx.GraphProto) -> list:
+    """Every name in a graph, those of its subgraphs excepted."""
     texts = [named.name for named in (*graph.input, *graph.output, *graph.value_info)]
     texts += (tensor.name for tensor in graph.initializer)
     for node in graph.node:
@@ -262,9 +271,7 @@ def _check_text(graph: onnx.GraphProto, path: str) -> None:
         texts += (attribute.name for attribute in node.attribute)
     for value in (*graph.input, *graph.output, *graph.value_info):
         texts += (dim.dim_param for dim in value.type.tensor_type.shape.dim)
-    for text in texts:
-        if not isinstance(text, str):
-            raise ModelError(f"{path}: is damaged: the name {text!r} is not UTF-8 text")
+    return texts
 
 
 def describe(name: str | None, op_type: str) -> str:

@@ -58,6 +58,10 @@ class SchemaInference:
             inferred = shape_inference.infer_node_outputs(
                 schema, node, types, data, opset_imports=self.opsets
             )
+            return [
+                _from_proto(inferred[name]) if name in inferred else Partial()
+                for name in node.output
+            ]
         except (
             shape_inference.InferenceError, checker.ValidationError, ValueError, RuntimeError,
         ) as error:  # fmt: skip
@@ -65,9 +69,6 @@ class SchemaInference:
                 f"node {view.name!r} ({view.op_type}) does not fit its inputs: "
                 f"{_reason(error)}; its inputs are {_spell(view.inputs)}"
             ) from None
-        return [
-            _from_proto(inferred[name]) if name in inferred else Partial() for name in node.output
-        ]
 
 
 @functools.lru_cache(maxsize=2048)

@@ -20,6 +20,8 @@ from gdp.importers.onnx_values import evaluate, tensor_data
 logger = logging.getLogger(__name__)
 
 Unknown = Literal["error", "estimate"]
+LARGEST = 1 << 50
+"""Elements of a tensor from here on are a mistake."""
 BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 # The same inputs give another output each time, so nothing of these is constant.
@@ -40,6 +42,9 @@ class ImportOptions:
     def __post_init__(self) -> None:
         if self.trips is not None and self.trips < 0:
             raise ValueError(f"trips must be >= 0, got {self.trips}")
+        for name, size in self.dims.items():
+            if size < 0:
+                raise ValueError(f"dimension {name!r} must be >= 0, got {size}")
         if self.unknown not in ("error", "estimate"):
             raise ValueError(f"unknown must be 'error' or 'estimate', got {self.unknown!r}")
 
@@ -65,7 +70,7 @@ class Facts:
         """Find the shape of every value that a node of the main graph reads or makes."""
         for value in self.model.graph.inputs:
             if value.uses() or value.is_graph_output():
-                self.tensors[value] = self._input(value)
+                self.tensors[value] = _sized(self._input(value), value)
         self.infer_graph(self.model.graph)
 
     def infer_graph(self, graph: ir.Graph) -> None:
@@ -140,7 +145,7 @@ class Facts:
         tensor = value.const_value
         if tensor is not None:
             shape = tuple(size for size in tensor.shape if isinstance(size, int))
-            self.tensors[value] = Tensor(tensor.dtype, shape)
+            self.tensors[value] = _sized(Tensor(tensor.dtype, shape), value)
             data = tensor_data(tensor)
             if data is not None:
                 self.known[value] = data
@@ -174,7 +179,7 @@ class Facts:
                 guess = inferred[i] if i < len(inferred) else Partial()
                 fact = self._settle(value, node, view, guess)
                 if fact is not None:
-                    self.tensors[value] = fact
+                    self.tensors[value] = _sized(fact, value)
         if constant:
             self.constant.update(node.outputs)
             if node.op_type == "DequantizeLinear" and len(inputs) > 0:
@@ -273,6 +278,16 @@ def bodies(node: ir.Node) -> Iterator[ir.Graph]:
             yield attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:
             yield from attribute.as_graphs()
+
+
+def _sized(fact: Fact, value: ir.Value) -> Fact:
+    """The fact, if it is of a size that can be."""
+    if fact.elements > LARGEST:
+        raise ModelError(
+            f"tensor {value.name!r} would have {fact.elements:.1e} elements; the model is damaged, "
+            "or a dimension is bound to a wrong size"
+        )
+    return fact
 
 
 def _first_known(*sizes: int | None) -> int | None:

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator
 
-import networkx as nx
 import numpy as np
 from jaxtyping import Int
 
@@ -78,8 +77,11 @@ def is_pipeline(
     device: Int[np.ndarray, "M"], src: Int[np.ndarray, "A"], dst: Int[np.ndarray, "A"]
 ) -> bool:
     """Whether the devices of elements can be ordered so that every arc leads forward."""
-    quotient = nx.DiGraph()
-    quotient.add_edges_from(
-        (device[a], device[b]) for a, b in zip(src, dst, strict=True) if device[a] != device[b]
-    )
-    return nx.is_directed_acyclic_graph(quotient)
+    arcs = {(a, b) for a, b in zip(device[src].tolist(), device[dst].tolist(), strict=True)}
+    arcs = {(a, b) for a, b in arcs if a != b}
+    while arcs:
+        first = {a for a, _ in arcs} - {b for _, b in arcs}
+        if not first:
+            return False
+        arcs = {(a, b) for a, b in arcs if a not in first}
+    return True

@@ -2,42 +2,62 @@
 
     best(i, u) = min over j < i and classes c of max(best(j, u - c), cost_c(order[j:i]))
 
-The linearised form of the program over down-sets: M + 1 of them, in a chain. From each j the stage
-grows by one element at a time, and what it pays changes only for that element's tensors.
+The linearised form of the program over down-sets: at most M + 1 of them, in a chain. From each j
+the stage grows by one element at a time, and what it pays changes only for that element's tensors.
 """
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numba
 import numpy as np
 
-from gdp.methods.lattice_kernels import _add_element, _bit, _toggle, window_bits
+from gdp.methods.kernel import BARE, INLINE
+from gdp.methods.lattice_kernels import ZERO, add_element, element_bit, open_at_empty, window_bits
 
-ZERO = np.uint64(0)
+
+class Chain(NamedTuple):
+    """The program along an order, and its scratch. Axes: M elements, X cuts, S states."""
+
+    order: np.ndarray  # [M]
+    cut: np.ndarray  # [X + 1] prefixes after which a stage may end: ascending from 0 to M, M + 1
+    window: np.ndarray  # [X, V] the states that each may be reached in
+    best: np.ndarray  # [X, S] the least dearest stage
+    origin: np.ndarray  # [X, S] the cut before the last stage, -1 where a device is left unused
+    taken: np.ndarray  # [X, S] the class of the last stage, or of the unused device
+    live: np.ndarray  # [S]
+    count: np.ndarray  # pyright: ignore[reportIncompatibleMethodOverride] # [H] pins in the stage
+    tail_in: np.ndarray  # [H]
+    has_shared: np.ndarray  # [K]
+    work: np.ndarray  # [C]
+    is_barred: np.ndarray  # [C]
+    paid: np.ndarray  # [R]
+    rest: np.ndarray  # [R]
+    phi: np.ndarray  # [Q]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def _chain_windows(lat, win, order):
-    """The window of every prefix of the order, [M + 1, V]."""
-    m = lat.num_elements
-    windows = np.empty((m + 1, win.words), dtype=np.uint64)
-    inside = np.zeros(lat.num_words, dtype=np.uint64)
-    count, tail_in = lat.low.copy(), lat.tail < 0
-    base, rest = np.zeros(lat.num_rows), np.zeros(lat.num_rows)
-    for edge in range(lat.low.size):
-        _toggle(lat, edge, count[edge], tail_in[edge], base, rest, 1.0)
-    phi, held = np.zeros(win.phi.shape[0]), 0
-    for i in range(m + 1):
-        window_bits(win, phi, base, rest, held, windows[i])
-        if i < m:
-            _add_element(lat, order[i], inside, count, tail_in, base, rest)
-            phi += win.phi[:, order[i]]
-            held += lat.held_bytes[order[i]]
-    return windows
+def fill_windows(lat, win, chain):
+    """Fill in the window of every cut. Leaves the scratch of stages empty."""
+    k, held = 0, 0
+    open_at_empty(lat, chain.count, chain.tail_in, chain.paid, chain.rest)
+    for q in range(chain.phi.size):
+        chain.phi[q] = 0.0
+    for i in range(lat.num_elements + 1):
+        if chain.cut[k] == i:
+            window_bits(win, chain.phi, chain.paid, chain.rest, held, chain.window[k])
+            k += 1
+        if i < lat.num_elements:
+            x = chain.order[i]
+            add_element(lat, x, chain.count, chain.tail_in, chain.paid, chain.rest)
+            for q in range(chain.phi.size):
+                chain.phi[q] += win.phi[q, x]
+            held += lat.held_bytes[x]
+    for edge in range(chain.count.size):
+        chain.count[edge], chain.tail_in[edge] = 0, False
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def _grow_stage(lat, x, count, tail_in, paid):
     """Add element x to a stage; what it pays follows."""
@@ -55,9 +75,10 @@ def _grow_stage(lat, x, count, tail_in, paid):
             paid[row] += lat.w_out[edge]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def _cost(lat, c, work, barred, held, paid):
+    """Seconds of the stage on class c; inf where it may not be there."""
     if barred[c] or held > lat.capacity_bytes[c]:
         return np.inf
     cost = 0.0
@@ -69,71 +90,89 @@ def _cost(lat, c, work, barred, held, paid):
     return cost
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def run_chain(lat, win, work_s, barred, order, target_s):
-    """(best [M + 1, S], origin [M + 1, S], class [M + 1, S]) of the prefixes of an order.
+def _live_states(lat, chain, k, target_s):
+    """Fill `live` with the states of a cut that fewer devices do not reach as well; how many."""
+    num_live = 0
+    for s in range(chain.best.shape[1]):
+        dominated = False
+        for c in range(lat.previous.shape[1]):
+            before = lat.previous[s, c]
+            if before >= 0 and chain.best[k, before] <= chain.best[k, s]:
+                chain.best[k, s] = chain.best[k, before]
+                chain.origin[k, s], chain.taken[k, s] = -1, c
+                dominated = True
+        if chain.best[k, s] < target_s and not dominated:
+            chain.live[num_live] = s
+            num_live += 1
+    return num_live
 
-    Stages must take less than `target_s`; origin is the prefix before the last stage, -1 where a
-    device is left unused.
-    """
-    m, num_classes = lat.num_elements, work_s.shape[0]
-    num_states = lat.following.shape[0]
-    windows = _chain_windows(lat, win, order)
-    best = np.full((m + 1, num_states), np.inf)
-    origin = np.full((m + 1, num_states), -1, dtype=np.int32)
-    taken = np.full((m + 1, num_states), -1, dtype=np.int32)
-    best[0, 0] = 0.0
-    live = np.empty(num_states, dtype=np.int64)
-    count, tail_in = np.zeros(lat.low.size, dtype=np.int64), np.zeros(lat.low.size, dtype=np.bool_)
-    has_shared = np.empty(lat.shared_bytes.size, dtype=np.bool_)
-    work, is_barred = np.empty(num_classes), np.empty(num_classes, dtype=np.bool_)
-    paid = np.empty(lat.num_rows)
-    for j in range(m + 1):
-        num_live = 0
-        for s in range(num_states):
-            dominated = False
-            for c in range(num_classes):
-                before = lat.previous[s, c]
-                if before >= 0 and best[j, before] <= best[j, s]:
-                    best[j, s], origin[j, s], taken[j, s] = best[j, before], -1, c
-                    dominated = True
-            if best[j, s] < target_s and not dominated:
-                live[num_live] = s
-                num_live += 1
-        if num_live == 0 or j == m:
+
+@numba.njit(**BARE)
+@no_type_check
+def _hold(lat, chain, x, held):
+    """The bytes of the stage with element x, which it now holds."""
+    held += lat.held_bytes[x]
+    for k in range(chain.has_shared.size):
+        if not chain.has_shared[k] and lat.shared[k, x >> 6] & element_bit(x):
+            chain.has_shared[k] = True
+            held += lat.shared_bytes[k]
+    return held
+
+
+@numba.njit(**BARE)
+@no_type_check
+def _push(lat, chain, origin, end, num_live, held, target_s):
+    """Improve the states of cut `end` by the stage that starts at cut `origin`."""
+    for c in range(chain.work.size):
+        cost = _cost(lat, c, chain.work, chain.is_barred, held, chain.paid)
+        if cost >= target_s:
             continue
-        work[:], is_barred[:], paid[:], has_shared[:] = 0.0, False, 0.0, False
-        held, end = 0, j
-        for i in range(j + 1, m + 1):
-            x = order[i - 1]
-            end = i
-            _grow_stage(lat, x, count, tail_in, paid)
-            held += lat.held_bytes[x]
-            for k in range(has_shared.size):
-                if not has_shared[k] and lat.shared[k, x >> 6] & _bit(x):
-                    has_shared[k] = True
-                    held += lat.shared_bytes[k]
+        for n in range(num_live):
+            s = lat.following[chain.live[n], c]
+            if s < 0 or chain.window[end, s >> 6] & element_bit(s) == ZERO:
+                continue
+            value = max(chain.best[origin, chain.live[n]], cost)
+            if value < chain.best[end, s]:
+                chain.best[end, s] = value
+                chain.origin[end, s], chain.taken[end, s] = origin, c
+
+
+@numba.njit(**BARE)
+@no_type_check
+def run_chain(lat, work_s, barred, chain, target_s, first, end):
+    """Start stages of less than `target_s` at the cuts first..end-1, in order."""
+    last = chain.best.shape[0] - 1
+    for j in range(first, min(end, last + 1)):
+        for s in range(chain.best.shape[1]):  # what is known of the whole is a target for the rest
+            target_s = min(target_s, chain.best[last, s])
+        num_live = _live_states(lat, chain, j, target_s)
+        if num_live == 0 or j == last:
+            continue
+        for c in range(chain.work.size):
+            chain.work[c], chain.is_barred[c] = 0.0, False
+        for r in range(chain.paid.size):
+            chain.paid[r] = 0.0
+        for k in range(chain.has_shared.size):
+            chain.has_shared[k] = False
+        held, k, stop = 0, j + 1, chain.cut[j]
+        for i in range(chain.cut[j], lat.num_elements):
+            x, stop = chain.order[i], i + 1
+            _grow_stage(lat, x, chain.count, chain.tail_in, chain.paid)
+            held = _hold(lat, chain, x, held)
             least = np.inf
-            for c in range(num_classes):
-                work[c] += work_s[c, x]
-                is_barred[c] |= barred[c, x]
-                if not is_barred[c]:
-                    least = min(least, work[c])
+            for c in range(chain.work.size):
+                chain.work[c] += work_s[c, x]
+                chain.is_barred[c] |= barred[c, x]
+                if not chain.is_barred[c] and held <= lat.capacity_bytes[c]:
+                    least = min(least, chain.work[c])
             if least >= target_s:
                 break
-            for c in range(num_classes):
-                cost = _cost(lat, c, work, is_barred, held, paid)
-                if cost >= target_s:
-                    continue
-                for n in range(num_live):
-                    s = lat.following[live[n], c]
-                    if s < 0 or windows[i, s >> 6] & _bit(s) == ZERO:
-                        continue
-                    value = max(best[j, live[n]], cost)
-                    if value < best[i, s]:
-                        best[i, s], origin[i, s], taken[i, s] = value, j, c
-        for i in range(j, end):
-            for k in range(lat.element_start[order[i]], lat.element_start[order[i] + 1]):
-                count[lat.element_edge[k]], tail_in[lat.element_edge[k]] = 0, False
-    return best, origin, taken
+            if chain.cut[k] == i + 1:
+                _push(lat, chain, j, k, num_live, held, target_s)
+                k += 1
+        for i in range(chain.cut[j], stop):
+            x = chain.order[i]
+            for k in range(lat.element_start[x], lat.element_start[x + 1]):
+                chain.count[lat.element_edge[k]], chain.tail_in[lat.element_edge[k]] = 0, False

@@ -93,6 +93,18 @@ class Opened(NamedTuple):
     mask: UInt[np.ndarray, "P"]
 
 
+class Room(NamedTuple):
+    """Scratch for the pairs of one down-set with those that contain it."""
+
+    found: Int[np.ndarray, "n"]
+    paid: Float[np.ndarray, "n R"]
+    live: Int[np.ndarray, "S"]
+    moves: Int[np.ndarray, "SC 3"]
+    wanted: UInt[np.ndarray, "V"]
+    leads: UInt[np.ndarray, "C V"]
+    moved: UInt[np.ndarray, "V"]
+
+
 def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) -> Lattice:
     """The flat arrays of a contracted problem. O((N + E) log)."""
     m = contraction.num_elements
@@ -180,6 +192,21 @@ def scratch(lat: Lattice) -> Opened:
         start=np.zeros(h + 1, dtype=np.int64),
         word=np.zeros(p + 1, dtype=np.int64),
         mask=np.zeros(p + 1, dtype=np.uint64),
+    )
+
+
+def make_room(lat: Lattice, num_sets: int) -> Room:
+    """Room for the pairs of one down-set with all others."""
+    num_states, num_classes = lat.following.shape
+    words = lat.can_add.shape[1]
+    return Room(
+        found=np.zeros(num_sets, dtype=np.int64),
+        paid=np.zeros((num_sets, lat.num_rows)),
+        live=np.zeros(num_states, dtype=np.int64),
+        moves=np.zeros((lat.following.size, 3), dtype=np.int64),
+        wanted=np.zeros(words, dtype=np.uint64),
+        leads=np.zeros((num_classes, words), dtype=np.uint64),
+        moved=np.zeros(words, dtype=np.uint64),
     )
 
 

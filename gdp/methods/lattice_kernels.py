@@ -20,16 +20,21 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-ONE = np.uint64(1)
+from gdp.methods.kernel import BARE, INLINE
+from gdp.methods.lattice import Lattice, Windows
+
+ONE, ZERO = np.uint64(1), np.uint64(0)
+RUNNING, OVER, FULL = 0, 1, 2  # how `walk_on` ended
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(**INLINE)
 @no_type_check
-def _bit(element):
+def element_bit(element):
+    """The bit of an element in its word."""
     return ONE << np.uint64(element & 63)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
 def _toggle(lat, edge, count, tail_in, base, rest, sign):
     """Add or remove (`sign`) what an open hyperedge contributes to base [R] and rest [R].
@@ -46,7 +51,7 @@ def _toggle(lat, edge, count, tail_in, base, rest, sign):
         rest[row] += sign * (lat.w_in[edge] if tail_in else lat.w_out[edge])
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def window_bits(win, phi, base, rest, held, bits):
     """Set bit s of `bits` for each state s in which this down-set may be reached; True if any.
@@ -55,7 +60,8 @@ def window_bits(win, phi, base, rest, held, bits):
     weighted by any prices of the classes, fits what these devices can do in the target time, and
     the work outside fits the others.
     """
-    bits[:] = 0
+    for w in range(bits.size):
+        bits[w] = ZERO
     found = False
     for s in range(win.used_cap.shape[0]):
         fits = held <= win.used_bytes[s] and win.total_bytes - held <= win.rest_bytes[s]
@@ -68,16 +74,26 @@ def window_bits(win, phi, base, rest, held, bits):
                 left += win.rest_row[s, q, r] * rest[r]
             fits = used <= win.used_cap[s, q] and left <= win.rest_cap[s, q]
         if fits:
-            bits[s >> 6] |= _bit(s)
+            bits[s >> 6] |= element_bit(s)
             found = True
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def _add_element(lat, x, inside, count, tail_in, base, rest):
-    """Put element x into the down-set; base and rest follow."""
-    inside[x >> 6] |= _bit(x)
+def open_at_empty(lat, count, tail_in, base, rest):
+    """Fill count and tail_in [H], base and rest [R] for the empty down-set."""
+    for r in range(base.size):
+        base[r], rest[r] = 0.0, 0.0
+    for edge in range(lat.low.size):
+        count[edge], tail_in[edge] = lat.low[edge], lat.tail[edge] < 0
+        _toggle(lat, edge, count[edge], tail_in[edge], base, rest, 1.0)
+
+
+@numba.njit(**INLINE)
+@no_type_check
+def add_element(lat, x, count, tail_in, base, rest):
+    """Put element x into the down-set; what is open, base and rest follow."""
     for i in range(lat.element_start[x], lat.element_start[x + 1]):
         edge = lat.element_edge[i]
         _toggle(lat, edge, count[edge], tail_in[edge], base, rest, -1.0)
@@ -87,11 +103,10 @@ def _add_element(lat, x, inside, count, tail_in, base, rest):
         _toggle(lat, edge, count[edge], tail_in[edge], base, rest, 1.0)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
 @no_type_check
-def _remove_element(lat, x, inside, count, tail_in):
-    """Take element x out again; base and rest are restored by the caller, to the last bit."""
-    inside[x >> 6] &= ~_bit(x)
+def _remove_element(lat, x, count, tail_in):
+    """Take element x out again; base and rest are kept by depth, so they are back to the bit."""
     for i in range(lat.element_start[x], lat.element_start[x + 1]):
         edge = lat.element_edge[i]
         count[edge] -= 1
@@ -99,7 +114,7 @@ def _remove_element(lat, x, inside, count, tail_in):
             tail_in[edge] = False
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def _next_free(free, after):
     """The smallest element > after in a bit vector, or -1."""
@@ -108,7 +123,7 @@ def _next_free(free, after):
         return -1
     shift = np.uint64((after + 1) & 63)
     left = free[word] >> shift << shift
-    while left == 0:
+    while left == ZERO:
         word += 1
         if word >= free.size:
             return -1
@@ -116,24 +131,16 @@ def _next_free(free, after):
     x = word << 6
     for step in (32, 16, 8, 4, 2, 1):
         low = left & ((ONE << np.uint64(step)) - ONE)
-        if low == 0:
+        if low == ZERO:
             left >>= np.uint64(step)
             x += step
     return x
 
 
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def _grow(array, size):
-    """A copy with room for twice as many rows."""
-    larger = np.empty((2 * array.shape[0], *array.shape[1:]), dtype=array.dtype)
-    larger[:size] = array[:size]
-    return larger
-
-
 class Walk(NamedTuple):
     """A depth-first walk over down-sets; [d] is the value at depth d. Axes: M elements."""
 
+    at: np.ndarray  # [4] depth (-1: over), whether the down-set is new, seen so far, kept so far
     inside: np.ndarray  # [W] the down-set
     free: np.ndarray  # [W] elements outside of which all predecessors are inside
     missing: np.ndarray  # [M] predecessors outside
@@ -147,106 +154,113 @@ class Walk(NamedTuple):
     cursor: np.ndarray  # [M + 1] the last element tried from depth d
 
 
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def _start_walk(lat, win):
+class Kept(NamedTuple):
+    """Room for down-sets that some state may reach, unsorted. Axes as in `gdp.methods.lattice`."""
+
+    bits: np.ndarray  # [n, W]
+    window: np.ndarray  # [n, V]
+    base: np.ndarray  # [n, R]
+    size: np.ndarray  # [n] elements
+
+
+def start_walk(lat: Lattice, win: Windows) -> Walk:
     """A walk at the empty down-set."""
-    m = lat.num_elements
+    m, h = lat.num_elements, len(lat.low)
     free = np.zeros(lat.num_words, dtype=np.uint64)
-    for x in range(m):
-        if lat.missing[x] == 0:
-            free[x >> 6] |= _bit(x)
-    base, rest = np.zeros((m + 1, lat.num_rows)), np.zeros((m + 1, lat.num_rows))
-    tail_in = lat.tail < 0
-    for edge in range(lat.low.size):
-        _toggle(lat, edge, lat.low[edge], tail_in[edge], base[0], rest[0], 1.0)
-    return Walk(
-        np.zeros_like(free),
-        free,
-        lat.missing.copy(),
-        lat.low.copy(),
-        tail_in,
-        base,
-        rest,
-        np.zeros((m + 1, win.phi.shape[0])),
-        np.zeros(m + 1, dtype=np.int64),
-        np.full(m + 1, -1, dtype=np.int64),
-        np.full(m + 1, -1, dtype=np.int64),
+    for x in np.flatnonzero(lat.missing == 0).tolist():
+        free[x >> 6] |= np.uint64(1 << (x & 63))
+    walk = Walk(
+        at=np.array([0, 1, 0, 0], dtype=np.int64),
+        inside=np.zeros_like(free),
+        free=free,
+        missing=lat.missing.copy(),
+        count=np.zeros(h, dtype=np.int64),
+        tail_in=np.zeros(h, dtype=bool),
+        base=np.zeros((m + 1, lat.num_rows)),
+        rest=np.zeros((m + 1, lat.num_rows)),
+        phi=np.zeros((m + 1, len(win.phi))),
+        held=np.zeros(m + 1, dtype=np.int64),
+        chosen=np.full(m + 1, -1, dtype=np.int64),
+        cursor=np.full(m + 1, -1, dtype=np.int64),
     )
+    open_at_empty(lat, walk.count, walk.tail_in, walk.base[0], walk.rest[0])
+    return walk
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def _descend(lat, win, walk, depth, x):
     """Go from depth to depth + 1 by adding element x."""
     below = depth + 1
-    walk.base[below], walk.rest[below] = walk.base[depth], walk.rest[depth]
-    _add_element(lat, x, walk.inside, walk.count, walk.tail_in, walk.base[below], walk.rest[below])
+    for r in range(lat.num_rows):
+        walk.base[below, r], walk.rest[below, r] = walk.base[depth, r], walk.rest[depth, r]
+    walk.inside[x >> 6] |= element_bit(x)
+    add_element(lat, x, walk.count, walk.tail_in, walk.base[below], walk.rest[below])
     for q in range(win.phi.shape[0]):
         walk.phi[below, q] = walk.phi[depth, q] + win.phi[q, x]
     walk.held[below] = walk.held[depth] + lat.held_bytes[x]
-    walk.free[x >> 6] &= ~_bit(x)
+    walk.free[x >> 6] &= ~element_bit(x)
     for i in range(lat.next_start[x], lat.next_start[x + 1]):
         after = lat.next[i]
         walk.missing[after] -= 1
         if walk.missing[after] == 0:
-            walk.free[after >> 6] |= _bit(after)
+            walk.free[after >> 6] |= element_bit(after)
     walk.cursor[depth], walk.chosen[below], walk.cursor[below] = x, x, x
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def _ascend(lat, walk, depth):
     """Go from depth to depth - 1."""
     x = walk.chosen[depth]
-    _remove_element(lat, x, walk.inside, walk.count, walk.tail_in)
+    walk.inside[x >> 6] &= ~element_bit(x)
+    _remove_element(lat, x, walk.count, walk.tail_in)
     for i in range(lat.next_start[x], lat.next_start[x + 1]):
         after = lat.next[i]
         if walk.missing[after] == 0:
-            walk.free[after >> 6] &= ~_bit(after)
+            walk.free[after >> 6] &= ~element_bit(after)
         walk.missing[after] += 1
-    walk.free[x >> 6] |= _bit(x)
+    walk.free[x >> 6] |= element_bit(x)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def enumerate_down_sets(lat, win, most_seen, most_kept):
-    """(status, seen, bits, windows, base, size) of the down-sets that some state may reach.
+def walk_on(lat, win, walk, kept, most_steps):
+    """Go on with a walk for some steps, keeping the down-sets that some state may reach.
 
     Every down-set but the empty one comes from the one without its element of largest index, which
     is maximal because indices are topological: a depth-first walk meets each once and stores none.
-    status: 0 all found, 1 more than `most_seen` seen, 2 more than `most_kept` kept.
-    O(seen (words + degree + states prices)).
+    Returns OVER, FULL (no room is left in `kept`) or RUNNING. O(words + degree + states prices) a
+    step.
     """
-    kept, room = 0, 1024
-    bits = np.empty((room, lat.num_words), dtype=np.uint64)
-    windows = np.empty((room, win.words), dtype=np.uint64)
-    base = np.empty((room, lat.num_rows))
-    size = np.empty(room, dtype=np.int64)
-    walk = _start_walk(lat, win)
-    window = np.empty(win.words, dtype=np.uint64)
-    status, depth, seen, is_new = 0, 0, 0, True
-    while depth >= 0:
+    depth, is_new = walk.at[0], walk.at[1]
+    status = RUNNING
+    for _ in range(most_steps):
         if is_new:
-            seen += 1
-            here = walk.base[depth]
-            if window_bits(win, walk.phi[depth], here, walk.rest[depth], walk.held[depth], window):
-                if kept == size.size:
-                    bits, windows = _grow(bits, kept), _grow(windows, kept)
-                    base, size = _grow(base, kept), _grow(size, kept)
-                bits[kept], windows[kept] = walk.inside, window
-                base[kept], size[kept] = here, depth
-                kept += 1
-            if seen > most_seen or kept > most_kept:
-                status = 1 if seen > most_seen else 2
+            k = walk.at[3]
+            if k == kept.size.size:
+                status = FULL
                 break
+            walk.at[2] += 1
+            base = walk.base[depth]
+            row = kept.window[k]
+            if window_bits(win, walk.phi[depth], base, walk.rest[depth], walk.held[depth], row):
+                for w in range(walk.inside.size):
+                    kept.bits[k, w] = walk.inside[w]
+                for r in range(base.size):
+                    kept.base[k, r] = base[r]
+                kept.size[k] = depth
+                walk.at[3] += 1
         x = _next_free(walk.free, walk.cursor[depth])
-        is_new = x >= 0
-        if is_new:
+        if x >= 0:
             _descend(lat, win, walk, depth, x)
-            depth += 1
+            depth, is_new = depth + 1, 1
         else:
             if depth > 0:
                 _ascend(lat, walk, depth)
-            depth -= 1
-    return status, seen, bits[:kept], windows[:kept], base[:kept], size[:kept]
+            depth, is_new = depth - 1, 0
+            if depth < 0:
+                status = OVER
+                break
+    walk.at[0], walk.at[1] = depth, is_new
+    return status

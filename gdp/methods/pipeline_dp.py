@@ -12,27 +12,28 @@ between stages below it, and only pairs of those are looked at.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.methods.chains import best_linear
 from gdp.methods.contraction import Contraction, contract, linear_orders, random_order
-from gdp.methods.down_sets import Found, Limits, Span, best_chain, chain_below
+from gdp.methods.down_sets import Found, Limits, Span, best_chain, chain_below, cost_of
 from gdp.methods.feasible import EVENT_OBJECTIVES, settle
-from gdp.methods.lattice import Lattice, make_lattice
-from gdp.methods.stage_costs import StageCosts, stage_costs
-from gdp.methods.windows import make_windows, work_bound_s
+from gdp.methods.feasible import _tiny as tiny_problem
+from gdp.methods.lattice import make_lattice
+from gdp.methods.stage_costs import group_costs, stage_costs, with_few_states
+from gdp.methods.windows import Program, make_program, work_bound_s
 from gdp.sim.problem import Problem
 
-_MOST_SEEN = 20_000_000  # down-sets; a million takes about a second
-_SEEN_PER_S = 1_000_000
+_MOST_SEEN = 20_000_000  # down-sets; a million takes about half a second
 _MOST_BYTES = 500_000_000
+_EXACT_SHARE = 0.8  # of the seconds, for the program over down-sets; the rest for linear orders
 _MOST_ORDERS = 50
-_CHAIN_TARGETS = (1.02, 1.1, 1.5, 3.0)  # over the work bound: narrow windows first
-_TARGETS = (1.03, 1.1)  # the same over down-sets, where a run costs more than its preparation
+_TARGETS = (1.03, 1.1)  # over the work bound; a run costs more than its preparation
 _FEW_SETS = 4000
 _FEW_STATES = 32  # so few cost less to follow by value than to ask first
 _TRIES = 4  # times to tighten the memory of stages when the simulator needs more
@@ -50,6 +51,7 @@ class Pipeline:
     costs_bound: bool  # the dearest stage never exceeds the objective's value
     down_sets: int  # of the contracted graph; those counted so far where a limit was met
     pairs: int  # stages whose cost was computed over down-sets
+    num_left_out: int  # devices that no pipeline was allowed, as their unlikeness has a price
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,23 +60,22 @@ class _Task:
 
     problem: Problem
     contraction: Contraction
-    costs: StageCosts
-    lat: Lattice
-    bound_s: float
+    program: Program
+    bound_s: float  # no placement has a lower value
+    pipeline_bound_s: float  # no contiguous pipeline has one
 
 
 def pipeline_dp(problem: Problem, search: Search) -> Answer:
     """The best contiguous pipeline, and whether that is certain."""
+    _compile_once()
     clock = Clock(search.seconds)
-    pipeline = best_pipeline(problem, search)
+    is_latency = problem.objective == "latency"
+    pipeline = best_pipeline(problem, search, linear_only=is_latency)
     bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
-    if problem.objective == "latency":
+    if is_latency:
         bound = {}
     if pipeline.device is None:
-        why = "no contiguous pipeline fits the devices' memories"
-        if not pipeline.is_optimal:
-            why = "no contiguous pipeline was found that fits the devices' memories"
-        return Answer(None, reason=why, **bound)
+        return Answer(None, reason=_misfit(pipeline), **bound)
     if problem.objective in EVENT_OBJECTIVES:
         return dataclasses.replace(_simulated(problem, search, clock, pipeline), **bound)
     value_s = _value_s(problem, pipeline.device)
@@ -93,47 +94,56 @@ def best_pipeline(
     """The contiguous pipeline whose dearest stage costs least, in weights' memory times a share.
 
     With `linear_only`, the best along a few linear orders. O(down-sets^2) in the worst case; the
-    targets leave a small part of the pairs.
+    targets leave a small part of the pairs. The search's seconds end it with the best by then.
     """
     clock = Clock(search.seconds)
     task = _prepare(problem, memory_share)
-    spans = _best_linear(task, linear_orders(task.contraction))
+    orders = linear_orders(task.contraction)
+    spans = best_linear(task.program, orders, task.pipeline_bound_s, clock)
     if linear_only:
         return _pipeline(task, spans, False, 0, 0)
-    most_seen = _MOST_SEEN
-    if search.seconds is not None:
-        most_seen = int(min(most_seen, search.seconds * _SEEN_PER_S))
-    limits = Limits(clock, most_seen, _MOST_BYTES)
-    found, seen, pairs = None, 0, 0
-    for target_s in _targets(task, _cost(spans)):
-        if 0 < seen <= _FEW_SETS and target_s < _cost(spans):
+    share = None if search.seconds is None else max(0.0, clock.remaining_s() * _EXACT_SHARE)
+    limits = Limits(Clock(share), _MOST_SEEN, _MOST_BYTES)
+    best, is_optimal, seen, pairs = _best_exact(task, spans, limits)
+    if not is_optimal:
+        more = _random_orders(task.contraction, search.seed, clock)
+        best = best_linear(task.program, more, task.pipeline_bound_s, clock, best)
+    return _pipeline(task, best, is_optimal, seen, pairs)
+
+
+def _best_exact(
+    task: _Task, spans: list[Span] | None, limits: Limits
+) -> tuple[list[Span] | None, bool, int, int]:
+    """(the best stages, whether that is certain, down-sets, pairs) over all down-sets."""
+    known_s, seen, pairs = cost_of(spans), 0, 0
+    if known_s <= task.pipeline_bound_s:
+        return spans, True, 0, 0
+    for target_s in _targets(task, known_s):
+        if 0 < seen <= _FEW_SETS and target_s < known_s:
             continue
         found = _below(task, target_s, limits)
         seen, pairs = found.seen, pairs + found.pairs
         if found.spans is not None or not found.is_certain:
-            break
-    if found is not None and not found.is_certain:
-        more = _random_orders(task.contraction, search.seed, clock)
-        better = _best_linear(task, more, found.spans or spans)
-        return _pipeline(task, better, False, seen, pairs)
-    return _pipeline(task, (found and found.spans) or spans, True, seen, pairs)
+            return found.spans or spans, found.is_certain, seen, pairs
+    return spans, True, seen, pairs
 
 
 def _targets(task: _Task, known_s: float) -> list[float]:
     """Targets to try, the last of which decides: a low one leaves few down-sets."""
-    low = [f * task.bound_s for f in _TARGETS if f * task.bound_s < 0.97 * known_s]
+    low = [f * task.pipeline_bound_s for f in _TARGETS]
+    low = [target_s for target_s in low if target_s < 0.97 * known_s]
     return [*low, known_s]
 
 
 def _below(task: _Task, target_s: float, limits: Limits) -> Found:
     """The best stages below a target; with many states, after asking whether there are any."""
-    if len(task.lat.following) <= _FEW_STATES:
-        return best_chain(task.lat, task.costs, target_s, limits)
-    first = chain_below(task.lat, task.costs, target_s, limits)
+    if len(task.program.lat.following) <= _FEW_STATES:
+        return best_chain(task.program, target_s, limits)
+    first = chain_below(task.program, target_s, limits)
     if first.spans is None:
         return first
-    below_s = float(np.nextafter(_cost(first.spans), np.inf))
-    best = best_chain(task.lat, task.costs, below_s, limits)
+    below_s = float(np.nextafter(cost_of(first.spans), np.inf))
+    best = best_chain(task.program, below_s, limits)
     return dataclasses.replace(
         best, spans=best.spans or first.spans, pairs=first.pairs + best.pairs
     )
@@ -142,15 +152,13 @@ def _below(task: _Task, target_s: float, limits: Limits) -> Found:
 def _prepare(problem: Problem, memory_share: float) -> _Task:
     contraction = contract(problem)
     costs = stage_costs(problem, contraction)
+    bound_s = work_bound_s(group_costs(problem, costs))
+    costs = with_few_states(costs)
     if memory_share < 1.0:
         shrunk = (costs.memory_bytes * memory_share).astype(np.int64)
         costs = dataclasses.replace(costs, memory_bytes=shrunk)
-    lat = make_lattice(problem, contraction, costs)
-    return _Task(problem, contraction, costs, lat, work_bound_s(costs))
-
-
-def _cost(spans: list[Span] | None) -> float:
-    return np.inf if spans is None else max((span.cost_s for span in spans), default=0.0)
+    program = make_program(make_lattice(problem, contraction, costs), costs)
+    return _Task(problem, contraction, program, bound_s, max(bound_s, work_bound_s(costs)))
 
 
 def _pipeline(
@@ -158,19 +166,23 @@ def _pipeline(
 ) -> Pipeline:
     device = None
     if spans is not None:
-        problem, free = task.problem, [list(devices) for devices in task.costs.devices]
+        problem, free = task.problem, [list(devices) for devices in task.program.costs.devices]
         of_element = np.full(task.contraction.num_elements + 1, problem.cluster.host)
         for span in spans:
             of_element[span.elements] = free[span.device_class].pop(0)
         device = of_element[task.contraction.element]
+    left_out = task.problem.num_devices - sum(
+        len(devices) for devices in task.program.costs.devices
+    )
     return Pipeline(
         device=device,
-        cost_s=_cost(spans),
-        is_optimal=is_optimal,
+        cost_s=cost_of(spans),
+        is_optimal=is_optimal and not left_out,
         bound_s=task.bound_s,
-        costs_bound=task.costs.is_bound,
+        costs_bound=task.program.costs.is_bound,
         down_sets=seen,
         pairs=pairs,
+        num_left_out=left_out,
     )
 
 
@@ -183,45 +195,6 @@ def _random_orders(
         if clock.is_over():
             return
         yield random_order(contraction, rng)
-
-
-def _best_linear(
-    task: _Task, orders: Iterable[Int[np.ndarray, "M"]], best: list[Span] | None = None
-) -> list[Span] | None:
-    """The best of `best` and the best pipelines along some linear orders; None where none fits."""
-    from gdp.methods.chain_kernels import run_chain
-
-    barred = np.ascontiguousarray(task.costs.barred)
-    for order in orders:
-        known_s = _cost(best)
-        targets = [f * task.bound_s for f in _CHAIN_TARGETS if f * task.bound_s < known_s]
-        for target_s in [*targets, known_s]:
-            windows = make_windows(task.lat, task.costs, target_s)
-            table = run_chain(task.lat, windows, task.costs.work_s, barred, order, target_s)
-            if table[0][-1].min() < target_s:
-                best = _chain_spans(task, order, *table)
-                break
-    return best
-
-
-def _chain_spans(
-    task: _Task,
-    order: Int[np.ndarray, "M"],
-    best: Float[np.ndarray, "M+1 S"],
-    origin: Int[np.ndarray, "M+1 S"],
-    taken: Int[np.ndarray, "M+1 S"],
-) -> list[Span]:
-    """The stages of the best pipeline along an order, first to last."""
-    i, s = len(order), int(np.argmin(best[-1]))
-    cost_s = float(best[-1, s])
-    spans: list[Span] = []
-    while i > 0:
-        c, j = int(taken[i, s]), int(origin[i, s])
-        if j >= 0:
-            spans.append(Span(order[j:i], c, cost_s))
-            i = j
-        s = int(task.lat.previous[s, c])
-    return spans[::-1]
 
 
 def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipeline) -> Answer:
@@ -258,10 +231,43 @@ def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:
     """What is known of a pipeline, in one line."""
     if problem.objective in ("latency", "block_latency"):
         return "heuristic: stages of least load, which is not latency"
+    if pipeline.num_left_out:
+        return f"heuristic: too many unlike devices; {pipeline.num_left_out} were left out"
     if not pipeline.is_optimal:
-        return "heuristic: too many down-sets for the time given; best of some linear orders"
+        return (
+            f"heuristic: {pipeline.down_sets} down-sets or more are too many for the time given; "
+            "best of some linear orders"
+        )
     if not pipeline.costs_bound:
         return "heuristic: what a stage sends and receives shares no channel that is its own"
     if value_s > pipeline.cost_s * SAME:
         return "heuristic: its dearest channel depends on which devices read a tensor"
-    return f"no contiguous pipeline is better ({pipeline.down_sets} down-sets); others may be"
+    how = f"{pipeline.down_sets} down-sets" if pipeline.down_sets else "work bound"
+    return f"no contiguous pipeline is better ({how}); others may be"
+
+
+def _misfit(pipeline: Pipeline) -> str:
+    """Why there is no pipeline."""
+    if pipeline.is_optimal:
+        return (
+            "infeasible: no contiguous pipeline fits the devices' memories, proven over all "
+            f"{pipeline.down_sets} down-sets"
+        )
+    return "no contiguous pipeline was found that fits the devices' memories, but there may be one"
+
+
+_COMPILED: list[bool] = []
+
+
+def _compile_once() -> None:
+    """Run every kernel on a tiny problem, once per process: budgets start after compilation."""
+    if _COMPILED:
+        return
+    _COMPILED.append(True)
+    problem = tiny_problem("throughput")
+    task = _prepare(problem, 1.0)
+    best_linear(task.program, linear_orders(task.contraction), 1.0, Clock(None))
+    limits = Limits(Clock(None), _MOST_SEEN, _MOST_BYTES)
+    for search in (best_chain, chain_below):
+        search(task.program, np.inf, limits)
+    settle(problem, Search(), [Assignment(np.zeros(problem.num_ops, dtype=np.int64))], "tiny")

@@ -14,10 +14,12 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.stage_kernels import ZERO, candidates, open_edges, stage_cost, stage_rows
+from gdp.methods.kernel import BARE
+from gdp.methods.lattice_kernels import ZERO
+from gdp.methods.stage_kernels import candidates, extent, open_edges, stage_cost, stage_rows
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def _next_states(can_add, stride, states, out):
     """Fill `out` with the states that have one device of the class more than some in `states`."""
@@ -31,7 +33,7 @@ def _next_states(can_add, stride, states, out):
         out[w] = moved
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def _keep_light(j, found, count, leads, missing, work_s, target_s):
     """Keep in `found` the down-sets that some useful class may reach by its work alone."""
@@ -48,19 +50,7 @@ def _keep_light(j, found, count, leads, missing, work_s, target_s):
     return kept
 
 
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def _extent(sets, wanted):
-    """(first, last + 1) down-set whose window holds a wanted state."""
-    start, stop = sets.bits.shape[0], 0
-    for s in range(sets.first.size):
-        if wanted[s >> 6] >> np.uint64(s & 63) & np.uint64(1):
-            start = min(start, sets.first[s])
-            stop = max(stop, sets.last[s] + 1)
-    return start, stop
-
-
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def _close_upward(lat, reached, moved):
     """A state is reached when fewer devices reach it."""
@@ -71,7 +61,7 @@ def _close_upward(lat, reached, moved):
                 reached[w] |= moved[w]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def _brings_news(lead, missing):
     news = ZERO
@@ -80,48 +70,50 @@ def _brings_news(lead, missing):
     return news != ZERO
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def push_states(lat, sets, opened, target_s, first, end, reached, missing):
+def push_states(lat, sets, opened, room, target_s, first, end, reached, missing):
     """Push the down-sets first..end-1 to those that contain them; the number of pairs costed.
 
     `reached` and `missing` [n, V] hold the states so far and those of the window still wanted.
     Stops early once the full down-set is reached.
     """
     n = sets.bits.shape[0]
-    num_classes = lat.stride.size
-    leads = np.zeros((num_classes, missing.shape[1]), dtype=np.uint64)
-    wanted, moved = np.zeros_like(leads[0]), np.zeros_like(leads[0])
-    found = np.empty(n, dtype=np.int64)
-    paid = np.empty((n, lat.num_rows))
+    words, num_classes = reached.shape[1], lat.stride.size
     pairs = 0
     for j in range(first, min(end, n - 1)):
-        if not reached[j].any():
+        known = ZERO
+        for w in range(words):
+            known |= reached[j, w]
+            room.wanted[w] = ZERO
+        if known == ZERO:
             continue
-        wanted[:] = ZERO
         for c in range(num_classes):
-            _next_states(lat.can_add[c], lat.stride[c], reached[j], leads[c])
-            wanted |= leads[c]
-        start, stop = _extent(sets, wanted)
+            _next_states(lat.can_add[c], lat.stride[c], reached[j], room.leads[c])
+            for w in range(words):
+                room.wanted[w] |= room.leads[c, w]
+        start, stop = extent(sets, room.wanted)
         horizon_s = sets.least_s[j] + target_s
         count = candidates(
-            j, start, stop, horizon_s, wanted, sets.bits, missing, sets.least_s, found
+            j, start, stop, horizon_s, room.wanted, sets.bits, missing, sets.least_s, room.found
         )
-        count = _keep_light(j, found, count, leads, missing, sets.work_s, target_s)
+        count = _keep_light(j, room.found, count, room.leads, missing, sets.work_s, target_s)
         pairs += count
         if count == 0:
             continue
         num_open = open_edges(lat, sets.bits[j], opened)
-        stage_rows(opened, num_open, sets.bits, sets.base, found[:count], paid)
+        stage_rows(opened, num_open, sets.bits, sets.base, room.found, count, room.paid)
         for k in range(count):
-            i = found[k]
+            i = room.found[k]
             for c in range(num_classes):
-                if not _brings_news(leads[c], missing[i]):
+                if not _brings_news(room.leads[c], missing[i]):
                     continue
-                if stage_cost(lat, sets, j, i, c, paid[k]) < target_s:
-                    reached[i] |= leads[c]
-                    _close_upward(lat, reached[i], moved)
-                    missing[i] &= ~reached[i]
-        if reached[n - 1].any():
+                if stage_cost(lat, sets, j, i, c, room.paid[k]) < target_s:
+                    for w in range(words):
+                        reached[i, w] |= room.leads[c, w]
+                    _close_upward(lat, reached[i], room.moved)
+                    for w in range(words):
+                        missing[i, w] &= ~reached[i, w]
+        if _brings_news(reached[n - 1], reached[n - 1]):
             break
     return pairs

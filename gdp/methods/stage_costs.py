@@ -13,7 +13,8 @@ for the tensors it cuts:
 Axes: N ops, D devices, C classes of devices, M elements, R rows, H hyperedges, L lanes.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -22,6 +23,8 @@ from gdp.graph import INPUT
 from gdp.methods.contraction import Contraction
 from gdp.sim.max_load import is_cpu
 from gdp.sim.problem import Problem
+
+_MOST_STATES = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +62,8 @@ def stage_costs(problem: Problem, contraction: Contraction) -> StageCosts:
     else:
         lanes, rows, edges, is_bound = _pipeline_edges(problem, contraction, classes)
         is_bound &= problem.objective == "throughput"
-    work_s, barred = _element_work(problem, contraction, classes)
+    m = contraction.num_elements
+    work_s, barred = _work(problem, contraction.element, m, classes)
     return StageCosts(
         devices=classes,
         work_s=work_s,
@@ -106,11 +110,36 @@ def _link_prices(problem: Problem, d: int) -> tuple[float, float, float, float]:
     )
 
 
-def _element_work(
-    problem: Problem, contraction: Contraction, classes: tuple[tuple[int, ...], ...]
+def group_costs(problem: Problem, costs: StageCosts) -> StageCosts:
+    """The same with groups of ops for elements: what any placement costs, contiguous or not."""
+    work_s, barred = _work(problem, problem.group, problem.num_groups, costs.devices)
+    return replace(costs, work_s=work_s, barred=barred)
+
+
+def with_few_states(costs: StageCosts, most: int = _MOST_STATES) -> StageCosts:
+    """The costs without the slowest devices, where devices are so unlike that states are many.
+
+    A state is the number of devices used of each class.
+    """
+    classes = [list(devices) for devices in costs.devices]
+    slow = np.argsort(-np.where(costs.barred, costs.work_s.max(initial=0.0), costs.work_s).sum(1))
+    while math.prod(len(devices) + 1 for devices in classes) > most:
+        next(classes[c] for c in slow if classes[c]).pop()
+    return replace(costs, devices=tuple(tuple(devices) for devices in classes))
+
+
+def _work(
+    problem: Problem,
+    owner: Int[np.ndarray, "N"],
+    num_owners: int,
+    classes: tuple[tuple[int, ...], ...],
 ) -> tuple[Float[np.ndarray, "C M"], Bool[np.ndarray, "C M"]]:
-    m = contraction.num_elements
-    work_s, barred = np.zeros((len(classes), m + 1)), np.zeros((len(classes), m + 1), dtype=bool)
+    """(seconds of each owner's ops on each class, 0 where barred; whether it is barred).
+
+    Ops of an owner that is no element (`num_owners`) count nowhere.
+    """
+    work_s = np.zeros((len(classes), num_owners + 1))
+    barred = np.zeros((len(classes), num_owners + 1), dtype=bool)
     opens = _always_opens(problem)
     for c, devices in enumerate(classes):
         seconds = problem.compute_s[:, devices[0]].copy()
@@ -119,10 +148,10 @@ def _element_work(
             pays = ~problem.graph.is_io if device.dispatch_per == "op" else opens
             seconds[pays] += device.dispatch_s
         allowed = problem.allowed[:, devices[0]] & np.isfinite(seconds)
-        np.add.at(work_s[c], contraction.element, np.where(allowed, seconds, 0.0))
-        barred[c, contraction.element[~allowed]] = True
+        np.add.at(work_s[c], owner, np.where(allowed, seconds, 0.0))
+        barred[c, owner[~allowed]] = True
     work_s[barred] = 0.0
-    return work_s[:, :m].copy(), barred[:, :m].copy()
+    return work_s[:, :num_owners].copy(), barred[:, :num_owners].copy()
 
 
 def _always_opens(problem: Problem) -> Bool[np.ndarray, "N"]:

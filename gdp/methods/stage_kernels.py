@@ -12,25 +12,25 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.lattice_kernels import ONE, _bit
+from gdp.methods.kernel import BARE
+from gdp.methods.lattice_kernels import ZERO, element_bit
 
-ZERO = np.uint64(0)
 
-
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def totals(bits, values):
-    """Sums of values [K, M] over each down-set [n, W]: [n, K], in the order of the elements."""
-    total = np.zeros((bits.shape[0], values.shape[0]), dtype=values.dtype)
+def add_totals(bits, values, total):
+    """Add to total [n, K] the sums of values [K, M] over each down-set [n, W], element by element.
+
+    The order of the sums is the same for every down-set, so a subset has at most as much.
+    """
     for i in range(bits.shape[0]):
         for x in range(values.shape[1]):
-            if bits[i, x >> 6] & _bit(x):
+            if bits[i, x >> 6] & element_bit(x):
                 for k in range(values.shape[0]):
                     total[i, k] += values[k, x]
-    return total
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def open_edges(lat, inside, opened):
     """Fill `opened` with the hyperedges that are open at a down-set; the number of them.
@@ -41,7 +41,7 @@ def open_edges(lat, inside, opened):
     for edge in range(lat.low.size):
         count = lat.low[edge]
         for p in range(lat.pin_start[edge], lat.pin_start[edge + 1]):
-            if inside[lat.pin[p] >> 6] & _bit(lat.pin[p]):
+            if inside[lat.pin[p] >> 6] & element_bit(lat.pin[p]):
                 count += 1
         if count == 0 or count == lat.pins_of[edge]:
             continue
@@ -51,10 +51,10 @@ def open_edges(lat, inside, opened):
         opened.never_closes[k] = lat.high[edge] > 0
         opened.w_in[k], opened.w_out[k] = lat.w_in[edge], lat.w_out[edge]
         opened.tail_word[k], opened.tail_mask[k] = 0, ZERO
-        if tail >= 0 and inside[tail >> 6] & _bit(tail) == ZERO:
-            opened.tail_word[k], opened.tail_mask[k] = tail >> 6, _bit(tail)
+        if tail >= 0 and inside[tail >> 6] & element_bit(tail) == ZERO:
+            opened.tail_word[k], opened.tail_mask[k] = tail >> 6, element_bit(tail)
         for p in range(lat.pin_start[edge], lat.pin_start[edge + 1]):
-            word, mask = lat.pin[p] >> 6, _bit(lat.pin[p])
+            word, mask = lat.pin[p] >> 6, element_bit(lat.pin[p])
             if inside[word] & mask:
                 continue
             # Pins are ascending, so those of one word are neighbours.
@@ -68,13 +68,13 @@ def open_edges(lat, inside, opened):
     return k
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def stage_rows(opened, num_open, bits, base, found, paid):
+def stage_rows(opened, num_open, bits, base, found, count, paid):
     """Fill paid [k, R] with what the stage between J (in `opened`) and down-set found[k] pays."""
-    for n in range(found.size):
+    for n in range(count):
         i = found[n]
-        for r in range(paid.shape[1]):
+        for r in range(base.shape[1]):
             paid[n, r] = base[i, r]
         for k in range(num_open):
             touched, left = ZERO, ZERO
@@ -96,7 +96,7 @@ def stage_rows(opened, num_open, bits, base, found, paid):
                 paid[n, row] -= opened.w_in[k]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def stage_cost(lat, sets, j, i, c, paid):
     """Seconds of the stage between down-sets j and i on class c; inf if it does not fit."""
@@ -120,7 +120,7 @@ def stage_cost(lat, sets, j, i, c, paid):
     return cost
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def _live_states(lat, best, j, target_s, live):
     """Fill `live` with the states of down-set j worth pushing; the number of them.
@@ -141,7 +141,7 @@ def _live_states(lat, best, j, target_s, live):
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
 def candidates(j, start, stop, horizon_s, wanted, bits, window, least_s, found):
     """Fill `found` with the down-sets that contain j and have a wanted state in their window.
@@ -166,9 +166,9 @@ def candidates(j, start, stop, horizon_s, wanted, bits, window, least_s, found):
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def _promising(j, found, count, moves, window, work_s, best, target_s):
+def _promising(j, found, count, moves, num_moves, window, work_s, best, target_s):
     """Keep in `found` the down-sets of which work alone leaves some state to be improved from j.
 
     moves [K, 3]: the state of j, the class of the next device, and the state it leads to.
@@ -176,9 +176,9 @@ def _promising(j, found, count, moves, window, work_s, best, target_s):
     kept = 0
     for k in range(count):
         i = found[k]
-        for n in range(moves.shape[0]):
+        for n in range(num_moves):
             s = moves[n, 2]
-            if window[i, s >> 6] >> np.uint64(s & 63) & ONE == ZERO:
+            if window[i, s >> 6] & element_bit(s) == ZERO:
                 continue
             limit = min(best[i, s], target_s)
             c = moves[n, 1]
@@ -189,99 +189,115 @@ def _promising(j, found, count, moves, window, work_s, best, target_s):
     return kept
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def _push(lat, sets, best, j, found, moves, target_s, paid):
-    """Improve the states of the down-sets in `found` from those of j."""
-    for k in range(found.size):
-        i, last, cost = found[k], -1, np.inf
-        for n in range(moves.shape[0]):
-            s, c = moves[n, 2], moves[n, 1]
-            if sets.window[i, s >> 6] & _bit(s) == ZERO:
+def _push(lat, sets, best, j, room, count, num_moves, target_s):
+    """Improve the states of the down-sets in `room.found` from those of j."""
+    for k in range(count):
+        i, last, cost = room.found[k], -1, np.inf
+        for n in range(num_moves):
+            s, c = room.moves[n, 2], room.moves[n, 1]
+            if sets.window[i, s >> 6] & element_bit(s) == ZERO:
                 continue
             if c != last:
-                last, cost = c, stage_cost(lat, sets, j, i, c, paid[k])
-            value = max(best[j, moves[n, 0]], cost)
+                last, cost = c, stage_cost(lat, sets, j, i, c, room.paid[k])
+            value = max(best[j, room.moves[n, 0]], cost)
             if value < target_s and value < best[i, s]:
                 best[i, s] = value
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def _moves(lat, sets, live, num_live, moves, wanted):
-    """(moves of the live states, ascending in class; first and last down-set they may lead to)."""
-    count, start, stop = 0, sets.bits.shape[0], 0
-    wanted[:] = ZERO
+def _moves(lat, room, num_live):
+    """Fill `room.moves` with the moves of the live states, ascending in class; the number of them.
+
+    `room.wanted` becomes the states that they lead to.
+    """
+    count = 0
+    for w in range(room.wanted.size):
+        room.wanted[w] = ZERO
     for c in range(lat.following.shape[1]):
         for k in range(num_live):
-            s = lat.following[live[k], c]
+            s = lat.following[room.live[k], c]
             if s >= 0:
-                moves[count, 0], moves[count, 1], moves[count, 2] = live[k], c, s
+                room.moves[count, 0], room.moves[count, 1] = room.live[k], c
+                room.moves[count, 2] = s
                 count += 1
-                wanted[s >> 6] |= _bit(s)
-                start = min(start, sets.first[s])
-                stop = max(stop, sets.last[s] + 1)
-    return moves[:count], start, stop
+                room.wanted[s >> 6] |= element_bit(s)
+    return count
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def has_state(states, i, s):
-    """Whether bit s of row i is set."""
-    return states[i, s >> 6] >> np.uint64(s & 63) & ONE != ZERO
+def extent(sets, wanted):
+    """(first, last + 1) down-set whose window holds a wanted state."""
+    start, stop = sets.bits.shape[0], 0
+    for s in range(sets.first.size):
+        if wanted[s >> 6] & element_bit(s):
+            start = min(start, sets.first[s])
+            stop = max(stop, sets.last[s] + 1)
+    return start, stop
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def is_subset(inner, outer):
-    outside = ZERO
-    for w in range(inner.size):
-        outside |= inner[w] & ~outer[w]
-    return outside == ZERO
-
-
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def push_values(lat, sets, opened, target_s, first, end, best):
+def push_values(lat, sets, opened, room, target_s, first, end, best):
     """Push the values of the down-sets first..end-1 to those that contain them; the pairs costed.
 
     best [n, S] holds the least dearest stage so far, inf where nothing below the target is known.
     """
-    n, num_states = best.shape
-    live = np.empty(num_states, dtype=np.int64)
-    room = np.empty((lat.following.size, 3), dtype=np.int64)
-    wanted = np.zeros(sets.window.shape[1], dtype=np.uint64)
-    paid = np.empty((n, lat.num_rows))
-    found = np.empty(n, dtype=np.int64)
-    pairs = 0
-    for j in range(first, min(end, n)):
-        num_live = _live_states(lat, best, j, target_s, live)
-        if num_live == 0 or j == n - 1:
+    n, pairs = best.shape[0], 0
+    for j in range(first, min(end, n - 1)):
+        for s in range(best.shape[1]):  # what is known of the whole is a target for the rest
+            target_s = min(target_s, best[n - 1, s])
+        num_live = _live_states(lat, best, j, target_s, room.live)
+        if num_live == 0:
             continue
-        moves, start, stop = _moves(lat, sets, live, num_live, room, wanted)
+        num_moves = _moves(lat, room, num_live)
+        start, stop = extent(sets, room.wanted)
         horizon_s = sets.least_s[j] + target_s
         count = candidates(
-            j, start, stop, horizon_s, wanted, sets.bits, sets.window, sets.least_s, found
+            j, start, stop, horizon_s, room.wanted, sets.bits, sets.window, sets.least_s, room.found
         )
-        count = _promising(j, found, count, moves, sets.window, sets.work_s, best, target_s)
+        count = _promising(
+            j, room.found, count, room.moves, num_moves, sets.window, sets.work_s, best, target_s
+        )
         pairs += count
         if count:
             num_open = open_edges(lat, sets.bits[j], opened)
-            stage_rows(opened, num_open, sets.bits, sets.base, found[:count], paid)
-            _push(lat, sets, best, j, found[:count], moves, target_s, paid)
-        target_s = min(target_s, best[n - 1].min())
+            stage_rows(opened, num_open, sets.bits, sets.base, room.found, count, room.paid)
+            _push(lat, sets, best, j, room, count, num_moves, target_s)
     return pairs
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def _stage_before(lat, sets, opened, target_s, reached, i, s):
+def has_state(states, i, s):
+    """Whether bit s of row i is set."""
+    return states[i, s >> 6] & element_bit(s) != ZERO
+
+
+@numba.njit(**BARE)
+@no_type_check
+def is_subset(sets, j, i):
+    """Whether down-set j lies inside down-set i."""
+    outside = ZERO
+    for w in range(sets.bits.shape[1]):
+        outside |= sets.bits[j, w] & ~sets.bits[i, w]
+    return outside == ZERO
+
+
+@numba.njit(**BARE)
+@no_type_check
+def _stage_before(lat, sets, opened, room, target_s, reached, i, s):
     """(cost, down-set, class) of the cheapest stage below the target that ends at i in state s."""
-    paid, one = np.empty((1, lat.num_rows)), np.full(1, i, dtype=np.int64)
     best, from_j, by_class = np.inf, -1, -1
+    room.found[0] = i
+    # The least work is a sum in another order than the stage's own, which may be the target itself.
+    horizon_s = target_s + 1e-9 * (target_s + sets.least_s[i])
     for j in range(i):
-        near = sets.least_s[i] - sets.least_s[j] < target_s
-        if not near or not is_subset(sets.bits[j], sets.bits[i]):
+        near = sets.least_s[i] - sets.least_s[j] < horizon_s
+        if not near or not is_subset(sets, j, i):
             continue
         num_open = -1
         for c in range(lat.previous.shape[1]):
@@ -290,34 +306,38 @@ def _stage_before(lat, sets, opened, target_s, reached, i, s):
                 continue
             if num_open < 0:
                 num_open = open_edges(lat, sets.bits[j], opened)
-                stage_rows(opened, num_open, sets.bits, sets.base, one, paid)
-            cost = stage_cost(lat, sets, j, i, c, paid[0])
+                stage_rows(opened, num_open, sets.bits, sets.base, room.found, 1, room.paid)
+            cost = stage_cost(lat, sets, j, i, c, room.paid[0])
             if cost < best:
                 best, from_j, by_class = cost, j, c
-    return (best, from_j, by_class) if best < target_s else (np.inf, -1, -1)
+    if best < target_s:
+        return best, from_j, by_class
+    return np.inf, -1, -1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @no_type_check
-def trace_back(lat, sets, opened, target_s, reached):
-    """(down-set, class, seconds) of each stage, from the last to the first: three arrays.
+def trace_back(lat, sets, opened, room, target_s, reached, ends, classes, costs):
+    """Fill in the (down-set, class, seconds) of each stage, last to first; the number of stages.
 
-    Stages are found again by computing the same costs, which saves a pointer for every value.
+    -1 where `reached` is not what the program over pairs leaves. Stages are found again by
+    computing the same costs, which saves a pointer for every value.
     """
-    n = sets.bits.shape[0]
-    ends, classes, costs = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n)
-    i, s, count = n - 1, 0, 0
+    i, s, count = sets.bits.shape[0] - 1, 0, 0
     while not has_state(reached, i, s):
         s += 1
     while i > 0:
-        cost, j, c = _stage_before(lat, sets, opened, target_s, reached, i, s)
+        cost, j, c = _stage_before(lat, sets, opened, room, target_s, reached, i, s)
         if j >= 0:
             ends[count], classes[count], costs[count] = i, c, cost
             count, i, s = count + 1, j, lat.previous[s, c]
             continue
         # No last stage: the state holds because fewer devices do.
+        fewer = -1
         for c in range(lat.previous.shape[1]):
             if lat.previous[s, c] >= 0 and has_state(reached, i, lat.previous[s, c]):
-                s = lat.previous[s, c]
-                break
-    return ends[:count], classes[:count], costs[:count]
+                fewer = lat.previous[s, c]
+        if fewer < 0:
+            return -1
+        s = fewer
+    return count

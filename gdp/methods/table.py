@@ -2,10 +2,12 @@
 
 from gdp.methods.base import Method
 from gdp.methods.local_search import local_search
+from gdp.methods.pipeline_dp import pipeline_dp
 from gdp.methods.portfolio import HEURISTICS, auto
 
 METHODS: dict[str, Method] = {
     **dict(HEURISTICS),
+    "pipeline_dp": pipeline_dp,
     "local_search": local_search,
     "auto": auto,
 }

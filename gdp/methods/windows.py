@@ -9,9 +9,10 @@ Axes as in `gdp.methods.lattice`.
 """
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from gdp.methods.lattice import Lattice, Windows, state_counts
 from gdp.methods.stage_costs import StageCosts
@@ -22,10 +23,13 @@ _UNLIMITED = np.int64(1) << np.int64(62)
 
 
 def class_prices(costs: StageCosts) -> Float[np.ndarray, "Q C"]:
-    """Prices worth trying: every set of classes, at a few ratios of their speeds; inf: left out."""
+    """Prices worth trying, at a few ratios of speeds; inf: left out.
+
+    Of up to three classes every set, of more each alone and all together.
+    """
     num_classes = len(costs.devices)
     found: list[tuple[float, ...]] = []
-    for size in range(1, min(num_classes, 3) + 1):
+    for size in range(1, num_classes + 1) if num_classes <= 3 else (1, num_classes):
         for chosen in itertools.combinations(range(num_classes), size):
             for quantile in _RATIOS if size > 1 else (0.5,):
                 prices = np.full(num_classes, np.inf)
@@ -33,8 +37,6 @@ def class_prices(costs: StageCosts) -> Float[np.ndarray, "Q C"]:
                     prices[c] = _ratio(costs, chosen[0], c, quantile)
                 if tuple(prices) not in found and (prices > 0).all():
                     found.append(tuple(prices.tolist()))
-    if num_classes > 3:
-        found.append(tuple(_ratio(costs, 0, c, 0.5) for c in range(num_classes)))
     return np.array(found)
 
 
@@ -72,25 +74,47 @@ def work_bound_s(costs: StageCosts) -> float:
     return max(bound, dearest)
 
 
-def make_windows(lat: Lattice, costs: StageCosts, target_s: float) -> Windows:
-    """The windows of every state for stages that take less than `target_s`."""
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A problem's lattice and the costs of its stages, and all of windows but the target."""
+
+    lat: Lattice
+    costs: StageCosts
+    _prices: Float[np.ndarray, "Q C"]
+    _used: Int[np.ndarray, "S C"]  # devices of each state
+    _rest: Int[np.ndarray, "S C"]
+    _any: Windows
+
+    def windows(self, target_s: float) -> Windows:
+        """The windows of every state for stages that take less than `target_s`."""
+        phi = self._any.phi
+        return self._any._replace(
+            used_cap=_capacity(self._used, self._prices, phi, target_s),
+            rest_cap=_capacity(self._rest, self._prices, phi, target_s),
+        )
+
+
+def make_program(lat: Lattice, costs: StageCosts) -> Program:
+    """The program of a lattice."""
     counts = [len(devices) for devices in costs.devices]
     used = state_counts(counts)
     rest = np.array(counts) - used
     prices = class_prices(costs)
     phi = priced_work(costs, prices)
-    return Windows(
+    unknown = np.zeros((len(used), len(prices)))
+    windows = Windows(
         words=(len(used) + 63) // 64,
         phi=phi,
         phi_total=phi.sum(axis=1),
-        used_cap=_capacity(used, prices, phi, target_s),
-        rest_cap=_capacity(rest, prices, phi, target_s),
+        used_cap=unknown,
+        rest_cap=unknown,
         used_row=_payments(lat, used, prices),
         rest_row=_payments(lat, rest, prices),
         used_bytes=_memory(used, lat.capacity_bytes),
         rest_bytes=_memory(rest, lat.capacity_bytes),
         total_bytes=int(lat.held_bytes.sum()),
     )
+    return Program(lat, costs, prices, used, rest, windows)
 
 
 def _capacity(
@@ -108,18 +132,18 @@ def _capacity(
 
 def _payments(lat: Lattice, have: np.ndarray, prices: np.ndarray) -> Float[np.ndarray, "S Q R"]:
     """The least price of a paid second in each row: positive where all devices add it to work."""
-    payments = np.zeros((len(have), len(prices), lat.num_rows))
     pays = np.zeros((have.shape[1], lat.num_rows), dtype=bool)
     for c in range(have.shape[1]):
         for lane in range(lat.lane_start[c], lat.lane_start[c + 1]):
             if lat.lane_works[lane] and lat.lane_row[lane] >= 0:
                 pays[c, lat.lane_row[lane]] = True
-    for s, row in enumerate(have):
-        chosen = row > 0
-        if chosen.any():
-            least = np.where(np.isfinite(prices[:, chosen]), prices[:, chosen], 0.0).min(axis=1)
-            payments[s] = least[:, None] * np.all(pays[chosen], axis=0, keepdims=True)
-    return payments
+    chosen = have > 0
+    known = np.where(np.isfinite(prices), prices, 0.0)
+    least = np.where(chosen[:, None, :], known[None], np.inf).min(axis=2)
+    all_pay = np.all(pays[None] | ~chosen[:, :, None], axis=1)
+    # Without any device nothing is paid: the least price would be inf.
+    least[~chosen.any(axis=1)] = 0.0
+    return least[:, :, None] * all_pay[:, None, :]
 
 
 def _memory(have: np.ndarray, capacity: np.ndarray) -> np.ndarray:

@@ -1,39 +1,45 @@
 """Proven lower bounds of what any placement takes."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from gdp.methods.base import Clock
+from gdp.methods.bound import Bound
 from gdp.sim.problem import Problem
 
+__all__ = ["Bound", "all_bounds", "best_bound"]
 
-@dataclass(frozen=True)
-class Bound:
-    """No placement is faster than this."""
-
-    value_s: float
-    argument: str  # what proves it
+DEFAULT_SECONDS = 10.0
+_SLACK = 1e-10  # relative; sums here and in the simulator round in different orders
 
 
 def best_bound(problem: Problem, seconds: float | None = None) -> Bound:
-    """The largest of the bounds that apply."""
-    del seconds
-    return max((critical_path(problem), total_work(problem)), key=lambda bound: bound.value_s)
+    """The largest of the bounds that apply. The seconds end the costlier ones early."""
+    return max(all_bounds(problem, seconds), key=lambda bound: bound.value_s)
 
 
-def critical_path(problem: Problem) -> Bound:
-    """The longest path with every op on its fastest device and no transfers; latency only."""
-    if problem.objective != "latency":
-        return Bound(0.0, "none")
+def all_bounds(problem: Problem, seconds: float | None = None) -> list[Bound]:
+    """Every bound that applies, each with the argument that proves it."""
+    from gdp.methods.bounds_latency import latency_bounds
+    from gdp.methods.bounds_throughput import load_bounds
+
+    clock = Clock(DEFAULT_SECONDS if seconds is None else seconds)
+    if problem.objective == "latency":
+        found = latency_bounds(problem, clock.remaining_s())
+        found += load_bounds(problem, max(0.0, clock.remaining_s()), only_memory=True)
+    elif problem.objective == "throughput":
+        found = load_bounds(problem, clock.remaining_s())
+    else:
+        found = [_plain(problem)]
+    return [Bound(bound.value_s * (1.0 - _SLACK), bound.argument) for bound in found]
+
+
+def _plain(problem: Problem) -> Bound:
+    """For the objectives of accelerators that meet in host memory: compute alone."""
     fastest_s = np.where(problem.allowed, problem.compute_s, np.inf).min(axis=1)
+    if problem.objective == "max_load":
+        return Bound(float(fastest_s.sum()) / problem.num_devices, "work over all devices")
     finish_s = fastest_s.copy()
     src, dst = problem.graph.edges
     for a, b in zip(src.tolist(), dst.tolist(), strict=True):
         finish_s[b] = max(finish_s[b], finish_s[a] + fastest_s[b])
-    return Bound(float(finish_s.max()), "critical path on fastest devices")
-
-
-def total_work(problem: Problem) -> Bound:
-    """All work, shared out over devices as if every device were the fastest for every op."""
-    fastest_s = np.where(problem.allowed, problem.compute_s, np.inf).min(axis=1)
-    return Bound(float(fastest_s.sum()) / problem.num_devices, "work over all devices")
+    return Bound(float(finish_s.max()), "critical path of ops on their fastest devices")

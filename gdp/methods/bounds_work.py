@@ -1,0 +1,77 @@
+"""Work that devices share: what must be done in a window takes its time, however it is split.
+
+For any shares c with sum 1 (the dual of the fractional assignment of Lawler and Labetoulle 1978,
+doi 10.1145/322092.322101), devices that run a set S of ops within a window of L seconds have
+
+    L >= sum over devices of c_d * load_d >= sum over S of min over d of c_d * op_s(v, d).
+
+Axes: M ops or groups, D devices, V ops.
+"""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+_ROUNDS = 60
+_BINS = 64
+
+
+def shared_work_s(op_s: Float[np.ndarray, "M D"]) -> tuple[float, Float[np.ndarray, "D"]]:
+    """(seconds that the work takes at least, the shares that prove it). O(M D) a round.
+
+    Shares follow the loads by multiplicative weights; any of them are valid, the best are kept.
+    """
+    num_devices = op_s.shape[1]
+    usable = np.isfinite(op_s).any(axis=0)
+    share = np.where(usable, 1.0, 1e-12)
+    share /= share.sum()
+    best_s, best = -1.0, share
+    for k in range(_ROUNDS):
+        cost = op_s * share
+        where = cost.argmin(axis=1)
+        value_s = float(cost[np.arange(len(op_s)), where].sum())
+        if value_s > best_s:
+            best_s, best = value_s, share
+        load = np.bincount(where, op_s[np.arange(len(op_s)), where], minlength=num_devices)
+        if num_devices == 1 or load.max() <= 0.0:
+            break
+        step = 1.0 / (1.0 + 0.3 * k)
+        share = share * np.exp(step * (load / load.max() - 0.5))
+        share /= share.sum()
+    return max(best_s, 0.0), best
+
+
+def window_s(
+    op_s: Float[np.ndarray, "V D"],
+    start_s: Float[np.ndarray, "V"],
+    tail_s: Float[np.ndarray, "V"],
+) -> tuple[float, Int[np.ndarray, "S"]]:
+    """(max over r and q of r + work of the ops that start after r and have q to follow + q, these).
+
+    As for identical machines (Carlier and Pinson 1998, Annals of Operations Research 83), with
+    thresholds from the quantiles of heads and tails. O(V D + bins^2).
+    """
+    _, share = shared_work_s(op_s)
+    weight_s = (op_s * share).min(axis=1)
+    marks_r, marks_q = _marks(start_s), _marks(tail_s)
+    r = np.searchsorted(marks_r, start_s, side="right") - 1
+    q = np.searchsorted(marks_q, tail_s, side="right") - 1
+    table = np.zeros((len(marks_r), len(marks_q)))
+    np.add.at(table, (r, q), weight_s)
+    table = table[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
+    value = np.where(table > 0.0, table + marks_r[:, None] + marks_q[None, :], 0.0)
+    i, j = np.unravel_index(int(value.argmax()), value.shape)
+    inside = np.flatnonzero((start_s >= marks_r[i]) & (tail_s >= marks_q[j]))
+    if len(inside) == 0:
+        return 0.0, inside
+    # With shares of its own the window found may be longer still.
+    own_s, _ = shared_work_s(op_s[inside])
+    whole_s = float(start_s[inside].min() + tail_s[inside].min()) + own_s
+    return max(whole_s, float(value[i, j])), inside
+
+
+def _marks(values: Float[np.ndarray, "V"]) -> Float[np.ndarray, "B"]:
+    """At most so many thresholds, of which the smallest is the smallest value."""
+    distinct = np.unique(values)
+    if len(distinct) <= _BINS:
+        return distinct
+    return distinct[np.linspace(0, len(distinct) - 1, _BINS).astype(np.int64)]

@@ -31,9 +31,8 @@ from gdp.learn.finetune import FinetuneConfig, finetune
 from gdp.learn.instances import limit_memory, make
 from gdp.methods.base import Assignment, Search
 from gdp.methods.local_search import local_search
-from gdp.policy.decode import decode
 from gdp.policy.guided import guided_search
-from gdp.policy.method import place_with_policy
+from gdp.policy.method import place_with_policy, propose
 from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.sim.problem import Problem
 
@@ -57,10 +56,7 @@ def show(title: str, table: dict[str, Any]) -> None:
 
 def zero_shot(policy: Policy, problem: Problem, seed: int) -> tuple[float, float]:
     """(greedy, best of greedy and samples) in seconds, inf where none fits; no repair."""
-    view, head = policy.view(problem), policy.head(problem)
-    greedy = decode(view, head, samples=1, seed=seed, greedy_first=True).device
-    drawn = decode(view, head, samples=SAMPLES, seed=seed, temperature=0.7).device
-    seconds = tests.judged(problem, np.concatenate([greedy, drawn]))
+    seconds = tests.judged(problem, propose(policy, problem, SAMPLES + 1, seed))
     return float(seconds[0]), float(seconds.min())
 
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from gdp.learn.instances import Instance, draw
 from gdp.learn.problems import Problems, load_problems
-from gdp.learn.rollout import judge
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.local_search import local_search
 from gdp.methods.portfolio import HEURISTICS
 from gdp.placement import write_atomic
+from gdp.policy.evaluate import judge
 from gdp.sim.problem import Problem
 from gdp.sim.score import values
 

@@ -188,7 +188,8 @@ def run_text(report: Mapping[str, Any]) -> str:
         table(header, rows),
         f"outputs {verdict} to the uncut model's, largest difference {report['max_abs_diff']:.2e}",
     ]
-    lines += [f"note: {note}" for note in report.get("notes", ())]
+    if report.get("note"):
+        lines.append(f"note: {report['note']}")
     return "\n".join(lines)
 
 

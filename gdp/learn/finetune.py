@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.learn.ppo import Weights, advantages, gradient, optimiser, rows, step
-from gdp.learn.rollout import judge
 from gdp.methods.base import Assignment
+from gdp.policy.advice import Advice, advice, with_incumbent
 from gdp.policy.compilation import use_cache
 from gdp.policy.decode import decode, priority
+from gdp.policy.evaluate import judge
 from gdp.policy.network import Params
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
 from gdp.sim.problem import Problem
@@ -124,16 +125,18 @@ class _Tuner:
         self.best_s = np.inf
         self.evaluations = 0
         self.known: dict[bytes, float] = {}
+        self.advised: Advice | None = None
 
     def update(self, at: int) -> dict[str, float]:
         """One update: sample, judge, and a few optimiser steps."""
         config = self.config
         policy = Policy(self.network, self.params)
-        batch = policy.batch(self.problem)
+        known = self.advice()
+        batch = policy.batch(self.problem, known)
         follow = np.isfinite(self.best_s) and config.imitate > 0
         drawn = decode(
-            policy.view(self.problem),
-            policy.head(self.problem),
+            policy.view(self.problem, known),
+            policy.head(self.problem, known),
             samples=config.samples + 1,
             seed=self.seed * 100_003 + at,
             greedy_first=at == 0,
@@ -172,6 +175,16 @@ class _Tuner:
             "entropy": entropy,
             "evaluations": float(self.evaluations),
         }
+
+    def advice(self) -> Advice | None:
+        """What the policy is to read: the best placement so far is the incumbent."""
+        if not self.network.advice:
+            return None
+        if np.isinf(self.best_s):
+            return advice(self.problem)
+        if self.advised is None or (self.advised.device[0] != self.best).any():
+            self.advised = with_incumbent(advice(self.problem), self.problem, self.best)
+        return self.advised
 
     def freedom(self, at: int) -> Freedom:
         """What may change in an update."""

@@ -16,9 +16,9 @@ from jaxtyping import Int
 from gdp.errors import GdpError, InfeasibleError
 from gdp.files import write_atomic
 from gdp.learn.instances import Instance
-from gdp.learn.rollout import judge
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.policy.decode import canonical, priority, twins
+from gdp.policy.evaluate import judge
 from gdp.sim.problem import Problem
 
 

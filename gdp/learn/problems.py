@@ -11,7 +11,7 @@ from gdp.graph import OpGraph
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.sim.problem import Problem
 
-KEPT = 96
+KEPT = 1500
 """Problems kept in memory, the least recently used leave first."""
 
 

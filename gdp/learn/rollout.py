@@ -9,12 +9,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.policy.decode import Head, Rollout, decode
-from gdp.policy.evaluate import evaluate
+from gdp.policy.evaluate import judge
+from gdp.policy.network import NUM_PAIR_FEATURES
 from gdp.policy.policy import Policy
 from gdp.sim.problem import Problem
-
-OVERFLOW_WEIGHT = 4.0
-"""A placement that overflows by its whole memory counts as five times as slow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,15 +23,6 @@ class Episode:
     rollout: Rollout
     cost_s: Float[np.ndarray, "K"]  # value of the objective, raised where memory overflows
     feasible: np.ndarray  # [K] bool
-
-
-def judge(
-    problem: Problem, devices: Int[np.ndarray, "K N"]
-) -> tuple[Float[np.ndarray, "K"], np.ndarray]:
-    """(cost in seconds, feasible) of placements under the policy's priorities."""
-    value_s, overflow = evaluate(problem, devices)
-    capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).sum())
-    return value_s * (1.0 + OVERFLOW_WEIGHT * overflow / capacity), overflow == 0
 
 
 def sample(
@@ -82,7 +71,7 @@ def blank_head(policy: Policy, problem: Problem) -> Head:
         prior=np.zeros((n, d), np.float32),
         node=np.zeros((n, width), np.float32),
         device=np.zeros((d, width), np.float32),
-        feature=np.zeros((26, width), np.float32),
+        feature=np.zeros((NUM_PAIR_FEATURES, width), np.float32),
         mixing=np.zeros((width, width), np.float32),
         bias=np.zeros(width, np.float32),
         out=np.zeros(width, np.float32),

@@ -7,8 +7,8 @@ import numpy as np
 from gdp.learn.instances import Instance
 from gdp.learn.labels import LabelStore
 from gdp.learn.problems import Problems
-from gdp.learn.rollout import judge
-from gdp.policy.decode import decode
+from gdp.policy.evaluate import judge
+from gdp.policy.method import propose
 from gdp.policy.policy import Policy
 
 
@@ -27,7 +27,6 @@ def validate(
     instances: list[Instance],
     *,
     samples: int = 16,
-    temperature: float = 0.7,
     seed: int = 0,
 ) -> Quality:
     """Greedy decode and the best of some samples, no repair and no search."""
@@ -37,11 +36,7 @@ def validate(
         label = labels.get(instance, problem)
         if label is None:
             continue
-        drawn = decode(
-            policy.view(problem), policy.head(problem), samples=samples + 1, seed=seed,
-            temperature=temperature, greedy_first=True,
-        )  # fmt: skip
-        cost_s, feasible = judge(problem, drawn.device)
+        cost_s, feasible = judge(problem, propose(policy, problem, samples + 1, seed))
         greedy.append(np.log(cost_s[0] / label.value_s))
         best.append(np.log(cost_s.min() / label.value_s))
         fits.append(bool(feasible[0]))

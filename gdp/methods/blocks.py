@@ -203,27 +203,11 @@ def _balanced(
     room_bytes: Float[np.ndarray, "D"],
 ) -> Int[np.ndarray, "K"] | None:
     """Ends of blocks whose longest is shortest, each within its room; None where that cannot be."""
-    last = work_s.shape[1] - 1
+    from gdp.methods.blocks_kernels import fill_balanced
 
-    def ends_for(limit_s: float) -> list[int]:
-        at, ends = 0, []
-        for d in order:
-            by_time = np.searchsorted(work_s[d], work_s[d, at] + limit_s, side="right") - 1
-            by_room = np.searchsorted(bytes_up_to, bytes_up_to[at] + room_bytes[d], "right") - 1
-            at = max(at, int(min(by_time, by_room)))
-            ends.append(at)
-        return ends
-
-    low, high = 0.0, float(work_s.max()) * (1 + 1e-9)
-    if ends_for(high)[-1] < last:
-        return None
-    for _ in range(50):
-        middle = (low + high) / 2
-        if ends_for(middle)[-1] < last:
-            low = middle
-        else:
-            high = middle
-    return np.array(ends_for(high), dtype=np.int64)
+    ends = np.zeros(len(order), dtype=np.int64)
+    room = room_bytes.astype(np.float64)
+    return ends if fill_balanced(work_s, bytes_up_to, order, room, ends) else None
 
 
 def _filled(

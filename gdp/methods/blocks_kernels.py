@@ -8,7 +8,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE
+from gdp.methods.kernel import BARE, INLINE
 
 
 @numba.njit(**BARE)
@@ -90,3 +90,51 @@ def best_cuts(work_s, weight_bytes, receive_s, openers, order, segment_s, room_b
         ends[j - 1] = y
         y = best_from[j, y]
     return least[num_devices, num_cuts - 1], ends
+
+
+@numba.njit(**INLINE)
+@no_type_check
+def last_within(sums, limit, first):
+    """The last place whose sum is at most the limit; `first` is known to be such a place."""
+    low, high = first, sums.shape[0]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if sums[middle] <= limit:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@numba.njit(**BARE)
+@no_type_check
+def ends_within(work_s, bytes_up_to, order, room_bytes, limit_s, ends):
+    """Fill in the ends of the longest blocks of at most so many seconds; the last of them."""
+    at = 0
+    for k in range(order.shape[0]):
+        d = order[k]
+        by_time = last_within(work_s[d], work_s[d, at] + limit_s, at)
+        at = min(by_time, last_within(bytes_up_to, bytes_up_to[at] + room_bytes[d], at))
+        ends[k] = at
+    return at
+
+
+@numba.njit(**BARE)
+@no_type_check
+def fill_balanced(work_s, bytes_up_to, order, room_bytes, ends):
+    """Ends of blocks whose longest is shortest, by bisection; False where the room is too small."""
+    last = work_s.shape[1] - 1
+    high = 0.0
+    for d in range(work_s.shape[0]):
+        high = max(high, work_s[d, last] * (1 + 1e-9))
+    if ends_within(work_s, bytes_up_to, order, room_bytes, high, ends) < last:
+        return False
+    low = 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if ends_within(work_s, bytes_up_to, order, room_bytes, middle, ends) < last:
+            low = middle
+        else:
+            high = middle
+    ends_within(work_s, bytes_up_to, order, room_bytes, high, ends)
+    return True

@@ -1,5 +1,8 @@
 """Balanced minimum cut: METIS over the groups, through the optional pymetis."""
 
+import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,12 +125,30 @@ def _partition(
     """A part for every group, sized by the shares."""
     scale = _TOTAL_WEIGHT / max(float(vertex.sum()), 1e-300)
     options = library.Options(seed=seed % (1 << 31))
-    _, part = library.part_graph(
-        len(share),
-        library.CSRAdjacency(start, neighbour),
-        vweights=(vertex * scale).astype(np.int64).tolist(),
-        eweights=weight.tolist(),
-        tpwgts=(share / share.sum()).tolist(),
-        options=options,
-    )
+    with _silent_stdout():
+        _, part = library.part_graph(
+            len(share),
+            library.CSRAdjacency(start, neighbour),
+            vweights=(vertex * scale).astype(np.int64).tolist(),
+            eweights=weight.tolist(),
+            tpwgts=(share / share.sum()).tolist(),
+            options=options,
+        )
     return np.array(part, dtype=np.int64)
+
+
+@contextlib.contextmanager
+def _silent_stdout() -> Iterator[None]:
+    """Nothing that C code prints reaches standard output, which may be carrying JSON.
+
+    METIS reports there that it could not split a part further, which is no error to us.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

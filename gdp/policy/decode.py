@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
+from gdp.policy.advice import Advice
 from gdp.policy.features import timing
 from gdp.sim.problem import Problem
 
@@ -44,6 +45,8 @@ class DecodeProblem(NamedTuple):
     segment_s: Float[np.ndarray, "D"]  # dispatch of devices that pay it per segment
     memory_bytes: Float[np.ndarray, "D"]
     twin: Int[np.ndarray, "D"]  # the next lower device that is exactly alike, or -1
+    advice: Int[np.ndarray, "A N"]  # devices that advisers propose, the incumbent's first
+    advice_weight: Float[np.ndarray, "A"]  # shares of the votes
     scale_s: float
     fair_s: float  # total work shared out by speed
     copies: float  # of a received tensor on its device: two in a full pipeline
@@ -99,6 +102,13 @@ def prepare(
     if key not in views:
         views[key] = _prepare(problem, mask_memory, mask_alike)
     return views[key]
+
+
+def advised(view: DecodeProblem, found: Advice) -> DecodeProblem:
+    """The view with the advice that the decoder is to read."""
+    return view._replace(
+        advice=np.ascontiguousarray(found.device), advice_weight=found.weight.astype(np.float64)
+    )
 
 
 def decode(
@@ -281,6 +291,8 @@ def _prepare(problem: Problem, mask_memory: bool, mask_alike: bool) -> DecodePro
         ),
         memory_bytes=cluster.memory_bytes.astype(float),
         twin=twins(problem),
+        advice=np.zeros((0, problem.num_ops), dtype=np.int64),
+        advice_weight=np.zeros(0),
         scale_s=max(times.scale_s, 1e-15),
         fair_s=fair_s,
         copies=1.0 if problem.objective in ("latency", "block_latency") else 2.0,

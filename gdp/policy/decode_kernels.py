@@ -10,8 +10,12 @@ import typing
 import numba
 import numpy as np
 
-NUM_PAIR_FEATURES = 26
+from gdp.sim.kernel import BARE, INLINE
+
+NUM_PAIR_FEATURES = 34
 """Dynamic features of one (op, device) pair; `pair_features` fills them in this order."""
+FIRST_ADVICE = 26
+"""Where what advisers say begins: the incumbent's device, each adviser's, and sums over them."""
 
 NEIGHBOURHOOD = 48
 """Uses looked at for the pull of future readers; bounds the work per op on graphs with hubs."""
@@ -31,6 +35,7 @@ def rollout(p, head, forced, uniform, greedy, temperature, device, taken, legal,
     logit = np.zeros(d)
     mask = np.zeros(d, dtype=np.bool_)
     hidden = np.zeros((2, head.out.shape[0]), dtype=np.float32)
+    work = np.zeros((9, d))
     total = 0.0
     for step in range(n):
         op = p.order[step]
@@ -47,7 +52,7 @@ def rollout(p, head, forced, uniform, greedy, temperature, device, taken, legal,
             choice = int(np.argmax(mask))
         else:
             if head.dynamic:
-                pair_features(p, s, op, mask, row)
+                pair_features(p, s, op, mask, row, work)
             score_pairs(head, op, row, mask, logit, hidden)
             if forced[op] >= 0:
                 choice = forced[op]
@@ -61,6 +66,8 @@ def rollout(p, head, forced, uniform, greedy, temperature, device, taken, legal,
                     taken[op] = True
                     legal[op, :d] = mask
                     feats[op, :d] = row
+            if p.advice.shape[0] > 0 and options > 1:
+                s.record[3] += 0.1 * ((1.0 if choice == p.advice[0, op] else 0.0) - s.record[3])
         device[op] = choice
         commit(p, s, op, choice)
     return total
@@ -112,7 +119,7 @@ class State(typing.NamedTuple):
     placed: typing.Any  # [N, 1] device of every placed op, -1 before
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def legal_devices(p, s, op, mask):
     """Fill `mask` with the devices that may take an op, and count them; never zero.
@@ -145,7 +152,7 @@ def legal_devices(p, s, op, mask):
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def demand(p, s, op, i):
     """Bytes that an op (and the weights of its group) would add on a device."""
@@ -163,7 +170,7 @@ def demand(p, s, op, i):
     return need
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def arrival(p, s, t, i):
     """When a tensor would be on a device if it were sent there now, and the seconds of sending."""
@@ -175,7 +182,7 @@ def arrival(p, s, t, i):
     return start + seconds, seconds
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def opens_segment(p, s, op, i):
     """Whether an op on a device starts a cut sub-model: it reads from elsewhere, or nothing."""
@@ -190,20 +197,20 @@ def opens_segment(p, s, op, i):
     return False
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def squash(x):
     return np.arcsinh(x) / 3.0
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
-def pair_features(p, s, op, mask, row):
+def pair_features(p, s, op, mask, row, work):
     """Fill `row` [D, F] with the dynamic features of an op on every legal device."""
     d = p.cost_s.shape[1]
     scale = p.scale_s
     row[:] = 0.0
-    work = np.zeros((9, d))
+    work[:] = 0.0
     begin, ready, end, missing, sent = work[0], work[1], work[2], work[3], work[4]
     resident, pull, kin, sibling = work[5], work[6], work[7], work[8]
     future_pull(p, s, op, pull, kin, sibling)
@@ -271,9 +278,45 @@ def pair_features(p, s, op, mask, row):
         x[23] = squash(missing[i] / (cost + 1e-3 * scale))
         x[24] = sent[i] / 4.0
         x[25] = squash((missing[i] + cost - quickest) / scale)
+    advised(p, s, op, mask, row)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
+@typing.no_type_check
+def advised(p, s, op, mask, row):
+    """Fill in what the advisers say of an op: row 0 of the advice is the incumbent.
+
+    One feature per adviser, then the advisers' votes by quality, the share of the op's readers that
+    the incumbent has on the device, and how far the decode has followed the incumbent so far.
+    """
+    count = p.advice.shape[0]
+    if count == 0:
+        return
+    last = FIRST_ADVICE + count
+    for k in range(count):
+        i = p.advice[k, op]
+        if mask[i]:
+            row[i, FIRST_ADVICE + k] = 1.0
+            row[i, last] += p.advice_weight[k]
+    i = p.advice[0, op]
+    if mask[i]:
+        row[i, last + 2] = s.record[3]
+    seen = 0
+    for q in range(p.out_first[op], p.out_first[op + 1]):
+        seen += p.reader_first[p.out_tensor[q] + 1] - p.reader_first[p.out_tensor[q]]
+    if seen == 0:
+        return
+    share, left = 1.0 / min(seen, NEIGHBOURHOOD), NEIGHBOURHOOD
+    for q in range(p.out_first[op], p.out_first[op + 1]):
+        t = p.out_tensor[q]
+        for k in range(p.reader_first[t], p.reader_first[t + 1]):
+            i = p.advice[0, p.reader[k]]
+            if mask[i] and left > 0:
+                row[i, last + 1] += share
+            left -= 1
+
+
+@numba.njit(**BARE)
 @typing.no_type_check
 def headroom(p, s, op, i):
     """Share of a device's memory that stays free with the op on it, in [-1, 1]."""
@@ -281,7 +324,19 @@ def headroom(p, s, op, i):
     return max(-1.0, left / p.memory_bytes[i])
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INLINE)
+@typing.no_type_check
+def normalise(share):
+    """Scale to sum 1, where there is anything."""
+    total = 0.0
+    for i in range(share.shape[0]):
+        total += share[i]
+    if total > 0:
+        for i in range(share.shape[0]):
+            share[i] /= total
+
+
+@numba.njit(**BARE)
 @typing.no_type_check
 def future_pull(p, s, op, pull, kin, sibling):
     """Where the op's readers will want it, as shares over devices.
@@ -289,7 +344,7 @@ def future_pull(p, s, op, pull, kin, sibling):
     pull: bytes of the readers' other inputs that are already placed; kin: readers whose group is
     decided; sibling: placed readers of the op's own inputs.
     """
-    seen, total = 0, 0.0
+    seen = 0
     for q in range(p.out_first[op], p.out_first[op + 1]):
         t = p.out_tensor[q]
         for k in range(p.reader_first[t], p.reader_first[t + 1]):
@@ -303,15 +358,12 @@ def future_pull(p, s, op, pull, kin, sibling):
                 if home >= 0:
                     size = p.tensor_bytes[p.in_tensor[m]] + 1.0
                     pull[home] += size
-                    total += size
             if seen > NEIGHBOURHOOD:
                 break
         if seen > NEIGHBOURHOOD:
             break
-    if total > 0:
-        pull /= total
-    if kin.sum() > 0:
-        kin /= kin.sum()
+    normalise(pull)
+    normalise(kin)
     seen = 0
     for m in range(p.in_first[op], p.in_first[op + 1]):
         t = p.in_tensor[m]
@@ -321,11 +373,10 @@ def future_pull(p, s, op, pull, kin, sibling):
                 sibling[s.placed[p.reader[k], 0]] += 1.0
             if seen > NEIGHBOURHOOD:
                 break
-    if sibling.sum() > 0:
-        sibling /= sibling.sum()
+    normalise(sibling)
 
 
-@numba.njit(cache=True, nogil=True, fastmath=True)
+@numba.njit(**BARE, fastmath=True)
 @typing.no_type_check
 def score_pairs(head, op, row, mask, logit, hidden):
     """logit(d) = prior + out . relu(W2 relu(node + device + W1 f) + b): network.score, one op."""
@@ -355,7 +406,7 @@ def score_pairs(head, op, row, mask, logit, hidden):
         logit[i] = value
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def best_of(logit, mask):
     best = -1
@@ -365,7 +416,7 @@ def best_of(logit, mask):
     return best
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def log_probability(logit, mask, choice):
     top = logit[best_of(logit, mask)]
@@ -376,7 +427,7 @@ def log_probability(logit, mask, choice):
     return logit[choice] - top - np.log(total)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def draw(logit, mask, temperature, uniform):
     """A device from the softmax of logit / temperature, by inversion of one uniform number."""
@@ -395,7 +446,7 @@ def draw(logit, mask, temperature, uniform):
     return last
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def commit(p, s, op, i):
     """Put an op on a device: move what it reads, run it, and account for memory."""
@@ -443,7 +494,7 @@ def commit(p, s, op, i):
             drop(p, s, t)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def drop(p, s, t):
     """Free a tensor that all its readers have read.

@@ -1,7 +1,7 @@
 """Values of placements under any objective, with the policy's priorities."""
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.policy.decode import priority
 from gdp.sim.problem import Problem
@@ -18,6 +18,19 @@ def evaluate(
     if problem.objective == "block_latency":
         return block_latency.values(problem, devices)
     return score.values(problem, devices, priority(problem))
+
+
+OVERFLOW_WEIGHT = 4.0
+"""A placement that overflows by its whole memory counts as five times as slow."""
+
+
+def judge(
+    problem: Problem, devices: Int[np.ndarray, "K N"]
+) -> tuple[Float[np.ndarray, "K"], Bool[np.ndarray, "K"]]:
+    """(cost in seconds, feasible) of placements: the value, raised where memory overflows."""
+    value_s, overflow = evaluate(problem, devices)
+    capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).sum())
+    return value_s * (1.0 + OVERFLOW_WEIGHT * overflow / capacity), overflow == 0
 
 
 def best_row(seconds: Float[np.ndarray, "B"], overflow: Int[np.ndarray, "B"]) -> int:

@@ -11,13 +11,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.policy.advice import Advice
 from gdp.sim.problem import Problem
 
 NUM_OP_TYPES = 64
 """Op types are hashed into this many classes, so that an unknown type has an embedding too."""
-NUM_OP_FEATURES = 24
-NUM_DEVICE_FEATURES = 14
-NUM_GLOBAL_FEATURES = 12
+NUM_OP_FEATURES = 27
+NUM_DEVICE_FEATURES = 15
+NUM_GLOBAL_FEATURES = 18
 
 FeatureSet = Literal["full", "published"]
 """full: costs, levels, memory. published: op type, output shape and neighbours, as in GDP."""
@@ -56,19 +57,23 @@ def timing(problem: Problem) -> Timing:
     return _TIMINGS[problem]
 
 
-def features(problem: Problem, kind: FeatureSet = "full") -> Features:
-    """Static features of a problem. O((N + E) D)."""
+def features(problem: Problem, kind: FeatureSet = "full", found: Advice | None = None) -> Features:
+    """Static features of a problem, and of what advisers propose for it. O((N + E) D)."""
     graph = problem.graph
     times = timing(problem)
     src, dst, _ = _pairs(problem, times.send_s)
     op = _full(problem, times, src, dst) if kind == "full" else _published(problem, src, dst)
     return Features(
-        op=op.astype(np.float32),
+        op=np.concatenate([op, _advised_ops(problem, times, found)], axis=1).astype(np.float32),
         op_type=np.array([zlib.crc32(t.encode()) % NUM_OP_TYPES for t in graph.op_types]),
         src=src,
         dst=dst,
-        device=_devices(problem, times).astype(np.float32),
-        whole=_whole(problem, times).astype(np.float32),
+        device=np.concatenate(
+            [_devices(problem, times), _advised_devices(problem, times, found)], axis=1
+        ).astype(np.float32),
+        whole=np.concatenate(
+            [_whole(problem, times), _advised_whole(problem, times, found)]
+        ).astype(np.float32),
         order=times.order,
     )
 
@@ -203,7 +208,7 @@ def _published(
     positions (predecessors first), -1 where there are fewer. The rest of the width stays zero.
     """
     graph, n = problem.graph, problem.num_ops
-    table = np.zeros((n, NUM_OP_FEATURES))
+    table = np.zeros((n, NUM_OP_FEATURES - 3))
     np.add.at(table[:, 0], graph.producer, graph.tensor_bytes)
     table[:, 0] = np.log1p(table[:, 0]) / 10.0
     for op, detail in enumerate(graph.detail):
@@ -274,3 +279,45 @@ def _whole(problem: Problem, times: Timing) -> Float[np.ndarray, "H"]:
             np.log1p(graph.num_uses / graph.num_ops),
         ]
     )  # fmt: skip
+
+
+def _advised_ops(problem: Problem, times: Timing, found: Advice | None) -> Float[np.ndarray, "N 3"]:
+    """Seconds that the incumbent sends to and from every op, and the share of advisers it has."""
+    table = np.zeros((problem.num_ops, 3))
+    if found is None:
+        return table
+    graph, device = problem.graph, found.device[0]
+    cut = device[graph.producer[graph.use_tensor]] != device[graph.use_op]
+    seconds = np.where(cut, times.send_s[graph.use_tensor], 0.0) / times.scale_s
+    np.add.at(table[:, 0], graph.use_op, seconds)
+    np.add.at(table[:, 1], graph.producer[graph.use_tensor], seconds)
+    table[:, :2] = squash(table[:, :2])
+    table[:, 2] = (found.device[1:] == device).mean(axis=0)
+    return table
+
+
+def _advised_devices(
+    problem: Problem, times: Timing, found: Advice | None
+) -> Float[np.ndarray, "D 1"]:
+    """Busy time of every device under the incumbent, over its value."""
+    if found is None:
+        return np.zeros((problem.num_devices, 1))
+    device = found.device[0]
+    busy_s = np.bincount(
+        device, times.cost_s[np.arange(problem.num_ops), device], problem.num_devices
+    )
+    return (busy_s / max(float(found.cost_s[0]), 1e-12))[:, None]
+
+
+def _advised_whole(problem: Problem, times: Timing, found: Advice | None) -> Float[np.ndarray, "6"]:
+    """How far each adviser is behind the best, and the incumbent from simple lower bounds."""
+    if found is None:
+        return np.zeros(6)
+    cost = np.where(problem.allowed, times.cost_s, np.inf).min(axis=1)
+    cost = np.where(np.isfinite(cost), cost, 0.0)
+    path_s = float(_up(problem, cost, np.zeros(problem.graph.num_tensors)).max())
+    total = np.where(problem.allowed, times.cost_s, times.mean_cost_s[:, None]).sum(axis=0)
+    fair_s = float(1.0 / (1.0 / np.maximum(total, 1e-30)).sum())
+    lowest = np.maximum(np.array([path_s, fair_s]), 1e-12)
+    gap = np.clip(np.log(found.cost_s[0] / lowest), -3.0, 6.0) / 2.0
+    return np.concatenate([found.log_ratio[1:], gap])

@@ -11,8 +11,10 @@ from jaxtyping import Int
 
 from gdp.graph import OpGraph
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.policy.advice import advice, with_incumbent
 from gdp.policy.decode import Head, decode, num_threads, priority
-from gdp.policy.evaluate import best_row, evaluate
+from gdp.policy.evaluate import best_row, evaluate, judge
+from gdp.policy.policy import Policy
 from gdp.sim.problem import Problem, make_problem
 
 LOG = logging.getLogger(__name__)
@@ -21,6 +23,8 @@ SAMPLES = 16
 """Placements sampled beside the greedy one, unless the evaluation budget is smaller."""
 TEMPERATURES = (0.3, 0.7, 1.0)
 """Samples are shared out over these; cool ones are better on average, warm ones more diverse."""
+ROUNDS = 2
+"""The samples are drawn in so many rounds; the best of one is the incumbent of the next."""
 LARGEST = 60_000
 """Ops above which the graph is coarsened first; what is placed is then groups of ops."""
 
@@ -38,21 +42,17 @@ def place_with_policy(
     folder = default_checkpoint() if checkpoint is None else Path(checkpoint)
     policy = _loaded(str(folder), (folder / "meta.json").stat().st_mtime_ns if _is(folder) else 0)
     small, widen = _coarse(problem)
-    head = policy.head(small)
     count = SAMPLES + 1 if search.evaluations is None else min(SAMPLES + 1, search.evaluations)
-    devices = _draw(small, policy.view(small), head, max(1, count), search.seed)
+    devices = propose(policy, small, max(1, count), search.seed)
     seconds, overflow = evaluate(small, devices)
     row, spent = best_row(seconds, overflow), len(devices)
     device = devices[row]
     if overflow[row] > 0:
-        device, more = _repair(small, policy.view(small), head, device, search.seed)
+        device, more = _repair(small, policy, device, search.seed)
         spent += more
     device = widen(device)
-    if small is not problem:
-        overflow = evaluate(problem, device[None])[1]
-        spent += 1
-    else:
-        overflow = evaluate(problem, device[None])[1]
+    overflow = evaluate(problem, device[None])[1]
+    spent += small is not problem
     if overflow[0] > 0:
         return Answer(
             None,
@@ -95,10 +95,39 @@ def _is(folder: Path) -> bool:
     return (folder / "meta.json").exists()
 
 
+def propose(
+    policy: Policy, problem: Problem, count: int, seed: int, rounds: int = ROUNDS
+) -> Int[np.ndarray, "K N"]:
+    """At most `count` placements, the greedy one first, drawn in rounds.
+
+    In every round but the first, the best placement so far takes the place of the best heuristic's
+    as the incumbent that the policy reads. Where the greedy placement overflows, all are decoded
+    under the memory limits, tightened, under which it fits.
+    """
+    if not policy.config.advice or count < 2 * rounds:
+        rounds = 1
+    found: list[Int[np.ndarray, "K N"]] = []
+    known = advice(problem) if policy.config.advice else None
+    for at, share in enumerate(np.array_split(np.arange(count), rounds)):
+        if at > 0 and known is not None:
+            drawn = np.concatenate(found)
+            best = drawn[int(np.argmin(judge(problem, drawn)[0]))]
+            known = with_incumbent(known, problem, best)
+        own = known if at > 0 else None
+        view, head = policy.view(problem, own), policy.head(problem, own)
+        found.append(_draw(problem, view, head, len(share), seed + 101 * at))
+    devices = np.concatenate(found)
+    first = np.unique(devices, axis=0, return_index=True)[1]
+    return devices[np.sort(first)]
+
+
 def _draw(problem: Problem, view, head: Head, count: int, seed: int) -> Int[np.ndarray, "K N"]:
-    """The greedy placement, then samples at each temperature in turn; copies are dropped."""
+    """The greedy placement, then samples at each temperature in turn."""
+    from gdp.policy.repair import fitting_greedy
+
     threads = num_threads() if problem.num_ops > 2000 else 1
-    found = [decode(view, head, samples=1, seed=seed, greedy_first=True).device]
+    view, greedy = fitting_greedy(problem, view, head)
+    found = [greedy[None]]
     shares = np.array_split(np.arange(count - 1), len(TEMPERATURES))
     for k, temperature in enumerate(TEMPERATURES):
         if len(shares[k]):
@@ -108,15 +137,16 @@ def _draw(problem: Problem, view, head: Head, count: int, seed: int) -> Int[np.n
                     temperature=temperature, threads=threads,
                 ).device
             )  # fmt: skip
-    devices = np.concatenate(found)
-    first = np.unique(devices, axis=0, return_index=True)[1]
-    return devices[np.sort(first)]
+    return np.concatenate(found)
 
 
-def _repair(problem: Problem, view, head: Head, device: Int[np.ndarray, "N"], seed: int):
+def _repair(
+    problem: Problem, policy: Policy, device: Int[np.ndarray, "N"], seed: int
+) -> tuple[Int[np.ndarray, "N"], int]:
     """(a placement that fits if one is found, evaluations spent)."""
     from gdp.policy.repair import decode_tighter, move_until_fits
 
+    view, head = policy.view(problem), policy.head(problem)
     found, spent = decode_tighter(problem, view, head, samples=4, seed=seed)
     if found is not None:
         return found, spent

@@ -26,7 +26,7 @@ from gdp.policy.sage import SAGE, Pooling
 from gdp.policy.segment_attention import SegmentAttention
 from gdp.policy.superposition import SuperposedLinear
 
-NUM_PAIR_FEATURES = 26
+NUM_PAIR_FEATURES = 34
 """As in decode_kernels, which imports numba and is not imported here; a test holds them equal."""
 
 Params = dict[str, Any]
@@ -51,6 +51,7 @@ class NetworkConfig:
     superposition: bool = True
     head_width: int = 32
     max_devices: int = 8  # of the independent head, which is tied to device indices
+    advice: bool = True  # read what heuristics propose
     mask_memory: bool = True  # decode under the memory limits
     mask_alike: bool = True  # of empty devices that are alike, only the first
 
@@ -70,6 +71,7 @@ def published(**changes: Any) -> NetworkConfig:
         "attention_layers": 2,
         "summaries": False,
         "residual_gate": False,
+        "advice": False,
         "mask_memory": False,
         "mask_alike": False,
     }

@@ -10,13 +10,16 @@ import msgspec
 import numpy as np
 
 from gdp import checkpoint
+from gdp.policy.advice import Advice, advice
 from gdp.policy.batching import Batch, on_device, pad
-from gdp.policy.decode import DecodeProblem, Head, prepare
+from gdp.policy.decode import DecodeProblem, Head, advised, prepare
 from gdp.policy.features import features
 from gdp.policy.network import Encoded, NetworkConfig, Params, abstract, encode
 from gdp.sim.problem import Problem
 
-_BATCHES: weakref.WeakKeyDictionary[Problem, dict[str, Batch]] = weakref.WeakKeyDictionary()
+_BATCHES: weakref.WeakKeyDictionary[Problem, dict[tuple[str, bool], Batch]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,23 +30,30 @@ class Policy:
     params: Params
     name: str = "policy"
 
-    def batch(self, problem: Problem) -> Batch:
-        """The padded features of a problem, computed once."""
-        batches = _BATCHES.setdefault(problem, {})
+    def batch(self, problem: Problem, found: Advice | None = None) -> Batch:
+        """The padded features of a problem, computed once; anew for advice of one's own."""
         kind = self.config.features
-        if kind not in batches:
-            batches[kind] = on_device(pad(features(problem, kind)))
-        return batches[kind]
+        if found is not None:
+            return on_device(pad(features(problem, kind, found)))
+        batches = _BATCHES.setdefault(problem, {})
+        key = (kind, self.config.advice)
+        if key not in batches:
+            found = advice(problem) if self.config.advice else None
+            batches[key] = on_device(pad(features(problem, kind, found)))
+        return batches[key]
 
-    def view(self, problem: Problem) -> DecodeProblem:
+    def view(self, problem: Problem, found: Advice | None = None) -> DecodeProblem:
         """The problem as the decoder reads it, under this network's masks."""
-        return prepare(
+        plain = prepare(
             problem, mask_memory=self.config.mask_memory, mask_alike=self.config.mask_alike
         )
+        if not self.config.advice:
+            return plain
+        return advised(plain, found or advice(problem))
 
-    def head(self, problem: Problem) -> Head:
+    def head(self, problem: Problem, found: Advice | None = None) -> Head:
         """The encoded problem: one pass of the network."""
-        encoded = encode(self.config, self.params, self.batch(problem))
+        encoded = encode(self.config, self.params, self.batch(problem, found))
         return to_head(self.config, encoded, problem.num_ops, problem.num_devices)
 
 

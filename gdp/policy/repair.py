@@ -15,6 +15,24 @@ TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 """Memory limits tried in the mask, over the true ones."""
 
 
+def fitting_greedy(
+    problem: Problem, view: DecodeProblem, head: Head
+) -> tuple[DecodeProblem, Int[np.ndarray, "N"]]:
+    """(the view, its limits tightened as far as needed; the greedy placement under them).
+
+    Where none of the limits will do, the view as it is and the placement that overflows.
+    """
+    first = decode(view, head, samples=1, seed=0, greedy_first=True).device
+    if not view.mask_memory or evaluate(problem, first)[1][0] == 0:
+        return view, first[0]
+    for share in TIGHTER:
+        tight = view._replace(memory_bytes=view.memory_bytes * share)
+        device = decode(tight, head, samples=1, seed=0, greedy_first=True).device
+        if evaluate(problem, device)[1][0] == 0:
+            return tight, device[0]
+    return view, first[0]
+
+
 def decode_tighter(
     problem: Problem, view: DecodeProblem, head: Head, *, samples: int, seed: int
 ) -> tuple[Int[np.ndarray, "N"] | None, int]:

@@ -7,8 +7,8 @@ from tiny import fork_join, random_problem
 
 from gdp.learn.finetune import FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
-from gdp.learn.rollout import judge
 from gdp.methods.base import Assignment, Search
+from gdp.policy.evaluate import judge
 from gdp.policy.guided import guided_search
 from gdp.policy.network import NetworkConfig, init
 from gdp.policy.policy import Policy

@@ -13,7 +13,7 @@ from gdp.learn.labels import LabelStore, load_labels
 from gdp.learn.pretrain import pretrain
 from gdp.learn.problems import load_problems
 from gdp.learn.recipe import Recipe, RecipeError, load_recipe, parse_recipe
-from gdp.learn.rollout import judge
+from gdp.policy.evaluate import judge
 from gdp.policy.policy import load_policy
 
 SMALL = """

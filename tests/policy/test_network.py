@@ -9,7 +9,15 @@ from tiny import random_problem
 
 from gdp.policy.batching import Batch, bucket, max_over_neighbours, on_device, pad
 from gdp.policy.features import features
-from gdp.policy.network import NetworkConfig, abstract, apply, init, published, score
+from gdp.policy.network import (
+    NUM_PAIR_FEATURES,
+    NetworkConfig,
+    abstract,
+    apply,
+    init,
+    published,
+    score,
+)
 from gdp.policy.sage import PublishedSage
 from gdp.policy.segment_attention import SegmentAttention
 from gdp.policy.superposition import Gate, SuperposedLinear
@@ -133,7 +141,7 @@ def test_published_form_ignores_dynamic_features() -> None:
     config = published(width=16, heads=2, segment=64)
     batch = batch_of(kind="published")
     encoded = apply(config, init(config, 0), batch)
-    feats = jax.random.normal(jax.random.key(0), (2, len(batch.op_mask), 4, 26))
+    feats = jax.random.normal(jax.random.key(0), (2, len(batch.op_mask), 4, NUM_PAIR_FEATURES))
     logits = score(encoded, feats)
     np.testing.assert_array_equal(logits[0], logits[1])
     assert float(jnp.abs(encoded.prior[:30]).max()) > 0

@@ -1,0 +1,81 @@
+"""What quick heuristics propose, for the policy to read, to follow and to do better than.
+
+The heuristics cost milliseconds and know the schedule of the whole graph, which no feature of one
+op tells. The policy sees where each of them would put an op and how good each is as a whole; the
+best of them is the incumbent, and row 0 of the advice.
+Axes: N ops, A rows of advice, D devices.
+"""
+
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.methods.base import Search
+from gdp.sim.problem import Problem
+
+ADVISERS = ("single", "blocks", "heft", "etf")
+"""Methods that advise, by name; rows 1 to 4 of the advice."""
+SHARPNESS = 20.0
+"""An adviser's vote loses a factor of e for every twentieth that its cost is worse."""
+
+
+class Advice(NamedTuple):
+    """Placements with devices that are alike renamed by first use, and what they cost."""
+
+    device: Int[np.ndarray, "A N"]  # the incumbent, then one row per adviser
+    cost_s: Float[np.ndarray, "A"]  # under the policy's priorities, raised where memory overflows
+
+    @property
+    def log_ratio(self) -> Float[np.ndarray, "A"]:
+        """Logarithm of the cost over the incumbent's, at most 3."""
+        return np.minimum(np.log(self.cost_s / self.cost_s[0]), 3.0)
+
+    @property
+    def weight(self) -> Float[np.ndarray, "A"]:
+        """Shares of the votes, more for the better."""
+        vote = np.exp(-SHARPNESS * np.maximum(self.log_ratio, 0.0))
+        return vote / vote.sum()
+
+
+_MADE: weakref.WeakKeyDictionary[Problem, Advice] = weakref.WeakKeyDictionary()
+
+
+def advice(problem: Problem) -> Advice:
+    """The advisers' placements, computed once per problem; the best of them is the incumbent."""
+    if problem not in _MADE:
+        from gdp.policy.evaluate import judge
+
+        rows = np.stack([_placed(problem, name) for name in ADVISERS])
+        cost_s = judge(problem, rows)[0]
+        best = int(np.argmin(cost_s))
+        _MADE[problem] = Advice(
+            np.concatenate([rows[best : best + 1], rows]), np.concatenate([cost_s[[best]], cost_s])
+        )
+    return _MADE[problem]
+
+
+def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]) -> Advice:
+    """The same advice around another incumbent."""
+    from gdp.policy.decode import canonical, twins
+    from gdp.policy.evaluate import judge
+
+    device = canonical(problem, device, twins(problem))
+    rows, cost_s = found.device.copy(), found.cost_s.copy()
+    rows[0], cost_s[0] = device, judge(problem, device[None])[0][0]
+    return Advice(rows, cost_s)
+
+
+def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"]:
+    """One adviser's placement; where it finds none that fits, everything on the first it may."""
+    from gdp.methods.blocks import blocks
+    from gdp.methods.list_schedule import etf, heft
+    from gdp.methods.simple import single
+    from gdp.policy.decode import canonical, twins
+
+    method = {"single": single, "blocks": blocks, "heft": heft, "etf": etf}[name]
+    answer = method(problem, Search(seconds=None))
+    if answer.assignment is None:
+        return problem.allowed.argmax(axis=1).astype(np.int64)
+    return canonical(problem, answer.assignment.device, twins(problem))

@@ -1,0 +1,75 @@
+"""Advice: the heuristics' placements as the policy reads them."""
+
+import numpy as np
+import pytest
+from tiny import fork_join, random_problem
+
+from gdp.policy.advice import ADVISERS, advice, with_incumbent
+from gdp.policy.decode import advised, canonical, decode, prepare, twins
+from gdp.policy.decode_kernels import FIRST_ADVICE
+from gdp.policy.evaluate import judge
+from gdp.policy.features import NUM_OP_FEATURES, features
+from gdp.policy.network import NUM_PAIR_FEATURES, NetworkConfig, init
+from gdp.policy.policy import Policy
+
+
+def test_the_incumbent_is_the_best_adviser() -> None:
+    for seed in range(4):
+        problem = random_problem(seed, num_ops=30, num_devices=3)
+        found = advice(problem)
+        assert found.device.shape == (1 + len(ADVISERS), problem.num_ops)
+        assert found.cost_s[0] == found.cost_s[1:].min()
+        np.testing.assert_array_equal(judge(problem, found.device)[0], found.cost_s)
+        assert found.weight.sum() == pytest.approx(1.0)
+        assert found.weight[0] == found.weight.max()
+        for row in found.device:
+            assert (row == canonical(problem, row, twins(problem))).all()
+
+
+def test_another_incumbent_takes_row_zero() -> None:
+    problem = random_problem(1, num_ops=30, num_devices=3)
+    worst = advice(problem).device[1 + int(np.argmax(advice(problem).cost_s[1:]))]
+    found = with_incumbent(advice(problem), problem, worst)
+    assert (found.device[0] == worst).all()
+    assert found.cost_s[0] == advice(problem).cost_s.max()
+    assert (found.log_ratio <= 0).all()
+    assert (advice(problem).device[0] != worst).any(), "the original stays as it was"
+
+
+def test_the_decoder_sees_where_advisers_put_an_op() -> None:
+    """Followed from start to end, the incumbent's feature is one exactly where it goes."""
+    problem = random_problem(2, num_ops=30, num_devices=3)
+    found = advice(problem)
+    view = advised(prepare(problem), found)
+    policy = Policy(CONFIG, init(CONFIG, 0))
+    drawn = decode(
+        view, policy.head(problem), samples=1, seed=0, forced=found.device[:1], keep=True,
+        pad=(problem.num_ops, problem.num_devices),
+    )  # fmt: skip
+    assert drawn.feats is not None
+    assert drawn.taken is not None
+    followed = 0
+    for op in np.flatnonzero(drawn.taken[0]):
+        seen = drawn.feats[0, op]
+        for row in range(1 + len(ADVISERS)):
+            mark = np.zeros(problem.num_devices)
+            mark[found.device[row, op]] = 1.0
+            legal = drawn.legal[0, op]  # type: ignore[index]
+            np.testing.assert_array_equal(seen[:, FIRST_ADVICE + row], mark * legal)
+        assert seen[:, NUM_PAIR_FEATURES - 3].sum() <= 1.0 + 1e-6
+        followed = max(followed, seen[:, NUM_PAIR_FEATURES - 1].max())
+    assert 0.5 < followed <= 1.0, "the share of the incumbent's choices that were followed grows"
+
+
+CONFIG = NetworkConfig(
+    width=8, heads=2, sage_layers=1, attention_layers=0, head_width=8, segment=64
+)
+
+
+def test_features_without_advice_are_zero_there() -> None:
+    problem = fork_join()
+    plain, told = features(problem), features(problem, "full", advice(problem))
+    assert plain.op.shape == told.op.shape == (problem.num_ops, NUM_OP_FEATURES)
+    assert (plain.op[:, -3:] == 0).all()
+    assert (plain.whole[-6:] == 0).all()
+    assert told.whole[-6:-2].min() == 0.0, "one adviser is the best"

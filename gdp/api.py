@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from gdp.cluster import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids
@@ -84,8 +84,20 @@ def pose(
         objective,
         allowed=fused_allowed,
         together=fused_together,
+        tensor_s=_tensor_s(fused.graph, cluster, objective),
     )
     return Posed(problem, fused.group_of, label)
+
+
+def _tensor_s(
+    graph: OpGraph, cluster: Cluster, objective: Objective
+) -> Float[np.ndarray, "T"] | None:
+    """Seconds to host memory, for the objectives in which devices meet there."""
+    if objective in ("latency", "throughput"):
+        return None
+    from gdp.sim.max_load import host_transfer_s
+
+    return host_transfer_s(graph, cluster)
 
 
 def _fused_ids(
@@ -200,7 +212,7 @@ def _result(
         seconds=time.perf_counter() - started_s,
         seed=search.seed,
         costs=posed.costs,
-        notes=tuple(getattr(answer, "notes", ())),
+        notes=tuple(getattr(answer, "notes", ())) or ((answer.reason,) if answer.reason else ()),
     )
 
 

@@ -29,6 +29,7 @@ from gdp.methods.stage_costs import group_costs, stage_costs, with_few_states
 from gdp.methods.windows import Program, make_program, work_bound_s
 from gdp.sim.problem import Problem
 
+LATENCIES = ("latency", "block_latency")
 _MOST_SEEN = 20_000_000  # down-sets; a million takes about half a second
 _MOST_BYTES = 500_000_000
 _EXACT_SHARE = 0.8  # of the seconds, for the program over down-sets; the rest for linear orders
@@ -36,7 +37,7 @@ _MOST_ORDERS = 50
 _TARGETS = (1.03, 1.1)  # over the work bound; a run costs more than its preparation
 _FEW_SETS = 4000
 _FEW_STATES = 32  # so few cost less to follow by value than to ask first
-_TRIES = 4  # times to tighten the memory of stages when the simulator needs more
+_MEMORY_SHARES = (0.85, 0.6, 0.35)  # tried for weights, when the simulator needs more than all
 SAME = 1.0 + 1e-9  # values this close are equal: sums are added up in different orders
 
 
@@ -69,11 +70,10 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
     """The best contiguous pipeline, and whether that is certain."""
     _compile_once()
     clock = Clock(search.seconds)
-    is_latency = problem.objective == "latency"
-    pipeline = best_pipeline(problem, search, linear_only=is_latency)
+    pipeline = best_pipeline(problem, search, linear_only=problem.objective == "latency")
     bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
-    if is_latency:
-        bound = {}
+    if problem.objective in LATENCIES:
+        bound = {}  # a latency is no load, and `block_latency` knows CPUs without number
     if pipeline.device is None:
         return Answer(None, reason=_misfit(pipeline), **bound)
     if problem.objective in EVENT_OBJECTIVES:
@@ -104,7 +104,12 @@ def best_pipeline(
         return _pipeline(task, spans, False, 0, 0)
     share = None if search.seconds is None else max(0.0, clock.remaining_s() * _EXACT_SHARE)
     limits = Limits(Clock(share), _MOST_SEEN, _MOST_BYTES)
-    best, is_optimal, seen, pairs = _best_exact(task, spans, limits)
+    try:
+        best, is_optimal, seen, pairs = _best_exact(task, spans, limits)
+    except KeyboardInterrupt:
+        if spans is None:
+            raise
+        return _pipeline(task, spans, False, 0, 0)
     if not is_optimal:
         more = _random_orders(task.contraction, search.seed, clock)
         best = best_linear(task.program, more, task.pipeline_bound_s, clock, best)
@@ -202,17 +207,23 @@ def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipelin
     from gdp.sim.score import values
 
     tries = [pipeline]
-    for attempt in range(_TRIES):
+    for share in _MEMORY_SHARES:
         device = tries[-1].device
-        if device is None or values(problem, device[None])[1][0] == 0 or clock.is_over():
+        if device is None or values(problem, device[None])[1][0] == 0:
+            break
+        if clock.is_over() and len(tries) > 1:
             break
         left_s = None if search.seconds is None else max(0.0, clock.remaining_s())
         rest = dataclasses.replace(search, seconds=left_s)
-        tries.append(best_pipeline(problem, rest, memory_share=0.85 ** (attempt + 1)))
+        quick = problem.objective == "latency" or clock.is_over()
+        tries.append(best_pipeline(problem, rest, linear_only=quick, memory_share=share))
     devices = [p.device for p in tries if p.device is not None]
     answer = settle(problem, search, map(Assignment, devices[::-1]), "pipeline_dp", clock)
-    if answer.assignment is None or answer.reason or answer.assignment.device is not devices[0]:
+    if answer.assignment is None or answer.reason:
         return answer
+    if answer.assignment.device is not devices[0]:
+        why = "heuristic: stages of less memory than devices have, as activations take the rest"
+        return dataclasses.replace(answer, reason=why)
     value_s = float(values(problem, devices[0][None])[0][0])
     optimal = problem.objective == "throughput" and value_s <= pipeline.bound_s * SAME
     return dataclasses.replace(
@@ -229,15 +240,12 @@ def _value_s(problem: Problem, device: Int[np.ndarray, "N"]) -> float:
 
 def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:
     """What is known of a pipeline, in one line."""
-    if problem.objective in ("latency", "block_latency"):
+    if problem.objective in LATENCIES:
         return "heuristic: stages of least load, which is not latency"
     if pipeline.num_left_out:
         return f"heuristic: too many unlike devices; {pipeline.num_left_out} were left out"
     if not pipeline.is_optimal:
-        return (
-            f"heuristic: {pipeline.down_sets} down-sets or more are too many for the time given; "
-            "best of some linear orders"
-        )
+        return "heuristic: too many down-sets for the time given; best of some linear orders"
     if not pipeline.costs_bound:
         return "heuristic: what a stage sends and receives shares no channel that is its own"
     if value_s > pipeline.cost_s * SAME:

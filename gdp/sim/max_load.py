@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.cluster import Cluster
+from gdp.graph import OpGraph
 from gdp.sim.problem import Problem
 
 
@@ -85,6 +87,34 @@ def values(
 
     flat, rows = load_arrays(problem), np.array(devices, dtype=np.int64, order="C")
     return batch_loads(flat, rows), batch_overflow(flat, rows)
+
+
+def held_bytes(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "D"]:
+    """Bytes of weights that each device holds; ops that share a weight id hold the largest once."""
+    pair = problem.graph.weight_id.astype(np.int64) * problem.num_devices + device
+    kept, which = np.unique(pair, return_inverse=True)
+    largest = np.zeros(len(kept), dtype=np.int64)
+    np.maximum.at(largest, which, problem.graph.weight_bytes)
+    held = np.zeros(problem.num_devices, dtype=np.int64)
+    np.add.at(held, kept % problem.num_devices, largest)
+    return held
+
+
+def host_transfer_s(graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "T"]:
+    """Seconds to move each tensor between an accelerator and the host, over the slowest such link.
+
+    What `tensor_s` of a problem is where nothing else states it.
+    """
+    host = cluster.host
+    others = [d for d, device in enumerate(cluster.devices) if device.kind != "cpu" and d != host]
+    seconds = np.zeros(graph.num_tensors)
+    for d in others:
+        for i, j in ((d, host), (host, d)):
+            link_s = (
+                cluster.link_latency_s[i, j] + graph.tensor_bytes / cluster.link_bytes_per_s[i, j]
+            )
+            seconds = np.maximum(seconds, link_s)
+    return seconds
 
 
 def _tensor_s(problem: Problem) -> Float[np.ndarray, "T"]:

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.sim import block_latency, max_load
 from gdp.sim.latency import latencies, simulate
 from gdp.sim.memory import overflow_bytes, pipeline_peaks
 from gdp.sim.problem import Problem
 from gdp.sim.throughput import periods
+
+HOST_OBJECTIVES = ("max_load", "block_latency")
+"""The objectives of devices that meet in host memory, which have no event simulator."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +42,13 @@ class Score:
 def score(
     problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None = None
 ) -> Score:
-    """The score of one placement. Memory is of one run, or of a full pipeline for throughput."""
+    """The score of one placement. Memory is of one run, or of a full pipeline for throughput.
+
+    `max_load` and `block_latency` have evaluators of their own: the period is then the largest
+    load, the latency that of blocks, and memory that of the weights.
+    """
+    if problem.objective in HOST_OBJECTIVES:
+        return _host_score(problem, device, rank)
     schedule = simulate(problem, device, rank)
     period_s, _ = periods(problem, device[None])
     pipeline = problem.objective == "throughput"
@@ -61,7 +71,18 @@ def values(
         return latencies(problem, devices, ranks)
     if problem.objective == "throughput":
         return periods(problem, devices)
-    raise ValueError(
-        f"objective {problem.objective!r} is not one of the event simulator's; "
-        "it has an evaluator of its own"
+    if problem.objective == "max_load":
+        return max_load.values(problem, devices)
+    return block_latency.values(problem, devices, ranks)
+
+
+def _host_score(
+    problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None
+) -> Score:
+    held = max_load.held_bytes(problem, device)
+    return Score(
+        latency_s=float(block_latency.values(problem, device[None], rank)[0][0]),
+        period_s=float(max_load.values(problem, device[None])[0][0]),
+        overflow_bytes=overflow_bytes(problem, held),
+        peak_bytes=held,
     )

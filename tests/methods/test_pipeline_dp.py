@@ -11,7 +11,9 @@ import pytest
 from host_memory import assignments, is_pipeline, load_problem
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
+from gdp import api
 from gdp.cluster import Device, make_cluster
+from gdp.costs.roofline import roofline
 from gdp.graph import INPUT, OUTPUT, make_graph
 from gdp.importers.dnn_partitioning import load_dnn_partitioning, save_split
 from gdp.methods import chains, down_sets
@@ -295,6 +297,24 @@ def test_long_orders_are_cut_coarsely_first(monkeypatch: pytest.MonkeyPatch) -> 
     program = make_program(make_lattice(problem, contraction, costs), costs)
     spans = chains.best_linear(program, linear_orders(contraction), 0.0, StopsAt(8))
     assert exact.cost_s <= down_sets.cost_of(spans) <= exact.cost_s * 1.2
+
+
+def test_place_answers_for_pipelines_and_says_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten ops of 1 s on two accelerators and a slow CPU, all tensors a hundredth of a second."""
+    monkeypatch.setattr(api, "_policy", lambda checkpoint: None)  # which takes long to load
+    graph = plain_graph(10, [(i, i + 1) for i in range(9)], 1, flop=[1.0] * 10)
+    devices = [Device(f"g{i}", "gpu", {"default": 1.0}, 1e9) for i in range(2)]
+    devices.append(Device("host", "cpu", {"default": 0.1}, 1e9))
+    cluster = make_cluster(
+        "three", devices, default_bytes_per_s=100.0, default_latency_s=0.0, host="host"
+    )
+    load = api.place(graph, cluster, objective="max_load", method="pipeline_dp", costs=roofline)
+    assert load.value_s == pytest.approx(5.01)
+    assert load.notes[0].startswith("no contiguous pipeline is better")
+    period = api.place(graph, cluster, objective="throughput", method="pipeline_dp", costs=roofline)
+    assert period.value_s == pytest.approx(5.0)
 
 
 def test_many_unlike_devices_are_left_out_and_it_is_said() -> None:

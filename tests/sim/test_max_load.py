@@ -6,9 +6,10 @@ import pytest
 from host_memory import load_problem
 from tiny import plain_graph
 
-from gdp.cluster import Device, make_cluster
+from gdp.cluster import Device, Link, make_cluster
 from gdp.sim import block_latency, max_load
 from gdp.sim.problem import Objective, Problem, make_problem
+from gdp.sim.score import score, values
 
 KINDS = ("accelerator", "accelerator", "cpu")
 
@@ -166,3 +167,34 @@ def test_without_transfer_times_the_objective_is_refused() -> None:
     problem = make_problem(graph, make_cluster("one", devices), np.ones((1, 1)), "max_load")
     with pytest.raises(ValueError, match="max_load needs tensor_s"):
         max_load.values(problem, np.zeros((1, 1), int))
+
+
+def test_the_score_of_devices_that_meet_in_host_memory() -> None:
+    """a, b on d0 and c, d on d1: loads 14 and 18 s, latency 32 s, weights of 3 and 12 bytes."""
+    found = score(chain_problem("max_load"), np.array([0, 0, 1, 1]))
+    assert (found.period_s, found.latency_s, found.overflow_bytes) == (18.0, 32.0, 0)
+    assert found.peak_bytes.tolist() == [3, 12, 0]
+    assert found.value_s("max_load") == 18.0
+    assert found.value_s("block_latency") == 32.0
+    cases: list[tuple[Objective, float]] = [("max_load", 18.0), ("block_latency", 32.0)]
+    for objective, wanted in cases:
+        value_s, overflow = values(chain_problem(objective), np.array([[0, 0, 1, 1]]))
+        assert (value_s[0], overflow[0]) == (wanted, 0)
+
+
+def test_held_bytes_are_those_of_the_kernel() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        problem = load_problem(rng, 6, 2, 1, memory_bytes=4)
+        device = rng.integers(3, size=problem.num_ops)
+        over = max_load.held_bytes(problem, device) - problem.cluster.memory_bytes
+        overflow = max_load.values(problem, device[None])[1][0]
+        assert np.maximum(over, 0).sum() == overflow
+
+
+def test_transfers_to_the_host_take_the_slowest_link_of_an_accelerator() -> None:
+    devices = [Device(n, k, {"default": 1.0}, 1.0) for n, k in zip("abc", KINDS, strict=True)]
+    links = [Link("c", "a", 4.0, 0.5), Link("c", "b", 2.0), Link("a", "b", 1e-3)]
+    graph = plain_graph(2, [(0, 1)], [8, 2])
+    cluster = make_cluster("three", devices, links, host="c")
+    assert max_load.host_transfer_s(graph, cluster).tolist() == [4.0, 1.0]

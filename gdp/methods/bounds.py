@@ -12,12 +12,17 @@ DEFAULT_SECONDS = 10.0
 _SLACK = 1e-10  # relative; sums here and in the simulator round in different orders
 
 
-def best_bound(problem: Problem, seconds: float | None = None) -> Bound:
-    """The largest of the bounds that apply. The seconds end the costlier ones early."""
-    return max(all_bounds(problem, seconds), key=lambda bound: bound.value_s)
+def best_bound(problem: Problem, seconds: float | None = None, *, found_s: float = np.inf) -> Bound:
+    """The largest of the bounds that apply. The seconds end the costlier ones early.
+
+    `found_s` is the value of a placement: what cannot prove more about it is left out.
+    """
+    return max(all_bounds(problem, seconds, found_s), key=lambda bound: bound.value_s)
 
 
-def all_bounds(problem: Problem, seconds: float | None = None) -> list[Bound]:
+def all_bounds(
+    problem: Problem, seconds: float | None = None, found_s: float = np.inf
+) -> list[Bound]:
     """Every bound that applies, each with the argument that proves it."""
     from gdp.methods.bounds_latency import latency_bounds
     from gdp.methods.bounds_throughput import load_bounds
@@ -25,9 +30,9 @@ def all_bounds(problem: Problem, seconds: float | None = None) -> list[Bound]:
     clock = Clock(DEFAULT_SECONDS if seconds is None else seconds)
     if problem.objective == "latency":
         found = latency_bounds(problem, clock.remaining_s())
-        found += load_bounds(problem, max(0.0, clock.remaining_s()), only_memory=True)
+        found += load_bounds(problem, max(0.0, clock.remaining_s()), found_s, only_memory=True)
     elif problem.objective == "throughput":
-        found = load_bounds(problem, clock.remaining_s())
+        found = load_bounds(problem, clock.remaining_s(), found_s)
     else:
         found = [_plain(problem)]
     return [Bound(bound.value_s * (1.0 - _SLACK), bound.argument) for bound in found]

@@ -5,11 +5,14 @@ from jaxtyping import Float
 
 from gdp.methods.base import Clock
 from gdp.methods.bound import Bound
+from gdp.methods.bounds_memory import memory_bound
 from gdp.methods.bounds_paths import Arcs, Spans, arcs_of, heads_and_tails, no_spans
 from gdp.methods.bounds_spans import MAX_OPS, find_spans
 from gdp.methods.bounds_work import window_s
 from gdp.sim.problem import Problem
 from gdp.units import format_seconds
+
+_LEAST_S = 0.05
 
 
 def latency_bounds(problem: Problem, seconds: float) -> list[Bound]:
@@ -21,12 +24,14 @@ def latency_bounds(problem: Problem, seconds: float) -> list[Bound]:
     arcs = arcs_of(problem)
     head_s, tail_s = heads_and_tails(arcs, no_spans(problem.num_devices))
     found = [_path(problem, arcs, head_s), _window(arcs, head_s, tail_s, "")]
+    spans = no_spans(problem.num_devices)
     if problem.num_ops <= MAX_OPS and problem.num_devices > 1:
         spans = find_spans(problem, arcs, head_s, clock.remaining_s())
         if len(spans.source):
             head_s, tail_s = heads_and_tails(arcs, spans)
             found += [_modules(head_s, spans), _window(arcs, head_s, tail_s, " over modules")]
-    return found
+    split = memory_bound(problem, arcs, spans, head_s, max(_LEAST_S, clock.remaining_s()))
+    return found if split is None else [*found, split]
 
 
 def _path(problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> Bound:

@@ -286,9 +286,14 @@ def least_span(p, w, home, target_device, limit):
     best_s = np.inf
     op, branches = 0, 0
     w.start_node[0] = 0
-    w.num_choices[0] = _rank_choices(p, w, 0, 0, 0.0, home, target_device)
-    w.next_choice[0] = 0
+    fresh, bound_s = True, 0.0  # whether op was just reached, and the bound of what is placed
     while op >= 0:
+        if fresh:
+            w.num_choices[op] = _rank_choices(
+                p, w, op, w.start_node[op], bound_s, home, target_device
+            )
+            w.next_choice[op] = 0
+            fresh = False
         k = w.next_choice[op]
         if k > 0:
             # Back from below: take the last choice back.
@@ -299,7 +304,6 @@ def least_span(p, w, home, target_device, limit):
             continue
         if op == n - 1 or branches >= limit:
             best_s = w.choice_s[op, k]
-            w.next_choice[op] = 0  # nothing is placed here
             op -= 1
             continue
         branches += 1
@@ -311,6 +315,5 @@ def least_span(p, w, home, target_device, limit):
         bound_s = w.choice_s[op, k]
         op += 1
         w.start_node[op] = w.end_node[op - 1]
-        w.num_choices[op] = _rank_choices(p, w, op, w.start_node[op], bound_s, home, target_device)
-        w.next_choice[op] = 0
+        fresh = True
     return best_s, branches

@@ -26,8 +26,9 @@ from gdp.methods.bounds_paths import Arcs, Spans
 from gdp.methods.bounds_work import shared_work_s
 from gdp.sim.problem import Problem
 
-MAX_OPS = 20_000  # bit sets of ancestors take N * N / 8 bytes
+MAX_OPS = 10_000  # bit sets of ancestors take N * N / 8 bytes, pairs N * N / 2 steps
 _MAX_INNER = 18  # larger parts count with their work alone
+_MANY_INNER = 10  # branching over more may be cut short
 _BRANCHES_PER_S = 150_000
 _MAX_BRANCHES = 20_000  # of one part with one pair of end devices
 
@@ -88,9 +89,12 @@ def find_spans(
     found: list[tuple[int, int, Float[np.ndarray, "D D"]]] = []
     for k, (u, v, inner) in enumerate(pairs):
         left_s = seconds - (time.perf_counter() - began_s)
-        work_s = np.full((d, d), shared_work_s(arcs.op_s[inner])[0])
-        span_s = work_s + arcs.op_s[v]
-        part = _part(problem, arcs, links, u, v, inner) if left_s > 0 else None
+        if left_s <= 0:
+            break
+        part = _part(problem, arcs, links, u, v, inner)
+        span_s = np.tile(arcs.op_s[v], (d, 1))
+        if part is None or len(inner) > _MANY_INNER:
+            span_s = span_s + shared_work_s(arcs.op_s[inner])[0]
         if part is not None:
             key = b"".join(np.ascontiguousarray(x).tobytes() for x in part)
             if key not in known:

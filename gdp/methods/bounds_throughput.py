@@ -18,14 +18,19 @@ _ENTRIES_PER_S = 60_000  # of a matrix that HiGHS solves as a linear program, ab
 _MIN_MIP_S = 0.2
 # HiGHS keeps rows to 1e-7 and whole numbers to 1e-6, in units of about one period.
 _MIP_SLACK = 1e-5
+_MIP_GAP = 1e-4  # what HiGHS leaves open
+_PROVEN = 1e-9
 
 
-def load_bounds(problem: Problem, seconds: float, *, only_memory: bool = False) -> list[Bound]:
+def load_bounds(
+    problem: Problem, seconds: float, found_s: float = np.inf, *, only_memory: bool = False
+) -> list[Bound]:
     """What the busy times of devices and channels prove about any placement.
 
     Work and largest ops take O(N D); the linear program is built where it is likely to be solved in
     the seconds, and with whole placements (a mixed-integer program) in what is then left. With
-    `only_memory` nothing is done where memory cannot force ops apart.
+    `only_memory` nothing is done where memory cannot force ops apart. A placement that takes
+    `found_s` ends it as soon as no better one is possible.
     """
     clock = Clock(seconds)
     if only_memory and not _memory_binds(problem):
@@ -34,7 +39,7 @@ def load_bounds(problem: Problem, seconds: float, *, only_memory: bool = False) 
     work_s, share = shared_work_s(op_s)
     found = [_work(problem, work_s, share), _crowd(op_s)]
     unit_s = max(bound.value_s for bound in found)
-    if problem.num_devices == 1 or unit_s <= 0.0:
+    if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
         return found
     if model_size(problem) > _ENTRIES_PER_S * clock.remaining_s():
         return found
@@ -42,8 +47,9 @@ def load_bounds(problem: Problem, seconds: float, *, only_memory: bool = False) 
     solved = _linear(model, clock)
     if solved is not None:
         found.append(solved)
-    if clock.remaining_s() > _MIN_MIP_S:
-        solved = _whole(model, max(bound.value_s for bound in found), clock)
+    known_s = max(bound.value_s for bound in found)
+    if clock.remaining_s() > _MIN_MIP_S and known_s < found_s * (1.0 - _MIP_GAP):
+        solved = _whole(model, known_s, clock)
         if solved is not None:
             found.append(solved)
     return found
@@ -145,7 +151,7 @@ def _whole(model: LoadModel, known_s: float, clock: Clock) -> Bound | None:
             LinearConstraint(program["A_ub"], -np.inf, program["b_ub"]),
             LinearConstraint(program["A_eq"], program["b_eq"], program["b_eq"]),
         ],
-        options={"time_limit": clock.remaining_s()},
+        options={"time_limit": clock.remaining_s(), "mip_rel_gap": _MIP_GAP},
     )
     dual = getattr(solved, "mip_dual_bound", None)
     if dual is None or not np.isfinite(dual):

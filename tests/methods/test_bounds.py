@@ -161,6 +161,22 @@ def test_weights_that_do_not_fit_on_the_fast_device_force_work_elsewhere() -> No
     assert bound.value_s <= 10.0 * (1 + TOLERANCE)
 
 
+def test_a_path_that_does_not_fit_on_the_fast_device_changes_devices() -> None:
+    """a then b, 6 bytes each; the fast device holds 8, so 1 + 10 s and 1 s to send: 12 s.
+
+    With a price of c a byte it is min(2 + 12 c, 12 + 6 c, 20) - 8 c, at most 8 s for c = 1.5.
+    """
+    graph = plain_graph(2, [(0, 1)], weight_bytes=[6, 6])
+    cluster = unit_cluster(2)
+    devices = (replace(cluster.devices[0], memory_bytes=8), cluster.devices[1])
+    compute_s = np.array([[1.0, 10.0], [1.0, 10.0]])
+    problem = make_problem(graph, replace(cluster, devices=devices), compute_s)
+    bounds = all_bounds(problem, 5.0)
+    path = next(bound for bound in bounds if bound.argument.startswith("memory"))
+    assert 7.7 <= path.value_s <= 8.0 + 1e-9
+    assert max(bound.value_s for bound in bounds) <= 12.0 * (1 + TOLERANCE)
+
+
 def test_shared_work_of_unlike_devices_is_the_fractional_optimum() -> None:
     """One op each way at 1 s against 3 s and one alike: 1 + 1 s alone, 2 s shared in half."""
     op_s = np.array([[1.0, 3.0], [3.0, 1.0], [2.0, 2.0]])

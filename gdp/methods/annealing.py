@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from gdp.methods.arrays import arrays_of
 from gdp.methods.base import Assignment, Clock
@@ -168,6 +168,20 @@ class _State:
             until_fits=config.fit,
         )
 
+    def set_order(self, order: Int[np.ndarray, "N"]) -> None:
+        """Make an order of the ops the priorities."""
+        self.work.by_position[:] = order
+        self.work.position[order] = np.arange(len(order))
+
+    def restart(self) -> None:
+        """Go on from the best placement."""
+        from gdp.methods.local_search_kernels import BEST_BYTES, BEST_S, NOW_BYTES, NOW_S, STEP
+
+        c = self.chain
+        c.device[:] = c.best_device
+        c.value[[NOW_S, NOW_BYTES]] = c.value[[BEST_S, BEST_BYTES]]
+        c.count[STEP] = 0
+
     def best_score(self, rank: Int[np.ndarray, "N"] | None) -> Scored:
         from gdp.methods.local_search_kernels import BEST_BYTES, BEST_S, EVALUATIONS
 
@@ -189,14 +203,12 @@ class LatencyAnnealer:
     """Every step is one exact simulation, with priorities where the start has some."""
 
     def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
-        from gdp.sim.engine_kernels import set_rank
-
         self._state = _State(problem, start, seed)
         rank = start.assignment.rank
+        self._by_rank = rank is not None and bool((rank != rank[0]).any())
         # Without priorities the order still serves to draw windows from.
-        by_op = np.arange(problem.num_ops)
-        self._by_rank = bool(set_rank(self._state.work, by_op if rank is None else rank))
-        self._by_rank = self._by_rank and rank is not None
+        order = np.arange(problem.num_ops) if rank is None else np.argsort(rank, kind="stable")
+        self._state.set_order(order)
         self._state.chain.order[:] = self._state.work.by_position
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
@@ -211,9 +223,8 @@ class LatencyAnnealer:
         )
 
     def restart(self) -> None:
-        from gdp.methods.local_search_kernels import restart_latency
-
-        restart_latency(self._state.chain, self._state.work)
+        self._state.restart()
+        self._state.set_order(self._state.chain.order)
 
     def best(self) -> Scored:
         if not self._by_rank:
@@ -236,14 +247,16 @@ class PeriodAnnealer:
         self._state = _State(problem, start, seed)
         self._loads = new_loads(self._state.methods)
         make_loads(self._state.methods, self._loads, self._state.chain.device)
-        self._guides = self._guide()
+        self._guides = np.full(2, self._guide_s())
         self._order = np.arange(problem.num_ops)
 
-    def _guide(self) -> Float[np.ndarray, "2"]:
-        from gdp.methods.local_search_kernels import Schedule, smoothed_period
-
-        plan = Schedule(*self._state.plan(1, AnnealConfig()))
-        return np.full(2, smoothed_period(self._loads, plan)[1])
+    def _guide_s(self) -> float:
+        """The guide of `anneal_period` at the start."""
+        total = 0.0  # in this order, as the kernel sums: the search must not depend on rounding
+        for seconds in (*self._loads.busy_s.tolist(), *self._loads.channel_s.tolist()):
+            total += seconds * seconds
+        value0_s = self._state.plan(1, AnnealConfig()).value0_s
+        return total / (value0_s * len(self._loads.busy_s))
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
         from gdp.methods.local_search_kernels import Schedule, anneal_period
@@ -268,10 +281,12 @@ class PeriodAnnealer:
         )
 
     def restart(self) -> None:
-        from gdp.methods.local_search_kernels import restart_period
+        from gdp.methods.period_kernels import make_loads
 
         s = self._state
-        restart_period(s.methods, s.chain, self._loads, self._guides)
+        s.restart()
+        make_loads(s.methods, self._loads, s.chain.device)
+        self._guides[0] = self._guides[1]
 
     def best(self) -> Scored:
         return self._state.best_score(self._state.start.assignment.rank)

@@ -36,7 +36,7 @@ def blocks(problem: Problem, search: Search) -> Answer:
     """
     if (refusal := unsupported(problem, "blocks")) is not None:
         return refusal
-    compile_once("blocks", blocks)
+    compile_once("blocks", blocks, problem.objective)
     clock = Clock(search.seconds)
     return settle(problem, search, block_assignments(problem), "blocks", clock)
 

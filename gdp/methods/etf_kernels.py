@@ -5,7 +5,7 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INLINE
+from gdp.methods.kernel import BARE, INNER, INNER_INLINE
 from gdp.methods.list_schedule_kernels import (
     best_device,
     excess_bytes,
@@ -23,23 +23,22 @@ class Heaps(NamedTuple):
     size: np.ndarray  # [D]
 
 
-@numba.njit(cache=True, nogil=True)
-@no_type_check
 def new_heaps(num_devices, num_ops):
+    """D empty heaps."""
     return Heaps(
-        np.empty((num_devices, num_ops)),
-        np.empty((num_devices, num_ops), np.int64),
-        np.zeros(num_devices, np.int64),
+        key=np.empty((num_devices, num_ops)),
+        op=np.empty((num_devices, num_ops), dtype=np.int64),
+        size=np.zeros(num_devices, dtype=np.int64),
     )
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def is_less(key_a, op_a, key_b, op_b):
     return key_a < key_b or (key_a == key_b and op_a < op_b)
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def push(heaps, d, key, op):
     k = heaps.size[d]
@@ -53,7 +52,7 @@ def push(heaps, d, key, op):
     heaps.key[d, k], heaps.op[d, k] = key, op
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def pop(heaps, d):
     heaps.size[d] -= 1
@@ -74,7 +73,7 @@ def pop(heaps, d):
         heaps.key[d, k], heaps.op[d, k] = key, op
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def offer(a, plan, i, later, copies, channel_s):
     """Queue a ready op on every device it may still go to, by the time its inputs are there."""
@@ -83,11 +82,11 @@ def offer(a, plan, i, later, copies, channel_s):
     for d in range(num_devices):
         bound = plan.group_device[g] < num_devices and plan.group_device[g] != d
         if a.group_allowed[g, d] and not bound:
-            push(later, d, ready_seconds(a, plan, i, d, False, channel_s), i)
+            push(later, d, ready_seconds(a, plan, i, d, np.bool_(False), channel_s), i)
             copies[i] += 1
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def earliest_pair(plan, level_s, later, now, done):
     """(op, device) of the earliest start, ties by the higher level; done ops are dropped."""
@@ -111,7 +110,7 @@ def earliest_pair(plan, level_s, later, now, done):
     return best_op, best
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def place_earliest(a, plan, level_s, later, now, done, copies, queues, channel_s):
     """Place the op of the earliest start; -1 where it did not fit there and others may."""
@@ -128,8 +127,8 @@ def place_earliest(a, plan, level_s, later, now, done, copies, queues, channel_s
             return -1
         # No device has room as things stand, or the group was bound to a device that had dropped
         # the op before.
-        d = best_device(a, plan, i, False, queues, channel_s)
-    place_op(a, plan, i, d, False, queues)
+        d = best_device(a, plan, i, np.bool_(False), queues, channel_s)
+    place_op(a, plan, i, d, np.bool_(False), queues)
     done[i] = True
     return i
 
@@ -157,10 +156,8 @@ def run_etf(a, plan, level_s, later, now, done, copies, waits, queues, channel_s
                     offer(a, plan, j, later, copies, channel_s)
 
 
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def etf_kernel(a, level_s, queues):
-    """(device, start): always the ready op and device that can start first. O(E D + N D log N).
+def etf_plan(a, level_s, queues):
+    """The plan of ETF: always the ready op and device that can start first. O(E D + N D log N).
 
     An op's inputs reach a device at a time that is known once its producers are placed, so each
     device keeps its ready ops in two heaps: those whose inputs are there when the device is next
@@ -169,9 +166,9 @@ def etf_kernel(a, level_s, queues):
     num_ops, num_devices = a.compute_s.shape
     plan = new_plan(a)
     later, now = new_heaps(num_devices, num_ops), new_heaps(num_devices, num_ops)
-    done = np.zeros(num_ops, np.bool_)
-    copies = np.zeros(num_ops, np.int64)  # heaps that an op is still in
-    waits = np.empty(num_ops, np.int64)
+    done = np.zeros(num_ops, dtype=bool)
+    copies = np.zeros(num_ops, dtype=np.int64)  # heaps that an op is still in
+    waits = np.empty(num_ops, dtype=np.int64)
     channel_s = np.empty_like(plan.channel_s)
     run_etf(a, plan, level_s, later, now, done, copies, waits, queues, channel_s)
-    return plan.device, plan.start_s
+    return plan

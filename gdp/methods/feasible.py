@@ -16,7 +16,7 @@ from gdp.methods.arrays import arrays_of
 from gdp.methods.base import Answer, Assignment, Clock, Method, Search
 from gdp.sim.problem import Objective, Problem, make_problem
 
-EVENT_OBJECTIVES = ("latency", "throughput")
+EVENT_OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput")
 """The objectives of the event simulator, which the methods here know."""
 
 # Ops simulated between two looks at the clock: about 50 ms.
@@ -224,19 +224,28 @@ def _confined_weights(
     return None
 
 
-_COMPILED: set[str] = set()
+_COMPILED: set[tuple[str, str]] = set()
+_COMPILING: list[str] = []  # the objectives of the methods that are being compiled, outermost first
 
 
-def compile_once(name: str, method: Method) -> None:
-    """Run a method on two tiny problems, once per process: budgets start after compilation.
+def compile_once(name: str, method: Method, objective: str | None = None) -> None:
+    """Run a method on a tiny problem, once per process: budgets start after compilation.
 
-    One problem of each objective, with memory so tight that repairs are compiled too.
+    Only for the objective at hand, since compilation is what a first run waits for: the one given,
+    that of the method which is being compiled and calls this one, or else all. Memory is so tight
+    that repairs are compiled too.
     """
-    if name in _COMPILED:
-        return
-    _COMPILED.add(name)
-    for objective in EVENT_OBJECTIVES:
-        method(_tiny(objective), Search(seconds=None, evaluations=64))
+    if objective is None and _COMPILING:
+        objective = _COMPILING[-1]
+    for known in EVENT_OBJECTIVES:
+        if objective not in (None, known) or (name, known) in _COMPILED:
+            continue
+        _COMPILED.add((name, known))
+        _COMPILING.append(known)
+        try:
+            method(_tiny(known), Search(seconds=None, evaluations=64))
+        finally:
+            _COMPILING.pop()
 
 
 def _tiny(objective: Objective) -> Problem:

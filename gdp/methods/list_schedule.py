@@ -25,7 +25,7 @@ def heft(problem: Problem, search: Search) -> Answer:
     """
     if (refusal := unsupported(problem, "heft")) is not None:
         return refusal
-    compile_once("heft", heft)
+    compile_once("heft", heft, problem.objective)
     clock = Clock(search.seconds)
     return settle(problem, search, heft_assignments(problem), "heft", clock)
 
@@ -39,7 +39,7 @@ def etf(problem: Problem, search: Search) -> Answer:
     """
     if (refusal := unsupported(problem, "etf")) is not None:
         return refusal
-    compile_once("etf", etf)
+    compile_once("etf", etf, problem.objective)
     clock = Clock(search.seconds)
     return settle(problem, search, etf_assignments(problem), "etf", clock)
 
@@ -86,26 +86,26 @@ def mean_send_s(a: Arrays) -> Float[np.ndarray, "T"]:
 
 def heft_assignments(problem: Problem) -> Iterator[Assignment]:
     """The forms that `heft` chooses from."""
-    from gdp.methods.list_schedule_kernels import heft_kernel
+    from gdp.methods.list_schedule_kernels import heft_plan
 
     a = arrays_of(problem)
     rank = upward_rank(problem)
     order = np.argsort(rank)
     for insertion, queues in ((True, False), (False, True), (True, True), (False, False)):
-        device, start_s = heft_kernel(a, order, insertion, queues)
-        yield from _ranked(device, start_s, rank)
+        plan = heft_plan(a, order, insertion, queues)
+        yield from _ranked(plan.device, plan.start_s, rank)
 
 
 def etf_assignments(problem: Problem) -> Iterator[Assignment]:
     """The forms that `etf` chooses from."""
-    from gdp.methods.etf_kernels import etf_kernel
+    from gdp.methods.etf_kernels import etf_plan
 
     a = arrays_of(problem)
     level_s = _longest_s(a, np.zeros(len(a.tensor_bytes)))
     rank = upward_rank(problem)
     for queues in (False, True):
-        device, start_s = etf_kernel(a, level_s, queues)
-        yield from _ranked(device, start_s, rank)
+        plan = etf_plan(a, level_s, queues)
+        yield from _ranked(plan.device, plan.start_s, rank)
 
 
 def _ranked(

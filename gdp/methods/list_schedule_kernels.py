@@ -10,7 +10,7 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INLINE
+from gdp.methods.kernel import BARE, INNER, INNER_INLINE
 
 MAX_GAPS = 512  # idle gaps remembered per device; the earliest are forgotten first
 
@@ -47,38 +47,34 @@ def fill_upward_ranks(a, mean_compute_s, mean_send_s, rank):
         rank[i] = mean_compute_s[i] + longest
 
 
-@numba.njit(cache=True, nogil=True)
-@no_type_check
 def new_plan(a):
+    """A plan in which nothing is placed."""
     num_ops, num_devices = a.compute_s.shape
-    num_tensors, num_groups = a.producer.shape[0], a.group_allowed.shape[0]
-    unread = np.empty(num_tensors, np.int64)
-    for t in range(num_tensors):
-        unread[t] = a.use_start[t + 1] - a.use_start[t]
+    num_tensors, num_groups = len(a.producer), len(a.group_allowed)
     return Plan(
-        np.full(num_ops, num_devices, np.int64),
-        np.zeros(num_ops),
-        np.zeros(num_ops),
-        np.full((num_tensors, num_devices), np.inf),
-        unread,
-        np.zeros(num_devices),
-        np.zeros(a.channel.max() + 1),
-        np.full(num_groups, num_devices, np.int64),
-        np.zeros((a.weight_bytes.shape[0], num_devices), np.bool_),
-        np.zeros(num_devices, np.int64),
-        np.zeros((num_devices, MAX_GAPS)),
-        np.zeros((num_devices, MAX_GAPS)),
-        np.zeros(num_devices, np.int64),
+        device=np.full(num_ops, num_devices),
+        start_s=np.zeros(num_ops),
+        finish_s=np.zeros(num_ops),
+        arrival_s=np.full((num_tensors, num_devices), np.inf),
+        unread=np.diff(a.use_start),
+        free_s=np.zeros(num_devices),
+        channel_s=np.zeros(int(a.channel.max()) + 1),
+        group_device=np.full(num_groups, num_devices),
+        holds=np.zeros((len(a.weight_bytes), num_devices), dtype=bool),
+        live_bytes=np.zeros(num_devices, dtype=np.int64),
+        gap_start_s=np.zeros((num_devices, MAX_GAPS)),
+        gap_end_s=np.zeros((num_devices, MAX_GAPS)),
+        num_gaps=np.zeros(num_devices, dtype=np.int64),
     )
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def send_seconds(a, t, src, dst):
     return a.latency_s[src, dst] + a.tensor_bytes[t] / a.bytes_per_s[src, dst]
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def ready_seconds(a, plan, i, d, queues, channel_s):
     """When all that op i reads can be on device d. `channel_s` is scratch for queues of sends."""
@@ -101,7 +97,7 @@ def ready_seconds(a, plan, i, d, queues, channel_s):
     return ready
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def run_seconds(a, plan, i, d):
     """How long op i occupies device d: its work, and the dispatch if it opens a segment there."""
@@ -114,7 +110,7 @@ def run_seconds(a, plan, i, d):
     return a.compute_s[i, d] + (a.segment_s[d] if opens else 0.0)
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def excess_bytes(a, plan, i, d):
     """By how much device d would be over its memory with op i and the weights of its group."""
@@ -132,7 +128,7 @@ def excess_bytes(a, plan, i, d):
     return max(need, 0)
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def earliest_gap(plan, d, ready, seconds):
     """(start, index) of the first idle gap that holds `seconds` after `ready`; index -1: none."""
@@ -150,7 +146,7 @@ def earliest_gap(plan, d, ready, seconds):
     return max(ready, plan.free_s[d]), -1
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def fill_gap(plan, d, k, start, finish):
     """Cut [start, finish] out of gap k: none, one or two gaps remain of it."""
@@ -177,7 +173,7 @@ def fill_gap(plan, d, k, start, finish):
         plan.num_gaps[d] -= 1
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def append_gap(plan, d, begin, end):
     last = plan.num_gaps[d]
@@ -190,7 +186,7 @@ def append_gap(plan, d, begin, end):
     plan.num_gaps[d] = last + 1
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def place_op(a, plan, i, d, insertion, queues):
     """Run op i on device d: its transfers, its time slot, its group, and the memory."""
@@ -222,7 +218,7 @@ def place_op(a, plan, i, d, insertion, queues):
     take_memory(a, plan, i, d, finish)
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def take_memory(a, plan, i, d, finish):
     g = a.group[i]
@@ -247,7 +243,7 @@ def take_memory(a, plan, i, d, finish):
                     plan.live_bytes[e] -= a.tensor_bytes[t]
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def best_device(a, plan, i, insertion, queues, channel_s):
     """The allowed device where op i fits and finishes first; where none fits, the least excess."""
@@ -274,15 +270,14 @@ def best_device(a, plan, i, insertion, queues, channel_s):
 @numba.njit(**BARE)
 @no_type_check
 def run_heft(a, plan, order, insertion, queues, channel_s):
+    """Place each op of `order` where it finishes first. O(E D + N D gaps)."""
     for i in order:
         d = best_device(a, plan, i, insertion, queues, channel_s)
         place_op(a, plan, i, d, insertion, queues)
 
 
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def heft_kernel(a, order, insertion, queues):
-    """(device, start): each op of `order` where it finishes first. O(E D + N D gaps)."""
+def heft_plan(a, order, insertion, queues):
+    """The plan of HEFT: each op of `order` where it finishes first."""
     plan = new_plan(a)
     run_heft(a, plan, order, insertion, queues, np.empty_like(plan.channel_s))
-    return plan.device, plan.start_s
+    return plan

@@ -50,7 +50,7 @@ def local_search(problem: Problem, search: Search) -> Answer:
     """
     if (refusal := unsupported(problem, "local_search")) is not None:
         return refusal
-    compile_once("local_search", local_search)
+    compile_once("local_search", local_search, problem.objective)
     clock = Clock(search.seconds)
     config = SearchConfig()
     if search.start is not None:

@@ -11,7 +11,7 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INLINE
+from gdp.methods.kernel import BARE, INNER, INNER_INLINE
 from gdp.methods.period_kernels import (
     make_loads,
     may_overflow,
@@ -60,27 +60,19 @@ class Chain(NamedTuple):
     gained: np.ndarray  # [NUM_STEPS] improvements of the best
 
 
-@numba.njit(**INLINE)
-@no_type_check
-def copy_to(target, source):
-    """Element by element: an assignment of slices may need a buffer, which kernels lack."""
-    for k in range(target.shape[0]):
-        target[k] = source[k]
-
-
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def energy(plan, value_s, over_bytes):
     return plan.weight_s * value_s / plan.value0_s + plan.weight_bytes * over_bytes / plan.bytes0
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def temperature(plan, step):
     return plan.hot * (plan.cold / plan.hot) ** (step / plan.steps)
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def draw_kind(c, random):
     u = uniform(random)
@@ -90,7 +82,7 @@ def draw_kind(c, random):
     return kind
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def put(m, c, p):
     """Move the groups of the proposal; where they were is left in `undo`."""
@@ -101,7 +93,7 @@ def put(m, c, p):
             c.device[m.group_op[x]] = p.device[k]
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def take_back(m, c, p):
     for k in range(p.size[0]):
@@ -110,7 +102,7 @@ def take_back(m, c, p):
             c.device[m.group_op[x]] = c.undo[k]
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def swap_places(w, j, k):
     """Exchange the priorities at places j and k."""
@@ -119,20 +111,20 @@ def swap_places(w, j, k):
     w.position[a], w.position[b] = k, j
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER)
 @no_type_check
 def propose_swap(c, p, w):
     """Two places of the priorities whose ops share a device; equal places where none was found."""
     num_ops = c.device.shape[0]
     j = below(p.random, num_ops)
     for _ in range(8):
-        k = min(num_ops - 1, j + 1 + below(p.random, 64))
+        k = min(num_ops - 1, j + 1 + below(p.random, np.int64(64)))
         if c.device[w.by_position[j]] == c.device[w.by_position[k]]:
             return j, k
     return j, j
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def accept(c, plan, p, value_s, over_bytes):
     """Metropolis, Rosenbluth et al. 1953: downhill always, uphill with exp(-rise / temperature)."""
@@ -143,7 +135,7 @@ def accept(c, plan, p, value_s, over_bytes):
     return True
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER)
 @no_type_check
 def is_best(c):
     if c.value[NOW_BYTES] != c.value[BEST_BYTES]:
@@ -151,10 +143,11 @@ def is_best(c):
     return c.value[NOW_S] < c.value[BEST_S]
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def keep_best(c, kind):
-    copy_to(c.best_device, c.device)
+    for i in range(c.device.shape[0]):
+        c.best_device[i] = c.device[i]
     c.value[BEST_S], c.value[BEST_BYTES] = c.value[NOW_S], c.value[NOW_BYTES]
     c.gained[kind] += 1
     c.count[IMPROVED] = c.count[EVALUATIONS]
@@ -187,7 +180,8 @@ def anneal_latency(m, a, w, c, p, plan, by_rank, steps):
         if accept(c, plan, p, value_s, np.float64(over_bytes)):
             if is_best(c):
                 keep_best(c, kind)
-                copy_to(c.order, w.by_position)
+                for i in range(c.order.shape[0]):
+                    c.order[i] = w.by_position[i]
         elif p.size[0] > 0:
             take_back(m, c, p)
         else:
@@ -195,19 +189,7 @@ def anneal_latency(m, a, w, c, p, plan, by_rank, steps):
     return False
 
 
-@numba.njit(**BARE)
-@no_type_check
-def restart_latency(c, w):
-    """Go on from the best placement and its priorities."""
-    copy_to(c.device, c.best_device)
-    c.value[NOW_S], c.value[NOW_BYTES] = c.value[BEST_S], c.value[BEST_BYTES]
-    c.count[STEP] = 0
-    for k in range(len(c.order)):
-        w.by_position[k] = c.order[k]
-        w.position[c.order[k]] = k
-
-
-@numba.njit(**INLINE)
+@numba.njit(**INNER)
 @no_type_check
 def busiest(loads):
     """(device, destination) of the busiest device, or of a link of the busiest channel."""
@@ -218,7 +200,7 @@ def busiest(loads):
     return device
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER)
 @no_type_check
 def smoothed_period(loads, plan):
     """(period, guide): the largest load, and the mean of squares, which all loads move."""
@@ -232,7 +214,7 @@ def smoothed_period(loads, plan):
     return longest, total / (plan.value0_s * loads.busy_s.shape[0])
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def move_groups(m, loads, c, p, back):
     """Move the groups of the proposal, or back again, with the loads kept up: O(degrees)."""
@@ -245,7 +227,7 @@ def move_groups(m, loads, c, p, back):
             move_op(m, loads, c.device, m.group_op[x], np.int64(to))
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def pick_group(m, c, p, loads):
     """A random group with a choice; half of the time one on the busiest device, if soon found."""
@@ -259,7 +241,7 @@ def pick_group(m, c, p, loads):
     return g
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def pipeline_overflow(a, m, w, c, loads):
     """Bytes over memory: zero at once where even the upper bound of each device fits."""
@@ -313,14 +295,3 @@ def anneal_period(m, a, w, c, p, loads, guides, plan, order, place, guide_weight
             keep_best(c, kind)
             guides[1] = guide_s
     return False
-
-
-@numba.njit(**BARE)
-@no_type_check
-def restart_period(m, c, loads, guides):
-    """Go on from the best placement."""
-    copy_to(c.device, c.best_device)
-    make_loads(m, loads, c.device)
-    c.value[NOW_S], c.value[NOW_BYTES] = c.value[BEST_S], c.value[BEST_BYTES]
-    guides[0] = guides[1]
-    c.count[STEP] = 0

@@ -38,7 +38,7 @@ def metis(problem: Problem, search: Search) -> Answer:
     if (refusal := unsupported(problem, "metis")) is not None:
         return refusal
     library = _pymetis()
-    compile_once("metis", metis)
+    compile_once("metis", metis, problem.objective)
     clock = Clock(search.seconds)
     return settle(problem, search, _candidates(problem, library, search.seed), "metis", clock)
 

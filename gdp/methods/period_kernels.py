@@ -9,7 +9,7 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INLINE
+from gdp.methods.kernel import BARE, INNER, INNER_INLINE
 
 
 class Loads(NamedTuple):
@@ -48,7 +48,7 @@ def new_loads(m):
     )
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def save_loads(loads):
     """Remember the sums, so that a rejected move leaves no rounding behind."""
@@ -60,7 +60,7 @@ def save_loads(loads):
         loads.saved_s[num_devices + c] = loads.channel_s[c]
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def restore_loads(loads):
     num_devices = loads.busy_s.shape[0]
@@ -71,14 +71,14 @@ def restore_loads(loads):
         loads.channel_s[c] = loads.saved_s[num_devices + c]
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def pays_segment(m, loads, op):
     """Whether an op opens a segment, for which its device may charge."""
     return m.opens[op] or (loads.foreign[op] > 0 and not m.is_io[op])
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def add_send(m, loads, t, source, to, sign):
     """Count (or, with sign -1, no longer count) a transfer and its two buffers."""
@@ -87,7 +87,7 @@ def add_send(m, loads, t, source, to, sign):
     loads.room_bytes[to] += sign * (2 + loads.kept[t]) * m.tensor_bytes[t]
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def hold_weights(m, loads, op, d, sign):
     """Count the weights of an op's group on a device, with its first op."""
@@ -131,7 +131,7 @@ def make_loads(m, loads, device):
                 add_send(m, loads, t, home, d, 1)
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER)
 @no_type_check
 def move_inputs(m, loads, device, op, old, new):
     foreign = 0
@@ -148,7 +148,7 @@ def move_inputs(m, loads, device, op, old, new):
     loads.foreign[op] = foreign
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER)
 @no_type_check
 def move_readers(m, loads, device, t, old, new):
     """The readers of a tensor on its old and its new device: who reads from afar has changed."""
@@ -166,7 +166,7 @@ def move_readers(m, loads, device, t, old, new):
             loads.busy_s[there] -= m.segment_s[there]
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER)
 @no_type_check
 def move_outputs(m, loads, device, op, old, new):
     for x in range(m.out_start[op], m.out_start[op + 1]):
@@ -183,7 +183,7 @@ def move_outputs(m, loads, device, op, old, new):
         move_readers(m, loads, device, t, old, new)
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def move_op(m, loads, device, op, new):
     """Move one op to device `new`; everything in `loads` and `device` follows."""
@@ -203,7 +203,7 @@ def move_op(m, loads, device, op, new):
     device[op] = new
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def may_overflow(m, loads):
     """Whether the upper bound of the memory used is over that of some device."""

@@ -61,7 +61,7 @@ def auto(
     """
     if (refusal := unsupported(problem, "auto")) is not None:
         return PortfolioAnswer(None, reason=refusal.reason)
-    compile_once("auto", auto)
+    compile_once("auto", auto, problem.objective)
     clock = Clock(search.seconds)
     limit = share_of(clock, _CANDIDATE_SHARE)
     tried: list[Tried] = []

@@ -9,7 +9,7 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INLINE
+from gdp.methods.kernel import INNER, INNER_INLINE
 
 SINGLE, NEIGHBOUR, CHAIN, WINDOW, SWAP, CUT, CLUSTER = 0, 1, 2, 3, 4, 5, 6
 NUM_KINDS = 7
@@ -28,7 +28,7 @@ class Proposal(NamedTuple):
     random: np.ndarray  # [1] uint64, the state of splitmix64 (Steele, Lea and Flood 2014)
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def uniform(random):
     """A float in [0, 1). The state is an argument: numba's own is shared by a thread's kernels."""
@@ -40,21 +40,21 @@ def uniform(random):
     return np.float64(z >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def below(random, n):
     """An integer in 0..n-1."""
     return min(np.int64(uniform(random) * n), n - 1)
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def length_up_to(random, longest):
     """A length in 1..longest, uniform in its logarithm: short moves are as likely as long ones."""
     return max(1, min(longest, np.int64(np.exp(uniform(random) * np.log(longest + 1.0)))))
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def other_device(m, p, g, home):
     """A random allowed device other than home; home where there is none."""
@@ -67,7 +67,7 @@ def other_device(m, p, g, home):
     return home
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def add(m, p, device, g, to):
     """Put a group into the proposal, once, unless it is there already or may not go there."""
@@ -80,7 +80,7 @@ def add(m, p, device, g, to):
         p.size[0] = k + 1
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER)
 @no_type_check
 def random_neighbour(m, p, i):
     """A random producer or reader of op i; i itself where it has none."""
@@ -98,20 +98,20 @@ def random_neighbour(m, p, i):
     return m.use_op[m.use_start[t] + below(p.random, num_uses)]
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER)
 @no_type_check
 def wanted_device(m, p, device, i):
     """The device of a neighbour of op i's group on another device, else any other."""
     g = m.group[i]
     for _ in range(4):
         k = m.group_start[g] + below(p.random, m.group_start[g + 1] - m.group_start[g])
-        to = device[random_neighbour(m, p, m.group_op[k])]
+        to = np.int64(device[random_neighbour(m, p, m.group_op[k])])
         if to != device[i] and m.group_allowed[g, to]:
             return to
-    return other_device(m, p, g, device[i])
+    return other_device(m, p, g, np.int64(device[i]))
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER)
 @no_type_check
 def only_reader(m, i):
     """The one op that reads anything of op i; -1 where there is none or more than one."""
@@ -125,7 +125,7 @@ def only_reader(m, i):
     return found
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def add_chain(m, p, device, i, to, longest):
     """Op i, its only reader, the only reader of that, and so on."""
@@ -136,7 +136,7 @@ def add_chain(m, p, device, i, to, longest):
             return
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def add_window(m, p, device, order, first, end, home, to):
     """The ops at places first..end of an order that are on `home`, or all where home is -1."""
@@ -146,26 +146,26 @@ def add_window(m, p, device, order, first, end, home, to):
             add(m, p, device, m.group[i], to)
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def add_cut_shift(m, p, device, order, place, i, longest):
     """Move a border: ops next to one that crosses devices go over to the other side with it."""
-    home = device[i]
+    home = np.int64(device[i])
     for x in range(m.in_start[i], m.in_start[i + 1]):
-        to = device[m.producer[m.in_tensor[x]]]
+        to = np.int64(device[m.producer[m.in_tensor[x]]])
         if to != home:
             add_window(m, p, device, order, place, place + longest, home, to)
             return
     for x in range(m.out_start[i], m.out_start[i + 1]):
         t = m.out_tensor[x]
         for y in range(m.use_start[t], m.use_start[t + 1]):
-            to = device[m.use_op[y]]
+            to = np.int64(device[m.use_op[y]])
             if to != home:
                 add_window(m, p, device, order, place - longest + 1, place + 1, home, to)
                 return
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def add_cluster(m, p, device, i, to, longest):
     """Op i and the ops on its device nearest to it in the graph, breadth first."""
@@ -195,7 +195,7 @@ def add_cluster(m, p, device, i, to, longest):
                 break
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def propose(m, p, device, order, place, kind, g):
     """Leave a proposal of a kind around group g; `order` orders all ops, `place` is its inverse."""
@@ -203,7 +203,7 @@ def propose(m, p, device, order, place, kind, g):
     p.size[0] = 0
     num_ops = device.shape[0]
     i = m.group_op[m.group_start[g] + below(p.random, m.group_start[g + 1] - m.group_start[g])]
-    home = device[i]
+    home = np.int64(device[i])
     if kind == SINGLE:
         add(m, p, device, g, other_device(m, p, g, home))
         return

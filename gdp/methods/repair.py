@@ -139,10 +139,11 @@ def _packing(
 
 def _group_bytes(problem: Problem) -> Float[np.ndarray, "G"]:
     """What moving each group frees at least: its weights and what it makes."""
-    from gdp.methods.repair_kernels import fill_group_bytes
-
+    a = arrays_of(problem)
     size = np.zeros(problem.num_groups)
-    fill_group_bytes(arrays_of(problem), size)
+    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
+    np.add.at(size, owner, a.weight_bytes[a.group_weight])
+    np.add.at(size, a.group[a.producer], a.tensor_bytes)
     return size
 
 

@@ -5,10 +5,10 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INLINE
+from gdp.methods.kernel import BARE, INNER, INNER_INLINE
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def added_bytes(a, holds, g, d):
     """Weights of group g that device d does not hold yet."""
@@ -19,7 +19,7 @@ def added_bytes(a, holds, g, d):
     return added
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @no_type_check
 def hold_weights(a, holds, g, d, sign):
     """Count the weights of group g on device d (or off it); the bytes that this adds there."""
@@ -33,7 +33,7 @@ def hold_weights(a, holds, g, d, sign):
     return added
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @no_type_check
 def neighbour_bytes(a, group_device, g, near):
     """Leave in `near` the bytes that group g exchanges with each device; D: not placed yet."""
@@ -82,30 +82,14 @@ def fill_packs(a, order, room_bytes, group_device, holds, used, near):
         used[best] += hold_weights(a, holds, g, best, 1)
 
 
-@numba.njit(cache=True, nogil=True)
-@no_type_check
 def pack(a, order, room_bytes):
     """The device of every group by `fill_packs`."""
     num_groups, num_devices = a.group_allowed.shape
-    group_device = np.full(num_groups, num_devices, np.int64)
-    holds = np.zeros((a.weight_bytes.shape[0], num_devices), np.int64)
-    near = np.zeros(num_devices)
-    fill_packs(a, order, room_bytes, group_device, holds, np.zeros(num_devices), near)
+    group_device = np.full(num_groups, num_devices)
+    holds = np.zeros((len(a.weight_bytes), num_devices), dtype=np.int64)
+    used, near = np.zeros(num_devices), np.zeros(num_devices)
+    fill_packs(a, order, room_bytes, group_device, holds, used, near)
     return group_device
-
-
-@numba.njit(**BARE)
-@no_type_check
-def fill_group_bytes(a, total):
-    """What moving each group frees at least: its weights and what it makes. [G]"""
-    num_groups = a.group_allowed.shape[0]
-    for g in range(num_groups):
-        for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
-            total[g] += a.weight_bytes[a.group_weight[x]]
-        for x in range(a.group_start[g], a.group_start[g + 1]):
-            i = a.group_op[x]
-            for y in range(a.out_start[i], a.out_start[i + 1]):
-                total[g] += a.tensor_bytes[a.out_tensor[y]]
 
 
 @numba.njit(**BARE)

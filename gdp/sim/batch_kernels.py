@@ -4,23 +4,31 @@ import typing
 
 import numba
 
-from gdp.sim.engine_kernels import set_rank
-from gdp.sim.memory_kernels import evaluate
+from gdp.sim.engine_kernels import set_order
+from gdp.sim.kernel import BARE
+from gdp.sim.memory_kernels import evaluate_with
 from gdp.sim.throughput_kernels import evaluate_period
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
-def evaluate_all(a, w, devices, ranks, first, end, latency_s, overflow_bytes):
-    """Latency and overflow of placements first..end; `ranks` has no row, one or one for each."""
-    by_rank = len(ranks) == 1 and set_rank(w, ranks[0])
-    for b in range(first, end):
-        if len(ranks) > 1:
-            by_rank = set_rank(w, ranks[b])
-        latency_s[b], overflow_bytes[b] = evaluate(a, w, devices[b], by_rank)
+def evaluate_all(a, w, devices, orders, ranked, always, latency_s, overflow_bytes):
+    """Latency and overflow of every placement.
+
+    `orders` and `ranked` have no row, one for all placements, or one for each: the ops in order of
+    priority, and whether it counts. With `always`, the last run's times, transfers and peaks are
+    left in `w`.
+    """
+    by_rank = False
+    for b in range(len(devices)):
+        if b < len(ranked):
+            by_rank = ranked[b]
+            if by_rank:
+                set_order(w, orders[b])
+        latency_s[b], overflow_bytes[b] = evaluate_with(a, w, devices[b], by_rank, always)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def evaluate_periods(a, w, devices, first, end, period_s, overflow_bytes):
     """Period and overflow of placements first..end."""

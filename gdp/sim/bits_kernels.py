@@ -5,15 +5,14 @@ the level below has any; the top level is scanned. Insert and take the smallest:
 positions, and one word more per 262,144.
 """
 
-# `_nrt=False`: no reference counting, which took 7/8 of the time; kernels here allocate nothing.
-# pyright: reportCallIssue=false
-
 import typing
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
+
+from gdp.sim.kernel import INNER_INLINE
 
 U6, U63 = np.uint64(6), np.uint64(63)
 ONE, ZERO = np.uint64(1), np.uint64(0)
@@ -35,14 +34,14 @@ def lowest_bit(typing_context, word):
     return signature, generate
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def clear_bits(bits):
     """Empty every set."""
     bits[:] = ZERO
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, forceinline=True)
+@numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def level_starts(row, n):
     """Where the three levels of set `row` start, and where the set ends."""
@@ -53,7 +52,7 @@ def level_starts(row, n):
     return start, start + low, start + low + middle, start + low + middle + top
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, forceinline=True)
+@numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def add_bit(bits, row, n, position):
     """Add a position (uint64) to set `row`, of n positions at most."""
@@ -65,7 +64,7 @@ def add_bit(bits, row, n, position):
     bits[top + (position >> U6)] |= ONE << (position & U63)
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, forceinline=True)
+@numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def pop_bit(bits, row, n):
     """Remove and return the smallest position of set `row`; `NONE` where it is empty."""

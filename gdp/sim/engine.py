@@ -3,16 +3,18 @@
 For kernels that simulate many placements (local search, roll-outs), inside numba:
 
     from gdp.sim.engine import arrays, workspace
-    from gdp.sim.engine_kernels import evaluate, set_rank
-    flat, work = arrays(problem), workspace(problem)            # one workspace per thread
-    latency_s, overflow = evaluate(flat, work, device, False)   # callable from other kernels
+    from gdp.sim.engine_kernels import set_order
+    from gdp.sim.memory_kernels import evaluate
+    flat, work = arrays(problem), workspace(problem)  # one workspace per thread
+    latency_s, overflow = evaluate(flat, work, device, False)  # in a kernel, not in Python
 
 `evaluate(EngineArrays, Workspace, device: int32 [N], by_rank: bool) -> (float64, int64)` is a numba
-function; it allocates nothing. With `by_rank` True the devices follow the ranks that the last
-`set_rank(work, rank)` left in the workspace, else each takes the op that was ready first. Overflow
-is in bytes, summed over devices; peaks are accounted only where memory can bind
-(`flat.memory_binds`), else it is 0 at no cost. `run_events(flat, work, device, by_rank, record)
--> float64` is the latency alone; with `record` it leaves times and transfers in `work`.
+function for other kernels; it allocates nothing. With `by_rank` True the devices follow the order
+that the last `set_order(work, order)` left in the workspace, else each takes the op that was ready
+first. Overflow is in bytes, summed over devices; peaks are accounted only where
+memory can bind (`flat.memory_binds`), else it is 0 at no cost.
+`run_events(flat, work, device, by_rank, record) -> float64` is the latency alone, likewise for
+kernels; with `record` it leaves times and transfers in `work`.
 
 This module loads no numba, so that it may be imported anywhere.
 """

@@ -16,9 +16,6 @@ together made the loop 1.6 times as fast. Arrays are passed one by one, because 
 the workspace inside the loop would count references there.
 """
 
-# `_nrt=False`: no reference counting, which took 7/8 of the time; kernels here allocate nothing.
-# pyright: reportCallIssue=false
-
 import typing
 
 import numba
@@ -26,6 +23,7 @@ import numpy as np
 
 from gdp.sim.bits_kernels import add_bit, clear_bits, pop_bit
 from gdp.sim.engine import CHUNK, MAX_DEVICES, PAYS, PENDING
+from gdp.sim.kernel import BARE, INNER, INNER_INLINE
 
 U0, U1, U2 = np.uint64(0), np.uint64(1), np.uint64(2)
 PLACED = np.uint64(2 * MAX_DEVICES - 1)  # in an op's state: 2 * device + opens
@@ -44,7 +42,7 @@ WHILE_BUSY, LAST_READY, SENT, HEAD = (np.uint64(k) for k in range(1, 5))
 NEXT, END, TIE, TENSOR, WANTED, LANE = (np.uint64(k) for k in range(1, 7))
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@numba.njit(**INNER)
 @typing.no_type_check
 def run_events(a, w, device, by_rank, record):
     """The latency in seconds of one placement; see `gdp.sim.engine` for the arguments."""
@@ -57,21 +55,19 @@ def run_events(a, w, device, by_rank, record):
     )  # fmt: skip
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
-def set_rank(w, rank):
-    """Make `rank` (int [N]) the priorities of runs with `by_rank`: smallest first, ties by op.
+def set_order(w, order):
+    """Make an order of the ops (int64 [N]) the priorities of runs with `by_rank`: first runs first.
 
-    False where all are equal, which stands for first ready first.
+    Of ranks, that is `np.argsort(rank, kind="stable")`: the smallest first, ties by op.
     """
-    order = np.argsort(rank, kind="mergesort")
     for k in range(len(order)):
         w.by_position[k] = order[k]
         w.position[order[k]] = k
-    return rank[order[0]] != rank[order[-1]]
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, error_model="numpy", forceinline=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _events(
     a, w, op_s, segment_s, op_first_use, use_pairs, tensor_bytes, link_pairs, channel, ordered,
@@ -128,7 +124,7 @@ def _events(
     return latency_s
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _reset(a, w, device, by_rank, record):
     n, d = np.uint64(len(a.state)), np.uint64(len(a.ordered))
@@ -163,7 +159,7 @@ def _reset(a, w, device, by_rank, record):
         )  # fmt: skip
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, forceinline=True)
+@numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _make_ready(queue_op, clock_s, mark, ready_bits, position, n, d, op, i, now_s, by_rank):
     """Put an op into the queue of device i: by (instant, op), or by rank."""
@@ -186,7 +182,7 @@ def _make_ready(queue_op, clock_s, mark, ready_bits, position, n, d, op, i, now_
     mark[END * d + i] = end + U1
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, error_model="numpy", forceinline=True)
+@numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _arrivals(
     state, queue_op, clock_s, mark, entry_s, entry_op, next_chunk, ready_bits, position, n, d, i,
@@ -223,7 +219,7 @@ def _arrivals(
             )
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, error_model="numpy", forceinline=True)
+@numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _append(clock_s, mark, entry_s, entry_op, next_chunk, d, source, to, arrive_s, op):
     """Queue that op on device `to` gets an input from device `source` at a time."""
@@ -244,7 +240,7 @@ def _append(clock_s, mark, entry_s, entry_op, next_chunk, d, source, to, arrive_
     clock_s[to] = min(clock_s[to], arrive_s + clock_s[WHILE_BUSY * d + to])
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, error_model="numpy", forceinline=True)
+@numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _send(
     w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, source, to, now_s, record
@@ -267,7 +263,7 @@ def _send(
         w.num_sent[0] = k + 1
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+@numba.njit(**INNER)
 @typing.no_type_check
 def _send_in_order(a, w, tensor, source, now_s, record):
     """Request a tensor's transfers by destination, where links share a channel."""
@@ -283,7 +279,7 @@ def _send_in_order(a, w, tensor, source, now_s, record):
             )  # fmt: skip
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, error_model="numpy", forceinline=True)
+@numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _finish(
     a, w, op_first_use, use_pairs, tensor_bytes, link_pairs, channel, ordered, state, queue_op,
@@ -316,7 +312,7 @@ def _finish(
         )
 
 
-@numba.njit(cache=True, nogil=True, _nrt=False, error_model="numpy", forceinline=True)
+@numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _start(
     w, op_s, segment_s, state, queue_op, clock_s, mark, ready_bits, by_position, n, d, i, now_s,

@@ -1,14 +1,36 @@
-"""How kernels are compiled that allocate nothing."""
+"""How kernels are compiled.
+
+What is compiled on the first run is what a new user waits for, so no wrapper is made that nobody
+calls: unpacking a named tuple of fifty arrays compiles more slowly than most kernels.
+"""
 
 from typing import Any
 
-BARE: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
-"""Options of `numba.njit` without reference counts.
+ENTRY: dict[str, Any] = {
+    "cache": True,
+    "nogil": True,
+    "no_cfunc_wrapper": True,
+    "error_model": "numpy",  # x / 0 is inf and needs no test
+}
+"""Options of `numba.njit` for kernels that Python calls."""
+
+BARE: dict[str, Any] = {**ENTRY, "_nrt": False}
+"""The same without reference counts, for kernels that allocate nothing; slices are fine.
 
 Kernels read their arrays from named tuples. numba counts a reference, atomically, each time one is
 taken out of its tuple, which costs more than the work itself: moving one op took 4.4 us with the
-counts and 0.2 us without. A kernel compiled so may not allocate arrays; slices are fine.
+counts and 0.2 us without.
 """
 
 INLINE: dict[str, Any] = {**BARE, "forceinline": True}
 """The same, for parts of kernels that are always inlined."""
+
+INNER: dict[str, Any] = {**BARE, "no_cpython_wrapper": True}
+"""As `BARE`, for kernels that only other kernels call; calling one from Python crashes.
+
+A Python constant as an argument is a literal, for each of which numba compiles anew:
+`np.bool_(False)` and `np.int64(1)` are none.
+"""
+
+INNER_INLINE: dict[str, Any] = {**INNER, "forceinline": True}
+"""As `INLINE`, likewise."""

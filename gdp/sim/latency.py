@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.sim.batch import borrowed, checked_devices, split
 from gdp.sim.engine import Workspace, arrays
@@ -37,16 +37,14 @@ def simulate(
     problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None = None
 ) -> Schedule:
     """The schedule of one placement; see `latencies` for ranks. O((N + E) D)."""
-    from gdp.sim.engine_kernels import run_events, set_rank
-    from gdp.sim.memory_kernels import latency_peaks
+    from gdp.sim.batch_kernels import evaluate_all
 
-    placed = checked_devices(problem, device[None], None)[0]
-    ranks = rank_rows(problem, rank, 1)
+    placed = checked_devices(problem, device[None], None)
+    orders, ranked = orders_of(rank_rows(problem, rank, 1))
     flat = arrays(problem)
+    latency_s, overflow_bytes = np.empty(1), np.empty(1, dtype=np.int64)
     with borrowed(problem) as work:
-        by_rank = len(ranks) > 0 and bool(set_rank(work, ranks[0]))
-        latency_s = run_events(flat, work, placed, by_rank, True)
-        latency_peaks(flat, work, placed, latency_s)
+        evaluate_all(flat, work, placed, orders, ranked, True, latency_s, overflow_bytes)
         count = int(work.num_sent[0])
         lane = work.sent_lane[:count]
         transfers = Transfers(
@@ -62,7 +60,7 @@ def simulate(
             transfers=transfers,
             busy_s=work.busy_s.copy(),
             peak_bytes=work.peak_bytes.copy(),
-            latency_s=float(latency_s),
+            latency_s=float(latency_s[0]),
         )
 
 
@@ -81,12 +79,17 @@ def latencies(
 
     placed = checked_devices(problem, devices, threads)
     count = len(placed)
-    rank_of = rank_rows(problem, ranks, count)
+    rows = rank_rows(problem, ranks, count)
+    shared = orders_of(rows[:1])
     flat = arrays(problem)
     latency_s, overflow_bytes = np.empty(count), np.empty(count, dtype=np.int64)
 
     def run(work: Workspace, first: int, end: int) -> None:
-        evaluate_all(flat, work, placed, rank_of, first, end, latency_s, overflow_bytes)
+        orders, ranked = shared if len(rows) <= 1 else orders_of(rows[first:end])
+        evaluate_all(
+            flat, work, placed[first:end], orders, ranked, False,
+            latency_s[first:end], overflow_bytes[first:end],
+        )  # fmt: skip
 
     split(problem, count, threads, run)
     return latency_s, overflow_bytes
@@ -107,3 +110,15 @@ def rank_rows(
             f"or [{count}, {problem.num_ops}]"
         )
     return rows
+
+
+def orders_of(
+    rows: Int[np.ndarray, "rows N"],
+) -> tuple[Int[np.ndarray, "rows N"], Bool[np.ndarray, "rows"]]:
+    """The ops by rank, ties by id; and whether some ranks differ, without which they say nothing.
+
+    >>> orders_of(np.array([[3, 1, 1], [2, 2, 2]]))
+    (array([[1, 2, 0],
+           [0, 1, 2]]), array([ True, False]))
+    """
+    return np.argsort(rows, axis=1, kind="stable"), (rows != rows[:, :1]).any(axis=1)

@@ -6,24 +6,32 @@ import numba
 import numpy as np
 
 from gdp.sim.engine_kernels import run_events
+from gdp.sim.kernel import BARE, INNER, INNER_INLINE
 
 SUM, SCRATCH, NEXT_START, NEXT_FINISH = 0, 1, 2, 3  # columns of Workspace.hold
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
-def evaluate(a, w, device, by_rank):
-    """Latency in seconds and bytes over memory of one placement; see `gdp.sim.engine`."""
-    if not a.memory_binds:
-        return run_events(a, w, device, by_rank, False), np.int64(0)
-    if fits_without_reuse(a, w, device):
-        return run_events(a, w, device, by_rank, False), np.int64(0)
-    latency_s = run_events(a, w, device, by_rank, True)
+def evaluate_with(a, w, device, by_rank, always):
+    """As `evaluate`; with `always`, times, transfers and peaks are left in `w`."""
+    # One call of the simulator: each would be compiled anew.
+    record = always or (a.memory_binds and not fits_without_reuse(a, w, device))
+    latency_s = run_events(a, w, device, by_rank, record)
+    if not record:
+        return latency_s, np.int64(0)
     latency_peaks(a, w, device, latency_s)
     return latency_s, overflow(a, w)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def evaluate(a, w, device, by_rank):
+    """Latency in seconds and bytes over memory of one placement; see `gdp.sim.engine`."""
+    return evaluate_with(a, w, device, by_rank, np.bool_(False))
+
+
+@numba.njit(**INNER)
 @typing.no_type_check
 def overflow(a, w):
     """Bytes of `peak_bytes` over the devices' memories."""
@@ -33,7 +41,7 @@ def overflow(a, w):
     return over
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def weights(a, w, device):
     """Leave in `hold[:, SUM]` the bytes of weights per device, each weight id once."""
@@ -55,7 +63,7 @@ def weights(a, w, device):
         k = end
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def fits_without_reuse(a, w, device):
     """Whether even all weights and tensors of each device together fit."""
@@ -75,12 +83,13 @@ def fits_without_reuse(a, w, device):
     return fits
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def latency_peaks(a, w, device, latency_s):
     """Fill `peak_bytes` from what `run_events` recorded; weights alone if the run never ended."""
     weights(a, w, device)
-    w.peak_bytes[:] = w.hold[:, SUM]
+    for i in range(len(w.peak_bytes)):
+        w.peak_bytes[i] = w.hold[i, SUM]
     if latency_s == np.inf:
         return
     _find_frees(a, w, device)
@@ -89,7 +98,7 @@ def latency_peaks(a, w, device, latency_s):
         _sweep(a, w, device, i)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _last_reader(a, w, device, tensor, i):
     """The op of device i that is last to finish reading a tensor, or -1; -2: held to the end."""
@@ -104,7 +113,7 @@ def _last_reader(a, w, device, tensor, i):
     return last
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _find_frees(a, w, device):
     """Attach the bytes of each tensor copy to the op or the transfer whose end frees it."""
@@ -116,7 +125,7 @@ def _find_frees(a, w, device):
         for u in range(a.first_use[tensor], a.first_use[tensor + 1]):
             stays &= device[a.use_op[u]] == device[op]
         if stays:  # the others follow with their transfers
-            last = _last_reader(a, w, device, tensor, device[op])
+            last = _last_reader(a, w, device, tensor, np.int64(device[op]))
             if last != -2:
                 w.free_bytes[op if last == -1 else last] += a.held_bytes[tensor]
     k, count = 0, w.num_sent[0]
@@ -131,14 +140,14 @@ def _find_frees(a, w, device):
             if last != -2:
                 w.free_bytes[last] += a.held_bytes[tensor]
             k += 1
-        last = _last_reader(a, w, device, tensor, device[a.producer[tensor]])
+        last = _last_reader(a, w, device, tensor, np.int64(device[a.producer[tensor]]))
         if last >= 0 and w.finish_s[last] > w.sent_arrive_s[latest]:
             w.free_bytes[last] += a.held_bytes[tensor]
         elif last != -2:
             w.free_sent_bytes[latest] += a.held_bytes[tensor]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _sort_by_lane(a, w):
     """Leave the transfers of lane l, in order, at sent_by_lane[stream[l, 1] : stream[l + 1, 1]]."""
@@ -147,14 +156,15 @@ def _sort_by_lane(a, w):
         w.stream[w.sent_lane[k] + 1, 1] += 1
     for lane in range(len(w.stream) - 1):
         w.stream[lane + 1, 1] += w.stream[lane, 1]
-    w.stream[:, 0] = w.stream[:, 1]
+    for lane in range(len(w.stream)):
+        w.stream[lane, 0] = w.stream[lane, 1]
     for k in range(w.num_sent[0]):
         lane = w.sent_lane[k]
         w.sent_by_lane[w.stream[lane, 0]] = k
         w.stream[lane, 0] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _sweep(a, w, device, i):
     """The peak of device i: allocations in order of time, each after the frees up to its time."""
@@ -196,14 +206,15 @@ def _sweep(a, w, device, i):
         w.peak_bytes[i] = max(w.peak_bytes[i], held)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def pipeline_peaks(a, w, device):
     """Fill `peak_bytes` for a pipeline that is full of samples; see `gdp.sim.memory`."""
     weights(a, w, device)
     w.free_bytes[:] = 0
     _pipeline_buffers(a, w, device)
-    w.peak_bytes[:] = w.hold[:, SUM]
+    for i in range(len(w.peak_bytes)):
+        w.peak_bytes[i] = w.hold[i, SUM]
     for op in range(len(device)):
         i = device[op]
         w.hold[i, SUM] += a.output_bytes[op]
@@ -211,7 +222,7 @@ def pipeline_peaks(a, w, device):
         w.hold[i, SUM] -= w.free_bytes[op]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _pipeline_buffers(a, w, device):
     """Add to `hold` the buffers of received tensors and the sets kept for backward ops."""
@@ -243,7 +254,7 @@ def _pipeline_buffers(a, w, device):
                     w.hold[i, SUM] += size * w.hold[i, 3]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _devices_after(a, w, device):
     """Leave in `hold[:, 3]` how many stages follow each device's; whether the graph trains."""

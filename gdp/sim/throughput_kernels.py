@@ -6,10 +6,11 @@ import numba
 import numpy as np
 
 from gdp.sim.engine import OPENS
+from gdp.sim.kernel import INNER
 from gdp.sim.memory_kernels import overflow, pipeline_peaks
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def period(a, w, device):
     """The period in seconds; leaves `busy_s` and, per channel, `channel_s` as busy seconds."""
@@ -42,7 +43,7 @@ def period(a, w, device):
     return longest_s
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _opens(a, device, op):
     """Whether an op opens a segment."""
@@ -54,7 +55,7 @@ def _opens(a, device, op):
     return opens
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _channels_in_order(a, w, device, tensor):
     """Add a tensor's transfers by destination, so that sums do not depend on the order of uses."""
@@ -68,7 +69,7 @@ def _channels_in_order(a, w, device, tensor):
             )
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def evaluate_period(a, w, device):
     """Period in seconds and bytes over memory of one placement."""

@@ -1,7 +1,9 @@
 """How well costs are known: held-out errors, agreement of repeats, transfer to another device.
 
 python benchmarks/costs.py report PROFILE             the shipped calibration on held-out families
+python benchmarks/costs.py blind PROFILE              the shipped calibration on all of a profile
 python benchmarks/costs.py robust PROFILE PROFILE     two calibrations from two profile runs
+python benchmarks/costs.py seeds PROFILE [--seeds 3]  refits with other random numbers
 python benchmarks/costs.py transfer PROFILE --flop-per-s 140e9 --bytes-per-s 20e9
                                                       few kernels of another device, error by k
 """
@@ -18,7 +20,7 @@ from gdp.costs.calibrate import HELD_OUT, calibrate, evaluate
 from gdp.costs.calibrate_text import report_text
 from gdp.costs.default import shipped
 from gdp.costs.features import KernelFeatures
-from gdp.costs.fit import rows_of
+from gdp.costs.fit import FitConfig, rows_of
 from gdp.costs.learned import Calibration, kernel_seconds
 from gdp.costs.profile import Profile, ProfiledModel, load_profile
 from gdp.costs.transfer import adapt, datasheet_transfer, fit_transfer, most_telling
@@ -33,6 +35,12 @@ def report(profile: Profile) -> str:
     held = [m for m in profile.models if m.family in HELD_OUT]
     train = [m for m in profile.models if m.family not in HELD_OUT]
     return report_text(evaluate(_calibration(), held, device_preset("cpu-core"), train))
+
+
+def blind(profile: Profile) -> str:
+    """The shipped calibration on models that were measured after all choices were made."""
+    text = report_text(evaluate(_calibration(), profile.models, device_preset("cpu-core")))
+    return text.partition("\n\n")[2]  # the first line says what was fitted: nothing here
 
 
 def robust(first: Profile, second: Profile) -> str:
@@ -62,10 +70,25 @@ def robust(first: Profile, second: Profile) -> str:
     return "\n".join(lines)
 
 
-def transfer(profile: Profile, target: Device, counts: Sequence[int], seeds: int) -> str:
+def seeds(profile: Profile, count: int) -> str:
+    """Errors on held-out families of calibrations fitted with other random numbers."""
+    lines = []
+    for seed in range(count):
+        _, errors = calibrate(profile, device_preset("cpu-core"), config=FitConfig(seed=seed))
+        found = errors.summary()
+        kernels, models = found["kernel_error"]["learned"], found["model_error"]["learned"]
+        lines.append(
+            f"seed {seed}: kernels median {kernels['median']:.1%}, p90 {kernels['p90']:.1%}; "
+            f"models mean {models['mean']:.1%}, within 10% {models['within_10_percent']:.0%}, "
+            f"worst {models['worst']:.1%}, bias {models['bias']:+.1%}"
+        )
+    return "\n".join(lines)
+
+
+def transfer(profile: Profile, target: Device, counts: Sequence[int], draws: int) -> str:
     """Errors on the other device's models, by the number of single kernels measured on it.
 
-    Kernels are chosen by what they tell, and, for comparison, at random (mean over seeds).
+    Kernels are chosen by what they tell, and, for comparison, at random (mean over draws).
     """
     source = _calibration()
     single = [m for m in profile.models if m.family in SINGLE]
@@ -80,7 +103,7 @@ def transfer(profile: Profile, target: Device, counts: Sequence[int], seeds: int
         at = np.array(most_telling(rows.features, count) if count else [], dtype=np.int64)
         figures = _errors(source, prior, rows.features, known_s, rows.seconds, at, whole)
         random = []
-        for seed in range(seeds):
+        for seed in range(draws):
             rng = np.random.default_rng(seed)
             drawn = rng.choice(len(known_s), size=count, replace=False)
             random.append(
@@ -127,24 +150,28 @@ def _calibration() -> Calibration:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("report", "robust", "transfer"))
+    parser.add_argument("what", choices=("report", "blind", "robust", "seeds", "transfer"))
     parser.add_argument("profiles", nargs="+")
     parser.add_argument("--counts", default="0,1,2,4,8,16,32,64")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, help="of refits (3), of draws of kernels (5)")
     parser.add_argument("--flop-per-s", type=float, default=140e9, help="datasheet of the target")
     parser.add_argument("--bytes-per-s", type=float, default=20e9)
     arguments = parser.parse_args()
     profiles = [load_profile(path) for path in arguments.profiles]
     if arguments.what == "report":
         print(report(profiles[0]))
+    elif arguments.what == "blind":
+        print(blind(profiles[0]))
     elif arguments.what == "robust":
         print(robust(profiles[0], profiles[1]))
+    elif arguments.what == "seeds":
+        print(seeds(profiles[0], arguments.seeds or 3))
     else:
         target = Device(
             "target", "target", {"default": arguments.flop_per_s}, arguments.bytes_per_s
         )
         counts = json.loads(f"[{arguments.counts}]")
-        print(transfer(profiles[0], target, counts, arguments.seeds))
+        print(transfer(profiles[0], target, counts, arguments.seeds or 5))
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def _result(
     found = score(problem, answer.assignment.device, answer.assignment.rank)
     if not found.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {found}")
-    bound_s, bound_by = _bound(problem, answer, search)
+    bound_s, bound_by = _bound(problem, answer, search, found.value_s(problem.objective))
     rank = answer.assignment.rank
     placement = make_placement(
         graph,
@@ -216,12 +216,12 @@ def _result(
     )
 
 
-def _bound(problem: Problem, answer: Answer, search: Search) -> tuple[float, str]:
-    """The better of the method's own bound and the combinatorial ones."""
+def _bound(problem: Problem, answer: Answer, search: Search, found_s: float) -> tuple[float, str]:
+    """The better of the method's own bound and those of `gdp.methods.bounds`."""
     from gdp.methods.bounds import best_bound
 
     seconds = None if search.seconds is None else search.seconds * BOUND_SHARE
-    bound = best_bound(problem, seconds)
+    bound = best_bound(problem, seconds, found_s=found_s)
     if bound.value_s > answer.bound_s:
         return bound.value_s, bound.argument
     return answer.bound_s, answer.bound_by
@@ -258,7 +258,26 @@ def compare(
             )
         except (InfeasibleError, ImportError) as error:
             rows[name] = str(error)
-    return rows
+    return _with_best_bound(rows)
+
+
+def _with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
+    """The same rows, each with the largest bound of all: a bound holds for any placement."""
+    results = [row for row in rows.values() if isinstance(row, Result)]
+    if not results:
+        return rows
+    best = max(results, key=lambda row: row.bound_s)
+    return {
+        name: row
+        if isinstance(row, str)
+        else replace(
+            row,
+            bound_s=min(best.bound_s, row.value_s),
+            bound_by=best.bound_by,
+            proven_optimal=row.proven_optimal or best.bound_s >= row.value_s * (1 - 1e-9),
+        )
+        for name, row in rows.items()
+    }
 
 
 def simulate(
@@ -293,8 +312,8 @@ def judged(
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
     found = score(posed.problem, device, rank)
     free = pose(graph, cluster, objective, costs=costs)
-    bound_s, bound_by = _bound(free.problem, Answer(None), Search())
     value_s = found.value_s(objective)
+    bound_s, bound_by = _bound(free.problem, Answer(None), Search(), value_s)
     return Result(
         placement=placement,
         score=found,

@@ -16,6 +16,7 @@ from gdp.errors import GdpError, InfeasibleError
 
 EventObjective = Literal["latency", "throughput"]
 OBJECTIVES: tuple[EventObjective, ...] = get_args(EventObjective)
+PlaceObjective = Literal["latency", "throughput", "max_load"]
 TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "jax")
 
 
@@ -83,6 +84,12 @@ _cluster = _options(
 _objective = click.option(
     "--objective", type=click.Choice(OBJECTIVES), default="latency", show_default=True
 )
+_place_objective = click.option(
+    "--objective", type=click.Choice(get_args(PlaceObjective)), default="latency",
+    show_default=True,
+    help="max_load: seconds per sample where devices meet in host memory and compute and "
+    "transfers do not overlap.",
+)  # fmt: skip
 _search = _options(
     click.option("--seconds", type=float, default=5.0, show_default=True, help="Search budget."),
     click.option("--evaluations", type=int, default=None, help="Budget in simulated placements."),
@@ -158,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 
 @cli.command()
-@_options(_model, _cluster, _objective)
+@_options(_model, _cluster, _place_objective)
 @click.option("--method", default="auto", show_default=True, help="See `gdp compare`.")
 @_options(_search, _costs, _constraints)
 @click.option("-o", "--output", metavar="P", help="Write the placement (JSON).")
@@ -167,7 +174,7 @@ def _plain(value: Any) -> Any:
 @_json
 def place(
     model: str, dims: tuple[str, ...], cluster: str | None, max_memory: str | None,
-    objective: EventObjective,
+    objective: PlaceObjective,
     method: str, seconds: float, evaluations: int | None, seed: int, checkpoint: str | None,
     costs: str | None, pins: tuple[str, ...], forbid: tuple[str, ...], together: tuple[str, ...],
     constraints: str | None, output: str | None, report: str | None, trace: str | None,
@@ -213,12 +220,12 @@ def _write_views(
 
 
 @cli.command()
-@_options(_model, _cluster, _objective, _search, _costs, _constraints)
+@_options(_model, _cluster, _place_objective, _search, _costs, _constraints)
 @click.option("--methods", metavar="A,B", help="Only these methods.")
 @_json
 def compare(
     model: str, dims: tuple[str, ...], cluster: str | None, max_memory: str | None,
-    objective: EventObjective,
+    objective: PlaceObjective,
     seconds: float, evaluations: int | None, seed: int, checkpoint: str | None, costs: str | None,
     pins: tuple[str, ...], forbid: tuple[str, ...], together: tuple[str, ...],
     constraints: str | None, methods: str | None, as_json: bool,

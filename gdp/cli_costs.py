@@ -119,8 +119,9 @@ def calibrate(
         config = replace(config, steps=steps)
     merged = merge([load_profile(path) for path in profiles])
     kind = merged.device.kind
+    nearest = "cpu-core" if kind.startswith("cpu") else "a100"  # for the roofline beside it
     calibration, report = fit_costs(
-        merged, device_preset(kind if kind in device_names() else "cpu-core"),
+        merged, device_preset(kind if kind in device_names() else nearest),
         held_out=None if hold_out is None else hold_out.split(","), config=config,
     )  # fmt: skip
     summary: dict[str, Any] = report.summary()

@@ -107,6 +107,9 @@ def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | s
     ]
     header = ["method", "latency", "period", "gap", "took", "evaluations"]
     lines = [f"{graph.name} on {cluster.name}", table(header, body)]
+    if results:
+        best = max(results.values(), key=lambda row: row.bound_s)
+        lines.append(f"bound    at least {format_seconds(best.bound_s)} ({best.bound_by})")
     lines += [f"{name}: {row}" for name, row in rows.items() if isinstance(row, str)]
     return "\n".join(lines)
 

@@ -78,5 +78,5 @@ def write_plot(report: Report, path: Path) -> None:
         axis.legend()
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=80)
     pyplot.close(figure)

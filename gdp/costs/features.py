@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.costs.kernels import ALIAS, lead_ops
+from gdp.costs.kernels import ALIAS, cut_edges, lead_ops
 from gdp.fusible import REDUCTIONS
 from gdp.graph import OpDetail, OpGraph
 
@@ -26,6 +26,11 @@ _CONV = frozenset({"Conv", "ConvTranspose"})
 _PRODUCT = frozenset({"MatMul", "Gemm", "MatMulInteger", "Einsum"})
 BLOCKED = _CONV | {"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
 """Ops that ONNX Runtime runs in a blocked layout, so that their neighbours pay for a change."""
+_PASSING = frozenset(
+    {"Add", "Sum", "Mul", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Clip", "HardSigmoid", "Concat",
+     "BatchNormalization", "Dropout", "Identity"}
+)  # fmt: skip
+"""Ops that work in the layout of their inputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +50,19 @@ class KernelFeatures:
         return np.exp(self.size[:, 0])
 
 
-def kernel_features(graph: OpGraph, kernel: Int[np.ndarray, "N"]) -> KernelFeatures:
-    """The features of every kernel; `kernel` holds dense ids, -1 for ops in none. O(N + E)."""
+def kernel_features(
+    graph: OpGraph, kernel: Int[np.ndarray, "N"], apart: Int[np.ndarray, "N"] | None = None
+) -> KernelFeatures:
+    """The features of every kernel; `kernel` holds dense ids, -1 for ops in none. O(N + E).
+
+    Between ops of different `apart` ids tensors are handed over in their plain layout.
+    """
     work_s = graph.flop / FLOP_PER_S + graph.memory_traffic_bytes / BYTES_PER_S
     # A view leads no kernel that holds arithmetic, however much it moves.
     lead = lead_ops(graph, kernel, work_s)
     count = len(lead)
     inside = np.flatnonzero(kernel >= 0)
-    traffic = _boundary(graph, kernel, count)
+    traffic = _boundary(graph, kernel, count, cut_edges(graph, apart))
     flop = np.bincount(kernel[inside], graph.flop[inside], count)
     weight = np.bincount(kernel[inside], graph.weight_bytes[inside].astype(float), count)
     read = np.minimum(traffic.in_bytes, _read_limit(graph, lead))
@@ -103,11 +113,13 @@ class _Boundary:
     context: list[list[float]]
 
 
-def _boundary(graph: OpGraph, kernel: Int[np.ndarray, "N"], count: int) -> _Boundary:
+def _boundary(
+    graph: OpGraph, kernel: Int[np.ndarray, "N"], count: int, cut: Bool[np.ndarray, "E"]
+) -> _Boundary:
     """Tensors that enter and leave each kernel, each once, and the layouts around it."""
     maker, reader = graph.edges
     across = (kernel[maker] != kernel[reader]) | (kernel[reader] < 0)
-    blocked = np.array([t in BLOCKED for t in graph.op_types], dtype=bool)
+    blocked = _blocked(graph, cut)
     size = graph.tensor_bytes[graph.use_tensor].astype(float)
 
     def distinct(side: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,8 +138,9 @@ def _boundary(graph: OpGraph, kernel: Int[np.ndarray, "N"], count: int) -> _Boun
     unread = np.setdiff1d(np.arange(graph.num_tensors), graph.use_tensor)
     unread = unread[kernel[graph.producer[unread]] >= 0]
     np.add.at(out_bytes, kernel[graph.producer[unread]], graph.tensor_bytes[unread].astype(float))
-    plain_in = np.bincount(into, size[use_in] * ~blocked[maker[use_in]], count)
-    plain_out = np.bincount(out_of, size[use_out] * ~blocked[reader[use_out]], count)
+    from_plain, to_plain = ~blocked[maker] | cut, ~blocked[reader] | cut
+    plain_in = np.bincount(into, size[use_in] * from_plain[use_in], count)
+    plain_out = np.bincount(out_of, size[use_out] * to_plain[use_out], count)
     context = np.column_stack(
         [
             plain_in / np.maximum(in_bytes, 1.0), plain_out / np.maximum(out_bytes, 1.0),
@@ -135,6 +148,21 @@ def _boundary(graph: OpGraph, kernel: Int[np.ndarray, "N"], count: int) -> _Boun
         ]
     )  # fmt: skip
     return _Boundary(in_bytes, out_bytes, context.tolist())
+
+
+def _blocked(graph: OpGraph, cut: Bool[np.ndarray, "E"]) -> Bool[np.ndarray, "N"]:
+    """Ops whose outputs are in a blocked layout: those that make it, and those that keep it."""
+    blocked = np.array([t in BLOCKED for t in graph.op_types], dtype=bool)
+    makers: list[list[int]] = [[] for _ in range(graph.num_ops)]
+    plain_input = np.zeros(graph.num_ops, dtype=bool)
+    maker, reader = graph.edges
+    np.logical_or.at(plain_input, reader, cut)
+    for a, b in zip(maker.tolist(), reader.tolist(), strict=True):
+        makers[b].append(a)
+    for op, op_type in enumerate(graph.op_types):  # in topological order
+        if op_type in _PASSING and makers[op] and not plain_input[op]:
+            blocked[op] = all(blocked[a] for a in makers[op])
+    return blocked
 
 
 def op_features(graph: OpGraph, op: int) -> list[float]:

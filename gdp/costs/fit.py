@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 class FitConfig:
     """How the networks are fitted."""
 
-    members: int = 5  # each leaves out another share of the families
+    members: int = 8  # each leaves out another share of the families
     hidden: int = 64
     embedding: int = 12  # of lead and member types together
     steps: int = 1500

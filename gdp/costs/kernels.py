@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.costs.profile import ProfiledModel
-from gdp.graph import OpGraph
+from gdp.graph import INPUT, OUTPUT, OpGraph
 
 ALIAS = {"Sum": "Add"}
 """Types that runtimes treat alike."""
@@ -74,9 +74,14 @@ def kernel_ids(model: ProfiledModel) -> Int[np.ndarray, "N"]:
     return ids
 
 
-def kernel_groups(graph: OpGraph, table: FusionTable) -> Int[np.ndarray, "N"]:
-    """The kernel of every op by dense id, -1 for inputs, outputs and ops that cost nothing."""
-    context = _Context(graph)
+def kernel_groups(
+    graph: OpGraph, table: FusionTable, apart: Int[np.ndarray, "N"] | None = None
+) -> Int[np.ndarray, "N"]:
+    """The kernel of every op by dense id, -1 for inputs, outputs and ops that cost nothing.
+
+    Ops of different `apart` ids are compiled apart: each side sees a graph input or output there.
+    """
+    context = _Context(graph, apart)
     parent = np.arange(graph.num_ops)
 
     def root(op: int) -> int:
@@ -108,22 +113,29 @@ def lead_ops(
 
 
 class _Context:
-    """What surrounds each op, as far as fusions look."""
+    """What surrounds each op, as far as fusions look; what is apart looks like an end."""
 
-    def __init__(self, graph: OpGraph) -> None:
+    def __init__(self, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None) -> None:
         self.graph = graph
         n = graph.num_ops
-        self.before: list[list[int]] = [[] for _ in range(n)]
-        self.after: list[list[int]] = [[] for _ in range(n)]
-        src, dst = graph.edges
-        for a, b in zip(src.tolist(), dst.tolist(), strict=True):
-            self.after[a].append(b)
-            self.before[b].append(a)
         types = [ALIAS.get(t, t) for t in graph.op_types]
         self.types = types
-        self.read_by = [",".join(sorted(types[j] for j in self.after[i])) for i in range(n)]
-        self.reads = [",".join(sorted(types[j] for j in self.before[i])) for i in range(n)]
-        self.form = [f"{types[i]}{_form(graph, i, len(self.before[i]))}" for i in range(n)]
+        self.after: list[list[int]] = [[] for _ in range(n)]
+        readers: list[list[str]] = [[] for _ in range(n)]
+        makers: list[list[str]] = [[] for _ in range(n)]
+        src, dst = graph.edges
+        cut = cut_edges(graph, apart).tolist()
+        for a, b, is_cut in zip(src.tolist(), dst.tolist(), cut, strict=True):
+            if not is_cut:
+                self.after[a].append(b)
+                readers[a].append(types[b])
+            elif OUTPUT not in readers[a]:
+                readers[a].append(OUTPUT)
+            makers[b].append(INPUT if is_cut else types[a])
+        self.fan_out, self.fan_in = [[len(x) for x in side] for side in (readers, makers)]
+        self.read_by = [",".join(sorted(x)) for x in readers]
+        self.reads = [",".join(sorted(x)) for x in makers]
+        self.form = [f"{types[i]}{_form(graph, i, self.fan_in[i])}" for i in range(n)]
 
     def edges(self) -> Iterator[tuple[int, int]]:
         """Edges between ops that are neither graph inputs nor outputs."""
@@ -143,7 +155,7 @@ class _Context:
             _hash("E0", wide, self.read_by[b], further),
             _hash("E1", wide, self.read_by[b]),
             _hash("E2", self.form[a], self.read_by[a], self.form[b], self.read_by[b]),
-            _hash("E3", types[a], str(len(self.after[a])), types[b], str(len(self.before[b]))),
+            _hash("E3", types[a], str(self.fan_out[a]), types[b], str(self.fan_in[b])),
         ]
 
     def op_keys(self, op: int) -> list[int]:
@@ -153,6 +165,14 @@ class _Context:
             _hash("O2", self.form[op]),
             _hash("O3", self.types[op]),
         ]
+
+
+def cut_edges(graph: OpGraph, apart: Int[np.ndarray, "N"] | None) -> Bool[np.ndarray, "E"]:
+    """Edges between ops that do work and have different ids."""
+    src, dst = graph.edges
+    if apart is None:
+        return np.zeros(len(src), dtype=bool)
+    return (apart[src] != apart[dst]) & ~graph.is_io[src] & ~graph.is_io[dst]
 
 
 def _form(graph: OpGraph, op: int, reads: int) -> str:

@@ -146,9 +146,12 @@ class Calibration:
         return f"calibrated on {self.device.model or self.device.kind} ({runtime}, {self.date})"
 
     def matches(self, device: Device) -> bool:
-        """Whether a device is of this kind, and of this model where both say which."""
+        """Whether a device is of this kind, and of this model where both say which. An accelerator
+        of the very same name matches whatever kind it goes by; a processor is a core or all of
+        its cores by the kind alone."""
         if device.kind != self.device.kind:
-            return False
+            cpu = device.kind.startswith("cpu") or self.device.kind.startswith("cpu")
+            return bool(device.model) and device.model == self.device.model and not cpu
         return not device.model or not self.device.model or (
             _vector(device.model) == _vector(self.device.model)
         )  # fmt: skip
@@ -167,6 +170,9 @@ class LearnedCosts:
     Call it with the graph as imported, not with a fused one: it knows what the runtime fuses, and
     gives all of a kernel's seconds to its costliest op. `sigmas` moves every answer by so many
     standard deviations, for cautious or for optimistic plans.
+
+    With `apart`, the costs of a cut model: ops of different ids are compiled apart, so that nothing
+    fuses across the cut, and tensors cross it in their plain layout.
     """
 
     calibrations: tuple[Calibration, ...]
@@ -174,12 +180,14 @@ class LearnedCosts:
     any_model: bool = False  # a device of the kind matches, whatever its processor is called
     reads_unfused: bool = True
 
-    def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
+    def __call__(
+        self, graph: OpGraph, cluster: Cluster, apart: Int[np.ndarray, "N"] | None = None
+    ) -> Float[np.ndarray, "N D"]:
         seconds = roofline(graph, cluster)
         for calibration in self.calibrations:
             chosen = [d for d, x in enumerate(cluster.devices) if self.of(x) is calibration]
             if chosen:
-                mean, spread = op_seconds(calibration, graph)
+                mean, spread = op_seconds(calibration, graph, apart)
                 seconds[:, chosen] = (mean * np.exp(self.sigmas * spread))[:, None]
         seconds[graph.is_io] = 0.0
         return np.where(can_run(graph, cluster), seconds, np.inf)
@@ -212,10 +220,12 @@ def kernel_seconds(calibration: Calibration, features: KernelFeatures) -> Float[
     return seconds
 
 
-def kernels_of(calibration: Calibration, graph: OpGraph) -> Int[np.ndarray, "N"]:
+def kernels_of(
+    calibration: Calibration, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None
+) -> Int[np.ndarray, "N"]:
     """The kernel of every op: as the runtime fuses, or runs of ops as the profile was cut."""
     if calibration.runtime != SEGMENTED:
-        return kernel_groups(graph, calibration.fusions)
+        return kernel_groups(graph, calibration.fusions, apart)
     ids = np.full(graph.num_ops, -1, dtype=np.int64)
     working = np.flatnonzero(~graph.is_io)
     ids[working] = np.arange(len(working)) // SEGMENT_OPS
@@ -223,12 +233,12 @@ def kernels_of(calibration: Calibration, graph: OpGraph) -> Int[np.ndarray, "N"]
 
 
 def op_seconds(
-    calibration: Calibration, graph: OpGraph
+    calibration: Calibration, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None
 ) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
     """Seconds of every op and their log deviation. All of a kernel's seconds are at its costliest
     op; where segments were timed, they are shared out by work."""
-    kernel = kernels_of(calibration, graph)
-    features = kernel_features(graph, kernel)
+    kernel = kernels_of(calibration, graph, apart)
+    features = kernel_features(graph, kernel, apart)
     spread = predict(calibration.ensemble, features)[1]
     total, deviation = np.zeros(graph.num_ops), np.zeros(graph.num_ops)
     inside = np.flatnonzero(kernel >= 0)

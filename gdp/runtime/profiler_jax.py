@@ -16,6 +16,7 @@ import numpy as np
 from gdp.costs.learned import SEGMENT_OPS
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
+from gdp.presets import device_names, device_preset
 from gdp.runtime.profiler import statistic
 
 EQUATIONS = SEGMENT_OPS
@@ -48,7 +49,7 @@ def profile_functions(
     import jax
 
     return Profile(
-        device=DeviceRecord("cpu" if platform == "cpu" else platform, device.device_kind),
+        device=DeviceRecord(kind_of(device.platform, device.device_kind), device.device_kind),
         runtime="jax",
         threads=0,  # XLA decides
         level="jit",
@@ -70,6 +71,20 @@ def jax_device(platform: str) -> Any:
         raise ClusterError(
             f"JAX has no device of platform {platform!r} here; it has {', '.join(found)}"
         ) from None
+
+
+def kind_of(platform: str, model: str) -> str:
+    """The kind that clusters call a JAX device: that of the preset whose name is in the device's.
+
+    >>> kind_of("gpu", "NVIDIA A100-SXM4-80GB"), kind_of("cpu", "cpu"), kind_of("gpu", "Unheard of")
+    ('a100', 'cpu', 'gpu')
+    """
+    if platform == "cpu":
+        return "cpu"
+    word = model.lower().replace(" ", "").replace("-", "")
+    presets = [p for p in device_names() if not p.startswith("cpu")]
+    named = [p for p in presets if p.replace("-", "") in word]
+    return device_preset(max(named, key=len)).kind if named else platform
 
 
 def profile_function(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gdp.costs.profile import load_profile, merge, save_profile
 from gdp.errors import GdpError
 from gdp.runtime.profiler import ProfileConfig, profile_models
-from pretrain.profile_corpus import exports, images, light, sequences, synthetic
+from pretrain.profile_corpus import exports, images, layouts, light, sequences, synthetic
 
 LOG = logging.getLogger(__name__)
 SYNTHETIC = {
@@ -24,6 +24,8 @@ SYNTHETIC = {
     "transformer": sequences.random_transformer,
     "ops": sequences.random_ops,
     "image_ops": images.random_image_ops,
+    "joined": layouts.random_joined,
+    "windows": layouts.random_windows,
 }
 
 
@@ -56,6 +58,12 @@ def corpus(folder: Path, synthetic_count: int, *, with_exports: bool = True) -> 
             )  # fmt: skip
 
 
+def blind(folder: Path) -> Iterator[Entry]:
+    """Models of families that are only ever tested on."""
+    for entry in exports.BLIND.values():
+        yield Entry(entry.name, entry.family, lambda e=entry: exports.export(e, folder / "blind"))
+
+
 def measure(entries: Iterator[Entry], target: Path, config: ProfileConfig, seconds: float) -> bool:
     """Measure what is not in `target` yet; whether everything is there now."""
     target.mkdir(parents=True, exist_ok=True)
@@ -83,16 +91,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--synthetic", type=int, default=40, help="of each kind")
     parser.add_argument("--no-exports", action="store_true", help="no new exports, without torch")
+    parser.add_argument("--blind", action="store_true", help="the families to test on once")
+    parser.add_argument("--model-seconds", type=float, default=1.5, help="of measuring each")
     parser.add_argument("--families", help="only these, by comma")
     parser.add_argument("--core", type=int, default=0)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
-    entries = corpus(arguments.folder, arguments.synthetic, with_exports=not arguments.no_exports)
+    if arguments.blind:
+        entries = blind(arguments.folder)
+    else:
+        with_exports = not arguments.no_exports
+        entries = corpus(arguments.folder, arguments.synthetic, with_exports=with_exports)
     if arguments.families:
         wanted = set(arguments.families.split(","))
         entries = (entry for entry in entries if entry.family in wanted)
     target = arguments.folder / f"profiles-{arguments.turn}"
-    config = ProfileConfig(core=arguments.core, seconds=1.5, min_runs=2)
+    config = ProfileConfig(core=arguments.core, seconds=arguments.model_seconds, min_runs=2)
     done = measure(entries, target, config, arguments.seconds)
     if not done:
         raise SystemExit(3)

@@ -22,9 +22,9 @@ def random_transformer(seed: int) -> onnx.ModelProto:
     }
     x = b.input(batch, length, width)
     for _ in range(2 if width > 700 else 3):
-        x = b.same("Add", x, _attention(b, _norm(b, x, style["norm"]), heads, style))
-        x = b.same("Add", x, _feed_forward(b, _norm(b, x, style["norm"]), style))
-    _norm(b, x, style["norm"])
+        x = b.same("Add", x, attention(b, norm(b, x, style["norm"]), heads, style))
+        x = b.same("Add", x, feed_forward(b, norm(b, x, style["norm"]), style))
+    norm(b, x, style["norm"])
     return b.model(f"transformer{seed}")
 
 
@@ -40,7 +40,7 @@ def _dense(b: Builder, x: str, width: int, form: str) -> str:
     return b.same("Add", made, b.weight(width, scale=0.1)) if form == "add" else made
 
 
-def _norm(b: Builder, x: str, form: str) -> str:
+def norm(b: Builder, x: str, form: str) -> str:
     width = b.shape[x][-1]
     scale = b.constant(np.ones(width), np.float32)
     row = (*b.shape[x][:-1], 1)
@@ -66,7 +66,7 @@ def _heads(b: Builder, x: str, heads: int, last: bool = False) -> str:
     return b.op("Transpose", split, shape=(n, heads, s, width // heads), perm=[0, 2, 1, 3])
 
 
-def _attention(b: Builder, x: str, heads: int, style: dict) -> str:
+def attention(b: Builder, x: str, heads: int, style: dict) -> str:
     n, s, width = b.shape[x]
     form = str(style["dense"])
     query = _heads(b, _dense(b, x, width, form), heads)
@@ -83,7 +83,7 @@ def _attention(b: Builder, x: str, heads: int, style: dict) -> str:
     return _dense(b, joined, width, form)
 
 
-def _feed_forward(b: Builder, x: str, style: dict) -> str:
+def feed_forward(b: Builder, x: str, style: dict) -> str:
     width = b.shape[x][-1]
     inner = int(width * b.pick(2, 3, 4, 4))
     hidden = _curve(b, _dense(b, x, inner, str(style["dense"])), str(style["gelu"]))

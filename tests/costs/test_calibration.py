@@ -15,8 +15,15 @@ from gdp.costs.cost_file import load_costs, save_costs
 from gdp.costs.default import resolve_costs
 from gdp.costs.features import kernel_features, shares
 from gdp.costs.fit import FitConfig, network
-from gdp.costs.learned import UNSEEN_LOG_STD, LearnedCosts, encode, forward, predict
-from gdp.costs.profile import ProfileError
+from gdp.costs.learned import (
+    UNSEEN_LOG_STD,
+    LearnedCosts,
+    encode,
+    forward,
+    kernels_of,
+    predict,
+)
+from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.costs.roofline import roofline
 from gdp.costs.transfer import adapt, datasheet_transfer, fit_transfer, most_telling
 from gdp.graph import make_graph
@@ -154,6 +161,29 @@ def test_a_processor_with_other_vectors_does_not_match(fitted) -> None:
     assert calibration.matches(CORE)
     assert calibration.matches(replace(CORE, model="Another avx2"))
     assert not calibration.matches(replace(CORE, model="Another avx512"))
+
+
+def test_an_accelerator_matches_by_kind_or_by_its_full_name(fitted) -> None:
+    """Detection gives unknown models the kind of the nearest preset; a processor of one name is one
+    core or all of them, which is not the same device."""
+    made = replace(fitted[0], device=DeviceRecord("gpu", "Unheard Of 9"))
+    near = replace(CORE, kind="a100", model="Unheard Of 9")
+    assert made.matches(near)
+    assert not made.matches(replace(near, model="Unheard Of 8"))
+    assert not fitted[0].matches(replace(CORE, kind="cpu", model=fitted[0].device.model))
+
+
+def test_a_cut_ends_kernels_and_layouts(fitted) -> None:
+    """A product and its activation are one kernel unless they are cut apart; then they cost more,
+    and the same as two models of their own."""
+    calibration, _ = fitted
+    graph = chain_graph("g", [(64, 64, 64), (64, 64, 64)])
+    assert kernels_of(calibration, graph, np.zeros(4, np.int64)).tolist() == [0, 0, 1, 1]
+    assert kernels_of(calibration, graph, np.array([0, 1, 1, 1])).tolist() == [0, 1, 2, 2]
+    cluster, costs = make_cluster("one", [CORE]), LearnedCosts((calibration,))
+    whole = costs(graph, cluster)
+    assert (costs(graph, cluster, np.array([0, 0, 1, 1])) == whole).all()
+    assert costs(graph, cluster, np.array([0, 1, 1, 1])).sum() > whole.sum()
 
 
 def test_families_are_held_out_whole() -> None:

@@ -82,3 +82,44 @@ def test_shares_of_what_bounds_a_kernel_sum_to_one() -> None:
     found = shares(kernel_features(graph, np.repeat(np.arange(3), 2)))
     np.testing.assert_allclose(found.sum(axis=1), 1.0)
     assert found.argmax(axis=1).tolist() == [0, 1, 2]  # arithmetic, traffic, launch
+
+
+def image_graph(types: list[str], uses: list[tuple[int, int]]):
+    """Ops over one image of 1 x 8 x 4 x 4, each of which makes one tensor."""
+    shape = (1, 8, 4, 4)
+    return make_graph(
+        "g", [f"{t}{i}" for i, t in enumerate(types)], types,
+        [(i, 512) for i in range(len(types))], uses,
+        detail=[OpDetail("float32", (shape,), (shape,)) for _ in types],
+    )  # fmt: skip
+
+
+def plain_shares(graph, apart=None) -> list[tuple[float, float]]:
+    """Of every op as a kernel: how much of what it reads, and of what it makes, is plain."""
+    features = kernel_features(graph, np.arange(graph.num_ops), apart)
+    at = len(op_features(graph, 0))
+    return [tuple(row) for row in features.other[:, at : at + 2].tolist()]
+
+
+def test_joins_and_activations_keep_the_layout_of_their_inputs() -> None:
+    """Two convolutions, joined, cut off at zero, convolved: blocked throughout. A sine is not."""
+    blocked = image_graph(
+        ["Conv", "Conv", "Concat", "Relu", "Conv"], [(0, 2), (1, 2), (2, 3), (3, 4)]
+    )
+    assert plain_shares(blocked)[2:4] == [(0.0, 0.0), (0.0, 0.0)]
+    mixed = image_graph(["Conv", "Sin", "Concat", "Conv"], [(0, 2), (1, 2), (2, 3)])
+    assert plain_shares(mixed)[2] == (0.5, 0.0)
+    assert plain_shares(mixed)[3][0] == 1.0
+
+
+def test_tensors_cross_a_cut_in_their_plain_layout() -> None:
+    graph = image_graph(["Conv", "Relu", "Conv"], [(0, 1), (1, 2)])
+    assert plain_shares(graph)[1] == (0.0, 0.0)
+    assert plain_shares(graph, np.array([0, 1, 1])) == [(0.0, 1.0), (1.0, 0.0), (1.0, 0.0)]
+
+
+def test_what_is_cut_apart_sees_graph_inputs_and_outputs() -> None:
+    table = learn_fusions(profile(2, 2).models)
+    graph = chain_graph("g", [(5, 6, 7), (7, 8, 9)])
+    assert kernel_groups(graph, table, np.array([0, 0, 1, 1])).tolist() == [0, 0, 1, 1]
+    assert kernel_groups(graph, table, np.array([0, 1, 1, 2])).tolist() == [0, 1, 2, 3]

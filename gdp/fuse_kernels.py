@@ -54,6 +54,34 @@ def _search(
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
+def _sorted_by(values, keys):
+    """The first values in the order of as many keys, which it sorts. Shell's method: compiling
+    numba's own sorts takes several seconds of the first run."""
+    count = len(keys)
+    values = values[:count].copy()
+    gap = count // 2
+    while gap > 0:
+        for i in range(gap, count):
+            key, value, k = keys[i], values[i], i
+            while k >= gap and keys[k - gap] > key:
+                keys[k], values[k] = keys[k - gap], values[k - gap]
+                k -= gap
+            keys[k], values[k] = key, value
+        gap //= 2
+    return values
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _exceeds(load, a, b, cap):
+    for k in range(len(cap)):
+        if load[a, k] + load[b, k] > cap[k]:
+            return True
+    return False
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
 def _reorder(a, b, before, num_before, after, num_after, pos, merged):
     """Keep `pos` topological: what b needs comes first, then the merged group, then a's readers.
 
@@ -65,14 +93,14 @@ def _reorder(a, b, before, num_before, after, num_after, pos, merged):
     for i in range(num_before):
         slots[i] = pos[before[i]]
         keys[i] = pos[before[i]]
-    first = before[:num_before][np.argsort(keys)]
+    first = _sorted_by(before, keys)
     keys = np.empty(num_after, dtype=np.int64)
     for i in range(num_after):
         slots[num_before + i] = pos[after[i]]
         keys[i] = pos[after[i]]
-    last = after[:num_after][np.argsort(keys)]
+    last = _sorted_by(after, keys)
     slots[-2], slots[-1] = pos[a], pos[b]
-    slots.sort()
+    slots = _sorted_by(slots, slots.copy())
     for i in range(num_before):
         pos[first[i]] = slots[i]
     pos[merged] = slots[num_before]
@@ -105,7 +133,7 @@ def contract(
         if left <= target:
             break
         a, b = _find(parent, pairs[c, 0]), _find(parent, pairs[c, 1])
-        if a == b or label[a] < 0 or label[a] != label[b] or (load[a] + load[b] > cap).any():
+        if a == b or label[a] < 0 or label[a] != label[b] or _exceeds(load, a, b, cap):
             continue
         if pos[a] > pos[b]:
             a, b = b, a
@@ -115,7 +143,7 @@ def contract(
             continue
         mark += 1
         num_after = _search(
-            a, MAX_STEPS, b, 1, out_ptr, out_adjacent, head, following, parent, pos, stamp, mark,
+            a, MAX_STEPS, b, np.int64(1), out_ptr, out_adjacent, head, following, parent, pos, stamp, mark,
             after,
         )  # fmt: skip
         if num_after == -1:
@@ -124,7 +152,7 @@ def contract(
         num_before = 0
         if num_after != 0:
             num_before = _search(
-                b, MAX_STEPS, a, -1, in_ptr, in_adjacent, head, following, parent, pos, stamp, mark,
+                b, MAX_STEPS, a, np.int64(-1), in_ptr, in_adjacent, head, following, parent, pos, stamp, mark,
                 before,
             )  # fmt: skip
         # One empty side is proof enough, however large the other.
@@ -137,7 +165,8 @@ def contract(
         parent[b] = a
         following[tail[a]] = head[b]
         tail[a] = tail[b]
-        load[a] += load[b]
+        for k in range(len(cap)):
+            load[a, k] += load[b, k]
         if ca != cb:
             class_parent[cb] = ca
             klass_load[ca] += klass_load[cb]

@@ -129,7 +129,7 @@ def decode(
     `forced` rows replace the last rows of the batch: their ops go where they are told and are only
     scored. `pad` (N, D) widens the kept arrays with zeros for a padded network.
     """
-    from gdp.policy.decode_kernels import NUM_PAIR_FEATURES, rollout
+    from gdp.policy.decode_kernels import NUM_PAIR_FEATURES, new_scratch, new_state, rollout
 
     n, d = view.cost_s.shape
     wide_n, wide_d = pad or (n, d)
@@ -147,8 +147,8 @@ def decode(
     def run(k: int) -> None:
         greedy = greedy_first and k == 0
         log_probability[k] = rollout(
-            view, head, fixed[k], uniform[k], greedy, temperature,
-            device[k], taken[k], legal[k], feats[k], keep,
+            view, new_state(view), new_scratch(d, len(head.out)), head, fixed[k], uniform[k],
+            greedy, temperature, device[k], taken[k], legal[k], feats[k], keep,
         )  # fmt: skip
 
     if threads > 1 and samples > 1:

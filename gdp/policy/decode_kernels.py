@@ -10,7 +10,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.sim.kernel import BARE, INLINE
+from gdp.sim.kernel import BARE, INNER, INNER_INLINE
 
 NUM_PAIR_FEATURES = 34
 """Dynamic features of one (op, device) pair; `pair_features` fills them in this order."""
@@ -19,84 +19,6 @@ FIRST_ADVICE = 26
 
 NEIGHBOURHOOD = 48
 """Uses looked at for the pull of future readers; bounds the work per op on graphs with hubs."""
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def rollout(p, head, forced, uniform, greedy, temperature, device, taken, legal, feats, keep):
-    """Fill `device` [N] with one placement; returns the log-probability of its free choices.
-
-    `forced[op] >= 0` fixes the device of an op (teacher forcing). With `keep`, `taken` [N] says
-    where a choice was made, `legal` [N, D] what was allowed there, `feats` [N, D, F] what was seen.
-    """
-    n, d = p.cost_s.shape
-    s = new_state(p)
-    row = np.zeros((d, NUM_PAIR_FEATURES), dtype=np.float32)
-    logit = np.zeros(d)
-    mask = np.zeros(d, dtype=np.bool_)
-    hidden = np.zeros((2, head.out.shape[0]), dtype=np.float32)
-    work = np.zeros((9, d))
-    total = 0.0
-    for step in range(n):
-        op = p.order[step]
-        pinned = s.group_device[p.group[op]]
-        options = 0
-        if pinned < 0:
-            options = legal_devices(p, s, op, mask)
-            if forced[op] >= 0 and not mask[forced[op]]:
-                mask[forced[op]] = True
-                options += 1
-        if pinned >= 0:
-            choice = pinned
-        elif options == 1 and not (forced[op] >= 0):
-            choice = int(np.argmax(mask))
-        else:
-            if head.dynamic:
-                pair_features(p, s, op, mask, row, work)
-            score_pairs(head, op, row, mask, logit, hidden)
-            if forced[op] >= 0:
-                choice = forced[op]
-            elif greedy:
-                choice = best_of(logit, mask)
-            else:
-                choice = draw(logit, mask, temperature, uniform[op])
-            if options > 1:
-                total += log_probability(logit, mask, choice)
-                if keep:
-                    taken[op] = True
-                    legal[op, :d] = mask
-                    feats[op, :d] = row
-            if p.advice.shape[0] > 0 and options > 1:
-                s.record[3] += 0.1 * ((1.0 if choice == p.advice[0, op] else 0.0) - s.record[3])
-        device[op] = choice
-        commit(p, s, op, choice)
-    return total
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def new_state(p):
-    """An empty machine."""
-    n, d = p.cost_s.shape
-    t = p.tensor_bytes.shape[0]
-    arrival = np.full((t, d), np.inf)
-    return State(
-        arrival,
-        np.zeros(d),
-        np.zeros(p.num_channels),
-        np.zeros(d),
-        np.zeros(p.num_channels),
-        np.zeros(n),
-        np.full(p.num_groups, -1, dtype=np.int64),
-        np.zeros((p.num_weights, d), dtype=np.bool_),
-        np.zeros(d),
-        np.zeros(d),
-        p.num_uses.copy(),
-        np.zeros(d, dtype=np.bool_),
-        np.zeros(d),
-        np.zeros(4),
-        np.full((n, 1), -1, dtype=np.int64),
-    )
 
 
 class State(typing.NamedTuple):
@@ -119,7 +41,113 @@ class State(typing.NamedTuple):
     placed: typing.Any  # [N, 1] device of every placed op, -1 before
 
 
+class Scratch(typing.NamedTuple):
+    """What is overwritten at every op."""
+
+    row: typing.Any  # [D, F] float32: the pair features
+    logit: typing.Any  # [D]
+    mask: typing.Any  # [D] bool
+    hidden: typing.Any  # [2, W] float32
+    work: typing.Any  # [9, D]
+
+
+def new_state(p: typing.Any) -> State:
+    """An empty machine."""
+    n, d = p.cost_s.shape
+    return State(
+        arrival_s=np.full((len(p.tensor_bytes), d), np.inf),
+        free_s=np.zeros(d),
+        channel_s=np.zeros(p.num_channels),
+        load_s=np.zeros(d),
+        channel_load_s=np.zeros(p.num_channels),
+        finish_s=np.zeros(n),
+        group_device=np.full(p.num_groups, -1, dtype=np.int64),
+        holds=np.zeros((p.num_weights, d), dtype=np.bool_),
+        weight_bytes=np.zeros(d),
+        live_bytes=np.zeros(d),
+        uses_left=p.num_uses.copy(),
+        used=np.zeros(d, dtype=np.bool_),
+        recent=np.zeros(d),
+        record=np.zeros(4),
+        placed=np.full((n, 1), -1, dtype=np.int64),
+    )
+
+
+def new_scratch(num_devices: int, width: int) -> Scratch:
+    """Scratch for a head of so many hidden units."""
+    return Scratch(
+        row=np.zeros((num_devices, NUM_PAIR_FEATURES), dtype=np.float32),
+        logit=np.zeros(num_devices),
+        mask=np.zeros(num_devices, dtype=np.bool_),
+        hidden=np.zeros((2, width), dtype=np.float32),
+        work=np.zeros((9, num_devices)),
+    )
+
+
 @numba.njit(**BARE)
+@typing.no_type_check
+def rollout(p, s, x, head, forced, uniform, greedy, temperature, device, taken, legal, feats, keep):
+    """Fill `device` [N] with one placement; returns the log-probability of its free choices.
+
+    `s` is an empty machine, `x` scratch. `forced[op] >= 0` fixes the device of an op (teacher
+    forcing). With `keep`, `taken` [N] says where a choice was made, `legal` [N, D] what was allowed
+    there, `feats` [N, D, F] what was seen.
+    """
+    total = 0.0
+    for step in range(p.cost_s.shape[0]):
+        op = p.order[step]
+        choice = s.group_device[p.group[op]]
+        options = 0
+        if choice < 0:
+            options = legal_devices(p, s, op, x.mask)
+            if forced[op] >= 0 and not x.mask[forced[op]]:
+                x.mask[forced[op]] = True
+                options += 1
+            choice = forced[op]
+        if options == 1 and choice < 0:
+            choice = first_of(x.mask)
+        elif options > 0:
+            if head.dynamic:
+                pair_features(p, s, op, x.mask, x.row, x.work)
+            score_pairs(head, op, x.row, x.mask, x.logit, x.hidden)
+            if choice < 0:
+                if greedy:
+                    choice = best_of(x.logit, x.mask)
+                else:
+                    choice = draw(x.logit, x.mask, temperature, uniform[op])
+        if options > 1:
+            total += log_probability(x.logit, x.mask, choice)
+            if keep:
+                record_choice(x, op, taken, legal, feats)
+            if p.advice.shape[0] > 0:
+                s.record[3] += 0.1 * ((1.0 if choice == p.advice[0, op] else 0.0) - s.record[3])
+        device[op] = choice
+        commit(p, s, op, choice)
+    return total
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def record_choice(x, op, taken, legal, feats):
+    """Keep what was seen where a choice was made."""
+    taken[op] = True
+    for i in range(x.row.shape[0]):
+        legal[op, i] = x.mask[i]
+        for f in range(x.row.shape[1]):
+            feats[op, i, f] = x.row[i, f]
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def first_of(mask):
+    """The first device allowed."""
+    for i in range(mask.shape[0]):
+        if mask[i]:
+            return i
+    return -1
+
+
+@numba.njit(**INNER)
 @typing.no_type_check
 def legal_devices(p, s, op, mask):
     """Fill `mask` with the devices that may take an op, and count them; never zero.
@@ -152,7 +180,7 @@ def legal_devices(p, s, op, mask):
     return count
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def demand(p, s, op, i):
     """Bytes that an op (and the weights of its group) would add on a device."""
@@ -170,7 +198,7 @@ def demand(p, s, op, i):
     return need
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def arrival(p, s, t, i):
     """When a tensor would be on a device if it were sent there now, and the seconds of sending."""
@@ -182,7 +210,7 @@ def arrival(p, s, t, i):
     return start + seconds, seconds
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def opens_segment(p, s, op, i):
     """Whether an op on a device starts a cut sub-model: it reads from elsewhere, or nothing."""
@@ -197,20 +225,23 @@ def opens_segment(p, s, op, i):
     return False
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def squash(x):
     return np.arcsinh(x) / 3.0
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def pair_features(p, s, op, mask, row, work):
     """Fill `row` [D, F] with the dynamic features of an op on every legal device."""
     d = p.cost_s.shape[1]
     scale = p.scale_s
-    row[:] = 0.0
-    work[:] = 0.0
+    for i in range(d):
+        for f in range(row.shape[1]):
+            row[i, f] = 0.0
+        for k in range(work.shape[0]):
+            work[k, i] = 0.0
     begin, ready, end, missing, sent = work[0], work[1], work[2], work[3], work[4]
     resident, pull, kin, sibling = work[5], work[6], work[7], work[8]
     future_pull(p, s, op, pull, kin, sibling)
@@ -281,7 +312,7 @@ def pair_features(p, s, op, mask, row, work):
     advised(p, s, op, mask, row)
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def advised(p, s, op, mask, row):
     """Fill in what the advisers say of an op: row 0 of the advice is the incumbent.
@@ -316,7 +347,7 @@ def advised(p, s, op, mask, row):
             left -= 1
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def headroom(p, s, op, i):
     """Share of a device's memory that stays free with the op on it, in [-1, 1]."""
@@ -324,7 +355,7 @@ def headroom(p, s, op, i):
     return max(-1.0, left / p.memory_bytes[i])
 
 
-@numba.njit(**INLINE)
+@numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def normalise(share):
     """Scale to sum 1, where there is anything."""
@@ -336,7 +367,7 @@ def normalise(share):
             share[i] /= total
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def future_pull(p, s, op, pull, kin, sibling):
     """Where the op's readers will want it, as shares over devices.
@@ -376,7 +407,7 @@ def future_pull(p, s, op, pull, kin, sibling):
     normalise(sibling)
 
 
-@numba.njit(**BARE, fastmath=True)
+@numba.njit(**INNER, fastmath=True)
 @typing.no_type_check
 def score_pairs(head, op, row, mask, logit, hidden):
     """logit(d) = prior + out . relu(W2 relu(node + device + W1 f) + b): network.score, one op."""
@@ -406,7 +437,7 @@ def score_pairs(head, op, row, mask, logit, hidden):
         logit[i] = value
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def best_of(logit, mask):
     best = -1
@@ -416,7 +447,7 @@ def best_of(logit, mask):
     return best
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def log_probability(logit, mask, choice):
     top = logit[best_of(logit, mask)]
@@ -427,7 +458,7 @@ def log_probability(logit, mask, choice):
     return logit[choice] - top - np.log(total)
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def draw(logit, mask, temperature, uniform):
     """A device from the softmax of logit / temperature, by inversion of one uniform number."""
@@ -446,7 +477,7 @@ def draw(logit, mask, temperature, uniform):
     return last
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def commit(p, s, op, i):
     """Put an op on a device: move what it reads, run it, and account for memory."""
@@ -494,7 +525,7 @@ def commit(p, s, op, i):
             drop(p, s, t)
 
 
-@numba.njit(**BARE)
+@numba.njit(**INNER)
 @typing.no_type_check
 def drop(p, s, t):
     """Free a tensor that all its readers have read.

@@ -74,10 +74,10 @@ def _sorted_by(values, keys):
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _exceeds(load, a, b, cap):
+    found = False
     for k in range(len(cap)):
-        if load[a, k] + load[b, k] > cap[k]:
-            return True
-    return False
+        found |= load[a, k] + load[b, k] > cap[k]
+    return found
 
 
 @numba.njit(cache=True, nogil=True)
@@ -143,8 +143,8 @@ def contract(
             continue
         mark += 1
         num_after = _search(
-            a, MAX_STEPS, b, np.int64(1), out_ptr, out_adjacent, head, following, parent, pos, stamp, mark,
-            after,
+            a, MAX_STEPS, b, np.int64(1), out_ptr, out_adjacent, head, following, parent, pos,
+            stamp, mark, after,
         )  # fmt: skip
         if num_after == -1:
             continue
@@ -152,8 +152,8 @@ def contract(
         num_before = 0
         if num_after != 0:
             num_before = _search(
-                b, MAX_STEPS, a, np.int64(-1), in_ptr, in_adjacent, head, following, parent, pos, stamp, mark,
-                before,
+                b, MAX_STEPS, a, np.int64(-1), in_ptr, in_adjacent, head, following, parent, pos,
+                stamp, mark, before,
             )  # fmt: skip
         # One empty side is proof enough, however large the other.
         if num_before < 0 or (num_after < 0 and num_before > 0):

@@ -34,10 +34,10 @@ def exact(problem: Problem, search: Search) -> ExactAnswer:
     """The best placement of the solver that suits the problem; the notes say what is proven."""
     clock = Clock(search.seconds)
     how, answer = _solved(problem, search)
-    if answer.assignment is None:
+    if (assignment := answer.assignment) is None:
         return _noted(answer, ())
     answer = _with_bound(problem, answer, clock)
-    value_s = _value_s(problem, answer.assignment)
+    value_s = _value_s(problem, assignment)
     optimal = answer.proven_optimal or answer.bound_s >= value_s * (1 - 1e-9)
     if optimal:
         note = f"optimal, proven by {answer.bound_by} ({how})"

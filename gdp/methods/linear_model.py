@@ -6,6 +6,7 @@ objective enters as bounds of its variable.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -77,11 +78,16 @@ class LinearModel:
         options: dict[str, float | bool] = {"mip_rel_gap": relative_gap, "presolve": True}
         if seconds is not None:
             options["time_limit"] = max(0.1, seconds)
+        # SciPy takes arrays here, its published types know only floats.
+        low: Any = np.array(self.low)
+        high: Any = np.array(self.high)
+        row_low: Any = np.array(self.row_low)
+        row_high: Any = np.array(self.row_high)
         result = milp(
             cost,
             integrality=np.array(self.kind),
-            bounds=Bounds(np.array(self.low), np.array(self.high)),
-            constraints=LinearConstraint(matrix, np.array(self.row_low), np.array(self.row_high)),
+            bounds=Bounds(low, high),
+            constraints=LinearConstraint(matrix, row_low, row_high),
             options=options,
         )
         if result.status == 2:

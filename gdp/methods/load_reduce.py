@@ -249,7 +249,7 @@ def _join_dear(model: LoadModel, upper_s: float, clock: Clock) -> LoadModel | No
     free = replace(model, work_s=np.zeros_like(model.work_s))
     once, twice = (_network(free, limit_s) for limit_s in (left_s, left_s / 2))
     payer = int(np.flatnonzero(model.pays)[0])
-    on_cpu = np.isfinite(model.work_s[:, ~model.pays]).any(axis=1)
+    on_cpu = [bool(np.isfinite(row).any()) for row in model.work_s[:, ~model.pays]]
     weight = np.zeros(model.num_nodes)
     for pins, seconds in zip(model.pins, model.weight_s.tolist(), strict=True):
         weight[list(pins)] += seconds

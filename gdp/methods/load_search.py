@@ -12,8 +12,10 @@ from gdp.methods.load_model import LoadModel
 if TYPE_CHECKING:
     from gdp.methods.load_search_kernels import Nodes, State
 
-_STEPS_PER_NODE = 8000
-_MOST_STEPS = 4_000_000
+_STEPS_PER_NODE = 6000
+_MOST_STEPS = 1_000_000  # of the first rounds
+_ROUNDS_PER_DOUBLING = 4
+_MOST_DOUBLINGS = 4
 # Shares of the largest load: from half of the moves pass to those alone that change little; at last
 # hardly any. Each is best on some graphs.
 _HOT = (0.05, 0.02, 0.005, 0.001)
@@ -38,7 +40,8 @@ def search_loads(
         if round_number and clock.is_over():
             break
         again = round_number >= len(starts) and round_number % 3 > 0
-        steps = min(_MOST_STEPS, _STEPS_PER_NODE * model.num_nodes) * (1 + round_number // 6)
+        steps = min(_MOST_STEPS, _STEPS_PER_NODE * model.num_nodes)
+        steps <<= min(_MOST_DOUBLINGS, round_number // _ROUNDS_PER_DOUBLING)
         state.device[:] = best if again else start
         load_s, over = anneal(nodes, state, steps, _HOT[round_number % len(_HOT)], _COLD)
         if (over, load_s) < best_key:

@@ -29,6 +29,7 @@ BETTER = 1.0 - 1e-6
 _CLOSE = 1.0 - 5e-6
 """Of a value: a bound above this share of it proves it optimal; solvers round."""
 _SEARCH_SHARE = 0.15
+_POLISH_SHARE = 0.15
 _PIPELINE_SHARE = 0.1
 _REDUCE_SHARE = 0.3
 _START_S = 10.0  # for a first answer where no limit is given
@@ -191,6 +192,7 @@ def _good_groups(
     problem: Problem, model: LoadModel, search: Search, clock: Clock
 ) -> Int[np.ndarray, "G"] | None:
     """A good device for each group, by the pipelines' program and annealing; None: none fits."""
+    from gdp.methods.load_polish import polish
     from gdp.methods.load_reduce import absorb
     from gdp.methods.load_search import search_loads
     from gdp.methods.pipeline_dp import best_pipeline
@@ -210,7 +212,8 @@ def _good_groups(
     rounds = _ROUNDS if search.seconds is None else _MOST_ROUNDS
     device, load_s, over = search_loads(small, starts, Clock(share_s), search.seed, rounds)
     if over == 0 and load_s < upper_s:
-        return device[small.node]
+        share_s = None if search.seconds is None else _POLISH_SHARE * search.seconds
+        return polish(small, device, load_s, Clock(share_s), search.seed)[small.node]
     if first is None or not np.isfinite(upper_s):
         return None
     return _node_values(model, problem, first)

@@ -16,7 +16,7 @@ from gdp.methods.mip import mip
 from gdp.sim import max_load
 from gdp.sim.problem import Objective, make_problem
 
-SEARCH = Search(seconds=None, evaluations=300)
+SEARCH = Search(seconds=None, evaluations=100)
 
 
 @pytest.mark.parametrize(("objective", "best_s"), [("latency", 6.0), ("throughput", 4.0)])

@@ -30,7 +30,8 @@ def least_period(problem: Problem, search: Search) -> Answer:
         return first
     upper_s = first.value_s if first.overflow_bytes == 0 else np.inf
     if num_variables(problem) > MOST_VARIABLES:
-        return _answer(problem, first, 0.0, "", f"{num_variables(problem)} variables are too many")
+        why = f"{num_variables(problem)} variables are too many for a solver"
+        return _answer(problem, first, _work_s(problem), "work over the speed of all devices", why)
     # Targets below the best are decided in less time than the best itself: see mip.least_load.
     best, bound_s, open_s = first, _work_s(problem), np.inf
     for step in range(_TRIES):
@@ -76,7 +77,9 @@ def least_latency(problem: Problem, search: Search) -> Answer:
     if isinstance(first, Answer):
         return first
     if num_intervals(problem) > MOST_INTERVALS:
-        return _answer(problem, first, 0.0, "", f"{num_intervals(problem)} intervals are too many")
+        return _answer(
+            problem, first, 0.0, "", f"{num_intervals(problem)} intervals are too many for a solver"
+        )
     fits = first.overflow_bytes == 0
     upper_s = first.value_s if fits else _serial_s(problem)
     left_s = None if search.seconds is None else clock.remaining_s()

@@ -62,7 +62,7 @@ def problems(seed: int, count: int, num_ops: int = 6) -> Iterator[Problem]:
 
 def test_the_least_load_is_found_and_proven() -> None:
     misfits = 0
-    for problem in problems(0, 20):
+    for problem in problems(0, 15):
         best_s = least_load_s(problem)
         answer = mip(problem, SEARCH)
         if not np.isfinite(best_s):
@@ -82,7 +82,7 @@ def test_the_least_load_is_found_and_proven() -> None:
 def test_reductions_keep_what_is_below_the_known_value() -> None:
     """Of all assignments below a value the best survives; None means that there is none."""
     shrunk, refuted = 0, 0
-    for problem in problems(1, 24, num_ops=6):
+    for problem in problems(1, 15, num_ops=6):
         model = load_model(problem)
         best_s = least_of(model)
         assert best_s == pytest.approx(least_load_s(problem), rel=1e-12)
@@ -101,8 +101,8 @@ def test_reductions_keep_what_is_below_the_known_value() -> None:
             small = reduce_model(model, best_s * factor, FOREVER)
             refuted += small is None
             assert small is None or least_of(small) >= best_s * (1 - 1e-9)
-    assert shrunk > 30
-    assert refuted > 5
+    assert shrunk > 15
+    assert refuted > 3
 
 
 def test_a_cutoff_below_the_optimum_is_refuted() -> None:

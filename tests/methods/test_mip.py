@@ -62,7 +62,7 @@ def problems(seed: int, count: int, num_ops: int = 6) -> Iterator[Problem]:
 
 def test_the_least_load_is_found_and_proven() -> None:
     misfits = 0
-    for problem in problems(0, 15):
+    for problem in problems(0, 20):
         best_s = least_load_s(problem)
         answer = mip(problem, SEARCH)
         if not np.isfinite(best_s):

@@ -50,7 +50,8 @@ def solve_blocks(
     if hint is not None:
         form.hint(hint)
     solution = run_cp(form.model, seconds, seed)
-    bound_s = max(0.0, solution.bound) * form.unit_s
+    # Where time ran out before a first bound, the longest path still holds.
+    bound_s = max(form.path, solution.bound) * form.unit_s
     if solution.solver is None:
         return BlockSolution(None, None, min(bound_s, upper_s), solution.is_complete)
     device, rank = form.read(solution.solver)
@@ -181,6 +182,7 @@ class _Form:
         model, problem = self.model, self.problem
         n, blocks = problem.num_ops, range(self.num_blocks)
         latest = self._earliest()
+        self.path = int(latest.max(initial=0))
         finish = [model.new_int_var(int(latest[v]), TICKS, "") for v in range(n)]
         start = [model.new_int_var(0, TICKS, "") for _ in blocks]
         end = [model.new_int_var(0, TICKS, "") for _ in blocks]

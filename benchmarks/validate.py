@@ -1,38 +1,46 @@
 """Predicted against measured time of real placements on pinned cores, model by model.
 
-    python benchmarks/validate.py --folder WORK -o validate.json [--models A,B] [--seconds 150]
-    python benchmarks/validate.py --folder WORK -o validate.json --predict   predict again, only
+    python -m benchmarks.validate --folder WORK -o validate.json [--models A,B] [--seconds 150]
+    python -m benchmarks.validate --folder WORK -o validate.json --predict   predict again, only
 
 Models are of held-out families of the calibration; `pretrain.profile_corpus.build` makes them.
 Every placement is executed as `gdp run` does it, one sample at a time for the latency and with the
 pipeline full for the throughput, in two interleaved repeats whose agreement bounds what any
 prediction can reach. The statistic is that of profiles: of several rounds the fastest, because
 other work on the machine only ever adds time; the mean over all rounds is reported beside it.
-Placements that were measured before are kept, so the command can be repeated.
+Before every placement a few uncut models that costs were fitted to run again, on one core and on
+all cores at once: how much longer than in their profile they take is what the machine's speed has
+changed since, and what busy cores cost each other. Errors are given as measured and with that taken
+out. Placements that were measured before are kept, so the command can be repeated; `--like` takes
+those of another file once more, for `benchmarks.validate_report` to compare.
 """
 
 import argparse
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from benchmarks.validate_report import report
 from gdp import api
 from gdp.cluster import Cluster
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
 from gdp.costs.learned import LearnedCosts
+from gdp.costs.profile import load_profile
 from gdp.costs.roofline import roofline
 from gdp.errors import GdpError
 from gdp.fuse import fuse, group_seconds
 from gdp.graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import load
+from gdp.resources import data_path
 from gdp.runtime.onnxruntime import prepare
 from gdp.runtime.ort_pipeline import Pipeline, Trace
 from gdp.runtime.ort_sessions import core_of_device
@@ -53,11 +61,15 @@ MODELS = {
     "vit": "exports/vit-1-b1-i160.onnx",
     "convnext": "exports/convnext-1-b2-i192.onnx",
 }
+REFERENCES = (
+    "light/shufflenet-b1", "exports/mobilenet_v1-0-b1-i224", "exports/regnet-0-b1-i224",
+    "exports/opt-w320-b2-s80",
+)  # fmt: skip
+"""Of the training families, and in the profile."""
+PROFILE = ("profiles", "cpu-core-avx2.json.gz")
 METHODS = ("single", "blocks", "heft", "auto")
 ROUNDS = 4
 """Of one placement; every other one belongs to the second repeat."""
-SPREAD = 0.1
-"""Models whose placements differ by less have no order to predict."""
 
 
 def placements(
@@ -175,6 +187,42 @@ def measure(
     }
 
 
+class Reference:
+    """Uncut models of known speed, with a copy on every core."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        known = {m.name: m.latency_s for m in load_profile(data_path(*PROFILE)).models}
+        self._pipelines: list[tuple[float, list[Pipeline]]] = []
+        self._stack = ExitStack()
+        for name in REFERENCES:
+            path = folder / f"{name}.onnx"
+            graph, source = load(str(path), {}), randomised(load_source(str(path)), 0)
+            copies = []
+            for d in range(cluster.num_devices):
+                device = np.full(graph.num_ops, d)
+                device[graph.is_io] = cluster.host
+                guess = prediction(graph, cluster, device, roofline)
+                plan = make_plan(source.model, graph, guess, "throughput")
+                ready = prepare(source, graph, plan, core_of_device(cluster), 0)
+                pipeline = Pipeline(ready.stages, ready.slots[:1], ready.workers)
+                copies.append(self._stack.enter_context(pipeline))
+            self._pipelines.append((known[path.stem], copies))
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def ratios(self) -> tuple[float, float]:
+        """Seconds over those of the profile, on one core and with all cores busy: medians."""
+        alone, busy = [], []
+        for known_s, copies in self._pipelines:
+            alone.append(min(copies[0].run(4).stage_s[0]) / known_s)
+            for pipeline in copies:
+                pipeline.start(4)
+            # The first and the last run of a copy may have the machine to itself.
+            busy += [float(np.min(p.wait().stage_s[0][1:-1])) / known_s for p in copies]
+        return float(np.median(alone)), float(np.median(busy))
+
+
 def _period_s(trace: Trace, slots: int) -> float:
     """Seconds per sample from when the pipeline is full to when no more samples enter."""
     finish = np.array(trace.finish_s)[slots:]
@@ -187,94 +235,11 @@ def _fast(seconds: Float[np.ndarray, "R"]) -> float:
     return float(np.sort(seconds)[: max(1, len(seconds) // 4)].mean())
 
 
-def _rank_correlation(a: Float[np.ndarray, "P"], b: Float[np.ndarray, "P"]) -> float:
-    """Spearman's, with ties ranked by their mean."""
-    from scipy.stats import rankdata
-
-    return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
-
-
-def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Errors and rank correlations of one model's placements."""
-    found: dict[str, Any] = {"placements": len(rows)}
-    for what in ("latency", "period"):
-        repeats = np.array([row[f"{what}_s"] for row in rows])
-        measured = repeats.min(axis=1)
-        found[what] = {
-            "spread": float(measured.max() / measured.min() - 1),
-            "repeat_spearman": _rank_correlation(repeats[:, 0], repeats[:, 1]),
-        }
-        for name in ("predicted", "roofline"):
-            made = np.array([row[f"{name}_{what}_s"] for row in rows])
-            error = np.abs(made / measured - 1)
-            found[what][name] = {
-                "median_error": float(np.median(error)),
-                "p90_error": float(np.quantile(error, 0.9)),
-                "bias": float(np.median(made / measured - 1)),
-                "spearman": _rank_correlation(made, measured),
-            }
-    return found
-
-
-def report(document: dict[str, Any]) -> str:
-    """The figures as a table; shares are Spearman's correlation of predicted and measured over
-    that of the two repeats."""
-    document = {model: rows for model, rows in document.items() if rows}
-    lines = [
-        f"{'model':14} {'n':>3} {'what':8} {'spread':>7} {'error':>7} {'p90':>7} {'bias':>7} "
-        f"{'rank':>6} {'repeat':>7} {'share':>6} | {'roofline':>8} {'rank':>6} {'share':>6}"
-    ]
-    per_model = {model: figures(rows) for model, rows in document.items()}
-    for model, found in per_model.items():
-        for what in ("latency", "period"):
-            lines.append(_line(model, found["placements"], what, found[what]))
-    rows = [row for entries in document.values() for row in entries]
-    found = figures(rows)
-    lines += [_line("all", len(rows), what, found[what]) for what in ("latency", "period")]
-    lines += [_ranks(per_model, what) for what in ("latency", "period")]
-    means = [row["predicted_period_s"] / row["mean_period_s"] - 1 for row in rows
-             if "mean_period_s" in row]  # fmt: skip
-    if means:
-        lines.append(
-            f"period against the mean of all rounds: median error {np.median(np.abs(means)):.1%}, "
-            f"bias {np.median(means):+.1%}"
-        )
-    return "\n".join(lines)
-
-
-def _share(found: dict[str, Any], name: str) -> float:
-    """The rank correlation with the measurement over what the measurement has with itself."""
-    return found[name]["spearman"] / max(found["repeat_spearman"], 1e-9)
-
-
-def _ranks(per_model: dict[str, dict[str, Any]], what: str) -> str:
-    """Over the models whose placements spread: the mean share, and how many reach 0.95."""
-    spread = [found[what] for found in per_model.values() if found[what]["spread"] > SPREAD]
-    if not spread:
-        return f"{what}: no model's placements spread by more than {SPREAD:.0%}"
-    ours, plain = ([_share(found, name) for found in spread] for name in ("predicted", "roofline"))
-    return (
-        f"{what}: of {len(spread)} models whose placements spread by more than {SPREAD:.0%}, rank "
-        f"correlation is {np.mean(ours):.3f} of the repeats' on average, at least 0.95 in "
-        f"{sum(x >= 0.95 for x in ours)} (roofline {np.mean(plain):.3f}, "
-        f"{sum(x >= 0.95 for x in plain)})"
-    )
-
-
-def _line(model: str, count: int, what: str, found: dict[str, Any]) -> str:
-    ours, plain = found["predicted"], found["roofline"]
-    return (
-        f"{model:14} {count:3} {what:8} {found['spread']:7.0%} {ours['median_error']:7.1%} "
-        f"{ours['p90_error']:7.1%} {ours['bias']:+7.1%} {ours['spearman']:6.3f} "
-        f"{found['repeat_spearman']:7.3f} {_share(found, 'predicted'):6.3f} | "
-        f"{plain['median_error']:8.1%} {plain['spearman']:6.3f} {_share(found, 'roofline'):6.3f}"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path())
     parser.add_argument("-o", "--output", type=Path, default=Path("validate.json"))
+    parser.add_argument("--like", type=Path, help="an earlier output: measure its placements again")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--placements", type=int, default=20)
     parser.add_argument("--measure-seconds", type=float, default=1.5, help="per placement")
@@ -290,6 +255,7 @@ def main() -> None:
     started_s = time.monotonic()
     path = arguments.output
     document = json.loads(path.read_text()) if path.exists() else {}
+    reference: Reference | None = None
     for model in arguments.models.split(","):
         spec = MODELS[model]
         spec = spec if spec.startswith("onnx:") else str(arguments.folder / spec)
@@ -297,7 +263,8 @@ def main() -> None:
         if not arguments.predict and len(rows) >= arguments.placements:
             continue
         graph = load(spec, {})
-        planned = _planned(path.with_suffix(f".{model}.npz"), graph, cluster, costs, arguments)
+        place = (arguments.like or path).with_suffix(f".{model}.npz")
+        planned = _planned(place, graph, cluster, costs, arguments)
         if arguments.plan:
             continue
         source = randomised(load_source(spec), 0)
@@ -311,9 +278,13 @@ def main() -> None:
             if arguments.predict:
                 have[name].update(said)
             else:
+                reference = reference or Reference(arguments.folder, cluster)
+                alone, busy = reference.ratios()
                 found = measure(source, graph, cluster, plan, arguments.measure_seconds)
-                rows.append({"name": name, **said, **found})
+                rows.append({"name": name, "alone": alone, "busy": busy, **said, **found})
             path.write_text(json.dumps(document))
+    if reference is not None:
+        reference.close()
     if not arguments.plan:
         print(report(document))
 

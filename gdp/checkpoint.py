@@ -34,7 +34,8 @@ def save(
 ) -> str:
     """Write a checkpoint folder; returns the SHA-256 (hex) of its weights.
 
-    `meta` holds whatever JSON the caller wants back from `read_meta`.
+    `meta` holds whatever JSON the caller wants back from `read_meta`. Where several JAX processes
+    train together, all of them call this with the same path on a shared disk; the first writes.
     """
     from orbax.checkpoint.experimental import v1 as orbax
 
@@ -42,9 +43,11 @@ def save(
     leaves = _flatten(tree)
     digest = _digest(leaves)
     target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    staging = _staging(target)
     try:
         orbax.save(str((staging / "weights").absolute()), dict(leaves))
+        if not _is_first():
+            return digest
         _forget_where(staging / "weights")
         (staging / "recipe.toml").write_text(recipe)
         document = {"schema": SCHEMA, "sha256": digest, **(meta or {})}
@@ -86,6 +89,25 @@ def load(path: str | os.PathLike[str], like: Any) -> Any:
                 f"{shape} wanted; use the recipe beside it"
             )
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+
+
+def _is_first() -> bool:
+    import jax
+
+    return jax.process_index() == 0
+
+
+def _staging(target: Path) -> Path:
+    """Where to write before renaming: a name of its own, or one that all processes agree on."""
+    import jax
+
+    if jax.process_count() == 1:
+        return Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    staging = target.parent / f".{target.name}.joint"
+    if _is_first():
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+    return staging
 
 
 def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:

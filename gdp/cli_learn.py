@@ -28,15 +28,18 @@ def pretrain(
     processes: int, process_id: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Pre-train a policy over a corpus; started again on the same folder, it goes on."""
-    from gdp.learn.distributed import join
+    from gdp.learn.distributed import DistributedError, join, quit_at_once
     from gdp.learn.pretrain import pretrain as train
     from gdp.learn.recipe import load_recipe
 
     team = join(coordinator, processes, process_id) if coordinator else None
     settings, text = load_recipe(recipe)
-    trained = train(
-        settings, output, recipe_text=text, team=team, threads=threads, stop_after_s=stop_after
-    )
+    try:
+        trained = train(
+            settings, output, recipe_text=text, team=team, threads=threads, stop_after_s=stop_after
+        )
+    except DistributedError as error:
+        quit_at_once(error)
     found = {"updates": trained.updates, "best": str(trained.best), "folder": str(trained.folder)}
     click.echo(
         json.dumps(found)

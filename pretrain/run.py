@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from gdp.errors import GdpError
+from gdp.learn.distributed import DistributedError, join, quit_at_once
 from gdp.learn.pretrain import pretrain
 from gdp.learn.recipe import load_recipe
 
@@ -30,11 +31,11 @@ def main(
     try:
         team = None
         if coordinator:
-            from gdp.learn.distributed import join
-
             team = join(coordinator, processes, process_id)
         settings, text = load_recipe(recipe)
         trained = pretrain(settings, out, recipe_text=text, team=team, stop_after_s=stop_after)
+    except DistributedError as error:
+        quit_at_once(error)
     except GdpError as error:
         raise SystemExit(str(error)) from None
     click.echo(f"{trained.updates} updates, best on validation {trained.best}")

@@ -84,7 +84,7 @@ def cut_model(model: onnx.ModelProto, graph: OpGraph, segment: Int[np.ndarray, "
 
 
 def value_types(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, onnx.ValueInfoProto]:
-    """The declared type of each named value; asks ONNX Runtime for what the model does not say."""
+    """The type of each named value, inferred where the model does not declare it."""
     graph = model.graph
     known = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
     found = {n: known[n] for n in names if n in known and known[n].type.WhichOneof("value")}

@@ -1,9 +1,13 @@
 """Training on several processes: data-parallel over problems, gradients averaged by XLA."""
 
+import contextlib
 import functools
+import os
 import socket
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +16,19 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, Float
 
 from gdp.errors import GdpError
+from gdp.learn.watch import open_port, watch_first, watch_others
 
 
 class DistributedError(GdpError):
     """A process that cannot join, or that lost the others."""
+
+
+def quit_at_once(error: DistributedError) -> NoReturn:
+    """Say why on standard error and end the process; leaving in order would wait for the lost."""
+    sys.stdout.flush()
+    sys.stderr.write(f"gdp: {error}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 @dataclass(frozen=True)
@@ -35,14 +48,8 @@ class Team:
             return jax.tree.map(lambda x: x / max(count, 1), tree)
         leaves, structure = jax.tree.flatten(tree)
         flat = np.concatenate([np.ravel(np.asarray(x)) for x in leaves] + [[float(count)]])
-        try:
+        with self._together():
             total = np.asarray(_all_sum(flat.astype(np.float32)))
-        except Exception as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DistributedError(
-                f"process {self.rank} lost the others ({first}); start all again, the run resumes "
-                "from its checkpoint"
-            ) from None
         total, count_all = total[:-1], max(float(total[-1]), 1.0)
         parts, at = [], 0
         for leaf in leaves:
@@ -55,7 +62,20 @@ class Team:
         """The value of the first process, known to all."""
         if self.size == 1:
             return value
-        return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+        with self._together():
+            return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Whatever fails in here fails because another process is gone."""
+        try:
+            yield
+        except Exception as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DistributedError(
+                f"process {self.rank} lost the others ({first[:160]}); start all again, the run "
+                "resumes from its checkpoint"
+            ) from None
 
 
 def join(coordinator: str, processes: int, process_id: int, timeout_s: float = 30.0) -> Team:
@@ -80,7 +100,28 @@ def join(coordinator: str, processes: int, process_id: int, timeout_s: float = 3
         raise DistributedError(
             f"process {process_id} cannot join {processes} processes at {coordinator}: {first}"
         ) from None
-    return Team(process_id, processes)
+    team = Team(process_id, processes)
+    _keep_watch(team, host)
+    return team
+
+
+def _keep_watch(team: Team, host: str) -> None:
+    """From here on, a process that dies ends the others with one line."""
+
+    def lost(what: str) -> None:
+        quit_at_once(
+            DistributedError(
+                f"process {team.rank} lost the others ({what}); start all again, the run resumes "
+                "from its checkpoint"
+            )
+        )
+
+    if team.rank == 0:
+        server, port = open_port()
+        team.agree(port)
+        watch_others(server, team.size - 1, lost)
+    else:
+        watch_first(host, team.agree(0), lost)
 
 
 def _probe(host: str, port: int, timeout_s: float) -> None:

@@ -93,17 +93,20 @@ class _Run:
                     "wall_s": round(time.monotonic() - clock, 3),
                     "cpu_s": round(time.process_time() - cpu, 3),
                 }
-                if (at + 1) % self.recipe.run.validate_every == 0 and self.team.rank == 0:
+                if (at + 1) % self.recipe.run.validate_every == 0:
                     numbers |= self._validate(state)
                 for sink in say:
                     sink(at, numbers)
                 history.append({"step": at, **numbers})
                 draw(at + 1, _summary(numbers))
                 over = stop_after_s is not None and time.monotonic() - begin > stop_after_s
-                over = bool(self.team.agree(int(over or (stop is not None and stop()))))
-                if over:
+                over = over or (stop is not None and stop())
+                due = time.monotonic() - saved > 60 * self.recipe.run.checkpoint_minutes
+                # Clocks differ, so the first process says what all do.
+                agreed = self.team.agree(int(over) + 2 * int(due))
+                if agreed & 1:
                     break
-                if time.monotonic() - saved > 60 * self.recipe.run.checkpoint_minutes:
+                if agreed & 2:
                     self._save(state)
                     saved = time.monotonic()
         self._save(state)
@@ -148,8 +151,6 @@ class _Run:
         return TrainState(*checkpoint.load(self.folder / "state", state))
 
     def _save(self, state: TrainState) -> None:
-        if self.team.rank != 0:
-            return
         at = int(state.step)
         checkpoint.save(
             self.folder / "state",
@@ -165,15 +166,20 @@ class _Run:
                 "past": self.trainer.past,
             },
         )
-        merged = _merge(self.labels, self.trainer.labels)
-        merged.save(self.folder / "labels.jsonl")
+        if self.team.rank == 0:
+            merged = _merge(self.labels, self.trainer.labels)
+            merged.save(self.folder / "labels.jsonl")
         self._ship(state, "last", None)
 
     def _validate(self, state: TrainState) -> dict[str, float]:
-        policy = Policy(self.recipe.network, state.averaged, self.recipe.name)
-        quality = validate(policy, self.problems, self.labels, self.held)
+        """Numbers of the first process; all of them write the policy where it is the best yet."""
+        quality = Quality(np.nan, np.nan, np.nan)
+        if self.team.rank == 0:
+            policy = Policy(self.recipe.network, state.averaged, self.recipe.name)
+            quality = validate(policy, self.problems, self.labels, self.held)
         value = np.sqrt(quality.greedy * quality.best)
-        if np.isfinite(value) and value < self.best and self.recipe.run.keep_best:
+        better = np.isfinite(value) and value < self.best and self.recipe.run.keep_best
+        if self.team.agree(int(better)):
             self.best, self.best_quality = float(value), quality
             self._ship(state, "best", quality)
         return {f"val_{name}": float(x) for name, x in quality._asdict().items()}

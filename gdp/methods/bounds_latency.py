@@ -7,7 +7,7 @@ from gdp.methods.base import Clock
 from gdp.methods.bound import Bound
 from gdp.methods.bounds_memory import memory_bound
 from gdp.methods.bounds_paths import Arcs, Spans, arcs_of, heads_and_tails, no_spans
-from gdp.methods.bounds_spans import MAX_OPS, find_spans
+from gdp.methods.bounds_spans import MAX_DEVICES, MAX_OPS, find_spans
 from gdp.methods.bounds_work import window_s
 from gdp.sim.problem import Problem
 from gdp.units import format_seconds
@@ -25,7 +25,7 @@ def latency_bounds(problem: Problem, seconds: float) -> list[Bound]:
     head_s, tail_s = heads_and_tails(arcs, no_spans(problem.num_devices))
     found = [_path(problem, arcs, head_s), _window(arcs, head_s, tail_s, "")]
     spans = no_spans(problem.num_devices)
-    if problem.num_ops <= MAX_OPS and problem.num_devices > 1:
+    if problem.num_ops <= MAX_OPS and 1 < problem.num_devices <= MAX_DEVICES:
         spans = find_spans(problem, arcs, head_s, clock.remaining_s())
         if len(spans.source):
             head_s, tail_s = heads_and_tails(arcs, spans)

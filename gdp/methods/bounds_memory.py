@@ -22,6 +22,7 @@ from gdp.methods.bounds_paths import Arcs, Spans
 from gdp.sim.problem import Problem
 from gdp.units import format_bytes, format_seconds
 
+MAX_OPS = 10_000  # the path is followed step by step in Python
 _ROUNDS = 100
 _SHRINK = 0.92  # of the steps: a sum of 12 first ones is in reach
 
@@ -39,6 +40,8 @@ def memory_bound(
     """
     clock = Clock(seconds)
     memory = problem.cluster.memory_bytes.astype(np.float64)
+    if problem.graph.weight_bytes.sum() <= memory.min() or problem.num_ops > MAX_OPS:
+        return None
     steps_s, path = _path(arcs, spans, head_s)
     weight = _weights(problem, path)
     if weight.sum() <= memory.min():

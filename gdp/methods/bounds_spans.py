@@ -26,6 +26,7 @@ from gdp.methods.bounds_paths import Arcs, Spans
 from gdp.methods.bounds_work import shared_work_s
 from gdp.sim.problem import Problem
 
+MAX_DEVICES = 64
 MAX_OPS = 10_000  # bit sets of ancestors take N * N / 8 bytes, pairs N * N / 2 steps
 _MAX_INNER = 18  # larger parts count with their work alone
 _MANY_INNER = 10  # branching over more may be cut short
@@ -150,6 +151,8 @@ class _Links(NamedTuple):
         flat = arrays(problem)
         d = problem.num_devices
         alike = np.eye(d, dtype=bool)
+        off = ~np.eye(d, dtype=bool)
+        channels = len(np.unique(flat.channel[off]))
         for i in range(d):
             for j in range(i):
                 swap = np.arange(d)
@@ -157,10 +160,9 @@ class _Links(NamedTuple):
                 moved = np.ix_(swap, swap)
                 same = (flat.latency_s[moved] == flat.latency_s).all()
                 same = same and (flat.bytes_per_s[moved] == flat.bytes_per_s).all()
-                off = ~np.eye(d, dtype=bool)
-                pairs = set(zip(flat.channel[off], flat.channel[moved][off], strict=True))
-                firsts, seconds = {a for a, _ in pairs}, {b for _, b in pairs}
-                alike[i, j] = alike[j, i] = same and len(firsts) == len(seconds) == len(pairs)
+                # Channels must be renamed one to one.
+                pairs = flat.channel[off] * d * d + flat.channel[moved][off]
+                alike[i, j] = alike[j, i] = same and len(np.unique(pairs)) == channels
         return _Links(flat.channel, int(flat.channel.max()) + 1, alike)
 
 

@@ -22,7 +22,7 @@ from gdp.methods.base import Answer, Assignment, Clock, Search
 from gdp.methods.chains import best_linear
 from gdp.methods.contraction import Contraction, contract, linear_orders, random_order
 from gdp.methods.down_sets import Found, Limits, Span, best_chain, chain_below, cost_of
-from gdp.methods.feasible import EVENT_OBJECTIVES, settle
+from gdp.methods.feasible import EVENT_OBJECTIVES, proven_misfit, settle
 from gdp.methods.feasible import _tiny as tiny_problem
 from gdp.methods.lattice import make_lattice
 from gdp.methods.stage_costs import group_costs, stage_costs, with_few_states
@@ -75,7 +75,7 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
     if problem.objective in LATENCIES:
         bound = {}  # a latency is no load, and `block_latency` knows CPUs without number
     if pipeline.device is None:
-        return Answer(None, reason=_misfit(pipeline), **bound)
+        return Answer(None, reason=_misfit(problem, pipeline), **bound)
     if problem.objective in EVENT_OBJECTIVES:
         return dataclasses.replace(_simulated(problem, search, clock, pipeline), **bound)
     value_s = _value_s(problem, pipeline.device)
@@ -242,6 +242,8 @@ def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:
     """What is known of a pipeline, in one line."""
     if problem.objective in LATENCIES:
         return "heuristic: stages of least load, which is not latency"
+    if value_s <= pipeline.bound_s * SAME:
+        return "optimal: no placement takes less than its work over the speed of all devices"
     if pipeline.num_left_out:
         return f"heuristic: too many unlike devices; {pipeline.num_left_out} were left out"
     if not pipeline.is_optimal:
@@ -249,13 +251,15 @@ def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:
     if not pipeline.costs_bound:
         return "heuristic: what a stage sends and receives shares no channel that is its own"
     if value_s > pipeline.cost_s * SAME:
-        return "heuristic: its dearest channel depends on which devices read a tensor"
+        return "heuristic: what its dearest channel carries depends on which devices meet there"
     how = f"{pipeline.down_sets} down-sets" if pipeline.down_sets else "work bound"
     return f"no contiguous pipeline is better ({how}); others may be"
 
 
-def _misfit(pipeline: Pipeline) -> str:
+def _misfit(problem: Problem, pipeline: Pipeline) -> str:
     """Why there is no pipeline."""
+    if problem.objective in EVENT_OBJECTIVES and (proof := proven_misfit(problem)) is not None:
+        return f"infeasible: {proof}"
     if pipeline.is_optimal:
         return (
             "infeasible: no contiguous pipeline fits the devices' memories, proven over all "

@@ -14,6 +14,7 @@ from gdp.methods.feasible import Scored, compile_once, unsupported
 from gdp.methods.list_schedule import etf, heft
 from gdp.methods.local_search import as_answer, improve, local_search, share_of
 from gdp.methods.metis import metis
+from gdp.methods.recall import remember
 from gdp.methods.simple import round_robin, single
 from gdp.sim.problem import Problem
 
@@ -109,6 +110,7 @@ def _try(
         answer = method(problem, inner)
     except MissingExtraError as error:
         return Tried(name, None, None, False, 0.0, str(error)), None, 0
+    remember(problem, name, answer)
     took_s = time.perf_counter() - began_s
     if answer.assignment is None:
         return Tried(name, None, None, False, took_s, answer.reason), None, answer.evaluations

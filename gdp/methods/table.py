@@ -1,13 +1,17 @@
 """Every method by its command-line name. `gdp.api` adds the trained policy."""
 
 from gdp.methods.base import Method
+from gdp.methods.exact import exact
 from gdp.methods.local_search import local_search
+from gdp.methods.mip import mip
 from gdp.methods.pipeline_dp import pipeline_dp
 from gdp.methods.portfolio import HEURISTICS, auto
 
 METHODS: dict[str, Method] = {
     **dict(HEURISTICS),
     "pipeline_dp": pipeline_dp,
+    "mip": mip,
+    "exact": exact,
     "local_search": local_search,
     "auto": auto,
 }

@@ -71,11 +71,12 @@ def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"]:
     """One adviser's placement; where it finds none that fits, everything on the first it may."""
     from gdp.methods.blocks import blocks
     from gdp.methods.list_schedule import etf, heft
+    from gdp.methods.recall import recall
     from gdp.methods.simple import single
     from gdp.policy.decode import canonical, twins
 
     method = {"single": single, "blocks": blocks, "heft": heft, "etf": etf}[name]
-    answer = method(problem, Search(seconds=None))
+    answer = recall(problem, name) or method(problem, Search(seconds=None))
     if answer.assignment is None:
         return problem.allowed.argmax(axis=1).astype(np.int64)
     return canonical(problem, answer.assignment.device, twins(problem))

@@ -197,3 +197,12 @@ def test_a_bound_without_time_is_still_a_bound() -> None:
             problem = random_problem(seed, objective=objective, num_ops=30)
             quick, slow = best_bound(problem, 0.0), best_bound(problem, 0.5)
             assert 0.0 < quick.value_s <= slow.value_s * (1 + TOLERANCE)
+
+
+def test_a_large_graph_gets_the_cheap_bounds() -> None:
+    """A chain of 12,000 ops of 1 s: its latency is known, its period is half of it, or more."""
+    n = 12_000
+    graph = plain_graph(n, [(i, i + 1) for i in range(n - 1)])
+    for objective, least_s in (("latency", n), ("throughput", n / 2)):
+        problem = make_problem(graph, unit_cluster(2), np.ones((n, 2)), objective)
+        assert best_bound(problem, 0.1).value_s == pytest.approx(least_s)

@@ -187,6 +187,9 @@ def test_no_contiguous_pipeline_has_a_shorter_period_where_it_says_so(num_device
         if answer.reason.startswith("no contiguous pipeline is better"):
             certain += 1
             assert found_s == pytest.approx(period_s.min(), rel=1e-12)
+        elif answer.proven_optimal:
+            assert answer.reason.startswith("optimal")
+            assert found_s == pytest.approx(period_s.min(), rel=1e-12)
         else:
             assert answer.reason.startswith("heuristic")
     assert certain >= 12
@@ -315,6 +318,17 @@ def test_place_answers_for_pipelines_and_says_what_is_known(
     assert load.notes[0].startswith("no contiguous pipeline is better")
     period = api.place(graph, cluster, objective="throughput", method="pipeline_dp", costs=roofline)
     assert period.value_s == pytest.approx(5.0)
+
+
+def test_what_cannot_fit_is_proven_infeasible() -> None:
+    """Weights of 5 bytes on devices of 3: no placement at all; 2 + 2 on one each fits."""
+    for weights, fits in ((5, False), (2, True)):
+        graph = plain_graph(2, [(0, 1)], 0, weight_bytes=[weights, 2])
+        cluster = unit_cluster(2, memory_bytes=3)
+        for objective in ("throughput", "latency"):
+            answer = pipeline_dp(make_problem(graph, cluster, np.ones((2, 2)), objective), SEARCH)
+            assert (answer.assignment is not None) == fits
+            assert answer.reason.startswith("infeasible: no placement can fit") != fits
 
 
 def test_many_unlike_devices_are_left_out_and_it_is_said() -> None:

@@ -14,7 +14,9 @@ import pytest
 
 from gdp.cluster import Cluster, Device, make_cluster
 from gdp.errors import ClusterError, ModelError
+from gdp.execute import export
 from gdp.models import load, python_model
+from gdp.placement import make_placement, save_placement
 from gdp.runtime.jax import run_jax
 from gdp.runtime.jax_devices import jax_devices
 from gdp.runtime.jax_program import CutProgram, Layout
@@ -154,3 +156,19 @@ def test_the_same_seed_draws_the_same_arguments() -> None:
     one, two, three = (argument_values(model, seed) for seed in (5, 5, 6))
     assert all((a == b).all() for a, b in zip(one, two, strict=True))
     assert any((a != b).any() for a, b in zip(one, three, strict=True))
+
+
+def test_an_exported_placement_runs_by_itself(tmp_path: Path) -> None:
+    model = "python:jax_models:cnn"
+    graph, cluster = load(model), devices(2)
+    placement = make_placement(graph, cluster, scattered(graph, 1))
+    save_placement(placement, tmp_path / "p.json")
+    written = export(placement, model, "jax", tmp_path / "out")
+    assert [path.name for path in written] == ["placement.json", "run.py"]
+    done = run_python(str(written[1]), "--rounds", "1", cpus=1)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["outputs_equal"]
+    assert {segment["device"] for segment in report["segments"]} == {"core0", "core1"}
+    with pytest.raises(ModelError, match="needs a python:"):
+        export(placement, str(tmp_path / "p.json"), "jax", tmp_path / "out")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gdp.errors import ClusterError
-from gdp.runtime.profiler_jax import cut, jax_device, materialise, profile_functions
+from gdp.presets import device_preset
+from gdp.runtime.profiler_jax import cut, jax_device, kind_of, materialise, profile_functions
 
 
 def dense(weights, x):
@@ -33,6 +34,7 @@ def test_every_segment_is_timed_with_its_ops() -> None:
         [("dense", "mlp", dense, arguments())], rounds=1, seconds=0.05, equations=3
     )
     assert made.runtime == "jax"
+    assert made.device.kind == device_preset("cpu").kind
     whole, *parts = made.models
     assert whole.name == "dense"
     assert sum(len(m.kernels[0].ops) for m in parts) == len(whole.kernels[0].ops)
@@ -44,3 +46,19 @@ def test_every_segment_is_timed_with_its_ops() -> None:
 def test_a_platform_that_is_not_there_is_named() -> None:
     with pytest.raises(ClusterError, match="no device of platform 'quantum'"):
         jax_device("quantum")
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H200", "h200"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("Unheard Of 9", "gpu"),
+    ],
+)
+def test_a_gpu_is_of_the_kind_that_clusters_call_it(model: str, kind: str) -> None:
+    """So that a calibration from its profile answers for the presets and for what is detected."""
+    assert kind_of("gpu", model) == kind
+    assert kind == "gpu" or device_preset(kind).kind == kind

@@ -1,0 +1,150 @@
+"""Two processes on loopback: the same losses as one, and clear errors."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gdp.learn.distributed import DistributedError, Team, join
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+name = "two"
+seed = 3
+[network]
+width = 8
+heads = 2
+sage_layers = 1
+attention_layers = 0
+head_width = 8
+segment = 64
+[imitation]
+updates = 20
+graphs = 2
+[ppo]
+updates = 0
+[data]
+labels = "LABELS"
+max_ops = 60
+random_graphs = 3
+[run]
+validate_every = 1000
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(recipe: Path, out: Path, port: int, rank: int, size: int) -> subprocess.Popen:
+    command = [sys.executable, "-m", "pretrain.run", str(recipe), "-o", str(out)]
+    if size > 1:
+        command += ["--coordinator", f"127.0.0.1:{port}"]
+        command += ["--processes", str(size), "--process-id", str(rank)]
+    with log(out, rank).open("w") as said:
+        return subprocess.Popen(
+            command, cwd=ROOT, stdout=said, stderr=said, env=os.environ | {"JAX_PLATFORMS": "cpu"}
+        )
+
+
+def log(out: Path, rank: int) -> Path:
+    return out.with_name(f"{out.name}{rank}.log")
+
+
+def make_labels(folder: Path) -> Path:
+    from gdp.learn.instances import Instance
+    from gdp.learn.labels import LabelStore
+    from gdp.learn.problems import load_problems
+
+    problems = load_problems("", random_graphs=3, seed=3, min_ops=30, max_ops=60)
+    store = LabelStore([])
+    for name in problems.train:
+        instance = Instance(graph=name, cluster=3)
+        problem = problems.get(instance)
+        device = problem.allowed.argmax(axis=1)
+        store.improve(instance, problem, device, evaluations=1, found_by="first")
+    store.save(folder / "labels.jsonl")
+    recipe = folder / "two.toml"
+    recipe.write_text(RECIPE.replace("LABELS", str(folder / "labels.jsonl")))
+    return recipe
+
+
+def weights(folder: Path) -> list[np.ndarray]:
+    import jax
+
+    from gdp.policy.policy import load_policy
+
+    return jax.tree.leaves(load_policy(folder / "last").params)
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    """20 steps of imitation over the same global batch: equal weights within float tolerance."""
+    recipe, port = make_labels(tmp_path), free_port()
+    one = start(recipe, tmp_path / "one", port, 0, 1)
+    assert one.wait(timeout=240) == 0, log(tmp_path / "one", 0).read_text()
+    team = [start(recipe, tmp_path / "two", port, rank, 2) for rank in range(2)]
+    for rank, process in enumerate(team):
+        assert process.wait(timeout=240) == 0, log(tmp_path / "two", rank).read_text()
+    for a, b in zip(weights(tmp_path / "one"), weights(tmp_path / "two"), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
+    lines = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 20
+    assert all(np.isfinite(json.loads(line)["cross_entropy"]) for line in lines)
+
+
+@pytest.mark.slow
+def test_when_one_process_dies_the_others_stop_and_the_job_resumes(tmp_path: Path) -> None:
+    recipe, port = make_labels(tmp_path), free_port()
+    long = tmp_path / "long.toml"
+    text = recipe.read_text().replace("updates = 20", "updates = 4000")
+    long.write_text(text.replace("[run]", "[run]\ncheckpoint_minutes = 0.001"))
+    team = [start(long, tmp_path / "run", port, rank, 2) for rank in range(2)]
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline:
+        if metrics.exists() and len(metrics.read_text().splitlines()) > 3:
+            break
+        time.sleep(0.2)
+    team[1].kill()
+    assert team[1].wait() != 0
+    assert team[0].wait(timeout=200) != 0
+    said = log(tmp_path / "run", 0).read_text()
+    assert "lost the others" in said, said
+    done = len(metrics.read_text().splitlines())
+    alone = start(long, tmp_path / "run", port, 0, 1)
+    while time.monotonic() < deadline + 200 and alone.poll() is None:
+        lines = metrics.read_text().splitlines()
+        if len(lines) > done + 2:
+            break
+        time.sleep(0.2)
+    alone.kill()
+    alone.wait()
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    assert steps == list(range(len(steps))), "it went on where the checkpoint was"
+    assert len(steps) > done
+
+
+def test_a_wrong_coordinator_fails_in_bounded_time() -> None:
+    begin = time.monotonic()
+    with pytest.raises(DistributedError, match="no coordinator answers at"):
+        join(f"127.0.0.1:{free_port()}", 2, 1, timeout_s=1.0)
+    assert time.monotonic() - begin < 10
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        join("nowhere", 2, 1)
+    with pytest.raises(ValueError, match="lies outside"):
+        join("127.0.0.1:1", 2, 2)
+
+
+def test_items_are_dealt_to_processes_without_loss() -> None:
+    found = [Team(rank, 3).mine(list("abcdefg")) for rank in range(3)]
+    assert sorted(index for part in found for index, _ in part) == list(range(7))
+    assert found[1] == [(1, "b"), (4, "e")]

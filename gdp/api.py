@@ -216,9 +216,7 @@ def _result(
     )
 
 
-def _bound(
-    problem: Problem, answer: Answer, search: Search, found_s: float
-) -> tuple[float, str]:
+def _bound(problem: Problem, answer: Answer, search: Search, found_s: float) -> tuple[float, str]:
     """The better of the method's own bound and those of `gdp.methods.bounds`."""
     from gdp.methods.bounds import best_bound
 

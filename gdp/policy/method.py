@@ -11,9 +11,8 @@ from jaxtyping import Int
 
 from gdp.graph import OpGraph
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.policy.advice import advice, with_incumbent
-from gdp.policy.decode import Head, decode, num_threads, priority
-from gdp.policy.evaluate import best_row, evaluate, judge
+from gdp.policy.decode import decode, num_threads, priority
+from gdp.policy.evaluate import best_row, evaluate
 from gdp.policy.policy import Policy
 from gdp.sim.problem import Problem, make_problem
 
@@ -23,8 +22,6 @@ SAMPLES = 16
 """Placements sampled beside the greedy one, unless the evaluation budget is smaller."""
 TEMPERATURES = (0.3, 0.7, 1.0)
 """Samples are shared out over these; cool ones are better on average, warm ones more diverse."""
-ROUNDS = 2
-"""The samples are drawn in so many rounds; the best of one is the incumbent of the next."""
 LARGEST = 60_000
 """Ops above which the graph is coarsened first; what is placed is then groups of ops."""
 
@@ -95,38 +92,17 @@ def _is(folder: Path) -> bool:
     return (folder / "meta.json").exists()
 
 
-def propose(
-    policy: Policy, problem: Problem, count: int, seed: int, rounds: int = ROUNDS
-) -> Int[np.ndarray, "K N"]:
-    """At most `count` placements, the greedy one first, drawn in rounds.
+def propose(policy: Policy, problem: Problem, count: int, seed: int) -> Int[np.ndarray, "K N"]:
+    """At most `count` different placements: the greedy one, then samples at each temperature.
 
-    In every round but the first, the best placement so far takes the place of the best heuristic's
-    as the incumbent that the policy reads. Where the greedy placement overflows, all are decoded
-    under the memory limits, tightened, under which it fits.
+    Where the greedy placement overflows, all are decoded under the memory limits, tightened, under
+    which it fits.
     """
-    if not policy.config.advice or count < 2 * rounds:
-        rounds = 1
-    found: list[Int[np.ndarray, "K N"]] = []
-    known = advice(problem) if policy.config.advice else None
-    for at, share in enumerate(np.array_split(np.arange(count), rounds)):
-        if at > 0 and known is not None:
-            drawn = np.concatenate(found)
-            best = drawn[int(np.argmin(judge(problem, drawn)[0]))]
-            known = with_incumbent(known, problem, best)
-        own = known if at > 0 else None
-        view, head = policy.view(problem, own), policy.head(problem, own)
-        found.append(_draw(problem, view, head, len(share), seed + 101 * at))
-    devices = np.concatenate(found)
-    first = np.unique(devices, axis=0, return_index=True)[1]
-    return devices[np.sort(first)]
-
-
-def _draw(problem: Problem, view, head: Head, count: int, seed: int) -> Int[np.ndarray, "K N"]:
-    """The greedy placement, then samples at each temperature in turn."""
     from gdp.policy.repair import fitting_greedy
 
     threads = num_threads() if problem.num_ops > 2000 else 1
-    view, greedy = fitting_greedy(problem, view, head)
+    head = policy.head(problem)
+    view, greedy = fitting_greedy(problem, policy.view(problem), head)
     found = [greedy[None]]
     shares = np.array_split(np.arange(count - 1), len(TEMPERATURES))
     for k, temperature in enumerate(TEMPERATURES):
@@ -137,7 +113,9 @@ def _draw(problem: Problem, view, head: Head, count: int, seed: int) -> Int[np.n
                     temperature=temperature, threads=threads,
                 ).device
             )  # fmt: skip
-    return np.concatenate(found)
+    devices = np.concatenate(found)
+    first = np.unique(devices, axis=0, return_index=True)[1]
+    return devices[np.sort(first)]
 
 
 def _repair(

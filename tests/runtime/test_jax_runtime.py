@@ -15,6 +15,7 @@ import pytest
 from gdp.cluster import Cluster, Device, make_cluster
 from gdp.errors import ClusterError, ModelError
 from gdp.execute import export
+from gdp.graph_file import save_graph
 from gdp.models import load, python_model
 from gdp.placement import make_placement, save_placement
 from gdp.runtime.jax import run_jax
@@ -170,5 +171,6 @@ def test_an_exported_placement_runs_by_itself(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert report["outputs_equal"]
     assert {segment["device"] for segment in report["segments"]} == {"core0", "core1"}
-    with pytest.raises(ModelError, match="needs a python:"):
-        export(placement, str(tmp_path / "p.json"), "jax", tmp_path / "out")
+    save_graph(graph, tmp_path / "graph.json.gz")
+    with pytest.raises(ModelError, match="python:"):
+        export(placement, str(tmp_path / "graph.json.gz"), "jax", tmp_path / "out")

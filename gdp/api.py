@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from gdp.cluster import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError
+from gdp.errors import InfeasibleError, MissingExtraError
 from gdp.graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.placement import Placement, make_placement, require
@@ -256,7 +256,7 @@ def compare(
                 checkpoint=checkpoint,
                 constraints=constraints,
             )
-        except (InfeasibleError, ImportError) as error:
+        except (InfeasibleError, MissingExtraError) as error:
             rows[name] = str(error)
     return _with_best_bound(rows)
 

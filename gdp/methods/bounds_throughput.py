@@ -10,6 +10,7 @@ from gdp.methods.base import Clock
 from gdp.methods.bound import Bound
 from gdp.methods.bounds_load_model import LoadModel, build, group_seconds, model_size
 from gdp.methods.bounds_work import shared_work_s
+from gdp.methods.quiet import silent_stdout
 from gdp.sim.problem import Problem
 from gdp.units import format_seconds
 
@@ -143,16 +144,17 @@ def _whole(model: LoadModel, known_s: float, clock: Clock) -> Bound | None:
     whole[: model.shape[0] * model.shape[1]] = 1
     lower, upper = np.zeros(columns), np.append(model.possible.astype(float), np.inf)
     lower[-1] = known_s / model.unit_s * (1.0 - 1e-6)
-    solved = milp(
-        program["c"],
-        integrality=whole,
-        bounds=Bounds(lower, upper),  # pyright: ignore[reportArgumentType]
-        constraints=[
-            LinearConstraint(program["A_ub"], -np.inf, program["b_ub"]),
-            LinearConstraint(program["A_eq"], program["b_eq"], program["b_eq"]),
-        ],
-        options={"time_limit": clock.remaining_s(), "mip_rel_gap": _MIP_GAP},
-    )
+    with silent_stdout():
+        solved = milp(
+            program["c"],
+            integrality=whole,
+            bounds=Bounds(lower, upper),  # pyright: ignore[reportArgumentType]
+            constraints=[
+                LinearConstraint(program["A_ub"], -np.inf, program["b_ub"]),
+                LinearConstraint(program["A_eq"], program["b_eq"], program["b_eq"]),
+            ],
+            options={"time_limit": clock.remaining_s(), "mip_rel_gap": _MIP_GAP},
+        )
     dual = getattr(solved, "mip_dual_bound", None)
     if dual is None or not np.isfinite(dual):
         return None

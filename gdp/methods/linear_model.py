@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.methods.quiet import silent_stdout
+
 INTEGRAL, CONTINUOUS = 1, 0
 
 
@@ -83,13 +85,14 @@ class LinearModel:
         high: Any = np.array(self.high)
         row_low: Any = np.array(self.row_low)
         row_high: Any = np.array(self.row_high)
-        result = milp(
-            cost,
-            integrality=np.array(self.kind),
-            bounds=Bounds(low, high),
-            constraints=LinearConstraint(matrix, row_low, row_high),
-            options=options,
-        )
+        with silent_stdout():
+            result = milp(
+                cost,
+                integrality=np.array(self.kind),
+                bounds=Bounds(low, high),
+                constraints=LinearConstraint(matrix, row_low, row_high),
+                options=options,
+            )
         if result.status == 2:
             return Solution(None, np.inf, is_infeasible=True, is_optimal=True)
         bound = getattr(result, "mip_dual_bound", None)

@@ -1,8 +1,5 @@
 """Balanced minimum cut: METIS over the groups, through the optional pymetis."""
 
-import contextlib
-import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +18,7 @@ from gdp.methods.feasible import (
     unsupported,
 )
 from gdp.methods.list_schedule import upward_rank
+from gdp.methods.quiet import silent_stdout
 from gdp.sim.problem import Problem
 
 # METIS sums integer weights; this keeps sums of a whole graph within 31 bits.
@@ -86,7 +84,9 @@ def _candidates(problem: Problem, library: Any, seed: int) -> Iterator[Assignmen
 def _speeds(seconds: Float[np.ndarray, "M D"]) -> Float[np.ndarray, "D"]:
     """Relative speeds: one over the time for all that a device can run."""
     total = seconds.sum(axis=0)
-    return 1.0 / np.where(total > 0, total, np.inf if total.max() == 0 else total.max() * 1e3)
+    if total.max() == 0:
+        return np.ones(len(total))
+    return 1.0 / np.where(total > 0, total, total.max() * 1e3)
 
 
 def _adjacency(
@@ -123,9 +123,11 @@ def _partition(
     seed: int,
 ) -> Int[np.ndarray, "M"]:
     """A part for every group, sized by the shares."""
-    scale = _TOTAL_WEIGHT / max(float(vertex.sum()), 1e-300)
+    # Where nothing weighs anything, everything weighs the same.
+    vertex = vertex if vertex.sum() > 0 else np.ones(len(vertex))
+    scale = _TOTAL_WEIGHT / float(vertex.sum())
     options = library.Options(seed=seed % (1 << 31))
-    with _silent_stdout():
+    with silent_stdout():
         _, part = library.part_graph(
             len(share),
             library.CSRAdjacency(start, neighbour),
@@ -135,20 +137,3 @@ def _partition(
             options=options,
         )
     return np.array(part, dtype=np.int64)
-
-
-@contextlib.contextmanager
-def _silent_stdout() -> Iterator[None]:
-    """Nothing that C code prints reaches standard output, which may be carrying JSON.
-
-    METIS reports there that it could not split a part further, which is no error to us.
-    """
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)

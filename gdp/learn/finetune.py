@@ -20,10 +20,11 @@ from gdp.learn.ppo import Weights, advantages, gradient, optimiser, rows, step
 from gdp.methods.base import Assignment
 from gdp.policy.advice import Advice, advice, with_incumbent
 from gdp.policy.compilation import use_cache
-from gdp.policy.decode import decode, priority
+from gdp.policy.decode import DecodeProblem, decode, priority
 from gdp.policy.evaluate import judge
 from gdp.policy.network import Params
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
+from gdp.policy.repair import fitting_greedy
 from gdp.sim.problem import Problem
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ Freedom = Literal["gates_first", "gates", "all"]
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """How a policy is adapted to one problem. Evaluations: updates * samples."""
+    """How a policy is adapted to one problem. Evaluations: updates * samples, and the advisers'."""
 
     updates: int = 50
     samples: int = 16  # placements per update; with a measured reward each is a run
@@ -125,7 +126,11 @@ class _Tuner:
         self.best_s = np.inf
         self.evaluations = 0
         self.known: dict[bytes, float] = {}
+        self.limits: Float[np.ndarray, "D"] | None = None
         self.advised: Advice | None = None
+        if self.network.advice:
+            # What the policy reads is judged first: with a measured reward nobody else has.
+            self.judge(np.unique(advice(problem).device, axis=0))
 
     def update(self, at: int) -> dict[str, float]:
         """One update: sample, judge, and a few optimiser steps."""
@@ -135,7 +140,7 @@ class _Tuner:
         batch = policy.batch(self.problem, known)
         follow = np.isfinite(self.best_s) and config.imitate > 0
         drawn = decode(
-            policy.view(self.problem, known),
+            self.view(policy, known),
             policy.head(self.problem, known),
             samples=config.samples + 1,
             seed=self.seed * 100_003 + at,
@@ -175,6 +180,14 @@ class _Tuner:
             "entropy": entropy,
             "evaluations": float(self.evaluations),
         }
+
+    def view(self, policy: Policy, known: Advice | None) -> DecodeProblem:
+        """What is decoded under: memory limits tightened as far as the start policy needs."""
+        plain = policy.view(self.problem, known)
+        if self.limits is None:
+            tight, _ = fitting_greedy(self.problem, plain, policy.head(self.problem, known))
+            self.limits = tight.memory_bytes
+        return plain._replace(memory_bytes=self.limits)
 
     def advice(self) -> Advice | None:
         """What the policy is to read: the best placement so far is the incumbent."""

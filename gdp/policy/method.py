@@ -11,6 +11,7 @@ from jaxtyping import Int
 
 from gdp.graph import OpGraph
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.policy.advice import advice
 from gdp.policy.decode import decode, num_threads, priority
 from gdp.policy.evaluate import best_row, evaluate
 from gdp.policy.policy import Policy
@@ -22,6 +23,8 @@ SAMPLES = 16
 """Placements sampled beside the greedy one, unless the evaluation budget is smaller."""
 TEMPERATURES = (0.3, 0.7, 1.0)
 """Samples are shared out over these; cool ones are better on average, warm ones more diverse."""
+MENDING = 1000
+"""Evaluations of the search that mends a placement when all else fails."""
 LARGEST = 60_000
 """Ops above which the graph is coarsened first; what is placed is then groups of ops."""
 
@@ -50,6 +53,8 @@ def place_with_policy(
     device = widen(device)
     overflow = evaluate(problem, device[None])[1]
     spent += small is not problem
+    if overflow[0] > 0 and problem.tensor_s is None:
+        return _searched(problem, policy, search.seed, spent)
     if overflow[0] > 0:
         return Answer(
             None,
@@ -129,7 +134,27 @@ def _repair(
     if found is not None:
         return found, spent
     device, more = move_until_fits(problem, device, seed=seed)
-    return device, spent + more
+    spent += more
+    if policy.config.advice and evaluate(problem, device[None])[1][0] > 0:
+        # What advisers propose is mended with a view of the whole graph.
+        rows = advice(problem).device
+        seconds, overflow = evaluate(problem, rows)
+        device, more = move_until_fits(problem, rows[best_row(seconds, overflow)], seed=seed)
+        spent += len(rows) + more
+    return device, spent
+
+
+def _searched(problem: Problem, policy: Policy, seed: int, spent: int) -> Answer:
+    """A short search for a placement that fits, over priorities too: peaks depend on them."""
+    from gdp.methods.local_search import local_search
+
+    answer = local_search(problem, Search(seed=seed, seconds=None, evaluations=MENDING))
+    spent += answer.evaluations
+    if answer.assignment is None:
+        reason = f"the policy's best placement does not fit, nor any of {MENDING} found by search"
+        return Answer(None, reason=reason, evaluations=spent)
+    reason = f"policy {policy.name!r}: nothing decoded fits; mended by search"
+    return Answer(answer.assignment, reason=reason, evaluations=spent)
 
 
 def _coarse(

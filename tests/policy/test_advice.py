@@ -6,10 +6,10 @@ from tiny import fork_join, random_problem
 
 from gdp.policy.advice import ADVISERS, advice, with_incumbent
 from gdp.policy.decode import advised, canonical, decode, prepare, twins
-from gdp.policy.decode_kernels import FIRST_ADVICE
 from gdp.policy.evaluate import judge
 from gdp.policy.features import NUM_OP_FEATURES, features
 from gdp.policy.network import NUM_PAIR_FEATURES, NetworkConfig, init
+from gdp.policy.pair_kernels import FIRST_ADVICE
 from gdp.policy.policy import Policy
 
 

@@ -27,7 +27,7 @@ from gdp.policy.segment_attention import SegmentAttention
 from gdp.policy.superposition import SuperposedLinear
 
 NUM_PAIR_FEATURES = 34
-"""As in decode_kernels, which imports numba and is not imported here; a test holds them equal."""
+"""As in pair_kernels, which imports numba and is not imported here; a test holds them equal."""
 
 Params = dict[str, Any]
 """The weights as a plain pytree of nested dicts."""

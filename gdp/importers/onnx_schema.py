@@ -11,7 +11,6 @@ from gdp.errors import ModelError
 from gdp.importers.onnx_read import one_line
 from gdp.importers.onnx_types import Fact, Inferred, NodeView, Partial, Tensor, TensorList
 
-DEFAULT_DOMAIN = ""
 # Domains whose operators the onnx package defines.
 STANDARD_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 

@@ -220,8 +220,3 @@ def step(
     params = cast(Params, optax.apply_updates(params, updates))
     averaged = jax.tree.map(lambda a, p: average * a + (1.0 - average) * p, averaged, params)
     return params, state, averaged
-
-
-def mean_gradient(grads: list[Params]) -> Params:
-    """The mean over problems."""
-    return jax.tree.map(lambda *g: sum(g) / len(g), *grads)

@@ -8,7 +8,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INLINE
+from gdp.sim.kernel import BARE, INLINE
 
 
 @numba.njit(**BARE)

@@ -5,7 +5,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INLINE
+from gdp.sim.kernel import BARE, INLINE
 
 
 @numba.njit(**INLINE)

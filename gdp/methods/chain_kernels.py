@@ -11,8 +11,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INLINE
 from gdp.methods.lattice_kernels import ZERO, add_element, element_bit, open_at_empty, window_bits
+from gdp.sim.kernel import BARE, INLINE
 
 
 class Chain(NamedTuple):

@@ -5,7 +5,6 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INNER, INNER_INLINE
 from gdp.methods.list_schedule_kernels import (
     best_device,
     excess_bytes,
@@ -13,6 +12,7 @@ from gdp.methods.list_schedule_kernels import (
     place_op,
     ready_seconds,
 )
+from gdp.sim.kernel import BARE, INNER, INNER_INLINE
 
 
 class Heaps(NamedTuple):

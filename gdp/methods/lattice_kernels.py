@@ -20,8 +20,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INLINE
 from gdp.methods.lattice import Lattice, Windows
+from gdp.sim.kernel import BARE, INLINE
 
 ONE, ZERO = np.uint64(1), np.uint64(0)
 RUNNING, OVER, FULL = 0, 1, 2  # how `walk_on` ended

@@ -10,7 +10,7 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INNER, INNER_INLINE
+from gdp.sim.kernel import BARE, INNER, INNER_INLINE
 
 MAX_GAPS = 512  # idle gaps remembered per device; the earliest are forgotten first
 

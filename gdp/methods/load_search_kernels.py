@@ -9,8 +9,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INLINE
 from gdp.methods.proposal_kernels import below, length_up_to, uniform
+from gdp.sim.kernel import BARE, INLINE
 
 LONGEST = 32
 """Nodes that one step moves at most."""

@@ -11,7 +11,6 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INNER, INNER_INLINE
 from gdp.methods.period_kernels import (
     make_loads,
     may_overflow,
@@ -20,6 +19,7 @@ from gdp.methods.period_kernels import (
     save_loads,
 )
 from gdp.methods.proposal_kernels import NUM_KINDS, below, propose, uniform
+from gdp.sim.kernel import BARE, INNER, INNER_INLINE
 from gdp.sim.memory_kernels import evaluate, overflow, pipeline_peaks
 
 RANK_SWAP = NUM_KINDS  # the kind of step that exchanges two priorities

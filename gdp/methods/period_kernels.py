@@ -9,7 +9,7 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INNER, INNER_INLINE
+from gdp.sim.kernel import BARE, INNER, INNER_INLINE
 
 
 class Loads(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import INNER, INNER_INLINE
+from gdp.sim.kernel import INNER, INNER_INLINE
 
 SINGLE, NEIGHBOUR, CHAIN, WINDOW, SWAP, CUT, CLUSTER = 0, 1, 2, 3, 4, 5, 6
 NUM_KINDS = 7

@@ -14,9 +14,9 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE
 from gdp.methods.lattice_kernels import ZERO
 from gdp.methods.stage_kernels import candidates, extent, open_edges, stage_cost, stage_rows
+from gdp.sim.kernel import BARE
 
 
 @numba.njit(**BARE)

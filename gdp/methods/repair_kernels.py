@@ -5,7 +5,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE, INNER, INNER_INLINE
+from gdp.sim.kernel import BARE, INNER, INNER_INLINE
 
 
 @numba.njit(**INNER_INLINE)

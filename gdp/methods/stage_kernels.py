@@ -12,8 +12,8 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.methods.kernel import BARE
 from gdp.methods.lattice_kernels import ZERO, element_bit
+from gdp.sim.kernel import BARE
 
 
 @numba.njit(**BARE)

@@ -225,8 +225,3 @@ def score(encoded: Encoded, feats: Float[Array, "K N D F"]) -> Float[Array, "K N
     first = encoded.node[None, :, None, :] + encoded.device[None, None] + feats @ encoded.feature
     second = jax.nn.relu(jax.nn.relu(first) @ encoded.mixing + encoded.bias)
     return encoded.prior[None] + second @ encoded.out
-
-
-def num_parameters(params: Params) -> int:
-    """How many numbers the weights hold."""
-    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))

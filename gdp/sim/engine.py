@@ -33,7 +33,6 @@ MAX_DEVICES = 1 << 12
 # An op's state: missing inputs * PENDING | PAYS | device * 2 | OPENS
 OPENS = 1  # the op opens a segment
 PAYS = 2 * MAX_DEVICES  # it is neither input nor output, so that opening a segment costs it
-TIED = 4 * MAX_DEVICES  # see fifo_kernels
 PENDING = 8 * MAX_DEVICES
 
 

@@ -201,10 +201,10 @@ def test_any_problem_gets_an_answer_that_fits_in_the_time_given() -> None:
     found = 0
     for seed in range(20):
         problem = random_problem(seed, objective="throughput", num_ops=24 if seed < 4 else 10)
+        pipeline_dp(problem, Search(seconds=0.2))  # compiles whatever this problem needs
         started_s = time.process_time()
         answer = pipeline_dp(problem, Search(seconds=0.2))
-        # Kernels may be compiled in here; what must not be is that it never ends.
-        assert time.process_time() - started_s < 60.0
+        assert time.process_time() - started_s < 2.0
         if answer.assignment is None:
             assert answer.reason
             continue

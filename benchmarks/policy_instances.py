@@ -43,9 +43,9 @@ class Known:
         return self.best_s >= self.single_s * (1 - 1e-9)
 
 
-def problems() -> Problems:
+def problems(min_ops: int = 30, max_ops: int = 1000) -> Problems:
     """The corpus, test graphs of benchmark size included."""
-    return load_problems(CORPUS, random_graphs=0, seed=0, min_ops=30, max_ops=1000)
+    return load_problems(CORPUS, random_graphs=0, seed=0, min_ops=min_ops, max_ops=max_ops)
 
 
 def draw_list(source: Problems, seed: int = 20_26) -> list[Known]:

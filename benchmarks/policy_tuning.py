@@ -26,8 +26,9 @@ from gdp.policy.policy import Policy
 from gdp.sim.problem import Problem
 
 SCRATCH = FinetuneConfig(
-    updates=800, samples=16, freedom="all", rate=1e-3, rate_end=1e-4, entropy=1e-3
-)
+    updates=800, evaluations=1_000_000, samples=16, gaps=0.0, freedom="all", rate=1e-3,
+    rate_end=1e-4, entropy=1e-3,
+)  # fmt: skip
 """12,800 samples with advantages normalised in the batch: GDP-one, as far as it learns at all."""
 MODELS = ("onnx:light_squeezenet", "onnx:light_inception_v2")
 HOT, COLD = 3e-2, 1e-3
@@ -118,7 +119,7 @@ def anneal_measured(
 def measured(checkpoint: Path | None, runs: int, cluster: str, objective: str) -> None:
     """Both search with real runs; what they end with is then measured again, in turns."""
     policy, machine = loaded(checkpoint), Cluster.load(cluster)
-    config = FinetuneConfig(updates=runs // 5, samples=5, gate_updates=4)
+    config = FinetuneConfig(updates=runs // 5, evaluations=runs, samples=5, gate_updates=4)
     ratios: list[float] = []
     for name in MODELS:
         graph = load(name, {})

@@ -19,12 +19,10 @@ from gdp.methods.base import Method
 
 def quick_methods() -> tuple[dict[str, Method], Method]:
     """(heuristics that the search starts from the best of, local search)."""
-    from gdp.methods.blocks import blocks
-    from gdp.methods.list_schedule import etf, heft
     from gdp.methods.local_search import local_search
-    from gdp.methods.simple import single
+    from gdp.methods.portfolio import HEURISTICS
 
-    return {"single": single, "blocks": blocks, "heft": heft, "etf": etf}, local_search
+    return dict(HEURISTICS), local_search
 
 
 def wanted(problems: Problems, per_graph: int, held_per_graph: int, seed: int) -> list[Instance]:

@@ -16,16 +16,31 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.learn.ppo import Weights, advantages, gradient, optimiser, rows, step
-from gdp.methods.base import Assignment
-from gdp.policy.advice import Advice, advice, with_incumbent
+from gdp.learn.ppo import (
+    Rows,
+    Weights,
+    advantages,
+    gap_advantages,
+    gap_weights,
+    gradient,
+    optimiser,
+    rows,
+    step,
+)
+from gdp.learn.rollout import with_gaps
+from gdp.methods.base import Assignment, Search
+from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
+from gdp.policy.batching import Batch
 from gdp.policy.compilation import use_cache
-from gdp.policy.decode import DecodeProblem, decode, priority
-from gdp.policy.evaluate import judge
+from gdp.policy.decode import DecodeProblem, decode
+from gdp.policy.evaluate import Rated, best_row, cost, rate
+from gdp.policy.guided import guided_search
 from gdp.policy.network import Params
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
+from gdp.policy.priorities import RULES, Rule, rank_under, rules_of
 from gdp.policy.repair import fitting_greedy
 from gdp.sim.problem import Problem
+from gdp.sim.score import values
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +51,23 @@ Freedom = Literal["gates_first", "gates", "all"]
 """What may change: gates then all weights, gates alone, or all weights from the start."""
 
 
+HOTTEST = 4.0
+"""Temperature of samples, at most; 1 unless too few of them are new."""
+NEAR = 1.01
+"""A placement is tried under all rules of priority if it comes so close to the best."""
+
+
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """How a policy is adapted to one problem. Evaluations: updates * samples, and the advisers'."""
+    """How a policy is adapted to one problem."""
 
-    updates: int = 50
-    samples: int = 16  # placements per update; with a measured reward each is a run
+    updates: int = 50  # at most
+    evaluations: int = (
+        800  # of placements not judged before, at most: simulations, or measured runs
+    )
+    samples: int = 16  # placements per update
+    gaps: float = 0.0  # share of them that is the best placement with a gap decoded again
+    search: float = 0.85  # share of the evaluations that the tuned policy then guides (simulated)
     epochs: int = 3  # optimiser steps per update
     gate_updates: int = 10  # updates in which only gates change
     freedom: Freedom = "gates_first"
@@ -56,6 +82,10 @@ class FinetuneConfig:
             raise ValueError(f"samples must be at least 3, got {self.samples}")
         if self.updates < 1:
             raise ValueError(f"updates must be at least 1, got {self.updates}")
+        if not 0.0 <= self.gaps < 1.0 or not 0.0 <= self.search < 1.0:
+            raise ValueError(
+                f"gaps and search must lie in [0, 1), got {self.gaps} and {self.search}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +119,10 @@ def finetune(
     policy = _policy(checkpoint)
     tuner = _Tuner(problem, policy, config, reward, seed)
     history = []
+    share = config.search if reward is None else 0.0
     for at in range(config.updates):
+        if tuner.evaluations >= (1.0 - share) * config.evaluations:
+            break
         numbers = tuner.update(at)
         history.append(numbers)
         if progress is not None:
@@ -97,8 +130,19 @@ def finetune(
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
     if out is not None:
         save_policy(tuned, Path(out), updates=config.updates, start=policy.name)
-    best = Assignment(tuner.best, priority(problem))
-    return Finetuned(tuned, best, tuner.best_s, tuner.evaluations, history)
+    best = Assignment(tuner.best, rank_under(problem, tuner.best, tuner.rule))
+    left = config.evaluations - tuner.evaluations
+    if share == 0.0 or left < 1:
+        return Finetuned(tuned, best, tuner.best_s, tuner.evaluations, history)
+    start = best if np.isfinite(tuner.best_s) else None
+    search = Search(seed=seed, seconds=None, evaluations=left, start=start)
+    answer = guided_search(problem, tuned, search)
+    value_s = tuner.best_s
+    if answer.assignment is not None:
+        seconds, _ = values(problem, answer.assignment.device[None], answer.assignment.rank)
+        if seconds[0] < value_s:
+            best, value_s = answer.assignment, float(seconds[0])
+    return Finetuned(tuned, best, value_s, tuner.evaluations + answer.evaluations, history)
 
 
 def _policy(checkpoint: str | os.PathLike[str] | Policy | None) -> Policy:
@@ -124,13 +168,16 @@ class _Tuner:
         self.state = self.transform.init(self.params)
         self.best = np.zeros(problem.num_ops, dtype=np.int64)
         self.best_s = np.inf
+        self.before_s = np.inf  # the best before the update at hand
+        self.rule: Rule = RULES[0]  # of priority, the best placement's
         self.evaluations = 0
+        self.temperature = 1.0
         self.known: dict[bytes, float] = {}
         self.limits: Float[np.ndarray, "D"] | None = None
         self.advised: Advice | None = None
         if self.network.advice:
             # What the policy reads is judged first: with a measured reward nobody else has.
-            self.judge(np.unique(advice(problem).device, axis=0))
+            self.judge(incumbents(problem), rules_of(problem))
 
     def update(self, at: int) -> dict[str, float]:
         """One update: sample, judge, and a few optimiser steps."""
@@ -138,29 +185,77 @@ class _Tuner:
         policy = Policy(self.network, self.params)
         known = self.advice()
         batch = policy.batch(self.problem, known)
-        follow = np.isfinite(self.best_s) and config.imitate > 0
+        forced = self.forced(at)
         drawn = decode(
             self.view(policy, known),
-            policy.head(self.problem, known),
+            policy.head_of(self.problem, batch),
             samples=config.samples + 1,
             seed=self.seed * 100_003 + at,
+            temperature=self.temperature,
             greedy_first=at == 0,
-            forced=self.best[None] if follow else None,
+            forced=forced,
             keep=True,
             pad=(len(batch.op_mask), len(batch.device_mask)),
         )
         # The last row is not judged again; in the first update there is no label, and it is idle.
         count = config.samples
+        self.before_s, before = self.best_s, len(self.known)
         cost_s = self.judge(drawn.device[:count])
-        finite = np.isfinite(cost_s)
-        own = np.zeros(config.samples + 1)
-        own[:count] = finite
-        advantage = np.zeros(config.samples + 1)
-        if finite.sum() > 1:
-            advantage[:count][finite] = advantages(cost_s[finite])
-        label = np.zeros(config.samples + 1)
-        label[-1] = float(follow)
-        made = rows(drawn, advantage, own, label)
+        self.warm(len(self.known) - before)
+        follow = forced is not None and config.imitate > 0
+        own = np.append(np.isfinite(cost_s), False).astype(float)
+        label = np.append(np.zeros(count), float(follow))
+        whole = count if forced is None else count + 1 - len(forced)
+        made = rows(drawn, self.advantage(cost_s, whole), own, label)
+        if forced is not None:
+            chosen = self.free(forced, made.taken.shape)
+            taken = np.asarray(made.taken)
+            own[whole:count] *= gap_weights(chosen[whole:count], taken[whole:count])
+            made = made._replace(
+                taken=jnp.asarray(taken & chosen), surrogate=jnp.asarray(own, jnp.float32)
+            )
+        entropy = self.learn(at, batch, made)
+        finite = cost_s[np.isfinite(cost_s)]
+        return {
+            "update": float(at),
+            "mean_s": float(finite.mean()) if len(finite) else float("inf"),
+            "best_s": float(self.best_s),
+            "entropy": entropy,
+            "evaluations": float(self.evaluations),
+        }
+
+    def warm(self, new: int) -> None:
+        """Sample hotter after an update that met few new placements, cooler after the others."""
+        factor = 1.3 if new < 0.6 * self.config.samples else 0.9
+        self.temperature = float(np.clip(self.temperature * factor, 1.0, HOTTEST))
+
+    def forced(self, at: int) -> Int[np.ndarray, "K N"] | None:
+        """Rows with gaps around the best placement, -1 where free, and the best as the label."""
+        if np.isinf(self.best_s):
+            return None
+        rng = np.random.default_rng([self.seed, at, 5])
+        count = int(self.config.gaps * self.config.samples)
+        return np.concatenate([with_gaps(self.problem, self.best, count, rng), self.best[None]])
+
+    def free(self, forced: Int[np.ndarray, "K N"], shape: tuple[int, ...]) -> np.ndarray:
+        """Where a choice was the policy's own, or the label's."""
+        own = np.ones(shape, dtype=bool)
+        own[shape[0] - len(forced) : shape[0] - 1, : forced.shape[1]] = forced[:-1] < 0
+        return own
+
+    def advantage(self, cost_s: Float[np.ndarray, "K"], whole: int) -> Float[np.ndarray, "L"]:
+        """Advantages: whole placements and gaps each among themselves, and 0 for the label."""
+        found = np.zeros(len(cost_s) + 1)
+        drawn, gaps = np.flatnonzero(np.isfinite(cost_s[:whole])), np.arange(whole, len(cost_s))
+        if len(drawn) > 1:
+            found[drawn] = advantages(cost_s[drawn])
+        gaps = gaps[np.isfinite(cost_s[gaps])]
+        found[gaps] = gap_advantages(cost_s[gaps], self.before_s)
+        return found
+
+    def learn(self, at: int, batch: Batch, made: Rows) -> float:
+        """A few optimiser steps on one batch; returns the entropy."""
+        config = self.config
         weights = Weights(config.clip, config.entropy, config.imitate)
         entropy = 0.0
         for epoch in range(config.epochs):
@@ -172,14 +267,7 @@ class _Tuner:
             self.params, self.state, _ = step(
                 self.transform, self.params, self.state, self.params, grads, 0.0
             )
-        mean = float(cost_s[finite].mean()) if finite.any() else float("inf")
-        return {
-            "update": float(at),
-            "mean_s": mean,
-            "best_s": float(self.best_s),
-            "entropy": entropy,
-            "evaluations": float(self.evaluations),
-        }
+        return entropy
 
     def view(self, policy: Policy, known: Advice | None) -> DecodeProblem:
         """What is decoded under: memory limits tightened as far as the start policy needs."""
@@ -205,24 +293,65 @@ class _Tuner:
             return self.config.freedom
         return "gates" if at < self.config.gate_updates else "all"
 
-    def judge(self, devices: Int[np.ndarray, "K N"]) -> Float[np.ndarray, "K"]:
-        """Seconds of each placement, and the best kept; what does not fit never is the best."""
-        self.evaluations += len(devices)
-        cost_s, feasible = judge(self.problem, devices)
+    def judge(
+        self, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] = ()
+    ) -> Float[np.ndarray, "K"]:
+        """Seconds of each placement, and the best kept; what does not fit never is the best.
+
+        Under the best placement's rule of priority; what comes close to it, under all the others.
+        Placements seen before cost nothing.
+        """
+        keys = [device.tobytes() for device in devices]
+        new = list({key: k for k, key in enumerate(keys) if key not in self.known}.values())
+        if new:
+            rated = self.rate(devices[new], rules or (self.rule,))
+            for key, seconds in zip([keys[k] for k in new], rated, strict=True):
+                self.known[key] = float(seconds)
+        return np.array([self.known[key] for key in keys])
+
+    def rate(
+        self, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...]
+    ) -> Float[np.ndarray, "K"]:
+        """Costs of placements not seen before."""
         if self.reward is not None:
-            cost_s = np.array([self._measured(device) for device in devices])
-        key = np.where(feasible, cost_s, np.inf)
+            return np.array([self.measured(device, self.reward) for device in devices])
+        rated = rate(self.problem, devices, rules)
+        self.evaluations += rated.evaluations
+        cost_s = cost(self.problem, rated)
+        self.keep(devices, cost_s, rated)
+        row = best_row(rated.seconds, rated.overflow)
+        others = _but(rules_of(self.problem), rules)
+        if others and cost_s[row] < NEAR * self.best_s:
+            again = rate(self.problem, devices[[row]], others)
+            self.evaluations += again.evaluations
+            self.keep(devices[[row]], cost(self.problem, again), again)
+            cost_s[row] = min(cost_s[row], cost(self.problem, again)[0])
+        return cost_s
+
+    def keep(
+        self, devices: Int[np.ndarray, "K N"], cost_s: Float[np.ndarray, "K"], rated: Rated
+    ) -> None:
+        """Remember the best that fits."""
+        key = np.where(rated.overflow == 0, cost_s, np.inf)
         row = int(np.argmin(key))
         if key[row] < self.best_s:
             self.best, self.best_s = devices[row].copy(), float(key[row])
-        return cost_s
+            self.rule = RULES[int(rated.rule[row])]
 
-    def _measured(self, device: Int[np.ndarray, "N"]) -> float:
-        assert self.reward is not None
-        key = device.tobytes()
-        if key not in self.known:
-            self.known[key] = self.reward(Assignment(device, priority(self.problem)))
-        return self.known[key]
+    def measured(self, device: Int[np.ndarray, "N"], reward: Reward) -> float:
+        """Seconds of one run, with the priorities that the simulator prefers."""
+        rated = rate(self.problem, device[None])
+        rule = RULES[int(rated.rule[0])]
+        self.evaluations += 1
+        seconds = reward(Assignment(device, rank_under(self.problem, device, rule)))
+        if rated.overflow[0] == 0 and seconds < self.best_s:
+            self.best, self.best_s, self.rule = device.copy(), seconds, rule
+        return seconds
+
+
+def _but(rules: tuple[Rule, ...], known: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The rules that are not known yet."""
+    return tuple(rule for rule in rules if rule not in known)
 
 
 def free(grads: Params, what: Freedom) -> Params:

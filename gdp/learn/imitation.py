@@ -12,6 +12,8 @@ from jaxtyping import Int
 
 from gdp.learn.ppo import Rows, rows
 from gdp.learn.rollout import follow
+from gdp.policy.advice import Advice
+from gdp.policy.batching import Batch
 from gdp.policy.policy import Policy
 from gdp.sim.problem import Problem
 
@@ -33,11 +35,16 @@ class ImitationConfig:
 
 
 def imitation_rows(
-    policy: Policy, problem: Problem, label: Int[np.ndarray, "N"], noise: float, seed: int
-) -> Rows:
+    policy: Policy,
+    problem: Problem,
+    label: Int[np.ndarray, "N"],
+    noise: float,
+    seed: int,
+    told: Advice | None = None,
+) -> tuple[Batch, Rows]:
     """Two rows: the label followed exactly, and followed with some ops astray."""
     astray = perturb(problem, label, noise, seed)
-    rollout = follow(policy, problem, np.stack([label, astray]))
+    batch, rollout = follow(policy, problem, np.stack([label, astray]), told)
     made = rows(rollout, np.zeros(2), np.zeros(2), np.ones(2))
     n = problem.num_ops
     action = np.array(made.action)
@@ -45,7 +52,7 @@ def imitation_rows(
     assert rollout.legal is not None
     # Where the label's device is no longer legal there is nothing to imitate.
     still = np.take_along_axis(rollout.legal, action[..., None].astype(np.int64), axis=-1)[..., 0]
-    return made._replace(action=jnp.asarray(action), taken=made.taken & jnp.asarray(still))
+    return batch, made._replace(action=jnp.asarray(action), taken=made.taken & jnp.asarray(still))
 
 
 def perturb(

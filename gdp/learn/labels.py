@@ -16,14 +16,14 @@ from jaxtyping import Int
 from gdp.errors import GdpError, InfeasibleError
 from gdp.files import write_atomic
 from gdp.learn.instances import Instance
-from gdp.methods.base import Answer, Assignment, Search
-from gdp.policy.decode import canonical, priority, twins
-from gdp.policy.evaluate import judge
+from gdp.methods.base import Answer, Search
+from gdp.policy.decode import canonical, twins
+from gdp.policy.evaluate import assignment, judge
 from gdp.sim.problem import Problem
 
 
 class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The best placement seen of one instance, under the policy's priorities."""
+    """The best placement seen of one instance, under the best of the policy's priorities."""
 
     instance: Instance
     digest: str  # first 16 digits of the graph's digest: a label of another version is dropped
@@ -127,7 +127,7 @@ def search_label(
         names = list(candidates)
         cost_s, _ = judge(problem, np.stack([candidates[name] for name in names]))
         best = names[int(np.argmin(cost_s))]
-        start = Assignment(candidates[best], priority(problem))
+        start = assignment(problem, candidates[best])
     search = Search(seed=seed, seconds=None, evaluations=evaluations, start=start)
     answer = polish(problem, search)
     found = {best: candidates[best]} if candidates else {}

@@ -29,6 +29,8 @@ class PpoConfig:
     updates: int = 1000
     graphs: int = 4  # problems per update
     samples: int = 16  # placements drawn per problem
+    rounds: int = 2  # at most so many ungraded rounds improve the incumbent before
+    gaps: float = 0.0  # share of the samples that is the incumbent with a gap decoded again
     epochs: int = 2  # optimiser steps per update
     clip: float = 0.2  # epsilon of equation 7
     clip_whole: bool = False  # clip the ratio of the placement instead of each decision's
@@ -45,6 +47,8 @@ class PpoConfig:
             raise ValueError(f"clip must lie in (0, 1), got {self.clip}")
         if self.samples < 2:
             raise ValueError(f"samples must be at least 2 to have a baseline, got {self.samples}")
+        if not 0.0 <= self.gaps < 1.0:
+            raise ValueError(f"gaps must lie in [0, 1), got {self.gaps}")
 
 
 class Rows(NamedTuple):
@@ -184,6 +188,31 @@ def advantages(cost_s: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
     if spread < 1e-7:
         return np.zeros_like(reward)
     return (reward - reward.mean()) / spread
+
+
+def gap_advantages(cost_s: Float[np.ndarray, "K"], incumbent_s: float) -> Float[np.ndarray, "K"]:
+    """Logarithm of the incumbent's cost over each, to mean square 1; zeros where all cost the same.
+
+    The incumbent is the baseline: what a gap is worth is what it changes.
+
+    >>> gap_advantages(np.array([1.0, 2.0]), 1.0).round(3)
+    array([-0.   , -1.414])
+    """
+    gain = -np.log(cost_s / incumbent_s)
+    spread = np.sqrt((gain**2).mean()) if len(gain) else 0.0
+    return gain / spread if spread > 1e-7 else np.zeros_like(gain)
+
+
+MOST_WEIGHT = 50.0
+"""Of a decision in a small gap over one of a whole placement."""
+
+
+def gap_weights(
+    free: Bool[np.ndarray, "K N"], taken: Bool[np.ndarray, "K N"]
+) -> Float[np.ndarray, "K"]:
+    """Weights of rows such that each counts alike, however few of its choices were its own."""
+    own = np.maximum((free & taken).sum(axis=1), 1)
+    return np.clip(taken.sum(axis=1) / own, 1.0, MOST_WEIGHT)
 
 
 def published_advantages(

@@ -6,10 +6,13 @@ Axes: K placements, N ops, D devices; wide N and D are those of the padded netwo
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
+from gdp.policy.advice import Advice, advice, with_incumbent
+from gdp.policy.batching import Batch
 from gdp.policy.decode import Head, Rollout, decode
 from gdp.policy.evaluate import judge
+from gdp.policy.gaps import gap
 from gdp.policy.network import NUM_PAIR_FEATURES
 from gdp.policy.policy import Policy
 from gdp.sim.problem import Problem
@@ -20,7 +23,11 @@ class Episode:
     """What one update learns from, of one problem."""
 
     problem: Problem
+    batch: Batch  # what the network read: the gradient needs it again
     rollout: Rollout
+    free: Bool[np.ndarray, "K M"]  # where a choice was not forced; of labels, everywhere
+    gaps: slice  # the rows that are the incumbent with a gap decoded again
+    incumbent_s: float  # cost of the incumbent
     cost_s: Float[np.ndarray, "K"]  # value of the objective, raised where memory overflows
     feasible: np.ndarray  # [K] bool
 
@@ -32,29 +39,71 @@ def sample(
     samples: int,
     seed: int,
     label: Int[np.ndarray, "N"] | None = None,
+    told: Advice | None = None,
+    gaps: int = 0,
     threads: int = 1,
 ) -> Episode:
-    """`samples` placements with all that was seen; the last follows the label, if there is one."""
-    batch = policy.batch(problem)
+    """`samples` placements with all that was seen; the last follows the label, if there is one.
+
+    `told` is advice around another incumbent than the best adviser. The `gaps` rows before the
+    label are the incumbent with a gap each that is decoded again.
+    """
+    batch = policy.batch(problem, told)
+    forced = np.zeros((0, problem.num_ops), dtype=np.int64)
+    incumbent_s = np.nan
+    if gaps:
+        found = told or advice(problem)
+        incumbent_s = float(found.cost_s[0])
+        forced = with_gaps(problem, found.device[0], gaps, np.random.default_rng([seed, 5]))
+    if label is not None:
+        forced = np.concatenate([forced, label[None]])
     rollout = decode(
-        policy.view(problem),
-        policy.head(problem),
+        policy.view(problem, told),
+        policy.head_of(problem, batch),
         samples=samples,
         seed=seed,
-        forced=None if label is None else label[None],
+        forced=forced,
         keep=True,
         pad=(len(batch.op_mask), len(batch.device_mask)),
         threads=threads,
     )
     cost_s, feasible = judge(problem, rollout.device)
-    return Episode(problem, rollout, cost_s, feasible)
+    first = samples - len(forced)
+    free = np.ones((samples, len(batch.op_mask)), dtype=bool)
+    free[first : first + gaps, : problem.num_ops] = forced[:gaps] < 0
+    rows = slice(first, first + gaps)
+    return Episode(problem, batch, rollout, free, rows, incumbent_s, cost_s, feasible)
 
 
-def follow(policy: Policy, problem: Problem, labels: Int[np.ndarray, "K N"]) -> Rollout:
-    """What the decoder sees when it is made to follow the placements given."""
-    batch = policy.batch(problem)
-    return decode(
-        policy.view(problem),
+def with_gaps(
+    problem: Problem, device: Int[np.ndarray, "N"], count: int, rng: np.random.Generator
+) -> Int[np.ndarray, "K N"]:
+    """Copies of a placement with a gap each: -1 where the policy is to choose."""
+    table = np.repeat(device[None], count, axis=0)
+    for row in table:
+        row[gap(problem, device, rng)] = -1
+    return table
+
+
+def advance(policy: Policy, problem: Problem, told: Advice, *, samples: int, seed: int) -> Advice:
+    """The same advice around the best of some samples, if that is better than the incumbent."""
+    drawn = decode(
+        policy.view(problem, told), policy.head(problem, told), samples=samples, seed=seed
+    ).device
+    cost_s, _ = judge(problem, drawn)
+    row = int(np.argmin(cost_s))
+    if cost_s[row] >= told.cost_s[0]:
+        return told
+    return with_incumbent(told, problem, drawn[row])
+
+
+def follow(
+    policy: Policy, problem: Problem, labels: Int[np.ndarray, "K N"], told: Advice | None = None
+) -> tuple[Batch, Rollout]:
+    """What the network reads and the decoder sees when it is made to follow placements."""
+    batch = policy.batch(problem, told)
+    return batch, decode(
+        policy.view(problem, told),
         blank_head(policy, problem),
         samples=len(labels),
         seed=0,

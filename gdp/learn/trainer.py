@@ -17,6 +17,8 @@ from gdp.learn.labels import LabelStore
 from gdp.learn.ppo import (
     Weights,
     advantages,
+    gap_advantages,
+    gap_weights,
     gradient,
     optimiser,
     published_advantages,
@@ -25,9 +27,11 @@ from gdp.learn.ppo import (
 )
 from gdp.learn.problems import Problems
 from gdp.learn.recipe import Recipe
-from gdp.learn.rollout import Episode, sample
+from gdp.learn.rollout import Episode, advance, sample
+from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.network import Params
 from gdp.policy.policy import Policy
+from gdp.sim.problem import Problem
 
 
 class TrainState(NamedTuple):
@@ -94,11 +98,13 @@ class Trainer:
             label = self.labels.get(instance, problem)
             if label is None:
                 continue
-            made = imitation_rows(policy, problem, label.placement(), config.noise, int(seeds[k]))
+            told = self._told(policy, problem, int(seeds[k]), rounds=0)
+            batch, made = imitation_rows(
+                policy, problem, label.placement(), config.noise, int(seeds[k]), told
+            )
             grads, metrics = gradient(
-                self.recipe.network, state.params, policy.batch(problem), made,
-                Weights(0.2, 0.0, 1.0),
-            )  # fmt: skip
+                self.recipe.network, state.params, batch, made, Weights(0.2, 0.0, 1.0)
+            )
             total = grads if total is None else jax.tree.map(np.add, total, grads)
             losses.append(float(metrics.cross_entropy))
         state = self._apply(state, total, len(losses), self.transforms[0], config.average)
@@ -126,7 +132,7 @@ class Trainer:
             total = None
             for k, (_, episode) in enumerate(episodes):
                 grads, metrics = gradient(
-                    self.recipe.network, state.params, policy.batch(episode.problem), made[k],
+                    self.recipe.network, state.params, episode.batch, made[k],
                     weights, clip_whole=config.clip_whole,
                 )  # fmt: skip
                 if epoch == 0:
@@ -152,9 +158,11 @@ class Trainer:
         label = self.labels.get(instance, problem)
         # Rows are as many with a label as without, so that both share one compiled gradient.
         placement = None if label is None or not self.recipe.ppo.imitate else label.placement()
+        gaps = int(self.recipe.ppo.gaps * self.recipe.ppo.samples) if policy.config.advice else 0
         episode = sample(
             policy, problem, samples=self.recipe.ppo.samples, seed=seed,
-            label=placement, threads=self.threads,
+            label=placement, told=self._told(policy, problem, seed, self.recipe.ppo.rounds),
+            gaps=gaps, threads=self.threads,
         )  # fmt: skip
         if label is not None:
             best = int(np.argmin(np.where(episode.feasible, episode.cost_s, np.inf)))
@@ -164,20 +172,47 @@ class Trainer:
             )  # fmt: skip
         return instance, episode
 
+    def _told(self, policy: Policy, problem: Problem, seed: int, rounds: int) -> Advice | None:
+        """Advice around a random incumbent: an adviser's placement, improved by a few rounds.
+
+        Half the time the best adviser's, as at the first decode of a problem; None means that.
+        """
+        if not policy.config.advice:
+            return None
+        rng = np.random.default_rng([seed, 3])
+        told, start = None, incumbents(problem)
+        if rng.random() < 0.5 and len(start) > 1:
+            device = start[int(rng.integers(1, len(start)))]
+            told = with_incumbent(advice(problem), problem, device)
+        for k in range(int(rng.integers(rounds + 1))):
+            told = advance(
+                policy, problem, told or advice(problem), samples=self.recipe.ppo.samples // 2,
+                seed=seed + 1 + k,
+            )  # fmt: skip
+        return told
+
     def _rows(self, instance: Instance, episode: Episode) -> Any:
         samples = len(episode.cost_s)
         labelled = np.zeros(samples)
         if self.recipe.ppo.imitate and self.labels.get(instance, episode.problem) is not None:
             labelled[-1] = 1.0
         free = labelled == 0
+        whole = free.copy()
+        whole[episode.gaps] = False
         advantage = np.zeros(samples)
+        weight = free.astype(float)
         if self.recipe.ppo.advantage == "normalised":
-            advantage[free] = advantages(episode.cost_s[free])
+            advantage[whole] = advantages(episode.cost_s[whole])
+            part = episode.gaps
+            advantage[part] = gap_advantages(episode.cost_s[part], episode.incumbent_s)
+            assert episode.rollout.taken is not None
+            weight[part] = gap_weights(episode.free[part], episode.rollout.taken[part])
         else:
             advantage[free], self.past[instance.key] = published_advantages(
                 episode.cost_s[free], episode.feasible[free], self.past.get(instance.key, (0.0, 0))
             )
-        return rows(episode.rollout, advantage, free.astype(float), labelled)
+        made = rows(episode.rollout, advantage, weight, labelled)
+        return made._replace(taken=made.taken & jax.numpy.asarray(episode.free))
 
     def _apply(
         self,
@@ -203,7 +238,7 @@ class Trainer:
         for instance, episode in episodes:
             label = self.labels.get(instance, episode.problem)
             if label is not None:
-                drawn = episode.cost_s[:-1] if self.recipe.ppo.imitate else episode.cost_s
+                drawn = episode.cost_s[: episode.gaps.start]
                 ratios.append(np.log(drawn / label.value_s).mean())
                 bests.append(np.log(drawn.min() / label.value_s))
         costs = np.concatenate([e.cost_s for _, e in episodes]) if episodes else np.full(1, np.nan)

@@ -4,11 +4,12 @@ An `Annealer` holds the state of one run; the loops are in `gdp.methods.local_se
 are deterministic: how they are cut into calls, and so the clock, changes only where they end.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from gdp.methods.arrays import arrays_of
 from gdp.methods.base import Assignment, Clock
@@ -17,6 +18,10 @@ from gdp.sim.problem import Problem
 
 # Seconds between two looks at the clock, at most: what Ctrl-C waits for.
 _SLICE_S = 0.05
+
+
+GUIDED_STEPS = 100
+"""Steps after which a guide is asked again; asking costs as much as many simulations."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,10 @@ class Annealer(Protocol):
 
     def best(self) -> Scored: ...
 
+    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
+        """Let a share of the choices follow a table: the weight of each group on each device."""
+        ...
+
     @property
     def evaluations(self) -> int: ...
 
@@ -92,13 +101,21 @@ def anneal(
     config: AnnealConfig,
     clock: Clock,
     evaluations: int | None,
+    guide: Callable[[], None] | None = None,
 ) -> bool:
-    """One round; True where it ended early, by the clock, the budget or the first fit."""
+    """One round; True where it ended early, by the clock, the budget or the first fit.
+
+    A `guide` is called at the start and after `GUIDED_STEPS` steps, twice, four times as many.
+    """
     annealer.restart()
     before = annealer.evaluations
     done, at_once = 0, 1
+    due = 0 if guide is not None else steps
     while done < steps:
-        left = steps - done
+        if guide is not None and done == due:
+            guide()
+            due = 2 * due + GUIDED_STEPS
+        left = min(steps, due if due > done else steps) - done
         if evaluations is not None:
             left = min(left, evaluations - (annealer.evaluations - before))
         if left <= 0 or clock.is_over():
@@ -150,7 +167,22 @@ class _State:
             number=np.zeros(1, np.int64),
             queue=np.zeros(ops, np.int64),
             random=np.array([seed], dtype=np.uint64),
+            guided=np.zeros(1),
+            group_share=np.zeros(len(self.chain.movable)),
+            device_share=np.zeros((groups, problem.num_devices)),
         )
+
+    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
+        """Let a share of the choices follow how much each group is wanted on each device."""
+        p, c, a = self.proposal, self.chain, self.methods
+        if len(c.movable) == 0:
+            return
+        home = c.best_device[a.group_op[a.group_start[:-1]]]
+        elsewhere = wanted.copy()
+        elsewhere[np.arange(len(home)), home] = 0.0
+        p.guided[0] = share
+        p.group_share[:] = _cumulative(elsewhere.sum(axis=1)[c.movable] + 1e-9)
+        p.device_share[:] = _cumulative(elsewhere + 1e-9)
 
     def plan(self, steps: int, config: AnnealConfig) -> _Plan:
         shares = np.array(config.shares)
@@ -199,6 +231,12 @@ class _State:
         return int(self.chain.count[EVALUATIONS])
 
 
+def _cumulative(weight: np.ndarray) -> np.ndarray:
+    """Cumulative shares along the last axis, ending at exactly 1."""
+    sums = np.cumsum(weight, axis=-1)
+    return sums / sums[..., -1:]
+
+
 class LatencyAnnealer:
     """Every step is one exact simulation, with priorities where the start has some."""
 
@@ -225,6 +263,9 @@ class LatencyAnnealer:
     def restart(self) -> None:
         self._state.restart()
         self._state.set_order(self._state.chain.order)
+
+    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
+        self._state.guide(wanted, share)
 
     def best(self) -> Scored:
         if not self._by_rank:
@@ -287,6 +328,9 @@ class PeriodAnnealer:
         s.restart()
         make_loads(s.methods, self._loads, s.chain.device)
         self._guides[0] = self._guides[1]
+
+    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
+        self._state.guide(wanted, share)
 
     def best(self) -> Scored:
         return self._state.best_score(self._state.start.assignment.rank)

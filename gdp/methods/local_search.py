@@ -2,7 +2,9 @@
 
 import itertools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -24,6 +26,9 @@ from gdp.methods.simple import single_assignments
 from gdp.sim.problem import Problem
 
 LOG = logging.getLogger(__name__)
+
+Guide = Callable[[Problem, Annealer], None]
+"""Tells an annealing run on a problem (the graph or its coarse form) which moves to prefer."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +95,16 @@ def improve(
     search: Search,
     clock: Clock,
     config: SearchConfig | None = None,
+    guide: Guide | None = None,
 ) -> Scored:
     """The best placement found from scored starts within the clock and `search.evaluations`.
 
-    The evaluations of the starts count; the result's are those of the starts and the search.
+    The evaluations of the starts count; the result's are those of the starts and the search. A
+    `guide` tells annealing which moves to prefer.
     """
     config = config or SearchConfig()
     budget = _Budget(clock, search, config, sum(start.evaluations for start in starts))
+    budget.guide = guide
     best = min(starts, key=lambda scored: scored.key)
     try:
         if best.overflow_bytes > 0:
@@ -131,6 +139,7 @@ class _Budget:
         if self.limit is None and clock.seconds is None:
             self.limit = config.max_evaluations
         self.progress = search.progress
+        self.guide: Guide | None = None
         self.best: Scored | None = None
 
     def left(self) -> int | None:
@@ -187,7 +196,7 @@ def _search(
     for round_number in itertools.count():
         before = sum(chain.evaluations for chain in chains)
         for chain in chains:
-            best = _round(chain, steps, config, budget, best)
+            best = _round(problem, chain, steps, config, budget, best)
             if budget.is_over():
                 return best
         if sum(chain.evaluations for chain in chains) == before:
@@ -202,11 +211,17 @@ def _search(
 
 
 def _round(
-    chain: Annealer, steps: int, config: AnnealConfig, budget: _Budget, best: Scored
+    problem: Problem,
+    chain: Annealer,
+    steps: int,
+    config: AnnealConfig,
+    budget: _Budget,
+    best: Scored,
 ) -> Scored:
     before = chain.evaluations
+    guide = None if budget.guide is None else partial(budget.guide, problem, chain)
     try:
-        anneal(chain, steps, config, budget.clock, budget.left())
+        anneal(chain, steps, config, budget.clock, budget.left(), guide)
     finally:
         # An interrupt ends the round between two calls of the kernel: the chain is whole.
         budget.used += chain.evaluations - before
@@ -241,7 +256,7 @@ def _search_coarse(
         variant for start in starts for variant in coarse_starts(problem, coarse, start.assignment)
     ]
     begun = sorted(score_all(coarse.problem, projected), key=lambda scored: scored.key)[:2]
-    inner.used += len(projected)
+    inner.used, inner.guide = len(projected), budget.guide
     found = _search(coarse.problem, begun, search.seed, inner, begun[0])
     fine = coarse.expand_all(problem, found.assignment)
     budget.used += inner.used + len(fine)

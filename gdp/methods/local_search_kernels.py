@@ -18,7 +18,7 @@ from gdp.methods.period_kernels import (
     restore_loads,
     save_loads,
 )
-from gdp.methods.proposal_kernels import NUM_KINDS, below, propose, uniform
+from gdp.methods.proposal_kernels import NUM_KINDS, any_group, below, propose, uniform
 from gdp.sim.kernel import BARE, INNER, INNER_INLINE
 from gdp.sim.memory_kernels import evaluate, overflow, pipeline_peaks
 
@@ -169,7 +169,7 @@ def anneal_latency(m, a, w, c, p, plan, by_rank, steps):
             j, k = propose_swap(c, p, w)
             swap_places(w, j, k)
         elif c.movable.shape[0] > 0:
-            g = c.movable[below(p.random, c.movable.shape[0])]
+            g = any_group(p, c.movable)
             propose(m, p, c.device, w.by_position, w.position, min(kind, NUM_KINDS - 1), g)
             put(m, c, p)
         if p.size[0] == 0 and j == k:
@@ -231,13 +231,13 @@ def move_groups(m, loads, c, p, back):
 @no_type_check
 def pick_group(m, c, p, loads):
     """A random group with a choice; half of the time one on the busiest device, if soon found."""
-    g = c.movable[below(p.random, c.movable.shape[0])]
+    g = any_group(p, c.movable)
     if uniform(p.random) < 0.5:
         busy = busiest(loads)
         for _ in range(12):
             if c.device[m.group_op[m.group_start[g]]] == busy:
                 break
-            g = c.movable[below(p.random, c.movable.shape[0])]
+            g = any_group(p, c.movable)
     return g
 
 

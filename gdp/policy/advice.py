@@ -12,11 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.errors import MissingExtraError
 from gdp.methods.base import Search
 from gdp.sim.problem import Problem
 
-ADVISERS = ("single", "blocks", "heft", "etf")
-"""Methods that advise, by name; rows 1 to 4 of the advice."""
+ADVISERS = ("single", "blocks", "heft", "etf", "metis")
+"""Methods that advise, by name; rows 1 to 5 of the advice. Without pymetis the best of the others
+takes the place of the last."""
 SHARPNESS = 20.0
 """An adviser's vote loses a factor of e for every twentieth that its cost is worse."""
 
@@ -25,7 +27,8 @@ class Advice(NamedTuple):
     """Placements with devices that are alike renamed by first use, and what they cost."""
 
     device: Int[np.ndarray, "A N"]  # the incumbent, then one row per adviser
-    cost_s: Float[np.ndarray, "A"]  # under the policy's priorities, raised where memory overflows
+    cost_s: Float[np.ndarray, "A"]  # under the best priorities, raised where memory overflows
+    rule: int  # of priority, the incumbent's best: an index into RULES
 
     @property
     def log_ratio(self) -> Float[np.ndarray, "A"]:
@@ -45,38 +48,57 @@ _MADE: weakref.WeakKeyDictionary[Problem, Advice] = weakref.WeakKeyDictionary()
 def advice(problem: Problem) -> Advice:
     """The advisers' placements, computed once per problem; the best of them is the incumbent."""
     if problem not in _MADE:
-        from gdp.policy.evaluate import judge
+        from gdp.policy.evaluate import cost, rate
 
-        rows = np.stack([_placed(problem, name) for name in ADVISERS])
-        cost_s = judge(problem, rows)[0]
+        placed = [_placed(problem, name) for name in ADVISERS]
+        rows = np.stack([row for row in placed if row is not None])
+        rated = rate(problem, rows)
+        cost_s = cost(problem, rated)
         best = int(np.argmin(cost_s))
-        _MADE[problem] = Advice(
-            np.concatenate([rows[best : best + 1], rows]), np.concatenate([cost_s[[best]], cost_s])
-        )
+        order = [best, *np.cumsum([row is not None for row in placed]) - 1]
+        for k, row in enumerate(placed):
+            order[1 + k] = best if row is None else order[1 + k]
+        _MADE[problem] = Advice(rows[order], cost_s[order], int(rated.rule[best]))
     return _MADE[problem]
+
+
+def incumbents(problem: Problem) -> Int[np.ndarray, "K N"]:
+    """The advisers' different placements, the best first: what a decode may start from."""
+    found = advice(problem)
+    order = np.argsort(found.cost_s, kind="stable")
+    first = np.unique(found.device[order], axis=0, return_index=True)[1]
+    return found.device[order[np.sort(first)]]
 
 
 def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]) -> Advice:
     """The same advice around another incumbent."""
     from gdp.policy.decode import canonical, twins
-    from gdp.policy.evaluate import judge
+    from gdp.policy.evaluate import cost, rate
 
     device = canonical(problem, device, twins(problem))
+    rated = rate(problem, device[None])
     rows, cost_s = found.device.copy(), found.cost_s.copy()
-    rows[0], cost_s[0] = device, judge(problem, device[None])[0][0]
-    return Advice(rows, cost_s)
+    rows[0], cost_s[0] = device, cost(problem, rated)[0]
+    return Advice(rows, cost_s, int(rated.rule[0]))
 
 
-def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"]:
-    """One adviser's placement; where it finds none that fits, everything on the first it may."""
+def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"] | None:
+    """One adviser's placement; where it finds none that fits, everything on the first it may.
+
+    None where the adviser is an optional package that is not installed.
+    """
     from gdp.methods.blocks import blocks
     from gdp.methods.list_schedule import etf, heft
+    from gdp.methods.metis import metis
     from gdp.methods.recall import recall
     from gdp.methods.simple import single
     from gdp.policy.decode import canonical, twins
 
-    method = {"single": single, "blocks": blocks, "heft": heft, "etf": etf}[name]
-    answer = recall(problem, name) or method(problem, Search(seconds=None))
+    methods = {"single": single, "blocks": blocks, "heft": heft, "etf": etf, "metis": metis}
+    try:
+        answer = recall(problem, name) or methods[name](problem, Search(seconds=None))
+    except MissingExtraError:
+        return None
     if answer.assignment is None:
         return problem.allowed.argmax(axis=1).astype(np.int64)
     return canonical(problem, answer.assignment.device, twins(problem))

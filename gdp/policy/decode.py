@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
 from gdp.policy.advice import Advice
-from gdp.policy.features import timing
+from gdp.policy.timing import timing
 from gdp.sim.problem import Problem
 
 

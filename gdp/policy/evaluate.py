@@ -1,23 +1,65 @@
-"""Values of placements under any objective, with the policy's priorities."""
+"""Values of placements under any objective, each with the priorities that suit it best.
+
+Axes: K placements, N ops, R rules of priority.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.policy.decode import priority
+from gdp.methods.base import Assignment
+from gdp.policy.priorities import RULES, Rule, rank_under, ranks, rules_of
+from gdp.sim import block_latency, max_load, score
 from gdp.sim.problem import Problem
 
 
-def evaluate(
-    problem: Problem, devices: Int[np.ndarray, "B N"]
-) -> tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]:
-    """(seconds of the objective, bytes over device memory) of each placement."""
-    from gdp.sim import block_latency, max_load, score
+class Rated(NamedTuple):
+    """What the simulator says of placements, each under the best of the rules tried."""
 
+    seconds: Float[np.ndarray, "K"]  # of the objective
+    overflow: Int[np.ndarray, "K"]  # bytes over device memory
+    rule: Int[np.ndarray, "K"]  # index into RULES
+    evaluations: int  # runs of the simulator
+
+
+def rate(
+    problem: Problem, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] | None = None
+) -> Rated:
+    """Simulate placements under each rule: the least overflow counts, then the least seconds.
+
+    Without `rules`, under all that can make a difference for the objective.
+    """
+    count, n = devices.shape
+    rules = rules_of(problem) if rules is None else rules
     if problem.objective == "max_load":
-        return max_load.values(problem, devices)
-    if problem.objective == "block_latency":
-        return block_latency.values(problem, devices)
-    return score.values(problem, devices, priority(problem))
+        seconds, overflow = max_load.values(problem, devices)
+    elif problem.objective == "block_latency":
+        seconds, overflow = block_latency.values(problem, devices)
+    elif problem.objective == "throughput":
+        seconds, overflow = score.values(problem, devices)
+    else:
+        rows = ranks(problem, devices, rules).reshape(len(rules) * count, n)
+        seconds, overflow = score.values(problem, np.tile(devices, (len(rules), 1)), rows)
+    seconds, overflow = seconds.reshape(-1, count), overflow.reshape(-1, count)
+    best = np.lexsort((seconds, overflow), axis=0)[0]
+    column = np.arange(count)
+    index = np.array([RULES.index(rule) for rule in rules])
+    return Rated(seconds[best, column], overflow[best, column], index[best], seconds.size)
+
+
+def evaluate(
+    problem: Problem, devices: Int[np.ndarray, "K N"]
+) -> tuple[Float[np.ndarray, "K"], Int[np.ndarray, "K"]]:
+    """(seconds of the objective, bytes over device memory) of each placement."""
+    rated = rate(problem, devices)
+    return rated.seconds, rated.overflow
+
+
+def assignment(problem: Problem, device: Int[np.ndarray, "N"]) -> Assignment:
+    """A placement with the priorities that suit it best."""
+    rule = RULES[int(rate(problem, device[None]).rule[0])]
+    return Assignment(device, rank_under(problem, device, rule))
 
 
 OVERFLOW_WEIGHT = 4.0
@@ -25,12 +67,17 @@ OVERFLOW_WEIGHT = 4.0
 
 
 def judge(
-    problem: Problem, devices: Int[np.ndarray, "K N"]
+    problem: Problem, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] | None = None
 ) -> tuple[Float[np.ndarray, "K"], Bool[np.ndarray, "K"]]:
     """(cost in seconds, feasible) of placements: the value, raised where memory overflows."""
-    value_s, overflow = evaluate(problem, devices)
+    rated = rate(problem, devices, rules)
+    return cost(problem, rated), rated.overflow == 0
+
+
+def cost(problem: Problem, rated: Rated) -> Float[np.ndarray, "K"]:
+    """Seconds, raised where memory overflows."""
     capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).sum())
-    return value_s * (1.0 + OVERFLOW_WEIGHT * overflow / capacity), overflow == 0
+    return rated.seconds * (1.0 + OVERFLOW_WEIGHT * rated.overflow / capacity)
 
 
 def best_row(seconds: Float[np.ndarray, "B"], overflow: Int[np.ndarray, "B"]) -> int:

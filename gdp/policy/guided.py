@@ -1,27 +1,29 @@
-"""Search guided by the policy: parts of a placement are forgotten and decoded again.
+"""Search guided by the policy: annealing whose moves follow the policy's probabilities.
 
-Large neighbourhood search (Shaw 1998, doi 10.1007/3-540-49481-2_30): a window of the decode
-order is freed, everything else stays forced, and the policy fills the gap knowing
-both what came before and, through its features, where the fixed readers are. Acceptance by
-simulated annealing.
+The policy is made to follow the best placement and asked, op by op, where else it would put it.
+Which groups of ops are moved and where to is then drawn from its answers, half of the time; the
+moves themselves, their judge and the schedule are those of `local_search`.
 """
 
 import os
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
-from gdp.methods.base import Answer, Assignment, Clock, Search
-from gdp.policy.decode import DecodeProblem, Head, decode, num_threads, priority
-from gdp.policy.evaluate import best_row, evaluate
-from gdp.policy.features import timing
+from gdp.methods.annealing import Annealer
+from gdp.methods.base import Answer, Clock, Search
+from gdp.methods.feasible import best_of
+from gdp.methods.local_search import as_answer, improve
+from gdp.policy.advice import advice, with_incumbent
+from gdp.policy.decode import decode
+from gdp.policy.evaluate import assignment
 from gdp.policy.policy import Policy, default_checkpoint, load_policy
+from gdp.policy.priorities import rules_of
+from gdp.policy.propose import propose
 from gdp.sim.problem import Problem
 
-BATCH = 16
-"""Proposals decoded and simulated together."""
-HOT, COLD = 2e-3, 1e-4
-"""Temperatures at the start and the end, over the value of the start."""
+SHARE = 0.8
+"""Of the choices that follow the policy; the others are as in `local_search`."""
 
 
 def guided_search(
@@ -29,121 +31,69 @@ def guided_search(
     checkpoint: str | os.PathLike[str] | Policy | None,
     search: Search,
     *,
-    uniform: bool = False,
-    temperature: float = 1.0,
+    share: float = SHARE,
 ) -> Answer:
-    """The best placement found by decoding parts again, from `search.start` or the greedy one.
+    """The best placement that annealing finds from `search.start`, or from the policy's best.
 
-    With `uniform`, gaps are filled at random instead: what the guidance is worth.
+    With `share` 0 the policy is not asked about moves: what the guidance is worth.
     """
+    if search.seconds is None and search.evaluations is None:
+        raise ValueError("guided search needs a limit: give seconds or evaluations")
     if isinstance(checkpoint, Policy):
         policy = checkpoint
     else:
         policy = load_policy(default_checkpoint() if checkpoint is None else checkpoint)
     clock = Clock(search.seconds)
-    view, head = policy.view(problem), policy.head(problem)
-    if uniform:
-        head = flat(head)
-    if search.start is not None:
-        device = search.start.device.copy()
-    else:
-        device = decode(
-            view, policy.head(problem), samples=1, seed=search.seed, greedy_first=True
-        ).device[0]
-    seconds, overflow = evaluate(problem, device[None])
-    if search.seconds is None and search.evaluations is None:
-        raise ValueError("guided search needs a limit: give seconds or evaluations")
-    state = _State(device, float(seconds[0]), int(overflow[0]))
-    spent = 1
-    rng = np.random.default_rng([search.seed, 11])
-    while not clock.is_over():
-        left = BATCH if search.evaluations is None else search.evaluations - spent
-        if left <= 0:
-            break
-        share = _share(clock, spent, search)
-        proposals = _propose(problem, view, head, state.device, min(BATCH, left), rng, temperature)
-        seconds, overflow = evaluate(problem, proposals)
-        spent += len(proposals)
-        state.accept(proposals, seconds, overflow, share, rng)
-        if search.progress is not None:
-            search.progress(share, state.best_s)
-    if state.best_overflow > 0:
-        return Answer(None, reason="guided search found no placement that fits", evaluations=spent)
-    return Answer(Assignment(state.best, priority(problem)), evaluations=spent)
+    start, spent = search.start, 0
+    if start is None:
+        found = propose(policy, problem, 1 + len(rules_of(problem)), search.seed)
+        start, spent = assignment(problem, found.device[found.best]), found.evaluations
+    first = best_of(problem, [start])
+    guide = _Guide(policy, share) if share > 0.0 else None
+    best = improve(problem, [first], search, clock, guide=guide)
+    answer = as_answer(problem, best, "guided search")
+    return Answer(answer.assignment, reason=answer.reason, evaluations=answer.evaluations + spent)
 
 
-def flat(head: Head) -> Head:
-    """A head that finds all devices equally good."""
-    return head._replace(prior=np.zeros_like(head.prior), out=np.zeros_like(head.out))
+class _Guide:
+    """Asks the policy about an annealing run's best placement, unless it was asked before."""
+
+    def __init__(self, policy: Policy, share: float) -> None:
+        self.policy, self.share = policy, share
+        self.asked: tuple[int, bytes] = (0, b"")
+
+    def __call__(self, problem: Problem, annealer: Annealer) -> None:
+        device = annealer.best().assignment.device
+        key = (id(problem), device.tobytes())
+        if key != self.asked:
+            self.asked = key
+            annealer.guide(wanted(self.policy, problem, device), self.share)
 
 
-class _State:
-    """The placement at hand and the best one."""
+def wanted(
+    policy: Policy, problem: Problem, device: Int[np.ndarray, "N"]
+) -> Float[np.ndarray, "G D"]:
+    """How likely the policy puts each group on each device where all before it is as in `device`.
 
-    def __init__(self, device: Int[np.ndarray, "N"], seconds: float, overflow: int) -> None:
-        self.device, self.seconds, self.overflow = device, seconds, overflow
-        self.best, self.best_s, self.best_overflow = device, seconds, overflow
-        self.scale_s = seconds
-
-    def accept(
-        self,
-        proposals: Int[np.ndarray, "B N"],
-        seconds: np.ndarray,
-        overflow: np.ndarray,
-        share: float,
-        rng: np.random.Generator,
-    ) -> None:
-        """Take the best of a batch, or now and then a worse one, the less so the later."""
-        row = best_row(seconds, overflow)
-        found = (int(overflow[row]), float(seconds[row]))
-        if found < (self.best_overflow, self.best_s):
-            self.best, self.best_s, self.best_overflow = proposals[row], found[1], found[0]
-        heat = self.scale_s * HOT * (COLD / HOT) ** share
-        worse = (found[1] - self.seconds) / heat
-        if found[0] < self.overflow or (
-            found[0] == self.overflow and (worse <= 0 or rng.random() < np.exp(-worse))
-        ):
-            self.device, self.seconds, self.overflow = proposals[row], found[1], found[0]
-
-
-def _share(clock: Clock, spent: int, search: Search) -> float:
-    """How much of the budget is used, in [0, 1]."""
-    used = 0.0
-    if clock.seconds:
-        used = clock.elapsed_s() / clock.seconds
-    if search.evaluations:
-        used = max(used, spent / search.evaluations)
-    return min(1.0, used)
-
-
-def _propose(
-    problem: Problem,
-    view: DecodeProblem,
-    head: Head,
-    device: Int[np.ndarray, "N"],
-    count: int,
-    rng: np.random.Generator,
-    temperature: float,
-) -> Int[np.ndarray, "B N"]:
-    """Copies with a gap each, filled by the decoder."""
-    forced = np.repeat(device[None], count, axis=0)
-    for row in forced:
-        row[_gap(problem, rng)] = -1
-    threads = num_threads() if problem.num_ops > 2000 else 1
-    return decode(
-        view, head, samples=count, seed=int(rng.integers(1 << 31)), temperature=temperature,
-        forced=forced, threads=threads,
-    ).device  # fmt: skip
-
-
-def _gap(problem: Problem, rng: np.random.Generator) -> Int[np.ndarray, "M"]:
-    """Ops to place anew: a window of the decode order, its length uniform in its logarithm.
-
-    Groups are freed whole, so that the gap is not closed by a member that stays.
+    Rows sum to 1; a group that the policy cannot move stays where it is.
     """
-    order = timing(problem).order
-    n = problem.num_ops
-    length = int(np.exp(rng.uniform(0.0, np.log(max(n / 4.0, 2.0)))))
-    first = int(rng.integers(max(1, n - length + 1)))
-    groups = np.unique(problem.group[order[first : first + length]])
-    return np.flatnonzero(np.isin(problem.group, groups))
+    told = None
+    if policy.config.advice:
+        told = with_incumbent(advice(problem), problem, device)
+        # The names of devices that are alike must be those that are followed.
+        told = told._replace(device=np.concatenate([device[None], told.device[1:]]))
+    head = policy.head(problem, told)
+    view = policy.view(problem, told)._replace(mask_alike=False)
+    seen = decode(view, head, samples=1, seed=0, forced=device[None], keep=True)
+    assert seen.feats is not None
+    assert seen.legal is not None
+    assert seen.taken is not None
+    first = head.node[:, None] + head.device[None] + seen.feats[0] @ head.feature
+    hidden = np.maximum(np.maximum(first, 0.0) @ head.mixing + head.bias, 0.0)
+    logit = np.where(seen.legal[0], head.prior + hidden @ head.out, -np.inf)
+    table = np.zeros((problem.num_groups, problem.num_devices))
+    table[problem.group, device] = 1.0
+    ops = np.flatnonzero(seen.taken[0])
+    odds = np.exp(logit[ops] - logit[ops].max(axis=1, keepdims=True))
+    table[problem.group[ops]] = odds / odds.sum(axis=1, keepdims=True)
+    return table

@@ -10,19 +10,18 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.graph import OpGraph
-from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.base import Answer, Search
 from gdp.policy.advice import advice
-from gdp.policy.decode import decode, num_threads, priority
-from gdp.policy.evaluate import best_row, evaluate
+from gdp.policy.evaluate import assignment, best_row, evaluate
 from gdp.policy.policy import Policy
+from gdp.policy.priorities import rules_of
+from gdp.policy.propose import propose
 from gdp.sim.problem import Problem, make_problem
 
 LOG = logging.getLogger(__name__)
 
 SAMPLES = 16
 """Placements sampled beside the greedy one, unless the evaluation budget is smaller."""
-TEMPERATURES = (0.3, 0.7, 1.0)
-"""Samples are shared out over these; cool ones are better on average, warm ones more diverse."""
 MENDING = 1000
 """Evaluations of the search that mends a placement when all else fails."""
 LARGEST = 60_000
@@ -34,20 +33,21 @@ def place_with_policy(
 ) -> Answer:
     """The best of the policy's greedy placement and its samples, scored by the simulator.
 
-    `checkpoint` is a folder, or None for the shipped policy. Greedy and `SAMPLES` samples; with an
-    evaluation budget, as many as it allows.
+    `checkpoint` is a folder, or None for the shipped policy. Greedy and `SAMPLES` samples, each
+    under every rule of priority; with an evaluation budget, as many as it allows.
     """
     from gdp.policy.policy import default_checkpoint
 
     folder = default_checkpoint() if checkpoint is None else Path(checkpoint)
     policy = _loaded(str(folder), (folder / "meta.json").stat().st_mtime_ns if _is(folder) else 0)
     small, widen = _coarse(problem)
-    count = SAMPLES + 1 if search.evaluations is None else min(SAMPLES + 1, search.evaluations)
-    devices = propose(policy, small, max(1, count), search.seed)
-    seconds, overflow = evaluate(small, devices)
-    row, spent = best_row(seconds, overflow), len(devices)
-    device = devices[row]
-    if overflow[row] > 0:
+    count = SAMPLES + 1
+    if search.evaluations is not None:
+        count = min(count, search.evaluations // len(rules_of(small)))
+    found = propose(policy, small, max(1, count), search.seed)
+    row, spent = found.best, found.evaluations
+    device = found.device[row]
+    if found.overflow[row] > 0:
         device, more = _repair(small, policy, device, search.seed)
         spent += more
     device = widen(device)
@@ -62,10 +62,10 @@ def place_with_policy(
             evaluations=spent,
         )
     reason = (
-        f"policy {policy.name!r}: greedy {seconds[0]:.4g} s, best of {len(seconds)} "
-        f"{seconds[row]:.4g} s"
+        f"policy {policy.name!r}: greedy {found.seconds[0]:.4g} s, best of {len(found.device)} "
+        f"{found.seconds[row]:.4g} s"
     )
-    return Answer(Assignment(device, priority(problem)), reason=reason, evaluations=spent)
+    return Answer(assignment(problem, device), reason=reason, evaluations=spent)
 
 
 def policy_method(
@@ -95,32 +95,6 @@ def _loaded(folder: str, version: int):
 
 def _is(folder: Path) -> bool:
     return (folder / "meta.json").exists()
-
-
-def propose(policy: Policy, problem: Problem, count: int, seed: int) -> Int[np.ndarray, "K N"]:
-    """At most `count` different placements: the greedy one, then samples at each temperature.
-
-    Where the greedy placement overflows, all are decoded under the memory limits, tightened, under
-    which it fits.
-    """
-    from gdp.policy.repair import fitting_greedy
-
-    threads = num_threads() if problem.num_ops > 2000 else 1
-    head = policy.head(problem)
-    view, greedy = fitting_greedy(problem, policy.view(problem), head)
-    found = [greedy[None]]
-    shares = np.array_split(np.arange(count - 1), len(TEMPERATURES))
-    for k, temperature in enumerate(TEMPERATURES):
-        if len(shares[k]):
-            found.append(
-                decode(
-                    view, head, samples=len(shares[k]), seed=seed + k,
-                    temperature=temperature, threads=threads,
-                ).device
-            )  # fmt: skip
-    devices = np.concatenate(found)
-    first = np.unique(devices, axis=0, return_index=True)[1]
-    return devices[np.sort(first)]
 
 
 def _repair(

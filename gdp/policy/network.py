@@ -26,7 +26,7 @@ from gdp.policy.sage import SAGE, Pooling
 from gdp.policy.segment_attention import SegmentAttention
 from gdp.policy.superposition import SuperposedLinear
 
-NUM_PAIR_FEATURES = 34
+NUM_PAIR_FEATURES = 35
 """As in pair_kernels, which imports numba and is not imported here; a test holds them equal."""
 
 Params = dict[str, Any]

@@ -10,7 +10,7 @@ import numpy as np
 
 from gdp.sim.kernel import INNER, INNER_INLINE
 
-NUM_PAIR_FEATURES = 34
+NUM_PAIR_FEATURES = 35
 """Dynamic features of one (op, device) pair; `pair_features` fills them in this order."""
 FIRST_ADVICE = 26
 """Where what advisers say begins: the incumbent's device, each adviser's, and sums over them."""

@@ -33,7 +33,7 @@ class Policy:
     def batch(self, problem: Problem, found: Advice | None = None) -> Batch:
         """The padded features of a problem, computed once; anew for advice of one's own."""
         kind = self.config.features
-        if found is not None:
+        if found is not None and self.config.advice:
             return on_device(pad(features(problem, kind, found)))
         batches = _BATCHES.setdefault(problem, {})
         key = (kind, self.config.advice)
@@ -53,20 +53,27 @@ class Policy:
 
     def head(self, problem: Problem, found: Advice | None = None) -> Head:
         """The encoded problem: one pass of the network."""
-        encoded = encode(self.config, self.params, self.batch(problem, found))
+        return self.head_of(problem, self.batch(problem, found))
+
+    def head_of(self, problem: Problem, batch: Batch) -> Head:
+        """The same from features that are at hand."""
+        encoded = encode(self.config, self.params, batch)
         return to_head(self.config, encoded, problem.num_ops, problem.num_devices)
 
 
 def to_head(config: NetworkConfig, encoded: Encoded, num_ops: int, num_devices: int) -> Head:
     """What the decoder needs, without the padding."""
 
-    def flat(values: Any) -> np.ndarray:
-        return np.ascontiguousarray(np.asarray(values), dtype=np.float32)
+    def flat(values: Any, *cut: slice) -> np.ndarray:
+        # Cut in NumPy: JAX would compile a slice for every new size.
+        return np.ascontiguousarray(np.asarray(values)[cut], dtype=np.float32)
+
+    ops, devices = slice(num_ops), slice(num_devices)
 
     return Head(
-        prior=flat(encoded.prior[:num_ops, :num_devices]),
-        node=flat(encoded.node[:num_ops]),
-        device=flat(encoded.device[:num_devices]),
+        prior=flat(encoded.prior, ops, devices),
+        node=flat(encoded.node, ops),
+        device=flat(encoded.device, devices),
         feature=flat(encoded.feature),
         mixing=flat(encoded.mixing),
         bias=flat(encoded.bias),

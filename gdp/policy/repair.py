@@ -86,7 +86,7 @@ def _move(
     problem: Problem, device: Int[np.ndarray, "N"], longest: int, rng: np.random.Generator
 ) -> Int[np.ndarray, "N"]:
     """A copy with the groups of a run of ops on one device sent to another."""
-    from gdp.policy.features import timing
+    from gdp.policy.timing import timing
 
     order = timing(problem).order
     first = int(rng.integers(problem.num_ops))

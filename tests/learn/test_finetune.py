@@ -7,11 +7,19 @@ from tiny import fork_join, random_problem
 
 from gdp.learn.finetune import FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
+from gdp.methods.annealing import AnnealConfig, make_annealer
 from gdp.methods.base import Assignment, Search
+from gdp.methods.feasible import best_of
+from gdp.methods.local_search import local_search
+from gdp.policy.advice import advice, with_incumbent
+from gdp.policy.decode import decode
 from gdp.policy.evaluate import judge
-from gdp.policy.guided import guided_search
+from gdp.policy.gaps import gap
+from gdp.policy.guided import guided_search, wanted
 from gdp.policy.network import NetworkConfig, init
 from gdp.policy.policy import Policy
+from gdp.policy.priorities import RULES
+from gdp.sim.score import values
 
 CONFIG = NetworkConfig(
     width=8, heads=2, sage_layers=1, attention_layers=0, head_width=8, segment=64
@@ -63,9 +71,84 @@ def test_guided_search_is_never_worse_than_its_start(policy: Policy) -> None:
     problem = make(Instance(graph="layered-40-1", cluster=3), random_graph)
     start = Assignment(problem.group_allowed.argmax(axis=1)[problem.group])
     before = judge(problem, start.device[None])[0][0]
-    for uniform in (False, True):
+    for share in (0.5, 0.0):
         search = Search(seed=1, seconds=None, evaluations=200, start=start)
-        answer = guided_search(problem, policy, search, uniform=uniform)
+        answer = guided_search(problem, policy, search, share=share)
         assert answer.assignment is not None
         assert answer.evaluations == 200
         assert judge(problem, answer.assignment.device[None])[0][0] <= before
+
+
+def test_unguided_is_the_local_search(policy: Policy) -> None:
+    problem = make(Instance(graph="layered-40-1", cluster=3), random_graph)
+    start = Assignment(problem.group_allowed.argmax(axis=1)[problem.group])
+    search = Search(seed=1, seconds=None, evaluations=200, start=start)
+    answers = [guided_search(problem, policy, search, share=0.0), local_search(problem, search)]
+    devices = [answer.assignment.device for answer in answers if answer.assignment]
+    np.testing.assert_array_equal(*devices)
+
+
+def test_what_is_wanted_are_the_probabilities_of_the_decoder(policy: Policy) -> None:
+    """The sum of the logarithms along the placement is what the decoder gives it."""
+    problem = random_problem(5, num_ops=30, num_devices=3)
+    device = problem.group_allowed.argmax(axis=1)[problem.group]
+    table = wanted(policy, problem, device)
+    np.testing.assert_allclose(table.sum(axis=1), 1.0, rtol=1e-6)
+    told = with_incumbent(advice(problem), problem, device)
+    told = told._replace(device=np.concatenate([device[None], told.device[1:]]))
+    view = policy.view(problem, told)._replace(mask_alike=False)
+    forced = decode(view, policy.head(problem, told), samples=1, seed=0, forced=device[None])
+    groups = np.arange(problem.num_groups)
+    home = np.zeros(problem.num_groups, dtype=int)
+    home[problem.group] = device
+    assert np.log(table[groups, home]).sum() == pytest.approx(forced.log_probability[0], rel=1e-4)
+
+
+def test_a_guide_is_followed() -> None:
+    """All weight on one group and one device: the guided half of the moves is that one move."""
+    problem = make(Instance(graph="layered-40-1", cluster=3), random_graph)
+    device = problem.group_allowed.argmax(axis=1)[problem.group]
+    table = np.zeros((problem.num_groups, problem.num_devices))
+    table[problem.group, device] = 1.0
+    group = int(np.flatnonzero(problem.group_allowed.sum(axis=1) > 1)[3])
+    to = int(np.flatnonzero(problem.group_allowed[group] & (table[group] == 0))[-1])
+    table[group, to] = 1.0
+    scored = best_of(problem, [Assignment(device)])
+    only_single = AnnealConfig(shares=(1.0, 0, 0, 0, 0, 0, 0, 0), hot=1e-9, cold=1e-9)
+    moved = []
+    for share in (0.0, 1.0):
+        chain = make_annealer(problem, scored, 0)
+        if share:
+            chain.guide(table, share)
+        chain.restart()
+        chain.run(100, 100, only_single)
+        moved.append(np.flatnonzero(chain.best().assignment.device != device))
+    assert set(problem.group[moved[1]]) <= {group}
+    assert len(moved[0]) > len(moved[1])
+
+
+def test_gaps_free_whole_groups() -> None:
+    problem = make(Instance(graph="series-60-2", cluster=3), random_graph)
+    device = problem.group_allowed.argmax(axis=1)[problem.group]
+    rng = np.random.default_rng(0)
+    sizes = []
+    for _ in range(60):
+        ops = gap(problem, device, rng)
+        freed = np.isin(problem.group, problem.group[ops])
+        assert freed.sum() == len(ops)
+        sizes.append(len(ops))
+    assert min(sizes) <= 2
+    assert max(sizes) > 8
+
+
+def test_fine_tuning_stays_within_its_evaluations(policy: Policy) -> None:
+    problem = random_problem(7, num_ops=30, num_devices=3)
+    config = FinetuneConfig(updates=30, samples=6, gate_updates=2, evaluations=60)
+    found = finetune(problem, policy, config=config, seed=0)
+    per_update = config.samples + len(RULES)
+    assert config.evaluations <= found.evaluations < config.evaluations + per_update
+    value_s = values(problem, found.assignment.device[None], found.assignment.rank)[0][0]
+    assert value_s == pytest.approx(found.value_s)
+    steps = [numbers["best_s"] for numbers in found.history]
+    assert steps == sorted(steps, reverse=True)
+    assert found.value_s <= advice(problem).cost_s.min()

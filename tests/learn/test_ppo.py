@@ -81,8 +81,8 @@ def test_imitation_lowers_the_cross_entropy_of_its_label() -> None:
     problem = random_problem(5, num_ops=30, num_devices=3)
     policy = Policy(CONFIG, init(CONFIG, 3))
     label = sample(policy, problem, samples=4, seed=7).rollout.device[2]
-    made = imitation_rows(policy, problem, label, 0.1, 0)
-    batch, params = policy.batch(problem), policy.params
+    batch, made = imitation_rows(policy, problem, label, 0.1, 0)
+    params = policy.params
     losses = []
     for _ in range(30):
         grads, metrics = gradient(CONFIG, params, batch, made, Weights(0.2, 0.0, 1.0))

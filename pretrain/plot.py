@@ -41,7 +41,8 @@ def main(metrics: Path, out: Path) -> None:
     below.set_xlabel("update")
     for axes in (above, below):
         axes.grid(alpha=0.3)
-        axes.legend()
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend()
     figure.tight_layout()
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=110)

@@ -24,6 +24,10 @@ from gdp.sim.problem import Problem
 
 SHARE = 0.8
 """Of the choices that follow the policy; the others are as in `local_search`."""
+FADING = 4.0
+"""Evaluations per group of ops after which half as many choices follow the policy."""
+ASKING = 0.15
+"""Share of the seconds that asking the policy may take."""
 
 
 def guided_search(
@@ -49,25 +53,43 @@ def guided_search(
         found = propose(policy, problem, 1 + len(rules_of(problem)), search.seed)
         start, spent = assignment(problem, found.device[found.best]), found.evaluations
     first = best_of(problem, [start])
-    guide = _Guide(policy, share) if share > 0.0 else None
+    guide = _Guide(policy, share, clock) if share > 0.0 else None
     best = improve(problem, [first], search, clock, guide=guide)
     answer = as_answer(problem, best, "guided search")
     return Answer(answer.assignment, reason=answer.reason, evaluations=answer.evaluations + spent)
 
 
 class _Guide:
-    """Asks the policy about an annealing run's best placement, unless it was asked before."""
+    """Asks the policy about an annealing run's best placement, unless it was asked before.
 
-    def __init__(self, policy: Policy, share: float) -> None:
-        self.policy, self.share = policy, share
+    Where seconds end the search, asking takes a share of them at most, once it was asked at all.
+    """
+
+    def __init__(self, policy: Policy, share: float, clock: Clock) -> None:
+        self.policy, self.share, self.clock = policy, share, clock
         self.asked: tuple[int, bytes] = (0, b"")
+        self.longest_s = self.spent_s = 0.0
+        self.table = np.zeros((0, 0))
 
     def __call__(self, problem: Problem, annealer: Annealer) -> None:
         device = annealer.best().assignment.device
         key = (id(problem), device.tobytes())
-        if key != self.asked:
+        known = key == self.asked or (key[0] == self.asked[0] and self.is_dear())
+        if not known:
             self.asked = key
-            annealer.guide(wanted(self.policy, problem, device), self.share)
+            begin_s = self.clock.elapsed_s()
+            self.table = wanted(self.policy, problem, device)
+            took_s = self.clock.elapsed_s() - begin_s
+            self.longest_s, self.spent_s = max(self.longest_s, took_s), self.spent_s + took_s
+        # The longer the search, the less is left of what the policy sees at a glance.
+        share = self.share / (1.0 + annealer.evaluations / (FADING * problem.num_groups))
+        annealer.guide(self.table, share)
+
+    def is_dear(self) -> bool:
+        """Whether asking again would take more than its share of the time."""
+        if self.clock.seconds is None:
+            return False
+        return self.spent_s + self.longest_s > ASKING * self.clock.elapsed_s()
 
 
 def wanted(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tiny import fork_join, random_problem
 
+from gdp.errors import MissingExtraError
 from gdp.policy.advice import ADVISERS, advice, with_incumbent
 from gdp.policy.decode import advised, canonical, decode, prepare, twins
 from gdp.policy.evaluate import judge
@@ -73,3 +74,16 @@ def test_features_without_advice_are_zero_there() -> None:
     assert (plain.op[:, -3:] == 0).all()
     assert (plain.whole[-6:] == 0).all()
     assert told.whole[-6:-2].min() == 0.0, "one adviser is the best"
+
+
+def test_without_metis_the_best_of_the_others_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(*_: object) -> None:
+        raise MissingExtraError("method 'metis' needs pymetis: pip install gdp[metis]")
+
+    monkeypatch.setattr("gdp.methods.metis.metis", missing)
+    found = advice(random_problem(0, num_ops=30, num_devices=3))
+    assert (found.device[-1] == found.device[0]).all()
+    assert found.cost_s[-1] == found.cost_s[0] == found.cost_s[1:-1].min()
+    assert len(found.device) == 1 + len(ADVISERS)

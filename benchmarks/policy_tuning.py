@@ -26,7 +26,7 @@ from gdp.policy.policy import Policy
 from gdp.sim.problem import Problem
 
 SCRATCH = FinetuneConfig(
-    updates=800, evaluations=1_000_000, samples=16, gaps=0.0, freedom="all", rate=1e-3,
+    updates=800, evaluations=1_000_000, samples=16, search=0.0, freedom="all", rate=1e-3,
     rate_end=1e-4, entropy=1e-3,
 )  # fmt: skip
 """12,800 samples with advantages normalised in the batch: GDP-one, as far as it learns at all."""

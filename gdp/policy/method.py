@@ -11,8 +11,8 @@ from jaxtyping import Int
 
 from gdp.graph import OpGraph
 from gdp.methods.base import Answer, Search
-from gdp.policy.advice import advice
-from gdp.policy.evaluate import assignment, best_row, evaluate
+from gdp.policy.advice import advice, incumbents
+from gdp.policy.evaluate import assignment, best_row, evaluate, rate
 from gdp.policy.policy import Policy
 from gdp.policy.priorities import rules_of
 from gdp.policy.propose import propose
@@ -31,7 +31,7 @@ LARGEST = 60_000
 def place_with_policy(
     problem: Problem, checkpoint: str | os.PathLike[str] | None, search: Search
 ) -> Answer:
-    """The best of the policy's greedy placement and its samples, scored by the simulator.
+    """The best of the policy's greedy placement, its samples and its advisers' placements.
 
     `checkpoint` is a folder, or None for the shipped policy. Greedy and `SAMPLES` samples, each
     under every rule of priority; with an evaluation budget, as many as it allows.
@@ -47,7 +47,10 @@ def place_with_policy(
     found = propose(policy, small, max(1, count), search.seed)
     row, spent = found.best, found.evaluations
     device = found.device[row]
-    if found.overflow[row] > 0:
+    advised = _advised(small, found.value_s[row]) if policy.config.advice else None
+    if advised is not None:
+        device = advised[0]
+    elif found.overflow[row] > 0:
         device, more = _repair(small, policy, device, search.seed)
         spent += more
     device = widen(device)
@@ -65,7 +68,22 @@ def place_with_policy(
         f"policy {policy.name!r}: greedy {found.seconds[0]:.4g} s, best of {len(found.device)} "
         f"{found.seconds[row]:.4g} s"
     )
+    if advised is not None:
+        reason += f"; an adviser's is better, {advised[1]:.4g} s"
     return Answer(assignment(problem, device), reason=reason, evaluations=spent)
+
+
+def _advised(problem: Problem, below_s: float) -> tuple[Int[np.ndarray, "N"], float] | None:
+    """The best placement of an adviser that fits, and its seconds, if it is faster than that.
+
+    Under the policy's priorities it can be better than what the adviser itself answers.
+    """
+    rows = incumbents(problem)
+    rated = rate(problem, rows)
+    row = best_row(rated.seconds, rated.overflow)
+    if rated.overflow[row] > 0 or rated.seconds[row] >= below_s:
+        return None
+    return rows[row], float(rated.seconds[row])
 
 
 def policy_method(

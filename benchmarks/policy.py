@@ -27,9 +27,8 @@ import numpy as np
 
 from benchmarks import policy_instances as tests
 from benchmarks.policy_instances import Known
-from gdp.cluster import Cluster, Device, make_cluster
+from gdp.cluster import Cluster
 from gdp.errors import InfeasibleError
-from gdp.graph import OpGraph
 from gdp.learn.finetune import FinetuneConfig, finetune
 from gdp.learn.instances import Instance, limit_memory, make, random_graph
 from gdp.learn.instances import draw as draw_instance
@@ -301,23 +300,6 @@ def large(checkpoint: Path | None, count: int, seconds: float) -> None:
     show(f"{seconds:g} s each", guided_table(policy, posed, Search(seconds=seconds), None))
 
 
-def unseen_cluster(kind: int, graph: OpGraph) -> Cluster:
-    """10 alike with links of 1 TB/s, 12 up to 30 times apart, 16 behind links of 1 GB/s and 0.2 ms.
-
-    Speeds are scaled so that moving all tensors over a link takes a third of all arithmetic.
-    """
-    size = (10, 12, 16)[kind]
-    slower = [float(np.linspace(1, 30, size)[i]) if kind == 1 else 1.0 for i in range(size)]
-    link, latency_s = ((1e12, 0.5e-6), (60e9, 5e-6), (1e9, 2e-4))[kind]
-    moved_s = float(graph.tensor_bytes.sum()) / link
-    flop_per_s = float(graph.flop.sum()) / (3.0 * moved_s)
-    devices = [
-        Device(f"d{i}", "x", {"default": flop_per_s / x}, flop_per_s / x / 10.0)
-        for i, x in enumerate(slower)
-    ]
-    return make_cluster("unseen", devices, default_bytes_per_s=link, default_latency_s=latency_s)
-
-
 @main.command()
 @CHECKPOINT
 @click.option("--count", default=24, show_default=True, help="Instances.")
@@ -329,7 +311,7 @@ def unseen(checkpoint: Path | None, count: int, evaluations: int) -> None:
     trivial = 0
     for k, entry in enumerate(spread(hard(tests.load()), count)):
         instance = type(entry.instance)(graph=entry.instance.graph, cluster=0)
-        cluster = unseen_cluster(k % 3, source.graph(entry.instance.graph))
+        cluster = tests.unseen_cluster(k % 3, source.graph(entry.instance.graph))
         problem = make(instance, source.graph, cluster)
         answer = local_search(problem, Search(seconds=None, evaluations=evaluations))
         greedy, best_s = zero_shot(policy, problem, 0)
@@ -353,8 +335,8 @@ def memory(checkpoint: Path | None, count: int) -> None:
     source = tests.problems()
     fits, asked = 0, 0
     for entry in spread(hard(tests.load()), count):
-        free = source.get(replace_memory(entry))
-        share = smallest_share(free)
+        free = source.get(tests.without_limit(entry))
+        share = tests.smallest_share(free)
         if share is None:
             continue
         answer = place_with_policy(limit_memory(free, 1.05 * share), checkpoint, Search())
@@ -383,28 +365,6 @@ def size(checkpoint: Path | None, ops: int) -> None:
             tests.value(problem, answer.assignment) / best.heuristic_s
         )
     show(f"{ops} ops", table)
-
-
-def replace_memory(entry: Known) -> Any:
-    """The instance without its own limit."""
-    found = entry.instance
-    return type(found)(graph=found.graph, cluster=found.cluster, objective=found.objective)
-
-
-def smallest_share(problem: Problem, evaluations: int = 500) -> float | None:
-    """The smallest limit at which the search finds a placement that fits, to 5 percent."""
-    low, high = 0.5, 4.0
-
-    def feasible(share: float) -> bool:
-        search = Search(seconds=None, evaluations=evaluations)
-        return local_search(limit_memory(problem, share), search).assignment is not None
-
-    if not feasible(high):
-        return None
-    while high / low > 1.05:
-        middle = float(np.sqrt(low * high))
-        low, high = (low, middle) if feasible(middle) else (middle, high)
-    return high
 
 
 if __name__ == "__main__":

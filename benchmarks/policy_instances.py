@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gdp.learn.instances import Instance, draw
+from gdp.cluster import Cluster, Device, make_cluster
+from gdp.graph import OpGraph
+from gdp.learn.instances import Instance, draw, limit_memory
 from gdp.learn.problems import Problems, load_problems
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.local_search import local_search
@@ -119,3 +121,42 @@ def load() -> list[Known]:
         given["instance"] = Instance(**row["instance"])
         found.append(Known(**given))
     return found
+
+
+def unseen_cluster(kind: int, graph: OpGraph) -> Cluster:
+    """10 alike with links of 1 TB/s, 12 up to 30 times apart, 16 behind links of 1 GB/s and 0.2 ms.
+
+    Speeds are scaled so that moving all tensors over a link takes a third of all arithmetic.
+    """
+    size = (10, 12, 16)[kind]
+    slower = [float(np.linspace(1, 30, size)[i]) if kind == 1 else 1.0 for i in range(size)]
+    link, latency_s = ((1e12, 0.5e-6), (60e9, 5e-6), (1e9, 2e-4))[kind]
+    moved_s = float(graph.tensor_bytes.sum()) / link
+    flop_per_s = float(graph.flop.sum()) / (3.0 * moved_s)
+    devices = [
+        Device(f"d{i}", "x", {"default": flop_per_s / x}, flop_per_s / x / 10.0)
+        for i, x in enumerate(slower)
+    ]
+    return make_cluster("unseen", devices, default_bytes_per_s=link, default_latency_s=latency_s)
+
+
+def without_limit(entry: Known) -> Instance:
+    """The instance without its own limit."""
+    found = entry.instance
+    return Instance(graph=found.graph, cluster=found.cluster, objective=found.objective)
+
+
+def smallest_share(problem: Problem, evaluations: int = 500) -> float | None:
+    """The smallest limit at which the search finds a placement that fits, to 5 percent."""
+    low, high = 0.5, 4.0
+
+    def feasible(share: float) -> bool:
+        search = Search(seconds=None, evaluations=evaluations)
+        return local_search(limit_memory(problem, share), search).assignment is not None
+
+    if not feasible(high):
+        return None
+    while high / low > 1.05:
+        middle = float(np.sqrt(low * high))
+        low, high = (low, middle) if feasible(middle) else (middle, high)
+    return high

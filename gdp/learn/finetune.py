@@ -69,7 +69,7 @@ class FinetuneConfig:
     gaps: float = 0.0  # share of them that is the best placement with a gap decoded again
     search: float = 0.85  # share of the evaluations that the tuned policy then guides (simulated)
     epochs: int = 3  # optimiser steps per update
-    gate_updates: int = 10  # updates in which only gates change
+    gate_updates: int = 3  # updates in which only gates change
     freedom: Freedom = "gates_first"
     rate: float = 1e-3
     rate_end: float = 2e-4

@@ -57,7 +57,9 @@ def pretrain(
 @click.option("--checkpoint", metavar="CK", help="Start from; default: the shipped policy.")
 @click.option("--reward", type=click.Choice(("simulated", "measured")), default="simulated",
               show_default=True)  # fmt: skip
-@click.option("--updates", type=int, default=50, show_default=True)
+@click.option("--updates", type=int, default=50, show_default=True,
+              help="At most; updates x samples bounds the placements judged. A simulated reward "
+              "leaves most of them to a search that the tuned policy guides.")  # fmt: skip
 @click.option("--samples", type=int, default=16, show_default=True, help="Placements an update.")
 @click.option("--costs", metavar="FILE", help="Cost model; default: the shipped one.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -92,7 +94,7 @@ def finetune(
 
     tuned = tune(
         posed.problem, checkpoint, out=output, reward=judge, seed=seed, progress=say,
-        config=FinetuneConfig(updates=updates, samples=samples),
+        config=FinetuneConfig(updates=updates, samples=samples, evaluations=updates * samples),
     )  # fmt: skip
     found = {
         "checkpoint": output, "objective": objective, "reward": reward,

@@ -129,7 +129,7 @@ def finetune(
             progress(at, numbers)
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
     if out is not None:
-        save_policy(tuned, Path(out), updates=config.updates, start=policy.name)
+        save_policy(tuned, Path(out), updates=len(history), start=policy.name)
     best = Assignment(tuner.best, rank_under(problem, tuner.best, tuner.rule))
     left = config.evaluations - tuner.evaluations
     if share == 0.0 or left < 1:

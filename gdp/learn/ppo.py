@@ -191,7 +191,7 @@ def advantages(cost_s: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
 
 
 def gap_advantages(cost_s: Float[np.ndarray, "K"], incumbent_s: float) -> Float[np.ndarray, "K"]:
-    """Logarithm of the incumbent's cost over each, to mean square 1; zeros where all cost the same.
+    """Logarithm of the incumbent's cost over each, to mean square 1; zeros where nothing changes.
 
     The incumbent is the baseline: what a gap is worth is what it changes.
 

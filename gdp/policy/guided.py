@@ -1,11 +1,12 @@
 """Search guided by the policy: annealing whose moves follow the policy's probabilities.
 
 The policy is made to follow the best placement and asked, op by op, where else it would put it.
-Which groups of ops are moved and where to is then drawn from its answers, half of the time; the
+Which groups of ops are moved and where to is then drawn from its answers, most of the time; the
 moves themselves, their judge and the schedule are those of `local_search`.
 """
 
 import os
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -54,6 +55,8 @@ def guided_search(
         start, spent = assignment(problem, found.device[found.best]), found.evaluations
     first = best_of(problem, [start])
     guide = _Guide(policy, share, clock) if share > 0.0 else None
+    if search.evaluations is not None:
+        search = replace(search, evaluations=max(1, search.evaluations - spent))
     best = improve(problem, [first], search, clock, guide=guide)
     answer = as_answer(problem, best, "guided search")
     return Answer(answer.assignment, reason=answer.reason, evaluations=answer.evaluations + spent)

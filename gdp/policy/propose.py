@@ -55,7 +55,8 @@ def propose(policy: Policy, problem: Problem, count: int, seed: int) -> Proposal
     for device in incumbents(problem)[1:count]:
         work.greedy(with_incumbent(advice(problem), problem, device))
     while (left := count - work.count) > 0:
-        device = work.found().device[work.found().best]
+        found = work.found()
+        device = found.device[found.best]
         work.sample(with_incumbent(advice(problem), problem, device), min(ROUND, left))
     return work.found()
 

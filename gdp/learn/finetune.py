@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.learn.judge import Judge, Reward
 from gdp.learn.ppo import (
     Rows,
     Weights,
@@ -32,29 +33,19 @@ from gdp.methods.base import Assignment, Search
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.batching import Batch
 from gdp.policy.compilation import use_cache
-from gdp.policy.decode import DecodeProblem, decode
-from gdp.policy.evaluate import Rated, best_row, cost, rate
+from gdp.policy.decode import DecodeProblem, Rollout, decode
 from gdp.policy.guided import guided_search
 from gdp.policy.network import Params
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
-from gdp.policy.priorities import RULES, Rule, rank_under, rules_of
+from gdp.policy.priorities import rules_of
 from gdp.policy.repair import fitting_greedy
 from gdp.sim.problem import Problem
 from gdp.sim.score import values
 
 log = logging.getLogger(__name__)
 
-Reward = Callable[[Assignment], float]
-"""Seconds of one placement, however they are found; inf where it does not run."""
-
 Freedom = Literal["gates_first", "gates", "all"]
 """What may change: gates then all weights, gates alone, or all weights from the start."""
-
-
-HOTTEST = 4.0
-"""Temperature of samples, at most; 1 unless too few of them are new."""
-NEAR = 1.01
-"""A placement is tried under all rules of priority if it comes so close to the best."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +57,7 @@ class FinetuneConfig:
         800  # of placements not judged before, at most: simulations, or measured runs
     )
     samples: int = 16  # placements per update
+    screen: int = 8  # samples per one that is run, with a measured reward: the simulator picks
     gaps: float = 0.0  # share of them that is the best placement with a gap decoded again
     search: float = 0.85  # share of the evaluations that the tuned policy then guides (simulated)
     epochs: int = 3  # optimiser steps per update
@@ -75,6 +67,7 @@ class FinetuneConfig:
     rate_end: float = 2e-4
     clip: float = 0.2
     entropy: float = 3e-4
+    hottest: float = 4.0  # temperature of samples, at most; 1 unless too few of them are new
     imitate: float = 0.3  # weight of the best placement so far, followed as a label
 
     def __post_init__(self) -> None:
@@ -82,6 +75,10 @@ class FinetuneConfig:
             raise ValueError(f"samples must be at least 3, got {self.samples}")
         if self.updates < 1:
             raise ValueError(f"updates must be at least 1, got {self.updates}")
+        if self.hottest < 1.0:
+            raise ValueError(f"hottest must be at least 1, got {self.hottest}")
+        if self.screen < 1:
+            raise ValueError(f"screen must be at least 1, got {self.screen}")
         if not 0.0 <= self.gaps < 1.0 or not 0.0 <= self.search < 1.0:
             raise ValueError(
                 f"gaps and search must lie in [0, 1), got {self.gaps} and {self.search}"
@@ -112,16 +109,18 @@ def finetune(
     """Adapt a policy to one problem; with `out`, write the checkpoint that `gdp place` takes.
 
     `checkpoint` is a folder, a policy, or None for the shipped one. Without `reward` the simulator
-    judges; a reward is called once per distinct placement.
+    judges; a reward is called once per distinct placement, and again for the best few at the end.
     """
     use_cache()
     config = config or FinetuneConfig()
     policy = _policy(checkpoint)
-    tuner = _Tuner(problem, policy, config, reward, seed)
+    judge = Judge(problem, config.evaluations, reward)
+    tuner = _Tuner(problem, policy, config, judge, seed)
     history = []
-    share = config.search if reward is None else 0.0
+    share = 1.0 if reward is not None else 1.0 - config.search
+    budget = share * config.evaluations - judge.reserved
     for at in range(config.updates):
-        if tuner.evaluations >= (1.0 - share) * config.evaluations:
+        if judge.evaluations >= budget:
             break
         numbers = tuner.update(at)
         history.append(numbers)
@@ -130,19 +129,17 @@ def finetune(
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
     if out is not None:
         save_policy(tuned, Path(out), updates=len(history), start=policy.name)
-    best = Assignment(tuner.best, rank_under(problem, tuner.best, tuner.rule))
-    left = config.evaluations - tuner.evaluations
-    if share == 0.0 or left < 1:
-        return Finetuned(tuned, best, tuner.best_s, tuner.evaluations, history)
-    start = best if np.isfinite(tuner.best_s) else None
-    search = Search(seed=seed, seconds=None, evaluations=left, start=start)
+    best, value_s = judge.confirmed()
+    if reward is not None or config.search == 0.0 or judge.left < 1:
+        return Finetuned(tuned, best, value_s, judge.evaluations, history)
+    start = best if np.isfinite(value_s) else None
+    search = Search(seed=seed, seconds=None, evaluations=judge.left, start=start)
     answer = guided_search(problem, tuned, search)
-    value_s = tuner.best_s
     if answer.assignment is not None:
         seconds, _ = values(problem, answer.assignment.device[None], answer.assignment.rank)
         if seconds[0] < value_s:
             best, value_s = answer.assignment, float(seconds[0])
-    return Finetuned(tuned, best, value_s, tuner.evaluations + answer.evaluations, history)
+    return Finetuned(tuned, best, value_s, judge.evaluations + answer.evaluations, history)
 
 
 def _policy(checkpoint: str | os.PathLike[str] | Policy | None) -> Policy:
@@ -152,32 +149,27 @@ def _policy(checkpoint: str | os.PathLike[str] | Policy | None) -> Policy:
 
 
 class _Tuner:
-    """Weights, optimiser and the best placement so far."""
+    """Weights and optimiser, and what the network reads."""
 
     def __init__(
         self,
         problem: Problem,
         policy: Policy,
         config: FinetuneConfig,
-        reward: Reward | None,
+        judge: Judge,
         seed: int,
     ) -> None:
-        self.problem, self.config, self.reward, self.seed = problem, config, reward, seed
+        self.problem, self.config, self.judge, self.seed = problem, config, judge, seed
         self.network, self.params = policy.config, policy.params
         self.transform = optimiser(config.rate, config.rate_end, config.updates * config.epochs)
         self.state = self.transform.init(self.params)
-        self.best = np.zeros(problem.num_ops, dtype=np.int64)
-        self.best_s = np.inf
         self.before_s = np.inf  # the best before the update at hand
-        self.rule: Rule = RULES[0]  # of priority, the best placement's
-        self.evaluations = 0
         self.temperature = 1.0
-        self.known: dict[bytes, float] = {}
         self.limits: Float[np.ndarray, "D"] | None = None
         self.advised: Advice | None = None
         if self.network.advice:
             # What the policy reads is judged first: with a measured reward nobody else has.
-            self.judge(incumbents(problem), rules_of(problem))
+            judge.judge(incumbents(problem), rules_of(problem))
 
     def update(self, at: int) -> dict[str, float]:
         """One update: sample, judge, and a few optimiser steps."""
@@ -186,22 +178,12 @@ class _Tuner:
         known = self.advice()
         batch = policy.batch(self.problem, known)
         forced = self.forced(at)
-        drawn = decode(
-            self.view(policy, known),
-            policy.head_of(self.problem, batch),
-            samples=config.samples + 1,
-            seed=self.seed * 100_003 + at,
-            temperature=self.temperature,
-            greedy_first=at == 0,
-            forced=forced,
-            keep=True,
-            pad=(len(batch.op_mask), len(batch.device_mask)),
-        )
+        drawn = self.draw(policy, batch, known, forced, at)
         # The last row is not judged again; in the first update there is no label, and it is idle.
         count = config.samples
-        self.before_s, before = self.best_s, len(self.known)
-        cost_s = self.judge(drawn.device[:count])
-        self.warm(len(self.known) - before)
+        self.before_s, before = self.judge.best_s, len(self.judge.known)
+        cost_s = self.judge.judge(drawn.device[:count])
+        self.warm(len(self.judge.known) - before)
         follow = forced is not None and config.imitate > 0
         own = np.append(np.isfinite(cost_s), False).astype(float)
         label = np.append(np.zeros(count), float(follow))
@@ -219,23 +201,49 @@ class _Tuner:
         return {
             "update": float(at),
             "mean_s": float(finite.mean()) if len(finite) else float("inf"),
-            "best_s": float(self.best_s),
+            "best_s": float(self.judge.best_s),
             "entropy": entropy,
-            "evaluations": float(self.evaluations),
+            "evaluations": float(self.judge.evaluations),
         }
+
+    def draw(
+        self,
+        policy: Policy,
+        batch: Batch,
+        known: Advice | None,
+        forced: Int[np.ndarray, "K N"] | None,
+        at: int,
+    ) -> Rollout:
+        """Samples, and behind them the rows that are given; of more samples than are run with a
+        measured reward, those that the simulator finds worth it."""
+        view, head = self.view(policy, known), policy.head_of(self.problem, batch)
+        pad = (len(batch.op_mask), len(batch.device_mask))
+        count, seed = self.config.samples + 1, self.seed * 100_003 + at
+        if self.judge.reward is not None and self.config.screen > 1:
+            drawn = decode(
+                view, head, samples=self.config.samples * self.config.screen, seed=seed, pad=pad,
+                temperature=self.temperature, greedy_first=at == 0,
+            ).device  # fmt: skip
+            best = drawn[self.judge.pick(drawn, count - (1 if forced is None else len(forced)))]
+            forced = best if forced is None else np.concatenate([best, forced])
+        return decode(
+            view, head, samples=count, seed=seed, temperature=self.temperature,
+            greedy_first=at == 0, forced=forced, keep=True, pad=pad,
+        )  # fmt: skip
 
     def warm(self, new: int) -> None:
         """Sample hotter after an update that met few new placements, cooler after the others."""
         factor = 1.3 if new < 0.6 * self.config.samples else 0.9
-        self.temperature = float(np.clip(self.temperature * factor, 1.0, HOTTEST))
+        self.temperature = float(np.clip(self.temperature * factor, 1.0, self.config.hottest))
 
     def forced(self, at: int) -> Int[np.ndarray, "K N"] | None:
         """Rows with gaps around the best placement, -1 where free, and the best as the label."""
-        if np.isinf(self.best_s):
+        if np.isinf(self.judge.best_s):
             return None
         rng = np.random.default_rng([self.seed, at, 5])
         count = int(self.config.gaps * self.config.samples)
-        return np.concatenate([with_gaps(self.problem, self.best, count, rng), self.best[None]])
+        best = self.judge.best
+        return np.concatenate([with_gaps(self.problem, best, count, rng), best[None]])
 
     def free(self, forced: Int[np.ndarray, "K N"], shape: tuple[int, ...]) -> np.ndarray:
         """Where a choice was the policy's own, or the label's."""
@@ -281,10 +289,10 @@ class _Tuner:
         """What the policy is to read: the best placement so far is the incumbent."""
         if not self.network.advice:
             return None
-        if np.isinf(self.best_s):
+        if np.isinf(self.judge.best_s):
             return advice(self.problem)
-        if self.advised is None or (self.advised.device[0] != self.best).any():
-            self.advised = with_incumbent(advice(self.problem), self.problem, self.best)
+        if self.advised is None or (self.advised.device[0] != self.judge.best).any():
+            self.advised = with_incumbent(advice(self.problem), self.problem, self.judge.best)
         return self.advised
 
     def freedom(self, at: int) -> Freedom:
@@ -292,66 +300,6 @@ class _Tuner:
         if self.config.freedom != "gates_first":
             return self.config.freedom
         return "gates" if at < self.config.gate_updates else "all"
-
-    def judge(
-        self, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] = ()
-    ) -> Float[np.ndarray, "K"]:
-        """Seconds of each placement, and the best kept; what does not fit never is the best.
-
-        Under the best placement's rule of priority; what comes close to it, under all the others.
-        Placements seen before cost nothing.
-        """
-        keys = [device.tobytes() for device in devices]
-        new = list({key: k for k, key in enumerate(keys) if key not in self.known}.values())
-        if new:
-            rated = self.rate(devices[new], rules or (self.rule,))
-            for key, seconds in zip([keys[k] for k in new], rated, strict=True):
-                self.known[key] = float(seconds)
-        return np.array([self.known[key] for key in keys])
-
-    def rate(
-        self, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...]
-    ) -> Float[np.ndarray, "K"]:
-        """Costs of placements not seen before."""
-        if self.reward is not None:
-            return np.array([self.measured(device, self.reward) for device in devices])
-        rated = rate(self.problem, devices, rules)
-        self.evaluations += rated.evaluations
-        cost_s = cost(self.problem, rated)
-        self.keep(devices, cost_s, rated)
-        row = best_row(rated.seconds, rated.overflow)
-        others = _but(rules_of(self.problem), rules)
-        if others and cost_s[row] < NEAR * self.best_s:
-            again = rate(self.problem, devices[[row]], others)
-            self.evaluations += again.evaluations
-            self.keep(devices[[row]], cost(self.problem, again), again)
-            cost_s[row] = min(cost_s[row], cost(self.problem, again)[0])
-        return cost_s
-
-    def keep(
-        self, devices: Int[np.ndarray, "K N"], cost_s: Float[np.ndarray, "K"], rated: Rated
-    ) -> None:
-        """Remember the best that fits."""
-        key = np.where(rated.overflow == 0, cost_s, np.inf)
-        row = int(np.argmin(key))
-        if key[row] < self.best_s:
-            self.best, self.best_s = devices[row].copy(), float(key[row])
-            self.rule = RULES[int(rated.rule[row])]
-
-    def measured(self, device: Int[np.ndarray, "N"], reward: Reward) -> float:
-        """Seconds of one run, with the priorities that the simulator prefers."""
-        rated = rate(self.problem, device[None])
-        rule = RULES[int(rated.rule[0])]
-        self.evaluations += 1
-        seconds = reward(Assignment(device, rank_under(self.problem, device, rule)))
-        if rated.overflow[0] == 0 and seconds < self.best_s:
-            self.best, self.best_s, self.rule = device.copy(), seconds, rule
-        return seconds
-
-
-def _but(rules: tuple[Rule, ...], known: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The rules that are not known yet."""
-    return tuple(rule for rule in rules if rule not in known)
 
 
 def free(grads: Params, what: Freedom) -> Params:

@@ -16,11 +16,11 @@ from gdp.learn.instances import Instance
 from gdp.learn.labels import LabelStore, load_labels
 from gdp.learn.metrics import progress_bar, sinks
 from gdp.learn.problems import load_problems
-from gdp.learn.recipe import Recipe
+from gdp.learn.recipe import Recipe, RecipeError
 from gdp.learn.trainer import Trainer, TrainState
 from gdp.learn.validate import Quality, validate
 from gdp.policy.compilation import use_cache
-from gdp.policy.network import init
+from gdp.policy.network import Params, init
 from gdp.policy.policy import Policy, load_policy, save_policy
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class _Run:
                     f"checkpoint {self.recipe.start!r} has another network than the recipe; copy "
                     "its [network] table"
                 )
-            params = found.params
+            params = found.params | self._anew(found.params)
         else:
             params = init(network, self.recipe.seed)
         state = self.trainer.fresh(params)
@@ -149,6 +149,17 @@ class _Run:
             state = state._replace(optimiser=self.trainer.transforms[1].init(state.params))
         log.info("resuming at update %d", meta["step"])
         return TrainState(*checkpoint.load(self.folder / "state", state))
+
+    def _anew(self, params: Params) -> Params:
+        """Fresh weights of the parts that the recipe names."""
+        unknown = set(self.recipe.anew) - set(params)
+        if unknown:
+            raise RecipeError(
+                f"anew: no part {sorted(unknown)[0]!r} in the network; known are "
+                f"{', '.join(sorted(params))}"
+            )
+        fresh = init(self.recipe.network, self.recipe.seed)
+        return {name: fresh[name] for name in self.recipe.anew}
 
     def _save(self, state: TrainState) -> None:
         at = int(state.step)

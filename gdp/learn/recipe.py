@@ -55,6 +55,7 @@ class Recipe:
     data: DataConfig = field(default_factory=DataConfig)
     run: RunConfig = field(default_factory=RunConfig)
     start: str = ""  # checkpoint to start from instead of fresh weights
+    anew: tuple[str, ...] = ()  # parts of the network that start fresh all the same
 
 
 class RecipeError(GdpError):

@@ -23,7 +23,7 @@ from gdp.policy.features import (
     FeatureSet,
 )
 from gdp.policy.sage import SAGE, Pooling
-from gdp.policy.segment_attention import SegmentAttention
+from gdp.policy.segment_attention import LAST_OF_BRANCH, SegmentAttention
 from gdp.policy.superposition import SuperposedLinear
 
 NUM_PAIR_FEATURES = 35
@@ -183,14 +183,16 @@ QUIET = {"index_head": 0.1, "out_head": 0.1}
 def init(config: NetworkConfig, seed: int) -> Params:
     """Fresh weights, drawn by NumPy: no compilation, and the same on every device.
 
-    Kernels: normal with variance 1 / inputs; scales one; gates, biases and strengths zero, so that
-    gates are 1 and gated residual branches are off.
+    Kernels: normal with variance 1 / inputs; scales and strengths one; gates and biases zero, so
+    that gates are 1. With `residual_gate` the last kernels of attention's branches are zero too.
     """
 
     def draw(path: Any, leaf: Any) -> np.ndarray:
         names = [str(getattr(key, "key", key)) for key in path]
-        if names[-1] == "scale":
+        if names[-1] in ("scale", "strength"):
             return np.ones(leaf.shape, np.float32)
+        if config.residual_gate and names[0] == "attention" and names[2] in LAST_OF_BRANCH:
+            return np.zeros(leaf.shape, np.float32)
         if names[-1] not in ("kernel", "embedding") or "conditioning" in names:
             return np.zeros(leaf.shape, np.float32)
         rng = np.random.default_rng([seed, zlib.crc32("/".join(names).encode())])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from tiny import fork_join, random_problem
 
+from gdp.learn.finalists import FINALISTS, turns_of
 from gdp.learn.finetune import FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.methods.annealing import AnnealConfig, make_annealer
@@ -53,7 +54,9 @@ def test_free_keeps_every_gradient_after_the_gates(policy: Policy) -> None:
     assert free(policy.params, "all") is policy.params
 
 
-def test_a_measured_reward_is_asked_once_per_placement(policy: Policy) -> None:
+def test_a_measured_reward_is_asked_once_per_placement_then_for_the_best_few(
+    policy: Policy,
+) -> None:
     problem = fork_join()
     asked: list[bytes] = []
 
@@ -62,7 +65,14 @@ def test_a_measured_reward_is_asked_once_per_placement(policy: Policy) -> None:
         return 1.0 + float(assignment.device.sum())  # everything on device 0 is best
 
     found = finetune(problem, policy, reward=measure, config=QUICK, seed=0)
-    assert len(asked) == len(set(asked))
+    assert found.evaluations == len(asked) <= QUICK.evaluations
+    first = list(dict.fromkeys(asked))
+    assert asked[: len(first)] == first
+    again = asked[len(first) :]
+    turns = turns_of(QUICK.evaluations)
+    assert turns > 0
+    assert {again.count(key) for key in again} == {turns}
+    assert len(set(again)) == min(FINALISTS, len(first))
     assert found.value_s == 1.0
     assert found.assignment.device.tolist() == [0, 0, 0, 0]
 

@@ -1,0 +1,125 @@
+"""The placements of one problem judged so far: what each costs, and the best of them.
+
+The simulator judges, or a reward: a measured run. Placements seen before cost nothing.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.learn.finalists import FINALISTS, confirm, turns_of
+from gdp.methods.base import Assignment
+from gdp.policy.evaluate import Rated, best_row, cost, rate
+from gdp.policy.priorities import RULES, Rule, rank_under, rules_of
+from gdp.sim.problem import Problem
+
+Reward = Callable[[Assignment], float]
+"""Seconds of one placement, however they are found; inf where it does not run."""
+
+NEAR = 1.01
+"""A placement is tried under all rules of priority if it comes so close to the best."""
+
+
+class Judge:
+    """Costs of placements, each asked for once, within a budget of evaluations."""
+
+    def __init__(self, problem: Problem, budget: int, reward: Reward | None) -> None:
+        self.problem, self.budget, self.reward = problem, budget, reward
+        self.best = np.zeros(problem.num_ops, dtype=np.int64)
+        self.best_s = np.inf
+        self.rule: Rule = RULES[0]  # of priority, the best placement's
+        self.evaluations = 0
+        self.known: dict[bytes, float] = {}
+        self.finalists: list[tuple[float, int, Assignment]] = []  # best first, of measured runs
+
+    @property
+    def left(self) -> int:
+        """Evaluations of the budget that are left."""
+        return max(0, self.budget - self.evaluations)
+
+    @property
+    def reserved(self) -> int:
+        """Evaluations of the budget with which the finalists are measured again."""
+        return 0 if self.reward is None else FINALISTS * turns_of(self.budget)
+
+    def answer(self) -> Assignment:
+        """The best placement so far, with its priorities."""
+        return Assignment(self.best, rank_under(self.problem, self.best, self.rule))
+
+    def judge(
+        self, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] = ()
+    ) -> Float[np.ndarray, "K"]:
+        """Seconds of each placement, and the best kept; what does not fit never is the best.
+
+        Under the best placement's rule of priority; what comes close to it, under all the others.
+        """
+        keys = [device.tobytes() for device in devices]
+        new = list({key: k for k, key in enumerate(keys) if key not in self.known}.values())
+        if new:
+            rated = self._rate(devices[new], rules or (self.rule,))
+            for key, seconds in zip([keys[k] for k in new], rated, strict=True):
+                self.known[key] = float(seconds)
+        return np.array([self.known[key] for key in keys])
+
+    def pick(self, devices: Int[np.ndarray, "K N"], count: int) -> Int[np.ndarray, "S"]:
+        """The rows that are worth a measured run: what is new first, then what is simulated to be
+        fastest; of rows that are alike only the first counts as new."""
+        rated = rate(self.problem, devices)
+        keys = [device.tobytes() for device in devices]
+        first = {key: k for k, key in reversed(list(enumerate(keys)))}
+        old = np.array([key in self.known or first[key] != k for k, key in enumerate(keys)])
+        return np.lexsort((rated.seconds, rated.overflow, old))[:count]
+
+    def confirmed(self) -> tuple[Assignment, float]:
+        """The best of the finalists, measured again, and its seconds."""
+        found = [assignment for _, _, assignment in self.finalists]
+        turns = min(turns_of(self.budget), self.left // max(1, len(found)))
+        if self.reward is None or len(found) < 2 or turns < 1:
+            return self.answer(), self.best_s
+        self.evaluations += turns * len(found)
+        row, seconds = confirm(found, self.reward, turns)
+        return found[row], seconds
+
+    def _rate(
+        self, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...]
+    ) -> Float[np.ndarray, "K"]:
+        """Costs of placements not seen before."""
+        if self.reward is not None:
+            return np.array([self._measured(device, self.reward) for device in devices])
+        rated = rate(self.problem, devices, rules)
+        self.evaluations += rated.evaluations
+        cost_s = cost(self.problem, rated)
+        self._keep(devices, cost_s, rated)
+        row = best_row(rated.seconds, rated.overflow)
+        others: tuple[Rule, ...] = tuple(r for r in rules_of(self.problem) if r not in rules)
+        if others and cost_s[row] < NEAR * self.best_s:
+            again = rate(self.problem, devices[[row]], others)
+            self.evaluations += again.evaluations
+            self._keep(devices[[row]], cost(self.problem, again), again)
+            cost_s[row] = min(cost_s[row], cost(self.problem, again)[0])
+        return cost_s
+
+    def _keep(
+        self, devices: Int[np.ndarray, "K N"], cost_s: Float[np.ndarray, "K"], rated: Rated
+    ) -> None:
+        """Remember the best that fits."""
+        key = np.where(rated.overflow == 0, cost_s, np.inf)
+        row = int(np.argmin(key))
+        if key[row] < self.best_s:
+            self.best, self.best_s = devices[row].copy(), float(key[row])
+            self.rule = RULES[int(rated.rule[row])]
+
+    def _measured(self, device: Int[np.ndarray, "N"], reward: Reward) -> float:
+        """Seconds of one run, with the priorities that the simulator prefers."""
+        rated = rate(self.problem, device[None])
+        rule = RULES[int(rated.rule[0])]
+        self.evaluations += 1
+        found = Assignment(device.copy(), rank_under(self.problem, device, rule))
+        seconds = reward(found)
+        if rated.overflow[0] == 0 and np.isfinite(seconds):
+            self.finalists = sorted([*self.finalists, (seconds, self.evaluations, found)])
+            self.finalists = self.finalists[:FINALISTS]
+            if seconds < self.best_s:
+                self.best, self.best_s, self.rule = found.device, seconds, rule
+        return seconds

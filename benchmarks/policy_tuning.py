@@ -72,8 +72,8 @@ def from_scratch(
 @CHECKPOINT
 @click.option("--count", default=12, show_default=True, help="Instances.")
 @click.option("--updates", default=SCRATCH.updates, show_default=True, help="From scratch.")
-@click.option("--searching", is_flag=True, help="From scratch with what gdp's fine-tuning adds: "
-              "hotter samples when few are new, and the best so far followed as a label.")  # fmt: skip
+@click.option("--searching", is_flag=True, help="From scratch with what fine-tuning adds: hotter "
+              "samples when few are new, and the best so far followed as a label.")  # fmt: skip
 @click.option("--known", type=click.Path(path_type=Path), help="JSON file in which what comes "
               "from scratch is kept and looked up (minutes per instance).")  # fmt: skip
 def scratch(

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -115,34 +116,39 @@ def _fused_ids(
 
 def methods(checkpoint: str | Path | None = None) -> dict[str, Method]:
     """Every placement method by its command-line name; `policy` and `auto` use the checkpoint."""
+    from gdp.methods.portfolio import auto
     from gdp.methods.table import METHODS
 
     table = dict(METHODS)
-    policy = _policy(checkpoint)
-    if policy is not None:
-        table["policy"] = policy
-        table["auto"] = _with_policy(table["auto"], policy)
+    trained = _trained(checkpoint)
+    if trained:
+        policy = trained["policy"]
+        with_policy = partial(auto, extra=[("policy", policy)])
+        guided = _warm(trained["guided"], policy)
+        table |= trained | {"guided": guided, "auto": _warm(with_policy, policy)}
     return table
 
 
-def _policy(checkpoint: str | Path | None) -> Method | None:
-    """The trained policy as a method, or None where no checkpoint ships."""
+def _trained(checkpoint: str | Path | None) -> dict[str, Method]:
+    """The methods of the trained policy, none where no checkpoint ships."""
     try:
-        from gdp.policy.method import policy_method
+        from gdp.policy.method import policy_methods
     except ModuleNotFoundError:
-        return None
-    return policy_method(checkpoint)
+        return {}
+    return policy_methods(checkpoint)
 
 
-def _with_policy(auto: Callable[..., Answer], policy: Method) -> Method:
-    def auto_with_policy(problem: Problem, search: Search) -> Answer:
-        # Budgets start after imports and compilation: one greedy placement pays for both. On large
-        # graphs decoding itself takes seconds, which belong to the budget.
+def _warm(method: Method, policy: Method) -> Method:
+    """A method that uses the policy, its budget starting after imports and compilation."""
+
+    def warm(problem: Problem, search: Search) -> Answer:
+        # One greedy placement pays for both. On large graphs decoding itself takes seconds, which
+        # belong to the budget.
         if problem.num_ops <= WARM_UP_OPS:
             policy(problem, Search(seed=search.seed, evaluations=1))
-        return auto(problem, search, extra=[("policy", policy)])
+        return method(problem, search)
 
-    return auto_with_policy
+    return warm
 
 
 def place(

@@ -4,13 +4,14 @@ import functools
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
 
 from gdp.graph import OpGraph
-from gdp.methods.base import Answer, Search
+from gdp.methods.base import Answer, Clock, Method, Search
 from gdp.policy.advice import advice, incumbents
 from gdp.policy.evaluate import assignment, best_row, evaluate, rate
 from gdp.policy.policy import Policy
@@ -36,10 +37,7 @@ def place_with_policy(
     `checkpoint` is a folder, or None for the shipped policy. Greedy and `SAMPLES` samples, each
     under every rule of priority; with an evaluation budget, as many as it allows.
     """
-    from gdp.policy.policy import default_checkpoint
-
-    folder = default_checkpoint() if checkpoint is None else Path(checkpoint)
-    policy = _loaded(str(folder), (folder / "meta.json").stat().st_mtime_ns if _is(folder) else 0)
+    policy = load(checkpoint)
     small, widen = _coarse(problem)
     count = SAMPLES + 1
     if search.evaluations is not None:
@@ -73,6 +71,34 @@ def place_with_policy(
     return Answer(assignment(problem, device), reason=reason, evaluations=spent)
 
 
+def search_with_policy(
+    problem: Problem, checkpoint: str | os.PathLike[str] | None, search: Search
+) -> Answer:
+    """Guided search from `search.start`, or from the policy's answer; never worse than that.
+
+    Graphs above `LARGEST` ops are searched without guidance.
+    """
+    from gdp.methods.feasible import compile_once, unsupported
+    from gdp.policy.guided import SHARE, guided_search
+
+    if (refusal := unsupported(problem, "guided")) is not None:
+        return refusal
+    policy = load(checkpoint)
+    compile_once("guided", lambda tiny, few: guided_search(tiny, policy, few), problem.objective)
+    clock, spent = Clock(search.seconds), 0
+    if search.start is None:
+        first = place_with_policy(problem, checkpoint, search)
+        left = None if search.evaluations is None else search.evaluations - first.evaluations
+        spent = first.evaluations
+        if first.assignment is None or clock.is_over() or (left is not None and left < 1):
+            return first
+        seconds = None if search.seconds is None else max(0.0, clock.remaining_s())
+        search = replace(search, start=first.assignment, seconds=seconds, evaluations=left)
+    share = SHARE if problem.num_ops <= LARGEST else 0.0
+    answer = guided_search(problem, policy, search, share=share)
+    return replace(answer, evaluations=answer.evaluations + spent)
+
+
 def _advised(problem: Problem, below_s: float) -> tuple[Int[np.ndarray, "N"], float] | None:
     """The best placement of an adviser that fits, and its seconds, if it is faster than that.
 
@@ -86,19 +112,29 @@ def _advised(problem: Problem, below_s: float) -> tuple[Int[np.ndarray, "N"], fl
     return rows[row], float(rated.seconds[row])
 
 
-def policy_method(
-    checkpoint: str | os.PathLike[str] | None = None,
-) -> Callable[[Problem, Search], Answer] | None:
-    """`place_with_policy` as a method; None where no checkpoint is named and none is shipped."""
+def policy_methods(checkpoint: str | os.PathLike[str] | None = None) -> dict[str, Method]:
+    """`place_with_policy` and `search_with_policy` as methods; none where no checkpoint is named
+    and none is shipped."""
     from gdp.policy.policy import default_checkpoint
 
     if checkpoint is None and not _is(default_checkpoint()):
-        return None
+        return {}
 
     def policy(problem: Problem, search: Search) -> Answer:
         return place_with_policy(problem, checkpoint, search)
 
-    return policy
+    def guided(problem: Problem, search: Search) -> Answer:
+        return search_with_policy(problem, checkpoint, search)
+
+    return {"policy": policy, "guided": guided}
+
+
+def load(checkpoint: str | os.PathLike[str] | None) -> Policy:
+    """The policy of a folder, or the shipped one; read once per process."""
+    from gdp.policy.policy import default_checkpoint
+
+    folder = default_checkpoint() if checkpoint is None else Path(checkpoint)
+    return _loaded(str(folder), (folder / "meta.json").stat().st_mtime_ns if _is(folder) else 0)
 
 
 @functools.lru_cache(maxsize=4)

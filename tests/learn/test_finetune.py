@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from tiny import fork_join, random_problem
 
+from gdp.api import methods
 from gdp.learn.finalists import FINALISTS, turns_of
 from gdp.learn.finetune import FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
@@ -17,6 +18,7 @@ from gdp.policy.decode import decode
 from gdp.policy.evaluate import judge
 from gdp.policy.gaps import gap
 from gdp.policy.guided import guided_search, wanted
+from gdp.policy.method import search_with_policy
 from gdp.policy.network import NetworkConfig, init
 from gdp.policy.policy import Policy
 from gdp.policy.priorities import RULES
@@ -162,3 +164,24 @@ def test_fine_tuning_stays_within_its_evaluations(policy: Policy) -> None:
     steps = [numbers["best_s"] for numbers in found.history]
     assert steps == sorted(steps, reverse=True)
     assert found.value_s <= advice(problem).cost_s.min()
+
+
+def test_guided_as_a_method_goes_on_from_the_policy_within_the_budget() -> None:
+    problem = make(Instance(graph="layered-40-1", cluster=3), random_graph)
+    table = methods()
+    search = Search(seed=1, seconds=None, evaluations=300)
+    first, found = table["policy"](problem, search), table["guided"](problem, search)
+    assert first.assignment is not None
+    assert found.assignment is not None
+    assert first.evaluations < found.evaluations <= 300
+    value_s = [
+        values(problem, a.device[None], a.rank)[0][0] for a in (found.assignment, first.assignment)
+    ]
+    assert value_s[0] <= value_s[1]
+
+
+def test_guided_as_a_method_says_which_objectives_it_does_not_know() -> None:
+    problem = random_problem(1, num_ops=12, num_devices=2, objective="max_load")
+    answer = search_with_policy(problem, None, Search(seconds=None, evaluations=10))
+    assert answer.assignment is None
+    assert "max_load" in answer.reason

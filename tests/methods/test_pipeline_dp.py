@@ -308,7 +308,7 @@ def test_place_answers_for_pipelines_and_says_what_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten ops of 1 s on two accelerators and a slow CPU, all tensors a hundredth of a second."""
-    monkeypatch.setattr(api, "_policy", lambda checkpoint: None)  # which takes long to load
+    monkeypatch.setattr(api, "_trained", lambda checkpoint: {})  # which takes long to load
     graph = plain_graph(10, [(i, i + 1) for i in range(9)], 1, flop=[1.0] * 10)
     devices = [Device(f"g{i}", "gpu", {"default": 1.0}, 1e9) for i in range(2)]
     devices.append(Device("host", "cpu", {"default": 0.1}, 1e9))

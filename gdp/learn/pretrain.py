@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -125,7 +125,8 @@ class _Run:
         network = self.recipe.network
         if self.recipe.start:
             found = load_policy(self.recipe.start)
-            if found.config != network:
+            # How attention starts is no matter of shape.
+            if replace(found.config, zero_kernels=network.zero_kernels) != network:
                 raise checkpoint.CheckpointError(
                     f"checkpoint {self.recipe.start!r} has another network than the recipe; copy "
                     "its [network] table"

@@ -48,6 +48,7 @@ class NetworkConfig:
     memory: int = 1  # earlier segments that an op attends to
     summaries: bool = True  # attend to the mean of every segment too
     residual_gate: bool = True  # attention starts switched off and is learned in
+    zero_kernels: bool = False  # switched off by zero kernels instead of a gate at zero
     superposition: bool = True
     head_width: int = 32
     max_devices: int = 8  # of the independent head, which is tied to device indices
@@ -183,15 +184,17 @@ QUIET = {"index_head": 0.1, "out_head": 0.1}
 def init(config: NetworkConfig, seed: int) -> Params:
     """Fresh weights, drawn by NumPy: no compilation, and the same on every device.
 
-    Kernels: normal with variance 1 / inputs; scales and strengths one; gates and biases zero, so
-    that gates are 1. With `residual_gate` the last kernels of attention's branches are zero too.
+    Kernels: normal with variance 1 / inputs; scales one; gates, biases and strengths zero, so that
+    gates are 1 and gated residual branches are off; with `zero_kernels` they are off because their
+    last kernels are zero, and strengths are one.
     """
+    ones = {"scale", "strength"} if config.zero_kernels else {"scale"}
 
     def draw(path: Any, leaf: Any) -> np.ndarray:
         names = [str(getattr(key, "key", key)) for key in path]
-        if names[-1] in ("scale", "strength"):
+        if names[-1] in ones:
             return np.ones(leaf.shape, np.float32)
-        if config.residual_gate and names[0] == "attention" and names[2] in LAST_OF_BRANCH:
+        if config.zero_kernels and names[0] == "attention" and names[2] in LAST_OF_BRANCH:
             return np.zeros(leaf.shape, np.float32)
         if names[-1] not in ("kernel", "embedding") or "conditioning" in names:
             return np.zeros(leaf.shape, np.float32)

@@ -18,17 +18,16 @@ from gdp.policy.superposition import SuperposedLinear
 MAX_SUMMARIES = 64
 """Beyond 64 segments their summaries are pooled, so that memory grows linearly with the graph."""
 LAST_OF_BRANCH = ("out", "narrow")
-"""The layers whose kernels start at zero behind a residual gate."""
+"""The last layers of both branches."""
 
 
 class SegmentAttention(nnx.Module):
     """One block: attention and feed-forward, each behind a residual connection.
 
-    With `residual_gate` both branches end in a kernel that starts at zero, so that the untrained
-    block passes its input through, and are multiplied by a learned strength that starts at one. The
-    strength alone at zero (Bachlechner et al. 2020, arXiv 2003.04887) stays there: one number can
-    only scale what random kernels mix. Without it the block is the published one. With `summaries`,
-    one mean key per segment gives every op a view of the whole graph.
+    `residual_gate` multiplies both branches by a learned strength that starts at zero, so that the
+    untrained block passes its input through (Bachlechner et al. 2020, arXiv 2003.04887); without it
+    the block is the published one. With `summaries`, one mean key per segment gives every op a view
+    of the whole graph.
     """
 
     def __init__(
@@ -46,18 +45,15 @@ class SegmentAttention(nnx.Module):
     ) -> None:
         self.heads, self.segment, self.memory, self.summaries = heads, segment, memory, summaries
 
-        def linear(inputs: int, outputs: int, last: bool = False) -> SuperposedLinear:
-            layer = SuperposedLinear(inputs, outputs, whole, gated=gated, rngs=rngs)
-            if last and residual_gate:
-                layer.dense.kernel[...] = jnp.zeros((inputs, outputs))
-            return layer
+        def linear(inputs: int, outputs: int) -> SuperposedLinear:
+            return SuperposedLinear(inputs, outputs, whole, gated=gated, rngs=rngs)
 
         self.norm = nnx.LayerNorm(width, rngs=rngs)
         self.query, self.key, self.value = (linear(width, width) for _ in range(3))
-        self.out = linear(width, width, last=True)
+        self.out = linear(width, width)
         self.norm_after = nnx.LayerNorm(width, rngs=rngs)
-        self.widen, self.narrow = linear(width, 2 * width), linear(2 * width, width, last=True)
-        self.strength = nnx.Param(jnp.ones(2)) if residual_gate else None
+        self.widen, self.narrow = linear(width, 2 * width), linear(2 * width, width)
+        self.strength = nnx.Param(jnp.zeros(2)) if residual_gate else None
 
     def __call__(
         self, h: Float[Array, "N F"], op_mask: Bool[Array, "N"], whole: Float[Array, "C"]

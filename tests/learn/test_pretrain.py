@@ -14,6 +14,7 @@ from gdp.learn.pretrain import pretrain
 from gdp.learn.problems import load_problems
 from gdp.learn.recipe import Recipe, RecipeError, load_recipe, parse_recipe
 from gdp.policy.evaluate import judge
+from gdp.policy.network import init
 from gdp.policy.policy import load_policy
 
 SMALL = """
@@ -102,6 +103,21 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
     other = parse_recipe(text.replace("seed = 3", "seed = 4"))
     with pytest.raises(checkpoint.CheckpointError, match="another recipe"):
         pretrain(other, tmp_path / "run")
+
+
+def test_parts_of_a_start_policy_begin_anew(tmp_path: Path) -> None:
+    """All weights come from the start but those of the named parts, which are as at the start."""
+    text = SMALL.replace("attention_layers = 0", "attention_layers = 1")
+    text = text.replace("updates = 3", "updates = 1").replace("updates = 2", "updates = 0")
+    first = pretrain(parse_recipe(text), tmp_path / "first", recipe_text=text)
+    start = f'start = "{tmp_path / "first" / "last"}"\n'
+    still = text.replace("updates = 1", "updates = 0")
+    anew = pretrain(parse_recipe(start + 'anew = ["attention"]' + still), tmp_path / "anew")
+    for name, weights in anew.policy.params.items():
+        wanted = init(anew.policy.config, 3) if name == "attention" else first.policy.params
+        jax.tree.map(np.testing.assert_array_equal, weights, wanted[name])
+    with pytest.raises(RecipeError, match="no part 'attnetion' in the network"):
+        pretrain(parse_recipe(start + 'anew = ["attnetion"]' + still), tmp_path / "typo")
 
 
 def test_labels_only_get_better(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The network: gates, attention, padding, and both forms in one code path."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +21,7 @@ from gdp.policy.network import (
     score,
 )
 from gdp.policy.sage import PublishedSage
-from gdp.policy.segment_attention import SegmentAttention
+from gdp.policy.segment_attention import LAST_OF_BRANCH, SegmentAttention
 from gdp.policy.superposition import Gate, SuperposedLinear
 
 CONFIG = NetworkConfig(width=16, heads=2, sage_layers=1, head_width=8, segment=64)
@@ -85,6 +87,18 @@ def test_untrained_attention_passes_its_input_through() -> None:
     h = jax.random.normal(jax.random.key(0), (16, 8))
     out = block(residual_gate=True)(h, jnp.ones(16, bool), jnp.zeros(5))
     np.testing.assert_array_equal(out, h)
+
+
+def test_zero_kernels_switch_attention_off_and_can_be_learned() -> None:
+    """The same as without attention at first, but for gradients, which reach the last kernels."""
+    batch, config = batch_of(), replace(CONFIG, zero_kernels=True)
+    none, params = replace(CONFIG, attention_layers=0), init(config, 3)
+    found, wanted = apply(config, params, batch), apply(none, init(none, 3), batch)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    grads = jax.grad(lambda p: apply(config, p, batch).node.sum())(params)["attention"]
+    (block,) = grads.values()
+    for name in LAST_OF_BRANCH:
+        assert float(jnp.abs(block[name]["dense"]["kernel"]).max()) > 0
 
 
 def test_attention_sees_its_segment_and_the_one_before() -> None:

@@ -32,6 +32,7 @@ from gdp.errors import InfeasibleError
 from gdp.learn.finetune import FinetuneConfig, finetune
 from gdp.learn.instances import Instance, limit_memory, make, random_graph
 from gdp.learn.instances import draw as draw_instance
+from gdp.learn.validate import MISFIT
 from gdp.methods.base import Assignment, Search
 from gdp.methods.local_search import local_search
 from gdp.policy.advice import incumbents
@@ -89,8 +90,8 @@ def zero_shot_table(policy: Policy, known: list[Known], seeds: tuple[int, ...]) 
             greedy, best = zero_shot(policy, problem, seed)
             misfits += np.isinf(best)
             # What could not be made to fit counts as five times the best known.
-            greedy = greedy if np.isfinite(greedy) else 5 * entry.best_s
-            best = best if np.isfinite(best) else 5 * entry.best_s
+            greedy = greedy if np.isfinite(greedy) else MISFIT * entry.best_s
+            best = best if np.isfinite(best) else MISFIT * entry.best_s
             together = min(best, entry.heuristic_s, advised)
             rows.append((greedy, best, entry.heuristic_s, together, entry.best_s))
     ratio = [[row[k] / row[4] for row in rows] for k in range(4)]
@@ -233,7 +234,7 @@ def finetune_verb(checkpoint: Path | None, count: int, freedom: str | None) -> N
         seconds = entry.heuristic_s
         if answer.assignment is not None:
             seconds = tests.value(problem, answer.assignment)
-        tuned.append(min(found.value_s, 5 * entry.best_s) / entry.best_s)
+        tuned.append(min(found.value_s, MISFIT * entry.best_s) / entry.best_s)
         annealed.append(seconds / entry.best_s)
     show("800 evaluations", {"fine-tuned": geomean(tuned), "annealing": geomean(annealed)})
 

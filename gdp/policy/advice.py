@@ -2,7 +2,8 @@
 
 The heuristics cost milliseconds and know the schedule of the whole graph, which no feature of one
 op tells. The policy sees where each of them would put an op and how good each is as a whole; the
-best of them is the incumbent, and row 0 of the advice.
+best of them is the incumbent, and row 0 of the advice. For a throughput the best pipeline along a
+few linear orders (`methods.pipeline_dp`) is one more placement to start from, without a row.
 Axes: N ops, A rows of advice, D devices.
 """
 
@@ -42,32 +43,44 @@ class Advice(NamedTuple):
         return vote / vote.sum()
 
 
-_MADE: weakref.WeakKeyDictionary[Problem, Advice] = weakref.WeakKeyDictionary()
+class _Made(NamedTuple):
+    """What is computed once per problem."""
+
+    advice: Advice
+    placements: Int[np.ndarray, "K N"]  # all that was tried, the best first
+
+
+_MADE: weakref.WeakKeyDictionary[Problem, _Made] = weakref.WeakKeyDictionary()
 
 
 def advice(problem: Problem) -> Advice:
     """The advisers' placements, computed once per problem; the best of them is the incumbent."""
-    if problem not in _MADE:
-        from gdp.policy.evaluate import cost, rate
-
-        placed = [_placed(problem, name) for name in ADVISERS]
-        rows = np.stack([row for row in placed if row is not None])
-        rated = rate(problem, rows)
-        cost_s = cost(problem, rated)
-        best = int(np.argmin(cost_s))
-        order = [best, *np.cumsum([row is not None for row in placed]) - 1]
-        for k, row in enumerate(placed):
-            order[1 + k] = best if row is None else order[1 + k]
-        _MADE[problem] = Advice(rows[order], cost_s[order], int(rated.rule[best]))
-    return _MADE[problem]
+    return _made(problem).advice
 
 
 def incumbents(problem: Problem) -> Int[np.ndarray, "K N"]:
     """The advisers' different placements, the best first: what a decode may start from."""
-    found = advice(problem)
-    order = np.argsort(found.cost_s, kind="stable")
-    first = np.unique(found.device[order], axis=0, return_index=True)[1]
-    return found.device[order[np.sort(first)]]
+    return _made(problem).placements
+
+
+def _made(problem: Problem) -> _Made:
+    if problem not in _MADE:
+        from gdp.policy.evaluate import cost, rate
+
+        placed = [_placed(problem, name) for name in ADVISERS]
+        pipeline = _pipeline(problem)
+        rows = np.stack([row for row in [*placed, pipeline] if row is not None])
+        rated = rate(problem, rows)
+        cost_s = cost(problem, rated)
+        best = int(np.argmin(cost_s[: len(rows) - (pipeline is not None)]))
+        order = [best, *np.cumsum([row is not None for row in placed]) - 1]
+        for k, row in enumerate(placed):
+            order[1 + k] = best if row is None else order[1 + k]
+        made = Advice(rows[order], cost_s[order], int(rated.rule[best]))
+        sorted_rows = rows[np.argsort(cost_s, kind="stable")]
+        first = np.unique(sorted_rows, axis=0, return_index=True)[1]
+        _MADE[problem] = _Made(made, sorted_rows[np.sort(first)])
+    return _MADE[problem]
 
 
 def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]) -> Advice:
@@ -80,6 +93,17 @@ def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]
     rows, cost_s = found.device.copy(), found.cost_s.copy()
     rows[0], cost_s[0] = device, cost(problem, rated)[0]
     return Advice(rows, cost_s, int(rated.rule[0]))
+
+
+def _pipeline(problem: Problem) -> Int[np.ndarray, "N"] | None:
+    """The pipeline whose dearest stage costs least along a few linear orders, for a throughput."""
+    if problem.objective != "throughput":
+        return None
+    from gdp.methods.pipeline_dp import best_pipeline
+    from gdp.policy.decode import canonical, twins
+
+    found = best_pipeline(problem, Search(seconds=None), linear_only=True)
+    return None if found.device is None else canonical(problem, found.device, twins(problem))
 
 
 def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"] | None:

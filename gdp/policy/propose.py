@@ -52,11 +52,15 @@ def propose(policy: Policy, problem: Problem, count: int, seed: int) -> Proposal
     if not policy.config.advice or problem.num_ops > LARGE:
         work.sample(None, count - 1)
         return work.found()
-    for device in incumbents(problem)[1:count]:
+    given = incumbents(problem)
+    advised = rate(problem, given[:1])
+    for device in given[1:count]:
         work.greedy(with_incumbent(advice(problem), problem, device))
     while (left := count - work.count) > 0:
         found = work.found()
         device = found.device[found.best]
+        if advised.overflow[0] == 0 and advised.seconds[0] < found.value_s[found.best]:
+            device = given[0]
         work.sample(with_incumbent(advice(problem), problem, device), min(ROUND, left))
     return work.found()
 

@@ -5,13 +5,16 @@ import pytest
 from tiny import fork_join, random_problem
 
 from gdp.errors import MissingExtraError
-from gdp.policy.advice import ADVISERS, advice, with_incumbent
+from gdp.methods.base import Search
+from gdp.methods.pipeline_dp import best_pipeline
+from gdp.policy.advice import ADVISERS, advice, incumbents, with_incumbent
 from gdp.policy.decode import advised, canonical, decode, prepare, twins
 from gdp.policy.evaluate import judge
 from gdp.policy.features import NUM_OP_FEATURES, features
 from gdp.policy.network import NUM_PAIR_FEATURES, NetworkConfig, init
 from gdp.policy.pair_kernels import FIRST_ADVICE
 from gdp.policy.policy import Policy
+from gdp.sim.problem import Objective
 
 
 def test_the_incumbent_is_the_best_adviser() -> None:
@@ -25,6 +28,25 @@ def test_the_incumbent_is_the_best_adviser() -> None:
         assert found.weight[0] == found.weight.max()
         for row in found.device:
             assert (row == canonical(problem, row, twins(problem))).all()
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_decodes_start_from_advisers_best_first_and_from_a_pipeline(objective: Objective) -> None:
+    pipelines = 0
+    for seed in range(6):
+        problem = random_problem(seed, objective=objective, num_ops=30, num_devices=3)
+        found = incumbents(problem)
+        cost_s, _ = judge(problem, found)
+        assert (np.diff(cost_s) >= 0).all()
+        rows = {row.tobytes() for row in found}
+        assert len(rows) == len(found)
+        wanted = {row.tobytes() for row in advice(problem).device}
+        pipeline = best_pipeline(problem, Search(seconds=None), linear_only=True).device
+        if objective == "throughput" and pipeline is not None:
+            wanted.add(canonical(problem, pipeline, twins(problem)).tobytes())
+            pipelines += 1
+        assert rows == wanted
+    assert pipelines > 0 or objective == "latency"
 
 
 def test_another_incumbent_takes_row_zero() -> None:

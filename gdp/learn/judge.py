@@ -32,6 +32,7 @@ class Judge:
         self.evaluations = 0
         self.known: dict[bytes, float] = {}
         self.finalists: list[tuple[float, int, Assignment]] = []  # best first, of measured runs
+        self.simulated: tuple[float, Assignment] | None = None  # the fastest by the simulator
 
     @property
     def left(self) -> int:
@@ -72,8 +73,13 @@ class Judge:
         return np.lexsort((rated.seconds, rated.overflow, old))[:count]
 
     def confirmed(self) -> tuple[Assignment, float]:
-        """The best of the finalists, measured again, and its seconds."""
+        """The best of the finalists, measured again, and its seconds.
+
+        One of them is what the simulator prefers, which no lucky measurement has chosen.
+        """
         found = [assignment for _, _, assignment in self.finalists]
+        if self.simulated is not None and all(row is not self.simulated[1] for row in found):
+            found = [*found[: FINALISTS - 1], self.simulated[1]]
         turns = min(turns_of(self.budget), self.left // max(1, len(found)))
         if self.reward is None or len(found) < 2 or turns < 1:
             return self.answer(), self.best_s
@@ -120,6 +126,8 @@ class Judge:
         if rated.overflow[0] == 0 and np.isfinite(seconds):
             self.finalists = sorted([*self.finalists, (seconds, self.evaluations, found)])
             self.finalists = self.finalists[:FINALISTS]
+            if self.simulated is None or rated.seconds[0] < self.simulated[0]:
+                self.simulated = (float(rated.seconds[0]), found)
             if seconds < self.best_s:
                 self.best, self.best_s, self.rule = found.device, seconds, rule
         return seconds

@@ -224,7 +224,7 @@ class _Tuner:
                 view, head, samples=self.config.samples * self.config.screen, seed=seed, pad=pad,
                 temperature=self.temperature, greedy_first=at == 0,
             ).device  # fmt: skip
-            best = drawn[self.judge.pick(drawn, count - (1 if forced is None else len(forced)))]
+            best = drawn[self.judge.pick(drawn, count - (0 if forced is None else len(forced)))]
             forced = best if forced is None else np.concatenate([best, forced])
         return decode(
             view, head, samples=count, seed=seed, temperature=self.temperature,

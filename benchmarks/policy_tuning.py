@@ -31,8 +31,8 @@ from gdp.policy.policy import Policy
 from gdp.sim.problem import Problem
 
 SCRATCH = FinetuneConfig(
-    updates=800, evaluations=1_000_000, samples=16, search=0.0, freedom="all", rate=1e-3,
-    rate_end=1e-4, entropy=1e-3, imitate=0.0, hottest=1.0,
+    updates=800, evaluations=1_000_000, samples=16, explore=0.0, search=0.0, freedom="all",
+    rate=1e-3, rate_end=1e-4, entropy=1e-3, imitate=0.0, hottest=1.0,
 )  # fmt: skip
 """GDP-one: 12,800 samples of the policy, PPO with advantages normalised in the batch, no more."""
 SCRATCH_LIST = Path("data/labels/test_from_scratch.json")

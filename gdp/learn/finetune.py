@@ -2,6 +2,8 @@
 
 GDP (arXiv 1910.01578) adapts a policy that was pre-trained over many graphs to one graph through
 its superposition network, in fewer than 50 updates. The reward is the simulator or a measured run.
+Where simulations are the reward, other gates are tried before the gradient moves any weight, and a
+search that the tuned policy guides has the last word.
 """
 
 import logging
@@ -16,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.learn.explore import Explorer
 from gdp.learn.judge import Judge, Reward
 from gdp.learn.ppo import (
     Rows,
@@ -33,7 +36,7 @@ from gdp.methods.base import Assignment, Search
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.batching import Batch
 from gdp.policy.compilation import use_cache
-from gdp.policy.decode import DecodeProblem, Rollout, decode
+from gdp.policy.decode import DecodeProblem, Head, Rollout, decode
 from gdp.policy.guided import guided_search
 from gdp.policy.network import Params
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
@@ -59,7 +62,8 @@ class FinetuneConfig:
     samples: int = 16  # placements per update
     screen: int = 8  # samples per one that is run, with a measured reward: the simulator picks
     gaps: float = 0.0  # share of them that is the best placement with a gap decoded again
-    search: float = 0.85  # share of the evaluations that the tuned policy then guides (simulated)
+    explore: float = 0.5  # share of the evaluations that tries other gates first (simulated)
+    search: float = 0.4  # share of the evaluations that the tuned policy guides last (simulated)
     epochs: int = 3  # optimiser steps per update
     gate_updates: int = 3  # updates in which only gates change
     freedom: Freedom = "gates_first"
@@ -79,9 +83,12 @@ class FinetuneConfig:
             raise ValueError(f"hottest must be at least 1, got {self.hottest}")
         if self.screen < 1:
             raise ValueError(f"screen must be at least 1, got {self.screen}")
-        if not 0.0 <= self.gaps < 1.0 or not 0.0 <= self.search < 1.0:
+        if not 0.0 <= self.gaps < 1.0:
+            raise ValueError(f"gaps must lie in [0, 1), got {self.gaps}")
+        if min(self.explore, self.search) < 0.0 or self.explore + self.search > 1.0:
             raise ValueError(
-                f"gaps and search must lie in [0, 1), got {self.gaps} and {self.search}"
+                "explore and search must be at least 0 and at most 1 together, got "
+                f"{self.explore} and {self.search}"
             )
 
 
@@ -116,21 +123,24 @@ def finetune(
     policy = _policy(checkpoint)
     judge = Judge(problem, config.evaluations, reward)
     tuner = _Tuner(problem, policy, config, judge, seed)
-    history = []
-    share = 1.0 if reward is not None else 1.0 - config.search
-    budget = share * config.evaluations - judge.reserved
-    for at in range(config.updates):
-        if judge.evaluations >= budget:
-            break
-        numbers = tuner.update(at)
-        history.append(numbers)
-        if progress is not None:
-            progress(at, numbers)
+    history: list[dict[str, float]] = []
+    simulated = reward is None
+    budget = (1.0 - config.search * simulated) * config.evaluations - judge.reserved
+    phases = [(tuner.update, budget)]
+    if simulated and tuner.explorer.can_explore:
+        phases.insert(0, (tuner.explore, config.explore * config.evaluations))
+    for phase, until in phases:
+        for at in range(config.updates):
+            if judge.evaluations >= until:
+                break
+            history.append(phase(at))
+            if progress is not None:
+                progress(len(history) - 1, history[-1])
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
     if out is not None:
         save_policy(tuned, Path(out), updates=len(history), start=policy.name)
     best, value_s = judge.confirmed()
-    if reward is not None or config.search == 0.0 or judge.left < 1:
+    if not simulated or config.search == 0.0 or judge.left < 1:
         return Finetuned(tuned, best, value_s, judge.evaluations, history)
     start = best if np.isfinite(value_s) else None
     search = Search(seed=seed, seconds=None, evaluations=judge.left, start=start)
@@ -163,6 +173,8 @@ class _Tuner:
         self.network, self.params = policy.config, policy.params
         self.transform = optimiser(config.rate, config.rate_end, config.updates * config.epochs)
         self.state = self.transform.init(self.params)
+        self.explorer = Explorer(policy.config, policy.params, seed)
+        self.explored: tuple[Advice | None, Head] | None = None  # what was encoded last
         self.before_s = np.inf  # the best before the update at hand
         self.temperature = 1.0
         self.limits: Float[np.ndarray, "D"] | None = None
@@ -170,6 +182,19 @@ class _Tuner:
         if self.network.advice:
             # What the policy reads is judged first: with a measured reward nobody else has.
             judge.judge(incumbents(problem), rules_of(problem))
+
+    def explore(self, at: int) -> dict[str, float]:
+        """One round of policies with other gates; the weights are then those of the best."""
+        start = Policy(self.network, self.explorer.params)
+        known = self.advice()
+        if self.explored is None or self.explored[0] is not known:
+            self.explored = known, start.head(self.problem, known)
+        view, head = self.view(start, known), self.explored[1]
+        drawn = self.explorer.draw(view, head, self.config.samples)
+        cost_s = self.judge.judge(drawn)
+        self.explorer.learn(cost_s)
+        self.params = self.explorer.adapted()
+        return self.numbers("explore", at, cost_s, 0.0)
 
     def update(self, at: int) -> dict[str, float]:
         """One update: sample, judge, and a few optimiser steps."""
@@ -196,10 +221,16 @@ class _Tuner:
             made = made._replace(
                 taken=jnp.asarray(taken & chosen), surrogate=jnp.asarray(own, jnp.float32)
             )
-        entropy = self.learn(at, batch, made)
+        return self.numbers("update", at, cost_s, self.learn(at, batch, made))
+
+    def numbers(
+        self, phase: Literal["explore", "update"], at: int, cost_s: Float[np.ndarray, "K"],
+        entropy: float,
+    ) -> dict[str, float]:  # fmt: skip
+        """What a log says of one round or update, counted within its phase."""
         finite = cost_s[np.isfinite(cost_s)]
         return {
-            "update": float(at),
+            phase: float(at),
             "mean_s": float(finite.mean()) if len(finite) else float("inf"),
             "best_s": float(self.judge.best_s),
             "entropy": entropy,

@@ -1,7 +1,8 @@
 """The tables of the policy: `python -m benchmarks.policy VERB`, from the root of a checkout.
 
     list        draw the test instances (committed; done before training)
-    best        search for better values of them, and keep the best
+    best        search for better values of them, and keep the best (done before training)
+    lower       long fine-tunings of them since; kept apart, as `since_s`
     zero-shot   greedy, best of 16, with heuristics; three seeds
     ablate      the same with attention zeroed, and with all gates at one
     finetune    800 evaluations of fine-tuning against annealing with the same 800
@@ -11,7 +12,8 @@
     memory      limits at 1.05 of the smallest feasible
     size        seconds and memory of one answer on a graph of so many ops
 
-All figures are geometric means of seconds over best known; lower is better.
+All figures are geometric means of seconds over best known as listed before training; lower is
+better. Where it says so, also over the lowest found since.
 """
 
 import json
@@ -81,7 +83,7 @@ def zero_shot(policy: Policy, problem: Problem, seed: int) -> tuple[float, float
 def zero_shot_table(policy: Policy, known: list[Known], seeds: tuple[int, ...]) -> dict[str, Any]:
     """Ratios over the non-trivial instances, seed by seed."""
     source = tests.problems()
-    rows: list[tuple[float, float, float, float, float]] = []
+    rows: list[tuple[float, ...]] = []
     misfits = 0
     for entry in known:
         problem = source.get(entry.instance)
@@ -93,14 +95,17 @@ def zero_shot_table(policy: Policy, known: list[Known], seeds: tuple[int, ...]) 
             greedy = greedy if np.isfinite(greedy) else MISFIT * entry.best_s
             best = best if np.isfinite(best) else MISFIT * entry.best_s
             together = min(best, entry.heuristic_s, advised)
-            rows.append((greedy, best, entry.heuristic_s, together, entry.best_s))
-    ratio = [[row[k] / row[4] for row in rows] for k in range(4)]
+            rows.append((greedy, best, entry.heuristic_s, together, entry.best_s, entry.lowest_s))
+    names = ("greedy", f"best of {SAMPLES} and greedy", "best heuristic", "policy and heuristics")
+    ratios = {name: geomean([row[k] / row[4] for row in rows]) for k, name in enumerate(names)}
+    since = {
+        f"{name}, lowest since": geomean([row[k] / row[5] for row in rows])
+        for k, name in enumerate(names)
+    }
     return {
         "instances": len(known),
-        "greedy": geomean(ratio[0]),
-        f"best of {SAMPLES} and greedy": geomean(ratio[1]),
-        "best heuristic": geomean(ratio[2]),
-        "policy and heuristics": geomean(ratio[3]),
+        **ratios,
+        **since,
         "wins or ties against heuristics": float(
             np.mean([row[1] <= row[2] * (1 + 1e-9) for row in rows])
         ),
@@ -183,6 +188,24 @@ def best(evaluations: int, seconds: float, seed: int) -> None:
         tests.save(known)
     done = sum(entry.evaluations >= evaluations for entry in known)
     click.echo(f"{done} of {len(known)} searched with {evaluations} evaluations")
+
+
+@main.command()
+@CHECKPOINT
+@click.option("--evaluations", default=12_800, show_default=True, help="Of each fine-tuning.")
+@click.option("--seed", default=0, show_default=True)
+def lower(checkpoint: Path | None, evaluations: int, seed: int) -> None:
+    """Values below the listed ones, from long fine-tunings without a gradient, half exploration
+    and half guided search."""
+    source, policy, known = tests.problems(), loaded(checkpoint), tests.load()
+    config = FinetuneConfig(updates=evaluations, evaluations=evaluations, explore=0.5, search=0.5)
+    for k, entry in enumerate(known):
+        if entry in hard(known):
+            found = finetune(source.get(entry.instance), policy, config=config, seed=seed)
+            known[k] = replace(entry, since_s=min(entry.since_s, found.value_s))
+            tests.save(known)
+    lowered = [entry.lowest_s / entry.best_s for entry in hard(known)]
+    show("lowest since / listed", {"mean": geomean(lowered), "lowest": min(lowered)})
 
 
 @main.command("zero-shot")

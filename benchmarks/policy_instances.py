@@ -38,6 +38,12 @@ class Known:
     best_s: float = float("inf")  # best of everything ever run
     evaluations: int = 0  # of the longest search behind it
     found_by: str = ""
+    since_s: float = float("inf")  # lowest found since the list was fixed, by `lower`
+
+    @property
+    def lowest_s(self) -> float:
+        """The best of everything, what was found after training too."""
+        return min(self.best_s, self.since_s)
 
     @property
     def is_trivial(self) -> bool:

@@ -1,10 +1,14 @@
 """The verbs that train: `gdp pretrain` and `gdp finetune`; and `gdp report`."""
 
 import json
-import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from gdp.learn.finetune import FinetuneConfig
 
 
 def register(cli: click.Group) -> None:
@@ -57,24 +61,28 @@ def pretrain(
 @click.option("--checkpoint", metavar="CK", help="Start from; default: the shipped policy.")
 @click.option("--reward", type=click.Choice(("simulated", "measured")), default="simulated",
               show_default=True)  # fmt: skip
-@click.option("--updates", type=int, default=50, show_default=True,
-              help="At most; updates x samples bounds the placements judged. A simulated reward "
-              "leaves most of them to a search that the tuned policy guides.")  # fmt: skip
-@click.option("--samples", type=int, default=16, show_default=True, help="Placements an update.")
+@click.option("--recipe", metavar="TOML", help="Settings; see finetune/recipes.")
+@click.option("--updates", type=int, default=None,
+              help="At most; x samples: the placements judged. [default: 50]")  # fmt: skip
+@click.option("--samples", type=int, default=None, help="Placements an update. [default: 16]")
 @click.option("--costs", metavar="FILE", help="Cost model; default: the shipped one.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-o", "--output", required=True, metavar="CHECKPOINT")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def finetune(
     model: str, dims: tuple[str, ...], cluster: str | None, objective: str, checkpoint: str | None,
-    reward: str, updates: int, samples: int, costs: str | None, seed: int, output: str,
-    as_json: bool,
+    reward: str, recipe: str | None, updates: int | None, samples: int | None, costs: str | None,
+    seed: int, output: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Adapt the policy to one model and cluster; writes a checkpoint for `gdp place`."""
+    """Adapt the policy to one model and cluster; writes a checkpoint for `gdp place`.
+
+    With a simulated reward half of the placements try other gates of the superposition network, a
+    tenth teach the weights by PPO, and the rest is a search that the tuned policy guides.
+    """
     from gdp.api import pose, with_dims
     from gdp.cluster import Cluster
-    from gdp.learn.finetune import FinetuneConfig
     from gdp.learn.finetune import finetune as tune
+    from gdp.learn.metrics import progress_bar
     from gdp.measured import MeasuredReward
     from gdp.models import is_onnx, load
 
@@ -88,20 +96,33 @@ def finetune(
     if reward == "measured":
         judge = MeasuredReward(model, graph, posed, machine, dims=dims, seed=seed)
 
-    def say(at: int, numbers: dict[str, float]) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\rgdp: update {at + 1}/{updates} {numbers}", nl=False, err=True)
-
-    tuned = tune(
-        posed.problem, checkpoint, out=output, reward=judge, seed=seed, progress=say,
-        config=FinetuneConfig(updates=updates, samples=samples, evaluations=updates * samples),
-    )  # fmt: skip
+    config = _settings(recipe, updates, samples)
+    with progress_bar(config.evaluations, 0, "fine-tuning") as draw:
+        tuned = tune(
+            posed.problem, checkpoint, out=output, reward=judge, seed=seed, config=config,
+            progress=lambda at, numbers: draw(
+                numbers["evaluations"], f"best {numbers['best_s'] * 1e3:.3f} ms"
+            ),
+        )  # fmt: skip
     found = {
         "checkpoint": output, "objective": objective, "reward": reward,
         "best_s": tuned.value_s, "evaluations": tuned.evaluations,
     }  # fmt: skip
     text = f"best {tuned.value_s * 1e3:.3f} ms ({reward}) after {tuned.evaluations} evaluations"
     click.echo(json.dumps(found) if as_json else f"{text}; checkpoint {output}")
+
+
+def _settings(recipe: str | None, updates: int | None, samples: int | None) -> "FinetuneConfig":
+    """The recipe's settings, or those by default, under what the command line says."""
+    from gdp.learn.finetune import FinetuneConfig
+    from gdp.learn.recipe import load_finetune
+
+    config = FinetuneConfig() if recipe is None else load_finetune(recipe)
+    if updates is None and samples is None:
+        return config
+    updates = config.updates if updates is None else updates
+    samples = config.samples if samples is None else samples
+    return replace(config, updates=updates, samples=samples, evaluations=updates * samples)
 
 
 @click.command()

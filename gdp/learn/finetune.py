@@ -6,10 +6,11 @@ Where simulations are the reward, other gates are tried before the gradient move
 search that the tuned policy guides has the last word.
 """
 
+import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.files import write_atomic
 from gdp.learn.explore import Explorer
 from gdp.learn.judge import Judge, Reward
 from gdp.learn.ppo import (
@@ -117,6 +119,8 @@ def finetune(
 
     `checkpoint` is a folder, a policy, or None for the shipped one. Without `reward` the simulator
     judges; a reward is called once per distinct placement, and again for the best few at the end.
+    `progress` is called after every round and update with its number, from 0, and what the log says
+    of it. In the folder `out` are also the config (`recipe.toml`) and the log (`metrics.jsonl`).
     """
     use_cache()
     config = config or FinetuneConfig()
@@ -138,7 +142,10 @@ def finetune(
                 progress(len(history) - 1, history[-1])
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
     if out is not None:
-        save_policy(tuned, Path(out), updates=len(history), start=policy.name)
+        recipe = "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(config).items())
+        save_policy(tuned, Path(out), recipe=recipe, updates=len(history), start=policy.name)
+        lines = "".join(json.dumps(numbers) + "\n" for numbers in history)
+        write_atomic(Path(out) / "metrics.jsonl", lines.encode())
     best, value_s = judge.confirmed()
     if not simulated or config.search == 0.0 or judge.left < 1:
         return Finetuned(tuned, best, value_s, judge.evaluations, history)

@@ -55,7 +55,7 @@ def sinks(folder: Path, from_step: int) -> list[Sink]:
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, done: int) -> Iterator[Any]:
+def progress_bar(total: int, done: int, name: str = "training") -> Iterator[Any]:
     """A function (step, text) that draws a bar; it does nothing away from a terminal."""
     if not sys.stderr.isatty():
         yield lambda step, text: None
@@ -64,5 +64,5 @@ def progress_bar(total: int, done: int) -> Iterator[Any]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("training", total=total, completed=done)
+        task = bar.add_task(name, total=total, completed=done)
         yield lambda step, text: bar.update(task, completed=step, description=text)

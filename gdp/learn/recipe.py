@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,6 +12,9 @@ from gdp.learn.imitation import ImitationConfig
 from gdp.learn.instances import parse_key
 from gdp.learn.ppo import PpoConfig
 from gdp.policy.network import NetworkConfig
+
+if TYPE_CHECKING:
+    from gdp.learn.finetune import FinetuneConfig
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,20 @@ def load_recipe(path: str | os.PathLike[str]) -> tuple[Recipe, str]:
     except OSError as error:
         raise RecipeError(f"no recipe at {str(path)!r}: {error.strerror}") from None
     return parse_recipe(text, str(path)), text
+
+
+def load_finetune(path: str | os.PathLike[str]) -> "FinetuneConfig":
+    """The settings of a fine-tuning from a TOML file; what it leaves out is as by default."""
+    from gdp.learn.finetune import FinetuneConfig
+
+    try:
+        raw = msgspec.toml.decode(Path(path).read_bytes())
+        _reject_unknown(raw, FinetuneConfig, str(path))
+        return msgspec.convert(raw, FinetuneConfig)
+    except OSError as error:
+        raise RecipeError(f"no recipe at {str(path)!r}: {error.strerror}") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise RecipeError(f"{path}: {error}") from None
 
 
 def _reject_unknown(raw: dict, kind: type, where: str) -> None:

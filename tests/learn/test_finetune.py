@@ -1,5 +1,8 @@
 """Fine-tuning and guided search: better on their problem, within their budget."""
 
+import json
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from gdp.api import methods
 from gdp.learn.finalists import FINALISTS, turns_of
 from gdp.learn.finetune import FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
+from gdp.learn.recipe import RecipeError, load_finetune
 from gdp.methods.annealing import AnnealConfig, make_annealer
 from gdp.methods.base import Assignment, Search
 from gdp.methods.feasible import best_of
@@ -20,7 +24,7 @@ from gdp.policy.gaps import gap
 from gdp.policy.guided import guided_search, wanted
 from gdp.policy.method import search_with_policy
 from gdp.policy.network import NetworkConfig, init
-from gdp.policy.policy import Policy
+from gdp.policy.policy import Policy, load_policy
 from gdp.policy.priorities import RULES
 from gdp.sim.score import values
 
@@ -185,3 +189,31 @@ def test_guided_as_a_method_says_which_objectives_it_does_not_know() -> None:
     answer = search_with_policy(problem, None, Search(seconds=None, evaluations=10))
     assert answer.assignment is None
     assert "max_load" in answer.reason
+
+
+@pytest.mark.parametrize("name", ["simulated", "gradient", "measured"])
+def test_shipped_recipes_are_read(name: str) -> None:
+    config = load_finetune(Path(__file__).parents[2] / "finetune" / "recipes" / f"{name}.toml")
+    assert isinstance(config, FinetuneConfig)
+    assert (config == FinetuneConfig()) == (name == "simulated")
+
+
+def test_a_misspelt_setting_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text("sampels = 8\n")
+    with pytest.raises(RecipeError, match=r"r\.toml: unknown key 'sampels'; known are updates"):
+        load_finetune(path)
+    with pytest.raises(RecipeError, match="no recipe at"):
+        load_finetune(tmp_path / "none.toml")
+    path.write_text("samples = 2\n")
+    with pytest.raises(RecipeError, match="samples must be at least 3, got 2"):
+        load_finetune(path)
+
+
+def test_what_was_written_says_how_and_what_came_of_it(policy: Policy, tmp_path: Path) -> None:
+    config = FinetuneConfig(updates=2, samples=4, evaluations=40)
+    found = finetune(fork_join(), policy, config=config, out=tmp_path / "tuned")
+    assert load_finetune(tmp_path / "tuned" / "recipe.toml") == config
+    lines = (tmp_path / "tuned" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == found.history
+    assert load_policy(tmp_path / "tuned").name == "fresh, fine-tuned"

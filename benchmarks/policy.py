@@ -242,13 +242,14 @@ def ablate(checkpoint: Path | None, count: int) -> None:
 @CHECKPOINT
 @COUNT
 @click.option("--freedom", type=click.Choice(["gates_first", "gates", "all"]), default=None)
-def finetune_verb(checkpoint: Path | None, count: int, freedom: str | None) -> None:
+@click.option("--explore/--no-explore", default=True, help="Without: what its share was before.")
+def finetune_verb(checkpoint: Path | None, count: int, freedom: str | None, explore: bool) -> None:
     """800 evaluations each: fine-tuning, and annealing from the best heuristic."""
     policy, source = loaded(checkpoint), tests.problems()
-    config = FinetuneConfig()
+    config = FinetuneConfig() if explore else FinetuneConfig(explore=0.0, search=0.85)
     if freedom is not None:
         config = replace(config, freedom=freedom)  # type: ignore[arg-type]
-    tuned, annealed = [], []
+    tuned, annealed, since = [], [], []
     for entry in spread(hard(tests.load()), count):
         problem = source.get(entry.instance)
         found = finetune(problem, policy, config=config)
@@ -259,7 +260,11 @@ def finetune_verb(checkpoint: Path | None, count: int, freedom: str | None) -> N
             seconds = tests.value(problem, answer.assignment)
         tuned.append(min(found.value_s, MISFIT * entry.best_s) / entry.best_s)
         annealed.append(seconds / entry.best_s)
-    show("800 evaluations", {"fine-tuned": geomean(tuned), "annealing": geomean(annealed)})
+        since.append(entry.best_s / entry.lowest_s)
+    table: dict[str, Any] = {"fine-tuned": geomean(tuned), "annealing": geomean(annealed)}
+    for name, mean in list(table.items()):
+        table[f"{name}, lowest since"] = mean * geomean(since)
+    show("800 evaluations", table | {"instances": len(since)})
 
 
 def guided_table(

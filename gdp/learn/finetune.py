@@ -142,13 +142,20 @@ def finetune(
                 progress(len(history) - 1, history[-1])
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
     if out is not None:
-        recipe = "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(config).items())
-        save_policy(tuned, Path(out), recipe=recipe, updates=len(history), start=policy.name)
-        lines = "".join(json.dumps(numbers) + "\n" for numbers in history)
-        write_atomic(Path(out) / "metrics.jsonl", lines.encode())
+        _save(tuned, Path(out), config, history, policy.name)
     best, value_s = judge.confirmed()
-    if not simulated or config.search == 0.0 or judge.left < 1:
-        return Finetuned(tuned, best, value_s, judge.evaluations, history)
+    spent = judge.evaluations
+    if simulated and config.search > 0.0 and judge.left >= 1:
+        best, value_s, more = _searched(problem, tuned, judge, seed)
+        spent += more
+    return Finetuned(tuned, best, value_s, spent, history)
+
+
+def _searched(
+    problem: Problem, tuned: Policy, judge: Judge, seed: int
+) -> tuple[Assignment, float, int]:
+    """(best placement, its seconds, evaluations) after a guided search with what is left."""
+    best, value_s = judge.confirmed()
     start = best if np.isfinite(value_s) else None
     search = Search(seed=seed, seconds=None, evaluations=judge.left, start=start)
     answer = guided_search(problem, tuned, search)
@@ -156,7 +163,18 @@ def finetune(
         seconds, _ = values(problem, answer.assignment.device[None], answer.assignment.rank)
         if seconds[0] < value_s:
             best, value_s = answer.assignment, float(seconds[0])
-    return Finetuned(tuned, best, value_s, judge.evaluations + answer.evaluations, history)
+    return best, value_s, answer.evaluations
+
+
+def _save(
+    tuned: Policy, out: Path, config: FinetuneConfig, history: list[dict[str, float]], start: str
+) -> None:
+    """The checkpoint, and beside it how it was made and what the log says."""
+    recipe = "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(config).items())
+    save_policy(tuned, out, recipe=recipe, updates=len(history), start=start)
+    # JSON has no infinity: the cost where nothing fits.
+    rows = [{k: v if np.isfinite(v) else None for k, v in row.items()} for row in history]
+    write_atomic(out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def _policy(checkpoint: str | os.PathLike[str] | Policy | None) -> Policy:

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -41,6 +41,7 @@ from gdp.policy.compilation import use_cache
 from gdp.policy.decode import DecodeProblem, Head, Rollout, decode
 from gdp.policy.guided import guided_search
 from gdp.policy.network import Params
+from gdp.policy.placed import keep
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
 from gdp.policy.priorities import rules_of
 from gdp.policy.repair import fitting_greedy
@@ -141,13 +142,15 @@ def finetune(
             if progress is not None:
                 progress(len(history) - 1, history[-1])
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
-    if out is not None:
-        _save(tuned, Path(out), config, history, policy.name)
     best, value_s = judge.confirmed()
     spent = judge.evaluations
     if simulated and config.search > 0.0 and judge.left >= 1:
         best, value_s, more = _searched(problem, tuned, judge, seed)
         spent += more
+    if np.isfinite(value_s):
+        tuned = replace(tuned, placed=keep(problem, best))
+    if out is not None:
+        _save(tuned, Path(out), config, history, policy.name)
     return Finetuned(tuned, best, value_s, spent, history)
 
 

@@ -12,8 +12,10 @@ from jaxtyping import Int
 
 from gdp.graph import OpGraph
 from gdp.methods.base import Answer, Clock, Method, Search
+from gdp.methods.feasible import best_of
 from gdp.policy.advice import advice, incumbents
 from gdp.policy.evaluate import assignment, best_row, evaluate, rate
+from gdp.policy.placed import recalled
 from gdp.policy.policy import Policy
 from gdp.policy.priorities import rules_of
 from gdp.policy.propose import propose
@@ -35,9 +37,24 @@ def place_with_policy(
     """The best of the policy's greedy placement, its samples and its advisers' placements.
 
     `checkpoint` is a folder, or None for the shipped policy. Greedy and `SAMPLES` samples, each
-    under every rule of priority; with an evaluation budget, as many as it allows.
+    under every rule of priority; with an evaluation budget, as many as it allows. A policy that
+    was fine-tuned to this graph also answers with the placement found then.
     """
     policy = load(checkpoint)
+    answer = _decoded(problem, policy, search)
+    known = recalled(policy.placed, problem)
+    if known is None:
+        return answer
+    both = [found for found in (answer.assignment, known) if found is not None]
+    best, spent = best_of(problem, both), answer.evaluations + len(both)
+    if best.assignment is not known or best.overflow_bytes > 0:
+        return replace(answer, evaluations=spent)
+    reason = f"policy {policy.name!r}: {best.value_s:.4g} s, found when it was fine-tuned"
+    return Answer(known, reason=reason, evaluations=spent)
+
+
+def _decoded(problem: Problem, policy: Policy, search: Search) -> Answer:
+    """The best of the decoded placements and the advisers', made to fit."""
     small, widen = _coarse(problem)
     count = SAMPLES + 1
     if search.evaluations is not None:

@@ -15,6 +15,7 @@ from gdp.policy.batching import Batch, on_device, pad
 from gdp.policy.decode import DecodeProblem, Head, advised, prepare
 from gdp.policy.features import features
 from gdp.policy.network import Encoded, NetworkConfig, Params, abstract, encode
+from gdp.policy.placed import Placed
 from gdp.sim.problem import Problem
 
 _BATCHES: weakref.WeakKeyDictionary[Problem, dict[tuple[str, bool], Batch]] = (
@@ -29,6 +30,7 @@ class Policy:
     config: NetworkConfig
     params: Params
     name: str = "policy"
+    placed: Placed | None = None  # what it was fine-tuned to
 
     def batch(self, problem: Problem, found: Advice | None = None) -> Batch:
         """The padded features of a problem, computed once; anew for advice of one's own."""
@@ -87,6 +89,8 @@ def save_policy(
 ) -> str:
     """Write a policy checkpoint; returns the SHA-256 of its weights."""
     document = {"kind": "policy", "network": asdict(policy.config), "name": policy.name, **meta}
+    if policy.placed is not None:
+        document["placed"] = msgspec.to_builtins(policy.placed)
     return checkpoint.save(path, policy.params, recipe=recipe, meta=document)
 
 
@@ -95,12 +99,13 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     meta = checkpoint.read_meta(path)
     try:
         config = msgspec.convert(meta["network"], NetworkConfig)
+        placed = msgspec.convert(meta.get("placed"), Placed | None)
     except (KeyError, msgspec.ValidationError, ValueError) as error:
         raise checkpoint.CheckpointError(
             f"checkpoint {str(path)!r} holds no policy that this gdp can read: {error}"
         ) from None
     params = checkpoint.load(path, abstract(config))
-    return Policy(config, params, meta.get("name", "policy"))
+    return Policy(config, params, meta.get("name", "policy"), placed)
 
 
 def default_checkpoint() -> Path:

@@ -1,0 +1,55 @@
+"""The placement that a policy was fine-tuned to: kept with its weights, for when it is asked again.
+
+A decode begins from what advisers propose; what a fine-tuning found after that is not found again
+for free.
+"""
+
+import base64
+import zlib
+
+import msgspec
+import numpy as np
+from jaxtyping import Int
+
+from gdp.methods.base import Assignment
+from gdp.sim.problem import Problem
+
+
+class Placed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One placement of one graph; it may serve on another cluster with as many devices."""
+
+    digest: str  # of the graph
+    device: str  # base64 of zlib of 32-bit integers, one per op
+    rank: str | None = None  # priorities, alike
+
+
+def keep(problem: Problem, assignment: Assignment) -> Placed:
+    """The assignment as it is written."""
+    rank = None if assignment.rank is None else _pack(assignment.rank)
+    return Placed(problem.graph.digest, _pack(assignment.device), rank)
+
+
+def recalled(placed: Placed | None, problem: Problem) -> Assignment | None:
+    """The assignment, if it is of this graph and the problem allows it."""
+    if placed is None or placed.digest != problem.graph.digest:
+        return None
+    device = _unpack(placed.device)
+    rank = None if placed.rank is None else _unpack(placed.rank)
+    if len(device) != problem.num_ops or (rank is not None and len(rank) != problem.num_ops):
+        return None
+    if device.min() < 0 or device.max() >= problem.num_devices:
+        return None
+    lead = np.zeros(problem.num_groups, dtype=np.int64)
+    lead[problem.group] = device
+    together = (lead[problem.group] == device).all()
+    if not together or not problem.allowed[np.arange(len(device)), device].all():
+        return None
+    return Assignment(device, rank)
+
+
+def _pack(row: Int[np.ndarray, "N"]) -> str:
+    return base64.b64encode(zlib.compress(row.astype("<i4").tobytes(), 9)).decode()
+
+
+def _unpack(text: str) -> Int[np.ndarray, "N"]:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<i4").astype(np.int64)

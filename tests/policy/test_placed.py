@@ -1,0 +1,78 @@
+"""A fine-tuned policy answers with the placement that was found for it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from tiny import fork_join, random_problem
+
+from gdp.learn.finetune import FinetuneConfig, finetune
+from gdp.learn.instances import Instance, make, random_graph
+from gdp.methods.base import Assignment, Search
+from gdp.policy.method import place_with_policy
+from gdp.policy.network import NetworkConfig, init
+from gdp.policy.placed import Placed, keep, recalled
+from gdp.policy.policy import Policy, load_policy, save_policy
+from gdp.sim.problem import make_problem
+from gdp.sim.score import values
+
+CONFIG = NetworkConfig(
+    width=8, heads=2, sage_layers=1, attention_layers=0, head_width=8, segment=64
+)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return Policy(CONFIG, init(CONFIG, 3), "fresh")
+
+
+@pytest.mark.parametrize("ranked", [False, True])
+def test_what_is_kept_comes_back_from_disk(policy: Policy, tmp_path: Path, ranked: bool) -> None:
+    problem = random_problem(5, num_ops=30, num_devices=3)
+    device = problem.group_allowed.argmax(axis=1)[problem.group]
+    rank = np.random.default_rng(0).permutation(problem.num_ops) if ranked else None
+    tuned = replace(policy, placed=keep(problem, Assignment(device, rank)))
+    save_policy(tuned, tmp_path / "tuned")
+    found = recalled(load_policy(tmp_path / "tuned").placed, problem)
+    assert found is not None
+    np.testing.assert_array_equal(found.device, device)
+    assert (found.rank is None) == (rank is None)
+    if rank is not None:
+        np.testing.assert_array_equal(found.rank, rank)
+
+
+def test_only_what_the_problem_allows_comes_back() -> None:
+    problem = fork_join()
+    device = np.ones(problem.num_ops, dtype=np.int64)
+    placed = keep(problem, Assignment(device))
+    assert recalled(placed, problem) is not None
+    assert recalled(None, problem) is None
+    assert recalled(msgspec.structs.replace(placed, digest="another"), problem) is None
+    assert recalled(keep(problem, Assignment(device + problem.num_devices)), problem) is None
+    shorter = Placed(placed.digest, keep(problem, Assignment(device[:-1])).device)
+    assert recalled(shorter, problem) is None
+    allowed = problem.allowed.copy()
+    allowed[0, 1] = False
+    narrow = make_problem(
+        problem.graph, problem.cluster, problem.compute_s, problem.objective, allowed=allowed
+    )
+    assert recalled(placed, narrow) is None
+
+
+def test_a_tuned_policy_answers_no_worse_than_it_was_tuned(policy: Policy, tmp_path: Path) -> None:
+    problem = make(Instance(graph="layered-60-2", cluster=5), random_graph)
+    config = FinetuneConfig(samples=8, evaluations=200)
+    found = finetune(problem, policy, config=config, out=tmp_path / "tuned")
+    answer = place_with_policy(problem, tmp_path / "tuned", Search(seconds=None))
+    assert answer.assignment is not None
+    seconds, overflow = values(problem, answer.assignment.device[None], answer.assignment.rank)
+    assert overflow[0] == 0
+    assert seconds[0] <= found.value_s * (1 + 1e-12)
+    save_policy(policy, tmp_path / "plain")
+    plain = place_with_policy(problem, tmp_path / "plain", Search(seconds=None))
+    assert plain.assignment is not None
+    before, _ = values(problem, plain.assignment.device[None], plain.assignment.rank)
+    assert seconds[0] < before[0]
+    assert "fine-tuned" in answer.reason

@@ -43,7 +43,7 @@ from gdp.policy.guided import guided_search
 from gdp.policy.network import Params
 from gdp.policy.placed import keep
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
-from gdp.policy.priorities import rules_of
+from gdp.policy.priorities import RULES, rules_of
 from gdp.policy.repair import fitting_greedy
 from gdp.sim.problem import Problem
 from gdp.sim.score import values
@@ -131,6 +131,8 @@ def finetune(
     history: list[dict[str, float]] = []
     simulated = reward is None
     budget = (1.0 - config.search * simulated) * config.evaluations - judge.reserved
+    if simulated and config.search == 0.0:
+        budget -= config.samples + len(RULES)  # no update is cut short, and none exceeds the rest
     phases = [(tuner.update, budget)]
     if simulated and tuner.explorer.can_explore:
         phases.insert(0, (tuner.explore, config.explore * config.evaluations))

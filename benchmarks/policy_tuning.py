@@ -115,7 +115,7 @@ def saved(checkpoint: Path | None) -> None:
         "pre-trained, 800": geomean([b for _, b in ends]),
         "samples saved, times": geomean(factors),
         "15 times or more": sum(factor >= 15 for factor in factors),
-        "not reached": sum(factor == 1.0 for factor in factors),
+        "none saved": sum(factor == 1.0 for factor in factors),
         "instances": len(ends),
     }
     show(f"{samples} samples from scratch", table)

@@ -26,6 +26,7 @@ from gdp.sim.score import values
 
 CORPUS = "data/corpus"
 LIST = Path("data/labels/test_instances.json")
+SCRATCH_LIST = Path("data/labels/test_from_scratch.json")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Known:
     best_s: float = float("inf")  # best of everything ever run
     evaluations: int = 0  # of the longest search behind it
     found_by: str = ""
-    since_s: float = float("inf")  # lowest found since the list was fixed, by `lower`
+    since_s: float = float("inf")  # lowest found since the list was fixed, see `lower`
 
     @property
     def lowest_s(self) -> float:
@@ -127,6 +128,13 @@ def load() -> list[Known]:
         given["instance"] = Instance(**row["instance"])
         found.append(Known(**given))
     return found
+
+
+def from_scratch() -> dict[str, float]:
+    """Seconds of the best placement that was found by training from scratch, by instance."""
+    if not SCRATCH_LIST.exists():
+        return {}
+    return json.loads(SCRATCH_LIST.read_text())["value_s"]
 
 
 def unseen_cluster(kind: int, graph: OpGraph) -> Cluster:

@@ -35,7 +35,6 @@ SCRATCH = FinetuneConfig(
     rate=1e-3, rate_end=1e-4, entropy=1e-3, imitate=0.0, hottest=1.0,
 )  # fmt: skip
 """GDP-one: 12,800 samples of the policy, PPO with advantages normalised in the batch, no more."""
-SCRATCH_LIST = Path("data/labels/test_from_scratch.json")
 OBJECTIVES = ("throughput", "latency")
 MODELS = ("onnx:light_squeezenet", "onnx:light_inception_v2")
 HOT, COLD = 3e-2, 1e-3
@@ -69,22 +68,15 @@ def scratch(count: int) -> None:
     from the last to the first."""
     source, policy = tests.problems(), loaded(None)
     for entry in reversed(spread(hard(tests.load()), count)):
-        kept = from_scratch()
+        kept = tests.from_scratch()
         if entry.instance.key in kept:
             continue
         fresh = Policy(policy.config, init(policy.config, 1))
         found = finetune(source.get(entry.instance), fresh, config=SCRATCH)
         kept[entry.instance.key] = found.value_s
         rows = {"samples": SCRATCH.updates * SCRATCH.samples, "value_s": kept}
-        write_atomic(SCRATCH_LIST, json.dumps(rows, indent=1).encode())
+        write_atomic(tests.SCRATCH_LIST, json.dumps(rows, indent=1).encode())
         click.echo(f"{entry.instance.key}: {found.value_s / entry.best_s:.4f}", err=True)
-
-
-def from_scratch() -> dict[str, float]:
-    """Seconds of the best placement that was found from scratch, by instance."""
-    if not SCRATCH_LIST.exists():
-        return {}
-    return json.loads(SCRATCH_LIST.read_text())["value_s"]
 
 
 @main.command()
@@ -97,7 +89,7 @@ def saved(checkpoint: Path | None) -> None:
     samples = SCRATCH.updates * SCRATCH.samples
     factors: list[float] = []
     ends: list[tuple[float, float]] = []
-    for key, value_s in from_scratch().items():
+    for key, value_s in tests.from_scratch().items():
         entry = known[key]
         problem = source.get(entry.instance)
         short = finetune(problem, policy)

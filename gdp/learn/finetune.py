@@ -80,6 +80,8 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         if self.samples < 3:
             raise ValueError(f"samples must be at least 3, got {self.samples}")
+        if self.evaluations < 1:
+            raise ValueError(f"evaluations must be at least 1, got {self.evaluations}")
         if self.updates < 1:
             raise ValueError(f"updates must be at least 1, got {self.updates}")
         if self.hottest < 1.0:
@@ -135,7 +137,7 @@ def finetune(
         budget -= config.samples + len(RULES)  # no update is cut short, and none exceeds the rest
     phases = [(tuner.update, budget)]
     if simulated and tuner.explorer.can_explore:
-        phases.insert(0, (tuner.explore, config.explore * config.evaluations))
+        phases.insert(0, (tuner.explore, min(config.explore * config.evaluations, budget)))
     for phase, until in phases:
         for at in range(config.updates):
             if judge.evaluations >= until:

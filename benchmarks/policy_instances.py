@@ -36,14 +36,14 @@ class Known:
     instance: Instance
     single_s: float = float("inf")  # best single device
     heuristic_s: float = float("inf")  # best of all heuristics
-    best_s: float = float("inf")  # best of everything ever run
+    best_s: float = float("inf")  # best of everything run before the list was fixed
     evaluations: int = 0  # of the longest search behind it
     found_by: str = ""
     since_s: float = float("inf")  # lowest found since the list was fixed, see `lower`
 
     @property
     def lowest_s(self) -> float:
-        """The best of everything, what was found after training too."""
+        """The best of everything, what was found after training included."""
         return min(self.best_s, self.since_s)
 
     @property
@@ -128,6 +128,29 @@ def load() -> list[Known]:
         given["instance"] = Instance(**row["instance"])
         found.append(Known(**given))
     return found
+
+
+def geomean(ratios: list[float]) -> float:
+    """The geometric mean; nan of nothing."""
+    return float(np.exp(np.mean(np.log(ratios)))) if ratios else float("nan")
+
+
+def hard(known: list[Known]) -> list[Known]:
+    """Instances with a known placement that beats the best single device."""
+    return [entry for entry in known if np.isfinite(entry.best_s) and not entry.is_trivial]
+
+
+def spread(known: list[Known], count: int) -> list[Known]:
+    """`count` instances evenly over the list."""
+    if count >= len(known):
+        return known
+    return [known[int(k)] for k in np.linspace(0, len(known) - 1, count)]
+
+
+def over_lowest(ratios: dict[str, float], known: list[Known]) -> dict[str, float]:
+    """Ratios to the listed values, and to the lowest found since."""
+    factor = geomean([entry.best_s / entry.lowest_s for entry in known])
+    return ratios | {f"{name}, lowest since": mean * factor for name, mean in ratios.items()}
 
 
 def from_scratch() -> dict[str, float]:

@@ -17,7 +17,8 @@ import click
 import numpy as np
 
 from benchmarks import policy_instances as tests
-from benchmarks.policy import CHECKPOINT, geomean, hard, loaded, show, spread, start_of
+from benchmarks.policy import CHECKPOINT, loaded, show, start_of
+from benchmarks.policy_instances import geomean, hard, spread
 from gdp.api import pose
 from gdp.cluster import Cluster
 from gdp.files import write_atomic

@@ -34,7 +34,7 @@ from gdp.learn.ppo import (
     step,
 )
 from gdp.learn.rollout import with_gaps
-from gdp.methods.base import Assignment, Search
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.batching import Batch
 from gdp.policy.compilation import use_cache
@@ -132,7 +132,8 @@ def finetune(
     tuner = _Tuner(problem, policy, config, judge, seed)
     history: list[dict[str, float]] = []
     simulated = reward is None
-    budget = (1.0 - config.search * simulated) * config.evaluations - judge.reserved
+    share = 1.0 - config.search if simulated else 1.0
+    budget = share * config.evaluations - judge.reserved
     if simulated and config.search == 0.0:
         budget -= config.samples + len(RULES)  # no update is cut short, and none exceeds the rest
     phases = [(tuner.update, budget)]
@@ -149,8 +150,11 @@ def finetune(
     best, value_s = judge.confirmed()
     spent = judge.evaluations
     if simulated and config.search > 0.0 and judge.left >= 1:
-        best, value_s, more = _searched(problem, tuned, judge, seed)
-        spent += more
+        start = best if np.isfinite(value_s) else None
+        search = Search(seed=seed, seconds=None, evaluations=judge.left, start=start)
+        answer = guided_search(problem, tuned, search)
+        spent += answer.evaluations
+        best, value_s = _better(problem, answer, best, value_s)
     if np.isfinite(value_s):
         tuned = replace(tuned, placed=keep(problem, best))
     if out is not None:
@@ -158,19 +162,14 @@ def finetune(
     return Finetuned(tuned, best, value_s, spent, history)
 
 
-def _searched(
-    problem: Problem, tuned: Policy, judge: Judge, seed: int
-) -> tuple[Assignment, float, int]:
-    """(best placement, its seconds, evaluations) after a guided search with what is left."""
-    best, value_s = judge.confirmed()
-    start = best if np.isfinite(value_s) else None
-    search = Search(seed=seed, seconds=None, evaluations=judge.left, start=start)
-    answer = guided_search(problem, tuned, search)
-    if answer.assignment is not None:
-        seconds, _ = values(problem, answer.assignment.device[None], answer.assignment.rank)
-        if seconds[0] < value_s:
-            best, value_s = answer.assignment, float(seconds[0])
-    return best, value_s, answer.evaluations
+def _better(
+    problem: Problem, answer: Answer, best: Assignment, value_s: float
+) -> tuple[Assignment, float]:
+    """The answer's placement and its seconds if they are fewer, or what was best."""
+    if answer.assignment is None:
+        return best, value_s
+    seconds, _ = values(problem, answer.assignment.device[None], answer.assignment.rank)
+    return (answer.assignment, float(seconds[0])) if seconds[0] < value_s else (best, value_s)
 
 
 def _save(
@@ -226,7 +225,7 @@ class _Tuner:
         cost_s = self.judge.judge(drawn)
         self.explorer.learn(cost_s)
         self.params = self.explorer.adapted()
-        return self.numbers("explore", at, cost_s, 0.0)
+        return {"explore": float(at), **self.numbers(cost_s)}
 
     def update(self, at: int) -> dict[str, float]:
         """One update: sample, judge, and a few optimiser steps."""
@@ -253,19 +252,15 @@ class _Tuner:
             made = made._replace(
                 taken=jnp.asarray(taken & chosen), surrogate=jnp.asarray(own, jnp.float32)
             )
-        return self.numbers("update", at, cost_s, self.learn(at, batch, made))
+        entropy = self.learn(at, batch, made)
+        return {"update": float(at), **self.numbers(cost_s), "entropy": entropy}
 
-    def numbers(
-        self, phase: Literal["explore", "update"], at: int, cost_s: Float[np.ndarray, "K"],
-        entropy: float,
-    ) -> dict[str, float]:  # fmt: skip
-        """What a log says of one round or update, counted within its phase."""
+    def numbers(self, cost_s: Float[np.ndarray, "K"]) -> dict[str, float]:
+        """What a log says of a round or an update."""
         finite = cost_s[np.isfinite(cost_s)]
         return {
-            phase: float(at),
             "mean_s": float(finite.mean()) if len(finite) else float("inf"),
             "best_s": float(self.judge.best_s),
-            "entropy": entropy,
             "evaluations": float(self.judge.evaluations),
         }
 

@@ -3,9 +3,7 @@
 One JSON object per line, so that files merge and diffs stay readable.
 """
 
-import base64
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from gdp.learn.instances import Instance
 from gdp.methods.base import Answer, Search
 from gdp.policy.decode import canonical, twins
 from gdp.policy.evaluate import assignment, judge
+from gdp.policy.placed import pack, unpack
 from gdp.sim.problem import Problem
 
 
@@ -34,8 +33,7 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def placement(self) -> Int[np.ndarray, "N"]:
         """The device of every op."""
-        packed = zlib.decompress(base64.b64decode(self.device))
-        return np.frombuffer(packed, dtype=np.uint8).astype(np.int64)
+        return unpack(self.device, "u1")
 
 
 class LabelStore:
@@ -75,13 +73,12 @@ class LabelStore:
         if known and (not feasible[0] or cost_s[0] >= known.value_s):
             label = msgspec.structs.replace(known, evaluations=effort)
         else:
-            packed = zlib.compress(device.astype(np.uint8).tobytes(), 9)
             label = Label(
                 instance=instance,
                 digest=_digest(problem),
                 value_s=float(cost_s[0]),
                 evaluations=effort,
-                device=base64.b64encode(packed).decode(),
+                device=pack(device, "u1"),
                 found_by=found_by,
             )
         self._labels[instance.key] = label

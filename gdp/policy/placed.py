@@ -14,6 +14,9 @@ from jaxtyping import Int
 from gdp.methods.base import Assignment
 from gdp.sim.problem import Problem
 
+WIDE = "<i4"
+"""As packed: device numbers and priorities of any graph fit."""
+
 
 class Placed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One placement of one graph; it may serve on another cluster with as many devices."""
@@ -25,16 +28,16 @@ class Placed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def keep(problem: Problem, assignment: Assignment) -> Placed:
     """The assignment as it is written."""
-    rank = None if assignment.rank is None else _pack(assignment.rank)
-    return Placed(problem.graph.digest, _pack(assignment.device), rank)
+    rank = None if assignment.rank is None else pack(assignment.rank, WIDE)
+    return Placed(problem.graph.digest, pack(assignment.device, WIDE), rank)
 
 
 def recalled(placed: Placed | None, problem: Problem) -> Assignment | None:
     """The assignment, if it is of this graph and the problem allows it."""
     if placed is None or placed.digest != problem.graph.digest:
         return None
-    device = _unpack(placed.device)
-    rank = None if placed.rank is None else _unpack(placed.rank)
+    device = unpack(placed.device, WIDE)
+    rank = None if placed.rank is None else unpack(placed.rank, WIDE)
     if len(device) != problem.num_ops or (rank is not None and len(rank) != problem.num_ops):
         return None
     if device.min() < 0 or device.max() >= problem.num_devices:
@@ -47,9 +50,11 @@ def recalled(placed: Placed | None, problem: Problem) -> Assignment | None:
     return Assignment(device, rank)
 
 
-def _pack(row: Int[np.ndarray, "N"]) -> str:
-    return base64.b64encode(zlib.compress(row.astype("<i4").tobytes(), 9)).decode()
+def pack(row: Int[np.ndarray, "N"], kind: str) -> str:
+    """Base64 of zlib of integers of a NumPy type."""
+    return base64.b64encode(zlib.compress(row.astype(kind).tobytes(), 9)).decode()
 
 
-def _unpack(text: str) -> Int[np.ndarray, "N"]:
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<i4").astype(np.int64)
+def unpack(text: str, kind: str) -> Int[np.ndarray, "N"]:
+    """The integers of `pack`."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=kind).astype(np.int64)

@@ -30,7 +30,7 @@ def transformer_step() -> Any:
     import jax.numpy as jnp
     import optax
 
-    from gdp.importers.jaxpr import trace_training_step
+    from gdp.importers.jax.trace import trace_training_step
 
     layers, features, heads, words, batch, steps = 4, 512, 8, 8192, 8, 128
 
@@ -69,11 +69,11 @@ def row(
 ) -> dict[str, Any]:
     """One model on one cluster."""
     from gdp.api import place, pose
-    from gdp.cluster import Cluster
+    from gdp.bounds.best import all_bounds
+    from gdp.cluster.types import Cluster
     from gdp.costs.roofline import roofline
     from gdp.methods.base import Search
-    from gdp.methods.bounds import all_bounds
-    from gdp.sim.problem import Objective
+    from gdp.problem.problem import Objective
 
     machine = Cluster.load(cluster)
     goal: Objective = "throughput" if objective == "throughput" else "latency"

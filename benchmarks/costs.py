@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gdp.cluster import Device
+from gdp.cluster.presets import device_preset
+from gdp.cluster.types import Device
 from gdp.costs.calibrate import HELD_OUT, calibrate, evaluate
 from gdp.costs.calibrate_text import report_text
 from gdp.costs.default import shipped
@@ -24,7 +25,6 @@ from gdp.costs.fit import FitConfig, rows_of
 from gdp.costs.learned import Calibration, kernel_seconds
 from gdp.costs.profile import Profile, ProfiledModel, load_profile
 from gdp.costs.transfer import adapt, datasheet_transfer, fit_transfer, most_telling
-from gdp.presets import device_preset
 
 SINGLE = ("synthetic_ops", "synthetic_image_ops")
 """Families that are single operators: what is worth measuring on a new device."""

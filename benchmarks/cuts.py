@@ -16,18 +16,18 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from gdp.cluster import Cluster
+from gdp.cluster.types import Cluster
 from gdp.costs.default import resolve_costs
 from gdp.costs.learned import LearnedCosts
-from gdp.fuse import fuse, group_seconds
-from gdp.graph import OpGraph
+from gdp.graph.fuse import fuse, group_seconds
+from gdp.graph.op_graph import OpGraph
 from gdp.models import load
-from gdp.runtime.onnxruntime import prepare
-from gdp.runtime.ort_pipeline import Pipeline
-from gdp.runtime.ort_sessions import core_of_device
-from gdp.runtime.ort_source import Source, load_source, randomised
-from gdp.runtime.ort_stages import Prediction, make_plan
-from gdp.sim.problem import make_problem
+from gdp.problem.problem import make_problem
+from gdp.runtime.ort.pipeline import Pipeline
+from gdp.runtime.ort.run import prepare
+from gdp.runtime.ort.sessions import core_of_device
+from gdp.runtime.ort.source import Source, load_source, randomised
+from gdp.runtime.ort.stages import Prediction, make_plan
 from gdp.sim.segments import segment_values, segments
 
 

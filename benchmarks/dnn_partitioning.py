@@ -8,7 +8,7 @@ FOLDER is a clone of the authors' repository (msr-fiddle/dnn-partitioning), or a
 max-load; those under `latency` for their single-sample latency too. A reference file (JSON, by
 default FOLDER/reference.json where there is one) states the authors' values in ms and seconds.
 
-Each solution is valued by `gdp.sim.max_load` or `gdp.sim.block_latency`, which follow the authors'
+Each solution is valued by `gdp.sim.host_load` or `gdp.sim.block_latency`, which follow the authors'
 programs exactly. Each runs in a process of its own, warm: what compilation took is printed apart,
 and MB is the peak of the whole process, with in brackets what the solution added. `gap` is (value -
 bound) / value with a bound on all placements, contiguous or not; "contiguous optimum" in the last
@@ -67,7 +67,7 @@ def solve(path: str, objective: str, method: str, seconds: float, seed: int) -> 
     from gdp.importers.dnn_partitioning import load_dnn_partitioning
     from gdp.methods.base import Search
     from gdp.methods.table import METHODS as table
-    from gdp.sim import block_latency, max_load
+    from gdp.sim import block_latency, host_load
 
     started_s = time.perf_counter()
     kind = "max_load" if objective == "max_load" else "block_latency"
@@ -88,7 +88,7 @@ def solve(path: str, objective: str, method: str, seconds: float, seed: int) -> 
     if answer.assignment is not None:
         device, rank = answer.assignment.device, answer.assignment.rank
         if kind == "max_load":
-            value_s, overflow = max_load.values(problem, device[None])
+            value_s, overflow = host_load.values(problem, device[None])
         else:
             value_s, overflow = block_latency.values(problem, device[None], rank)
         if overflow[0] or not problem.allowed[range(problem.num_ops), device].all():
@@ -103,10 +103,10 @@ def _warm(method: Any, judge: Any, objective: Any) -> None:
     """Compile, by solving two chains of three ops."""
     import numpy as np
 
-    from gdp.cluster import Device, make_cluster
-    from gdp.graph import make_graph
+    from gdp.cluster.types import Device, make_cluster
+    from gdp.graph.op_graph import make_graph
     from gdp.methods.base import Search
-    from gdp.sim.problem import make_problem
+    from gdp.problem.problem import make_problem
 
     graph = make_graph(
         "warm", [f"o{i}" for i in range(6)], ["X"] * 6, [(i, 1) for i in range(6)],

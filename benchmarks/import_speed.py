@@ -31,7 +31,7 @@ _ONE = helper.make_tensor("one", TensorProto.INT64, [1], [1])
 _IMPORT = """
 import json, resource, sys, time
 start, used = time.perf_counter(), time.process_time()
-from gdp.importers.onnx import load_onnx_model
+from gdp.importers.onnx.model import load_onnx_model
 found = load_onnx_model(sys.argv[1], {"batch": 1, "seq": 512})
 seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - used
 inspection = found.inspection
@@ -217,7 +217,7 @@ def help_seconds(repeats: int = 5) -> float | None:
     for _ in range(repeats):
         start = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "gdp.cli", "--help"], capture_output=True, check=False
+            [sys.executable, "-m", "gdp.cli.main", "--help"], capture_output=True, check=False
         )
         if done.returncode:
             return None

@@ -29,14 +29,14 @@ import numpy as np
 
 from benchmarks import policy_instances as tests
 from benchmarks.policy_instances import Known, geomean, hard, over_lowest, spread
-from gdp.cluster import Cluster
+from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
 from gdp.learn.finetune import FinetuneConfig, finetune
 from gdp.learn.instances import Instance, limit_memory, make, random_graph
 from gdp.learn.instances import draw as draw_instance
 from gdp.learn.validate import MISFIT
 from gdp.methods.base import Assignment, Search
-from gdp.methods.local_search import local_search
+from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import incumbents
 from gdp.policy.evaluate import rate
 from gdp.policy.guided import SHARE, guided_search
@@ -44,7 +44,7 @@ from gdp.policy.method import place_with_policy
 from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.policy.propose import propose
 from gdp.policy.repair import move_until_fits
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 SEEDS = (0, 1, 2)
 SAMPLES = 16

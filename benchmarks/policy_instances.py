@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gdp.cluster import Cluster, Device, make_cluster
-from gdp.graph import OpGraph
+from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.graph.op_graph import OpGraph
 from gdp.learn.instances import Instance, draw, limit_memory
 from gdp.learn.problems import Problems, load_problems
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.local_search import local_search
 from gdp.methods.portfolio import HEURISTICS
+from gdp.methods.search.local_search import local_search
 from gdp.placement import write_atomic
 from gdp.policy.evaluate import judge
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 from gdp.sim.score import values
 
 CORPUS = "data/corpus"

@@ -20,16 +20,16 @@ from benchmarks import policy_instances as tests
 from benchmarks.policy import CHECKPOINT, loaded, show, start_of
 from benchmarks.policy_instances import geomean, hard, spread
 from gdp.api import pose
-from gdp.cluster import Cluster
+from gdp.cluster.types import Cluster
 from gdp.files import write_atomic
 from gdp.learn.finalists import FINALISTS, confirm, turns_of
 from gdp.learn.finetune import FinetuneConfig, finetune
 from gdp.measured import MeasuredReward
 from gdp.methods.base import Assignment
 from gdp.models import load
-from gdp.policy.network import init
+from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 SCRATCH = FinetuneConfig(
     updates=800, evaluations=1_000_000, samples=16, explore=0.0, search=0.0, freedom="all",

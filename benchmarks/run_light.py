@@ -17,24 +17,24 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp import api
-from gdp.cluster import Cluster
+from gdp.cluster.presets import cluster_preset
+from gdp.cluster.types import Cluster
 from gdp.costs.base import CostModel
 from gdp.costs.roofline import roofline
 from gdp.errors import GdpError
-from gdp.fuse import fuse
-from gdp.graph import OpGraph
-from gdp.importers.onnx import load_onnx
+from gdp.graph.fuse import fuse
+from gdp.graph.op_graph import OpGraph
+from gdp.importers.onnx.model import load_onnx
 from gdp.methods.base import Search
-from gdp.presets import cluster_preset
-from gdp.runtime.onnxruntime import run_onnx
-from gdp.runtime.ort_compare import make_inputs, reference_values
-from gdp.runtime.ort_measure import Contender, measure
-from gdp.runtime.ort_pipeline import Pipeline, make_slot
-from gdp.runtime.ort_report import RunReport
-from gdp.runtime.ort_sessions import core_of_device
-from gdp.runtime.ort_source import load_source, randomised
-from gdp.runtime.ort_stages import Prediction, make_plan, whole_stage
-from gdp.sim.problem import Objective
+from gdp.problem.problem import Objective
+from gdp.runtime.ort.compare import make_inputs, reference_values
+from gdp.runtime.ort.measure import Contender, measure
+from gdp.runtime.ort.pipeline import Pipeline, make_slot
+from gdp.runtime.ort.run import run_onnx
+from gdp.runtime.ort.sessions import core_of_device
+from gdp.runtime.ort.source import load_source, randomised
+from gdp.runtime.ort.stages import Prediction, make_plan, whole_stage
+from gdp.runtime.report import RunReport
 
 LIGHT = (
     "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet",
@@ -243,7 +243,7 @@ def latency(cluster: Cluster, rows: Sequence[OneCore], seconds: float) -> None:
 
 
 def overheads(cluster: Cluster) -> None:
-    from gdp.runtime.profiler_overheads import measure_overheads
+    from gdp.runtime.profile.overheads import measure_overheads
 
     found = measure_overheads(*core_of_device(cluster)[:2])
     for field, seconds in (("per segment", found.session_s), ("per hand-over", found.handover_s)):

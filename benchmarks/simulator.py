@@ -20,11 +20,11 @@ import click
 import numba
 import numpy as np
 
-from gdp.cluster import Device, make_cluster
-from gdp.graph import make_graph
+from gdp.cluster.types import Device, make_cluster
+from gdp.graph.op_graph import make_graph
+from gdp.problem.problem import Problem, make_problem
 from gdp.sim.engine import arrays, workspace
-from gdp.sim.engine_kernels import run_events
-from gdp.sim.problem import Problem, make_problem
+from gdp.sim.kernels.engine import run_events
 
 DEVICES = 4
 REACH = 100  # ops before an op that it may read

@@ -29,24 +29,24 @@ from jaxtyping import Float, Int
 
 from benchmarks.validate_report import report
 from gdp import api
-from gdp.cluster import Cluster
+from gdp.cluster.types import Cluster
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.profile import load_profile
 from gdp.costs.roofline import roofline
 from gdp.errors import GdpError
-from gdp.fuse import fuse, group_seconds
-from gdp.graph import OpGraph
+from gdp.graph.fuse import fuse, group_seconds
+from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import load
+from gdp.problem.problem import make_problem
 from gdp.resources import data_path
-from gdp.runtime.onnxruntime import prepare
-from gdp.runtime.ort_pipeline import Pipeline, Trace
-from gdp.runtime.ort_sessions import core_of_device
-from gdp.runtime.ort_source import Source, load_source, randomised
-from gdp.runtime.ort_stages import Plan, Prediction, make_plan
-from gdp.sim.problem import make_problem
+from gdp.runtime.ort.pipeline import Pipeline, Trace
+from gdp.runtime.ort.run import prepare
+from gdp.runtime.ort.sessions import core_of_device
+from gdp.runtime.ort.source import Source, load_source, randomised
+from gdp.runtime.ort.stages import Plan, Prediction, make_plan
 from gdp.sim.segments import segment_values, segments
 
 LOG = logging.getLogger(__name__)

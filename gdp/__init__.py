@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from gdp.api import compare as compare
     from gdp.api import place as place
     from gdp.api import simulate as simulate
-    from gdp.cluster import Cluster as Cluster
-    from gdp.cluster import Device as Device
-    from gdp.cluster import Link as Link
-    from gdp.cluster import make_cluster as make_cluster
+    from gdp.cluster.types import Cluster as Cluster
+    from gdp.cluster.types import Device as Device
+    from gdp.cluster.types import Link as Link
+    from gdp.cluster.types import make_cluster as make_cluster
     from gdp.constraints import Constraints as Constraints
     from gdp.constraints import Pin as Pin
     from gdp.errors import ClusterError as ClusterError
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gdp.errors import PlacementError as PlacementError
     from gdp.execute import export as export
     from gdp.execute import run as run
-    from gdp.graph import OpGraph as OpGraph
-    from gdp.importers.jaxpr import trace as trace
+    from gdp.graph.op_graph import OpGraph as OpGraph
+    from gdp.importers.jax.trace import trace as trace
     from gdp.learn.finetune import finetune as finetune
     from gdp.methods.base import Search as Search
     from gdp.models import load as load
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from gdp.result import Result as Result
 
 _WHERE = {
-    "Cluster": "gdp.cluster",
+    "Cluster": "gdp.cluster.types",
     "ClusterError": "gdp.errors",
     "Constraints": "gdp.constraints",
-    "Device": "gdp.cluster",
+    "Device": "gdp.cluster.types",
     "GdpError": "gdp.errors",
     "InfeasibleError": "gdp.errors",
-    "Link": "gdp.cluster",
+    "Link": "gdp.cluster.types",
     "ModelError": "gdp.errors",
-    "OpGraph": "gdp.graph",
+    "OpGraph": "gdp.graph.op_graph",
     "Pin": "gdp.constraints",
     "Placement": "gdp.placement",
     "PlacementError": "gdp.errors",
@@ -57,12 +57,12 @@ _WHERE = {
     "finetune": "gdp.learn.finetune",
     "load": "gdp.models",
     "load_placement": "gdp.placement",
-    "make_cluster": "gdp.cluster",
+    "make_cluster": "gdp.cluster.types",
     "place": "gdp.api",
     "run": "gdp.execute",
     "save_placement": "gdp.placement",
     "simulate": "gdp.api",
-    "trace": "gdp.importers.jaxpr",
+    "trace": "gdp.importers.jax.trace",
 }
 __all__ = sorted(_WHERE)
 

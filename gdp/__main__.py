@@ -1,5 +1,5 @@
 """`python -m gdp` is the `gdp` program."""
 
-from gdp.cli import main
+from gdp.cli.main import main
 
 main()

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.cluster import Cluster
+from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError, MissingExtraError
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.placement import Placement, make_placement, require
+from gdp.problem.problem import Objective, Problem, make_problem
 from gdp.result import Candidate, Result
 from gdp.sim.latency import Schedule
-from gdp.sim.problem import Objective, Problem, make_problem
 from gdp.sim.score import Score
 
 LOG = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def pose(
     constraints leave an op, or ops that must share a device, no device.
     """
     from gdp.costs.default import resolve_costs
-    from gdp.fuse import fuse, group_seconds
+    from gdp.graph.fuse import fuse, group_seconds
 
     constraints = constraints or Constraints()
     allowed = allowed_mask(constraints, graph, cluster)
@@ -96,7 +96,7 @@ def _tensor_s(
     """Seconds to host memory, for the objectives in which devices meet there."""
     if objective in ("latency", "throughput"):
         return None
-    from gdp.sim.max_load import host_transfer_s
+    from gdp.sim.host_load import host_transfer_s
 
     return host_transfer_s(graph, cluster)
 
@@ -223,8 +223,8 @@ def _result(
 
 
 def _bound(problem: Problem, answer: Answer, search: Search, found_s: float) -> tuple[float, str]:
-    """The better of the method's own bound and those of `gdp.methods.bounds`."""
-    from gdp.methods.bounds import best_bound
+    """The better of the method's own bound and those of `gdp.bounds.best`."""
+    from gdp.bounds.best import best_bound
 
     seconds = None if search.seconds is None else search.seconds * BOUND_SHARE
     bound = best_bound(problem, seconds, found_s=found_s)

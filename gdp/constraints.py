@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int
 
-from gdp.cluster import Cluster
+from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

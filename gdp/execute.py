@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdp import api
-from gdp.cluster import Cluster
+from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ModelError
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import PYTHON_PREFIX, is_onnx, load, python_model
 from gdp.placement import Placement, require
-from gdp.sim.problem import Objective
+from gdp.problem.problem import Objective
 
 if TYPE_CHECKING:
-    from gdp.importers.jaxpr_model import JaxModel
+    from gdp.importers.jax.model import JaxModel
 
 
 def run(
@@ -45,7 +45,7 @@ def run(
     require(placement, graph, cluster)
     posed, device, _ = api.posed_placement(graph, placement, cluster, objective, costs=costs)
     if is_onnx(model):
-        from gdp.runtime.onnxruntime import run_onnx
+        from gdp.runtime.ort.run import run_onnx
 
         report = run_onnx(
             model, graph, cluster, placement.device,
@@ -54,7 +54,7 @@ def run(
         )  # fmt: skip
         return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
     if model.startswith(PYTHON_PREFIX):
-        from gdp.runtime.jax import run_jax
+        from gdp.runtime.jax.run import run_jax
 
         report = run_jax(
             _function(model), graph, cluster, placement.device,
@@ -97,7 +97,7 @@ def _function(model: str) -> "JaxModel":
 
 def _named(placement: Placement) -> Cluster:
     """A cluster with the placement's device names: exporters need no speeds."""
-    from gdp.cluster import Device, make_cluster
+    from gdp.cluster.types import Device, make_cluster
 
     devices = [Device(name, name, {"default": 1.0}, 1.0) for name in placement.device_names]
     return make_cluster("placement", devices)
@@ -107,7 +107,7 @@ def _onnxruntime(
     model: str, graph: OpGraph, placement: Placement, output: Path, dims: Mapping[str, int]
 ) -> list[Path]:
     from gdp.exporters.onnxruntime import export_onnxruntime
-    from gdp.runtime.ort_source import load_source
+    from gdp.runtime.ort.source import load_source
 
     del dims
     _require_onnx(model, "onnxruntime")
@@ -119,7 +119,7 @@ def _onnx(
     model: str, graph: OpGraph, placement: Placement, output: Path, dims: Mapping[str, int]
 ) -> list[Path]:
     from gdp.exporters.onnx_devices import export_onnx_devices
-    from gdp.importers.onnx import prepare
+    from gdp.importers.onnx.model import prepare
 
     _require_onnx(model, "onnx")
     return export_onnx_devices(prepare(model, dims), graph, placement, output)

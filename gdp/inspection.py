@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gdp.api import with_dims
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 from gdp.models import PYTHON_PREFIX, is_onnx, load, python_model
 
 
@@ -16,7 +16,7 @@ def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) ->
     estimated: list[str] = []
     assumptions: list[str] = []
     if is_onnx(model):
-        from gdp.importers.onnx import inspect_onnx, load_onnx
+        from gdp.importers.onnx.model import inspect_onnx, load_onnx
 
         # An op that placing would refuse is listed here instead.
         inspection = inspect_onnx(model, with_dims(dims), unknown="estimate")

@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import Float
 
 from gdp import api
-from gdp.cluster import Cluster
-from gdp.graph import OpGraph
+from gdp.cluster.types import Cluster
+from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Assignment
-from gdp.runtime.ort_pipeline import Pipeline
+from gdp.runtime.ort.pipeline import Pipeline
 
 SECONDS = 0.5  # of running, at least
 WARM_UP = 2  # samples before the clock counts
@@ -32,8 +32,8 @@ class MeasuredReward:
         seconds: float = SECONDS,
         seed: int = 0,
     ) -> None:
-        from gdp.runtime.ort_sessions import core_of_device
-        from gdp.runtime.ort_source import load_source, randomised
+        from gdp.runtime.ort.sessions import core_of_device
+        from gdp.runtime.ort.source import load_source, randomised
 
         if not seconds > 0:
             raise ValueError(f"seconds must be positive, got {seconds}")
@@ -44,8 +44,8 @@ class MeasuredReward:
 
     def __call__(self, assignment: Assignment) -> float:
         """Seconds of a sample alone (median), or per sample of the full pipeline."""
-        from gdp.runtime.onnxruntime import prepare
-        from gdp.runtime.ort_stages import Prediction, make_plan
+        from gdp.runtime.ort.run import prepare
+        from gdp.runtime.ort.stages import Prediction, make_plan
 
         problem = self.posed.problem
         predict = Prediction(problem, assignment.device, self.posed.group_of)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdp.errors import ModelError
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
-    from gdp.importers.jaxpr_model import JaxModel
+    from gdp.importers.jax.model import JaxModel
 
 ONNX_PREFIX, PYTHON_PREFIX = "onnx:", "python:"
 GRAPH_SUFFIXES = (".json", ".json.gz", ".gdpgraph")
@@ -43,11 +43,11 @@ def load(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) ->
     if text.startswith(PYTHON_PREFIX):
         return _load_python(text)
     if is_onnx(spec):
-        from gdp.importers.onnx import load_onnx
+        from gdp.importers.onnx.model import load_onnx
 
         return load_onnx(text, dict(dims or {}))
     if text.endswith(GRAPH_SUFFIXES):
-        from gdp.graph_file import load_graph
+        from gdp.graph.file import load_graph
 
         return load_graph(Path(text))
     if not Path(text).exists():
@@ -56,7 +56,7 @@ def load(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) ->
             f"({', '.join(GRAPH_SUFFIXES)}) or python:package.module:function"
         )
     # A file without a telling suffix: most exporters write ONNX.
-    from gdp.importers.onnx import load_onnx
+    from gdp.importers.onnx.model import load_onnx
 
     return load_onnx(text, dict(dims or {}))
 
@@ -84,7 +84,7 @@ def python_model(spec: str) -> "JaxModel | OpGraph":
     made = python_function(spec)
     if isinstance(made, OpGraph):
         return made
-    from gdp.importers.jaxpr_model import jax_model
+    from gdp.importers.jax.model import jax_model
 
     return jax_model(made, spec)
 
@@ -93,7 +93,7 @@ def _load_python(spec: str) -> OpGraph:
     made = python_model(spec)
     if isinstance(made, OpGraph):
         return made
-    from gdp.importers.jaxpr import report
+    from gdp.importers.jax.trace import report
 
     found = made.trace()
     report(found)

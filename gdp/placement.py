@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 from jaxtyping import Int
 
-from gdp.cluster import Cluster
+from gdp.cluster.types import Cluster
 from gdp.errors import PlacementError
 from gdp.files import write_atomic
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 
 SCHEMA = 1
 

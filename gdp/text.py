@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from gdp.cluster import UNLIMITED_BYTES, Cluster
-from gdp.graph import OpGraph
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster
+from gdp.graph.op_graph import OpGraph
 from gdp.result import Result
 from gdp.units import format_bytes, format_seconds
 

@@ -19,8 +19,8 @@ from gdp.methods.base import Method
 
 def quick_methods() -> tuple[dict[str, Method], Method]:
     """(heuristics that the search starts from the best of, local search)."""
-    from gdp.methods.local_search import local_search
     from gdp.methods.portfolio import HEURISTICS
+    from gdp.methods.search.local_search import local_search
 
     return dict(HEURISTICS), local_search
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Int
 
-from gdp.cluster import UNLIMITED_BYTES, Device, make_cluster
-from gdp.graph import make_graph
-from gdp.sim.problem import Objective, Problem, make_problem
+from gdp.cluster.types import UNLIMITED_BYTES, Device, make_cluster
+from gdp.graph.op_graph import make_graph
+from gdp.problem.problem import Objective, Problem, make_problem
 
 
 def load_problem(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gdp.graph import make_graph
+from gdp.graph.op_graph import make_graph
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

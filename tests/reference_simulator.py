@@ -7,8 +7,8 @@ every op, every transfer and every device anew. O(instants * (N + E)).
 import math
 from dataclasses import dataclass, field
 
-from gdp.graph import INPUT, OUTPUT
-from gdp.sim.problem import Problem
+from gdp.graph.op_graph import INPUT, OUTPUT
+from gdp.problem.problem import Problem
 
 
 @dataclass

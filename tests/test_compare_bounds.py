@@ -2,7 +2,7 @@
 
 import gdp
 from gdp.costs.roofline import roofline
-from gdp.graph import INPUT, OUTPUT, make_graph
+from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.result import Result
 from gdp.text import compare_text
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp.cluster import Cluster
+from gdp.cluster.presets import cluster_preset
+from gdp.cluster.types import Cluster
 from gdp.constraints import (
     Constraints,
     Pin,
@@ -15,8 +16,7 @@ from gdp.constraints import (
     together_ids,
 )
 from gdp.errors import InfeasibleError
-from gdp.graph import INPUT, OpGraph, make_graph
-from gdp.presets import cluster_preset
+from gdp.graph.op_graph import INPUT, OpGraph, make_graph
 
 
 def chain() -> OpGraph:

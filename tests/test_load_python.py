@@ -3,7 +3,7 @@
 import pytest
 
 from gdp.errors import ModelError
-from gdp.graph import INPUT
+from gdp.graph.op_graph import INPUT
 from gdp.inspection import inspect_model
 from gdp.models import load
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gdp.cluster.presets import cluster_preset
 from gdp.errors import PlacementError
-from gdp.graph import OpGraph, make_graph
+from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.placement import load_placement, make_placement, require, save_placement
-from gdp.presets import cluster_preset
 
 
 def pair(size: int = 4, second: str = "b") -> OpGraph:

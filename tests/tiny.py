@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gdp.cluster import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
-from gdp.graph import INPUT, OUTPUT, OpGraph, make_graph
-from gdp.sim.problem import Objective, Problem, make_problem
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.problem.problem import Objective, Problem, make_problem
 
 
 def cpu(name: str, **fields) -> Device:

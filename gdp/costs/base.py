@@ -5,8 +5,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float
 
-from gdp.cluster import Cluster
-from gdp.graph import OpGraph
+from gdp.cluster.types import Cluster
+from gdp.graph.op_graph import OpGraph
 
 
 @runtime_checkable

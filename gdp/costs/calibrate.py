@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from gdp.cluster import Device
+from gdp.cluster.types import Device
 from gdp.costs.features import KernelFeatures, kernel_features
 from gdp.costs.fit import FitConfig, fit, rows_of
 from gdp.costs.kernels import components, learn_fusions

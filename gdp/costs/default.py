@@ -3,7 +3,7 @@
 import functools
 from pathlib import Path
 
-from gdp.cluster import Cluster
+from gdp.cluster.types import Cluster
 from gdp.costs.base import CostModel
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import Calibration, LearnedCosts

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.costs.profile import ProfiledModel
-from gdp.graph import INPUT, OUTPUT, OpGraph
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 
 ALIAS = {"Sum": "Add"}
 """Types that runtimes treat alike."""

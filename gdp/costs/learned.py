@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.cluster import Cluster, Device
+from gdp.cluster.types import Cluster, Device
 from gdp.costs.base import can_run
 from gdp.costs.features import (
     BYTES_PER_S,
@@ -26,7 +26,7 @@ from gdp.costs.features import (
 from gdp.costs.kernels import FusionTable, kernel_groups
 from gdp.costs.profile import DeviceRecord
 from gdp.costs.roofline import roofline
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 
 UNSEEN_LOG_STD = 1.0
 """Of kernel types without measurements: a roofline is within a factor of e two times in three."""

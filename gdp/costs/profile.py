@@ -16,8 +16,8 @@ import msgspec
 
 from gdp.errors import GdpError
 from gdp.files import write_atomic
-from gdp.graph import OpGraph
-from gdp.graph_file import decode_graph, encode_graph
+from gdp.graph.file import decode_graph, encode_graph
+from gdp.graph.op_graph import OpGraph
 
 SCHEMA = 1
 STATISTIC = "smallest over rounds of the mean of the fastest quarter of a round's runs"
@@ -68,7 +68,7 @@ class Overheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DeviceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was measured on, as far as times depend on it."""
 
-    kind: str  # of gdp.cluster.Device
+    kind: str  # of gdp.cluster.types.Device
     model: str  # the processor's or accelerator's name
     features: tuple[str, ...] = ()  # what kernels are chosen by, such as "avx2"
 

@@ -3,9 +3,9 @@
 import numpy as np
 from jaxtyping import Float
 
-from gdp.cluster import Cluster
+from gdp.cluster.types import Cluster
 from gdp.costs.base import can_run
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 
 
 def roofline(graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:

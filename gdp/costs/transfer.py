@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 
-from gdp.cluster import Device
+from gdp.cluster.types import Device
 from gdp.costs.features import KernelFeatures, shares, transfer_design
 from gdp.costs.learned import Calibration
 from gdp.costs.profile import DeviceRecord

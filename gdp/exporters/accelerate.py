@@ -8,7 +8,7 @@ import numpy as np
 
 from gdp.errors import PlacementError
 from gdp.files import write_atomic
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 
 

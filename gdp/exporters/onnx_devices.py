@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdp.errors import PlacementError
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segments
 

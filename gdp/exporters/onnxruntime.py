@@ -16,7 +16,7 @@ from jaxtyping import Int
 
 from gdp.errors import ModelError, PlacementError
 from gdp.exporters.ort_cut import Cut, Piece, cut_model
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segment_values, segments
 

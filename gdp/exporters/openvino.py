@@ -6,7 +6,7 @@ import msgspec
 
 from gdp.errors import PlacementError
 from gdp.files import write_atomic
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segments
 

@@ -12,7 +12,7 @@ import onnx
 from jaxtyping import Int
 
 from gdp.errors import ModelError
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 
 MIN_IR_VERSION = 4
 """From IR 4 on an initialiser need not be an input as well."""

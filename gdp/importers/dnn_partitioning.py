@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.cluster import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.errors import ModelError, PlacementError
 from gdp.files import write_atomic
-from gdp.graph import OpGraph, make_graph
-from gdp.sim.problem import Objective, Problem, make_problem
+from gdp.graph.op_graph import OpGraph, make_graph
+from gdp.problem.problem import Objective, Problem, make_problem
 
 _log = logging.getLogger(__name__)
 

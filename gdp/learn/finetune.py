@@ -36,16 +36,16 @@ from gdp.learn.ppo import (
 from gdp.learn.rollout import with_gaps
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
-from gdp.policy.batching import Batch
 from gdp.policy.compilation import use_cache
 from gdp.policy.decode import DecodeProblem, Head, Rollout, decode
 from gdp.policy.guided import guided_search
-from gdp.policy.network import Params
+from gdp.policy.model.network import Params
 from gdp.policy.placed import keep
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
 from gdp.policy.priorities import RULES, rules_of
 from gdp.policy.repair import fitting_greedy
-from gdp.sim.problem import Problem
+from gdp.policy.view.batching import Batch
+from gdp.problem.problem import Problem
 from gdp.sim.score import values
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from jaxtyping import Int
 from gdp.learn.ppo import Rows, rows
 from gdp.learn.rollout import follow
 from gdp.policy.advice import Advice
-from gdp.policy.batching import Batch
 from gdp.policy.policy import Policy
-from gdp.sim.problem import Problem
+from gdp.policy.view.batching import Batch
+from gdp.problem.problem import Problem
 
 
 @dataclass(frozen=True)

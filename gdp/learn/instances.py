@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.cluster import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.costs.roofline import roofline
-from gdp.graph import INPUT, OUTPUT, OpGraph, make_graph
-from gdp.sim.problem import Problem, make_problem
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.problem.problem import Problem, make_problem
 
 LINK_SPEEDS = {"ethernet": 3e9, "pcie3": 12e9, "pcie4": 25e9, "pcie5": 50e9, "nvlink": 200e9}
 """Typical bytes per second one way."""

@@ -12,7 +12,7 @@ from gdp.learn.finalists import FINALISTS, confirm, turns_of
 from gdp.methods.base import Assignment
 from gdp.policy.evaluate import Rated, best_row, cost, rate
 from gdp.policy.priorities import RULES, Rule, rank_under, rules_of
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 Reward = Callable[[Assignment], float]
 """Seconds of one placement, however they are found; inf where it does not run."""

@@ -18,7 +18,7 @@ from gdp.methods.base import Answer, Search
 from gdp.policy.decode import canonical, twins
 from gdp.policy.evaluate import assignment, judge
 from gdp.policy.placed import pack, unpack
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 
 class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

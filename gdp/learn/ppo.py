@@ -14,9 +14,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from gdp.policy.batching import Batch
 from gdp.policy.decode import Rollout
-from gdp.policy.network import NetworkConfig, Params, apply, score
+from gdp.policy.model.network import NetworkConfig, Params, apply, score
+from gdp.policy.view.batching import Batch
 
 Advantage = Literal["normalised", "published"]
 """normalised: by mean and deviation of the batch. published: minus the mean of the past."""

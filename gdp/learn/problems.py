@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gdp.errors import GdpError
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 from gdp.learn.instances import Instance, make, random_graph
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 KEPT = 1500
 """Problems kept in memory, the least recently used leave first."""
@@ -46,8 +46,8 @@ class Problems:
 
 @functools.lru_cache(maxsize=512)
 def _load(path: str) -> OpGraph:
-    from gdp.fuse import fuse
-    from gdp.graph_file import load_graph
+    from gdp.graph.file import load_graph
+    from gdp.graph.fuse import fuse
 
     # What is placed is what runtimes fuse, as in `gdp.place`.
     return fuse(load_graph(path)).graph

@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.policy.advice import Advice, advice, with_incumbent
-from gdp.policy.batching import Batch
 from gdp.policy.decode import Head, Rollout, decode
 from gdp.policy.evaluate import judge
 from gdp.policy.gaps import gap
-from gdp.policy.network import NUM_PAIR_FEATURES
+from gdp.policy.model.network import NUM_PAIR_FEATURES
 from gdp.policy.policy import Policy
-from gdp.sim.problem import Problem
+from gdp.policy.view.batching import Batch
+from gdp.problem.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)

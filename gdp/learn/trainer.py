@@ -29,9 +29,9 @@ from gdp.learn.problems import Problems
 from gdp.learn.recipe import Recipe
 from gdp.learn.rollout import Episode, advance, sample
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
-from gdp.policy.network import Params
+from gdp.policy.model.network import Params
 from gdp.policy.policy import Policy
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 
 class TrainState(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)

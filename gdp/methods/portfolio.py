@@ -9,14 +9,14 @@ import numpy as np
 
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Clock, Method, Search
-from gdp.methods.blocks import blocks
-from gdp.methods.feasible import Scored, compile_once, unsupported
-from gdp.methods.list_schedule import etf, heft
-from gdp.methods.local_search import as_answer, improve, local_search, share_of
-from gdp.methods.metis import metis
+from gdp.methods.heuristics.blocks import blocks
+from gdp.methods.heuristics.list_schedule import etf, heft
+from gdp.methods.heuristics.metis import metis
+from gdp.methods.heuristics.simple import round_robin, single
 from gdp.methods.recall import remember
-from gdp.methods.simple import round_robin, single
-from gdp.sim.problem import Problem
+from gdp.methods.scoring import Scored, compile_once, unsupported
+from gdp.methods.search.local_search import as_answer, improve, local_search, share_of
+from gdp.problem.problem import Problem
 
 LOG = logging.getLogger(__name__)
 

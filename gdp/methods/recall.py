@@ -3,7 +3,7 @@
 import weakref
 
 from gdp.methods.base import Answer
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 _ANSWERS: weakref.WeakKeyDictionary[Problem, dict[str, Answer]] = weakref.WeakKeyDictionary()
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.arrays import arrays_of
 from gdp.methods.base import Assignment, Clock
-from gdp.methods.feasible import Scored, best_of, expand
-from gdp.methods.list_schedule import upward_rank
-from gdp.sim.problem import Problem
+from gdp.methods.heuristics.list_schedule import upward_rank
+from gdp.methods.scoring import Scored, best_of, expand
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem
 
 # Rounds of shedding and packing; each simulates a few placements.
 _ROUNDS = 12
@@ -35,7 +35,7 @@ def repair(problem: Problem, start: Scored, clock: Clock, seed: int) -> Scored:
                 best = found
             if best.overflow_bytes == 0 or clock.is_over():
                 return Scored(best.assignment, best.overflow_bytes, best.value_s, count)
-    from gdp.methods.local_search import anneal_to_fit
+    from gdp.methods.search.local_search import anneal_to_fit
 
     found = anneal_to_fit(problem, best.assignment, clock, seed, _ANNEALED)
     if found.key < best.key:

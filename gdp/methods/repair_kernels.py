@@ -1,11 +1,11 @@
-"""Numba kernels that pack groups onto devices by bytes. Axes as in `gdp.methods.arrays`."""
+"""Numba kernels that pack groups onto devices by bytes. Axes as in `gdp.problem.arrays`."""
 
 from typing import no_type_check
 
 import numba
 import numpy as np
 
-from gdp.sim.kernel import BARE, INNER, INNER_INLINE
+from gdp.kernel import BARE, INNER, INNER_INLINE
 
 
 @numba.njit(**INNER_INLINE)

@@ -1,11 +1,11 @@
 """Every method by its command-line name. `gdp.api` adds the trained policy."""
 
 from gdp.methods.base import Method
-from gdp.methods.exact import exact
-from gdp.methods.local_search import local_search
-from gdp.methods.mip import mip
-from gdp.methods.pipeline_dp import pipeline_dp
+from gdp.methods.exact.method import exact
+from gdp.methods.exact.mip import mip
+from gdp.methods.pipeline.method import pipeline_dp
 from gdp.methods.portfolio import HEURISTICS, auto
+from gdp.methods.search.local_search import local_search
 
 METHODS: dict[str, Method] = {
     **dict(HEURISTICS),

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Search
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 ADVISERS = ("single", "blocks", "heft", "etf", "metis")
 """Methods that advise, by name; rows 1 to 5 of the advice. Without pymetis the best of the others
@@ -99,7 +99,7 @@ def _pipeline(problem: Problem) -> Int[np.ndarray, "N"] | None:
     """The pipeline whose dearest stage costs least along a few linear orders, for a throughput."""
     if problem.objective != "throughput":
         return None
-    from gdp.methods.pipeline_dp import best_pipeline
+    from gdp.methods.pipeline.method import best_pipeline
     from gdp.policy.decode import canonical, twins
 
     found = best_pipeline(problem, Search(seconds=None), linear_only=True)
@@ -111,11 +111,11 @@ def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"] | None:
 
     None where the adviser is an optional package that is not installed.
     """
-    from gdp.methods.blocks import blocks
-    from gdp.methods.list_schedule import etf, heft
-    from gdp.methods.metis import metis
+    from gdp.methods.heuristics.blocks import blocks
+    from gdp.methods.heuristics.list_schedule import etf, heft
+    from gdp.methods.heuristics.metis import metis
+    from gdp.methods.heuristics.simple import single
     from gdp.methods.recall import recall
-    from gdp.methods.simple import single
     from gdp.policy.decode import canonical, twins
 
     methods = {"single": single, "blocks": blocks, "heft": heft, "etf": etf, "metis": metis}

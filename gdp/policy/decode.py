@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
 from gdp.policy.advice import Advice
-from gdp.policy.timing import timing
-from gdp.sim.problem import Problem
+from gdp.policy.view.timing import timing
+from gdp.problem.problem import Problem
 
 
 class DecodeProblem(NamedTuple):

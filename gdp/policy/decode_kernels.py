@@ -10,14 +10,14 @@ import typing
 import numba
 import numpy as np
 
-from gdp.policy.pair_kernels import (
+from gdp.kernel import BARE, INNER
+from gdp.policy.view.pair_kernels import (
     NUM_PAIR_FEATURES,
     arrival,
     demand,
     opens_segment,
     pair_features,
 )
-from gdp.sim.kernel import BARE, INNER
 
 
 class State(typing.NamedTuple):

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.methods.base import Assignment
 from gdp.policy.priorities import RULES, Rule, rank_under, ranks, rules_of
-from gdp.sim import block_latency, max_load, score
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
+from gdp.sim import block_latency, host_load, score
 
 
 class Rated(NamedTuple):
@@ -33,7 +33,7 @@ def rate(
     count, n = devices.shape
     rules = rules_of(problem) if rules is None else rules
     if problem.objective == "max_load":
-        seconds, overflow = max_load.values(problem, devices)
+        seconds, overflow = host_load.values(problem, devices)
     elif problem.objective == "block_latency":
         seconds, overflow = block_latency.values(problem, devices)
     elif problem.objective == "throughput":

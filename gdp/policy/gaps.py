@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.policy.decode import DecodeProblem, prepare
-from gdp.policy.timing import timing
-from gdp.sim.problem import Problem
+from gdp.policy.view.timing import timing
+from gdp.problem.problem import Problem
 
 
 def gap(

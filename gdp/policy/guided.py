@@ -11,17 +11,17 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.annealing import Annealer
 from gdp.methods.base import Answer, Clock, Search
-from gdp.methods.feasible import best_of
-from gdp.methods.local_search import as_answer, improve
+from gdp.methods.scoring import best_of
+from gdp.methods.search.annealing import Annealer
+from gdp.methods.search.local_search import as_answer, improve
 from gdp.policy.advice import advice, with_incumbent
 from gdp.policy.decode import decode
 from gdp.policy.evaluate import assignment
 from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.policy.priorities import rules_of
 from gdp.policy.propose import propose
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 SHARE = 0.8
 """Of the choices that follow the policy; the others are as in `local_search`."""

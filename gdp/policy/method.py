@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from gdp.graph import OpGraph
+from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Clock, Method, Search
-from gdp.methods.feasible import best_of
+from gdp.methods.scoring import best_of
 from gdp.policy.advice import advice, incumbents
 from gdp.policy.evaluate import assignment, best_row, evaluate, rate
 from gdp.policy.placed import recalled
 from gdp.policy.policy import Policy
 from gdp.policy.priorities import rules_of
 from gdp.policy.propose import propose
-from gdp.sim.problem import Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 
 LOG = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def search_with_policy(
 
     Graphs above `LARGEST` ops are searched without guidance.
     """
-    from gdp.methods.feasible import compile_once, unsupported
+    from gdp.methods.scoring import compile_once, unsupported
     from gdp.policy.guided import SHARE, guided_search
 
     if (refusal := unsupported(problem, "guided")) is not None:
@@ -193,7 +193,7 @@ def _repair(
 
 def _searched(problem: Problem, policy: Policy, seed: int, spent: int) -> Answer:
     """A short search for a placement that fits, over priorities too: peaks depend on them."""
-    from gdp.methods.local_search import local_search
+    from gdp.methods.search.local_search import local_search
 
     answer = local_search(problem, Search(seed=seed, seconds=None, evaluations=MENDING))
     spent += answer.evaluations
@@ -210,7 +210,7 @@ def _coarse(
     """The problem over groups of ops where it is too large, and the way back."""
     if problem.num_ops <= LARGEST or problem.tensor_s is not None:
         return problem, lambda device: device
-    from gdp.fuse import coarsen, expand, group_seconds
+    from gdp.graph.fuse import coarsen, expand, group_seconds
 
     labels = np.unique(problem.allowed, axis=0, return_inverse=True)[1].reshape(-1)
     fused = coarsen(problem.graph, LARGEST // 2, apart=labels.astype(np.int64))

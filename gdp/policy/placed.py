@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.methods.base import Assignment
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 WIDE = "<i4"
 """As packed: device numbers and priorities of any graph fit."""

@@ -11,12 +11,12 @@ import numpy as np
 
 from gdp import checkpoint
 from gdp.policy.advice import Advice, advice
-from gdp.policy.batching import Batch, on_device, pad
 from gdp.policy.decode import DecodeProblem, Head, advised, prepare
-from gdp.policy.features import features
-from gdp.policy.network import Encoded, NetworkConfig, Params, abstract, encode
+from gdp.policy.model.network import Encoded, NetworkConfig, Params, abstract, encode
 from gdp.policy.placed import Placed
-from gdp.sim.problem import Problem
+from gdp.policy.view.batching import Batch, on_device, pad
+from gdp.policy.view.features import features
+from gdp.problem.problem import Problem
 
 _BATCHES: weakref.WeakKeyDictionary[Problem, dict[tuple[str, bool], Batch]] = (
     weakref.WeakKeyDictionary()

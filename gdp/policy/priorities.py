@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.policy.decode import prepare, priority
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 Rule = Literal["upward", "placed", "arrival", "program", "critical"]
 

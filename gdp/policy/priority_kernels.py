@@ -4,7 +4,7 @@ import typing
 
 import numba
 
-from gdp.sim.kernel import BARE
+from gdp.kernel import BARE
 
 
 @numba.njit(**BARE)

@@ -14,7 +14,7 @@ from gdp.policy.decode import DecodeProblem, Head, decode, num_threads
 from gdp.policy.evaluate import Rated, best_row, rate
 from gdp.policy.policy import Policy
 from gdp.policy.repair import fitting_greedy
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 """Samples of a round are shared out over these; cool ones are better on average, warm ones more

@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from gdp.policy.decode import DecodeProblem, Head, decode
 from gdp.policy.evaluate import best_row, evaluate
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 """Memory limits tried in the mask, over the true ones."""
@@ -86,7 +86,7 @@ def _move(
     problem: Problem, device: Int[np.ndarray, "N"], longest: int, rng: np.random.Generator
 ) -> Int[np.ndarray, "N"]:
     """A copy with the groups of a run of ops on one device sent to another."""
-    from gdp.policy.timing import timing
+    from gdp.policy.view.timing import timing
 
     order = timing(problem).order
     first = int(rng.integers(problem.num_ops))

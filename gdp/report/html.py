@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.files import write_atomic
+from gdp.problem.problem import Problem
 from gdp.sim.latency import Schedule
-from gdp.sim.problem import Problem
 from gdp.units import format_bytes, format_seconds
 
 # Browsers slow down with more bars than this; the longest ops are drawn, the rest is said.

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.files import write_atomic
+from gdp.problem.problem import Problem
 from gdp.sim.latency import Schedule
-from gdp.sim.problem import Problem
 
 US = 1e6
 

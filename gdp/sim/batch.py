@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from jaxtyping import Int
 
+from gdp.problem.problem import Problem
 from gdp.sim.engine import Workspace, workspace
-from gdp.sim.problem import Problem
 
 _SMALL = 20_000
 """Ops simulated below which a thread costs more than it saves (about half a millisecond)."""

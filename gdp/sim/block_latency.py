@@ -20,8 +20,8 @@ Axes: N ops, D devices, B placements.
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.sim.max_load import load_arrays
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
+from gdp.sim.host_load import load_arrays
 
 
 def blocks(
@@ -32,7 +32,7 @@ def blocks(
     Blocks of one accelerator are numbered in the order in which they run. O(N + E) for each
     distinct (accelerator, rank).
     """
-    from gdp.sim.block_latency_kernels import block_ids
+    from gdp.sim.kernels.block_latency import block_ids
 
     return block_ids(load_arrays(problem), *_rows(problem, device[None], rank))[0]
 
@@ -41,7 +41,7 @@ def finish_s(
     problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None = None
 ) -> Float[np.ndarray, "N"]:
     """When each op's block is done; inf for all where blocks wait for each other in a circle."""
-    from gdp.sim.block_latency_kernels import block_finish, block_ids
+    from gdp.sim.kernels.block_latency import block_finish, block_ids
 
     flat = load_arrays(problem)
     devices, sets = _rows(problem, device[None], rank)
@@ -58,8 +58,8 @@ def values(
 
     A latency of inf means that no order of the blocks exists: two of them need each other.
     """
-    from gdp.sim.block_latency_kernels import block_finish, block_ids
-    from gdp.sim.max_load_kernels import batch_overflow
+    from gdp.sim.kernels.block_latency import block_finish, block_ids
+    from gdp.sim.kernels.host_load import batch_overflow
 
     flat = load_arrays(problem)
     rows, sets = _rows(problem, devices, ranks)

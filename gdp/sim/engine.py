@@ -3,8 +3,8 @@
 For kernels that simulate many placements (local search, roll-outs), inside numba:
 
     from gdp.sim.engine import arrays, workspace
-    from gdp.sim.engine_kernels import set_order
-    from gdp.sim.memory_kernels import evaluate
+    from gdp.sim.kernels.engine import set_order
+    from gdp.sim.kernels.memory import evaluate
     flat, work = arrays(problem), workspace(problem)  # one workspace per thread
     latency_s, overflow = evaluate(flat, work, device, False)  # in a kernel, not in Python
 
@@ -25,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from gdp.graph import INPUT, OUTPUT
-from gdp.sim.problem import Problem
+from gdp.graph.op_graph import INPUT, OUTPUT
+from gdp.problem.problem import Problem
 
 CHUNK = 64  # arrivals per chunk of a lane, a power of two; see Workspace.entry_s
 MAX_DEVICES = 1 << 12

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.problem.problem import Problem
 from gdp.sim.batch import borrowed, checked_devices, split
 from gdp.sim.engine import Workspace, arrays
-from gdp.sim.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ def simulate(
     problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None = None
 ) -> Schedule:
     """The schedule of one placement; see `latencies` for ranks. O((N + E) D)."""
-    from gdp.sim.batch_kernels import evaluate_all
+    from gdp.sim.kernels.batch import evaluate_all
 
     placed = checked_devices(problem, device[None], None)
     orders, ranked = orders_of(rank_rows(problem, rank, 1))
@@ -75,7 +75,7 @@ def latencies(
     A device takes the ready op of smallest rank, ties by op id; without ranks, or where all of a
     placement's ranks are equal, the op that was ready first, ties by op id.
     """
-    from gdp.sim.batch_kernels import evaluate_all
+    from gdp.sim.kernels.batch import evaluate_all
 
     placed = checked_devices(problem, devices, threads)
     count = len(placed)

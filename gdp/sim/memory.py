@@ -23,9 +23,9 @@ A full pipeline (throughput). Each device runs its ops of one sample in topologi
 import numpy as np
 from jaxtyping import Int
 
+from gdp.problem.problem import Problem
 from gdp.sim.batch import borrowed, checked_devices
 from gdp.sim.engine import arrays
-from gdp.sim.problem import Problem
 
 
 def latency_peaks(
@@ -39,11 +39,11 @@ def latency_peaks(
 
 def pipeline_peaks(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "D"]:
     """Peak bytes of each device in a full pipeline."""
-    from gdp.sim import memory_kernels
+    from gdp.sim.kernels import memory
 
     placed = checked_devices(problem, device[None], None)[0]
     with borrowed(problem) as work:
-        memory_kernels.pipeline_peaks(arrays(problem), work, placed)
+        memory.pipeline_peaks(arrays(problem), work, placed)
         return work.peak_bytes.copy()
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.sim import block_latency, max_load
+from gdp.problem.problem import Problem
+from gdp.sim import block_latency, host_load
 from gdp.sim.latency import latencies, simulate
 from gdp.sim.memory import overflow_bytes, pipeline_peaks
-from gdp.sim.problem import Problem
 from gdp.sim.throughput import periods
 
 HOST_OBJECTIVES = ("max_load", "block_latency")
@@ -72,17 +72,17 @@ def values(
     if problem.objective == "throughput":
         return periods(problem, devices)
     if problem.objective == "max_load":
-        return max_load.values(problem, devices)
+        return host_load.values(problem, devices)
     return block_latency.values(problem, devices, ranks)
 
 
 def _host_score(
     problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None
 ) -> Score:
-    held = max_load.held_bytes(problem, device)
+    held = host_load.held_bytes(problem, device)
     return Score(
         latency_s=float(block_latency.values(problem, device[None], rank)[0][0]),
-        period_s=float(max_load.values(problem, device[None])[0][0]),
+        period_s=float(host_load.values(problem, device[None])[0][0]),
         overflow_bytes=overflow_bytes(problem, held),
         peak_bytes=held,
     )

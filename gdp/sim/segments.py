@@ -2,7 +2,7 @@
 
 A runtime that runs cut models starts a segment when all its inputs exist and hands over its outputs
 when it ends, so the graph of segments (the quotient) must have no cycle. Inputs and outputs of the
-graph are segments of their own that nothing runs. Axes as in `gdp.graph`; S segments.
+graph are segments of their own that nothing runs. Axes as in `gdp.graph.op_graph`; S segments.
 """
 
 import itertools
@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.cluster import Cluster
-from gdp.graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
-from gdp.sim.problem import Problem
+from gdp.cluster.types import Cluster
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
+from gdp.problem.problem import Problem
 
 _MAX_FINE_OPS = 10_000
 """Larger graphs get the fewest segments: finer ones take N * N / 4 bytes to find, 25 MB here."""

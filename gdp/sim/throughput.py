@@ -3,9 +3,9 @@
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.problem.problem import Problem
 from gdp.sim.batch import checked_devices, split
 from gdp.sim.engine import Workspace, arrays
-from gdp.sim.problem import Problem
 
 
 def periods(
@@ -18,7 +18,7 @@ def periods(
     sets the pace. A tensor is sent once to each device that reads it; latency occupies the channel.
     Memory is that of `gdp.sim.memory.pipeline_peaks`. O(N + E) a placement.
     """
-    from gdp.sim.batch_kernels import evaluate_periods
+    from gdp.sim.kernels.batch import evaluate_periods
 
     placed = checked_devices(problem, devices, threads)
     flat = arrays(problem)

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 
 from gdp.files import write_atomic
-from gdp.fuse import fuse
-from gdp.graph import OpDetail, OpGraph, make_graph
-from gdp.graph_file import save_graph
-from gdp.importers.jaxpr import trace, trace_training_step
+from gdp.graph.file import save_graph
+from gdp.graph.fuse import fuse
+from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
+from gdp.importers.jax.trace import trace, trace_training_step
 from pretrain.corpus import random_graphs
 from pretrain.corpus.families import TEST, VALIDATION, Variant, variants
 from pretrain.corpus.layers import Params, parameter_shapes

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gdp.graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 
 
 def layered(seed: int, layers: int = 20, width: int = 8, reach: int = 2) -> OpGraph:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gdp.costs.profile import load_profile, merge, save_profile
 from gdp.errors import GdpError
-from gdp.runtime.profiler import ProfileConfig, profile_models
+from gdp.runtime.profile.ort import ProfileConfig, profile_models
 from pretrain.profile_corpus import exports, images, layouts, light, sequences, synthetic
 
 LOG = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from pathlib import Path
 import onnx
 from onnx import numpy_helper
 
-from gdp.importers.onnx_read import resolve_spec
+from gdp.importers.onnx.read import resolve_spec
 
 # (name, family, batch, image size or None for the model's own)
 LIGHT: tuple[tuple[str, str, int, int | None], ...] = (

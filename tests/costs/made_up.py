@@ -3,7 +3,7 @@
 import numpy as np
 
 from gdp.costs.profile import DeviceRecord, Kernel, Profile, ProfiledModel
-from gdp.graph import OpDetail, OpGraph, make_graph
+from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
 
 FLOP_PER_S, BYTES_PER_S, LAUNCH_S = 5e10, 8e9, 3e-6
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_up import chain_graph, law_s, profile
 
-from gdp.cluster import Cluster, Device, make_cluster
+from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.calibrate import calibrate, split, weighted_quantile
 from gdp.costs.calibrate_text import report_text, write_plot
 from gdp.costs.cost_file import load_costs, save_costs
@@ -26,7 +26,7 @@ from gdp.costs.learned import (
 from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.costs.roofline import roofline
 from gdp.costs.transfer import adapt, datasheet_transfer, fit_transfer, most_telling
-from gdp.graph import make_graph
+from gdp.graph.op_graph import make_graph
 
 CONFIG = FitConfig(members=3, hidden=16, embedding=4, steps=600, batch=96, learning_rate=1.5e-2)
 CORE = Device("core0", "cpu-core", {"default": 7e10}, 1e10, dispatch_per="segment")

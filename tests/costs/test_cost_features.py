@@ -7,7 +7,7 @@ from made_up import chain_graph, profile
 from gdp.costs.features import SIZES, kernel_features, op_features, shares
 from gdp.costs.features import _transpose_access as transpose_access
 from gdp.costs.kernels import agreement, components, kernel_groups, kernel_ids, learn_fusions
-from gdp.graph import OpDetail, make_graph
+from gdp.graph.op_graph import OpDetail, make_graph
 
 
 def test_fusions_seen_in_profiles_are_found_in_other_graphs() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gdp.cluster.presets import cluster_preset
 from gdp.errors import PlacementError
 from gdp.exporters.accelerate import device_map, export_accelerate
 from gdp.exporters.openvino import export_openvino
-from gdp.graph import OpGraph, make_graph
+from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.placement import Placement, make_placement
-from gdp.presets import cluster_preset
 
 
 def layered() -> OpGraph:

@@ -6,12 +6,12 @@ import numpy as np
 import onnx
 import pytest
 
+from gdp.cluster.presets import cluster_preset
 from gdp.errors import PlacementError
 from gdp.exporters.onnx_devices import CONFIGURATION, export_onnx_devices, validate
-from gdp.graph import OpGraph
-from gdp.importers.onnx import load_onnx, prepare
+from gdp.graph.op_graph import OpGraph
+from gdp.importers.onnx.model import load_onnx, prepare
 from gdp.placement import Placement, make_placement
-from gdp.presets import cluster_preset
 
 
 @pytest.fixture(scope="module")

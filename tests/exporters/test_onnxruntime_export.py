@@ -15,8 +15,8 @@ from onnx.reference import ReferenceEvaluator
 from gdp.errors import ModelError, PlacementError
 from gdp.exporters import onnxruntime as exporter
 from gdp.exporters.onnxruntime import export_onnxruntime
-from gdp.graph import OpGraph
-from gdp.importers.onnx import load_onnx_model
+from gdp.graph.op_graph import OpGraph
+from gdp.importers.onnx.model import load_onnx_model
 from gdp.placement import Placement
 
 

@@ -12,8 +12,8 @@ from onnx.reference import ReferenceEvaluator
 
 from gdp.errors import ModelError
 from gdp.exporters.ort_cut import Cut, cut_model
-from gdp.graph import OpGraph
-from gdp.importers.onnx import load_onnx_model
+from gdp.graph.op_graph import OpGraph
+from gdp.importers.onnx.model import load_onnx_model
 from gdp.sim.segments import segments
 
 FLOAT = TensorProto.FLOAT

@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from gdp.cluster import UNLIMITED_BYTES
+from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.errors import ModelError, PlacementError
 from gdp.importers.dnn_partitioning import load_dnn_partitioning, load_split, save_split
 

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from gdp.errors import ModelError
-from gdp.fuse import fuse
-from gdp.graph import INPUT, OUTPUT, OpGraph
-from gdp.importers.jaxpr import inspect_trace, trace, trace_training_step
+from gdp.graph.fuse import fuse
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
+from gdp.importers.jax.trace import inspect_trace, trace, trace_training_step
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from onnx_tiny import BOOL, HALF, INT8, INT32, INT64, UINT8, ints, model, node, save, zeros
 
-from gdp.graph import OpGraph
-from gdp.importers.onnx import load_onnx_model
+from gdp.graph.op_graph import OpGraph
+from gdp.importers.onnx.model import load_onnx_model
 
 # One row per case: operator, inputs (a shape, a (dtype, shape) pair, an array for a weight, None
 # for left out), attributes, FLOPs, bytes of traffic. float32 is 4 bytes.

@@ -9,7 +9,7 @@ from onnx import helper
 from onnx_tiny import BOOL, FLOAT, external, ints, model, node, save, value, zeros
 
 from gdp.errors import ModelError
-from gdp.importers.onnx import load_onnx, load_onnx_model, prepare, resolve_spec
+from gdp.importers.onnx.model import load_onnx, load_onnx_model, prepare, resolve_spec
 
 
 def message(path: Path | str, **options: object) -> str:

@@ -21,11 +21,11 @@ from onnx import helper, numpy_helper
 from onnx_tiny import FLOAT, ints, model, node, save, value, zeros
 
 from gdp.errors import ModelError
-from gdp.importers.onnx import ImportedOnnx, inspect_onnx, load_onnx, load_onnx_model, prepare
-from gdp.importers.onnx_normalise import normalise
-from gdp.importers.onnx_read import read_model
-from gdp.importers.onnx_shapes import Facts, ImportOptions
-from gdp.importers.onnx_values import _RULES
+from gdp.importers.onnx.model import ImportedOnnx, inspect_onnx, load_onnx, load_onnx_model, prepare
+from gdp.importers.onnx.normalise import normalise
+from gdp.importers.onnx.read import read_model
+from gdp.importers.onnx.shapes.infer import Facts, ImportOptions
+from gdp.importers.onnx.shapes.values import _RULES
 
 # Billions of multiply-accumulates of the convolutions and fully connected layers, and millions of
 # parameters, as published: torchvision's model table (AlexNet with two groups, VGG, ResNet,
@@ -78,7 +78,7 @@ def test_light_models_have_the_shapes_that_the_runtime_makes(name: str) -> None:
 
 def test_the_importer_starts_without_onnx() -> None:
     code = (
-        "import sys; import gdp.importers.onnx; "
+        "import sys; import gdp.importers.onnx.model; "
         "assert not {'onnx', 'onnx_ir', 'onnxruntime'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 from onnx_tiny import BOOL, FLOAT, INT64, external, ints, model, node, save, value, zeros
 
 from gdp.errors import ModelError
-from gdp.graph import OpGraph
-from gdp.importers.onnx import inspect_onnx, load_onnx, load_onnx_model
+from gdp.graph.op_graph import OpGraph
+from gdp.importers.onnx.model import inspect_onnx, load_onnx, load_onnx_model
 
 
 def output_shapes(graph: OpGraph) -> list[tuple[int, ...]]:

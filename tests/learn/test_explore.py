@@ -8,9 +8,9 @@ from gdp.learn.explore import ELITE, LAYERS, Explorer, fold, scaled
 from gdp.learn.finetune import FinetuneConfig, finetune
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.policy.decode import decode
-from gdp.policy.network import NetworkConfig, init, published
+from gdp.policy.model.network import NetworkConfig, init, published
 from gdp.policy.policy import Policy
-from gdp.sim.problem import Problem
+from gdp.problem.problem import Problem
 
 CONFIG = NetworkConfig(
     width=8, heads=2, sage_layers=1, attention_layers=0, head_width=8, segment=64

@@ -13,17 +13,17 @@ from gdp.learn.finalists import FINALISTS, turns_of
 from gdp.learn.finetune import FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.learn.recipe import RecipeError, load_finetune
-from gdp.methods.annealing import AnnealConfig, make_annealer
 from gdp.methods.base import Assignment, Search
-from gdp.methods.feasible import best_of
-from gdp.methods.local_search import local_search
+from gdp.methods.scoring import best_of
+from gdp.methods.search.annealing import AnnealConfig, make_annealer
+from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import advice, with_incumbent
 from gdp.policy.decode import decode
 from gdp.policy.evaluate import judge
 from gdp.policy.gaps import gap
 from gdp.policy.guided import guided_search, wanted
 from gdp.policy.method import search_with_policy
-from gdp.policy.network import NetworkConfig, init
+from gdp.policy.model.network import NetworkConfig, init
 from gdp.policy.policy import Policy, load_policy
 from gdp.policy.priorities import RULES
 from gdp.sim.score import values

@@ -18,7 +18,7 @@ from gdp.learn.ppo import (
     surrogate_loss,
 )
 from gdp.learn.rollout import sample
-from gdp.policy.network import NetworkConfig, init
+from gdp.policy.model.network import NetworkConfig, init
 from gdp.policy.policy import Policy
 
 CONFIG = NetworkConfig(

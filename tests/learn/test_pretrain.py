@@ -14,7 +14,7 @@ from gdp.learn.pretrain import pretrain
 from gdp.learn.problems import load_problems
 from gdp.learn.recipe import Recipe, RecipeError, load_recipe, parse_recipe
 from gdp.policy.evaluate import judge
-from gdp.policy.network import init
+from gdp.policy.model.network import init
 from gdp.policy.policy import load_policy
 
 SMALL = """

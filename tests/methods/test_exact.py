@@ -9,12 +9,11 @@ from tiny import fork_join, plain_graph, unit_cluster
 
 import gdp
 from gdp.errors import MissingExtraError
-from gdp.methods import period_mip, schedule_cp
 from gdp.methods.base import Search
-from gdp.methods.exact import exact
-from gdp.methods.mip import mip
-from gdp.sim import max_load
-from gdp.sim.problem import Objective, make_problem
+from gdp.methods.exact.method import exact
+from gdp.methods.exact.mip import mip
+from gdp.problem.problem import Objective, make_problem
+from gdp.sim import host_load
 
 SEARCH = Search(seconds=None, evaluations=100)
 
@@ -70,7 +69,7 @@ def test_what_fits_nowhere_is_proven_so() -> None:
 
 def test_max_load_that_fits_nowhere_is_refuted_by_the_solver() -> None:
     """Three weights of 4 bytes on two devices of 7: 12 of 14 bytes, but no two share a device."""
-    from gdp.cluster import Device, make_cluster
+    from gdp.cluster.types import Device, make_cluster
 
     devices = [Device(f"a{i}", "accelerator", {"default": 1.0}, 1.0, 7) for i in range(2)]
     graph = plain_graph(3, [(0, 1), (1, 2)], weight_bytes=[4] * 3)
@@ -80,7 +79,7 @@ def test_max_load_that_fits_nowhere_is_refuted_by_the_solver() -> None:
     answer = mip(problem, SEARCH)
     assert answer.assignment is None
     assert answer.reason == "no placement fits the devices' memories (proven)"
-    assert max_load.values(problem, np.array([[0, 1, 1]]))[1][0] == 1
+    assert host_load.values(problem, np.array([[0, 1, 1]]))[1][0] == 1
 
 
 def test_without_cp_sat_the_extra_is_named_and_exact_goes_on(

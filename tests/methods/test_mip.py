@@ -8,18 +8,18 @@ import pytest
 from host_memory import assignments, load_problem
 from tiny import plain_graph, random_problem
 
-from gdp.cluster import Device, make_cluster
+from gdp.cluster.types import Device, make_cluster
 from gdp.methods.base import Clock, Search
-from gdp.methods.block_latency_cp import ladder_positions, solve_blocks
-from gdp.methods.block_starts import contiguous_start
-from gdp.methods.load_mip import solve_loads
-from gdp.methods.load_model import LoadModel, load_model, work_bound_s
-from gdp.methods.load_polish import load_s, polish
-from gdp.methods.load_reduce import absorb, reduce_model
-from gdp.methods.load_search import flat_nodes, new_state, search_loads
-from gdp.methods.mip import least_block_latency, mip
-from gdp.sim import block_latency, max_load
-from gdp.sim.problem import Problem, make_problem
+from gdp.methods.exact.block_starts import contiguous_start
+from gdp.methods.exact.blocks import ladder_positions, solve_blocks
+from gdp.methods.exact.hypergraph import LoadModel, load_model, work_bound_s
+from gdp.methods.exact.load_program import solve_loads
+from gdp.methods.exact.load_search import flat_nodes, new_state, search_loads
+from gdp.methods.exact.mip import least_block_latency, mip
+from gdp.methods.exact.neighbourhood import load_s, polish
+from gdp.methods.exact.reduce import absorb, reduce_model
+from gdp.problem.problem import Problem, make_problem
+from gdp.sim import block_latency, host_load
 
 FOREVER = Clock(None)
 SEARCH = Search(seconds=None, evaluations=100)
@@ -27,7 +27,7 @@ SEARCH = Search(seconds=None, evaluations=100)
 
 def least_load_s(problem: Problem) -> float:
     """The optimum over all assignments; inf where nothing fits."""
-    value_s, overflow = max_load.values(problem, np.array(list(assignments(problem))))
+    value_s, overflow = host_load.values(problem, np.array(list(assignments(problem))))
     return float(value_s[overflow == 0].min(initial=np.inf))
 
 
@@ -71,7 +71,7 @@ def test_the_least_load_is_found_and_proven() -> None:
             assert "proven" in answer.reason
             continue
         assert answer.assignment is not None
-        value_s, overflow = max_load.values(problem, answer.assignment.device[None])
+        value_s, overflow = host_load.values(problem, answer.assignment.device[None])
         assert overflow[0] == 0
         assert value_s[0] == pytest.approx(best_s, rel=1e-9, abs=1e-12)
         assert answer.bound_s <= best_s * (1 + 1e-9)
@@ -116,7 +116,7 @@ def test_a_cutoff_below_the_optimum_is_refuted() -> None:
 
 
 def test_moves_change_the_state_to_what_it_is_from_scratch() -> None:
-    from gdp.methods.load_search_kernels import _step, fill
+    from gdp.methods.exact.load_search_kernels import _step, fill
 
     rng = np.random.default_rng(3)
     for problem in problems(3, 6, num_ops=9):
@@ -133,7 +133,7 @@ def test_moves_change_the_state_to_what_it_is_from_scratch() -> None:
             for name in ("held", "pins", "holders"):
                 assert np.array_equal(getattr(state, name), getattr(fresh, name))
         device = state.device[model.node][problem.group]
-        assert state.load_s == pytest.approx(max_load.loads(problem, device), abs=1e-9)
+        assert state.load_s == pytest.approx(host_load.loads(problem, device), abs=1e-9)
 
 
 def test_search_finds_the_optimum_of_small_problems_and_repeats_itself() -> None:
@@ -155,12 +155,12 @@ def test_polishing_never_worsens_and_mostly_finds_the_optimum() -> None:
         model = load_model(problem)
         choice = np.where(np.isfinite(model.work_s), rng.random(model.work_s.shape), -1.0)
         start = choice.argmax(axis=1)
-        value_s, overflow = max_load.values(problem, start[model.node][problem.group][None])
+        value_s, overflow = host_load.values(problem, start[model.node][problem.group][None])
         assert load_s(model, start) == pytest.approx(value_s[0])
         if overflow[0] > 0:
             continue
         found = polish(model, start, load_s(model, start), FOREVER, 0)
-        found_s, overflow = max_load.values(problem, found[model.node][problem.group][None])
+        found_s, overflow = host_load.values(problem, found[model.node][problem.group][None])
         assert overflow[0] == 0
         assert found_s[0] <= value_s[0]
         tried += 1
@@ -171,7 +171,7 @@ def test_polishing_never_worsens_and_mostly_finds_the_optimum() -> None:
 
 def least_block_latency_s(problem: Problem, blocks_per_device: int) -> float:
     """The optimum over every (device, call) of every op; inf where nothing fits."""
-    cpu = max_load.is_cpu(problem)
+    cpu = host_load.is_cpu(problem)
     options = [
         [(d, j) for d in np.flatnonzero(row) for j in range(1 if cpu[d] else blocks_per_device)]
         for row in problem.allowed
@@ -190,7 +190,9 @@ def least_block_latency_s(problem: Problem, blocks_per_device: int) -> float:
 
 def most_blocks(problem: Problem, device: np.ndarray, rank: np.ndarray | None) -> int:
     block = block_latency.blocks(problem, device, rank)
-    counts = [len(np.unique(block[device == d])) for d in np.flatnonzero(~max_load.is_cpu(problem))]
+    counts = [
+        len(np.unique(block[device == d])) for d in np.flatnonzero(~host_load.is_cpu(problem))
+    ]
     return max(counts, default=0)
 
 

@@ -12,21 +12,21 @@ from host_memory import assignments, is_pipeline, load_problem
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
 from gdp import api
-from gdp.cluster import Device, make_cluster
+from gdp.cluster.types import Device, make_cluster
 from gdp.costs.roofline import roofline
-from gdp.graph import INPUT, OUTPUT, make_graph
+from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.importers.dnn_partitioning import load_dnn_partitioning, save_split
-from gdp.methods import chains, down_sets
-from gdp.methods import pipeline_dp as module
 from gdp.methods.base import Clock, Search
-from gdp.methods.contraction import contract, linear_orders
-from gdp.methods.lattice import as_bits, make_lattice, state_counts, state_moves
-from gdp.methods.pipeline_dp import best_pipeline, pipeline_dp
-from gdp.methods.stage_costs import stage_costs
+from gdp.methods.pipeline import down_sets, orders
+from gdp.methods.pipeline import method as module
+from gdp.methods.pipeline.elements import contract, linear_orders
+from gdp.methods.pipeline.lattice import as_bits, make_lattice, state_counts, state_moves
+from gdp.methods.pipeline.method import best_pipeline, pipeline_dp
+from gdp.methods.pipeline.pruning import make_program
+from gdp.methods.pipeline.stage_costs import stage_costs
 from gdp.methods.table import METHODS
-from gdp.methods.windows import make_program
-from gdp.sim import max_load
-from gdp.sim.problem import Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
+from gdp.sim import host_load
 from gdp.sim.throughput import periods
 
 SEARCH = Search(seconds=None)
@@ -49,7 +49,7 @@ def pipelines(problem: Problem) -> list[np.ndarray]:
 
 def least_load_s(problem: Problem) -> float:
     """The optimum over all pipelines, by trying every assignment; inf where nothing fits."""
-    value_s, overflow = max_load.values(problem, np.array(pipelines(problem)))
+    value_s, overflow = host_load.values(problem, np.array(pipelines(problem)))
     return float(value_s[overflow == 0].min(initial=np.inf))
 
 
@@ -73,7 +73,7 @@ def test_the_least_maximal_load_is_found(training: bool, accelerators: int, cpus
             assert answer.reason.startswith("infeasible: no contiguous pipeline fits")
             continue
         assert pipeline.device is not None
-        value_s, overflow = max_load.values(problem, pipeline.device[None])
+        value_s, overflow = host_load.values(problem, pipeline.device[None])
         assert overflow[0] == 0
         assert value_s[0] == pytest.approx(best_s, rel=1e-12, abs=1e-12)
         assert pipeline.cost_s == pytest.approx(best_s, rel=1e-12, abs=1e-12)
@@ -108,7 +108,7 @@ def test_more_states_than_one_word_holds() -> None:
     pipeline = best_pipeline(problem, SEARCH)
     assert pipeline.is_optimal
     assert pipeline.device is not None
-    assert pipeline.cost_s == max_load.values(problem, pipeline.device[None])[0][0]
+    assert pipeline.cost_s == host_load.values(problem, pipeline.device[None])[0][0]
     graph = plain_graph(9, [(i, i + 1) for i in range(8)])
     problem = make_problem(
         graph, problem.cluster, compute_s[:9], "max_load", tensor_s=np.full(9, 0.75)
@@ -221,7 +221,7 @@ def test_no_bound_is_above_any_placement() -> None:
     rng = np.random.default_rng(8)
     for i in range(25):
         problem = load_problem(rng, 5, 2, i % 2, training=i % 3 == 0)
-        value_s = max_load.values(problem, np.array(list(assignments(problem))))[0].min()
+        value_s = host_load.values(problem, np.array(list(assignments(problem))))[0].min()
         assert pipeline_dp(problem, SEARCH).bound_s <= value_s * (1 + 1e-12)
 
 
@@ -300,7 +300,7 @@ def test_long_orders_are_cut_coarsely_first(monkeypatch: pytest.MonkeyPatch) -> 
     contraction = contract(problem)
     costs = stage_costs(problem, contraction)
     program = make_program(make_lattice(problem, contraction, costs), costs)
-    spans = chains.best_linear(program, linear_orders(contraction), 0.0, StopsAt(8))
+    spans = orders.best_linear(program, linear_orders(contraction), 0.0, StopsAt(8))
     assert exact.cost_s <= down_sets.cost_of(spans) <= exact.cost_s * 1.2
 
 
@@ -375,7 +375,7 @@ def test_published_values_are_reproduced(tmp_path: Path) -> None:
         assert pipeline.is_optimal
         assert pipeline.down_sets == entry["ideals"]
         assert pipeline.device is not None
-        value_s, overflow = max_load.values(problem, pipeline.device[None])
+        value_s, overflow = host_load.values(problem, pipeline.device[None])
         assert value_s[0] * 1e3 == pytest.approx(wanted, rel=1e-9)
         assert overflow[0] == 0
         save_split(problem, pipeline.device, tmp_path / "split.json")

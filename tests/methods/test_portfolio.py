@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from gdp.cluster import Cluster, Device, Link, make_cluster
-from gdp.graph import OpGraph, make_graph
+from gdp.cluster.types import Cluster, Device, Link, make_cluster
+from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods.base import Answer, Search
 from gdp.methods.portfolio import HEURISTICS, auto
-from gdp.sim.problem import Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
 
 

@@ -6,15 +6,15 @@ from tiny import fork_join, random_problem
 
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Search
-from gdp.methods.pipeline_dp import best_pipeline
+from gdp.methods.pipeline.method import best_pipeline
 from gdp.policy.advice import ADVISERS, advice, incumbents, with_incumbent
 from gdp.policy.decode import advised, canonical, decode, prepare, twins
 from gdp.policy.evaluate import judge
-from gdp.policy.features import NUM_OP_FEATURES, features
-from gdp.policy.network import NUM_PAIR_FEATURES, NetworkConfig, init
-from gdp.policy.pair_kernels import FIRST_ADVICE
+from gdp.policy.model.network import NUM_PAIR_FEATURES, NetworkConfig, init
 from gdp.policy.policy import Policy
-from gdp.sim.problem import Objective
+from gdp.policy.view.features import NUM_OP_FEATURES, features
+from gdp.policy.view.pair_kernels import FIRST_ADVICE
+from gdp.problem.problem import Objective
 
 
 def test_the_incumbent_is_the_best_adviser() -> None:
@@ -104,7 +104,7 @@ def test_without_metis_the_best_of_the_others_takes_its_place(
     def missing(*_: object) -> None:
         raise MissingExtraError("method 'metis' needs pymetis: pip install gdp[metis]")
 
-    monkeypatch.setattr("gdp.methods.metis.metis", missing)
+    monkeypatch.setattr("gdp.methods.heuristics.metis.metis", missing)
     found = advice(random_problem(0, num_ops=30, num_devices=3))
     assert (found.device[-1] == found.device[0]).all()
     assert found.cost_s[-1] == found.cost_s[0] == found.cost_s[1:-1].min()

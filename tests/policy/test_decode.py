@@ -9,11 +9,12 @@ import pytest
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
 from gdp.costs.roofline import roofline
-from gdp.policy import decode_kernels, network
+from gdp.policy import decode_kernels
 from gdp.policy.decode import Head, canonical, decode, prepare, twins
-from gdp.policy.network import NetworkConfig, init, score
+from gdp.policy.model import network
+from gdp.policy.model.network import NetworkConfig, init, score
 from gdp.policy.policy import Policy
-from gdp.sim.problem import Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score as simulated
 
 CONFIG = NetworkConfig(width=16, heads=2, sage_layers=1, head_width=8, segment=64)

@@ -9,9 +9,8 @@ import pytest
 from flax import nnx
 from tiny import random_problem
 
-from gdp.policy.batching import Batch, bucket, max_over_neighbours, on_device, pad
-from gdp.policy.features import features
-from gdp.policy.network import (
+from gdp.policy.model.attention import LAST_OF_BRANCH, SegmentAttention
+from gdp.policy.model.network import (
     NUM_PAIR_FEATURES,
     NetworkConfig,
     abstract,
@@ -20,9 +19,10 @@ from gdp.policy.network import (
     published,
     score,
 )
-from gdp.policy.sage import PublishedSage
-from gdp.policy.segment_attention import LAST_OF_BRANCH, SegmentAttention
-from gdp.policy.superposition import Gate, SuperposedLinear
+from gdp.policy.model.sage import PublishedSage
+from gdp.policy.model.superposition import Gate, SuperposedLinear
+from gdp.policy.view.batching import Batch, bucket, max_over_neighbours, on_device, pad
+from gdp.policy.view.features import features
 
 CONFIG = NetworkConfig(width=16, heads=2, sage_layers=1, head_width=8, segment=64)
 

@@ -5,17 +5,17 @@ import pytest
 from tiny import fork_join, random_problem
 
 from gdp.policy.advice import advice, incumbents
-from gdp.policy.advised_features import advised_features
 from gdp.policy.decode import prepare, priority
 from gdp.policy.evaluate import assignment, evaluate, judge, rate
-from gdp.policy.feature_kernels import slacks
-from gdp.policy.network import NetworkConfig, init
+from gdp.policy.model.network import NetworkConfig, init
 from gdp.policy.policy import Policy
 from gdp.policy.priorities import RULES, rank_under, ranks, rules_of
 from gdp.policy.propose import propose
-from gdp.policy.timing import timing
+from gdp.policy.view.advised_features import advised_features
+from gdp.policy.view.feature_kernels import slacks
+from gdp.policy.view.timing import timing
+from gdp.problem.problem import Problem
 from gdp.sim.latency import simulate
-from gdp.sim.problem import Problem
 from gdp.sim.score import values
 
 CONFIG = NetworkConfig(

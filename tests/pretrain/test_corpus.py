@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp.graph_file import load_graph
+from gdp.graph.file import load_graph
 from pretrain.corpus.build import build, compact, items, read_manifest, traced
 from pretrain.corpus.families import FAMILIES, TEST, VALIDATION, variants
 from pretrain.corpus.layers import parameter_shapes

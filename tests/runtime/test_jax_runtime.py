@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp.cluster import Cluster, Device, make_cluster
+from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.errors import ClusterError, ModelError
 from gdp.execute import export
-from gdp.graph_file import save_graph
+from gdp.graph.file import save_graph
 from gdp.models import load, python_model
 from gdp.placement import make_placement, save_placement
-from gdp.runtime.jax import run_jax
-from gdp.runtime.jax_devices import jax_devices
-from gdp.runtime.jax_program import CutProgram, Layout
-from gdp.runtime.jax_values import argument_values, as_numpy
+from gdp.runtime.jax.devices import jax_devices
+from gdp.runtime.jax.program import CutProgram, Layout
+from gdp.runtime.jax.run import run_jax
+from gdp.runtime.jax.values import argument_values, as_numpy
 
 TESTS = Path(__file__).parents[1]
 MODELS = ("attention_model", "cnn", "training_step", "stacked_layers", "written_step")
@@ -47,7 +47,7 @@ SCRIPT = """
 import json, sys
 import jax, numpy as np
 from gdp.models import python_model
-from gdp.runtime.jax import run_jax
+from gdp.runtime.jax.run import run_jax
 from test_jax_runtime import MODELS, devices, scattered
 
 assert len(jax.devices()) == 2

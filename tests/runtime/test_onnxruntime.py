@@ -7,16 +7,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gdp.cluster import Cluster, make_cluster
+from gdp.cluster.presets import device_preset
+from gdp.cluster.types import Cluster, make_cluster
 from gdp.errors import ModelError
-from gdp.graph import OpGraph
-from gdp.importers.onnx import load_onnx
-from gdp.presets import device_preset
-from gdp.runtime.onnxruntime import check_outputs, prepare, run_onnx
-from gdp.runtime.ort_compare import compare, make_inputs, merge_comparisons
-from gdp.runtime.ort_sessions import usable_cores
-from gdp.runtime.ort_source import load_source
-from gdp.runtime.ort_stages import make_plan, roofline_prediction
+from gdp.graph.op_graph import OpGraph
+from gdp.importers.onnx.model import load_onnx
+from gdp.runtime.ort.compare import compare, make_inputs, merge_comparisons
+from gdp.runtime.ort.run import check_outputs, prepare, run_onnx
+from gdp.runtime.ort.sessions import usable_cores
+from gdp.runtime.ort.source import load_source
+from gdp.runtime.ort.stages import make_plan, roofline_prediction
 
 CORES = sorted(usable_cores())
 
@@ -100,7 +100,7 @@ def test_integers_are_valid_for_any_vocabulary_and_masks_are_open() -> None:
         ],
         [helper.make_tensor_value_info("y", TensorProto.INT64, [8])],
     )
-    from gdp.graph import INPUT, make_graph
+    from gdp.graph.op_graph import INPUT, make_graph
 
     op_graph = make_graph("g", ["input:mask", "input:ids"], [INPUT] * 2, [], [])
     found = make_inputs(helper.make_model(graph), op_graph, 0)

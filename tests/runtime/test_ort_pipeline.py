@@ -8,12 +8,12 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from gdp.cluster import make_cluster
+from gdp.cluster.presets import cluster_preset, device_preset
+from gdp.cluster.types import make_cluster
 from gdp.errors import ClusterError
-from gdp.presets import cluster_preset, device_preset
-from gdp.runtime.ort_measure import Contender, measure
-from gdp.runtime.ort_pipeline import Pipeline, Slot, Stage, Trace, make_slot
-from gdp.runtime.ort_sessions import can_pin, core_of_device, pinned, usable_cores
+from gdp.runtime.ort.measure import Contender, measure
+from gdp.runtime.ort.pipeline import Pipeline, Slot, Stage, Trace, make_slot
+from gdp.runtime.ort.sessions import can_pin, core_of_device, pinned, usable_cores
 
 CORE = min(usable_cores())
 

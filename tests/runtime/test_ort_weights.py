@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gdp.runtime.ort_sessions import make_session
-from gdp.runtime.ort_source import Source, load_source, randomised
-from gdp.runtime.ort_weights import external_locations, randomise_weights, with_weights
+from gdp.runtime.ort.sessions import make_session
+from gdp.runtime.ort.source import Source, load_source, randomised
+from gdp.runtime.ort.weights import external_locations, randomise_weights, with_weights
 
 
 def model_of(nodes: list, weights: dict[str, np.ndarray]) -> onnx.ModelProto:

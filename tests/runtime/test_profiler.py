@@ -9,10 +9,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gdp.costs.profile import load_profile, save_profile
 from gdp.errors import ClusterError
-from gdp.importers.onnx import load_onnx
-from gdp.runtime.ort_source import load_source
-from gdp.runtime.profiler import ProfileConfig, profile_models, profile_source, statistic
-from gdp.runtime.profiler_kernels import HELPERS, kernel_nodes, tagged
+from gdp.importers.onnx.model import load_onnx
+from gdp.runtime.ort.source import load_source
+from gdp.runtime.profile.kernels import HELPERS, kernel_nodes, tagged
+from gdp.runtime.profile.ort import ProfileConfig, profile_models, profile_source, statistic
 
 QUICK = ProfileConfig(rounds=2, seconds=0.02, min_runs=2, max_runs=3)
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gdp.cluster.presets import device_preset
 from gdp.errors import ClusterError
-from gdp.presets import device_preset
-from gdp.runtime.profiler_jax import cut, jax_device, kind_of, materialise, profile_functions
+from gdp.runtime.profile.jax import cut, jax_device, kind_of, materialise, profile_functions
 
 
 def dense(weights, x):

@@ -6,9 +6,9 @@ import pytest
 from host_memory import load_problem
 from tiny import plain_graph
 
-from gdp.cluster import Device, Link, make_cluster
-from gdp.sim import block_latency, max_load
-from gdp.sim.problem import Objective, Problem, make_problem
+from gdp.cluster.types import Device, Link, make_cluster
+from gdp.problem.problem import Objective, Problem, make_problem
+from gdp.sim import block_latency, host_load
 from gdp.sim.score import score, values
 
 KINDS = ("accelerator", "accelerator", "cpu")
@@ -45,8 +45,8 @@ def chain_problem(objective: Objective) -> Problem:
 )
 def test_loads_by_hand(device: list[int], wanted: list[float]) -> None:
     problem = chain_problem("max_load")
-    np.testing.assert_allclose(max_load.loads(problem, np.array(device)), wanted)
-    value_s, overflow = max_load.values(problem, np.array([device]))
+    np.testing.assert_allclose(host_load.loads(problem, np.array(device)), wanted)
+    value_s, overflow = host_load.values(problem, np.array([device]))
     assert value_s[0] == max(wanted)
     assert overflow[0] == 0
 
@@ -130,7 +130,7 @@ def test_loads_equal_the_sum_over_cut_edges(training: bool) -> None:
                 }
                 load += sum(problem.tensor_s[t] for t in cut)
             wanted.append(load)
-        np.testing.assert_allclose(max_load.loads(problem, device), wanted, rtol=1e-12)
+        np.testing.assert_allclose(host_load.loads(problem, device), wanted, rtol=1e-12)
 
 
 def test_convex_parts_are_one_block_each() -> None:
@@ -166,7 +166,7 @@ def test_without_transfer_times_the_objective_is_refused() -> None:
     devices = [Device("a", "accelerator", {"default": 1.0}, 1.0)]
     problem = make_problem(graph, make_cluster("one", devices), np.ones((1, 1)), "max_load")
     with pytest.raises(ValueError, match="max_load needs tensor_s"):
-        max_load.values(problem, np.zeros((1, 1), int))
+        host_load.values(problem, np.zeros((1, 1), int))
 
 
 def test_the_score_of_devices_that_meet_in_host_memory() -> None:
@@ -187,8 +187,8 @@ def test_held_bytes_are_those_of_the_kernel() -> None:
     for _ in range(20):
         problem = load_problem(rng, 6, 2, 1, memory_bytes=4)
         device = rng.integers(3, size=problem.num_ops)
-        over = max_load.held_bytes(problem, device) - problem.cluster.memory_bytes
-        overflow = max_load.values(problem, device[None])[1][0]
+        over = host_load.held_bytes(problem, device) - problem.cluster.memory_bytes
+        overflow = host_load.values(problem, device[None])[1][0]
         assert np.maximum(over, 0).sum() == overflow
 
 
@@ -197,4 +197,4 @@ def test_transfers_to_the_host_take_the_slowest_link_of_an_accelerator() -> None
     links = [Link("c", "a", 4.0, 0.5), Link("c", "b", 2.0), Link("a", "b", 1e-3)]
     graph = plain_graph(2, [(0, 1)], [8, 2])
     cluster = make_cluster("three", devices, links, host="c")
-    assert max_load.host_transfer_s(graph, cluster).tolist() == [4.0, 1.0]
+    assert host_load.host_transfer_s(graph, cluster).tolist() == [4.0, 1.0]

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from gdp.cluster import Device, Link, make_cluster
-from gdp.graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
-from gdp.sim.problem import Problem, make_problem
+from gdp.cluster.types import Device, Link, make_cluster
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
+from gdp.problem.problem import Problem, make_problem
 from gdp.sim.segments import (
     latency_segments,
     segment_problem,

@@ -1,0 +1,101 @@
+"""A mixed-integer linear model put together row by row, and HiGHS's answer to it.
+
+HiGHS comes with SciPy (`scipy.optimize.milp`), which takes no starting point: what is known of the
+objective enters as bounds of its variable.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.quiet import silent_stdout
+
+INTEGRAL, CONTINUOUS = 1, 0
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What the solver says. Axes: X variables."""
+
+    values: Float[np.ndarray, "X"] | None  # the best found, or None
+    bound: float  # no solution has a smaller objective; inf where none exists
+    is_infeasible: bool
+    is_optimal: bool
+
+
+@dataclass
+class LinearModel:
+    """Variables and rows; minimises one variable."""
+
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+    kind: list[int] = field(default_factory=list)
+    row_low: list[float] = field(default_factory=list)
+    row_high: list[float] = field(default_factory=list)
+    row: list[int] = field(default_factory=list)
+    column: list[int] = field(default_factory=list)
+    value: list[float] = field(default_factory=list)
+
+    def variables(
+        self, shape: int | tuple[int, ...], low: float, high: float, kind: int = CONTINUOUS
+    ) -> Int[np.ndarray, "..."]:
+        """Numbers of new variables, in an array of the shape."""
+        count = int(np.prod(shape))
+        first = len(self.low)
+        self.low += [low] * count
+        self.high += [high] * count
+        self.kind += [kind] * count
+        return np.arange(first, first + count).reshape(shape)
+
+    def constrain(
+        self,
+        columns: Sequence[int | np.integer] | np.ndarray,
+        values: Sequence[float] | np.ndarray,
+        low: float = -np.inf,
+        high: float = np.inf,
+    ) -> None:
+        """Add low <= sum of values * columns <= high."""
+        self.row += [len(self.row_low)] * len(columns)
+        self.column += [int(c) for c in columns]
+        self.value += [float(v) for v in values]
+        self.row_low.append(low)
+        self.row_high.append(high)
+
+    def fix(self, variable: int | np.integer, value: float) -> None:
+        self.low[variable] = self.high[variable] = value
+
+    def minimise(self, variable: int, seconds: float | None, relative_gap: float) -> Solution:
+        """HiGHS's answer, after at most some seconds."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+
+        cost = np.zeros(len(self.low))
+        cost[variable] = 1.0
+        matrix = csr_array(
+            (self.value, (self.row, self.column)), shape=(len(self.row_low), len(self.low))
+        )
+        options: dict[str, float | bool] = {"mip_rel_gap": relative_gap, "presolve": True}
+        if seconds is not None:
+            options["time_limit"] = max(0.1, seconds)
+        # SciPy takes arrays here, its published types know only floats.
+        low: Any = np.array(self.low)
+        high: Any = np.array(self.high)
+        row_low: Any = np.array(self.row_low)
+        row_high: Any = np.array(self.row_high)
+        with silent_stdout():
+            result = milp(
+                cost,
+                integrality=np.array(self.kind),
+                bounds=Bounds(low, high),
+                constraints=LinearConstraint(matrix, row_low, row_high),
+                options=options,
+            )
+        if result.status == 2:
+            return Solution(None, np.inf, is_infeasible=True, is_optimal=True)
+        bound = getattr(result, "mip_dual_bound", None)
+        if bound is None or not np.isfinite(bound):
+            bound = result.fun if result.status == 0 and not any(self.kind) else -np.inf
+        return Solution(result.x, float(bound), False, result.status == 0)

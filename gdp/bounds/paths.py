@@ -1,0 +1,99 @@
+"""Heads and tails: how early an op can be finished, and how long the run goes on after it.
+
+A relaxation of the event simulator: an op waits for each of its inputs, but never for its device or
+a channel, and every reader may assume another device for a producer. With ops in topological order
+
+    head(v, d) = op_s(v, d) + max over inputs u of v, min over e of (head(u, e) + send(u, v, e, d))
+    tail(u, e) = max over readers v of u, min over d of (send(u, v, e, d) + op_s(v, d) + tail(v, d))
+
+where send is the time of all tensors from u to v on their lane, one after the other, and the
+dispatch of v where it opens a segment because of them; ops of one group share their device. No run
+is shorter than head(v, d) + tail(v, d) minimised over d, for any v. Spans (see `bounds_spans`) are
+further arcs: from the end of u on e to the end of v on d it takes at least `span_s[e, d]`.
+
+Axes: N ops, V = N + 1: the ops and one more that reads all of them and ends the run; P pairs of
+ops with an arc; D devices; S spans.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem
+
+
+class Arcs(NamedTuple):
+    """What the run of a problem cannot be without."""
+
+    op_s: Float[np.ndarray, "V D"]  # with unavoidable dispatch; inf where the group cannot go
+    opens_s: Float[np.ndarray, "V D"]  # dispatch if an input comes from another device
+    group: Int[np.ndarray, "V"]
+    first_input: Int[np.ndarray, "V+1"]  # the arcs into op v: [v]..[v+1]
+    source: Int[np.ndarray, "P"]
+    tensors: Float[np.ndarray, "P"]  # how many tensors an arc stands for; 0 into the last op
+    size_bytes: Float[np.ndarray, "P"]  # of these tensors
+    latency_s: Float[np.ndarray, "D D"]
+    s_per_byte: Float[np.ndarray, "D D"]
+
+
+class Spans(NamedTuple):
+    """Further arcs between ops that lie far apart; source -1 is the start of the run."""
+
+    source: Int[np.ndarray, "S"]
+    target: Int[np.ndarray, "S"]  # ascending
+    span_s: Float[np.ndarray, "S D D"]
+
+
+def no_spans(num_devices: int) -> Spans:
+    """No further arcs."""
+    none = np.zeros(0, np.int64)
+    return Spans(none, none, np.zeros((0, num_devices, num_devices)))
+
+
+def arcs_of(problem: Problem) -> Arcs:
+    """The arcs of a problem. O(N D + E log E)."""
+    graph, cluster = problem.graph, problem.cluster
+    n, d = graph.num_ops, problem.num_devices
+    a = arrays_of(problem)
+    allowed = problem.group_allowed[problem.group]
+    opening = np.where(a.opens[:, None] & ~a.is_io[:, None], a.segment_s[None, :], 0.0)
+    op_s = np.zeros((n + 1, d))
+    op_s[:n] = np.where(allowed, a.compute_s + opening, np.inf)
+    opens_s = np.zeros((n + 1, d))
+    opens_s[:n] = np.where((a.opens | a.is_io)[:, None], 0.0, a.segment_s[None, :])
+    src, dst = graph.edges
+    key, which = np.unique(dst * (n + 1) + src, return_inverse=True)
+    count = np.bincount(which, minlength=len(key)).astype(np.float64)
+    size = np.bincount(which, graph.tensor_bytes[graph.use_tensor], minlength=len(key))
+    last = np.setdiff1d(np.arange(n), src)
+    source = np.concatenate([key % (n + 1), last])
+    target = np.concatenate([key // (n + 1), np.full(len(last), n)])
+    none = np.zeros(len(last))
+    return Arcs(
+        op_s=op_s,
+        opens_s=opens_s,
+        group=np.append(problem.group, -1),
+        first_input=np.searchsorted(target, np.arange(n + 2)),
+        source=source,
+        tensors=np.concatenate([count, none]),
+        size_bytes=np.concatenate([size, none]),
+        latency_s=np.array(cluster.link_latency_s, np.float64),
+        s_per_byte=1.0 / np.asarray(cluster.link_bytes_per_s, np.float64),
+    )
+
+
+def heads_and_tails(
+    arcs: Arcs, spans: Spans
+) -> tuple[Float[np.ndarray, "V D"], Float[np.ndarray, "V D"]]:
+    """(earliest end of every op on every device, least time from that end to the end of the run).
+
+    Ends are inf where an op cannot run. O(P D^2).
+    """
+    from gdp.bounds.paths_kernels import heads, tails
+
+    head_s, tail_s = np.empty_like(arcs.op_s), np.empty_like(arcs.op_s)
+    heads(arcs, spans, head_s)
+    tails(arcs, spans, tail_s)
+    return head_s, tail_s

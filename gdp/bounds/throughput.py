@@ -1,0 +1,189 @@
+"""Lower bounds of the period of a pipeline, cheapest first; loads bound a latency, too."""
+
+import logging
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from gdp.bounds.bound import Bound
+from gdp.bounds.load_program import LoadModel, build, group_seconds, model_size
+from gdp.bounds.work import shared_work_s
+from gdp.methods.base import Clock
+from gdp.problem.problem import Problem
+from gdp.quiet import silent_stdout
+from gdp.units import format_seconds
+
+LOG = logging.getLogger(__name__)
+_ENTRIES_PER_S = 60_000  # of a matrix that HiGHS solves as a linear program, about
+_MIN_MIP_S = 0.2
+# HiGHS keeps rows to 1e-7 and whole numbers to 1e-6, in units of about one period.
+_MIP_SLACK = 1e-5
+_MIP_GAP = 1e-4  # what HiGHS leaves open
+_PROVEN = 1e-9
+
+
+def load_bounds(
+    problem: Problem, seconds: float, found_s: float = np.inf, *, only_memory: bool = False
+) -> list[Bound]:
+    """What the busy times of devices and channels prove about any placement.
+
+    Work and largest ops take O(N D); the linear program is built where it is likely to be solved in
+    the seconds, and with whole placements (a mixed-integer program) in what is then left. With
+    `only_memory` nothing is done where memory cannot force ops apart. A placement that takes
+    `found_s` ends it as soon as no better one is possible.
+    """
+    clock = Clock(seconds)
+    if only_memory and not _memory_binds(problem):
+        return []
+    op_s = group_seconds(problem)
+    work_s, share = shared_work_s(op_s)
+    found = [_work(problem, work_s, share), _crowd(op_s)]
+    unit_s = max(bound.value_s for bound in found)
+    if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
+        return found
+    if model_size(problem) > _ENTRIES_PER_S * clock.remaining_s():
+        return found
+    model = build(problem, unit_s)
+    solved = _linear(model, clock)
+    if solved is not None:
+        found.append(solved)
+    known_s = max(bound.value_s for bound in found)
+    if clock.remaining_s() > _MIN_MIP_S and known_s < found_s * (1.0 - _MIP_GAP):
+        solved = _whole(model, known_s, clock)
+        if solved is not None:
+            found.append(solved)
+    return found
+
+
+def _memory_binds(problem: Problem) -> bool:
+    from gdp.sim.engine import arrays
+
+    flat = arrays(problem)
+    pipeline = problem.objective == "throughput"
+    return bool(flat.pipeline_memory_binds if pipeline else flat.memory_binds)
+
+
+def _work(problem: Problem, work_s: float, share: Float[np.ndarray, "D"]) -> Bound:
+    parts = ", ".join(
+        f"{part:.0%} {name}"
+        for part, name in zip(share, problem.cluster.device_names, strict=True)
+        if part > 0.005
+    )
+    return Bound(
+        work_s,
+        f"work over total speed: with the devices weighed {parts}, each op where it is lightest",
+    )
+
+
+def _crowd(op_s: Float[np.ndarray, "G D"]) -> Bound:
+    """Of k D + 1 ops some device gets k + 1: at least the k + 1 smallest of the largest so many."""
+    d = op_s.shape[1]
+    least_s = np.sort(op_s.min(axis=1))[::-1]
+    total_s = np.concatenate([[0.0], np.cumsum(least_s)])
+    k = np.arange((len(least_s) - 1) // d + 1)
+    value_s = total_s[k * d + 1] - total_s[k * d - k]
+    best = int(value_s.argmax())
+    if best == 0:
+        text = f"the largest op, or ops that share a device, takes {format_seconds(least_s[0])}"
+    else:
+        text = f"of the {best * d + 1} largest ops some device gets {best + 1}"
+    return Bound(float(value_s[best]) * (1.0 - 1e-12), text)
+
+
+def _linear(model: LoadModel, clock: Clock) -> Bound | None:
+    """The linear program's value, from its dual solution alone, so that no tolerance enters."""
+    from scipy.optimize import linprog
+
+    solved = linprog(
+        **_program(model), method="highs", options={"time_limit": max(0.1, clock.remaining_s())}
+    )
+    marginals = getattr(getattr(solved, "ineqlin", None), "marginals", None)
+    if marginals is None or not np.isfinite(marginals).all():
+        LOG.debug("no linear bound: %s", solved.message)
+        return None
+    weight = np.maximum(-np.asarray(marginals), 0.0)
+    if weight[: model.num_loads].sum() <= 0.0:
+        return None
+    value_s, share = dual_value_s(model, weight)
+    parts = ", ".join(
+        f"{part:.0%} {name}"
+        for part, name in sorted(
+            zip(share, model.load_names, strict=True), key=lambda entry: -entry[0]
+        )[:4]
+        if part > 0.005
+    )
+    return Bound(value_s, f"linear program of loads and transfers, weighed {parts}")
+
+
+def dual_value_s(
+    model: LoadModel, weight: Float[np.ndarray, "R"]
+) -> tuple[float, Float[np.ndarray, "L"]]:
+    """(a lower bound of the period in seconds, shares of the loads) from any weights >= 0 of rows.
+
+    sum over groups of min over d of r(g, d) + sum over others of min(0, r) - weight b, where
+    r = weight A and the weights of the loads add up to 1: whatever the weights, no placement is
+    below, so an inexact solver costs tightness, never truth.
+    """
+    scaled = weight / weight[: model.num_loads].sum()
+    reduced = np.where(model.possible, model.a.T @ scaled, np.inf)
+    num_x = model.shape[0] * model.shape[1]
+    by_group = reduced[:num_x].reshape(model.shape).min(axis=1)
+    others = np.minimum(reduced[num_x:], 0.0)
+    value = by_group.sum() + others.sum() - float(scaled @ model.b)
+    return float(value) * model.unit_s, scaled[: model.num_loads]
+
+
+def _whole(model: LoadModel, known_s: float, clock: Clock) -> Bound | None:
+    """The bound of the program with whole placements when the time is over."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    program = _program(model)
+    columns = len(program["c"])
+    whole = np.zeros(columns)
+    whole[: model.shape[0] * model.shape[1]] = 1
+    lower, upper = np.zeros(columns), np.append(model.possible.astype(float), np.inf)
+    lower[-1] = known_s / model.unit_s * (1.0 - 1e-6)
+    with silent_stdout():
+        solved = milp(
+            program["c"],
+            integrality=whole,
+            bounds=Bounds(lower, upper),  # pyright: ignore[reportArgumentType]
+            constraints=[
+                LinearConstraint(program["A_ub"], -np.inf, program["b_ub"]),
+                LinearConstraint(program["A_eq"], program["b_eq"], program["b_eq"]),
+            ],
+            options={"time_limit": clock.remaining_s(), "mip_rel_gap": _MIP_GAP},
+        )
+    dual = getattr(solved, "mip_dual_bound", None)
+    if dual is None or not np.isfinite(dual):
+        return None
+    value_s = float(dual) * model.unit_s * (1.0 - _MIP_SLACK)
+    proven = "solved" if solved.status == 0 else "stopped by time"
+    return Bound(
+        value_s,
+        f"mixed-integer program of the loads of {len(model.load_names)} devices and links by "
+        f"{model.shape[0]} groups of ops and {model.a.shape[0]} rows of transfers and limits, "
+        f"{proven} at {format_seconds(value_s)}",
+    )
+
+
+def _program(model: LoadModel) -> dict[str, Any]:
+    """The arguments of `linprog`; the last column is T."""
+    from scipy.sparse import coo_array, csr_array, hstack
+
+    rows, columns = model.a.shape
+    g, d = model.shape
+    loads = np.arange(model.num_loads)
+    t = coo_array((-np.ones(len(loads)), (loads, np.zeros_like(loads))), shape=(rows, 1))
+    x = np.arange(g * d)
+    one = coo_array((np.ones(g * d), (x // d, x)), shape=(g, columns + 1))
+    upper = np.append(model.possible.astype(float), np.inf)
+    return {
+        "c": np.append(np.zeros(columns), 1.0),
+        "A_ub": csr_array(hstack([model.a, t])),
+        "b_ub": model.b,
+        "A_eq": csr_array(one),
+        "b_eq": np.ones(g),
+        "bounds": np.stack([np.zeros(columns + 1), upper], axis=1),
+    }

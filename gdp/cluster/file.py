@@ -1,0 +1,204 @@
+"""Clusters as TOML files, and memory overrides in Hugging Face syntax."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
+from gdp.errors import ClusterError
+from gdp.files import write_atomic
+from gdp.units import parse_bytes
+
+
+class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """A `[[device]]` of a cluster file. What is left out comes from `preset`, where given."""
+
+    name: str
+    preset: str | None = None
+    kind: str | None = None
+    flop_per_s: float | dict[str, float] | None = None
+    bytes_per_s: float | None = None
+    memory_bytes: int | str | None = None
+    dispatch_s: float | None = None
+    dispatch_per: str | None = None
+    supported: list[str] | None = None
+    model: str | None = None
+
+
+class LinkEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """A `[[link]]` of a cluster file; both ways unless `one_way`."""
+
+    src: str
+    dst: str
+    bytes_per_s: float
+    latency_s: float = 0.0
+    channel: str | None = None
+    one_way: bool = False
+
+
+class ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """A cluster file."""
+
+    device: list[DeviceEntry]
+    link: list[LinkEntry] = []
+    name: str = ""
+    host: str | int = 0
+    default_bytes_per_s: float = 16e9
+    default_latency_s: float = 10e-6
+
+
+def read_cluster(path: str | os.PathLike[str]) -> Cluster:
+    """The cluster of a TOML file; raises `ClusterError` naming the key at fault."""
+    path = Path(path)
+    try:
+        entry = msgspec.toml.decode(path.read_bytes(), type=ClusterEntry)
+    except FileNotFoundError:
+        raise ClusterError(f"no cluster file {str(path)!r}") from None
+    except OSError as error:
+        raise ClusterError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ClusterError(f"{path} is not a cluster file: {error}") from None
+    for key in ("default_bytes_per_s", "default_latency_s"):
+        value = getattr(entry, key)
+        if not (value >= 0 and (value > 0 or key.endswith("latency_s"))):
+            raise ClusterError(f"{path}: {key} must be > 0, got {value}")
+    try:
+        return make_cluster(
+            entry.name or path.stem,
+            [_device(device) for device in entry.device],
+            [Link(**msgspec.structs.asdict(link)) for link in entry.link],
+            default_bytes_per_s=entry.default_bytes_per_s,
+            default_latency_s=entry.default_latency_s,
+            host=entry.host,
+        )
+    except ClusterError as error:
+        raise ClusterError(f"{path}: {error}") from None
+
+
+def _device(entry: DeviceEntry) -> Device:
+    from gdp.cluster.presets import device_preset
+
+    base = None if entry.preset is None else device_preset(entry.preset, entry.name)
+    given = {
+        key: value
+        for key, value in msgspec.structs.asdict(entry).items()
+        if value is not None and key != "preset"
+    }
+    if isinstance(given.get("flop_per_s"), float):
+        given["flop_per_s"] = {"default": given["flop_per_s"]}
+    if "memory_bytes" in given:
+        try:
+            given["memory_bytes"] = parse_bytes(given["memory_bytes"])
+        except ValueError as error:
+            raise ClusterError(f"device {entry.name!r}: memory_bytes: {error}") from None
+    if "supported" in given:
+        given["supported"] = frozenset(given["supported"])
+    if base is not None:
+        return replace(base, **given)
+    missing = [key for key in ("flop_per_s", "bytes_per_s") if key not in given]
+    if missing:
+        raise ClusterError(
+            f"device {entry.name!r} lacks {' and '.join(missing)}; give them, or a preset"
+        )
+    given.setdefault("kind", entry.name)
+    return Device(**given)
+
+
+def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
+    """Write a TOML file that `read_cluster` reads back unchanged."""
+    write_atomic(path, cluster_toml(cluster).encode())
+
+
+def cluster_toml(cluster: Cluster) -> str:
+    """The TOML text of a cluster."""
+    lines = [
+        f"name = {_quote(cluster.name)}",
+        f"host = {_quote(cluster.device_names[cluster.host])}",
+    ]
+    for device in cluster.devices:
+        speeds = ", ".join(f"{_quote(k)} = {v!r}" for k, v in device.flop_per_s.items())
+        lines += [
+            "", "[[device]]",
+            f"name = {_quote(device.name)}",
+            f"kind = {_quote(device.kind)}",
+            f"flop_per_s = {{ {speeds} }}",
+            f"bytes_per_s = {device.bytes_per_s!r}",
+            f"dispatch_s = {device.dispatch_s!r}",
+            f"dispatch_per = {_quote(device.dispatch_per)}",
+        ]  # fmt: skip
+        if device.memory_bytes < UNLIMITED_BYTES:
+            lines.append(f"memory_bytes = {device.memory_bytes}")
+        if device.model:
+            lines.append(f"model = {_quote(device.model)}")
+        if device.supported is not None:
+            lines.append(f"supported = [{', '.join(map(_quote, sorted(device.supported)))}]")
+    for i, src in enumerate(cluster.device_names):
+        for j, dst in enumerate(cluster.device_names):
+            if i != j:
+                lines += [
+                    "", "[[link]]",
+                    f"src = {_quote(src)}",
+                    f"dst = {_quote(dst)}",
+                    f"bytes_per_s = {float(cluster.link_bytes_per_s[i, j])!r}",
+                    f"latency_s = {float(cluster.link_latency_s[i, j])!r}",
+                    f"channel = {_quote(f'c{cluster.channel[i, j]}')}",
+                    "one_way = true",
+                ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _quote(text: str) -> str:
+    # A JSON string is a TOML basic string.
+    return json.dumps(text, ensure_ascii=False)
+
+
+def parse_max_memory(text: str) -> dict[str, int]:
+    """Limits by device from `0=20GiB,cpu=30GiB`; raises `ValueError` on malformed text.
+
+    >>> parse_max_memory("0=20GiB,cpu=1GB")
+    {'0': 21474836480, 'cpu': 1000000000}
+    """
+    limits: dict[str, int] = {}
+    for item in text.split(","):
+        key, separator, size = item.partition("=")
+        if not separator or not key.strip():
+            raise ValueError(f"max memory {item!r} must look like 0=20GiB or cpu=30GiB")
+        limits[key.strip()] = parse_bytes(size)
+    return limits
+
+
+def with_max_memory(cluster: Cluster, limits: Mapping[Any, int | str]) -> Cluster:
+    """The cluster with other memory limits, keyed as in Hugging Face's `max_memory`.
+
+    A number n is the n-th accelerator (the n-th device where there is none), "cpu" every device
+    whose kind begins with cpu, anything else a device name. Raises `ClusterError` on an unknown
+    key.
+    """
+    accelerators = [d for d in cluster.devices if not d.kind.startswith("cpu")]
+    numbered = accelerators or list(cluster.devices)
+    memory: dict[str, int] = {}
+    for key, size in limits.items():
+        text = str(key)
+        if text in cluster.device_names:
+            names = [text]
+        elif text.isdigit() and int(text) < len(numbered):
+            names = [numbered[int(text)].name]
+        elif text == "cpu":
+            names = [d.name for d in cluster.devices if d.kind.startswith("cpu")]
+        else:
+            names = []
+        if not names:
+            raise ClusterError(
+                f"max memory names {text!r}, cluster {cluster.name!r} has "
+                f"{', '.join(cluster.device_names)}"
+            )
+        memory.update(dict.fromkeys(names, parse_bytes(size)))
+    devices = tuple(
+        replace(d, memory_bytes=memory.get(d.name, d.memory_bytes)) for d in cluster.devices
+    )
+    return replace(cluster, devices=devices)

@@ -1,0 +1,125 @@
+"""Clusters by name: `2xcpu-core`, `4xa100-nvlink`, `cpu+2xt4-pcie3`."""
+
+import functools
+import re
+from dataclasses import replace
+
+import msgspec
+
+from gdp.cluster.types import Cluster, Device, Link, make_cluster
+from gdp.errors import ClusterError
+from gdp.resources import data_path
+from gdp.units import parse_bytes
+
+# One direction of 16 lanes: 985, 1969 and 3938 MB/s per lane after 128b/130b coding
+# (PCI-SIG base specifications 3.0, 4.0 and 5.0).
+PCIE_BYTES_PER_S = {"pcie3": 15.75e9, "pcie4": 31.5e9, "pcie5": 63.0e9}
+PCIE_LATENCY_S = 10e-6
+NVLINK_LATENCY_S = 5e-6
+# Cores of one machine hand over a pointer: what it costs is waking the reader, and that the data
+# lie in the other core's cache. Measured between two ONNX Runtime sessions (`gdp profile`).
+CORE_BYTES_PER_S = 2e10
+CORE_LATENCY_S = 45e-6
+
+
+class _Preset(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str
+    memory_bytes: str
+    flop_per_s: dict[str, float]
+    bytes_per_s: float
+    dispatch_s: float
+    source: str
+    dispatch_per: str = "op"
+    nvlink_bytes_per_s: float | None = None
+
+
+@functools.cache
+def _presets() -> dict[str, _Preset]:
+    text = data_path("clusters", "devices.toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, _Preset])
+
+
+def device_names() -> list[str]:
+    """The device presets that exist."""
+    return sorted(_presets())
+
+
+def device_preset(preset: str, name: str | None = None) -> Device:
+    """A device with datasheet numbers; raises `ClusterError` when there is no such preset."""
+    entry = _presets().get(preset)
+    if entry is None:
+        raise ClusterError(f"no device preset {preset!r}; there are {', '.join(device_names())}")
+    return Device(
+        name=preset if name is None else name,
+        kind=entry.kind,
+        flop_per_s=entry.flop_per_s,
+        bytes_per_s=entry.bytes_per_s,
+        memory_bytes=parse_bytes(entry.memory_bytes),
+        dispatch_s=entry.dispatch_s,
+        dispatch_per=entry.dispatch_per,
+    )
+
+
+def cluster_preset(spec: str) -> Cluster:
+    """A cluster from `[COUNTx]DEVICE[+[COUNTx]DEVICE...][-LINK]`.
+
+    LINK is pcie3 (the default), pcie4, pcie5 or nvlink, and joins accelerators; anything that
+    involves a CPU goes over PCIe, and cores of one CPU share memory. Over PCIe a device has one
+    lane out, which its transfers share. Raises `ClusterError` when the spec is malformed.
+    """
+    head, link = spec, "pcie3"
+    for word in (*PCIE_BYTES_PER_S, "nvlink"):
+        if spec.endswith(f"-{word}"):
+            head, link = spec[: -len(word) - 1], word
+    parts = [_part(spec, part) for part in head.split("+")]
+    devices: list[Device] = []
+    presets: list[str] = []
+    for count, preset in parts:
+        first = sum(p == preset for p in presets)
+        total = first + sum(c for c, p in parts if p == preset)
+        base = device_preset(preset)
+        stem = "core" if preset == "cpu-core" else preset
+        for i in range(first, first + count):
+            alone = total == 1 and preset != "cpu-core"
+            number = f"{stem}{i}" if preset == "cpu-core" else f"{stem}:{i}"
+            devices.append(replace(base, name=stem if alone else number))
+            presets.append(preset)
+    links = [
+        _link(spec, (devices[i], presets[i]), (devices[j], presets[j]), link)
+        for i in range(len(devices))
+        for j in range(len(devices))
+        if i != j
+    ]
+    return make_cluster(spec, devices, links)
+
+
+def _part(spec: str, part: str) -> tuple[int, str]:
+    match = re.fullmatch(r"(?:([1-9][0-9]*)x)?([a-z][a-z0-9-]*)", part)
+    if match is None or match[2] not in _presets():
+        raise ClusterError(
+            f"no cluster file or preset {spec!r}: write a path, or [COUNTx]DEVICE[+...][-LINK] "
+            f"such as 2xcpu-core or cpu+2xt4-pcie4; devices are {', '.join(device_names())}"
+        )
+    count = int(match[1] or 1)
+    if count > 1024:
+        raise ClusterError(
+            f"cluster {spec!r}: {count} devices of one kind are too many, at most 1024"
+        )
+    return count, match[2]
+
+
+def _link(spec: str, src: tuple[Device, str], dst: tuple[Device, str], link: str) -> Link:
+    (a, preset_a), (b, preset_b) = src, dst
+    if preset_a == preset_b == "cpu-core":
+        return Link(a.name, b.name, CORE_BYTES_PER_S, CORE_LATENCY_S, one_way=True)
+    to_cpu = a.kind.startswith("cpu") or b.kind.startswith("cpu")
+    if link == "nvlink" and not to_cpu:
+        speeds = [_presets()[p].nvlink_bytes_per_s for p in (preset_a, preset_b)]
+        if None in speeds:
+            raise ClusterError(
+                f"cluster {spec!r}: {a.kind} or {b.kind} has no NVLink; use pcie3 to pcie5"
+            )
+        slower = min(s for s in speeds if s is not None)
+        return Link(a.name, b.name, slower, NVLINK_LATENCY_S, channel=f"{a.name} out", one_way=True)
+    bandwidth = PCIE_BYTES_PER_S["pcie4" if link == "nvlink" else link]
+    return Link(a.name, b.name, bandwidth, PCIE_LATENCY_S, channel=f"{a.name} out", one_way=True)

@@ -1,0 +1,212 @@
+"""The machine: devices, their speeds and memories, and the links between them."""
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.errors import ClusterError
+
+UNLIMITED_BYTES = 1 << 62
+"""Memory of a device whose limit is unknown or irrelevant."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One place where ops run, one at a time."""
+
+    name: str
+    kind: str  # "cpu", "gpu", or the model, such as "a100": the key of calibrated costs
+    flop_per_s: Mapping[str, float]  # by dtype; the key "default" answers for the rest
+    bytes_per_s: float  # of the device's own memory
+    memory_bytes: int = UNLIMITED_BYTES
+    dispatch_s: float = 0.0  # fixed cost of launching one op, or one segment
+    dispatch_per: str = "op"  # "op" (eager accelerators) or "segment" (cut sub-models)
+    supported: frozenset[str] | None = None  # op types; None means all
+    model: str = ""  # what detection found, such as the processor's name
+
+    def __post_init__(self) -> None:
+        where = f"device {self.name!r}"
+        if not self.name:
+            raise ClusterError("a device has an empty name; give every device a name")
+        if "default" not in self.flop_per_s:
+            raise ClusterError(f"{where}: flop_per_s needs a 'default' entry")
+        for dtype, speed in self.flop_per_s.items():
+            if not speed > 0:
+                raise ClusterError(f"{where}: flop_per_s[{dtype!r}] must be > 0, got {speed}")
+        if not self.bytes_per_s > 0:
+            raise ClusterError(f"{where}: bytes_per_s must be > 0, got {self.bytes_per_s}")
+        if not self.memory_bytes > 0:
+            raise ClusterError(f"{where}: memory_bytes must be > 0, got {self.memory_bytes}")
+        if not self.dispatch_s >= 0:
+            raise ClusterError(f"{where}: dispatch_s must be >= 0, got {self.dispatch_s}")
+        if self.dispatch_per not in ("op", "segment"):
+            raise ClusterError(
+                f"{where}: dispatch_per must be 'op' or 'segment', got {self.dispatch_per!r}"
+            )
+
+    def speed(self, dtype: str) -> float:
+        """FLOP/s in a dtype, or the default."""
+        return self.flop_per_s.get(dtype, self.flop_per_s["default"])
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Devices and links. A transfer takes latency + bytes / bandwidth, queued on its channel."""
+
+    name: str
+    devices: tuple[Device, ...]
+    link_bytes_per_s: Float[np.ndarray, "D D"]  # [i, j]: i sends to j; inf on the diagonal
+    link_latency_s: Float[np.ndarray, "D D"]  # zero on the diagonal
+    channel: Int[np.ndarray, "D D"]  # pairs with one id share a bus; diagonal unused
+    host: int = 0  # holds graph inputs and receives outputs
+
+    def __post_init__(self) -> None:
+        d = len(self.devices)
+        if d == 0:
+            raise ClusterError(f"cluster {self.name!r} has no devices")
+        names = [device.name for device in self.devices]
+        if len(set(names)) < d:
+            twice = next(x for x in names if names.count(x) > 1)
+            raise ClusterError(f"cluster {self.name!r}: device name {twice!r} appears twice")
+        for key in ("link_bytes_per_s", "link_latency_s", "channel"):
+            if getattr(self, key).shape != (d, d):
+                raise ClusterError(f"cluster {self.name!r}: {key} must be {d} x {d}")
+        off = ~np.eye(d, dtype=bool)
+        if not (self.link_bytes_per_s[off] > 0).all():
+            raise ClusterError(f"cluster {self.name!r}: every link bandwidth must be > 0")
+        if not (np.isfinite(self.link_latency_s) & (self.link_latency_s >= 0)).all():
+            raise ClusterError(f"cluster {self.name!r}: link latencies must be finite and >= 0")
+        if not (self.channel[off] >= 0).all():
+            raise ClusterError(f"cluster {self.name!r}: channel ids must be >= 0")
+        if not 0 <= self.host < d:
+            raise ClusterError(f"cluster {self.name!r}: host {self.host} lies outside 0..{d - 1}")
+        for key in ("link_bytes_per_s", "link_latency_s", "channel"):
+            getattr(self, key).setflags(write=False)
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.devices)
+
+    @functools.cached_property
+    def device_names(self) -> tuple[str, ...]:
+        return tuple(device.name for device in self.devices)
+
+    @staticmethod
+    def load(spec: str | os.PathLike[str]) -> "Cluster":
+        """The cluster of a TOML file, or of a preset such as "2xcpu-core" or "4xa100-nvlink"."""
+        from gdp.cluster.file import read_cluster
+        from gdp.cluster.presets import cluster_preset
+
+        path = Path(spec)
+        if path.suffix == ".toml" or path.exists():
+            return read_cluster(path)
+        return cluster_preset(str(spec))
+
+    @staticmethod
+    def local() -> "Cluster":
+        """This machine, as `gdp devices` prints it."""
+        from gdp.cluster.detect import local_cluster
+
+        return local_cluster()
+
+    @functools.cached_property
+    def num_channels(self) -> int:
+        return int(self.channel.max()) + 1
+
+    @functools.cached_property
+    def memory_bytes(self) -> Int[np.ndarray, "D"]:
+        return np.array([device.memory_bytes for device in self.devices], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link between two devices, both ways unless `one_way`."""
+
+    src: str
+    dst: str
+    bytes_per_s: float
+    latency_s: float = 0.0
+    channel: str | None = None  # links that name one channel share it; None: one per direction
+    one_way: bool = field(default=False)
+
+
+def make_cluster(
+    name: str,
+    devices: Sequence[Device],
+    links: Sequence[Link] = (),
+    *,
+    default_bytes_per_s: float = 16e9,
+    default_latency_s: float = 10e-6,
+    host: int | str = 0,
+) -> Cluster:
+    """A cluster from devices and links; pairs without a link get the default, one channel each way.
+
+    >>> a, b = (Device(n, "cpu", {"default": 1e9}, 1e9) for n in "ab")
+    >>> make_cluster("two", [a, b], [Link("a", "b", 1e9, channel="bus")]).channel
+    array([[0, 0],
+           [0, 0]])
+    """
+    d = len(devices)
+    index = {device.name: i for i, device in enumerate(devices)}
+    bandwidth = np.full((d, d), float(default_bytes_per_s))
+    latency = np.full((d, d), float(default_latency_s))
+    np.fill_diagonal(bandwidth, np.inf)
+    np.fill_diagonal(latency, 0.0)
+    label: dict[tuple[int, int], str] = {}
+    for link in links:
+        for end in (link.src, link.dst):
+            if end not in index:
+                raise ClusterError(
+                    f"link {link.src!r} -> {link.dst!r}: no device {end!r}; "
+                    f"devices are {', '.join(index)}"
+                )
+        if link.src == link.dst:
+            raise ClusterError(f"link {link.src!r} -> {link.dst!r} joins a device to itself")
+        if not link.bytes_per_s > 0:
+            raise ClusterError(
+                f"link {link.src!r} -> {link.dst!r}: bytes_per_s must be > 0, "
+                f"got {link.bytes_per_s}"
+            )
+        if not link.latency_s >= 0:
+            raise ClusterError(
+                f"link {link.src!r} -> {link.dst!r}: latency_s must be >= 0, got {link.latency_s}"
+            )
+        ends = [(index[link.src], index[link.dst])]
+        if not link.one_way:
+            ends.append((index[link.dst], index[link.src]))
+        for i, j in ends:
+            bandwidth[i, j], latency[i, j] = link.bytes_per_s, link.latency_s
+            label[i, j] = f"{i}>{j}" if link.channel is None else f"named {link.channel}"
+    return Cluster(
+        name=name,
+        devices=tuple(devices),
+        link_bytes_per_s=bandwidth,
+        link_latency_s=latency,
+        channel=_channels(d, label),
+        host=_host_index(name, index, host),
+    )
+
+
+def _channels(d: int, label: Mapping[tuple[int, int], str]) -> Int[np.ndarray, "D D"]:
+    ids: dict[str, int] = {}
+    channel = np.zeros((d, d), dtype=np.int64)
+    for i in range(d):
+        for j in range(d):
+            if i != j:
+                channel[i, j] = ids.setdefault(label.get((i, j), f"{i}>{j}"), len(ids))
+    return channel
+
+
+def _host_index(name: str, index: Mapping[str, int], host: int | str) -> int:
+    if isinstance(host, int):
+        return host
+    if host not in index:
+        raise ClusterError(
+            f"cluster {name!r}: host {host!r} is no device; devices are {', '.join(index)}"
+        )
+    return index[host]

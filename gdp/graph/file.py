@@ -1,0 +1,246 @@
+"""Graph files: an `OpGraph` as strictly decoded, versioned JSON, gzipped where the name says so.
+
+What repeats is stored once: types, scopes and details are tables with one index per op. The bytes
+depend on the graph alone, so equal graphs make equal files.
+"""
+
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from gdp.errors import ModelError
+from gdp.files import write_atomic
+from gdp.graph.op_graph import Attribute, OpDetail, OpGraph, make_graph
+
+SCHEMA = 1
+GZIP_SUFFIXES = (".gz", ".gdpgraph")
+"""File names that end so are gzipped by `save_graph`; `load_graph` looks at the content."""
+
+_Index = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Amount = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
+
+
+class _Detail(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    dtype: str = "float32"
+    inputs: list[list[_Index]] = []
+    outputs: list[list[_Index]] = []
+    attributes: dict[str, int | float | str | list[int | float]] = {}
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The JSON form of a graph; what is empty has its default (zero, or an id of its own)."""
+
+    gdp_graph: int  # the schema version; the key tells what kind of file this is
+    name: str
+    ops: list[str]
+    types: list[str]  # table
+    type: list[_Index]
+    tensor_bytes: list[_Index]
+    producer: list[_Index]
+    use_tensor: list[_Index]
+    use_op: list[_Index]
+    flop: list[_Amount] = []
+    memory_traffic_bytes: list[_Amount] = []
+    weight_bytes: list[_Index] = []
+    weight_id: list[int] = []
+    colocate: list[int] = []
+    backward: list[_Index] = []  # the ops that are backward
+    scopes: list[str] = []  # table
+    scope: list[_Index] = []
+    details: list[_Detail] = []  # table
+    detail: list[_Index] = []
+    tensors: list[str] = []
+
+
+def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
+    """Write a graph file; an interrupted write leaves what was there before."""
+    data = encode_graph(graph)
+    if Path(path).name.endswith(GZIP_SUFFIXES):
+        buffer = io.BytesIO()
+        # No name and no time in the header: equal graphs make equal files.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as file:
+            file.write(data)
+        data = buffer.getvalue()
+    write_atomic(path, data)
+
+
+def load_graph(path: str | os.PathLike[str]) -> OpGraph:
+    """Read a graph file; ops may come in any order. Raises `ModelError` when it is malformed."""
+    try:
+        data = Path(path).read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except FileNotFoundError:
+        raise ModelError(f"no graph file {str(path)!r}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ModelError(f"{path} is a damaged gzip file: {error}") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    return decode_graph(data, str(path))
+
+
+def encode_graph(graph: OpGraph) -> bytes:
+    """The JSON of a graph, for a file or as part of another document."""
+    return msgspec.json.encode(_to_file(graph))
+
+
+def decode_graph(data: bytes, path: str) -> OpGraph:
+    """The graph of its JSON; `path` names where it came from in errors."""
+    try:
+        document = msgspec.json.decode(data, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} is not a graph file: {error}") from None
+    if document.gdp_graph != SCHEMA:
+        raise ModelError(
+            f"{path} has graph schema {document.gdp_graph}, this gdp reads {SCHEMA}; "
+            "write it again with a matching version"
+        )
+    if found := _misfits(document):
+        raise ModelError(f"{path}: {found}")
+    return _from_file(document)
+
+
+def _to_file(graph: OpGraph) -> _File:
+    types, type_index = _table(graph.op_types)
+    scopes, scope_index = _table(graph.scope)
+    details, detail_index = _table([_key(detail) for detail in graph.detail])
+    first_of = {index: op for op, index in reversed(list(enumerate(detail_index)))}
+    own = np.arange(graph.num_ops)
+    plain = tuple(f"t{t}" for t in range(graph.num_tensors))
+    plain_details = details == [_key(OpDetail())]
+    return _File(
+        gdp_graph=SCHEMA,
+        name=graph.name,
+        ops=list(graph.op_names),
+        types=types,
+        type=type_index,
+        tensor_bytes=graph.tensor_bytes.tolist(),
+        producer=graph.producer.tolist(),
+        use_tensor=graph.use_tensor.tolist(),
+        use_op=graph.use_op.tolist(),
+        flop=_amounts(graph.flop),
+        memory_traffic_bytes=_amounts(graph.memory_traffic_bytes),
+        weight_bytes=graph.weight_bytes.tolist() if graph.weight_bytes.any() else [],
+        weight_id=[] if (graph.weight_id == own).all() else graph.weight_id.tolist(),
+        colocate=[] if (graph.colocate == own).all() else graph.colocate.tolist(),
+        backward=np.flatnonzero(graph.is_backward).tolist(),
+        scopes=[] if scopes == [""] else scopes,
+        scope=[] if scopes == [""] else scope_index,
+        details=[]
+        if plain_details
+        else [_detail(graph.detail[first_of[i]]) for i in range(len(details))],
+        detail=[] if plain_details else detail_index,
+        tensors=[] if graph.tensor_names == plain else list(graph.tensor_names),
+    )
+
+
+def _from_file(document: _File) -> OpGraph:
+    n, t = len(document.ops), len(document.tensor_bytes)
+    details = [
+        OpDetail(
+            dtype=entry.dtype,
+            input_shapes=tuple(tuple(shape) for shape in entry.inputs),
+            output_shapes=tuple(tuple(shape) for shape in entry.outputs),
+            attributes={key: _attribute(value) for key, value in entry.attributes.items()},
+        )
+        for entry in document.details
+    ]
+    backward = np.zeros(n, dtype=bool)
+    backward[document.backward] = True
+    # `make_graph` sorts a file whose ops come in another order, and names a cycle.
+    return make_graph(
+        document.name,
+        document.ops,
+        [document.types[i] for i in document.type],
+        list(zip(document.producer, document.tensor_bytes, strict=True)),
+        list(zip(document.use_tensor, document.use_op, strict=True)),
+        flop=np.array(document.flop, dtype=float) if document.flop else None,
+        memory_traffic_bytes=np.array(document.memory_traffic_bytes, dtype=float)
+        if document.memory_traffic_bytes
+        else None,
+        weight_bytes=document.weight_bytes or None,
+        weight_id=document.weight_id or None,
+        colocate=document.colocate or None,
+        is_backward=backward,
+        scope=[document.scopes[i] for i in document.scope] or None,
+        detail=[details[i] for i in document.detail] or None,
+        tensor_names=document.tensors or [f"t{i}" for i in range(t)],
+    )
+
+
+def _misfits(document: _File) -> str:
+    """The first thing that does not fit together, or an empty string."""
+    n, t = len(document.ops), len(document.tensor_bytes)
+    lengths = {
+        "type": n, "producer": t, "use_op": len(document.use_tensor),
+    }  # fmt: skip
+    optional = {
+        "flop": n, "memory_traffic_bytes": n, "weight_bytes": n, "weight_id": n, "colocate": n,
+        "scope": n, "detail": n, "tensors": t,
+    }  # fmt: skip
+    lengths.update({key: wanted for key, wanted in optional.items() if getattr(document, key)})
+    for key, wanted in lengths.items():
+        if len(getattr(document, key)) != wanted:
+            return f"{key!r} has {len(getattr(document, key))} entries, {wanted} wanted"
+    tables = {
+        "type": len(document.types), "scope": len(document.scopes),
+        "detail": len(document.details), "backward": n, "producer": n, "use_tensor": t,
+        "use_op": n,
+    }  # fmt: skip
+    for key, size in tables.items():
+        largest = max(getattr(document, key), default=-1)
+        if largest >= size:
+            return f"{key!r} holds index {largest}, the largest that exists is {size - 1}"
+    for key in ("weight_id", "colocate"):
+        if any(abs(value) > 2**62 for value in getattr(document, key)):
+            return f"{key!r} holds an id beyond 62 bits"
+    return ""
+
+
+def _table(values: Sequence[Hashable]) -> tuple[list, list[int]]:
+    """The distinct values in order of first appearance, and the index of each value."""
+    index: dict[Hashable, int] = {}
+    indices = [index.setdefault(value, len(index)) for value in values]
+    return list(index), indices
+
+
+def _key(detail: OpDetail) -> Hashable:
+    attributes = tuple(sorted((k, _typed(v)) for k, v in detail.attributes.items()))
+    return (detail.dtype, detail.input_shapes, detail.output_shapes, attributes)
+
+
+def _typed(value: Attribute) -> Hashable:
+    """Tells 1 from 1.0, which are equal as keys."""
+    kinds = tuple(type(v).__name__ for v in value) if isinstance(value, tuple) else ()
+    return (type(value).__name__, str(value), kinds)
+
+
+def _detail(detail: OpDetail) -> _Detail:
+    attributes: Mapping[str, Attribute] = detail.attributes
+    return _Detail(
+        dtype=detail.dtype,
+        inputs=[list(shape) for shape in detail.input_shapes],
+        outputs=[list(shape) for shape in detail.output_shapes],
+        attributes={
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in sorted(attributes.items())
+        },
+    )
+
+
+def _attribute(value: int | float | str | list[int | float]) -> Attribute:
+    return tuple(value) if isinstance(value, list) else value  # type: ignore[return-value]
+
+
+def _amounts(values: np.ndarray) -> list[int | float]:
+    """Whole numbers lose their `.0`, which takes up space; zeros alone take none."""
+    if not values.any():
+        return []
+    return [int(v) if v.is_integer() and v < 2**53 else v for v in values.tolist()]

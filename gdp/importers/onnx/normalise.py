@@ -1,0 +1,160 @@
+"""One form for every ONNX model: functions inlined, nodes in order and named, weights no inputs."""
+
+import ast
+
+import numpy as np
+import onnx_ir as ir
+
+from gdp.errors import ModelError
+from gdp.graph.op_graph import topological_order
+from gdp.importers.onnx.read import describe, one_line, root_cause
+
+FIRST_IR_WITHOUT_WEIGHT_INPUTS = 4
+"""Older IR versions demand that every initialiser is a graph input too."""
+
+SCOPE_KEY = "pkg.torch.onnx.name_scopes"
+NAMESPACE_KEY = "namespace"
+
+
+def normalise(model: ir.Model, source: str) -> None:
+    """Inline functions, drop initialisers from the inputs, sort topologically, give every node of
+    the main graph a name of its own. In place; `source` names the file in errors."""
+    if model.functions:
+        _inline(model, source)
+    graph = model.graph
+    if len(graph) == 0:
+        raise ModelError(f"{source}: the graph has no nodes; there is nothing to place")
+    real = [value for value in graph.inputs if not value.is_initializer()]
+    if len(real) < len(graph.inputs):
+        graph.inputs.clear()
+        graph.inputs.extend(real)
+        model.ir_version = max(model.ir_version, FIRST_IR_WITHOUT_WEIGHT_INPUTS)
+    _sort(graph, source)
+    _name_nodes(graph)
+
+
+def input_op_name(value: str) -> str:
+    return f"input:{value}"
+
+
+def output_op_name(value: str) -> str:
+    return f"output:{value}"
+
+
+def scope_of(node: ir.Node) -> str:
+    """The module path of a node, dotted; "" where unknown.
+
+    From the metadata that PyTorch's exporter writes, else from a name with slashes.
+    """
+    scopes = node.metadata_props.get(SCOPE_KEY)
+    if scopes:
+        return _from_scopes(scopes)
+    namespace = node.metadata_props.get(NAMESPACE_KEY)
+    if namespace:
+        return _from_namespace(namespace)
+    return scope_of_name(node.name or "")
+
+
+def scope_of_name(name: str) -> str:
+    """The part of a node's name before the last slash.
+
+    >>> scope_of_name("/model/layers.0/attn/MatMul")
+    'model.layers.0.attn'
+    """
+    return ".".join(part for part in name.split("/")[:-1] if part)
+
+
+def _from_scopes(text: str) -> str:
+    """The innermost module of "['', 'model', 'model.layers.0', 'linear']": the last entry is the
+    node itself."""
+    try:
+        scopes = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return ""
+    if not isinstance(scopes, list) or len(scopes) < 2:
+        return ""
+    return str(scopes[-2])
+
+
+def _from_namespace(text: str) -> str:
+    """The innermost module of ": Bert/encoder: Encoder/encoder.layer.0: Layer/view: aten.view"."""
+    return text.split("/")[-2].partition(":")[0].strip() if "/" in text else ""
+
+
+def _inline(model: ir.Model, source: str) -> None:
+    from onnx_ir.passes.common import InlinePass
+
+    try:
+        InlinePass()(model)
+    except Exception as error:  # the pass wraps what went wrong in its own errors
+        raise ModelError(
+            f"{source}: its functions cannot be inlined: {root_cause(error)}"
+        ) from None
+
+
+def _sort(graph: ir.Graph, source: str) -> None:
+    if _is_sorted(graph):
+        return
+    try:
+        graph.sort()
+    except ValueError:
+        node = _node_on_cycle(graph)
+        raise ModelError(
+            f"{source}: the graph has a cycle through {describe(node.name, node.op_type)}, "
+            f"which makes {node.outputs[0].name!r}"
+        ) from None
+
+
+def _is_sorted(graph: ir.Graph) -> bool:
+    done: set[ir.Node] = set()
+    for node in graph:
+        for value in node.inputs:
+            maker = None if value is None else value.producer()
+            if maker is not None and maker.graph is graph and maker not in done:
+                return False
+        for attribute in node.attributes.values():
+            if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+                return False  # bodies read from outside: leave it to the full sort
+        done.add(node)
+    return True
+
+
+def _node_on_cycle(graph: ir.Graph) -> ir.Node:
+    """A node that reads, through others, what it makes: walk back through unsorted nodes until one
+    comes up again."""
+    nodes = list(graph)
+    index = {node: i for i, node in enumerate(nodes)}
+    edges = [
+        (index[maker], index[node])
+        for node in nodes
+        for value in node.inputs
+        if value is not None and (maker := value.producer()) in index
+    ]
+    src, dst = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+    stuck = set(range(len(nodes))) - set(topological_order(len(nodes), src, dst).tolist())
+    makers: dict[int, int] = {j: i for i, j in edges if i in stuck}
+    here = min(stuck, default=0)
+    seen: set[int] = set()
+    while here not in seen and here in makers:
+        seen.add(here)
+        here = makers[here]
+    return nodes[here]
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    """Names that are given and unique stay; an unnamed node takes the name of its first output; a
+    repeated name gets the first free suffix _2, _3 and so on, in graph order."""
+    used = {input_op_name(value.name or "") for value in graph.inputs}
+    used |= {output_op_name(value.name or "") for value in graph.outputs}
+    given = {node.name for node in graph if node.name}
+    suffix: dict[str, int] = {}
+    for node in graph:
+        wanted = node.name or next((v.name for v in node.outputs if v.name), "") or node.op_type
+        wanted = one_line(wanted) or node.op_type
+        name = wanted
+        # A name that some other node was given belongs to that node.
+        while name in used or (name != node.name and name in given):
+            suffix[wanted] = suffix.get(wanted, 1) + 1
+            name = f"{wanted}_{suffix[wanted]}"
+        used.add(name)
+        node.name = name

@@ -1,0 +1,1 @@
+"""Shapes and types of every value of an ONNX model."""

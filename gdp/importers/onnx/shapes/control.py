@@ -1,0 +1,203 @@
+"""If, Loop, Scan and SequenceMap: one op each, with the shapes and the cost of their bodies."""
+
+import onnx_ir as ir
+
+from gdp.errors import ModelError
+from gdp.importers.onnx.costs import node_cost
+from gdp.importers.onnx.shapes.infer import Facts, bodies
+from gdp.importers.onnx.shapes.types import Fact, Inferred, NodeView, Partial, Tensor, TensorList
+
+ENDLESS = 1 << 31
+"""A trip count from here on means "until the condition fails"; exporters write 2**63 - 1."""
+TRACED_TRIPS = 64
+"""A loop whose state keeps growing is followed this far; later iterations cost as the last."""
+
+Cost = tuple[float, float]  # FLOPs, bytes of traffic
+
+
+def infer_control(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
+    """The outputs of a node with bodies; its cost is noted in `facts.body`."""
+    rules = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
+    if view.domain != "" or view.op_type not in rules:
+        return _other(facts, node, view)
+    return rules[view.op_type](facts, node, view)
+
+
+def _if(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
+    then, other = _body(node, "then_branch"), _body(node, "else_branch")
+    condition = view.data(0)
+    if condition is not None and condition.size == 1:
+        taken = then if condition.reshape(-1)[0] else other
+        facts.body[node] = _run(facts, taken)
+        return _results(facts, taken, node)
+    costs = [_run(facts, branch) for branch in (then, other)]
+    results = [_results(facts, branch, node) for branch in (then, other)]
+    dearer = 0 if costs[0] >= costs[1] else 1
+    facts.body[node] = costs[dearer]
+    if costs[0] != costs[1] or results[0] != results[1]:
+        facts.assume(
+            f"node {view.name!r} (If): the condition depends on data; the "
+            f"{'then' if dearer == 0 else 'else'} branch, the dearer one, is assumed"
+        )
+    return results[dearer]
+
+
+def _loop(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
+    body = _body(node, "body")
+    trips = _trips(facts, view, body)
+    states: list[Fact] = [fact for fact in view.inputs[2:] if fact is not None]
+    if len(body.inputs) != 2 + len(states):
+        raise ModelError(
+            f"node {view.name!r} (Loop) carries {len(states)} values, its body takes "
+            f"{len(body.inputs) - 2}"
+        )
+    total: Cost = (0.0, 0.0)
+    scanned: list[Inferred] = []
+    facts.tensors[body.inputs[0]] = Tensor(ir.DataType.INT64, ())
+    facts.tensors[body.inputs[1]] = Tensor(ir.DataType.BOOL, ())
+    for trip in range(max(trips, 1)):
+        facts.tensors.update(zip(body.inputs[2:], states, strict=True))
+        cost = _run(facts, body)
+        results = _results(facts, body, node)[1:]
+        scanned = results[len(states) :]
+        after = [r for r in results[: len(states)] if isinstance(r, Tensor | TensorList)]
+        if trips == 0:
+            break  # visited for the shapes of what it would have made
+        settled = after == states or trip + 1 == TRACED_TRIPS
+        times = trips - trip if settled else 1
+        total = (total[0] + times * cost[0], total[1] + times * cost[1])
+        states = after
+        if settled:
+            break
+    facts.body[node] = total
+    return [*states, *(_stacked(item, 0, trips) for item in scanned)]
+
+
+def _trips(facts: Facts, view: NodeView, body: ir.Graph) -> int:
+    """How often a loop runs: its constant trip count, the user's word, or once."""
+    limit, condition = view.data(0), view.data(1)
+    if condition is not None and not condition.reshape(-1)[0]:
+        return 0
+    if limit is not None and int(limit.reshape(-1)[0]) < ENDLESS:
+        trips = int(limit.reshape(-1)[0])
+        # A condition that is just passed on never ends the loop early.
+        if not _passes_on(body):
+            facts.assume(
+                f"node {view.name!r} (Loop): its condition may end it early; all {trips} trips "
+                "are assumed"
+            )
+        return max(trips, 0)
+    if facts.options.trips is not None:
+        return facts.options.trips
+    facts.assume(
+        f"node {view.name!r} (Loop): the trip count depends on data; 1 trip is assumed, "
+        "give another with trips=N"
+    )
+    return 1
+
+
+def _passes_on(body: ir.Graph) -> bool:
+    value = body.outputs[0]
+    maker = value.producer()
+    while maker is not None and maker.op_type in ("Identity", "Cast"):
+        source = maker.inputs[0]
+        if source is None:
+            break
+        value, maker = source, source.producer()
+    constant = maker is not None and maker.op_type == "Constant"
+    return value is body.inputs[1] or constant or value.is_initializer()
+
+
+def _scan(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
+    """Operator set 8 has a batch axis in front and a first input of sequence lengths."""
+    body, batched = _body(node, "body"), view.version < 9
+    given = view.inputs[1:] if batched else view.inputs
+    count = int(view.attribute("num_scan_inputs"))
+    tensors = [fact for fact in given if isinstance(fact, Tensor)]
+    states, sequences = tensors[: len(tensors) - count], tensors[len(tensors) - count :]
+    if len(body.inputs) != len(tensors) or not sequences:
+        raise ModelError(
+            f"node {view.name!r} (Scan) is given {len(tensors)} tensors, its body takes "
+            f"{len(body.inputs)}"
+        )
+    axes = list(view.attribute("scan_input_axes") or [0] * count)
+    lead = sequences[0].shape[:1] if batched else ()
+    trips = sequences[0].shape[1 if batched else axes[0]]
+    inner = [Tensor(s.dtype, s.shape[len(lead) :]) for s in states]
+    for sequence, axis in zip(sequences, axes, strict=True):
+        shape = list(sequence.shape[len(lead) :])
+        del shape[0 if batched else axis]
+        inner.append(Tensor(sequence.dtype, tuple(shape)))
+    facts.tensors.update(zip(body.inputs, inner, strict=True))
+    flop, traffic = _run(facts, body)
+    times = trips * (lead[0] if batched else 1)
+    facts.body[node] = (times * flop, times * traffic)
+    results = _results(facts, body, node)
+    made = results[len(states) :]
+    out_axes = view.attribute("scan_output_axes") or [0] * len(made)
+    stacked = [_stacked(item, axis, trips) for item, axis in zip(made, out_axes, strict=True)]
+    return [_led(item, lead) for item in (*results[: len(states)], *stacked)]
+
+
+def _sequence_map(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
+    body, first = _body(node, "body"), view.inputs[0]
+    items = first.items if isinstance(first, TensorList) else ()
+    flop = traffic = 0.0
+    columns: list[list[Tensor]] = [[] for _ in body.outputs]
+    for i in range(len(items)):
+        for value, fact in zip(body.inputs, view.inputs, strict=False):
+            if fact is not None:
+                facts.tensors[value] = fact.items[i] if isinstance(fact, TensorList) else fact
+        cost = _run(facts, body)
+        flop, traffic = flop + cost[0], traffic + cost[1]
+        for column, result in zip(columns, _results(facts, body, node), strict=True):
+            if isinstance(result, Tensor):
+                column.append(result)
+    facts.body[node] = (flop, traffic)
+    return [TensorList(tuple(column)) for column in columns]
+
+
+def _other(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
+    """An operator with bodies of some other kind: shaped by its schema, its bodies not costed."""
+    facts.body[node] = (0.0, 0.0)
+    facts.assume(
+        f"node {view.name!r} ({view.op_type}): its {len(list(bodies(node)))} subgraphs are not "
+        "costed"
+    )
+    return facts.schema(view)
+
+
+def _body(node: ir.Node, name: str) -> ir.Graph:
+    attribute = node.attributes.get(name)
+    if attribute is None or attribute.type != ir.AttributeType.GRAPH:
+        raise ModelError(f"node {node.name!r} ({node.op_type}) has no subgraph {name!r}")
+    return attribute.as_graph()
+
+
+def _run(facts: Facts, body: ir.Graph) -> Cost:
+    """Visit a body whose inputs are known; the cost of its nodes, constants excepted."""
+    facts.infer_graph(body)
+    flop = traffic = 0.0
+    for node in body:
+        if not all(value in facts.constant for value in node.outputs):
+            cost = node_cost(facts.view(node))
+            if cost.estimated:
+                facts.estimated.add(node)
+            flop, traffic = flop + cost.flop, traffic + cost.traffic_bytes
+    return flop, traffic
+
+
+def _results(facts: Facts, body: ir.Graph, reader: ir.Node) -> list[Inferred]:
+    return [facts.fact(value, reader) for value in body.outputs]
+
+
+def _stacked(item: Inferred, axis: int, count: int) -> Inferred:
+    """One value per trip, joined along a new axis."""
+    if not isinstance(item, Tensor):
+        return Partial()
+    at = axis if axis >= 0 else len(item.shape) + 1 + axis
+    return Tensor(item.dtype, (*item.shape[:at], count, *item.shape[at:]))
+
+
+def _led(item: Inferred, lead: tuple[int, ...]) -> Inferred:
+    return Tensor(item.dtype, (*lead, *item.shape)) if isinstance(item, Tensor) else item

@@ -1,0 +1,306 @@
+"""Single-sample latency with a limited number of blocks per accelerator, as a CP-SAT model.
+
+Blocks stand in an order in which every arc between blocks leads forward; one always exists, so the
+order itself breaks the symmetry of equal accelerators. Block b is position 2b + 1 of a ladder, ops
+on CPUs are at even positions, and positions never fall along an edge: that makes blocks convex and
+keeps them from waiting for each other in a circle. Along the ladder
+
+    start(b) >= finish(u) for every tensor that b reads and op u outside b makes
+    finish(b) = start(b) + tensor_s of what b reads + compute_s + tensor_s of what others read
+
+(Tarnawski et al. 2020, arXiv 2006.16423, appendix: contiguous with one block per accelerator, which
+is an accelerator's position; with more, each block has an owner that it waits for.)
+
+Axes: N ops, T tensors, B blocks, A accelerators, G groups.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.graph.op_graph import topological_order
+from gdp.methods.exact.cp_sat import TICKS, cp_model_library, run_cp, ticks
+from gdp.methods.exact.hypergraph import group_weights
+from gdp.problem.problem import Problem
+from gdp.sim.host_load import is_cpu
+
+
+@dataclass(frozen=True, eq=False)
+class BlockSolution:
+    """What is known of the placements no slower than a known one. Axes: N ops."""
+
+    device: Int[np.ndarray, "N"] | None  # None: none found
+    rank: Int[np.ndarray, "N"] | None  # None: every accelerator is one block
+    bound_s: float  # nothing with so many blocks is faster
+    is_complete: bool
+
+
+def solve_blocks(
+    problem: Problem,
+    blocks_per_device: int,
+    upper_s: float,
+    seconds: float | None,
+    seed: int,
+    hint: Int[np.ndarray, "N"] | None = None,
+) -> BlockSolution:
+    """The fastest placement of at most some blocks per accelerator, up to `upper_s`."""
+    form = _Form(problem, blocks_per_device, upper_s / TICKS)
+    if hint is not None:
+        form.hint(hint)
+    solution = run_cp(form.model, seconds, seed)
+    # Where time ran out before a first bound, the longest path still holds.
+    bound_s = max(form.path, solution.bound) * form.unit_s
+    if solution.solver is None:
+        return BlockSolution(None, None, min(bound_s, upper_s), solution.is_complete)
+    device, rank = form.read(solution.solver)
+    return BlockSolution(device, rank, min(bound_s, upper_s), solution.is_complete)
+
+
+class _Form:
+    """The model under construction; the fields are its variables."""
+
+    def __init__(self, problem: Problem, blocks_per_device: int, unit_s: float) -> None:
+        cp_model = cp_model_library()
+        self.problem, self.unit_s = problem, unit_s
+        self.model = cp_model.CpModel()
+        cpu = is_cpu(problem)
+        self.accelerators = np.flatnonzero(~cpu)
+        self.cpus = np.flatnonzero(cpu)
+        self.work = ticks(np.where(problem.allowed, problem.compute_s, np.inf), unit_s)
+        self.send = ticks(np.array(problem.tensor_s, dtype=float), unit_s)
+        self.num_blocks = blocks_per_device * len(self.accelerators)
+        self.owned = blocks_per_device == 1 and self._are_equal()
+        self._ladder()
+        self.owner = self._owners(blocks_per_device)
+        self._groups()
+        self._memory()
+        self._times()
+
+    def _are_equal(self) -> bool:
+        a = self.accelerators
+        memory = self.problem.cluster.memory_bytes[a]
+        allowed = self.problem.allowed[:, a]
+        return bool(
+            len(a) > 0
+            and (memory == memory[0]).all()
+            and (self.work[:, a] == self.work[:, a[:1]]).all()
+            and (allowed == allowed[:, :1]).all()
+        )
+
+    def _ladder(self) -> None:
+        """`at_most[v][t]`: position of v <= t; `inside[v][b]`: v in block b; `on_cpu[v]`."""
+        model, n = self.model, self.problem.num_ops
+        last = 2 * self.num_blocks
+        self.at_most: list[list[Any]] = [
+            [model.new_bool_var("") for _ in range(last)] + [1] for _ in range(n)
+        ]
+        self.inside: list[list[Any]] = [
+            [model.new_bool_var("") for _ in range(self.num_blocks)] for _ in range(n)
+        ]
+        self.on_cpu = [model.new_bool_var("") for _ in range(n)]
+        for v in range(n):
+            for t in range(last - 1):
+                model.add_implication(self.at_most[v][t], self.at_most[v][t + 1])
+            for b in range(self.num_blocks):
+                here = self.at_most[v][2 * b + 1] - self.at_most[v][2 * b]
+                model.add(self.inside[v][b] == here)
+            model.add_exactly_one([*self.inside[v], self.on_cpu[v]])
+            if not self.problem.allowed[v, self.cpus].any():
+                model.add(self.on_cpu[v] == 0)
+            if not self.problem.allowed[v, self.accelerators].any():
+                model.add(self.on_cpu[v] == 1)
+        for u, v in sorted(set(zip(*(x.tolist() for x in self.problem.graph.edges), strict=True))):
+            for t in range(last):
+                model.add_implication(self.at_most[v][t], self.at_most[u][t])
+
+    def _owners(self, blocks_per_device: int) -> list[list[Any]]:
+        """`owner[b][i]`: accelerator i runs block b; constants where blocks are accelerators."""
+        model, count = self.model, len(self.accelerators)
+        if self.owned:
+            return [[int(i == b) for i in range(count)] for b in range(count)]
+        owner = [[model.new_bool_var("") for _ in range(count)] for _ in range(self.num_blocks)]
+        for b in range(self.num_blocks):
+            model.add_at_most_one(owner[b])
+        for i in range(count):
+            model.add(sum(owner[b][i] for b in range(self.num_blocks)) <= blocks_per_device)
+        if self._are_equal():
+            for b in range(self.num_blocks):
+                for i in range(1, count):
+                    before = [owner[e][i - 1] for e in range(b)]
+                    model.add_bool_or([*before, owner[b][i].negated()])
+        for v in range(self.problem.num_ops):
+            for b in range(self.num_blocks):
+                model.add_bool_or([*owner[b], self.inside[v][b].negated()])
+                for i, a in enumerate(self.accelerators):
+                    if not self.problem.allowed[v, a]:
+                        model.add_at_most_one([owner[b][i], self.inside[v][b]])
+        return owner
+
+    def _groups(self) -> None:
+        """`holds[g][i]`: accelerator i holds group g."""
+        model, count = self.model, len(self.accelerators)
+        groups = range(self.problem.num_groups)
+        first = [int(np.flatnonzero(self.problem.group == g)[0]) for g in groups]
+        for v, g in enumerate(self.problem.group.tolist()):
+            if v != first[g]:
+                model.add(self.on_cpu[v] == self.on_cpu[first[g]])
+        if self.owned:
+            self.holds = [self.inside[first[g]] for g in groups]
+            for v, g in enumerate(self.problem.group.tolist()):
+                for b in range(self.num_blocks if v != first[g] else 0):
+                    model.add(self.inside[v][b] == self.inside[first[g]][b])
+            return
+        self.holds = [[model.new_bool_var("") for _ in range(count)] for _ in groups]
+        for g in groups:
+            model.add_exactly_one([*self.holds[g], self.on_cpu[first[g]]])
+        for v, g in enumerate(self.problem.group.tolist()):
+            for b in range(self.num_blocks):
+                for i in range(count):
+                    clause = [self.inside[v][b].negated(), self.owner[b][i].negated()]
+                    model.add_bool_or([*clause, self.holds[g][i]])
+
+    def _memory(self) -> None:
+        """Weights fit on every accelerator; a weight that groups share is there once."""
+        model = self.model
+        held, shared = group_weights(self.problem)
+        total = int(held.sum()) + sum(size for size, _ in shared)
+        for i, a in enumerate(self.accelerators):
+            capacity = int(self.problem.cluster.memory_bytes[a])
+            if capacity >= total:
+                continue
+            terms = [int(size) * self.holds[g][i] for g, size in enumerate(held) if size]
+            for size, groups in shared:
+                there = model.new_bool_var("")
+                for g in groups:
+                    model.add_implication(self.holds[g][i], there)
+                terms.append(int(size) * there)
+            model.add(sum(terms) <= capacity)
+
+    def _times(self) -> None:
+        model, problem = self.model, self.problem
+        n, blocks = problem.num_ops, range(self.num_blocks)
+        latest = self._earliest()
+        self.path = int(latest.max(initial=0))
+        finish = [model.new_int_var(int(latest[v]), TICKS, "") for v in range(n)]
+        start = [model.new_int_var(0, TICKS, "") for _ in blocks]
+        end = [model.new_int_var(0, TICKS, "") for _ in blocks]
+        latency = model.new_int_var(int(latest.max(initial=0)), TICKS, "")
+        moved: list[list[Any]] = [[] for _ in blocks]
+        src, dst = problem.graph.edges
+        readers: dict[int, set[int]] = {}
+        for t, v in zip(problem.graph.use_tensor.tolist(), dst.tolist(), strict=True):
+            readers.setdefault(t, set()).add(v)
+        for t, known in readers.items():
+            u = int(problem.graph.producer[t])
+            for b in blocks:
+                reads, writes = model.new_bool_var(""), model.new_bool_var("")
+                for v in known:
+                    model.add(reads >= self.inside[v][b] - self.inside[u][b])
+                    model.add(writes >= self.inside[u][b] - self.inside[v][b])
+                model.add_at_most_one([reads, self.inside[u][b]])
+                model.add_implication(writes, self.inside[u][b])
+                if self.send[t]:
+                    moved[b] += [int(self.send[t]) * reads, int(self.send[t]) * writes]
+                model.add(start[b] >= finish[u]).only_enforce_if(reads)
+        self._blocks_last(start, end, moved)
+        slow = self.work[:, self.cpus].min(axis=1, initial=2 * TICKS)
+        for v in range(n):
+            for b in blocks:
+                model.add(finish[v] >= end[b]).only_enforce_if(self.inside[v][b])
+            model.add(latency >= finish[v])
+        for u, v in set(zip(src.tolist(), dst.tolist(), strict=True)):
+            own = min(int(slow[v]), TICKS)
+            model.add(finish[v] >= finish[u] + own).only_enforce_if(self.on_cpu[v])
+            model.add(finish[v] >= finish[u])
+        for v in np.flatnonzero(slow > 0).tolist():
+            if slow[v] > TICKS:
+                model.add(self.on_cpu[v] == 0)
+            else:
+                model.add(finish[v] >= int(slow[v])).only_enforce_if(self.on_cpu[v])
+        model.minimize(latency)
+
+    def _blocks_last(self, start: list[Any], end: list[Any], moved: list[list[Any]]) -> None:
+        """Every block ends when it has moved and computed all that is its own."""
+        model, count = self.model, len(self.accelerators)
+        for b in range(self.num_blocks):
+            for i in [b] if self.owned else range(count):
+                a = self.accelerators[i]
+                own = [
+                    int(self.work[v, a]) * self.inside[v][b]
+                    for v in range(self.problem.num_ops)
+                    if self.problem.allowed[v, a] and self.work[v, a]
+                ]
+                row = model.add(end[b] >= start[b] + sum(moved[b]) + sum(own))
+                if not self.owned:
+                    row.only_enforce_if(self.owner[b][i])
+                    for e in range(b):
+                        both = [self.owner[b][i], self.owner[e][i]]
+                        model.add(start[b] >= end[e]).only_enforce_if(both)
+
+    def _earliest(self) -> Int[np.ndarray, "N"]:
+        """When each op can be done at the earliest: the longest path of fastest times."""
+        best = np.minimum(self.work.min(axis=1), TICKS)
+        done = best.copy()
+        src, dst = self.problem.graph.edges
+        for u, v in zip(src.tolist(), dst.tolist(), strict=True):
+            done[v] = max(done[v], done[u] + best[v])
+        return np.minimum(done, TICKS)
+
+    def hint(self, device: Int[np.ndarray, "N"]) -> None:
+        """Where a search may begin, if the placement has no more blocks than the model."""
+        position, block_device = ladder_positions(self.problem, device)
+        if len(block_device) > self.num_blocks:
+            return
+        for v, at in enumerate(position.tolist()):
+            for t in range(2 * self.num_blocks):
+                self.model.add_hint(self.at_most[v][t], at <= t)
+            for b in range(self.num_blocks):
+                self.model.add_hint(self.inside[v][b], at == 2 * b + 1)
+            self.model.add_hint(self.on_cpu[v], at % 2 == 0)
+
+    def read(self, solver: Any) -> tuple[Int[np.ndarray, "N"], Int[np.ndarray, "N"] | None]:
+        """The devices, and ranks that tell blocks of one accelerator apart where there are any."""
+        problem = self.problem
+        device, rank = np.zeros((2, problem.num_ops), dtype=np.int64)
+        for v in range(problem.num_ops):
+            if solver.value(self.on_cpu[v]):
+                allowed = problem.group_allowed[problem.group[v], self.cpus]
+                times = np.where(allowed, self.work[v, self.cpus], 4 * TICKS)
+                device[v] = self.cpus[int(times.argmin())]
+                continue
+            b = next(b for b in range(self.num_blocks) if solver.value(self.inside[v][b]))
+            rank[v] = b
+            for i, a in enumerate(self.accelerators):
+                if solver.value(self.owner[b][i]):
+                    device[v] = a
+        return device, None if self.owned else rank
+
+
+def ladder_positions(
+    problem: Problem, device: Int[np.ndarray, "N"]
+) -> tuple[Int[np.ndarray, "N"], Int[np.ndarray, "B"]]:
+    """(position of each op, device of each block): 2b + 1 in block b, even on a CPU."""
+    from gdp.sim.block_latency import blocks
+
+    block = blocks(problem, device)
+    src, dst = (block[ends] for ends in problem.graph.edges)
+    cut = src != dst
+    src, dst = src[cut], dst[cut]
+    order = topological_order(int(block.max()) + 1, src, dst)
+    home = np.zeros(len(order), dtype=np.int64)
+    home[block] = device
+    before: list[list[int]] = [[] for _ in range(len(order))]
+    for u, v in zip(src.tolist(), dst.tolist(), strict=True):
+        before[v].append(u)
+    cpu = is_cpu(problem)
+    at = np.zeros(int(block.max()) + 1, dtype=np.int64)
+    block_device: list[int] = []
+    for b in order.tolist():
+        if cpu[home[b]]:
+            at[b] = max((int(at[u] + at[u] % 2) for u in before[b]), default=0)
+        else:
+            at[b] = 2 * len(block_device) + 1
+            block_device.append(int(home[b]))
+    return at[block], np.array(block_device, dtype=np.int64)

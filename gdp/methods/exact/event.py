@@ -1,0 +1,142 @@
+"""Exact answers for the event simulator's objectives: a heuristic's placement, then a solver.
+
+The placement always comes with the simulator's own value. Where the solver's model is a relaxation
+(`gdp.methods.exact.period_program`, `gdp.methods.exact.schedule`), an optimum is proven only when the simulator
+confirms the model's value.
+"""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.methods.scoring import Scored, best_of, proven_misfit, score_all
+from gdp.problem.problem import Problem
+
+CLOSE = 1.0 - 5e-6
+"""Of a value: a bound above this share of it proves it optimal; solvers round."""
+_START_SHARE = 0.25  # of the seconds, for the heuristic
+_EVALUATIONS = 20_000  # for it where no limit is given
+_TRIES = 8
+
+
+def least_period(problem: Problem, search: Search) -> Answer:
+    """The placement of least period, as far as the seconds suffice."""
+    from gdp.methods.exact.period_program import MOST_VARIABLES, num_variables, solve_period
+
+    clock, first = _start(problem, search)
+    if isinstance(first, Answer):
+        return first
+    upper_s = first.value_s if first.overflow_bytes == 0 else np.inf
+    if num_variables(problem) > MOST_VARIABLES:
+        why = f"{num_variables(problem)} variables are too many for a solver"
+        return _answer(problem, first, _work_s(problem), "work over the speed of all devices", why)
+    # Targets below the best are decided in less time than the best itself: see mip.least_load.
+    best, bound_s, open_s = first, _work_s(problem), np.inf
+    for step in range(_TRIES):
+        limit_s = min(upper_s * CLOSE, 0.5 * (bound_s + open_s))
+        left_s = None if search.seconds is None else clock.remaining_s()
+        if bound_s >= upper_s * CLOSE or (left_s is not None and left_s <= 0 and step > 0):
+            break
+        seconds = None if left_s is None else max(0.5, left_s * (0.3 if step == 0 else 0.5))
+        solution = solve_period(problem, limit_s, seconds)
+        if solution.device is not None:
+            found = Assignment(solution.device[problem.group])
+            best = min(best, best_of(problem, [found]), key=lambda scored: scored.key)
+        if solution.is_complete and np.isinf(solution.bound_s):
+            return Answer(None, reason="no placement fits the devices' memories (proven)")
+        bound_s = max(bound_s, solution.bound_s)
+        if not solution.is_complete:
+            open_s = limit_s if np.isfinite(limit_s) else upper_s
+        elif limit_s >= upper_s * CLOSE or solution.device is not None:
+            break
+        if best.overflow_bytes == 0:
+            upper_s = min(upper_s, best.value_s)
+    return _answer(problem, best, bound_s, "HiGHS over all placements")
+
+
+def _work_s(problem: Problem) -> float:
+    """No period is shorter: work over the speed of all devices."""
+    from gdp.methods.scoring import group_seconds
+
+    work_s = group_seconds(problem)
+    fastest_s = work_s.min(axis=1)
+    works = fastest_s > 0
+    if not works.any():
+        return 0.0
+    price = (work_s[works] / fastest_s[works, None]).min(axis=0)
+    return max(float(fastest_s.sum() / (1.0 / price).sum()), float(fastest_s.max()))
+
+
+def least_latency(problem: Problem, search: Search) -> Answer:
+    """The placement of least simulated latency, as far as the seconds suffice."""
+    from gdp.methods.exact.schedule import MOST_INTERVALS, num_intervals, solve_schedule
+
+    clock, first = _start(problem, search)
+    if isinstance(first, Answer):
+        return first
+    if num_intervals(problem) > MOST_INTERVALS:
+        return _answer(
+            problem, first, 0.0, "", f"{num_intervals(problem)} intervals are too many for a solver"
+        )
+    fits = first.overflow_bytes == 0
+    upper_s = first.value_s if fits else _serial_s(problem)
+    left_s = None if search.seconds is None else clock.remaining_s()
+    hint = first.assignment.device if fits else None
+    solution = solve_schedule(problem, upper_s, left_s, search.seed, hint)
+    best = first
+    if solution.device is not None:
+        ranks: list[Int[np.ndarray, "N"] | None] = [solution.rank, None]
+        found = [Assignment(solution.device, rank) for rank in ranks]
+        best = min(best, *score_all(problem, found), key=lambda scored: scored.key)
+    elif solution.is_complete and not fits:
+        return Answer(None, reason="no placement fits the devices' memories (proven)")
+    return _answer(problem, best, solution.bound_s, "CP-SAT over all schedules")
+
+
+def _start(problem: Problem, search: Search) -> tuple[Clock, Scored | Answer]:
+    """A good placement to begin with, or the answer that nothing can fit."""
+    from gdp.methods.portfolio import auto
+
+    clock = Clock(search.seconds)
+    if (proof := proven_misfit(problem)) is not None:
+        return clock, Answer(None, reason=proof)
+    if search.seconds is None:
+        first = dataclasses.replace(search, evaluations=search.evaluations or _EVALUATIONS)
+    else:
+        first = dataclasses.replace(search, seconds=search.seconds * _START_SHARE)
+    answer = auto(problem, first)
+    if answer.assignment is None:
+        homes = problem.group_allowed.argmax(axis=1)[problem.group]
+        return clock, best_of(problem, [Assignment(homes)])
+    return clock, best_of(problem, [answer.assignment])
+
+
+def _serial_s(problem: Problem) -> float:
+    """No schedule without idling is longer: all work and all transfers, one after another."""
+    from gdp.problem.arrays import arrays_of
+
+    a = arrays_of(problem)
+    compute_s = np.where(np.isfinite(a.compute_s), a.compute_s + a.segment_s, 0.0).max(axis=1)
+    sent_s = float(a.latency_s.max()) + a.tensor_bytes / float(a.bytes_per_s.min())
+    return float(compute_s.sum() + sent_s.sum() * (problem.num_devices - 1)) or 1.0
+
+
+def _answer(problem: Problem, best: Scored, bound_s: float, by: str, reason: str = "") -> Answer:
+    """The best placement with its bound, and how certain it is."""
+    if best.overflow_bytes > 0:
+        why = "no placement was found that fits the devices' memories; none is ruled out"
+        return Answer(None, reason=why, bound_s=bound_s, bound_by=by)
+    optimal = bound_s >= best.value_s * CLOSE
+    if not optimal and not reason:
+        share = 1 - bound_s / best.value_s if best.value_s > 0 else 0.0
+        reason = f"optimum not proven: at most {share:.2%} better"
+    return Answer(
+        best.assignment,
+        reason="" if optimal else reason,
+        bound_s=min(bound_s, best.value_s),
+        bound_by=by,
+        proven_optimal=optimal,
+        evaluations=best.evaluations,
+    )

@@ -1,0 +1,123 @@
+"""exact: the solver that suits the objective and the size, and whether the optimum is proven.
+
+| objective | small | large |
+| --- | --- | --- |
+| max_load | mip, from the best pipeline | the same; then the gap is what time leaves |
+| block_latency | mip | the same |
+| throughput | mip, from the portfolio's best | pipeline_dp and the portfolio |
+| latency | mip, from the portfolio's best | the portfolio |
+
+Large means more variables or intervals than a solver gets through in minutes
+(`gdp.methods.exact.period_program.MOST_VARIABLES`, `gdp.methods.exact.schedule.MOST_INTERVALS`). The best known
+lower bound goes with every answer.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+from gdp.errors import MissingExtraError
+from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.methods.scoring import EVENT_OBJECTIVES
+from gdp.problem.problem import Problem
+
+_PIPELINE_SHARE = 0.3  # of the seconds, where a pipeline's program comes before the portfolio
+
+
+@dataclass(frozen=True, eq=False)
+class ExactAnswer(Answer):
+    """An answer with one line that says what is proven."""
+
+    notes: tuple[str, ...] = ()
+
+
+def exact(problem: Problem, search: Search) -> ExactAnswer:
+    """The best placement of the solver that suits the problem; the notes say what is proven."""
+    clock = Clock(search.seconds)
+    how, answer = _solved(problem, search)
+    if (assignment := answer.assignment) is None:
+        return _noted(answer, ())
+    answer = _with_bound(problem, answer, clock)
+    value_s = _value_s(problem, assignment)
+    optimal = answer.proven_optimal or answer.bound_s >= value_s * (1 - 1e-9)
+    if optimal:
+        note = f"optimal, proven by {answer.bound_by} ({how})"
+    elif answer.bound_s > 0:
+        gap = 1.0 - answer.bound_s / value_s
+        note = f"optimum not proven: at most {gap:.2%} better ({how}; bound: {answer.bound_by})"
+    else:
+        note = f"optimum not proven, no bound known ({how})"
+    return _noted(dataclasses.replace(answer, proven_optimal=optimal), (note,))
+
+
+def _noted(answer: Answer, notes: tuple[str, ...]) -> ExactAnswer:
+    fields = {f.name: getattr(answer, f.name) for f in dataclasses.fields(Answer)}
+    return ExactAnswer(**fields, notes=notes)
+
+
+def _solved(problem: Problem, search: Search) -> tuple[str, Answer]:
+    """(which solver and why, its answer)."""
+    from gdp.methods.exact.mip import mip
+    from gdp.methods.exact.period_program import MOST_VARIABLES, num_variables
+    from gdp.methods.exact.schedule import MOST_INTERVALS, num_intervals
+
+    objective = problem.objective
+    if objective == "max_load":
+        return "mip, HiGHS", mip(problem, search)
+    if objective == "block_latency":
+        return "mip, CP-SAT", mip(problem, search)
+    if objective == "throughput":
+        if num_variables(problem) > MOST_VARIABLES:
+            return _heuristic(problem, search, f"{num_variables(problem)} variables")
+        return "mip, HiGHS", mip(problem, search)
+    if num_intervals(problem) > MOST_INTERVALS:
+        return _heuristic(problem, search, f"{num_intervals(problem)} intervals")
+    try:
+        return "mip, CP-SAT", mip(problem, search)
+    except MissingExtraError as error:
+        how, answer = _heuristic(problem, search, "no CP-SAT")
+        return f"{how}; {error}", answer
+
+
+def _heuristic(problem: Problem, search: Search, why: str) -> tuple[str, Answer]:
+    """The portfolio's answer, or the pipeline program's where that is better."""
+    from gdp.methods.pipeline.method import pipeline_dp
+    from gdp.methods.portfolio import auto
+
+    how = f"heuristics: {why} are too many for a solver"
+    if problem.objective != "throughput":
+        return how, auto(problem, search)
+    seconds = search.seconds
+    first = None if seconds is None else seconds * _PIPELINE_SHARE
+    rest = None if seconds is None else seconds * (1 - _PIPELINE_SHARE)
+    pipeline = pipeline_dp(problem, dataclasses.replace(search, seconds=first))
+    found = auto(problem, dataclasses.replace(search, seconds=rest))
+    answers = [a for a in (pipeline, found) if a.assignment is not None] or [found]
+    return how, min(
+        answers,
+        key=lambda a: float("inf") if a.assignment is None else _value_s(problem, a.assignment),
+    )
+
+
+def _with_bound(problem: Problem, answer: Answer, clock: Clock) -> Answer:
+    """With the combinatorial bounds of the event simulator's objectives, where they are higher."""
+    if problem.objective not in EVENT_OBJECTIVES:
+        return answer
+    from gdp.bounds.best import best_bound
+
+    seconds = None if clock.seconds is None else max(0.1, clock.remaining_s())
+    bound = best_bound(problem, seconds)
+    if bound.value_s <= answer.bound_s:
+        return answer
+    return dataclasses.replace(answer, bound_s=bound.value_s, bound_by=bound.argument)
+
+
+def _value_s(problem: Problem, assignment: Assignment) -> float:
+    """What the problem's own evaluator says."""
+    from gdp.sim import block_latency, host_load, score
+
+    device, rank = assignment.device[None], assignment.rank
+    if problem.objective == "max_load":
+        return float(host_load.values(problem, device)[0][0])
+    if problem.objective == "block_latency":
+        return float(block_latency.values(problem, device, rank)[0][0])
+    return float(score.values(problem, device, rank)[0][0])

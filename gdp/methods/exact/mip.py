@@ -1,0 +1,270 @@
+"""Exact placements by general solvers: HiGHS for loads and periods, CP-SAT for latencies.
+
+| objective | model | solver |
+| --- | --- | --- |
+| max_load | `gdp.methods.exact.load_program`, non-contiguous | HiGHS |
+| throughput | `gdp.methods.exact.period_program`, a relaxation where memory or segments bind | HiGHS |
+| block_latency | `gdp.methods.exact.blocks`, one block per accelerator | CP-SAT |
+| latency | `gdp.methods.exact.schedule`, a relaxation of the event simulator's | CP-SAT |
+
+A good placement comes first, from the pipeline's dynamic program and a search; it is the solver's
+cutoff or hint. Then the model is reduced by rules that keep every better placement
+(`gdp.methods.exact.reduce`). The solver's bound counts also when time runs out.
+"""
+
+import dataclasses
+import logging
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.methods.exact.hypergraph import LoadModel, load_model, work_bound_s
+from gdp.problem.problem import Problem
+
+LOG = logging.getLogger(__name__)
+
+BETTER = 1.0 - 1e-6
+"""Of a known value: what is not smaller than this share of it is no improvement."""
+_CLOSE = 1.0 - 5e-6
+"""Of a value: a bound above this share of it proves it optimal; solvers round."""
+_SEARCH_SHARE = 0.15
+_POLISH_SHARE = 0.15
+_PIPELINE_SHARE = 0.1
+_REDUCE_SHARE = 0.3
+_START_S = 10.0  # for a first answer where no limit is given
+_ROUNDS = 12  # of annealing where no limit is given
+_MOST_ROUNDS = 200
+_FIRST_SHARE = 0.1  # of the seconds left, to decide the value itself
+_TARGET_SHARE = 0.4  # of the seconds left, to decide a target below it
+_NEAR_GAP = 0.008  # from here on the value itself is tried for all of the time left
+_SMALLEST_GAP = 0.002  # targets closer than this to the bound are not worth a run of their own
+_ONE_BLOCK = "CP-SAT; every accelerator is called at most once"
+
+
+def mip(problem: Problem, search: Search) -> Answer:
+    """The best placement that the solver of the objective finds, and its bound."""
+    if problem.objective == "max_load":
+        return least_load(problem, search)
+    if problem.objective == "block_latency":
+        return least_block_latency(problem, search)
+    from gdp.methods.exact.event import least_latency, least_period
+
+    return (least_period if problem.objective == "throughput" else least_latency)(problem, search)
+
+
+def least_load(problem: Problem, search: Search) -> Answer:
+    """The placement of least largest load, contiguous or not."""
+    clock = Clock(search.seconds)
+    model = load_model(problem)
+    groups = _good_groups(problem, model, search, clock)
+    device = None if groups is None else groups[problem.group]
+    value_s = _load_s(problem, device)
+    known = _Known(device, value_s, work_bound_s(model), "work over the speed of all devices")
+    if device is None:
+        known = _solve_below(problem, model, known, np.inf, clock.seconds, clock)
+        return _answer(known.device, known.value_s, known.bound_s, known.by, known.is_complete)
+    known = _try_target(problem, model, known, clock)
+    while not known.is_complete and clock.seconds is not None and not clock.is_over():
+        known = _try_target(problem, model, known, clock)
+    return _answer(known.device, known.value_s, known.bound_s, known.by, known.is_complete)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Known:
+    """What is known so far. Axes: N ops."""
+
+    device: Int[np.ndarray, "N"] | None
+    value_s: float
+    bound_s: float
+    by: str
+    open_s: float = np.inf  # the least target that could not be decided in time
+    is_complete: bool = False
+
+
+def _try_target(problem: Problem, model: LoadModel, known: _Known, clock: Clock) -> _Known:
+    """More knowledge, by deciding whether anything is below a target between bound and value.
+
+    A low target is decided fast, since little fits below it. The first is the value itself, for
+    graphs that are decided at once; then the middle of what is open, and the value when that is
+    near the bound.
+    """
+    limit_s = known.value_s * BETTER
+    if known.bound_s >= limit_s / BETTER * _CLOSE:
+        return dataclasses.replace(known, is_complete=True)
+    left_s = clock.remaining_s()
+    if np.isinf(left_s):
+        return _solve_below(problem, model, known, limit_s, None, clock)
+    upto_s = min(known.value_s, known.open_s)
+    gap = 1.0 - known.bound_s / upto_s
+    if np.isinf(known.open_s):
+        return _solve_below(problem, model, known, limit_s, _FIRST_SHARE * left_s, clock)
+    if gap <= (_NEAR_GAP if known.open_s >= limit_s else _SMALLEST_GAP):
+        return _solve_below(problem, model, known, limit_s, left_s, clock)
+    middle_s = 0.5 * (known.bound_s + upto_s)
+    return _solve_below(problem, model, known, middle_s, _TARGET_SHARE * left_s, clock)
+
+
+def _solve_below(
+    problem: Problem,
+    model: LoadModel,
+    known: _Known,
+    target_s: float,
+    seconds: float | None,
+    clock: Clock,
+) -> _Known:
+    """What is known after looking for an assignment below a target for some seconds."""
+    from gdp.methods.exact.load_program import solve_loads
+    from gdp.methods.exact.reduce import reduce_model
+
+    started_s = clock.elapsed_s()
+    reduced = reduce_model(
+        model, target_s, Clock(seconds if seconds is None else _REDUCE_SHARE * seconds)
+    )
+    LOG.debug("target %.6g s: %s", target_s, reduced and (reduced.num_nodes, len(reduced.pins)))
+    if reduced is None:
+        return _raised(known, target_s, "minimum cuts")
+    left_s = None if seconds is None else seconds - (clock.elapsed_s() - started_s)
+    solution = solve_loads(reduced, target_s, left_s)
+    misfit = False
+    if solution.device is not None:
+        found = solution.device[reduced.node][problem.group]
+        found_s = _load_s(problem, found)
+        misfit = not np.isfinite(found_s)  # the solver's tolerance let some bytes too many pass
+        if found_s < known.value_s:
+            known = dataclasses.replace(known, device=found, value_s=found_s)
+    if solution.is_complete or solution.bound_s > known.bound_s:
+        known = _raised(known, solution.bound_s, "HiGHS over all placements")
+    if not solution.is_complete or misfit:
+        known = dataclasses.replace(known, open_s=min(known.open_s, target_s))
+    elif solution.device is not None or not np.isfinite(target_s):
+        known = dataclasses.replace(known, is_complete=True)
+    return known
+
+
+def _raised(known: _Known, bound_s: float, by: str) -> _Known:
+    """With a higher bound; complete where nothing is below the value itself."""
+    complete = bound_s >= known.value_s * BETTER or np.isinf(known.value_s)
+    if bound_s <= known.bound_s:
+        return dataclasses.replace(known, is_complete=known.is_complete or complete)
+    return dataclasses.replace(
+        known, bound_s=min(bound_s, known.value_s), by=by, is_complete=complete
+    )
+
+
+def _answer(
+    device: Int[np.ndarray, "N"] | None,
+    value_s: float,
+    bound_s: float,
+    by: str,
+    complete: bool,
+    rank: Int[np.ndarray, "N"] | None = None,
+) -> Answer:
+    """What was found, with a reason that says how certain it is."""
+    if device is None:
+        reason = "no placement fits the devices' memories (proven)"
+        if not complete:
+            reason = "no placement was found that fits the devices' memories; none is ruled out"
+        return Answer(None, reason=reason, bound_s=0.0 if complete else bound_s, bound_by=by)
+    optimal = bound_s >= value_s * _CLOSE
+    reason = "" if optimal else f"cut short: at most {1 - bound_s / value_s:.2%} from the optimum"
+    return Answer(
+        Assignment(device, rank),
+        reason=reason,
+        bound_s=min(bound_s, value_s),
+        bound_by=by,
+        proven_optimal=optimal,
+        evaluations=1,
+    )
+
+
+def _load_s(problem: Problem, device: Int[np.ndarray, "N"] | None) -> float:
+    """The largest load; inf where memory overflows or there is no placement."""
+    from gdp.sim.host_load import values
+
+    if device is None:
+        return np.inf
+    value_s, overflow = values(problem, device[None])
+    return float(value_s[0]) if overflow[0] == 0 else np.inf
+
+
+def _good_groups(
+    problem: Problem, model: LoadModel, search: Search, clock: Clock
+) -> Int[np.ndarray, "G"] | None:
+    """A good device for each group, by the pipelines' program and annealing; None: none fits."""
+    from gdp.methods.exact.load_search import search_loads
+    from gdp.methods.exact.neighbourhood import polish
+    from gdp.methods.exact.reduce import absorb
+    from gdp.methods.pipeline.method import best_pipeline
+
+    seconds = search.seconds if search.seconds is None else search.seconds * _PIPELINE_SHARE
+    if search.start is not None:
+        first = np.array(search.start.device)
+    else:
+        first = best_pipeline(problem, dataclasses.replace(search, seconds=seconds)).device
+    upper_s = _load_s(problem, first)
+    small = absorb(model, upper_s)
+    if first is not None and np.isfinite(upper_s):
+        starts = [_node_values(small, problem, first)]
+    else:
+        starts = [np.isfinite(small.work_s).argmax(axis=1)]
+    share_s = None if search.seconds is None else _SEARCH_SHARE * search.seconds
+    rounds = _ROUNDS if search.seconds is None else _MOST_ROUNDS
+    device, load_s, over = search_loads(small, starts, Clock(share_s), search.seed, rounds)
+    if over == 0 and load_s < upper_s:
+        share_s = None if search.seconds is None else _POLISH_SHARE * search.seconds
+        return polish(small, device, load_s, Clock(share_s), search.seed)[small.node]
+    if first is None or not np.isfinite(upper_s):
+        return None
+    return _node_values(model, problem, first)
+
+
+def _node_values(
+    model: LoadModel, problem: Problem, device: Int[np.ndarray, "N"]
+) -> Int[np.ndarray, "V"]:
+    """The device of each node, where each node's ops are on one device, or on any of theirs."""
+    of_node = np.zeros(model.num_nodes, dtype=np.int64)
+    of_node[model.node[problem.group]] = device
+    barred = ~np.isfinite(model.work_s[np.arange(model.num_nodes), of_node])
+    return np.where(barred, np.isfinite(model.work_s).argmax(axis=1), of_node).astype(np.int64)
+
+
+def least_block_latency(problem: Problem, search: Search, blocks_per_device: int = 1) -> Answer:
+    """The placement of least latency with at most some blocks on every accelerator."""
+    from gdp.methods.exact.block_starts import contiguous_start
+    from gdp.methods.exact.blocks import solve_blocks
+    from gdp.sim.block_latency import values
+
+    clock = Clock(search.seconds)
+    if search.start is not None:
+        start = np.array(search.start.device)
+    else:
+        share_s = _START_S if search.seconds is None else _SEARCH_SHARE * search.seconds
+        start = contiguous_start(problem, Clock(share_s), search.seed)
+
+    def judge(device: np.ndarray | None, rank: np.ndarray | None) -> float:
+        if device is None:
+            return np.inf
+        value_s, overflow = values(problem, device[None], rank)
+        return float(value_s[0]) if overflow[0] == 0 else np.inf
+
+    best, best_s = (start, None), judge(start, None)
+    upper_s = best_s if np.isfinite(best_s) else _everything_s(problem)
+    left_s = None if search.seconds is None else clock.remaining_s()
+    solution = solve_blocks(problem, blocks_per_device, upper_s, left_s, search.seed, hint=start)
+    if (found_s := judge(solution.device, solution.rank)) < best_s:
+        best, best_s = (solution.device, solution.rank), found_s
+    by = _ONE_BLOCK if blocks_per_device == 1 else f"CP-SAT; at most {blocks_per_device} calls each"
+    if not np.isfinite(best_s):
+        return _answer(None, np.inf, solution.bound_s, by, solution.is_complete)
+    bound_s = min(solution.bound_s, best_s)
+    return _answer(best[0], best_s, bound_s, by, solution.is_complete, best[1])
+
+
+def _everything_s(problem: Problem) -> float:
+    """No latency without idling is longer: all work on the slowest devices, all tensors twice."""
+    compute_s = np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0).max(axis=1)
+    sent_s = np.zeros(problem.graph.num_tensors)
+    np.add.at(sent_s, problem.graph.use_tensor, 1.0)
+    tensor_s = np.array(problem.tensor_s, dtype=float)
+    return float(compute_s.sum() + ((sent_s + 1.0) * tensor_s).sum()) or 1.0

@@ -1,0 +1,193 @@
+"""The event simulator's latency as a CP-SAT model.
+
+Every op is an interval on the device of its group, no two of which overlap; every tensor that is
+read elsewhere is an interval on the channel of the transfer, no two of which overlap; an op starts
+when its inputs are there. What the simulator does is one solution of this model, so the bound holds
+for every placement. The model is a relaxation in that
+
+* devices may idle while an op is ready, and channels may carry transfers in any order;
+* an op pays for opening a segment only where it opens one wherever it is;
+* memory holds weights alone.
+
+Axes: N ops, G groups, T tensors, D devices.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.methods.exact.cp_sat import TICKS, cp_model_library, run_cp, ticks
+from gdp.methods.exact.hypergraph import group_weights
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem
+
+MOST_INTERVALS = 8000
+"""Above this CP-SAT's bound is no better than the critical path within minutes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What is known of the schedules no longer than a known one. Axes: N ops."""
+
+    device: Int[np.ndarray, "N"] | None
+    rank: Int[np.ndarray, "N"] | None  # the order of starts
+    bound_s: float
+    is_complete: bool
+
+
+def num_intervals(problem: Problem) -> int:
+    """How many optional intervals the model has at most."""
+    d = problem.num_devices
+    return problem.num_ops * d + problem.graph.num_tensors * d * (d - 1)
+
+
+def solve_schedule(
+    problem: Problem,
+    upper_s: float,
+    seconds: float | None,
+    seed: int,
+    hint: Int[np.ndarray, "N"] | None = None,
+) -> Schedule:
+    """The shortest schedule up to `upper_s`."""
+    form = _Form(problem, upper_s / TICKS)
+    if hint is not None:
+        for g in range(problem.num_groups):
+            home = int(hint[np.flatnonzero(problem.group == g)[0]])
+            for d in range(problem.num_devices):
+                form.model.add_hint(form.on[g][d], d == home)
+    solution = run_cp(form.model, seconds, seed)
+    bound_s = min(max(0.0, solution.bound) * form.unit_s, upper_s)
+    if solution.solver is None:
+        return Schedule(None, None, bound_s, solution.is_complete)
+    start = np.array([solution.solver.value(s) for s in form.start])
+    on = [[solution.solver.value(literal) for literal in row] for row in form.on]
+    device = np.array(on).argmax(axis=1)[problem.group]
+    rank = np.argsort(np.argsort(start, kind="stable"), kind="stable")
+    return Schedule(device, rank, bound_s, solution.is_complete)
+
+
+class _Form:
+    """The model under construction."""
+
+    def __init__(self, problem: Problem, unit_s: float) -> None:
+        cp_model = cp_model_library()
+        self.problem, self.unit_s = problem, unit_s
+        self.model = cp_model.CpModel()
+        a = self.arrays = arrays_of(problem)
+        always = np.where(a.opens & ~a.is_io, 1.0, 0.0)
+        work_s = a.compute_s + always[:, None] * a.segment_s
+        self.work = ticks(np.where(problem.allowed, work_s, np.inf), unit_s)
+        self._devices()
+        self._ops()
+        self._transfers()
+
+    def _devices(self) -> None:
+        """`on[g][d]`: group g is on device d."""
+        model, problem = self.model, self.problem
+        self.on: list[list[Any]] = []
+        for g in range(problem.num_groups):
+            row = [model.new_bool_var("") for _ in range(problem.num_devices)]
+            model.add_exactly_one(row)
+            for d in np.flatnonzero(~problem.group_allowed[g]).tolist():
+                model.add(row[d] == 0)
+            self.on.append(row)
+        held, shared = group_weights(problem)
+        total = int(held.sum()) + sum(size for size, _ in shared)
+        for d, capacity in enumerate(problem.cluster.memory_bytes.tolist()):
+            if capacity >= total:
+                continue
+            terms = [int(size) * self.on[g][d] for g, size in enumerate(held) if size]
+            for size, groups in shared:
+                there = model.new_bool_var("")
+                for g in groups:
+                    model.add_implication(self.on[g][d], there)
+                terms.append(int(size) * there)
+            model.add(sum(terms) <= capacity)
+
+    def _ops(self) -> None:
+        model, problem = self.model, self.problem
+        n, count = problem.num_ops, problem.num_devices
+        fastest = np.minimum(self.work.min(axis=1), TICKS)
+        head, tail = self._paths(fastest)
+        self.start = [model.new_int_var(int(head[v]), TICKS, "") for v in range(n)]
+        self.end = [model.new_int_var(int(head[v] + fastest[v]), TICKS, "") for v in range(n)]
+        self.latency = model.new_int_var(int((head + fastest + tail).max()), TICKS, "")
+        busy: list[list[Any]] = [[] for _ in range(count)]
+        loads: list[list[Any]] = [[] for _ in range(count)]
+        for v, g in enumerate(problem.group.tolist()):
+            for d in range(count):
+                if not problem.group_allowed[g, d]:
+                    continue
+                size, on = int(self.work[v, d]), self.on[g][d]
+                if size > TICKS:
+                    model.add(on == 0)
+                elif size == 0:
+                    model.add(self.end[v] >= self.start[v])
+                else:
+                    interval = (self.start[v], size, self.end[v], on, "")
+                    busy[d].append(model.new_optional_interval_var(*interval))
+                    loads[d].append(size * on)
+            model.add(self.latency >= self.end[v] + int(tail[v]))
+        for d in range(count):
+            model.add_no_overlap(busy[d])
+            model.add(self.latency >= sum(loads[d]))
+        model.minimize(self.latency)
+
+    def _paths(
+        self, fastest: Int[np.ndarray, "N"]
+    ) -> tuple[Int[np.ndarray, "N"], Int[np.ndarray, "N"]]:
+        """(ticks before the earliest start of each op, ticks after its end) at full speed."""
+        head, tail = np.zeros((2, self.problem.num_ops), dtype=np.int64)
+        src, dst = self.problem.graph.edges
+        for u, v in zip(src.tolist(), dst.tolist(), strict=True):
+            head[v] = max(head[v], head[u] + fastest[u])
+        # Later readers first, so that what follows a reader is known.
+        for e in np.argsort(-src, kind="stable").tolist():
+            u, v = int(src[e]), int(dst[e])
+            tail[u] = max(tail[u], fastest[v] + tail[v])
+        return head, tail
+
+    def _transfers(self) -> None:
+        model, a = self.model, self.arrays
+        count = self.problem.num_devices
+        channels: dict[int, list[Any]] = {}
+        loads: dict[int, list[Any]] = {}
+        for t in range(len(a.producer)):
+            maker = int(a.producer[t])
+            readers = a.use_op[a.use_start[t] : a.use_start[t + 1]].tolist()
+            for v in readers:
+                model.add(self.start[v] >= self.end[maker])
+            home = int(a.group[maker])
+            far = [v for v in readers if int(a.group[v]) != home]
+            for j in range(count if far else 0):
+                begin, arrive = (model.new_int_var(0, TICKS, "") for _ in range(2))
+                model.add(begin >= self.end[maker])
+                for v in far:
+                    away = [self.on[int(a.group[v])][j], self.on[home][j].negated()]
+                    model.add(self.start[v] >= arrive).only_enforce_if(away)
+                for i in range(count):
+                    if i == j:
+                        continue
+                    sent = model.new_bool_var("")
+                    seconds = a.latency_s[i, j] + a.tensor_bytes[t] / a.bytes_per_s[i, j]
+                    size = int(ticks(np.array(seconds), self.unit_s))
+                    for g in {int(a.group[v]) for v in far}:
+                        apart = [self.on[home][i].negated(), self.on[g][j].negated()]
+                        model.add_bool_or([*apart, sent])
+                    model.add_implication(sent, self.on[home][i])
+                    if size > TICKS:
+                        model.add(sent == 0)
+                    elif size > 0:
+                        channel = int(a.channel[i, j])
+                        interval = (begin, size, arrive, sent, "")
+                        channels.setdefault(channel, []).append(
+                            model.new_optional_interval_var(*interval)
+                        )
+                        loads.setdefault(channel, []).append(size * sent)
+                    else:
+                        model.add(arrive >= begin).only_enforce_if(sent)
+        for channel, intervals in channels.items():
+            model.add_no_overlap(intervals)
+            model.add(self.latency >= sum(loads[channel]))

@@ -1,0 +1,275 @@
+"""Contiguous blocks: the human-expert rule, one stretch of the model after the other per device."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.methods.heuristics.list_schedule import upward_rank
+from gdp.methods.scoring import (
+    compile_once,
+    expand,
+    group_seconds,
+    nearest_allowed,
+    settle,
+    unsupported,
+)
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem
+
+_MAX_ORDERS = 24  # orders of unlike devices that are tried; fewer on huge graphs
+_MAX_CUTS = 500  # candidate cut points of the exact pipeline split
+
+
+def blocks(problem: Problem, search: Search) -> Answer:
+    """Contiguous blocks of the topological order, one per device; the best of many simulated.
+
+    Latency: blocks of equal time on 1, 2, ... D devices; blocks filled up to each device's memory,
+    so that as few devices as possible are used; and blocks of equal shares of the memories.
+    Throughput: also the cut points of least largest stage, by dynamic programming (Tarnawski et al.
+    2020, arXiv 2006.16423, over one order instead of all down-sets), exact for the order where all
+    links are alike, every channel serves one pair and tensors are read by the next stage alone.
+    Unlike devices are tried in several orders. In training steps the sequence also runs over the
+    forward ops alone, with each backward op beside the forward op it belongs to.
+    """
+    if (refusal := unsupported(problem, "blocks")) is not None:
+        return refusal
+    compile_once("blocks", blocks, problem.objective)
+    clock = Clock(search.seconds)
+    return settle(problem, search, block_assignments(problem), "blocks", clock)
+
+
+def block_assignments(problem: Problem) -> Iterator[Assignment]:
+    """The assignments that `blocks` chooses from, the most promising first."""
+    rank = upward_rank(problem) if problem.objective == "latency" else None
+    seen: set[bytes] = set()
+    for sequence in sequences(problem):
+        for group_device in _splits(problem, sequence):
+            device = expand(problem, nearest_allowed(problem, group_device))
+            key = device.astype(np.uint8).tobytes()
+            if key not in seen:
+                seen.add(key)
+                yield Assignment(device)
+                if rank is not None:
+                    yield Assignment(device, rank)
+
+
+def sequences(problem: Problem) -> list[Int[np.ndarray, "Q"]]:
+    """Orders of the groups that can be cut: topological, and for training folded.
+
+    Inputs and outputs of the graph, which sit on the host, are in none of them.
+    """
+    a, graph = arrays_of(problem), problem.graph
+    work = np.flatnonzero(~graph.is_io[a.group_op[a.group_start[:-1]]])
+    if not graph.is_backward.any():
+        return [work]
+    key = _folded_key(problem)
+    smallest = np.full(problem.num_groups, np.inf)
+    np.minimum.at(smallest, problem.group, key)
+    return [work[np.argsort(smallest[work], kind="stable")], work]
+
+
+def _folded_key(problem: Problem) -> Float[np.ndarray, "N"]:
+    """Places on the forward pass: a backward op is where the last activation it reads was made.
+
+    A backward op that reads none is where its earliest producer is, as gradients flow from the last
+    layer to the first.
+    """
+    a, graph = arrays_of(problem), problem.graph
+    place = np.arange(graph.num_ops, dtype=float)
+    for op in np.flatnonzero(graph.is_backward):
+        makers = a.producer[a.in_tensor[a.in_start[op] : a.in_start[op + 1]]]
+        makers = makers[~graph.is_io[makers]]
+        forward = makers[~graph.is_backward[makers]]
+        if len(forward):
+            place[op] = place[forward].max()
+        elif len(makers):
+            place[op] = place[makers].min()
+    return place
+
+
+def device_orders(problem: Problem) -> list[Int[np.ndarray, "D"]]:
+    """At most `_MAX_ORDERS` orders of the devices that differ in more than names, fastest first."""
+    kind = device_kinds(problem)
+    seconds = _device_seconds(problem)
+    fastest = np.argsort(seconds, kind="stable")
+    if problem.num_devices <= 6:
+        orders: Iterator[tuple[int, ...]] = itertools.permutations(fastest.tolist())
+    else:
+        host = problem.cluster.host
+        rest = [d for d in range(problem.num_devices) if d != host]
+        by_id = range(problem.num_devices)
+        orders = iter(
+            [tuple(fastest), tuple(fastest[::-1]), tuple(by_id), (host, *rest), (*rest, host)]
+        )
+    most = min(_MAX_ORDERS, max(4, 200_000 // problem.num_ops))
+    seen: set[tuple[int, ...]] = set()
+    kept: list[Int[np.ndarray, "D"]] = []
+    for order in orders:
+        signature = tuple(int(kind[d]) for d in order)
+        if signature not in seen:
+            seen.add(signature)
+            kept.append(np.array(order, dtype=np.int64))
+        if len(kept) >= most:
+            break
+    return kept
+
+
+def device_kinds(problem: Problem) -> Int[np.ndarray, "D"]:
+    """Equal numbers for devices that can change places: equal costs, memory, links; host apart."""
+    a = arrays_of(problem)
+    keys: dict[tuple, int] = {}
+    kinds = np.empty(problem.num_devices, dtype=np.int64)
+    io_at_host = problem.graph.is_io.any()
+    work = ~problem.graph.is_io
+    for d in range(problem.num_devices):
+        key = (
+            a.compute_s[work, d].tobytes(),
+            problem.allowed[work, d].tobytes(),
+            float(a.segment_s[d]),
+            int(a.memory_bytes[d]),
+            tuple(np.sort(a.latency_s[d])),
+            tuple(np.sort(a.bytes_per_s[d])),
+            tuple(np.sort(a.bytes_per_s[:, d])),
+            bool(io_at_host and d == problem.cluster.host),
+        )
+        kinds[d] = keys.setdefault(key, len(keys))
+    return kinds
+
+
+def _device_seconds(problem: Problem) -> Float[np.ndarray, "D"]:
+    """How long each device would take for all it can run, scaled up to everything."""
+    seconds = group_seconds(problem)
+    may = np.isfinite(seconds)
+    fastest = seconds.min(axis=1)
+    covered = np.where(may, fastest[:, None], 0.0).sum(axis=0)
+    total = np.where(may, seconds, 0.0).sum(axis=0)
+    return np.where(covered > 0, total / np.maximum(covered, 1e-300), np.inf)
+
+
+def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np.ndarray, "G"]]:
+    """A device for every group, for each way to cut the sequence."""
+    a = arrays_of(problem)
+    seconds = np.where(np.isfinite(x := group_seconds(problem)), x, 0.0)[sequence]
+    held = np.zeros(problem.num_groups, dtype=np.int64)
+    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
+    np.add.at(held, owner, a.weight_bytes[a.group_weight])
+    work_s = _sums(seconds)
+    bytes_up_to = _sums(held[sequence].astype(float)[:, None])[0]
+    capacity = problem.cluster.memory_bytes.astype(float)
+    nowhere = np.full(problem.num_groups, problem.cluster.host, dtype=np.int64)
+
+    def placed(order: Int[np.ndarray, "K"], ends: Int[np.ndarray, "K"]) -> Int[np.ndarray, "G"]:
+        device = nowhere.copy()
+        lengths = np.diff(ends, prepend=0)
+        device[sequence] = np.repeat(order, lengths)
+        return device
+
+    orders = device_orders(problem)
+    if problem.objective == "throughput":
+        for order, ends in _best_cuts(problem, sequence, orders, work_s, bytes_up_to):
+            yield placed(order, ends)
+    for order in orders:
+        for used in range(problem.num_devices, 0, -1):
+            # Full memories first, then with room left for activations.
+            for share in (1.0, 0.8, 0.5):
+                room = capacity * share
+                if (ends := _balanced(work_s, bytes_up_to, order[:used], room)) is not None:
+                    yield placed(order[:used], ends)
+                if capacity.min() > bytes_up_to[-1]:
+                    break
+        for share in (0.95, 0.8, 0.6):
+            if (
+                capacity.min() <= bytes_up_to[-1]
+                and (ends := _filled(bytes_up_to, capacity[order] * share)) is not None
+            ):
+                yield placed(order, ends)
+        yield placed(order, _equal_shares(bytes_up_to, capacity[order]))
+
+
+def _sums(values: Float[np.ndarray, "Q K"]) -> Float[np.ndarray, "K Q1"]:
+    """Sums of the rows before each place, per column, from 0 to all."""
+    sums = np.zeros((values.shape[1], len(values) + 1))
+    np.cumsum(values.T, axis=1, out=sums[:, 1:])
+    return sums
+
+
+def _balanced(
+    work_s: Float[np.ndarray, "D Q1"],
+    bytes_up_to: Float[np.ndarray, "Q1"],
+    order: Int[np.ndarray, "K"],
+    room_bytes: Float[np.ndarray, "D"],
+) -> Int[np.ndarray, "K"] | None:
+    """Ends of blocks whose longest is shortest, each within its room; None where that cannot be."""
+    from gdp.methods.heuristics.blocks_kernels import fill_balanced
+
+    ends = np.zeros(len(order), dtype=np.int64)
+    room = room_bytes.astype(np.float64)
+    return ends if fill_balanced(work_s, bytes_up_to, order, room, ends) else None
+
+
+def _filled(
+    bytes_up_to: Float[np.ndarray, "Q1"], room_bytes: Float[np.ndarray, "K"]
+) -> Int[np.ndarray, "K"] | None:
+    """Ends of blocks that fill each device in turn; None where the last is not enough."""
+    at, ends = 0, []
+    for room in room_bytes:
+        at = int(np.searchsorted(bytes_up_to, bytes_up_to[at] + room, side="right")) - 1
+        ends.append(at)
+    return np.array(ends, dtype=np.int64) if ends[-1] == len(bytes_up_to) - 1 else None
+
+
+def _equal_shares(
+    bytes_up_to: Float[np.ndarray, "Q1"], capacity_bytes: Float[np.ndarray, "K"]
+) -> Int[np.ndarray, "K"]:
+    """Ends of blocks whose weights fill the same share of each memory."""
+    wanted = np.cumsum(capacity_bytes) / capacity_bytes.sum() * bytes_up_to[-1]
+    ends = np.searchsorted(bytes_up_to, wanted, side="left")
+    ends[-1] = len(bytes_up_to) - 1
+    return np.minimum(ends, len(bytes_up_to) - 1).astype(np.int64)
+
+
+def _best_cuts(
+    problem: Problem,
+    sequence: Int[np.ndarray, "Q"],
+    orders: list[Int[np.ndarray, "D"]],
+    work_s: Float[np.ndarray, "D Q1"],
+    bytes_up_to: Float[np.ndarray, "Q1"],
+) -> Iterator[tuple[Int[np.ndarray, "D"], Int[np.ndarray, "D"]]]:
+    """(order, ends) of the pipeline splits of least largest stage, per order of the devices."""
+    from gdp.methods.heuristics.blocks_kernels import best_cuts, fill_block_inputs
+
+    a = arrays_of(problem)
+    cuts = _candidate_cuts(work_s)
+    off = ~np.eye(problem.num_devices, dtype=bool)
+    latency_s = float(a.latency_s[off].mean()) if off.any() else 0.0
+    s_per_byte = float((1.0 / a.bytes_per_s[off]).mean()) if off.any() else 0.0
+    place = np.full(problem.num_groups, -1, dtype=np.int64)
+    place[sequence] = np.arange(len(sequence))
+    counted = np.empty(problem.graph.num_tensors, dtype=np.int64)
+    receive_s, openers = np.zeros((2, len(cuts), len(cuts)))
+    fill_block_inputs(a, sequence, cuts, latency_s, s_per_byte, place, counted, receive_s, openers)
+    capacity = problem.cluster.memory_bytes.astype(float)
+    for share in (1.0, 0.8, 0.6, 0.4):
+        for order in orders:
+            period_s, ends = best_cuts(
+                np.ascontiguousarray(work_s[:, cuts]), bytes_up_to[cuts], receive_s, openers,
+                order, a.segment_s, capacity * share,
+            )  # fmt: skip
+            if np.isfinite(period_s):
+                yield order, cuts[ends]
+        if capacity.min() > 4 * (bytes_up_to[-1] + problem.graph.tensor_bytes.sum()):
+            return
+
+
+def _candidate_cuts(work_s: Float[np.ndarray, "D Q1"]) -> Int[np.ndarray, "K"]:
+    """Places to cut: all where they are few, else evenly spaced in work and in number."""
+    places = work_s.shape[1]
+    if places <= _MAX_CUTS:
+        return np.arange(places)
+    share = work_s.sum(axis=0)
+    by_work = np.searchsorted(share, np.linspace(0.0, share[-1], _MAX_CUTS // 2))
+    by_place = np.linspace(0, places - 1, _MAX_CUTS // 2).astype(np.int64)
+    return np.unique(np.concatenate([[0, places - 1], by_work, by_place])).astype(np.int64)

@@ -1,0 +1,140 @@
+"""Numba kernels of contiguous blocks: what enters each block, and the best cut points.
+
+Axes: Q positions in a sequence of groups, K candidate cut points, D devices in their order.
+"""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+
+from gdp.kernel import BARE, INLINE
+
+
+@numba.njit(**BARE)
+@no_type_check
+def fill_block_inputs(
+    a, sequence, cuts, mean_latency_s, mean_s_per_byte, place, counted, seconds, openers
+):
+    """seconds [K, K], openers [K, K]: of block cuts[x]..cuts[y], what it receives and opens.
+
+    Seconds are those of every tensor made outside and read inside, once, on a mean link. Openers
+    are the ops that read any of those, or an input of the graph, or nothing. `place` [G] is where
+    each group is in the sequence, -1 where it is not; `counted` [T] is scratch. O(K (N + E)).
+    """
+    num_cuts, num_positions = cuts.shape[0], sequence.shape[0]
+    counted[:] = -1
+    for x in range(num_cuts):
+        first, y = cuts[x], x
+        total, opened = 0.0, 0.0
+        for q in range(first, num_positions + 1):
+            if y < num_cuts and cuts[y] == q:
+                seconds[x, y], openers[x, y] = total, opened
+                y += 1
+            if q == num_positions:
+                break
+            g = sequence[q]
+            for z in range(a.group_start[g], a.group_start[g + 1]):
+                i = a.group_op[z]
+                opens = a.in_start[i] == a.in_start[i + 1]
+                for k in range(a.in_start[i], a.in_start[i + 1]):
+                    t = a.in_tensor[k]
+                    source = place[a.group[a.producer[t]]]
+                    opens = opens or a.is_input[a.producer[t]]
+                    if source < first or source > q:
+                        opens = True
+                        if counted[t] != x:
+                            counted[t] = x
+                            total += mean_latency_s + a.tensor_bytes[t] * mean_s_per_byte
+                for k in range(a.out_start[i], a.out_start[i + 1]):
+                    t = a.out_tensor[k]
+                    # Read before it was made: in a sequence that is not topological.
+                    if counted[t] == x:
+                        total -= mean_latency_s + a.tensor_bytes[t] * mean_s_per_byte
+                opened += opens
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def best_cuts(work_s, weight_bytes, receive_s, openers, order, segment_s, room_bytes):
+    """The cut points of least largest stage. O(D K^2).
+
+    `work_s` [D, K] and `weight_bytes` [K] are sums up to each cut. least[j, y] = min over x <= y of
+    max(least[j - 1, x], stage(order[j], x, y)), where a stage is busy computing or receiving,
+    whichever takes longer, and infinite over its memory. Empty stages cost nothing.
+    Returns (period, ends [D]); the period is infinite where nothing fits.
+    """
+    num_devices, num_cuts = order.shape[0], receive_s.shape[0]
+    least = np.full((num_devices + 1, num_cuts), np.inf)
+    best_from = np.zeros((num_devices + 1, num_cuts), np.int64)
+    least[0, 0] = 0.0
+    for j in range(num_devices):
+        d = order[j]
+        for y in range(num_cuts):
+            least[j + 1, y], best_from[j + 1, y] = least[j, y], y
+            for x in range(y - 1, -1, -1):
+                busy = work_s[d, y] - work_s[d, x]
+                if busy >= least[j + 1, y]:
+                    break  # an earlier start only adds work
+                if least[j, x] >= least[j + 1, y]:
+                    continue
+                if weight_bytes[y] - weight_bytes[x] > room_bytes[d]:
+                    break
+                busy += segment_s[d] * openers[x, y]
+                stage = max(busy, receive_s[x, y], least[j, x])
+                if stage < least[j + 1, y]:
+                    least[j + 1, y], best_from[j + 1, y] = stage, x
+    ends = np.zeros(num_devices, np.int64)
+    y = num_cuts - 1
+    for j in range(num_devices, 0, -1):
+        ends[j - 1] = y
+        y = best_from[j, y]
+    return least[num_devices, num_cuts - 1], ends
+
+
+@numba.njit(**INLINE)
+@no_type_check
+def last_within(sums, limit, first):
+    """The last place whose sum is at most the limit; `first` is known to be such a place."""
+    low, high = first, sums.shape[0]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if sums[middle] <= limit:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@numba.njit(**BARE)
+@no_type_check
+def ends_within(work_s, bytes_up_to, order, room_bytes, limit_s, ends):
+    """Fill in the ends of the longest blocks of at most so many seconds; the last of them."""
+    at = 0
+    for k in range(order.shape[0]):
+        d = order[k]
+        by_time = last_within(work_s[d], work_s[d, at] + limit_s, at)
+        at = min(by_time, last_within(bytes_up_to, bytes_up_to[at] + room_bytes[d], at))
+        ends[k] = at
+    return at
+
+
+@numba.njit(**BARE)
+@no_type_check
+def fill_balanced(work_s, bytes_up_to, order, room_bytes, ends):
+    """Ends of blocks whose longest is shortest, by bisection; False where the room is too small."""
+    last = work_s.shape[1] - 1
+    high = 0.0
+    for d in range(work_s.shape[0]):
+        high = max(high, work_s[d, last] * (1 + 1e-9))
+    if ends_within(work_s, bytes_up_to, order, room_bytes, high, ends) < last:
+        return False
+    low = 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if ends_within(work_s, bytes_up_to, order, room_bytes, middle, ends) < last:
+            low = middle
+        else:
+            high = middle
+    ends_within(work_s, bytes_up_to, order, room_bytes, high, ends)
+    return True

@@ -1,0 +1,85 @@
+"""Placements that need no search: one device, and dealing ops out in turn.
+
+The contiguous blocks of the human-expert rule are in `gdp.methods.heuristics.blocks`.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.scoring import (
+    best_of,
+    expand,
+    group_seconds,
+    missing_text,
+    nearest_allowed,
+    settle,
+    unsupported,
+)
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem
+
+
+def single(problem: Problem, search: Search) -> Answer:
+    """Everything on the one device where it runs best and fits; what may not run there, elsewhere.
+
+    Ops that are pinned to or only supported by other devices go to the fastest of those.
+    O(D) simulations.
+    """
+    if (refusal := unsupported(problem, "single")) is not None:
+        return refusal
+    del search  # D simulations: nothing to cut short
+    best = best_of(problem, single_assignments(problem))
+    if best.overflow_bytes > 0:
+        return Answer(
+            None,
+            reason=f"no single device holds the model: {missing_text(problem, best.assignment)}",
+            evaluations=best.evaluations,
+        )
+    return Answer(best.assignment, evaluations=best.evaluations)
+
+
+def single_assignments(problem: Problem) -> Iterator[Assignment]:
+    """Everything on each device in turn, as far as it may be there."""
+    for d in range(problem.num_devices):
+        wanted = np.full(problem.num_groups, d)
+        yield Assignment(expand(problem, nearest_allowed(problem, wanted)))
+
+
+def round_robin(problem: Problem, search: Search) -> Answer:
+    """Ops (groups that must share a device) dealt out to the devices in turn, in topological order.
+
+    A device that a group may not use, or that its weights would overfill, is passed over. A
+    baseline that ignores both work and traffic. O(N + G D).
+    """
+    if (refusal := unsupported(problem, "round_robin")) is not None:
+        return refusal
+    dealt = Assignment(expand(problem, _deal(problem)))
+    return settle(problem, search, [dealt], "round_robin")
+
+
+def _deal(problem: Problem) -> Int[np.ndarray, "G"]:
+    """A device for every group: the next one in turn that is allowed and has room."""
+    a = arrays_of(problem)
+    num_devices = problem.num_devices
+    seconds = group_seconds(problem)
+    heavy = np.zeros(problem.num_groups, dtype=np.int64)
+    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
+    np.add.at(heavy, owner, a.weight_bytes[a.group_weight])
+    allowed = problem.group_allowed.tolist()
+    free = [int(x) for x in a.memory_bytes]
+    device = np.empty(problem.num_groups, dtype=np.int64)
+    turn = 0
+    for g in range(problem.num_groups):
+        weight = int(heavy[g])
+        order = [(turn + k) % num_devices for k in range(num_devices)]
+        may = [d for d in order if allowed[g][d]]
+        chosen = next((d for d in may if free[d] >= weight), max(may, key=free.__getitem__))
+        device[g] = chosen
+        free[chosen] -= weight
+        # Inputs and outputs sit on the host and take no turn.
+        if len(may) > 1 or seconds[g, may[0]] > 0:
+            turn = (chosen + 1) % num_devices
+    return device

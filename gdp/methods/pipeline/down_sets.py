@@ -1,0 +1,214 @@
+"""Chains of down-sets with every stage below a target: whether there is one, and the best one.
+
+The same loop over pairs runs in two forms. One asks only whether stages below a target exist: a bit
+per state (devices used of each class), and that is usually all there is to ask, because no pipeline
+is better than the best along some linear order. The other finds the least dearest stage.
+
+Axes as in `gdp.methods.pipeline.lattice`.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, UInt
+
+from gdp.methods.base import Clock
+from gdp.methods.pipeline.lattice import Lattice, Room, Sets, as_bits, make_room, scratch
+from gdp.methods.pipeline.pruning import Program
+from gdp.methods.pipeline.stage_costs import StageCosts
+
+_log = logging.getLogger(__name__)
+
+_WALK_STEPS = 20_000_000  # between two looks at the clock, in prices of states
+_PAIR_STEPS = 50_000_000  # the same, in pairs that are looked at
+_MOST_KEPT = 400_000  # their pairs take minutes
+_EVERY_STATE = ~np.uint64(0)
+
+
+class Span(NamedTuple):
+    """One stage."""
+
+    elements: Int[np.ndarray, "X"]
+    device_class: int
+    cost_s: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to give up."""
+
+    clock: Clock
+    most_seen: int  # down-sets of the graph
+    most_bytes: int  # for the down-sets that are kept, and the values of their states
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run found."""
+
+    spans: list[Span] | None  # stages below the target, first to last; None: none found
+    is_certain: bool  # no limit was met: None means that there are none, and the best is the best
+    seen: int  # down-sets
+    pairs: int  # stages whose cost was computed
+
+
+def cost_of(spans: list[Span] | None) -> float:
+    """Seconds of the dearest stage; inf without any pipeline."""
+    return np.inf if spans is None else max((span.cost_s for span in spans), default=0.0)
+
+
+def chain_below(program: Program, target_s: float, limits: Limits) -> Found:
+    """Any stages that each take less than the target."""
+    from gdp.methods.pipeline.reach_kernels import push_states
+
+    lat = program.lat
+    sets, found = _collect(program, target_s, limits)
+    if sets is None:
+        return found
+    n, pairs = len(sets.bits), 0
+    opened, room = scratch(lat), make_room(lat, n)
+    reached, missing = np.zeros_like(sets.window), sets.window.copy()
+    reached[0] = _EVERY_STATE
+    at_once = max(1, _PAIR_STEPS // n)
+    for first in range(0, n, at_once):
+        if limits.clock.is_over():
+            return Found(None, False, found.seen, pairs)
+        pairs += push_states(
+            lat, sets, opened, room, target_s, first, first + at_once, reached, missing
+        )
+        if reached[-1].any():
+            spans = _trace(lat, sets, room, target_s, reached)
+            return Found(spans, True, found.seen, pairs)
+    return Found(None, True, found.seen, pairs)
+
+
+def best_chain(program: Program, target_s: float, limits: Limits) -> Found:
+    """The stages of least dearest stage, if that is below the target.
+
+    Where a limit is met, the best stages known by then.
+    """
+    from gdp.methods.pipeline.stage_kernels import push_values
+
+    lat = program.lat
+    sets, found = _collect(program, target_s, limits)
+    if sets is None:
+        return found
+    n, pairs, is_certain = len(sets.bits), 0, True
+    opened, room = scratch(lat), make_room(lat, n)
+    best = np.full((n, len(lat.following)), np.inf)
+    best[0, 0] = 0.0
+    at_once = max(1, _PAIR_STEPS // n)
+    for first in range(0, n, at_once):
+        if limits.clock.is_over():
+            is_certain = False
+            break
+        pairs += push_values(lat, sets, opened, room, target_s, first, first + at_once, best)
+    least_s = float(best[-1].min())
+    if not least_s < target_s:
+        return Found(None, is_certain, found.seen, pairs)
+    spans = _trace(lat, sets, room, float(np.nextafter(least_s, np.inf)), as_bits(best <= least_s))
+    return Found(spans, is_certain, found.seen, pairs)
+
+
+def _collect(program: Program, target_s: float, limits: Limits) -> tuple[Sets | None, Found]:
+    """The down-sets that stages below the target can meet, or what to answer without them."""
+    from gdp.methods.pipeline.lattice_kernels import FULL, OVER, Kept, start_walk, walk_on
+
+    lat, costs, windows = program.lat, program.costs, program.windows(target_s)
+    words = lat.num_words + 3 * windows.words + 3 * lat.num_rows + 2 * len(costs.devices) + 8
+    most_kept = min(_MOST_KEPT, limits.most_bytes // (8 * (words + len(lat.following))))
+    walk, status = start_walk(lat, windows), FULL
+    at_once = max(100, _WALK_STEPS // (100 + windows.used_row.size))
+    kept = Kept(
+        bits=np.zeros((0, lat.num_words), dtype=np.uint64),
+        window=np.zeros((0, windows.words), dtype=np.uint64),
+        base=np.zeros((0, lat.num_rows)),
+        size=np.zeros(0, dtype=np.int64),
+    )
+    while status != OVER:
+        seen, room = int(walk.at[2]), len(kept.size)
+        given_up = limits.clock.is_over() or seen > limits.most_seen
+        if given_up or (status == FULL and room >= most_kept):
+            return None, Found(None, False, seen, 0)
+        if status == FULL:
+            kept = Kept(*(_longer(array, min(most_kept, max(1024, 2 * room))) for array in kept))
+        status = walk_on(lat, windows, walk, kept, at_once)
+    count, seen = int(walk.at[3]), int(walk.at[2])
+    sets = _sort(lat, costs, *(array[:count] for array in kept))
+    _log.debug("target %.6g s: %d of %d down-sets", target_s, count, seen)
+    return sets, Found(None, True, seen, 0)
+
+
+def _longer(array: np.ndarray, length: int) -> np.ndarray:
+    """A copy with room for more rows."""
+    longer = np.zeros((length, *array.shape[1:]), dtype=array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+def _sort(
+    lat: Lattice,
+    costs: StageCosts,
+    bits: UInt[np.ndarray, "n W"],
+    window: UInt[np.ndarray, "n V"],
+    base: np.ndarray,
+    size: Int[np.ndarray, "n"],
+) -> Sets | None:
+    """Down-sets by work, then size: a subset has at most as much of both, to the last bit."""
+    if len(bits) == 0:
+        return None
+    fastest_s = np.where(costs.barred, np.inf, costs.work_s).min(axis=0)
+    least_s = _totals(bits, fastest_s[None])[:, 0]
+    order = np.lexsort((size, least_s))
+    if size[order[0]] != 0 or size[order[-1]] != lat.num_elements:
+        return None
+    bits, window = bits[order], window[order]
+    states = np.arange(len(lat.following))
+    of_state = window[:, states >> 6] >> (states & 63).astype(np.uint64) & np.uint64(1)
+    first = np.where(of_state.any(axis=0), of_state.argmax(axis=0), len(bits))
+    last = np.where(of_state.any(axis=0), len(bits) - 1 - of_state[::-1].argmax(axis=0), -1)
+    return Sets(
+        bits=bits,
+        window=window,
+        base=base[order],
+        least_s=np.ascontiguousarray(least_s[order]),
+        work_s=_totals(bits, costs.work_s),
+        barred=_totals(bits, costs.barred.astype(np.int64)),
+        held=np.ascontiguousarray(_totals(bits, lat.held_bytes[None])[:, 0]),
+        first=first,
+        last=last,
+    )
+
+
+def _totals(bits: UInt[np.ndarray, "n W"], values: np.ndarray) -> np.ndarray:
+    """Sums of values [K, M] over each down-set: [n, K]."""
+    from gdp.methods.pipeline.stage_kernels import add_totals
+
+    total = np.zeros((len(bits), len(values)), dtype=values.dtype)
+    add_totals(np.ascontiguousarray(bits), np.ascontiguousarray(values), total)
+    return total
+
+
+def _trace(
+    lat: Lattice, sets: Sets, room: Room, target_s: float, reached: UInt[np.ndarray, "n V"]
+) -> list[Span]:
+    """The stages that lead to the full down-set."""
+    from gdp.methods.pipeline.stage_kernels import trace_back
+
+    most = int(lat.count.sum())  # a stage takes a device
+    ends, classes = np.zeros(most, dtype=np.int64), np.zeros(most, dtype=np.int64)
+    costs_s = np.zeros(most)
+    stages = trace_back(lat, sets, scratch(lat), room, target_s, reached, ends, classes, costs_s)
+    if stages < 0:
+        raise RuntimeError("the stages of a pipeline could not be traced back")
+    element = np.arange(lat.num_elements)
+    shift = (element & 63).astype(np.uint64)
+    spans: list[Span] = []
+    before = np.zeros(lat.num_elements, dtype=bool)
+    for k in range(stages - 1, -1, -1):
+        inside = (sets.bits[ends[k]][element >> 6] >> shift & np.uint64(1)).astype(bool)
+        spans.append(Span(element[inside & ~before], int(classes[k]), float(costs_s[k])))
+        before = inside
+    return spans

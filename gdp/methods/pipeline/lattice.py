@@ -1,0 +1,259 @@
+"""The arrays that the kernels over down-sets read: the graph, the stages' costs, the windows.
+
+Axes: M elements, A arcs, W words of 64 elements, H hyperedges, P pins, C classes of devices,
+R rows of payments, L lanes, K weights that elements share, S states (devices used of each class),
+Q prices of the classes, n down-sets.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt
+
+from gdp.methods.pipeline.elements import Contraction
+from gdp.methods.pipeline.stage_costs import StageCosts
+from gdp.problem.problem import Problem
+
+
+class Lattice(NamedTuple):
+    """A contracted graph and its stages' costs."""
+
+    num_elements: int
+    num_words: int
+    num_rows: int
+    missing: Int[np.ndarray, "M"]  # predecessors of each element
+    next_start: Int[np.ndarray, "M+1"]
+    next: Int[np.ndarray, "A"]
+    element_start: Int[np.ndarray, "M+1"]
+    element_edge: Int[np.ndarray, "P"]  # the hyperedges of an element
+    pin_start: Int[np.ndarray, "H+1"]
+    pin: Int[np.ndarray, "P"]  # ascending for each hyperedge
+    pins_of: Int[np.ndarray, "H"]  # pins, with those outside the lattice
+    low: Int[np.ndarray, "H"]  # 1 where a graph input makes the tensor: below every down-set
+    high: Int[np.ndarray, "H"]  # 1 where a graph output reads it: in no down-set
+    tail: Int[np.ndarray, "H"]  # -1 for a graph input
+    row: Int[np.ndarray, "H"]
+    w_in: Float[np.ndarray, "H"]
+    w_out: Float[np.ndarray, "H"]
+    held_bytes: Int[np.ndarray, "M"]
+    shared: UInt[np.ndarray, "K W"]  # the elements that hold a shared weight
+    shared_bytes: Int[np.ndarray, "K"]
+    capacity_bytes: Int[np.ndarray, "C"]
+    lane_start: Int[np.ndarray, "C+1"]
+    lane_works: Bool[np.ndarray, "L"]
+    lane_row: Int[np.ndarray, "L"]
+    count: Int[np.ndarray, "C"]  # pyright: ignore[reportIncompatibleMethodOverride] # devices
+    stride: Int[np.ndarray, "C"]  # what one device more adds to the number of a state
+    can_add: UInt[np.ndarray, "C V"]  # bit s: state s leaves a device of the class
+    following: Int[np.ndarray, "S C"]  # the state with one more device of a class, or -1
+    previous: Int[np.ndarray, "S C"]
+
+
+class Windows(NamedTuple):
+    """Which down-sets a state may reach within a target time; see `window_bits`."""
+
+    words: int
+    phi: Float[np.ndarray, "Q M"]  # work at the cheapest class, at these prices
+    phi_total: Float[np.ndarray, "Q"]
+    used_cap: Float[np.ndarray, "S Q"]  # what the devices used can do, inf where prices do not say
+    rest_cap: Float[np.ndarray, "S Q"]
+    used_row: Float[np.ndarray, "S Q R"]  # price of what must have been paid
+    rest_row: Float[np.ndarray, "S Q R"]
+    used_bytes: Int[np.ndarray, "S"]
+    rest_bytes: Int[np.ndarray, "S"]
+    total_bytes: int
+
+
+class Sets(NamedTuple):
+    """Down-sets, sorted so that subsets come first: the empty one first, the full one last."""
+
+    bits: UInt[np.ndarray, "n W"]
+    window: UInt[np.ndarray, "n V"]  # bit s: state s may be reached
+    base: Float[np.ndarray, "n R"]
+    least_s: Float[np.ndarray, "n"]  # work at every element's fastest class
+    work_s: Float[np.ndarray, "n C"]
+    barred: Int[np.ndarray, "n C"]  # elements that may not be on the class
+    held: Int[np.ndarray, "n"]
+    first: Int[np.ndarray, "S"]  # the first and last down-set of each state's window
+    last: Int[np.ndarray, "S"]
+
+
+class Opened(NamedTuple):
+    """Scratch: the hyperedges that are open at one down-set."""
+
+    row: Int[np.ndarray, "H"]
+    never_closes: Bool[np.ndarray, "H"]
+    w_in: Float[np.ndarray, "H"]
+    w_out: Float[np.ndarray, "H"]
+    tail_word: Int[np.ndarray, "H"]
+    tail_mask: UInt[np.ndarray, "H"]  # 0 where the tail is inside
+    start: Int[np.ndarray, "H+1"]
+    word: Int[np.ndarray, "P"]  # the pins that are not in the down-set
+    mask: UInt[np.ndarray, "P"]
+
+
+class Room(NamedTuple):
+    """Scratch for the pairs of one down-set with those that contain it."""
+
+    found: Int[np.ndarray, "n"]
+    paid: Float[np.ndarray, "n R"]
+    live: Int[np.ndarray, "S"]
+    moves: Int[np.ndarray, "SC 3"]
+    wanted: UInt[np.ndarray, "V"]
+    leads: UInt[np.ndarray, "C V"]
+    moved: UInt[np.ndarray, "V"]
+
+
+def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) -> Lattice:
+    """The flat arrays of a contracted problem. O((N + E) log)."""
+    m = contraction.num_elements
+    pins = [edge.pins for edge in costs.edges]
+    pin_edge = np.repeat(np.arange(len(pins)), [len(p) for p in pins])
+    pin = np.array([e for p in pins for e in p], dtype=np.int64)
+    element_start, order = _lists(pin, m)
+    next_start, arc = _lists(contraction.src, m)
+    counts = [len(devices) for devices in costs.devices]
+    following, previous = state_moves(counts)
+    lanes = [lane for own in costs.lanes for lane in own]
+    held, shared, shared_bytes = _weights(problem, contraction)
+    low = np.array([edge.tail < 0 for edge in costs.edges], dtype=np.int64)
+    high = np.array([edge.read_outside for edge in costs.edges], dtype=np.int64)
+    size = np.array([len(p) for p in pins], dtype=np.int64)
+    return Lattice(
+        num_elements=m,
+        num_words=(m + 63) // 64,
+        num_rows=costs.num_rows,
+        missing=np.bincount(contraction.dst, minlength=m).astype(np.int64),
+        next_start=next_start,
+        next=contraction.dst[arc],
+        element_start=element_start,
+        element_edge=pin_edge[order],
+        pin_start=_starts(size),
+        pin=pin,
+        pins_of=size + low + high,
+        low=low,
+        high=high,
+        tail=np.array([edge.tail for edge in costs.edges], dtype=np.int64),
+        row=np.array([edge.row for edge in costs.edges], dtype=np.int64),
+        w_in=np.array([edge.w_in for edge in costs.edges], dtype=float),
+        w_out=np.array([edge.w_out for edge in costs.edges], dtype=float),
+        held_bytes=held,
+        shared=shared,
+        shared_bytes=shared_bytes,
+        capacity_bytes=costs.memory_bytes,
+        lane_start=_starts(np.array([len(own) for own in costs.lanes])),
+        lane_works=np.array([works for works, _ in lanes], dtype=bool),
+        lane_row=np.array([row for _, row in lanes], dtype=np.int64),
+        count=np.array(counts, dtype=np.int64),
+        stride=np.array([int(np.prod(np.array(counts[c + 1 :]) + 1)) for c in range(len(counts))]),
+        can_add=as_bits(following.T >= 0),
+        following=following,
+        previous=previous,
+    )
+
+
+def state_moves(counts: list[int]) -> tuple[Int[np.ndarray, "S C"], Int[np.ndarray, "S C"]]:
+    """(state with one device more of each class, with one less), -1 where there is none.
+
+    States are numbered so that one device more is a larger number.
+
+    >>> state_moves([1, 2])[0].tolist()
+    [[3, 1], [4, 2], [5, -1], [-1, 4], [-1, 5], [-1, -1]]
+    """
+    shape = tuple(count + 1 for count in counts)
+    number = np.arange(int(np.prod(shape))).reshape(shape)
+    following = np.full((number.size, len(counts)), -1, dtype=np.int64)
+    previous = following.copy()
+    for c in range(len(counts)):
+        before = np.moveaxis(number, c, 0)[:-1].ravel()
+        after = np.moveaxis(number, c, 0)[1:].ravel()
+        following[before, c] = after
+        previous[after, c] = before
+    return following, previous
+
+
+def state_counts(counts: list[int]) -> Int[np.ndarray, "S C"]:
+    """The devices used of each class in each state."""
+    every = list(itertools.product(*[range(count + 1) for count in counts]))
+    return np.array(every, dtype=np.int64).reshape(len(every), len(counts))
+
+
+def scratch(lat: Lattice) -> Opened:
+    """Room for the hyperedges that are open at one down-set."""
+    h, p = len(lat.low), len(lat.pin)
+    return Opened(
+        row=np.zeros(h, dtype=np.int64),
+        never_closes=np.zeros(h, dtype=bool),
+        w_in=np.zeros(h),
+        w_out=np.zeros(h),
+        tail_word=np.zeros(h, dtype=np.int64),
+        tail_mask=np.zeros(h, dtype=np.uint64),
+        start=np.zeros(h + 1, dtype=np.int64),
+        word=np.zeros(p + 1, dtype=np.int64),
+        mask=np.zeros(p + 1, dtype=np.uint64),
+    )
+
+
+def make_room(lat: Lattice, num_sets: int) -> Room:
+    """Room for the pairs of one down-set with all others."""
+    num_states, num_classes = lat.following.shape
+    words = lat.can_add.shape[1]
+    return Room(
+        found=np.zeros(num_sets, dtype=np.int64),
+        paid=np.zeros((num_sets, lat.num_rows)),
+        live=np.zeros(num_states, dtype=np.int64),
+        moves=np.zeros((lat.following.size, 3), dtype=np.int64),
+        wanted=np.zeros(words, dtype=np.uint64),
+        leads=np.zeros((num_classes, words), dtype=np.uint64),
+        moved=np.zeros(words, dtype=np.uint64),
+    )
+
+
+def as_bits(flags: Bool[np.ndarray, "X S"]) -> UInt[np.ndarray, "X V"]:
+    """Rows of flags as bit vectors.
+
+    >>> as_bits(np.array([[True, False, True]]))
+    array([[5]], dtype=uint64)
+    """
+    rows, size = flags.shape
+    packed = np.zeros((rows, (size + 63) // 64), dtype=np.uint64)
+    for s in range(size):
+        packed[flags[:, s], s >> 6] |= np.uint64(1 << (s & 63))
+    return packed
+
+
+def _starts(sizes: Int[np.ndarray, "X"]) -> Int[np.ndarray, "X+1"]:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def _lists(
+    owner: Int[np.ndarray, "X"], num_owners: int
+) -> tuple[Int[np.ndarray, "Y"], Int[np.ndarray, "X"]]:
+    """(start, index): the positions of each owner's entries, in order."""
+    order = np.argsort(owner, kind="stable").astype(np.int64)
+    return _starts(np.bincount(owner, minlength=num_owners)), order
+
+
+def _weights(
+    problem: Problem, contraction: Contraction
+) -> tuple[Int[np.ndarray, "M"], UInt[np.ndarray, "K W"], Int[np.ndarray, "K"]]:
+    """(bytes that an element alone holds, elements of each shared weight, bytes of it)."""
+    graph, m = problem.graph, contraction.num_elements
+    holders: dict[int, set[int]] = {}
+    largest: dict[int, int] = {}
+    for op in np.flatnonzero(graph.weight_bytes).tolist():
+        if contraction.element[op] < m:
+            w = int(graph.weight_id[op])
+            holders.setdefault(w, set()).add(int(contraction.element[op]))
+            largest[w] = max(largest.get(w, 0), int(graph.weight_bytes[op]))
+    held = np.zeros(m, dtype=np.int64)
+    shared = [w for w, known in holders.items() if len(known) > 1]
+    for w, known in holders.items():
+        if len(known) == 1:
+            held[next(iter(known))] += largest[w]
+    masks = np.zeros((len(shared), (m + 63) // 64), dtype=np.uint64)
+    for k, w in enumerate(shared):
+        for e in holders[w]:
+            masks[k, e >> 6] |= np.uint64(1 << (e & 63))
+    return held, masks, np.array([largest[w] for w in shared], dtype=np.int64)

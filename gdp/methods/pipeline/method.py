@@ -1,0 +1,285 @@
+"""Exact pipelines: contiguous stages of least dearest stage, by dynamic programming over down-sets.
+
+Tarnawski et al., NeurIPS 2020, arXiv 2006.16423, section 5.1: stages are the differences of a chain
+of down-sets of the contracted graph, each on one device; a stage's memory, colocation and kernels
+are hard. What a stage costs must not depend on where the others are, so the method is exact for
+`max_load`, and for `throughput` where channels belong to one device (`gdp.methods.pipeline.stage_costs`); it
+says where it is a heuristic. Where the down-sets are too many, the same program runs along some
+linear orders of the elements (the paper's DPL).
+
+The best linear order gives a first pipeline, whose cost is the target: few down-sets can lie
+between stages below it, and only pairs of those are looked at.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.methods.pipeline.down_sets import Found, Limits, Span, best_chain, chain_below, cost_of
+from gdp.methods.pipeline.elements import Contraction, contract, linear_orders, random_order
+from gdp.methods.pipeline.lattice import make_lattice
+from gdp.methods.pipeline.orders import best_linear
+from gdp.methods.pipeline.pruning import Program, make_program, work_bound_s
+from gdp.methods.pipeline.stage_costs import group_costs, stage_costs, with_few_states
+from gdp.methods.scoring import EVENT_OBJECTIVES, proven_misfit, settle
+from gdp.methods.scoring import _tiny as tiny_problem
+from gdp.problem.problem import Problem
+
+LATENCIES = ("latency", "block_latency")
+_MOST_SEEN = 20_000_000  # down-sets; a million takes about half a second
+_MOST_BYTES = 500_000_000
+_EXACT_SHARE = 0.8  # of the seconds, for the program over down-sets; the rest for linear orders
+_MOST_ORDERS = 50
+_TARGETS = (1.03, 1.1)  # over the work bound; a run costs more than its preparation
+_FEW_SETS = 4000
+_FEW_STATES = 32  # so few cost less to follow by value than to ask first
+_MEMORY_SHARES = (0.85, 0.6, 0.35)  # tried for weights, when the simulator needs more than all
+SAME = 1.0 + 1e-9  # values this close are equal: sums are added up in different orders
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """The best contiguous pipeline found, and how sure that is. Axes: N ops."""
+
+    device: Int[np.ndarray, "N"] | None  # None: no pipeline found that fits
+    cost_s: float  # of the dearest stage; inf without one
+    is_optimal: bool  # no contiguous pipeline costs less (or none fits)
+    bound_s: float  # no placement at all has a lower value: work over speed
+    costs_bound: bool  # the dearest stage never exceeds the objective's value
+    down_sets: int  # of the contracted graph; those counted so far where a limit was met
+    pairs: int  # stages whose cost was computed over down-sets
+    num_left_out: int  # devices that no pipeline was allowed, as their unlikeness has a price
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """A problem made ready for the kernels."""
+
+    problem: Problem
+    contraction: Contraction
+    program: Program
+    bound_s: float  # no placement has a lower value
+    pipeline_bound_s: float  # no contiguous pipeline has one
+
+
+def pipeline_dp(problem: Problem, search: Search) -> Answer:
+    """The best contiguous pipeline, and whether that is certain."""
+    _compile_once()
+    clock = Clock(search.seconds)
+    pipeline = best_pipeline(problem, search, linear_only=problem.objective == "latency")
+    bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
+    if problem.objective in LATENCIES:
+        bound = {}  # a latency is no load, and `block_latency` knows CPUs without number
+    if pipeline.device is None:
+        return Answer(None, reason=_misfit(problem, pipeline), **bound)
+    if problem.objective in EVENT_OBJECTIVES:
+        return dataclasses.replace(_simulated(problem, search, clock, pipeline), **bound)
+    value_s = _value_s(problem, pipeline.device)
+    return Answer(
+        Assignment(pipeline.device),
+        reason=_certainty(problem, pipeline, value_s),
+        proven_optimal=problem.objective == "max_load" and value_s <= pipeline.bound_s * SAME,
+        evaluations=1,
+        **bound,
+    )
+
+
+def best_pipeline(
+    problem: Problem, search: Search, linear_only: bool = False, memory_share: float = 1.0
+) -> Pipeline:
+    """The contiguous pipeline whose dearest stage costs least, in weights' memory times a share.
+
+    With `linear_only`, the best along a few linear orders. O(down-sets^2) in the worst case; the
+    targets leave a small part of the pairs. The search's seconds end it with the best by then.
+    """
+    clock = Clock(search.seconds)
+    task = _prepare(problem, memory_share)
+    orders = linear_orders(task.contraction)
+    spans = best_linear(task.program, orders, task.pipeline_bound_s, clock)
+    if linear_only:
+        return _pipeline(task, spans, False, 0, 0)
+    share = None if search.seconds is None else max(0.0, clock.remaining_s() * _EXACT_SHARE)
+    limits = Limits(Clock(share), _MOST_SEEN, _MOST_BYTES)
+    try:
+        best, is_optimal, seen, pairs = _best_exact(task, spans, limits)
+    except KeyboardInterrupt:
+        if spans is None:
+            raise
+        return _pipeline(task, spans, False, 0, 0)
+    if not is_optimal:
+        more = _random_orders(task.contraction, search.seed, clock)
+        best = best_linear(task.program, more, task.pipeline_bound_s, clock, best)
+    return _pipeline(task, best, is_optimal, seen, pairs)
+
+
+def _best_exact(
+    task: _Task, spans: list[Span] | None, limits: Limits
+) -> tuple[list[Span] | None, bool, int, int]:
+    """(the best stages, whether that is certain, down-sets, pairs) over all down-sets."""
+    known_s, seen, pairs = cost_of(spans), 0, 0
+    if known_s <= task.pipeline_bound_s:
+        return spans, True, 0, 0
+    for target_s in _targets(task, known_s):
+        if 0 < seen <= _FEW_SETS and target_s < known_s:
+            continue
+        found = _below(task, target_s, limits)
+        seen, pairs = found.seen, pairs + found.pairs
+        if found.spans is not None or not found.is_certain:
+            return found.spans or spans, found.is_certain, seen, pairs
+    return spans, True, seen, pairs
+
+
+def _targets(task: _Task, known_s: float) -> list[float]:
+    """Targets to try, the last of which decides: a low one leaves few down-sets."""
+    low = [f * task.pipeline_bound_s for f in _TARGETS]
+    low = [target_s for target_s in low if target_s < 0.97 * known_s]
+    return [*low, known_s]
+
+
+def _below(task: _Task, target_s: float, limits: Limits) -> Found:
+    """The best stages below a target; with many states, after asking whether there are any."""
+    if len(task.program.lat.following) <= _FEW_STATES:
+        return best_chain(task.program, target_s, limits)
+    first = chain_below(task.program, target_s, limits)
+    if first.spans is None:
+        return first
+    below_s = float(np.nextafter(cost_of(first.spans), np.inf))
+    best = best_chain(task.program, below_s, limits)
+    return dataclasses.replace(
+        best, spans=best.spans or first.spans, pairs=first.pairs + best.pairs
+    )
+
+
+def _prepare(problem: Problem, memory_share: float) -> _Task:
+    contraction = contract(problem)
+    costs = stage_costs(problem, contraction)
+    bound_s = work_bound_s(group_costs(problem, costs))
+    costs = with_few_states(costs)
+    if memory_share < 1.0:
+        shrunk = (costs.memory_bytes * memory_share).astype(np.int64)
+        costs = dataclasses.replace(costs, memory_bytes=shrunk)
+    program = make_program(make_lattice(problem, contraction, costs), costs)
+    return _Task(problem, contraction, program, bound_s, max(bound_s, work_bound_s(costs)))
+
+
+def _pipeline(
+    task: _Task, spans: list[Span] | None, is_optimal: bool, seen: int, pairs: int
+) -> Pipeline:
+    device = None
+    if spans is not None:
+        problem, free = task.problem, [list(devices) for devices in task.program.costs.devices]
+        of_element = np.full(task.contraction.num_elements + 1, problem.cluster.host)
+        for span in spans:
+            of_element[span.elements] = free[span.device_class].pop(0)
+        device = of_element[task.contraction.element]
+    left_out = task.problem.num_devices - sum(
+        len(devices) for devices in task.program.costs.devices
+    )
+    return Pipeline(
+        device=device,
+        cost_s=cost_of(spans),
+        is_optimal=is_optimal and not left_out,
+        bound_s=task.bound_s,
+        costs_bound=task.program.costs.is_bound,
+        down_sets=seen,
+        pairs=pairs,
+        num_left_out=left_out,
+    )
+
+
+def _random_orders(
+    contraction: Contraction, seed: int, clock: Clock
+) -> Iterator[Int[np.ndarray, "M"]]:
+    """Random topological orders, depth first, for as long as there is time."""
+    rng = np.random.default_rng(seed)
+    for _ in range(_MOST_ORDERS):
+        if clock.is_over():
+            return
+        yield random_order(contraction, rng)
+
+
+def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipeline) -> Answer:
+    """The pipeline as the event simulator sees it, with less memory for stages if it must be."""
+    from gdp.sim.score import values
+
+    tries = [pipeline]
+    for share in _MEMORY_SHARES:
+        device = tries[-1].device
+        if device is None or values(problem, device[None])[1][0] == 0:
+            break
+        if clock.is_over() and len(tries) > 1:
+            break
+        left_s = None if search.seconds is None else max(0.0, clock.remaining_s())
+        rest = dataclasses.replace(search, seconds=left_s)
+        quick = problem.objective == "latency" or clock.is_over()
+        tries.append(best_pipeline(problem, rest, linear_only=quick, memory_share=share))
+    devices = [p.device for p in tries if p.device is not None]
+    answer = settle(problem, search, map(Assignment, devices[::-1]), "pipeline_dp", clock)
+    if answer.assignment is None or answer.reason:
+        return answer
+    if answer.assignment.device is not devices[0]:
+        why = "heuristic: stages of less memory than devices have, as activations take the rest"
+        return dataclasses.replace(answer, reason=why)
+    value_s = float(values(problem, devices[0][None])[0][0])
+    optimal = problem.objective == "throughput" and value_s <= pipeline.bound_s * SAME
+    return dataclasses.replace(
+        answer, reason=_certainty(problem, pipeline, value_s), proven_optimal=optimal
+    )
+
+
+def _value_s(problem: Problem, device: Int[np.ndarray, "N"]) -> float:
+    from gdp.sim import block_latency
+
+    judge = max_load if problem.objective == "max_load" else block_latency
+    return float(judge.values(problem, device[None])[0][0])
+
+
+def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:
+    """What is known of a pipeline, in one line."""
+    if problem.objective in LATENCIES:
+        return "heuristic: stages of least load, which is not latency"
+    if value_s <= pipeline.bound_s * SAME:
+        return "optimal: no placement takes less than its work over the speed of all devices"
+    if pipeline.num_left_out:
+        return f"heuristic: too many unlike devices; {pipeline.num_left_out} were left out"
+    if not pipeline.is_optimal:
+        return "heuristic: too many down-sets for the time given; best of some linear orders"
+    if not pipeline.costs_bound:
+        return "heuristic: what a stage sends and receives shares no channel that is its own"
+    if value_s > pipeline.cost_s * SAME:
+        return "heuristic: what its dearest channel carries depends on which devices meet there"
+    how = f"{pipeline.down_sets} down-sets" if pipeline.down_sets else "work bound"
+    return f"no contiguous pipeline is better ({how}); others may be"
+
+
+def _misfit(problem: Problem, pipeline: Pipeline) -> str:
+    """Why there is no pipeline."""
+    if problem.objective in EVENT_OBJECTIVES and (proof := proven_misfit(problem)) is not None:
+        return f"infeasible: {proof}"
+    if pipeline.is_optimal:
+        return (
+            "infeasible: no contiguous pipeline fits the devices' memories, proven over all "
+            f"{pipeline.down_sets} down-sets"
+        )
+    return "no contiguous pipeline was found that fits the devices' memories, but there may be one"
+
+
+_COMPILED: list[bool] = []
+
+
+def _compile_once() -> None:
+    """Run every kernel on a tiny problem, once per process: budgets start after compilation."""
+    if _COMPILED:
+        return
+    _COMPILED.append(True)
+    problem = tiny_problem("throughput")
+    task = _prepare(problem, 1.0)
+    best_linear(task.program, linear_orders(task.contraction), 1.0, Clock(None))
+    limits = Limits(Clock(None), _MOST_SEEN, _MOST_BYTES)
+    for search in (best_chain, chain_below):
+        search(task.program, np.inf, limits)
+    settle(problem, Search(), [Assignment(np.zeros(problem.num_ops, dtype=np.int64))], "tiny")

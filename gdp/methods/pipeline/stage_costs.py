@@ -1,0 +1,303 @@
+"""What a stage of a pipeline costs on each class of devices, for every objective.
+
+A lane is something that is busy for every sample: a device, or a channel. A stage S costs the
+busiest of its class's lanes, and each lane adds up the work of S or not, and one row of what S pays
+for the tensors it cuts:
+
+* max_load: one lane, work plus every cut tensor in and out (CPUs: work alone);
+* throughput: a lane for the device, one for what comes in and one for what goes out, or one for
+  both where they share a channel. The simulator's period is the largest over devices and channels,
+  so the dearest stage is a lower bound of it where these lanes are parts of one channel each. It
+  is exact where a tensor has readers on one other device at most, or channels belong to readers.
+
+Axes: N ops, D devices, C classes of devices, M elements, R rows, H hyperedges, L lanes.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from gdp.graph.op_graph import INPUT
+from gdp.methods.pipeline.elements import Contraction
+from gdp.problem.problem import Problem
+from gdp.sim.host_load import is_cpu
+
+_MOST_STATES = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """A hyperedge of one row: elements, the one that makes the tensor, and what cutting costs."""
+
+    row: int
+    pins: tuple[int, ...]  # ascending
+    tail: int  # an element, or -1 for a graph input
+    read_outside: bool  # a graph output reads it
+    w_in: float  # paid by a stage that reads it and does not make it
+    w_out: float  # paid by a stage that makes it and is not its only reader
+
+
+@dataclass(frozen=True, eq=False)
+class StageCosts:
+    """Classes of like devices, and what stages cost on them."""
+
+    devices: tuple[tuple[int, ...], ...]  # of each class
+    work_s: Float[np.ndarray, "C M"]  # 0 where barred
+    barred: Bool[np.ndarray, "C M"]  # the element may not go there
+    memory_bytes: Int[np.ndarray, "C"]
+    lanes: tuple[tuple[tuple[bool, int], ...], ...]  # of each class: (adds work, row or -1)
+    num_rows: int
+    edges: tuple[Edge, ...]
+    is_bound: bool  # no placement in stages has a lower value than its dearest stage
+
+
+def stage_costs(problem: Problem, contraction: Contraction) -> StageCosts:
+    """The costs of a problem's stages; latency objectives get those of the matching pipeline."""
+    classes = device_classes(problem)
+    if problem.objective in ("max_load", "block_latency"):
+        lanes, rows, edges = _max_load_edges(problem, contraction, classes)
+        is_bound = problem.objective == "max_load"
+    else:
+        lanes, rows, edges, is_bound = _pipeline_edges(problem, contraction, classes)
+        is_bound &= problem.objective == "throughput"
+    m = contraction.num_elements
+    work_s, barred = _work(problem, contraction.element, m, classes)
+    return StageCosts(
+        devices=classes,
+        work_s=work_s,
+        barred=barred,
+        memory_bytes=problem.cluster.memory_bytes[[c[0] for c in classes]].astype(np.int64),
+        lanes=lanes,
+        num_rows=rows,
+        edges=_merge_equal(edges),
+        is_bound=is_bound,
+    )
+
+
+def device_classes(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Devices that may be exchanged for one another: same times, memory, rules and links."""
+    cluster = problem.cluster
+    found: dict[tuple, list[int]] = {}
+    has_io = bool(problem.graph.is_io.any())
+    for d, device in enumerate(cluster.devices):
+        key = (
+            problem.compute_s[:, d].tobytes(),
+            problem.allowed[:, d].tobytes(),
+            device.memory_bytes,
+            device.dispatch_s,
+            device.dispatch_per,
+            device.kind == "cpu",
+            has_io and d == cluster.host,
+            *_link_prices(problem, d),
+        )
+        found.setdefault(key, []).append(d)
+    return tuple(tuple(devices) for devices in found.values())
+
+
+def _link_prices(problem: Problem, d: int) -> tuple[float, float, float, float]:
+    """The cheapest (latency, seconds per byte) out of a device and into it."""
+    if problem.tensor_s is not None or problem.num_devices == 1:
+        return (0.0, 0.0, 0.0, 0.0)
+    others = np.arange(problem.num_devices) != d
+    latency, speed = problem.cluster.link_latency_s, problem.cluster.link_bytes_per_s
+    return (
+        float(latency[d, others].min()),
+        float((1.0 / speed[d, others]).min()),
+        float(latency[others, d].min()),
+        float((1.0 / speed[others, d]).min()),
+    )
+
+
+def group_costs(problem: Problem, costs: StageCosts) -> StageCosts:
+    """The same with groups of ops for elements: what any placement costs, contiguous or not."""
+    work_s, barred = _work(problem, problem.group, problem.num_groups, costs.devices)
+    return replace(costs, work_s=work_s, barred=barred)
+
+
+def with_few_states(costs: StageCosts, most: int = _MOST_STATES) -> StageCosts:
+    """The costs without the slowest devices, where devices are so unlike that states are many.
+
+    A state is the number of devices used of each class.
+    """
+    classes = [list(devices) for devices in costs.devices]
+    slow = np.argsort(-np.where(costs.barred, costs.work_s.max(initial=0.0), costs.work_s).sum(1))
+    while math.prod(len(devices) + 1 for devices in classes) > most:
+        next(classes[c] for c in slow if classes[c]).pop()
+    return replace(costs, devices=tuple(tuple(devices) for devices in classes))
+
+
+def _work(
+    problem: Problem,
+    owner: Int[np.ndarray, "N"],
+    num_owners: int,
+    classes: tuple[tuple[int, ...], ...],
+) -> tuple[Float[np.ndarray, "C M"], Bool[np.ndarray, "C M"]]:
+    """(seconds of each owner's ops on each class, 0 where barred; whether it is barred).
+
+    Ops of an owner that is no element (`num_owners`) count nowhere.
+    """
+    work_s = np.zeros((len(classes), num_owners + 1))
+    barred = np.zeros((len(classes), num_owners + 1), dtype=bool)
+    opens = _always_opens(problem)
+    for c, devices in enumerate(classes):
+        seconds = problem.compute_s[:, devices[0]].copy()
+        if problem.tensor_s is None:
+            device = problem.cluster.devices[devices[0]]
+            pays = ~problem.graph.is_io if device.dispatch_per == "op" else opens
+            seconds[pays] += device.dispatch_s
+        allowed = problem.allowed[:, devices[0]] & np.isfinite(seconds)
+        np.add.at(work_s[c], owner, np.where(allowed, seconds, 0.0))
+        barred[c, owner[~allowed]] = True
+    work_s[barred] = 0.0
+    return work_s[:, :num_owners].copy(), barred[:, :num_owners].copy()
+
+
+def _always_opens(problem: Problem) -> Bool[np.ndarray, "N"]:
+    """Ops that open a segment wherever they are: they read nothing, or a graph input."""
+    graph = problem.graph
+    src, dst = graph.edges
+    is_input = np.array([kind == INPUT for kind in graph.op_types], dtype=bool)
+    opens = np.bincount(dst, minlength=graph.num_ops) == 0
+    opens[dst[is_input[src]]] = True
+    return opens & ~graph.is_io
+
+
+def _tensor_pins(
+    problem: Problem, contraction: Contraction
+) -> list[tuple[int, tuple[int, ...], int, bool]]:
+    """(tensor, pins, tail, read outside) of every tensor that more than one element knows."""
+    graph, element, m = problem.graph, contraction.element, contraction.num_elements
+    readers: list[set[int]] = [set() for _ in range(graph.num_tensors)]
+    for t, e in zip(graph.use_tensor.tolist(), element[graph.use_op].tolist(), strict=True):
+        readers[t].add(e)
+    found = []
+    for t, tail in enumerate(element[graph.producer].tolist()):
+        known = readers[t] | {tail}
+        if len(known) > 1:
+            pins = tuple(sorted(known - {m}))
+            found.append((t, pins, -1 if tail == m else tail, m in readers[t]))
+    return found
+
+
+def _max_load_edges(
+    problem: Problem, contraction: Contraction, classes: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[tuple[tuple[bool, int], ...], ...], int, list[Edge]]:
+    if problem.tensor_s is None:
+        raise ValueError(f"objective {problem.objective} needs tensor_s; give it to make_problem")
+    on_cpu = is_cpu(problem)
+    host = problem.cluster.host
+    has_io = bool(problem.graph.is_io.any())
+    lanes, edges = [], []
+    for devices in classes:
+        own_row = 1 if has_io and devices[0] == host else 0
+        lanes.append(((True, -1 if on_cpu[devices[0]] else own_row),))
+    for t, pins, tail, read_outside in _tensor_pins(problem, contraction):
+        seconds = float(problem.tensor_s[t])
+        w_out = 0.0 if tail < 0 else seconds
+        edges.append(Edge(0, pins, tail, read_outside, seconds, w_out))
+        if has_io and len(pins) > 1 and tail >= 0:
+            edges.append(Edge(1, pins, tail, False, seconds, seconds))
+    return tuple(lanes), 2 if has_io else 1, edges
+
+
+def _pipeline_edges(
+    problem: Problem, contraction: Contraction, classes: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[tuple[tuple[bool, int], ...], ...], int, list[Edge], bool]:
+    """Lanes, rows and hyperedges of the event simulator's pipeline, and whether they bound it."""
+    lanes: list[tuple[tuple[bool, int], ...]] = []
+    edges: list[Edge] = []
+    rows: dict[tuple, int] = {}
+    is_bound = True
+    tensors = _tensor_pins(problem, contraction)
+    host, has_io = problem.cluster.host, bool(problem.graph.is_io.any())
+    for devices in classes:
+        d = devices[0]
+        device = problem.cluster.devices[d]
+        at_host = has_io and d == host
+        out_latency, out_pace, in_latency, in_pace = _link_prices(problem, d)
+        wanted, bounds = _lane_kinds(problem, d)
+        is_bound &= bounds
+        own: list[tuple[bool, int]] = []
+        for takes_in, takes_out in wanted:
+            key = (
+                at_host,
+                takes_in and (in_latency, in_pace),
+                takes_out and (out_latency, out_pace),
+            )
+            if key not in rows:
+                rows[key] = len(rows)
+                for t, pins, tail, read_outside in tensors:
+                    size = float(problem.graph.tensor_bytes[t])
+                    w_in = (in_latency + size * in_pace) * takes_in
+                    w_out = (out_latency + size * out_pace) * takes_out * (tail >= 0)
+                    if not at_host:
+                        edges.append(Edge(rows[key], pins, tail, read_outside, w_in, w_out))
+                    elif tail >= 0 and len(pins) > 1:
+                        edges.append(Edge(rows[key], pins, tail, False, w_in, w_out))
+            own.append((False, rows[key]))
+        row = -1
+        if device.dispatch_per == "segment" and device.dispatch_s > 0:
+            key = ("segment", device.dispatch_s)
+            if key not in rows:
+                rows[key] = len(rows)
+                edges += _segment_edges(problem, contraction, rows[key], device.dispatch_s)
+            row = rows[key]
+        lanes.append(((True, row), *own))
+    return tuple(lanes), max(1, len(rows)), edges, is_bound
+
+
+def _lane_kinds(problem: Problem, d: int) -> tuple[list[tuple[bool, bool]], bool]:
+    """The (takes in, takes out) of a device's transfer lanes, and whether they bound its channels.
+
+    What comes in over one channel is a lane, and so is what goes out. Over several channels it is
+    none; where that holds both ways, one lane for each way is a guess.
+    """
+    if problem.num_devices == 1:
+        return [], True
+    others = np.arange(problem.num_devices) != d
+    channel = problem.cluster.channel
+    into, out = set(channel[others, d].tolist()), set(channel[d, others].tolist())
+    if len(into | out) == 1:
+        return [(True, True)], True
+    kinds = [(True, False)] * (len(into) == 1) + [(False, True)] * (len(out) == 1)
+    return kinds or [(True, False), (False, True)], bool(kinds)
+
+
+def _segment_edges(
+    problem: Problem, contraction: Contraction, row: int, dispatch_s: float
+) -> list[Edge]:
+    """One hyperedge per op that opens a segment when something it reads is made elsewhere."""
+    graph, element, m = problem.graph, contraction.element, contraction.num_elements
+    opens = _always_opens(problem)
+    sources: dict[int, set[int]] = {}
+    src, dst = graph.edges
+    for a, op in zip(element[src].tolist(), dst.tolist(), strict=True):
+        if not opens[op] and not graph.is_io[op] and element[op] < m:
+            sources.setdefault(op, set()).add(a)
+    edges = []
+    for op, known in sources.items():
+        tail = int(element[op])
+        pins = tuple(sorted((known | {tail}) - {m}))
+        if len(pins) > 1:
+            edges.append(Edge(row, pins, tail, False, 0.0, dispatch_s))
+    return edges
+
+
+def _merge_equal(edges: list[Edge]) -> tuple[Edge, ...]:
+    """Hyperedges of the same pins and tail as one; those that cost nothing left out."""
+    merged: dict[tuple, list[float]] = {}
+    for edge in edges:
+        if edge.w_in > 0 or edge.w_out > 0:
+            # Where in and out cost the same it does not matter who the tail is.
+            same = edge.w_in == edge.w_out and edge.tail >= 0
+            tail = edge.pins[0] if same else edge.tail
+            key = (edge.row, edge.pins, tail, edge.read_outside)
+            sums = merged.setdefault(key, [0.0, 0.0])
+            sums[0] += edge.w_in
+            sums[1] += edge.w_out
+    return tuple(
+        Edge(row, pins, tail, outside, w_in, w_out)
+        for (row, pins, tail, outside), (w_in, w_out) in merged.items()
+    )

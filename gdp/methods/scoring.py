@@ -1,0 +1,264 @@
+"""Hard constraints, for every method: scoring candidates, what is missing, and who may go where.
+
+A method proposes assignments and hands them to `settle`, which scores them by the simulator and,
+where memory overflows, repairs the best one (`gdp.methods.repair`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.cluster.types import Device, make_cluster
+from gdp.graph.op_graph import OpGraph, make_graph
+from gdp.methods.base import Answer, Assignment, Clock, Method, Search
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Objective, Problem, make_problem
+
+EVENT_OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput")
+"""The objectives of the event simulator, which the methods here know."""
+
+# Ops simulated between two looks at the clock: about 50 ms.
+_OPS_PER_LOOK = 200_000
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """An assignment and what the simulator says of it."""
+
+    assignment: Assignment
+    overflow_bytes: int
+    value_s: float
+    evaluations: int = 1  # simulations that led to it
+
+    @property
+    def key(self) -> tuple[int, float]:
+        """Smaller is better: what fits first, then seconds."""
+        return self.overflow_bytes, self.value_s
+
+
+def unsupported(problem: Problem, name: str) -> Answer | None:
+    """The answer of a method that does not know the problem's objective; None where it does."""
+    if problem.objective in EVENT_OBJECTIVES:
+        return None
+    return Answer(
+        None,
+        reason=f"method {name!r} does not know objective {problem.objective!r}, only "
+        f"{' and '.join(EVENT_OBJECTIVES)}; use pipeline_dp, mip or exact",
+    )
+
+
+def score_all(problem: Problem, assignments: list[Assignment]) -> list[Scored]:
+    """What the simulator says of each assignment, in order."""
+    from gdp.sim.score import values
+
+    found: dict[int, Scored] = {}
+    for ranked in (False, True):
+        chosen = [i for i, x in enumerate(assignments) if (x.rank is not None) == ranked]
+        if not chosen:
+            continue
+        devices = np.stack([assignments[i].device for i in chosen])
+        ranks = [x for i in chosen if (x := assignments[i].rank) is not None]
+        value_s, overflow = values(problem, devices, np.stack(ranks) if ranked else None)
+        for k, i in enumerate(chosen):
+            found[i] = Scored(assignments[i], int(overflow[k]), float(value_s[k]))
+    return [found[i] for i in range(len(assignments))]
+
+
+def best_of(
+    problem: Problem, assignments: Iterable[Assignment], clock: Clock | None = None
+) -> Scored:
+    """The best of at least one assignment; when the clock runs out, of those scored by then."""
+    at_once = max(1, _OPS_PER_LOOK // problem.num_ops)
+    best: Scored | None = None
+    count = 0
+    waiting: list[Assignment] = []
+
+    def flush() -> None:
+        nonlocal best, count
+        for scored in score_all(problem, waiting):
+            count += 1
+            if best is None or scored.key < best.key:
+                best = scored
+        waiting.clear()
+
+    for assignment in assignments:
+        waiting.append(assignment)
+        if len(waiting) >= at_once:
+            flush()
+            if clock is not None and clock.is_over():
+                break
+    if waiting:
+        flush()
+    if best is None:
+        raise ValueError("best_of needs at least one assignment")
+    return Scored(best.assignment, best.overflow_bytes, best.value_s, count)
+
+
+def settle(
+    problem: Problem,
+    search: Search,
+    assignments: Iterable[Assignment],
+    name: str,
+    clock: Clock | None = None,
+) -> Answer:
+    """The best assignment as an answer: repaired where memory overflows, None where that fails."""
+    clock = clock or Clock(search.seconds)
+    best = best_of(problem, assignments, clock)
+    if best.overflow_bytes == 0:
+        return Answer(best.assignment, evaluations=best.evaluations)
+    if (proof := proven_misfit(problem)) is not None:
+        return Answer(None, reason=proof, evaluations=best.evaluations)
+    from gdp.methods.repair import repair
+
+    fixed = repair(problem, best, clock, search.seed)
+    if fixed.overflow_bytes == 0:
+        return Answer(
+            fixed.assignment,
+            reason=f"{name} overflowed device memory; its placement was repaired",
+            evaluations=fixed.evaluations,
+        )
+    return Answer(
+        None,
+        reason=f"{name} found no placement that fits; the closest misses "
+        f"{missing_text(problem, fixed.assignment)}",
+        evaluations=fixed.evaluations,
+    )
+
+
+def expand(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int[np.ndarray, "N"]:
+    """The device of every op from that of its group."""
+    return group_device[problem.group]
+
+
+def group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
+    """Compute seconds of each group on each device, dispatch per op included; inf where barred."""
+    a = arrays_of(problem)
+    seconds = np.zeros((problem.num_groups, problem.num_devices))
+    np.add.at(seconds, problem.group, a.compute_s)
+    return np.where(problem.group_allowed, seconds, np.inf)
+
+
+def nearest_allowed(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int[np.ndarray, "G"]:
+    """The wanted devices, and the fastest allowed one where the wanted one is barred."""
+    groups = np.arange(problem.num_groups)
+    barred = ~problem.group_allowed[groups, group_device]
+    fastest = group_seconds(problem).argmin(axis=1)
+    return np.where(barred, fastest, group_device)
+
+
+def missing_text(problem: Problem, assignment: Assignment) -> str:
+    """Which devices an assignment overfills and by how much, largest first.
+
+    For instance "1.20 GiB on gpu0 (needs 3.20 GiB of 2.00 GiB)".
+    """
+    from gdp.sim.score import score
+
+    peak = score(problem, assignment.device, assignment.rank).peak_bytes
+    excess = peak - problem.cluster.memory_bytes
+    parts = [
+        f"{size_text(int(excess[d]))} on {problem.cluster.devices[d].name} (needs "
+        f"{size_text(int(peak[d]))} of {size_text(problem.cluster.devices[d].memory_bytes)})"
+        for d in np.argsort(-excess, kind="stable")
+        if excess[d] > 0
+    ]
+    return ", ".join(parts) or "0 bytes"
+
+
+def size_text(count: int | np.integer) -> str:
+    """Bytes in the unit a person would use.
+
+    >>> size_text(3 * 2**30 // 2), size_text(700)
+    ('1.50 GiB', '700 bytes')
+    """
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{int(count) / unit:.2f} {name}"
+    return f"{int(count)} bytes"
+
+
+def proven_misfit(problem: Problem) -> str | None:
+    """Why no placement at all can fit, or None where these arguments do not show it.
+
+    1. An op needs, on one device, the weights of its group, its inputs and its outputs at once.
+    2. Weights whose ops are all confined to some devices need room on those devices together.
+    """
+    a, graph = arrays_of(problem), problem.graph
+    capacity = [int(x) for x in problem.cluster.memory_bytes]
+    held = np.zeros(problem.num_groups, dtype=np.int64)
+    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
+    np.add.at(held, owner, a.weight_bytes[a.group_weight])
+    need = held[problem.group]
+    np.add.at(need, graph.use_op, graph.tensor_bytes[graph.use_tensor])
+    np.add.at(need, graph.producer, graph.tensor_bytes)
+    room = np.where(problem.group_allowed, problem.cluster.memory_bytes, 0).max(axis=1)
+    short = need - room[problem.group]
+    if short.max() > 0:
+        op = int(short.argmax())
+        return (
+            f"no placement can fit: op {graph.op_names[op]!r} needs {size_text(need[op])} on one "
+            f"device, the largest it may use holds {size_text(room[problem.group[op]])}: "
+            f"{size_text(short[op])} missing"
+        )
+    return _confined_weights(problem, owner, capacity)
+
+
+def _confined_weights(
+    problem: Problem, owner: Int[np.ndarray, "M"], capacity: list[int]
+) -> str | None:
+    """The second argument of `proven_misfit`, for each set of devices that binds some group."""
+    a = arrays_of(problem)
+    homes = np.unique(problem.group_allowed, axis=0)
+    for home in [np.ones(problem.num_devices, dtype=bool), *homes]:
+        inside = ~(problem.group_allowed & ~home).any(axis=1)
+        needed = int(a.weight_bytes[np.unique(a.group_weight[inside[owner]])].sum())
+        held = sum(size for size, here in zip(capacity, home, strict=True) if here)
+        if needed > held:
+            names = [d.name for d, here in zip(problem.cluster.devices, home, strict=True) if here]
+            return (
+                f"no placement can fit: weights need {size_text(needed)}, {', '.join(names)} "
+                f"hold{'s' if len(names) == 1 else ''} {size_text(held)}: "
+                f"{size_text(needed - held)} missing"
+            )
+    return None
+
+
+_COMPILED: set[tuple[str, str]] = set()
+_COMPILING: list[str] = []  # the objectives of the methods that are being compiled, outermost first
+
+
+def compile_once(name: str, method: Method, objective: str | None = None) -> None:
+    """Run a method on a tiny problem, once per process: budgets start after compilation.
+
+    Only for the objective at hand, since compilation is what a first run waits for: the one given,
+    that of the method which is being compiled and calls this one, or else all. Memory is so tight
+    that repairs are compiled too.
+    """
+    if objective is None and _COMPILING:
+        objective = _COMPILING[-1]
+    for known in EVENT_OBJECTIVES:
+        if objective not in (None, known) or (name, known) in _COMPILED:
+            continue
+        _COMPILED.add((name, known))
+        _COMPILING.append(known)
+        try:
+            method(_tiny(known), Search(seconds=None, evaluations=64))
+        finally:
+            _COMPILING.pop()
+
+
+def _tiny(objective: Objective) -> Problem:
+    """Two chains of three ops that do not fit on one of the two devices together."""
+    graph: OpGraph = make_graph(
+        "tiny",
+        [f"op{i}" for i in range(6)],
+        ["X"] * 6,
+        [(i, 8) for i in range(6)],
+        [(0, 1), (1, 2), (3, 4), (4, 5)],
+        flop=[1.0] * 6,
+        weight_bytes=[8] * 6,
+    )
+    devices = [Device(name, "cpu", {"default": 1.0}, 1.0, memory_bytes=48) for name in "ab"]
+    cluster = make_cluster("tiny", devices, default_bytes_per_s=1.0, default_latency_s=0.0)
+    return make_problem(graph, cluster, np.ones((6, 2)), objective)

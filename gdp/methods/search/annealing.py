@@ -1,0 +1,340 @@
+"""Simulated annealing of one placement, for either objective of the event simulator.
+
+An `Annealer` holds the state of one run; the loops are in `gdp.methods.search.annealing_kernels`. Steps
+are deterministic: how they are cut into calls, and so the clock, changes only where they end.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.methods.base import Assignment, Clock
+from gdp.methods.scoring import Scored
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem
+
+# Seconds between two looks at the clock, at most: what Ctrl-C waits for.
+_SLICE_S = 0.05
+
+
+GUIDED_STEPS = 100
+"""Steps after which a guide is asked again; asking costs as much as many simulations."""
+
+
+@dataclass(frozen=True)
+class AnnealConfig:
+    """How hot, how long, and what is tried. Temperatures are shares of the start's value."""
+
+    hot: float = 1e-3
+    cold: float = 1e-4
+    first_steps: int = 2000  # of the first round; every round is longer than the one before
+    growth: float = 2.0
+    overflow_price: float = 10.0  # of all of one device's memory, in values of the start
+    # Shares of steps: single, neighbour, chain, window, swap, cut, cluster, exchange of priorities
+    shares: tuple[float, ...] = (0.10, 0.15, 0.15, 0.15, 0.10, 0.10, 0.15, 0.10)
+    guide: float = 0.01  # of the mean square of all loads, beside the largest: throughput only
+    fit: bool = False  # minimise the overflow, and stop where there is none
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.cold <= self.hot:
+            raise ValueError(f"cold must lie in (0, hot], got {self.cold} with hot {self.hot}")
+        if self.first_steps < 1 or self.growth < 1.0:
+            raise ValueError(
+                f"first_steps and growth must be at least 1, got {self.first_steps}, {self.growth}"
+            )
+        if len(self.shares) != 8 or min(self.shares) < 0.0 or sum(self.shares) <= 0.0:
+            raise ValueError(f"shares must be 8 numbers >= 0 of positive sum, got {self.shares}")
+
+
+FIT = AnnealConfig(hot=1e-2, cold=1e-5, fit=True)
+"""For placements that overflow memory."""
+
+
+class _Plan(NamedTuple):
+    """The fields of `Schedule` in `gdp.methods.search.annealing_kernels`, which loads numba."""
+
+    hot: float
+    cold: float
+    steps: int
+    value0_s: float
+    bytes0: float
+    weight_s: float
+    weight_bytes: float
+    until_fits: bool
+
+
+@runtime_checkable
+class Annealer(Protocol):
+    """One annealing run."""
+
+    def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
+        """Do some of a round of `of` steps; True where the search is over before that."""
+        ...
+
+    def restart(self) -> None:
+        """Begin a round, from the best placement so far."""
+        ...
+
+    def best(self) -> Scored: ...
+
+    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
+        """Let a share of the choices follow a table: the weight of each group on each device."""
+        ...
+
+    @property
+    def evaluations(self) -> int: ...
+
+
+def make_annealer(problem: Problem, start: Scored, seed: int) -> Annealer:
+    """An annealer for the problem's objective."""
+    if problem.objective == "throughput":
+        return PeriodAnnealer(problem, start, seed)
+    return LatencyAnnealer(problem, start, seed)
+
+
+def anneal(
+    annealer: Annealer,
+    steps: int,
+    config: AnnealConfig,
+    clock: Clock,
+    evaluations: int | None,
+    guide: Callable[[], None] | None = None,
+) -> bool:
+    """One round; True where it ended early, by the clock, the budget or the first fit.
+
+    A `guide` is called at the start and after `GUIDED_STEPS` steps, twice, four times as many.
+    """
+    annealer.restart()
+    before = annealer.evaluations
+    done, at_once = 0, 1
+    due = 0 if guide is not None else steps
+    while done < steps:
+        if guide is not None and done == due:
+            guide()
+            due = 2 * due + GUIDED_STEPS
+        left = min(steps, due if due > done else steps) - done
+        if evaluations is not None:
+            left = min(left, evaluations - (annealer.evaluations - before))
+        if left <= 0 or clock.is_over():
+            return True
+        count = min(at_once, left)
+        began_s = clock.elapsed_s()
+        if annealer.run(count, steps, config):
+            return True
+        took_s = clock.elapsed_s() - began_s
+        done += count
+        slice_s = min(_SLICE_S, max(clock.remaining_s(), 0.0))
+        at_once = max(1, min(4 * at_once, int(count * slice_s / max(took_s, 1e-9))))
+    return False
+
+
+class _State:
+    """What both annealers hold."""
+
+    def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
+        from gdp.methods.search.annealing_kernels import NUM_STEPS, Chain
+        from gdp.methods.search.moves_kernels import Proposal
+        from gdp.sim.engine import arrays, workspace
+
+        self.problem = problem
+        self.start = start
+        self.methods = arrays_of(problem)
+        self.engine = arrays(problem)
+        self.work = workspace(problem)
+        groups, ops = problem.num_groups, problem.num_ops
+        now = [start.value_s, float(start.overflow_bytes)] * 2
+        self.chain = Chain(
+            device=start.assignment.device.astype(np.int32),
+            best_device=start.assignment.device.astype(np.int32),
+            order=np.arange(ops),
+            movable=np.flatnonzero(problem.group_allowed.sum(axis=1) > 1),
+            undo=np.zeros(groups, np.int32),
+            value=np.array(now),
+            count=np.zeros(3, np.int64),
+            kind_share=np.zeros(NUM_STEPS),
+            tried=np.zeros(NUM_STEPS, np.int64),
+            gained=np.zeros(NUM_STEPS, np.int64),
+        )
+        self.proposal = Proposal(
+            group=np.zeros(groups, np.int64),
+            device=np.zeros(groups, np.int64),
+            size=np.zeros(1, np.int64),
+            stamp=np.zeros(groups, np.int64),
+            seen=np.zeros(ops, np.int64),
+            number=np.zeros(1, np.int64),
+            queue=np.zeros(ops, np.int64),
+            random=np.array([seed], dtype=np.uint64),
+            guided=np.zeros(1),
+            group_share=np.zeros(len(self.chain.movable)),
+            device_share=np.zeros((groups, problem.num_devices)),
+        )
+
+    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
+        """Let a share of the choices follow how much each group is wanted on each device."""
+        p, c, a = self.proposal, self.chain, self.methods
+        if len(c.movable) == 0:
+            return
+        home = c.best_device[a.group_op[a.group_start[:-1]]]
+        elsewhere = wanted.copy()
+        elsewhere[np.arange(len(home)), home] = 0.0
+        p.guided[0] = share
+        p.group_share[:] = _cumulative(elsewhere.sum(axis=1)[c.movable] + 1e-9)
+        p.device_share[:] = _cumulative(elsewhere + 1e-9)
+
+    def plan(self, steps: int, config: AnnealConfig) -> _Plan:
+        shares = np.array(config.shares)
+        self.chain.kind_share[:] = np.cumsum(shares) / shares.sum()
+        total = float(self.problem.graph.weight_bytes.sum() + self.problem.graph.tensor_bytes.sum())
+        memory = self.problem.cluster.memory_bytes.astype(float)
+        return _Plan(
+            hot=config.hot,
+            cold=config.cold,
+            steps=steps,
+            value0_s=max(self.start.value_s, 1e-30),
+            bytes0=max(1.0, min(float(memory.mean()), total)),
+            weight_s=1e-3 if config.fit else 1.0,
+            weight_bytes=1.0 if config.fit else config.overflow_price,
+            until_fits=config.fit,
+        )
+
+    def set_order(self, order: Int[np.ndarray, "N"]) -> None:
+        """Make an order of the ops the priorities."""
+        self.work.by_position[:] = order
+        self.work.position[order] = np.arange(len(order))
+
+    def restart(self) -> None:
+        """Go on from the best placement."""
+        from gdp.methods.search.annealing_kernels import BEST_BYTES, BEST_S, NOW_BYTES, NOW_S, STEP
+
+        c = self.chain
+        c.device[:] = c.best_device
+        c.value[[NOW_S, NOW_BYTES]] = c.value[[BEST_S, BEST_BYTES]]
+        c.count[STEP] = 0
+
+    def best_score(self, rank: Int[np.ndarray, "N"] | None) -> Scored:
+        from gdp.methods.search.annealing_kernels import BEST_BYTES, BEST_S, EVALUATIONS
+
+        return Scored(
+            Assignment(self.chain.best_device.astype(np.int64), rank),
+            int(self.chain.value[BEST_BYTES]),
+            float(self.chain.value[BEST_S]),
+            int(self.chain.count[EVALUATIONS]),
+        )
+
+    @property
+    def evaluations(self) -> int:
+        from gdp.methods.search.annealing_kernels import EVALUATIONS
+
+        return int(self.chain.count[EVALUATIONS])
+
+
+def _cumulative(weight: np.ndarray) -> np.ndarray:
+    """Cumulative shares along the last axis, ending at exactly 1."""
+    sums = np.cumsum(weight, axis=-1)
+    return sums / sums[..., -1:]
+
+
+class LatencyAnnealer:
+    """Every step is one exact simulation, with priorities where the start has some."""
+
+    def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
+        self._state = _State(problem, start, seed)
+        rank = start.assignment.rank
+        self._by_rank = rank is not None and bool((rank != rank[0]).any())
+        # Without priorities the order still serves to draw windows from.
+        order = np.arange(problem.num_ops) if rank is None else np.argsort(rank, kind="stable")
+        self._state.set_order(order)
+        self._state.chain.order[:] = self._state.work.by_position
+
+    def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
+        from gdp.methods.search.annealing_kernels import Schedule, anneal_latency
+
+        s = self._state
+        plan = Schedule(*s.plan(of, config))
+        return bool(
+            anneal_latency(
+                s.methods, s.engine, s.work, s.chain, s.proposal, plan, self._by_rank, steps
+            )
+        )
+
+    def restart(self) -> None:
+        self._state.restart()
+        self._state.set_order(self._state.chain.order)
+
+    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
+        self._state.guide(wanted, share)
+
+    def best(self) -> Scored:
+        if not self._by_rank:
+            return self._state.best_score(None)
+        rank = np.empty(self._state.problem.num_ops, dtype=np.int64)
+        rank[self._state.chain.order] = np.arange(len(rank))
+        return self._state.best_score(rank)
+
+    @property
+    def evaluations(self) -> int:
+        return self._state.evaluations
+
+
+class PeriodAnnealer:
+    """Every step costs what its move changes: O(degree) for each op moved."""
+
+    def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
+        from gdp.methods.search.period_moves_kernels import make_loads, new_loads
+
+        self._state = _State(problem, start, seed)
+        self._loads = new_loads(self._state.methods)
+        make_loads(self._state.methods, self._loads, self._state.chain.device)
+        self._guides = np.full(2, self._guide_s())
+        self._order = np.arange(problem.num_ops)
+
+    def _guide_s(self) -> float:
+        """The guide of `anneal_period` at the start."""
+        total = 0.0  # in this order, as the kernel sums: the search must not depend on rounding
+        for seconds in (*self._loads.busy_s.tolist(), *self._loads.channel_s.tolist()):
+            total += seconds * seconds
+        value0_s = self._state.plan(1, AnnealConfig()).value0_s
+        return total / (value0_s * len(self._loads.busy_s))
+
+    def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
+        from gdp.methods.search.annealing_kernels import Schedule, anneal_period
+
+        s = self._state
+        plan = Schedule(*s.plan(of, config))
+        return bool(
+            anneal_period(
+                s.methods,
+                s.engine,
+                s.work,
+                s.chain,
+                s.proposal,
+                self._loads,
+                self._guides,
+                plan,
+                self._order,
+                self._order,
+                config.guide,
+                steps,
+            )
+        )
+
+    def restart(self) -> None:
+        from gdp.methods.search.period_moves_kernels import make_loads
+
+        s = self._state
+        s.restart()
+        make_loads(s.methods, self._loads, s.chain.device)
+        self._guides[0] = self._guides[1]
+
+    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
+        self._state.guide(wanted, share)
+
+    def best(self) -> Scored:
+        return self._state.best_score(self._state.start.assignment.rank)
+
+    @property
+    def evaluations(self) -> int:
+        return self._state.evaluations

@@ -1,0 +1,91 @@
+"""A coarse problem: groups of ops that are moved and simulated as one, and the way back."""
+
+import dataclasses
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.methods.base import Assignment
+from gdp.methods.heuristics.list_schedule import upward_rank
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem, make_problem
+
+
+@dataclass(frozen=True, eq=False)
+class Coarse:
+    """A contraction of a problem. Axes: N ops, M coarse ops."""
+
+    problem: Problem
+    part_of: Int[np.ndarray, "N"]  # the coarse op that holds each op
+    work_s: Float[np.ndarray, "N"]  # mean compute of each op
+
+    def project(self, problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "M"]:
+        """The coarse placement nearest to a fine one: for each group, where most of its work is."""
+        group = self.problem.group[self.part_of]
+        share = np.zeros((self.problem.num_groups, problem.num_devices))
+        np.add.at(share, (group, device), self.work_s + 1e-12)
+        share = np.where(self.problem.group_allowed, share, -1.0)
+        return share.argmax(axis=1)[self.problem.group]
+
+    def expand_all(self, problem: Problem, assignment: Assignment) -> list[Assignment]:
+        """Fine placements of a coarse one, with different priorities."""
+        device = assignment.device[self.part_of]
+        ranks: list[Int[np.ndarray, "N"] | None] = [None]
+        if problem.objective == "latency":
+            ranks.append(upward_rank(problem))
+            if assignment.rank is not None:
+                by_part = np.lexsort((np.arange(problem.num_ops), assignment.rank[self.part_of]))
+                rank = np.empty(problem.num_ops, dtype=np.int64)
+                rank[by_part] = np.arange(problem.num_ops)
+                ranks.append(rank)
+        return [Assignment(device, rank) for rank in ranks]
+
+
+_CACHE: "weakref.WeakKeyDictionary[Problem, dict[int, Coarse | None]]" = weakref.WeakKeyDictionary()
+
+
+def coarse_problem(problem: Problem, max_ops: int) -> Coarse | None:
+    """The problem over at most `max_ops` coarse ops, where possible; None where little is gained.
+
+    Ops that differ in where they may run are kept apart, groups that must share a device stay so.
+    A coarse op takes the time of its ops, dispatch included; dispatch per segment is counted once
+    for each coarse op that opens a segment. A guide for search, never a score.
+    """
+    known = _CACHE.setdefault(problem, {})
+    if max_ops not in known:
+        known[max_ops] = _contract(problem, max_ops)
+    return known[max_ops]
+
+
+def _contract(problem: Problem, max_ops: int) -> Coarse | None:
+    from gdp.graph.fuse import coarsen
+
+    a = arrays_of(problem)
+    apart = np.unique(problem.group_allowed[problem.group], axis=0, return_inverse=True)[1]
+    graph = dataclasses.replace(problem.graph, colocate=problem.group)
+    merged = coarsen(graph, max_ops, apart=apart.reshape(-1).astype(np.int64))
+    count = merged.graph.num_ops
+    if count > problem.num_ops // 2:
+        return None
+    # Dispatch per op is in the sums already.
+    devices = tuple(
+        dataclasses.replace(device, dispatch_s=0.0) if device.dispatch_per == "op" else device
+        for device in problem.cluster.devices
+    )
+    compute_s = np.zeros((count, problem.num_devices))
+    np.add.at(compute_s, merged.group_of, a.compute_s)
+    allowed = np.ones((count, problem.num_devices), dtype=bool)
+    np.logical_and.at(allowed, merged.group_of, problem.allowed)
+    coarse = make_problem(
+        merged.graph,
+        dataclasses.replace(problem.cluster, devices=devices),
+        compute_s,
+        problem.objective,
+        allowed=allowed,
+    )
+    if not (coarse.group_allowed.sum(axis=1) > 1).any():
+        return None
+    mean_s = np.where(problem.allowed, a.compute_s, 0.0).sum(axis=1) / problem.allowed.sum(axis=1)
+    return Coarse(coarse, merged.group_of, mean_s)

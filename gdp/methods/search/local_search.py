@@ -1,0 +1,284 @@
+"""Local search: simulated annealing from any start, coarse before fine, until the budget ends."""
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.methods.heuristics.blocks import block_assignments
+from gdp.methods.heuristics.list_schedule import heft_assignments, upward_rank
+from gdp.methods.heuristics.simple import single_assignments
+from gdp.methods.scoring import (
+    Scored,
+    best_of,
+    compile_once,
+    missing_text,
+    proven_misfit,
+    score_all,
+    unsupported,
+)
+from gdp.methods.search.annealing import FIT, AnnealConfig, Annealer, anneal, make_annealer
+from gdp.methods.search.coarse import Coarse, coarse_problem
+from gdp.problem.problem import Problem
+
+LOG = logging.getLogger(__name__)
+
+Guide = Callable[[Problem, Annealer], None]
+"""Tells an annealing run on a problem (the graph or its coarse form) which moves to prefer."""
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How the budget is spent."""
+
+    coarse_above: int = 3000  # ops; larger graphs are searched coarsely first (latency)
+    coarse_ops: int = 1000  # groups that are moved and simulated as one
+    coarse_share: float = 0.6  # of the budget
+    start_share: float = 0.3  # of the seconds, for finding starts where none is given
+    drop: float = 0.02  # a chain this much worse than the best ends after its first round
+    max_evaluations: int = 200_000  # where neither seconds nor evaluations end the search
+
+
+def local_search(problem: Problem, search: Search) -> Answer:
+    """The best placement that annealing finds from `search.start`, or from simple placements.
+
+    Steps move single groups of ops that must share a device, chains, windows of an order, breadth
+    first clusters and borders between devices, swap two groups, or exchange two priorities; every
+    one is judged by the exact simulator (latency), or by what it changes (throughput: O(degree) an
+    op moved). Kirkpatrick, Gelatt and Vecchi 1983, doi 10.1126/science.220.4598.671, in rounds that
+    begin from the best so far. Large graphs are first searched on a coarse graph. Ctrl-C ends the
+    search with the best so far.
+    """
+    if (refusal := unsupported(problem, "local_search")) is not None:
+        return refusal
+    compile_once("local_search", local_search, problem.objective)
+    clock = Clock(search.seconds)
+    config = SearchConfig()
+    if search.start is not None:
+        candidates = iter([search.start])
+    else:
+        candidates = itertools.chain(
+            single_assignments(problem), block_assignments(problem), heft_assignments(problem)
+        )
+    first = best_of(problem, candidates, share_of(clock, config.start_share))
+    if first.overflow_bytes > 0 and (proof := proven_misfit(problem)) is not None:
+        return Answer(None, reason=proof, evaluations=first.evaluations)
+    best = improve(problem, [first], search, clock, config)
+    return as_answer(problem, best, "local_search")
+
+
+def as_answer(problem: Problem, best: Scored, name: str) -> Answer:
+    """A scored assignment as an answer: None, with the bytes missing, where it does not fit."""
+    if best.overflow_bytes == 0:
+        return Answer(best.assignment, evaluations=best.evaluations)
+    return Answer(
+        None,
+        reason=f"{name} found no placement that fits; the closest misses "
+        f"{missing_text(problem, best.assignment)}",
+        evaluations=best.evaluations,
+    )
+
+
+def share_of(clock: Clock, share: float) -> Clock:
+    """A clock over a share of what another has left."""
+    left_s = clock.remaining_s()
+    return Clock(None if np.isinf(left_s) else max(0.0, share * left_s))
+
+
+def improve(
+    problem: Problem,
+    starts: list[Scored],
+    search: Search,
+    clock: Clock,
+    config: SearchConfig | None = None,
+    guide: Guide | None = None,
+) -> Scored:
+    """The best placement found from scored starts within the clock and `search.evaluations`.
+
+    The evaluations of the starts count; the result's are those of the starts and the search. A
+    `guide` tells annealing which moves to prefer.
+    """
+    config = config or SearchConfig()
+    budget = _Budget(clock, search, config, sum(start.evaluations for start in starts))
+    budget.guide = guide
+    best = min(starts, key=lambda scored: scored.key)
+    try:
+        if best.overflow_bytes > 0:
+            from gdp.methods.repair import repair
+
+            fixed = repair(problem, replace(best, evaluations=0), clock, search.seed)
+            budget.used += fixed.evaluations
+            starts = [fixed, *starts] if fixed.key < best.key else starts
+            best = min(best, fixed, key=lambda scored: scored.key)
+        starts = _with_best_ranks(problem, starts, budget)
+        best = min(best, *starts, key=lambda scored: scored.key)
+        if problem.objective == "latency" and problem.num_ops > config.coarse_above:
+            found = _search_coarse(problem, starts, search, budget, config)
+            starts = [*found, *starts][:2]
+            best = min(best, *starts, key=lambda scored: scored.key)
+        best = _search(problem, starts, search.seed, budget, best)
+    except KeyboardInterrupt:
+        LOG.info("interrupted; the best placement so far is kept")
+        best = min(best, budget.best or best, key=lambda scored: scored.key)
+    return replace(best, evaluations=budget.used)
+
+
+class _Budget:
+    """What is left of both budgets, and the best placement for whoever is interrupted."""
+
+    def __init__(
+        self, clock: Clock, search: Search, config: SearchConfig, used: int, share: float = 1.0
+    ) -> None:
+        self.clock = clock
+        self.used = used
+        self.limit = search.evaluations
+        if self.limit is None and clock.seconds is None:
+            self.limit = config.max_evaluations
+        self.progress = search.progress
+        self.guide: Guide | None = None
+        self.best: Scored | None = None
+
+    def left(self) -> int | None:
+        return None if self.limit is None else max(0, self.limit - self.used)
+
+    def is_over(self) -> bool:
+        return self.clock.is_over() or self.left() == 0
+
+    def report(self, best: Scored) -> None:
+        self.best = best
+        if self.progress is None:
+            return
+        by_clock = 0.0
+        if self.clock.seconds is not None:
+            by_clock = self.clock.elapsed_s() / max(self.clock.seconds, 1e-9)
+        by_count = 0.0 if not self.limit else self.used / self.limit
+        self.progress(min(1.0, max(by_clock, by_count)), best.value_s)
+
+
+def _with_best_ranks(problem: Problem, starts: list[Scored], budget: _Budget) -> list[Scored]:
+    """Each start with the priorities that suit it best: its own, none, or upward ranks."""
+    if problem.objective != "latency":
+        return starts
+    rank = upward_rank(problem)
+    chosen = []
+    for start in starts:
+        variants = [
+            Assignment(start.assignment.device, other)
+            for other in (None, rank)
+            if other is not start.assignment.rank
+        ]
+        left = budget.left()
+        variants = variants if left is None else variants[:left]
+        if budget.clock.is_over():
+            variants = []
+        budget.used += len(variants)
+        scored = score_all(problem, variants) if variants else []
+        chosen.append(min([start, *scored], key=lambda scored: scored.key))
+    return chosen
+
+
+def _search(
+    problem: Problem,
+    starts: list[Scored],
+    seed: int,
+    budget: _Budget,
+    best: Scored,
+    config: AnnealConfig | None = None,
+) -> Scored:
+    """Rounds of annealing from every start, then from the chains that keep up."""
+    config = config or default_config(problem)
+    chains = [make_annealer(problem, start, seed * 64 + k) for k, start in enumerate(starts)]
+    steps = config.first_steps
+    for round_number in itertools.count():
+        before = sum(chain.evaluations for chain in chains)
+        for chain in chains:
+            best = _round(problem, chain, steps, config, budget, best)
+            if budget.is_over():
+                return best
+        if sum(chain.evaluations for chain in chains) == before:
+            return best  # there is nothing to move
+        drop = SearchConfig().drop / (1 + round_number)
+        chains = [
+            c for c in chains if c.best().key <= (best.overflow_bytes, best.value_s * (1 + drop))
+        ]
+        chains = chains or [make_annealer(problem, best, seed * 64 + len(starts) + round_number)]
+        steps = int(steps * config.growth)
+    raise AssertionError("rounds end with the budget")
+
+
+def _round(
+    problem: Problem,
+    chain: Annealer,
+    steps: int,
+    config: AnnealConfig,
+    budget: _Budget,
+    best: Scored,
+) -> Scored:
+    before = chain.evaluations
+    guide = None if budget.guide is None else partial(budget.guide, problem, chain)
+    try:
+        anneal(chain, steps, config, budget.clock, budget.left(), guide)
+    finally:
+        # An interrupt ends the round between two calls of the kernel: the chain is whole.
+        budget.used += chain.evaluations - before
+        best = min(best, chain.best(), key=lambda scored: scored.key)
+        budget.report(best)
+    return best
+
+
+def default_config(problem: Problem) -> AnnealConfig:
+    """Rounds that suit the cost of a step: a simulation, or the change of a few sums."""
+    if problem.objective == "throughput":
+        return AnnealConfig(first_steps=20_000)
+    return AnnealConfig()
+
+
+def _search_coarse(
+    problem: Problem,
+    starts: list[Scored],
+    search: Search,
+    budget: _Budget,
+    config: SearchConfig,
+) -> list[Scored]:
+    """Starts for the fine graph, found by searching the coarse one; the best first."""
+    coarse = coarse_problem(problem, config.coarse_ops)
+    if coarse is None:
+        return []
+    clock = share_of(budget.clock, config.coarse_share)
+    left = budget.left()
+    limit = None if left is None else int(config.coarse_share * left)
+    inner = _Budget(clock, replace(search, evaluations=limit, progress=None), config, 0)
+    projected = [
+        variant for start in starts for variant in coarse_starts(problem, coarse, start.assignment)
+    ]
+    begun = sorted(score_all(coarse.problem, projected), key=lambda scored: scored.key)[:2]
+    inner.used, inner.guide = len(projected), budget.guide
+    found = _search(coarse.problem, begun, search.seed, inner, begun[0])
+    fine = coarse.expand_all(problem, found.assignment)
+    budget.used += inner.used + len(fine)
+    return sorted(score_all(problem, fine), key=lambda scored: scored.key)[:1]
+
+
+def coarse_starts(problem: Problem, coarse: Coarse, assignment: Assignment) -> list[Assignment]:
+    device = coarse.project(problem, assignment.device)
+    return [Assignment(device), Assignment(device, upward_rank(coarse.problem))]
+
+
+def anneal_to_fit(
+    problem: Problem, start: Assignment, clock: Clock, seed: int, evaluations: int
+) -> Scored:
+    """The first placement that fits, or the one of least overflow after `evaluations`."""
+    scored = score_all(problem, [start])[0]
+    chain = make_annealer(problem, scored, seed)
+    steps = FIT.first_steps
+    while chain.evaluations < evaluations and not clock.is_over():
+        before = chain.evaluations
+        anneal(chain, steps, FIT, clock, evaluations - chain.evaluations)
+        if chain.best().overflow_bytes == 0 or chain.evaluations == before:
+            break
+        steps = int(steps * FIT.growth)
+    return chain.best()

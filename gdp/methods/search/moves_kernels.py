@@ -1,0 +1,281 @@
+"""What the local search tries next: sets of groups and the device that each would move to.
+
+A proposal is left in `Proposal.group[:n]` and `Proposal.device[:n]`, each group at most once and
+never to the device it is on. Axes as in `gdp.problem.arrays`.
+"""
+
+from typing import NamedTuple, no_type_check
+
+import numba
+import numpy as np
+
+from gdp.kernel import INNER, INNER_INLINE
+
+SINGLE, NEIGHBOUR, CHAIN, WINDOW, SWAP, CUT, CLUSTER = 0, 1, 2, 3, 4, 5, 6
+NUM_KINDS = 7
+
+
+class Proposal(NamedTuple):
+    """The proposal at hand and the scratch to make the next one."""
+
+    group: np.ndarray  # [G]
+    device: np.ndarray  # [G] where each would go
+    size: np.ndarray  # [1]
+    stamp: np.ndarray  # [G] the number of the last proposal that holds the group
+    seen: np.ndarray  # [N] the same, for ops visited
+    number: np.ndarray  # [1] of this proposal
+    queue: np.ndarray  # [N]
+    random: np.ndarray  # [1] uint64, the state of splitmix64 (Steele, Lea and Flood 2014)
+    guided: np.ndarray  # [1] share of the choices that follow the two tables; 0 without a guide
+    group_share: np.ndarray  # [M] cumulative: which group with a choice to move
+    device_share: np.ndarray  # [G, D] cumulative: where to
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def uniform(random):
+    """A float in [0, 1). The state is an argument: numba's own is shared by a thread's kernels."""
+    random[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = random[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return np.float64(z >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def below(random, n):
+    """An integer in 0..n-1."""
+    return min(np.int64(uniform(random) * n), n - 1)
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def length_up_to(random, longest):
+    """A length in 1..longest, uniform in its logarithm: short moves are as likely as long ones."""
+    return max(1, min(longest, np.int64(np.exp(uniform(random) * np.log(longest + 1.0)))))
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def follows_guide(p):
+    """Whether the next choice is the guide's; without one no random number is drawn."""
+    return p.guided[0] > 0.0 and uniform(p.random) < p.guided[0]
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def drawn(shares, u):
+    """The first place of a cumulative table that reaches u."""
+    low, high = 0, shares.shape[0] - 1
+    while low < high:
+        middle = (low + high) // 2
+        if shares[middle] >= u:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def any_group(p, movable):
+    """A group with a choice: at random, or as the guide has it."""
+    if follows_guide(p):
+        return movable[drawn(p.group_share, uniform(p.random))]
+    return movable[below(p.random, movable.shape[0])]
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def other_device(m, p, g, home):
+    """A random allowed device other than home; home where there is none."""
+    num_devices = m.group_allowed.shape[1]
+    first = below(p.random, num_devices)
+    for k in range(num_devices):
+        d = (first + k) % num_devices
+        if d != home and m.group_allowed[g, d]:
+            return d
+    return home
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def add(m, p, device, g, to):
+    """Put a group into the proposal, once, unless it is there already or may not go there."""
+    if p.stamp[g] == p.number[0]:
+        return
+    p.stamp[g] = p.number[0]
+    if m.group_allowed[g, to] and device[m.group_op[m.group_start[g]]] != to:
+        k = p.size[0]
+        p.group[k], p.device[k] = g, to
+        p.size[0] = k + 1
+
+
+@numba.njit(**INNER)
+@no_type_check
+def guided_device(m, p, g, home):
+    """A device other than home by the guide's table; any other where that has home."""
+    to = drawn(p.device_share[g], uniform(p.random))
+    if to != home and m.group_allowed[g, to]:
+        return to
+    return other_device(m, p, g, home)
+
+
+@numba.njit(**INNER)
+@no_type_check
+def random_neighbour(m, p, i):
+    """A random producer or reader of op i; i itself where it has none."""
+    num_in = m.in_start[i + 1] - m.in_start[i]
+    num_out = m.out_start[i + 1] - m.out_start[i]
+    if num_in + num_out == 0:
+        return i
+    k = below(p.random, num_in + num_out)
+    if k < num_in:
+        return m.producer[m.in_tensor[m.in_start[i] + k]]
+    t = m.out_tensor[m.out_start[i] + k - num_in]
+    num_uses = m.use_start[t + 1] - m.use_start[t]
+    if num_uses == 0:
+        return i
+    return m.use_op[m.use_start[t] + below(p.random, num_uses)]
+
+
+@numba.njit(**INNER)
+@no_type_check
+def wanted_device(m, p, device, i):
+    """The device of a neighbour of op i's group on another device, else any other."""
+    g = m.group[i]
+    if follows_guide(p):
+        return guided_device(m, p, g, np.int64(device[i]))
+    for _ in range(4):
+        k = m.group_start[g] + below(p.random, m.group_start[g + 1] - m.group_start[g])
+        to = np.int64(device[random_neighbour(m, p, m.group_op[k])])
+        if to != device[i] and m.group_allowed[g, to]:
+            return to
+    return other_device(m, p, g, np.int64(device[i]))
+
+
+@numba.njit(**INNER)
+@no_type_check
+def only_reader(m, i):
+    """The one op that reads anything of op i; -1 where there is none or more than one."""
+    found = -1
+    for x in range(m.out_start[i], m.out_start[i + 1]):
+        t = m.out_tensor[x]
+        for y in range(m.use_start[t], m.use_start[t + 1]):
+            if found >= 0 and m.use_op[y] != found:
+                return -1
+            found = m.use_op[y]
+    return found
+
+
+@numba.njit(**INNER)
+@no_type_check
+def add_chain(m, p, device, i, to, longest):
+    """Op i, its only reader, the only reader of that, and so on."""
+    for _ in range(longest):
+        add(m, p, device, m.group[i], to)
+        i = only_reader(m, i)
+        if i < 0:
+            return
+
+
+@numba.njit(**INNER)
+@no_type_check
+def add_window(m, p, device, order, first, end, home, to):
+    """The ops at places first..end of an order that are on `home`, or all where home is -1."""
+    for k in range(max(first, 0), min(end, order.shape[0])):
+        i = np.int64(order[k])
+        if home < 0 or device[i] == home:
+            add(m, p, device, m.group[i], to)
+
+
+@numba.njit(**INNER)
+@no_type_check
+def add_cut_shift(m, p, device, order, place, i, longest):
+    """Move a border: ops next to one that crosses devices go over to the other side with it."""
+    home = np.int64(device[i])
+    for x in range(m.in_start[i], m.in_start[i + 1]):
+        to = np.int64(device[m.producer[m.in_tensor[x]]])
+        if to != home:
+            add_window(m, p, device, order, place, place + longest, home, to)
+            return
+    for x in range(m.out_start[i], m.out_start[i + 1]):
+        t = m.out_tensor[x]
+        for y in range(m.use_start[t], m.use_start[t + 1]):
+            to = np.int64(device[m.use_op[y]])
+            if to != home:
+                add_window(m, p, device, order, place - longest + 1, place + 1, home, to)
+                return
+
+
+@numba.njit(**INNER)
+@no_type_check
+def add_cluster(m, p, device, i, to, longest):
+    """Op i and the ops on its device nearest to it in the graph, breadth first."""
+    home, number = device[i], p.number[0]
+    p.queue[0] = i
+    p.seen[i] = number
+    first, end = 0, 1
+    while first < end and first < longest:
+        j = p.queue[first]
+        first += 1
+        add(m, p, device, m.group[j], to)
+        for x in range(m.in_start[j], m.in_start[j + 1]):
+            k = m.producer[m.in_tensor[x]]
+            if device[k] == home and p.seen[k] != number:
+                p.seen[k] = number
+                p.queue[end] = k
+                end += 1
+        for x in range(m.out_start[j], m.out_start[j + 1]):
+            t = m.out_tensor[x]
+            for y in range(m.use_start[t], m.use_start[t + 1]):
+                k = m.use_op[y]
+                if device[k] == home and p.seen[k] != number:
+                    p.seen[k] = number
+                    p.queue[end] = k
+                    end += 1
+            if end > longest + 64:  # a tensor with thousands of readers would swamp the rest
+                break
+
+
+@numba.njit(**INNER)
+@no_type_check
+def propose(m, p, device, order, place, kind, g):
+    """Leave a proposal of a kind around group g; `order` orders all ops, `place` is its inverse."""
+    p.number[0] += 1
+    p.size[0] = 0
+    num_ops = device.shape[0]
+    i = m.group_op[m.group_start[g] + below(p.random, m.group_start[g + 1] - m.group_start[g])]
+    home = np.int64(device[i])
+    if kind == SINGLE:
+        if follows_guide(p):
+            add(m, p, device, g, guided_device(m, p, g, home))
+        else:
+            add(m, p, device, g, other_device(m, p, g, home))
+        return
+    to = wanted_device(m, p, device, i)
+    if kind == NEIGHBOUR:
+        add(m, p, device, g, to)
+    elif kind == CHAIN:
+        add_chain(m, p, device, i, to, length_up_to(p.random, min(64, num_ops)))
+    elif kind == WINDOW:
+        longest = length_up_to(p.random, max(1, num_ops // 3))
+        start = np.int64(place[i]) - below(p.random, longest)
+        only = home if uniform(p.random) < 0.5 else -1
+        add_window(m, p, device, order, start, start + longest, only, to)
+    elif kind == SWAP:
+        add(m, p, device, g, to)
+        # The partner is near in the order, so that it competes for the same time.
+        reach = length_up_to(p.random, num_ops)
+        for _ in range(8):
+            k = np.int64(place[i]) - reach + below(p.random, 2 * reach + 1)
+            if 0 <= k < num_ops and device[np.int64(order[k])] == to:
+                add(m, p, device, m.group[np.int64(order[k])], home)
+                break
+    elif kind == CUT:
+        longest = length_up_to(p.random, max(1, num_ops // 4))
+        add_cut_shift(m, p, device, order, np.int64(place[i]), i, longest)
+    else:
+        add_cluster(m, p, device, i, to, length_up_to(p.random, max(1, min(num_ops // 3, 4096))))

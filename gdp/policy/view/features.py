@@ -1,0 +1,195 @@
+"""What the policy knows of a problem before it decides: static features of ops, devices and all.
+
+Axes: N ops, T tensors, P pairs of ops joined by at least one tensor, D devices, F features.
+Every feature is dimensionless, so that a problem with all times doubled looks the same.
+"""
+
+import weakref
+import zlib
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.policy.advice import Advice
+from gdp.policy.view.advised_features import NUM_ADVISED, advised_features
+from gdp.policy.view.timing import Timing, down, mean_link, pairs, squash, timing, up
+from gdp.problem.problem import Problem
+
+NUM_OP_TYPES = 64
+"""Op types are hashed into this many classes, so that an unknown type has an embedding too."""
+NUM_OP_FEATURES = 31
+NUM_DEVICE_FEATURES = 17
+NUM_GLOBAL_FEATURES = 24
+
+FeatureSet = Literal["full", "published"]
+"""full: costs, levels, memory. published: op type, output shape and neighbours, as in GDP."""
+
+
+class Features(NamedTuple):
+    """Inputs of the network for one problem, not padded."""
+
+    op: Float[np.ndarray, "N F"]
+    op_type: Int[np.ndarray, "N"]
+    src: Int[np.ndarray, "P"]
+    dst: Int[np.ndarray, "P"]
+    device: Float[np.ndarray, "D G"]
+    whole: Float[np.ndarray, "H"]  # of graph and cluster together
+    order: Int[np.ndarray, "N"]
+
+
+def features(problem: Problem, kind: FeatureSet = "full", found: Advice | None = None) -> Features:
+    """Static features of a problem, and of what advisers propose for it. O((N + E) D)."""
+    plain = _plain(problem, kind)
+    told = advised_features(problem, found)
+    return plain._replace(
+        op=np.concatenate([plain.op, told.op], axis=1).astype(np.float32),
+        device=np.concatenate([plain.device, told.device], axis=1).astype(np.float32),
+        whole=np.concatenate([plain.whole, told.whole]).astype(np.float32),
+    )
+
+
+_PLAIN: weakref.WeakKeyDictionary[Problem, dict[FeatureSet, Features]] = weakref.WeakKeyDictionary()
+
+
+def _plain(problem: Problem, kind: FeatureSet) -> Features:
+    """What does not depend on advice, computed once."""
+    made = _PLAIN.setdefault(problem, {})
+    if kind not in made:
+        times = timing(problem)
+        src, dst, _ = pairs(problem, times.send_s)
+        op = _full(problem, times, src, dst) if kind == "full" else _published(problem, src, dst)
+        types = [zlib.crc32(t.encode()) % NUM_OP_TYPES for t in problem.graph.op_types]
+        made[kind] = Features(
+            op, np.array(types), src, dst, _devices(problem, times), _whole(problem, times),
+            times.order,
+        )  # fmt: skip
+    return made[kind]
+
+
+def _full(
+    problem: Problem, times: Timing, src: Int[np.ndarray, "P"], dst: Int[np.ndarray, "P"]
+) -> Float[np.ndarray, "N F"]:
+    """Costs, transfers, levels, degrees and memory of every op."""
+    graph, n = problem.graph, problem.num_ops
+    scale, free_send = times.scale_s, np.zeros(graph.num_tensors)
+    cost = np.where(problem.allowed, times.cost_s, np.inf)
+    fastest = np.where(np.isfinite(cost.min(axis=1)), cost.min(axis=1), 0.0)
+    out_s, in_s, out_bytes, in_bytes = (np.zeros(n) for _ in range(4))
+    np.add.at(out_s, graph.producer, times.send_s)
+    np.add.at(out_bytes, graph.producer, graph.tensor_bytes)
+    np.add.at(in_s, graph.use_op, times.send_s[graph.use_tensor])
+    np.add.at(in_bytes, graph.use_op, graph.tensor_bytes[graph.use_tensor])
+    up_s = times.up_s
+    down_s = down(problem, times.mean_cost_s, times.send_s)
+    up_free = up(problem, times.mean_cost_s, free_send)
+    down_free = down(problem, times.mean_cost_s, free_send)
+    path, path_free = max(up_s.max(), 1e-12), max(up_free.max(), 1e-12)
+    position = np.empty(n)
+    position[times.order] = np.arange(n) / n
+    group_size = np.bincount(problem.group)[problem.group]
+    capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).mean())
+    columns = [
+        squash(times.mean_cost_s / scale), squash(fastest / scale),
+        squash(times.cost_s.max(axis=1) / scale),
+        squash(out_s / scale), squash(in_s / scale),
+        squash(out_s / (times.mean_cost_s + 1e-3 * scale)),
+        np.log1p(np.bincount(src, minlength=n)) / 2, np.log1p(np.bincount(dst, minlength=n)) / 2,
+        up_s / path, down_s / path, (up_s + down_s) / path,
+        up_free / path_free, down_free / path_free, (up_free + down_free) / path_free,
+        position, graph.is_backward.astype(float), graph.is_io.astype(float),
+        squash(1e3 * graph.weight_bytes / capacity), squash(1e3 * out_bytes / capacity),
+        (graph.weight_bytes > 0).astype(float), np.log1p(group_size - 1) / 3,
+        problem.allowed.mean(axis=1),
+        squash((in_bytes - out_bytes) * mean_link(problem)[0] / scale),
+        np.log1p(_width(down_free / path_free)) / 5,
+    ]  # fmt: skip
+    return np.stack(columns, axis=1)
+
+
+def _width(level: Float[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
+    """How many ops share an op's sixty-fourth of the longest path."""
+    bins = np.minimum((level * 64).astype(np.int64), 63)
+    return np.bincount(bins, minlength=64)[bins].astype(float)
+
+
+def _published(
+    problem: Problem, src: Int[np.ndarray, "P"], dst: Int[np.ndarray, "P"]
+) -> Float[np.ndarray, "N F"]:
+    """Output shape and ids of neighbours, as GDP describes its input; the type is embedded apart.
+
+    The first output's size and first four dimensions (logarithms), then up to six neighbours'
+    positions (predecessors first), -1 where there are fewer. The rest of the width stays zero.
+    """
+    graph, n = problem.graph, problem.num_ops
+    table = np.zeros((n, NUM_OP_FEATURES - NUM_ADVISED))
+    np.add.at(table[:, 0], graph.producer, graph.tensor_bytes)
+    table[:, 0] = np.log1p(table[:, 0]) / 10.0
+    for op, detail in enumerate(graph.detail):
+        shape = detail.output_shapes[0][:4] if detail.output_shapes else ()
+        table[op, 1 : 1 + len(shape)] = np.log1p(np.maximum(shape, 0)) / 5.0
+    table[:, 5:11] = -1.0
+    filled = np.zeros(n, dtype=np.int64)
+    for here, there in ((dst, src), (src, dst)):
+        for op, other in zip(here.tolist(), there.tolist(), strict=True):
+            if filled[op] < 6:
+                table[op, 5 + filled[op]] = other / n
+                filled[op] += 1
+    return table
+
+
+def _devices(problem: Problem, times: Timing) -> Float[np.ndarray, "D G"]:
+    """Speed, memory and links of every device relative to the others."""
+    cluster, d = problem.cluster, problem.num_devices
+    work = ~problem.graph.is_io
+    runs = problem.allowed & work[:, None]
+    total = np.where(runs, times.cost_s, times.mean_cost_s[:, None] * 4).sum(axis=0)
+    total = np.maximum(total, 1e-12)
+    off = ~np.eye(d, dtype=bool)
+    per_byte = np.where(off, 1.0 / cluster.link_bytes_per_s, 0.0)
+    peers = max(d - 1, 1)
+    bytes_mean = float(problem.graph.tensor_bytes.mean()) if problem.graph.num_tensors else 0.0
+    shared = np.zeros(d)
+    for i in range(d):
+        for j in range(d):
+            if i != j:
+                shared[i] += (cluster.channel[off] == cluster.channel[i, j]).sum() - 1
+    need = max(float(problem.graph.weight_bytes.sum()), 1.0)
+    columns = [
+        np.log(total / total.min()) / 3, np.log(total / total.mean()) / 3,
+        np.log1p(np.minimum(cluster.memory_bytes, 64.0 * need) / need),
+        squash(per_byte.sum(axis=1) / peers * bytes_mean / times.scale_s),
+        squash(per_byte.sum(axis=0) / peers * bytes_mean / times.scale_s),
+        squash(per_byte.min(axis=1, where=off, initial=1.0) * bytes_mean / times.scale_s),
+        squash(cluster.link_latency_s.sum(axis=1) / peers / times.scale_s),
+        (np.arange(d) == cluster.host).astype(float),
+        squash(np.array([x.dispatch_s for x in cluster.devices]) / times.scale_s),
+        np.array([x.dispatch_per == "segment" for x in cluster.devices], dtype=float),
+        np.log1p(shared) / 3, runs.sum(axis=0) / max(work.sum(), 1),
+        np.full(d, d / 8.0), np.arange(d) / 8.0,
+    ]  # fmt: skip
+    return np.stack(columns, axis=1)
+
+
+def _whole(problem: Problem, times: Timing) -> Float[np.ndarray, "H"]:
+    """Size, ratio of communication to computation, parallelism, spread of speeds, tightness."""
+    graph, d = problem.graph, problem.num_devices
+    total = np.where(problem.allowed, times.cost_s, times.mean_cost_s[:, None]).sum(axis=0)
+    total = np.maximum(total, 1e-12)
+    work_s = max(float(times.mean_cost_s.sum()), 1e-12)
+    path_s = max(float(times.up_s.max()), 1e-12)
+    capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).sum())
+    latency = problem.objective in ("latency", "block_latency")
+    return np.array(
+        [
+            np.log10(graph.num_ops) / 4, d / 8.0, 1.0 / d,
+            np.log(max(float(times.send_s.sum()), 1e-12) / work_s) / 4,
+            np.log(work_s / path_s) / 4,
+            float(latency), 1.0 - float(latency),
+            np.log(total.max() / total.min()) / 3,
+            squash(20.0 * graph.weight_bytes.sum() / capacity),
+            squash(20.0 * graph.tensor_bytes.sum() / capacity),
+            float(graph.is_backward.mean()),
+            np.log1p(graph.num_uses / graph.num_ops),
+        ]
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""Seconds behind the features and the decode order: costs, transfers, longest paths.
+
+Axes: N ops, T tensors, P pairs of ops joined by at least one tensor, D devices.
+"""
+
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.problem.problem import Problem
+
+
+class Timing(NamedTuple):
+    """Seconds behind the features; the decoder uses them too."""
+
+    cost_s: Float[np.ndarray, "N D"]  # dispatch per op included; 0 where not allowed
+    mean_cost_s: Float[np.ndarray, "N"]  # over allowed devices
+    send_s: Float[np.ndarray, "T"]  # mean over ordered pairs of devices
+    scale_s: float  # mean cost of an op that does work
+    up_s: Float[np.ndarray, "N"]  # longest path to the end, transfers included
+    order: Int[np.ndarray, "N"]  # decode order and priority: decreasing up_s, topological
+
+
+_TIMINGS: weakref.WeakKeyDictionary[Problem, Timing] = weakref.WeakKeyDictionary()
+
+
+def timing(problem: Problem) -> Timing:
+    """The times of a problem, computed once."""
+    if problem not in _TIMINGS:
+        _TIMINGS[problem] = _timing(problem)
+    return _TIMINGS[problem]
+
+
+def squash(ratio: Float[np.ndarray, "..."] | float) -> Float[np.ndarray, "..."] | float:
+    """A ratio of times on a scale that is linear near zero and logarithmic far out."""
+    return np.arcsinh(ratio) / 3.0
+
+
+def mean_link(problem: Problem) -> tuple[float, float]:
+    """(seconds per byte, latency in seconds), averaged over ordered pairs of devices."""
+    cluster = problem.cluster
+    off = ~np.eye(problem.num_devices, dtype=bool)
+    if not off.any():
+        return 0.0, 0.0
+    return float((1.0 / cluster.link_bytes_per_s[off]).mean()), float(
+        cluster.link_latency_s[off].mean()
+    )
+
+
+def _timing(problem: Problem) -> Timing:
+    graph = problem.graph
+    dispatch_s = np.array(
+        [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in problem.cluster.devices]
+    )
+    cost_s = problem.compute_s + np.where(graph.is_io[:, None], 0.0, dispatch_s[None, :])
+    cost_s = np.where(problem.allowed, cost_s, 0.0)
+    mean_cost_s = cost_s.sum(axis=1) / np.maximum(problem.allowed.sum(axis=1), 1)
+    per_byte, latency_s = mean_link(problem)
+    send_s = latency_s + graph.tensor_bytes * per_byte
+    if problem.tensor_s is not None:
+        send_s = 2.0 * problem.tensor_s
+    works = mean_cost_s > 0
+    scale_s = float(mean_cost_s[works].mean()) if works.any() else max(latency_s, 1e-9)
+    up_s = up(problem, mean_cost_s, send_s)
+    order = np.lexsort((np.arange(graph.num_ops), -up_s))
+    return Timing(cost_s, mean_cost_s, send_s, scale_s, up_s, order)
+
+
+def pairs(
+    problem: Problem, send_s: Float[np.ndarray, "T"]
+) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"], Float[np.ndarray, "P"]]:
+    """Ops joined by tensors (source, destination, longest transfer), each pair once."""
+    src, dst = problem.graph.edges
+    seconds = send_s[problem.graph.use_tensor]
+    key = src * problem.num_ops + dst
+    unique, which = np.unique(key, return_inverse=True)
+    longest = np.zeros(len(unique))
+    np.maximum.at(longest, which, seconds)
+    return unique // problem.num_ops, unique % problem.num_ops, longest
+
+
+def csr(
+    ends: Int[np.ndarray, "P"], num_ops: int
+) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "M"]]:
+    by_end = np.argsort(ends, kind="stable")
+    return by_end, np.searchsorted(ends[by_end], np.arange(num_ops + 1))
+
+
+def up(
+    problem: Problem, seconds: Float[np.ndarray, "N"], send_s: Float[np.ndarray, "T"]
+) -> Float[np.ndarray, "N"]:
+    from gdp.policy.view.feature_kernels import upward_rank
+
+    src, dst, pair_s = pairs(problem, send_s)
+    by_src, first = csr(src, problem.num_ops)
+    return upward_rank(seconds, src, dst, pair_s, by_src, first)
+
+
+def down(
+    problem: Problem, seconds: Float[np.ndarray, "N"], send_s: Float[np.ndarray, "T"]
+) -> Float[np.ndarray, "N"]:
+    from gdp.policy.view.feature_kernels import downward_rank
+
+    src, dst, pair_s = pairs(problem, send_s)
+    by_dst, first = csr(dst, problem.num_ops)
+    return downward_rank(seconds, src, dst, pair_s, by_dst, first)

@@ -1,0 +1,1 @@
+"""One question, and what is derived from it."""

@@ -1,0 +1,135 @@
+"""The flat arrays that the heuristics and the local search read inside their kernels.
+
+Axes: N ops, T tensors, E uses, D devices, G groups, W distinct weights, M (op, weight) pairs.
+"""
+
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from gdp.graph.op_graph import INPUT
+from gdp.problem.problem import Problem
+
+
+class Arrays(NamedTuple):
+    """A problem as CSR lists; every array is C-contiguous, int64, float64 or bool.
+
+    A list `x_start`, `x` holds the entries of i at `x[x_start[i] : x_start[i + 1]]`.
+    """
+
+    in_start: Int[np.ndarray, "N+1"]
+    in_tensor: Int[np.ndarray, "E"]  # the tensors an op reads
+    out_start: Int[np.ndarray, "N+1"]
+    out_tensor: Int[np.ndarray, "T"]  # the tensors an op makes
+    use_start: Int[np.ndarray, "T+1"]
+    use_op: Int[np.ndarray, "E"]  # the ops that read a tensor
+    producer: Int[np.ndarray, "T"]
+    tensor_bytes: Int[np.ndarray, "T"]
+    compute_s: Float[np.ndarray, "N D"]  # with the dispatch that is paid per op
+    segment_s: Float[np.ndarray, "D"]  # the dispatch that is paid per segment, 0 elsewhere
+    latency_s: Float[np.ndarray, "D D"]
+    bytes_per_s: Float[np.ndarray, "D D"]
+    channel: Int[np.ndarray, "D D"]
+    is_io: Bool[np.ndarray, "N"]
+    is_input: Bool[np.ndarray, "N"]
+    is_backward: Bool[np.ndarray, "N"]
+    opens: Bool[np.ndarray, "N"]  # opens a segment wherever it runs: reads an input, or nothing
+    group: Int[np.ndarray, "N"]
+    group_start: Int[np.ndarray, "G+1"]
+    group_op: Int[np.ndarray, "N"]  # the ops of a group, in topological order
+    group_allowed: Bool[np.ndarray, "G D"]
+    group_weight_start: Int[np.ndarray, "G+1"]
+    group_weight: Int[np.ndarray, "M"]  # the distinct weights of a group that hold any bytes
+    weight_bytes: Int[np.ndarray, "W"]
+    memory_bytes: Int[np.ndarray, "D"]
+
+
+_CACHE: "weakref.WeakKeyDictionary[Problem, Arrays]" = weakref.WeakKeyDictionary()
+
+
+def arrays_of(problem: Problem) -> Arrays:
+    """The flat arrays of a problem, built once. O((N + E) log + N D)."""
+    if problem not in _CACHE:
+        _CACHE[problem] = _build(problem)
+    return _CACHE[problem]
+
+
+def _build(problem: Problem) -> Arrays:
+    graph, cluster = problem.graph, problem.cluster
+    n, t = graph.num_ops, graph.num_tensors
+    in_start, in_use = _lists(graph.use_op, n)
+    out_start, out_tensor = _lists(graph.producer, n)
+    use_start, tensor_use = _lists(graph.use_tensor, t)
+    group_start, group_op = _lists(problem.group, problem.num_groups)
+    weight_bytes, group_weight_start, group_weight = _weights(problem)
+    is_input = np.array([kind == INPUT for kind in graph.op_types], dtype=bool)
+    opens = np.diff(in_start) == 0
+    opens[graph.use_op[is_input[graph.producer[graph.use_tensor]]]] = True
+    dispatch_s = np.array([device.dispatch_s for device in cluster.devices])
+    per_op = np.array([device.dispatch_per == "op" for device in cluster.devices])
+    paid_s = np.where(graph.is_io[:, None], 0.0, np.where(per_op, dispatch_s, 0.0)[None, :])
+    return Arrays(
+        in_start=in_start,
+        in_tensor=_int(graph.use_tensor[in_use]),
+        out_start=out_start,
+        out_tensor=out_tensor,
+        use_start=use_start,
+        use_op=_int(graph.use_op[tensor_use]),
+        producer=_int(graph.producer),
+        tensor_bytes=_int(graph.tensor_bytes),
+        compute_s=np.ascontiguousarray(problem.compute_s + paid_s),
+        segment_s=np.where(per_op, 0.0, dispatch_s),
+        latency_s=np.array(cluster.link_latency_s, dtype=np.float64),
+        bytes_per_s=np.array(cluster.link_bytes_per_s, dtype=np.float64),
+        channel=_int(cluster.channel),
+        is_io=np.array(graph.is_io),
+        is_input=is_input,
+        is_backward=np.array(graph.is_backward),
+        opens=opens & ~graph.is_io,
+        group=_int(problem.group),
+        group_start=group_start,
+        group_op=group_op,
+        group_allowed=np.array(problem.group_allowed),
+        group_weight_start=group_weight_start,
+        group_weight=group_weight,
+        weight_bytes=weight_bytes,
+        memory_bytes=_int(cluster.memory_bytes),
+    )
+
+
+def _int(values: np.ndarray) -> Int[np.ndarray, "..."]:
+    """A writable, contiguous copy: kernels compile once, for one type."""
+    return np.array(values, dtype=np.int64, order="C")
+
+
+def _lists(
+    owner: Int[np.ndarray, "K"], num_owners: int
+) -> tuple[Int[np.ndarray, "L"], Int[np.ndarray, "K"]]:
+    """(start, index): the positions of each owner's entries, in order.
+
+    >>> _lists(np.array([1, 0, 1]), 3)
+    (array([0, 1, 3, 3]), array([1, 0, 2]))
+    """
+    index = np.argsort(owner, kind="stable")
+    start = np.zeros(num_owners + 1, dtype=np.int64)
+    np.cumsum(np.bincount(owner, minlength=num_owners), out=start[1:])
+    return start, _int(index)
+
+
+def _weights(
+    problem: Problem,
+) -> tuple[Int[np.ndarray, "W"], Int[np.ndarray, "L"], Int[np.ndarray, "M"]]:
+    """The bytes of each distinct weight, and the distinct weights of each group.
+
+    Ops that share an id hold one weight; where they disagree on its size the largest counts.
+    """
+    graph = problem.graph
+    _, weight = np.unique(graph.weight_id, return_inverse=True)
+    size = np.zeros(int(weight.max()) + 1, dtype=np.int64)
+    np.maximum.at(size, weight, graph.weight_bytes)
+    heavy = np.flatnonzero(graph.weight_bytes > 0)
+    pairs = np.unique(np.stack([problem.group[heavy], weight[heavy]], axis=1), axis=0)
+    start, index = _lists(pairs[:, 0], problem.num_groups)
+    return size, start, _int(pairs[index, 1])

@@ -1,0 +1,268 @@
+"""Executes a placement of a JAX function, and measures it beside its baselines."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.cluster.types import Cluster
+from gdp.errors import ModelError
+from gdp.graph.op_graph import OpGraph
+from gdp.importers.jax.model import JaxModel, Recorded
+from gdp.problem.problem import Objective
+from gdp.runtime.jax.devices import jax_devices
+from gdp.runtime.jax.measure import Contender, measure, piece_seconds
+from gdp.runtime.jax.program import CutProgram, Layout
+from gdp.runtime.jax.values import argument_values, as_numpy, tolerance
+from gdp.runtime.ort.compare import Comparison, compare
+from gdp.runtime.ort.stages import Prediction, roofline_prediction
+from gdp.runtime.report import RunReport, SegmentTime, baseline
+
+MAX_IN_FLIGHT = 16
+PLACED, DEFAULT, REPLICAS = "placed", "runtime_default", "replicas"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A placement as segments in the order in which they run. Axes: N ops, S segments."""
+
+    segment: Int[np.ndarray, "N"]
+    segment_device: Int[np.ndarray, "S"]
+    order: tuple[int, ...]
+    segment_s: tuple[float, ...]  # predicted, dispatch included
+    latency_s: float
+    period_s: float
+
+
+def run_jax(
+    model: JaxModel,
+    graph: OpGraph,
+    cluster: Cluster,
+    device: Int[np.ndarray, "N"],
+    *,
+    objective: Objective = "latency",
+    rounds: int = 5,
+    seed: int = 0,
+    seconds: float = 10.0,
+    predict: tuple[Any, ...] | None = None,
+) -> RunReport:
+    """Execute a placement: one jitted function per segment, transfers by `jax.device_put`.
+
+    `graph` must be the model's. `predict` is what to predict with, a `Prediction`; without it,
+    roofline costs of the fused ops. Arguments that are shapes get seeded values. Training steps
+    start from the same parameters each time. `seconds` is what the timing takes; compiling comes
+    on top. Raises `ClusterError` where JAX has fewer devices than the cluster.
+    """
+    devices = jax_devices(cluster)
+    recorded = _recorded(model, graph)
+    arguments = argument_values(model, seed)
+    if predict is None:
+        predict = roofline_prediction(graph, cluster, device, objective)
+    plan = make_plan(Prediction._make(predict), objective)
+    layout = Layout(plan.segment, plan.segment_device, plan.order, devices, cluster.host)
+    program = CutProgram(recorded, layout, arguments)
+    whole = Uncut(model, recorded, arguments, devices[cluster.host])
+    singles = whole.singles(cluster, devices)
+    comparison = _compare(whole, program, recorded, devices)
+    in_flight = min(len(program.pieces) + len({p.device for p in program.pieces}), MAX_IN_FLIGHT)
+    contenders = {PLACED: Contender((program.issue,), in_flight)} | singles
+    contenders |= whole.defaults(devices, trains=model.trains)
+    times = measure(contenders, rounds, seconds)
+    best = min(singles, key=lambda name: times[name].latency_s, default="")
+    baselines = {DEFAULT: DEFAULT, REPLICAS: REPLICAS} | ({"single_device": best} if best else {})
+    placed, single = times[PLACED], times.get(best)
+    notes = [f"devices: {', '.join(map(str, devices))}", *whole.notes]
+    if best:
+        notes.append(f"the single device is {best}")
+    return RunReport(
+        model=graph.name,
+        objective=objective,
+        predicted_latency_s=plan.latency_s,
+        measured_latency_s=placed.latency_s,
+        predicted_throughput_per_s=1.0 / plan.period_s,
+        measured_throughput_per_s=placed.throughput_per_s,
+        best_latency_s=placed.best_latency_s,
+        best_throughput_per_s=placed.best_throughput_per_s,
+        baselines={k: baseline(times[n]) for k, n in baselines.items() if n in times},
+        latency_speedup=_ratio(single and single.round_latency_s, placed.round_latency_s),
+        throughput_speedup=_ratio(
+            placed.round_throughput_per_s, single and single.round_throughput_per_s
+        ),
+        outputs_equal=comparison.max_relative_diff <= tolerance(graph, devices),
+        max_abs_diff=comparison.max_abs_diff,
+        max_relative_diff=comparison.max_relative_diff,
+        compared_tensors=comparison.tensors,
+        random_weights=_has_shapes(model),
+        segments=_segments(program, plan, cluster, rounds),
+        samples_in_flight=in_flight,
+        cores=tuple(int(d.id) for d in devices),
+        pinned=False,
+        note="; ".join(notes),
+        rounds=rounds,
+        seed=seed,
+        versions=_versions(),
+    )
+
+
+def make_plan(prediction: Prediction, objective: Objective) -> Plan:
+    """Segments for an objective, as the simulator runs them: few for throughput, those that let
+    other devices start early for latency."""
+    from gdp.sim.latency import simulate
+    from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
+    from gdp.sim.throughput import periods
+
+    problem, device, group_of = prediction
+    if objective in ("latency", "block_latency"):
+        segment = latency_segments(problem, device)
+    else:
+        segment = segments(problem.graph, device)
+    where = segment_values(device, segment)
+    cut = segment_problem(problem, segment)
+    schedule = simulate(cut, where, None)
+    dispatch_s = np.array([d.dispatch_s for d in cut.cluster.devices])
+    seconds = cut.compute_s[np.arange(len(where)), where] + dispatch_s[where]
+    return Plan(
+        segment=segment[group_of],
+        segment_device=where,
+        # Ids are topological, so they decide between segments that start together.
+        order=tuple(np.lexsort((np.arange(len(where)), schedule.start_s)).tolist()),
+        segment_s=tuple(seconds.tolist()),
+        latency_s=schedule.latency_s,
+        period_s=float(periods(cut, where[None])[0][0]),
+    )
+
+
+class Uncut:
+    """The jitted function itself, on any device: the reference and the baselines.
+
+    What a device has no memory for is left out, and noted.
+    """
+
+    def __init__(
+        self, model: JaxModel, recorded: Recorded, arguments: Sequence[Any], host: Any
+    ) -> None:
+        self.function = model.uncut()
+        self.arguments, self.host = arguments, host
+        # Graph inputs and results travel from and to the host, weights are where they are used.
+        self.is_input = [value.maker >= 0 for value in recorded.arguments]
+        self.results_to_host = 1 if model.trains else None
+        self.notes: list[str] = []
+        self._on: dict[Any, Callable[[], Any] | None] = {}
+
+    def on(self, device: Any) -> Callable[[], Any] | None:
+        """A function that starts one sample on a device; None where it does not fit."""
+        if device not in self._on:
+            try:
+                self._on[device] = self._started(device)
+            except RuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                self.notes.append(f"the uncut model does not fit on {device}")
+                self._on[device] = None
+        return self._on[device]
+
+    def _started(self, device: Any) -> Callable[[], Any]:
+        import jax
+
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        function = jax.jit(self.function, out_shardings=sharding)
+        places = [self.host if is_input else device for is_input in self.is_input]
+        held = [jax.device_put(a, place) for a, place in zip(self.arguments, places, strict=True)]
+
+        def issue() -> list[Any]:
+            made = function(*jax.device_put(held, device))
+            leaving = slice(0, self.results_to_host)
+            return [*jax.device_put(made[leaving], self.host), *made[len(made[leaving]) :]]
+
+        jax.block_until_ready(issue())
+        return issue
+
+    def singles(self, cluster: Cluster, devices: Sequence[Any]) -> dict[str, Contender]:
+        """One device of each kind."""
+        found: dict[str, Contender] = {}
+        kinds = set()
+        for description, device in zip(cluster.devices, devices, strict=True):
+            if description.kind not in kinds and (issue := self.on(device)) is not None:
+                found[description.name] = Contender((issue,), 2)
+            kinds.add(description.kind)
+        return found
+
+    def defaults(self, devices: Sequence[Any], *, trains: bool) -> dict[str, Contender]:
+        """JAX's own choice of device, and a copy on every device that takes samples in turn.
+        Copies of a training step would train several models, so there are none."""
+        import jax
+
+        found = {}
+        if (issue := self.on(jax.local_devices()[0])) is not None:
+            found[DEFAULT] = Contender((issue,), 2)
+        copies = [issue for device in devices if (issue := self.on(device)) is not None]
+        if copies and not trains:
+            found[REPLICAS] = Contender(tuple(copies), 2 * len(copies))
+        return found
+
+    def reference(self, devices: Sequence[Any]) -> list[np.ndarray]:
+        """The leaves of the results, computed on the first device that can."""
+        import jax
+
+        for device in (*reversed(devices), jax.local_devices(backend="cpu")[0]):
+            if (issue := self.on(device)) is not None:
+                return [as_numpy(array) for array in issue()]
+        raise ModelError("the uncut model fits on no device, so outputs cannot be compared")
+
+
+def _recorded(model: JaxModel, graph: OpGraph) -> Recorded:
+    recorded = model.record()
+    if recorded.graph.digest != graph.digest:
+        raise ModelError(
+            f"{model.name}: the function has changed since graph {graph.name!r} was traced; "
+            "load it again"
+        )
+    return recorded
+
+
+def _compare(
+    whole: Uncut, program: CutProgram, recorded: Recorded, devices: Sequence[Any]
+) -> Comparison:
+    expected, found = whole.reference(devices), program.run()
+    names = [f"output {i}" for i in range(len(recorded.outputs))]
+    return compare(dict(zip(names, expected, strict=True)), dict(zip(names, found, strict=True)))
+
+
+def _segments(
+    program: CutProgram, plan: Plan, cluster: Cluster, rounds: int
+) -> tuple[SegmentTime, ...]:
+    functions = [piece.function for piece in program.pieces]
+    measured = piece_seconds(functions, program.arguments_of_pieces(), 2 * rounds + 1)
+    return tuple(
+        SegmentTime(
+            device=cluster.device_names[piece.device],
+            ops=piece.ops,
+            input_bytes=sum(v.nbytes for v in piece.reads if v.maker >= 0),
+            output_bytes=sum(v.nbytes for v in piece.makes),
+            predicted_s=plan.segment_s[piece.segment] if piece.segment >= 0 else 0.0,
+            measured_s=seconds,
+        )
+        for piece, seconds in zip(program.pieces, measured, strict=True)
+    )
+
+
+def _ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> float:
+    """The median over rounds of one measurement over another; 0 where one is missing."""
+    if above is None or below is None:
+        return 0.0
+    return float(np.median(np.divide(above, below)))
+
+
+def _has_shapes(model: JaxModel) -> bool:
+    import jax
+
+    leaves = jax.tree.leaves(model.args)
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("jax", "jaxlib", "numpy")}

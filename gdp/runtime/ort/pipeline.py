@@ -1,0 +1,278 @@
+"""Runs the pieces of a cut model, one thread per core, with several samples in flight.
+
+Every sample in flight has a slot: its own tensors, allocated once and bound to the sessions, so
+that a piece reads what another wrote without a copy. A worker runs, of the pieces that are ready on
+its core, the one of the oldest sample. One slot gives the latency of single samples, several a
+pipeline; the queues are bounded because there are no more samples than slots.
+"""
+
+import heapq
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from gdp.errors import ModelError
+from gdp.runtime.ort.sessions import pinned
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A piece of a model with its session, and who waits for it."""
+
+    worker: int
+    session: Any  # onnxruntime.InferenceSession
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    readers: tuple[int, ...] = ()  # positions of the stages that read from it
+    waits_for: int = 0  # stages that it reads from
+    rank: int = 0  # smallest first among the ready pieces of one sample
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The tensors of one sample in flight, bound to every stage."""
+
+    values: Mapping[str, Any]  # onnxruntime.OrtValue by name
+    bindings: tuple[Any, ...]  # onnxruntime.IOBinding of each stage
+
+    def read(self, name: str) -> np.ndarray:
+        """A copy of a tensor: the memory is written again by the next sample."""
+        return np.array(self.values[name].numpy())
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What happened in one run, in order of completion."""
+
+    start_s: tuple[float, ...]  # when each sample entered
+    finish_s: tuple[float, ...]  # when its last output was there
+    stage_s: tuple[tuple[float, ...], ...]  # of each stage, the seconds of each of its runs
+
+    @property
+    def latency_s(self) -> float:
+        """Median seconds from input to all outputs."""
+        return float(np.median(np.subtract(self.finish_s, self.start_s)))
+
+    def rate_per_s(self, fill: int, until_s: float) -> float:
+        """Samples per second between the completion of sample number `fill` and `until_s`.
+
+        After the last sample has entered, the pipeline runs dry: such completions do not count.
+        """
+        kept = np.array(self.finish_s)[fill - 1 :]
+        # Two completions at least, even where a sample takes longer than the window.
+        kept = kept[kept <= max(until_s, kept[min(1, len(kept) - 1)])]
+        if len(kept) < 2:
+            raise ValueError(f"{len(self.finish_s)} samples cannot fill a pipeline to {fill}")
+        return (len(kept) - 1) / float(kept[-1] - kept[0])
+
+
+def make_slot(
+    stages: Sequence[Stage], feeds: Mapping[str, np.ndarray], like: Mapping[str, Any]
+) -> Slot:
+    """A slot that holds the feeds; `like` gives every tensor that a stage makes, as an OrtValue of
+    the same type and shape."""
+    import onnxruntime as ort
+
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+    for stage in stages:
+        for name in stage.outputs:
+            kind = like[name].element_type()
+            if kind == _STRING:
+                raise ModelError(f"{name!r} holds strings, which cannot be handed over")
+            values[name] = ort.OrtValue.ortvalue_from_shape_and_type(like[name].shape(), kind)
+    bindings = []
+    for stage in stages:
+        binding = stage.session.io_binding()
+        for name in stage.inputs:
+            binding.bind_ortvalue_input(name, values[name])
+        for name in stage.outputs:
+            binding.bind_ortvalue_output(name, values[name])
+        bindings.append(binding)
+    return Slot(values, tuple(bindings))
+
+
+_STRING = 8  # onnx.TensorProto.STRING
+
+_Item = tuple[int, int, int, int, int]  # (sample, rank, sequence, stage, slot), smallest first
+
+
+class Pipeline:
+    """Workers that run stages. Use as a context: the threads end with it."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        slots: Sequence[Slot],
+        cores: Sequence[Sequence[int]],  # of each worker
+    ) -> None:
+        self._stages = tuple(stages)
+        self._slots = tuple(slots)
+        self._cores = [tuple(own) for own in cores]
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._inbox: list[queue.SimpleQueue[_Item | None]] = [queue.SimpleQueue() for _ in cores]
+        self._threads = [
+            threading.Thread(target=self._work, args=(i,), daemon=True) for i in range(len(cores))
+        ]
+        self._error: BaseException | None = None
+        self._reset(0, 0.0)
+
+    def __enter__(self) -> "Pipeline":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for inbox in self._inbox:
+            inbox.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots)
+
+    def start(self, samples: int, until_s: float = 0.0) -> None:
+        """Let this many samples in, and more until this time; `wait` before the next start."""
+        self._reset(samples, until_s)
+        with self._lock:
+            first = [self._admit(slot) for slot in range(min(samples, self.num_slots))]
+        for slot in first:
+            self._enter(slot)
+
+    def wait(self) -> Trace:
+        """What happened; raises what a stage raised."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        finished = sorted(zip(self._finish_s, self._start_s, strict=True))
+        return Trace(
+            start_s=tuple(start for _, start in finished),
+            finish_s=tuple(finish for finish, _ in finished),
+            stage_s=tuple(tuple(seconds) for seconds in self._stage_s),
+        )
+
+    def run(self, samples: int, until_s: float = 0.0) -> Trace:
+        self.start(samples, until_s)
+        return self.wait()
+
+    def _reset(self, samples: int, until_s: float) -> None:
+        self._done.clear()
+        self._samples, self._until_s = samples, until_s
+        self._admitted = 0
+        self._completed = 0
+        self._sequence = 0
+        self._sample_of = [0] * len(self._slots)
+        self._missing = [[0] * len(self._stages) for _ in self._slots]
+        self._left = [0] * len(self._slots)
+        self._start_s: list[float] = []
+        self._finish_s: list[float] = []
+        self._stage_s: list[list[float]] = [[] for _ in self._stages]
+
+    def _admit(self, slot: int) -> int:
+        """Give a slot to the next sample; the lock is held."""
+        self._sample_of[slot] = self._admitted
+        self._admitted += 1
+        self._missing[slot] = [stage.waits_for for stage in self._stages]
+        self._left[slot] = len(self._stages)
+        self._start_s.append(0.0)
+        self._finish_s.append(0.0)
+        return slot
+
+    def _enter(self, slot: int) -> None:
+        """Put the first stages of a slot's sample in their inboxes."""
+        first = [i for i, stage in enumerate(self._stages) if stage.waits_for == 0]
+        with self._lock:
+            items = self._items(first, slot)
+        self._start_s[self._sample_of[slot]] = time.perf_counter()
+        for worker, item in items:
+            self._inbox[worker].put(item)
+
+    def _items(self, ready: Sequence[int], slot: int) -> list[tuple[int, _Item]]:
+        found = []
+        for position in ready:
+            self._sequence += 1
+            stage = self._stages[position]
+            item = (self._sample_of[slot], stage.rank, self._sequence, position, slot)
+            found.append((stage.worker, item))
+        return found
+
+    def _work(self, worker: int) -> None:
+        """What each thread does until it is told to end."""
+        cores = self._cores[worker]
+        place: AbstractContextManager[None] = pinned(cores) if cores else nullcontext()
+        heap: list[_Item] = []
+        inbox = self._inbox[worker]
+        try:
+            with place:
+                while (item := _next_item(inbox, heap)) is not None:
+                    self._run_stage(worker, heap, item[3], item[4])
+        except BaseException as error:
+            self._error = error
+            self._done.set()
+
+    def _run_stage(self, worker: int, heap: list[_Item], position: int, slot: int) -> None:
+        stage = self._stages[position]
+        begin_s = time.perf_counter()
+        stage.session.run_with_iobinding(self._slots[slot].bindings[position])
+        end_s = time.perf_counter()
+        self._stage_s[position].append(end_s - begin_s)
+        ready, missing = [], self._missing[slot]
+        with self._lock:
+            for reader in stage.readers:
+                missing[reader] -= 1
+                if missing[reader] == 0:
+                    ready.append(reader)
+            items = self._items(ready, slot)
+            self._left[slot] -= 1
+            complete = self._left[slot] == 0
+        # Other workers first: they may be idle, while this one looks at its heap next anyway.
+        for to, item in items:
+            if to != worker:
+                self._inbox[to].put(item)
+        for to, item in items:
+            if to == worker:
+                heapq.heappush(heap, item)
+        if complete:
+            self._complete(slot, end_s)
+
+    def _complete(self, slot: int, end_s: float) -> None:
+        with self._lock:
+            self._finish_s[self._sample_of[slot]] = end_s
+            self._completed += 1
+            more = self._admitted < self._samples or end_s < self._until_s
+            if more:
+                self._admit(slot)
+            is_last = self._completed == self._admitted
+        if more:
+            self._enter(slot)
+        elif is_last:
+            self._done.set()
+
+
+def _next_item(inbox: "queue.SimpleQueue[_Item | None]", heap: list[_Item]) -> _Item | None:
+    """The most urgent item, or None when the worker is to end."""
+    try:
+        while True:
+            item = inbox.get_nowait()
+            if item is None:
+                return None
+            heapq.heappush(heap, item)
+    except queue.Empty:
+        pass
+    if heap:
+        return heapq.heappop(heap)
+    # Polling before this wait was measured to be slower: it contends for the interpreter lock.
+    return inbox.get()

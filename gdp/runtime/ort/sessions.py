@@ -1,0 +1,118 @@
+"""ONNX Runtime sessions: how they are made, pinned and fed. Everything here runs on CPU cores."""
+
+import functools
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gdp.cluster.types import Cluster
+from gdp.errors import ClusterError, ModelError
+from gdp.runtime.ort.source import Source
+from gdp.runtime.ort.weights import external_locations
+
+CORE_KIND = "cpu-core"
+
+
+def core_of_device(cluster: Cluster) -> tuple[int, ...]:
+    """The core that each device of a cluster stands for: `core3` is core 3.
+
+    Raises `ClusterError` for a device that is no core, or a core that this process may not use.
+    """
+    usable = usable_cores()
+    cores = []
+    for device in cluster.devices:
+        match = re.fullmatch(r"core([0-9]+)", device.name)
+        if device.kind != CORE_KIND or match is None:
+            raise ClusterError(
+                f"device {device.name!r} of kind {device.kind!r} cannot be executed here: ONNX "
+                f"Runtime runs devices of kind {CORE_KIND!r} named core0, core1, ... "
+                "(cluster 2xcpu-core)"
+            )
+        if int(match[1]) not in usable:
+            raise ClusterError(
+                f"device {device.name!r}: this process may use cores "
+                f"{', '.join(map(str, sorted(usable)))}; leave the device out of the cluster"
+            )
+        cores.append(int(match[1]))
+    return tuple(cores)
+
+
+def can_pin() -> bool:
+    """Whether this platform pins threads to cores (Linux does, macOS and Windows do not)."""
+    return hasattr(os, "sched_setaffinity")
+
+
+def usable_cores() -> frozenset[int]:
+    """The cores this process may use."""
+    if can_pin():
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+@contextmanager
+def pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Keep the calling thread, and the threads it starts, on these cores."""
+    if not can_pin():
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(cores))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def make_session(
+    model: onnx.ModelProto,
+    source: Source,
+    *,
+    threads: int = 1,
+    profile: Path | None = None,
+    level: str = "all",
+) -> Any:
+    """An `onnxruntime.InferenceSession` of a model that was cut from a source, or of all of it."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = {
+        "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+        "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+        "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    }[level]
+    options.log_severity_level = 3  # errors; warnings repeat for every piece of a model
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
+    if external_locations(model):
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(source.folder)
+        )
+    held = [i.name for i in model.graph.initializer if i.name in source.weights]
+    values = [ort.OrtValue.ortvalue_from_numpy(source.weights[name]) for name in held]
+    if held:
+        options.add_external_initializers(held, values)
+    try:
+        return ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # onnxruntime raises a dozen classes of its own, most undocumented
+        reason = " ".join(str(error).split())
+        raise ModelError(f"ONNX Runtime rejects {model.graph.name!r}: {reason}") from None
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The libraries that decide what is executed."""
+    import onnxruntime as ort
+
+    return {"onnxruntime": ort.__version__, "onnx": onnx.__version__, "numpy": np.__version__}

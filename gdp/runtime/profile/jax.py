@@ -1,0 +1,238 @@
+"""Measures JAX functions on one device, segment by segment, each compiled as it would be when cut.
+
+A compiler fuses what it compiles together, so single primitives cannot be timed. A function's
+jaxpr is cut into runs of equations; every run is jitted and timed by itself, and recorded as one
+kernel of a model of its own. The whole function is timed beside them.
+"""
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gdp.cluster.presets import device_names, device_preset
+from gdp.costs.learned import SEGMENT_OPS
+from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
+from gdp.errors import ClusterError
+from gdp.runtime.profile.ort import statistic
+
+EQUATIONS = SEGMENT_OPS
+"""Of one segment, about: a layer or less."""
+_SIZES_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of equations as a function of its own, with the values it is called with."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def profile_functions(
+    functions: Sequence[tuple[str, str, Callable[..., Any], Sequence[Any]]],
+    platform: str = "cpu",
+    *,
+    rounds: int = 5,
+    seconds: float = 2.0,
+    equations: int = EQUATIONS,
+) -> Profile:
+    """The profile of (name, family, function, example arguments) on a JAX platform."""
+    device = jax_device(platform)
+    models: list[ProfiledModel] = []
+    for name, family, fn, arguments in functions:
+        models += profile_function(fn, arguments, name, family, device, rounds, seconds, equations)
+    import jax
+
+    return Profile(
+        device=DeviceRecord(kind_of(device.platform, device.device_kind), device.device_kind),
+        runtime="jax",
+        threads=0,  # XLA decides
+        level="jit",
+        versions={"jax": jax.__version__, "numpy": np.__version__},
+        date=datetime.date.today().isoformat(),
+        models=tuple(models),
+        overheads=transfer_overheads(device, rounds),
+    )
+
+
+def jax_device(platform: str) -> Any:
+    """The first device of a platform; raises `ClusterError` where there is none."""
+    import jax
+
+    try:
+        return jax.devices(platform)[0]
+    except RuntimeError:
+        found = sorted({d.platform for d in jax.devices()})
+        raise ClusterError(
+            f"JAX has no device of platform {platform!r} here; it has {', '.join(found)}"
+        ) from None
+
+
+def kind_of(platform: str, model: str) -> str:
+    """The kind that clusters call a JAX device: that of the preset whose name is in the device's.
+
+    >>> kind_of("gpu", "NVIDIA A100-SXM4-80GB"), kind_of("cpu", "cpu"), kind_of("gpu", "Unheard of")
+    ('a100', 'cpu', 'gpu')
+    """
+    if platform == "cpu":
+        return "cpu"
+    word = model.lower().replace(" ", "").replace("-", "")
+    presets = [p for p in device_names() if not p.startswith("cpu")]
+    named = [p for p in presets if p.replace("-", "") in word]
+    return device_preset(max(named, key=len)).kind if named else platform
+
+
+def profile_function(
+    fn: Callable[..., Any],
+    arguments: Sequence[Any],
+    name: str,
+    family: str,
+    device: Any,
+    rounds: int = 5,
+    seconds: float = 2.0,
+    equations: int = EQUATIONS,
+) -> list[ProfiledModel]:
+    """The whole function as one kernel, and every segment of it."""
+    import jax
+
+    values = tuple(jax.device_put(materialise(a), device) for a in arguments)
+    parts = [Segment(name, fn, values), *cut(fn, values, name, equations)]
+    share = seconds / max(len(parts), 1)
+    found = []
+    for part in parts:
+        model = _measure(part, family, device, rounds, max(share, 0.02))
+        if model is not None:
+            found.append(model)
+    return found
+
+
+def materialise(tree: Any) -> Any:
+    """Example arguments with values: shapes become small random numbers, integers zero."""
+    import jax
+    import jax.numpy as jnp
+
+    rng = np.random.default_rng(0)
+
+    def value(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            drawn = 0.1 * rng.standard_normal(leaf.shape, dtype=np.float32)
+            return jnp.asarray(drawn, leaf.dtype)
+        return jnp.zeros(leaf.shape, leaf.dtype)
+
+    kind = jax.ShapeDtypeStruct
+    return jax.tree.map(value, tree, is_leaf=lambda leaf: isinstance(leaf, kind))
+
+
+def cut(fn: Callable[..., Any], values: Sequence[Any], name: str, equations: int) -> list[Segment]:
+    """Runs of about so many equations, called with the values that the function itself computes."""
+    import jax
+    from jax.extend import core
+
+    flat, treedef = jax.tree.flatten(tuple(values))
+    closed = jax.make_jaxpr(lambda *leaves: fn(*jax.tree.unflatten(treedef, leaves)))(*flat)
+    while len(closed.jaxpr.eqns) == 1 and "jaxpr" in closed.jaxpr.eqns[0].params:
+        inner = closed.jaxpr.eqns[0].params["jaxpr"]
+        same = list(closed.jaxpr.eqns[0].invars) == list(closed.jaxpr.invars)
+        if not (isinstance(inner, core.ClosedJaxpr) and same):
+            break
+        closed = inner
+    jaxpr = closed.jaxpr
+    known: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    known.update(zip(jaxpr.invars, flat, strict=True))
+    outputs = {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}
+    segments = []
+    for first in range(0, len(jaxpr.eqns), equations):
+        chunk = jaxpr.eqns[first : first + equations]
+        later = outputs | {v for e in jaxpr.eqns[first + equations :] for v in _variables(e.invars)}
+        made = {v for e in chunk for v in e.outvars}
+        reads = list(dict.fromkeys(v for e in chunk for v in _variables(e.invars) if v not in made))
+        gives = [v for e in chunk for v in e.outvars if v in later]
+        if not gives:
+            continue
+        piece = core.Jaxpr(
+            constvars=(), invars=reads, outvars=gives, eqns=list(chunk), effects=jaxpr.effects,
+            debug_info=jaxpr.debug_info,
+        )  # fmt: skip
+        function = jax.jit(core.jaxpr_as_fun(core.ClosedJaxpr(piece, ())))
+        arguments = tuple(known[v] for v in reads)
+        segments.append(Segment(f"{name}/{first}", function, arguments))
+        known.update(zip(gives, function(*arguments), strict=True))
+    return segments
+
+
+def _variables(values: Sequence[Any]) -> list[Any]:
+    from jax.extend import core
+
+    return [v for v in values if not isinstance(v, core.Literal)]
+
+
+def _measure(
+    part: Segment, family: str, device: Any, rounds: int, seconds: float
+) -> ProfiledModel | None:
+    """One segment; None where nothing is computed."""
+    import jax
+
+    from gdp.importers.jax.trace import trace
+
+    graph = trace(part.function, *part.arguments, name=part.name)
+    ops = tuple(int(i) for i in np.flatnonzero(~graph.is_io))
+    if not ops:
+        return None
+    compiled = jax.jit(part.function)
+    arguments = jax.device_put(part.arguments, device)
+
+    def run() -> None:
+        jax.block_until_ready(compiled(*arguments))
+
+    run()
+    times = _rounds(run, rounds, seconds)
+    least_s, spread = statistic(times)
+    kernel = Kernel(part.name, "jit", ops, least_s, spread)
+    return ProfiledModel(part.name, family, graph, least_s, (kernel,), times.shape[1], rounds)
+
+
+def _rounds(run: Callable[[], None], rounds: int, seconds: float) -> np.ndarray:
+    start_s = time.perf_counter()
+    run()
+    once_s = max(time.perf_counter() - start_s, 1e-6)
+    runs = int(np.clip(seconds / rounds / once_s, 3, 500))
+    found = np.empty((rounds, runs))
+    for i in range(rounds):
+        for j in range(runs):
+            start_s = time.perf_counter()
+            run()
+            found[i, j] = time.perf_counter() - start_s
+    return found
+
+
+def transfer_overheads(device: Any, rounds: int = 5) -> Overheads:
+    """Latency and bandwidth of sending from the host, and the cost of one jitted call."""
+    import jax
+    import jax.numpy as jnp
+
+    tiny = jax.device_put(jnp.zeros(1), device)
+    add = jax.jit(lambda x: x + 1)
+    jax.block_until_ready(add(tiny))
+    call_s = statistic(_rounds(lambda: jax.block_until_ready(add(tiny)), rounds, 0.1))[0]
+    if device.platform == "cpu":
+        return Overheads(session_s=call_s)
+    seconds = []
+    for size in _SIZES_BYTES:
+        host = np.zeros(size // 4, np.float32)
+
+        def send(host: np.ndarray = host) -> None:
+            jax.block_until_ready(jax.device_put(host, device))
+
+        send()
+        seconds.append(statistic(_rounds(send, rounds, 0.2))[0])
+    slope = np.polyfit(_SIZES_BYTES[2:], seconds[2:], 1)[0]
+    return Overheads(
+        session_s=call_s, handover_s=seconds[0], handover_bytes_per_s=float(1 / max(slope, 1e-13))
+    )

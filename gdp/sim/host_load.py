@@ -1,0 +1,126 @@
+"""Time per sample of a pipeline whose devices meet in host memory: Tarnawski et al. 2020.
+
+An accelerator (any device whose kind is not "cpu") that holds the ops S is busy for
+
+    load(S) = sum of compute_s over S  +  sum of tensor_s over the tensors that S cuts
+
+where S cuts a tensor when some, but not all, of its producer and readers are in S: what the device
+makes is written to host memory once, and what it needs is read once. A CPU pays for compute alone.
+The value is the largest load: arXiv 2006.16423, section 4 (compute and transfers do not overlap).
+
+Axes: N ops, T tensors, E uses, D devices, B placements.
+"""
+
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from gdp.cluster.types import Cluster
+from gdp.graph.op_graph import OpGraph
+from gdp.problem.problem import Problem
+
+
+class LoadArrays(NamedTuple):
+    """A problem as the flat arrays that the kernels of both objectives read.
+
+    Tensors are renumbered in order of their producers.
+    """
+
+    compute_s: Float[np.ndarray, "N D"]
+    tensor_s: Float[np.ndarray, "T"]
+    producer: Int[np.ndarray, "T"]
+    use_start: Int[np.ndarray, "T+1"]  # the readers of tensor t: use_op[use_start[t] : ...[t + 1]]
+    use_op: Int[np.ndarray, "E"]
+    is_cpu: Bool[np.ndarray, "D"]
+    weight_order: Int[np.ndarray, "N"]  # ops sorted by weight id
+    weight_id: Int[np.ndarray, "N"]
+    weight_bytes: Int[np.ndarray, "N"]
+    memory_bytes: Int[np.ndarray, "D"]
+
+
+_CACHE: "weakref.WeakKeyDictionary[Problem, LoadArrays]" = weakref.WeakKeyDictionary()
+
+
+def is_cpu(problem: Problem) -> Bool[np.ndarray, "D"]:
+    """True for the devices that share the host's memory and so pay for no transfer."""
+    return np.array([device.kind == "cpu" for device in problem.cluster.devices], dtype=bool)
+
+
+def load_arrays(problem: Problem) -> LoadArrays:
+    """The flat arrays of a problem, built once."""
+    if problem not in _CACHE:
+        graph = problem.graph
+        # Tensors in order of their producers, which are in topological order.
+        order = np.argsort(graph.producer, kind="stable")
+        use_tensor = np.argsort(order)[graph.use_tensor]
+        by_tensor = np.lexsort((graph.use_op, use_tensor))
+        counts = np.bincount(use_tensor, minlength=graph.num_tensors)
+        _CACHE[problem] = LoadArrays(
+            compute_s=np.array(problem.compute_s, dtype=np.float64, order="C"),
+            tensor_s=np.array(_tensor_s(problem)[order], dtype=np.float64),
+            producer=np.array(graph.producer[order], dtype=np.int64),
+            use_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            use_op=np.array(graph.use_op[by_tensor], dtype=np.int64),
+            is_cpu=is_cpu(problem),
+            weight_order=np.argsort(graph.weight_id, kind="stable").astype(np.int64),
+            weight_id=np.array(graph.weight_id, dtype=np.int64),
+            weight_bytes=np.array(graph.weight_bytes, dtype=np.int64),
+            memory_bytes=np.array(problem.cluster.memory_bytes, dtype=np.int64),
+        )
+    return _CACHE[problem]
+
+
+def loads(problem: Problem, device: Int[np.ndarray, "N"]) -> Float[np.ndarray, "D"]:
+    """Seconds per sample that each device is busy."""
+    from gdp.sim.kernels.host_load import device_loads
+
+    return device_loads(load_arrays(problem), np.array(device, dtype=np.int64))
+
+
+def values(
+    problem: Problem, devices: Int[np.ndarray, "B N"]
+) -> tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]:
+    """(largest load in seconds, bytes over device memory) of each placement. O(B (N + E + T D))."""
+    from gdp.sim.kernels.host_load import batch_loads, batch_overflow
+
+    flat, rows = load_arrays(problem), np.array(devices, dtype=np.int64, order="C")
+    return batch_loads(flat, rows), batch_overflow(flat, rows)
+
+
+def held_bytes(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "D"]:
+    """Bytes of weights that each device holds; ops that share a weight id hold the largest once."""
+    pair = problem.graph.weight_id.astype(np.int64) * problem.num_devices + device
+    kept, which = np.unique(pair, return_inverse=True)
+    largest = np.zeros(len(kept), dtype=np.int64)
+    np.maximum.at(largest, which, problem.graph.weight_bytes)
+    held = np.zeros(problem.num_devices, dtype=np.int64)
+    np.add.at(held, kept % problem.num_devices, largest)
+    return held
+
+
+def host_transfer_s(graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "T"]:
+    """Seconds to move each tensor between an accelerator and the host, over the slowest such link.
+
+    What `tensor_s` of a problem is where nothing else states it.
+    """
+    host = cluster.host
+    others = [d for d, device in enumerate(cluster.devices) if device.kind != "cpu" and d != host]
+    seconds = np.zeros(graph.num_tensors)
+    for d in others:
+        for i, j in ((d, host), (host, d)):
+            link_s = (
+                cluster.link_latency_s[i, j] + graph.tensor_bytes / cluster.link_bytes_per_s[i, j]
+            )
+            seconds = np.maximum(seconds, link_s)
+    return seconds
+
+
+def _tensor_s(problem: Problem) -> Float[np.ndarray, "T"]:
+    if problem.tensor_s is None:
+        raise ValueError(
+            f"objective {problem.objective} needs tensor_s, the seconds to move each tensor to or "
+            "from host memory; give it to make_problem"
+        )
+    return problem.tensor_s

@@ -1,0 +1,275 @@
+"""Peak memory of a placement per device; `gdp.sim.memory` says what is held when."""
+
+import typing
+
+import numba
+import numpy as np
+
+from gdp.kernel import BARE, INNER, INNER_INLINE
+from gdp.sim.kernels.engine import run_events
+
+SUM, SCRATCH, NEXT_START, NEXT_FINISH = 0, 1, 2, 3  # columns of Workspace.hold
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def evaluate_with(a, w, device, by_rank, always):
+    """As `evaluate`; with `always`, times, transfers and peaks are left in `w`."""
+    # One call of the simulator: each would be compiled anew.
+    record = always or (a.memory_binds and not fits_without_reuse(a, w, device))
+    latency_s = run_events(a, w, device, by_rank, record)
+    if not record:
+        return latency_s, np.int64(0)
+    latency_peaks(a, w, device, latency_s)
+    return latency_s, overflow(a, w)
+
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def evaluate(a, w, device, by_rank):
+    """Latency in seconds and bytes over memory of one placement; see `gdp.sim.engine`."""
+    return evaluate_with(a, w, device, by_rank, np.bool_(False))
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def overflow(a, w):
+    """Bytes of `peak_bytes` over the devices' memories."""
+    over = np.int64(0)
+    for i in range(len(a.capacity_bytes)):
+        over += max(0, w.peak_bytes[i] - a.capacity_bytes[i])
+    return over
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def weights(a, w, device):
+    """Leave in `hold[:, SUM]` the bytes of weights per device, each weight id once."""
+    w.hold[:, SUM] = 0
+    w.hold[:, SCRATCH] = 0
+    k, count = 0, len(a.weight_op)
+    while k < count:
+        end = k + 1
+        while end < count and a.weight_id[end] == a.weight_id[k]:
+            end += 1
+        for member in range(k, end):
+            i = device[a.weight_op[member]]
+            more = a.weight_bytes[member] - w.hold[i, SCRATCH]
+            if more > 0:
+                w.hold[i, SUM] += more
+                w.hold[i, SCRATCH] += more
+        for member in range(k, end):
+            w.hold[device[a.weight_op[member]], SCRATCH] = 0
+        k = end
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def fits_without_reuse(a, w, device):
+    """Whether even all weights and tensors of each device together fit."""
+    weights(a, w, device)
+    for i in range(len(a.producer)):
+        home = device[a.producer[i]]
+        w.hold[home, SUM] += a.held_bytes[i]
+        w.hold[home, SCRATCH] = i + 1
+        for u in range(a.first_use[i], a.first_use[i + 1]):
+            to = device[a.use_op[u]]
+            if w.hold[to, SCRATCH] != i + 1:
+                w.hold[to, SCRATCH] = i + 1
+                w.hold[to, SUM] += a.held_bytes[i]
+    fits = True
+    for i in range(len(a.capacity_bytes)):
+        fits &= w.hold[i, SUM] <= a.capacity_bytes[i]
+    return fits
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def latency_peaks(a, w, device, latency_s):
+    """Fill `peak_bytes` from what `run_events` recorded; weights alone if the run never ended."""
+    weights(a, w, device)
+    for i in range(len(w.peak_bytes)):
+        w.peak_bytes[i] = w.hold[i, SUM]
+    if latency_s == np.inf:
+        return
+    _find_frees(a, w, device)
+    _sort_by_lane(a, w)
+    for i in range(a.op_s.shape[1]):
+        _sweep(a, w, device, i)
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def _last_reader(a, w, device, tensor, i):
+    """The op of device i that is last to finish reading a tensor, or -1; -2: held to the end."""
+    last, last_s = -1, -1.0
+    for u in range(a.first_use[tensor], a.first_use[tensor + 1]):
+        op = np.int64(a.use_op[u])
+        if device[op] == i:
+            if a.is_output[op]:
+                return -2
+            if w.finish_s[op] > last_s:
+                last, last_s = op, w.finish_s[op]
+    return last
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def _find_frees(a, w, device):
+    """Attach the bytes of each tensor copy to the op or the transfer whose end frees it."""
+    d = a.op_s.shape[1]
+    w.free_bytes[:] = 0
+    for tensor in range(len(a.producer)):
+        op = np.int64(a.producer[tensor])
+        stays = True
+        for u in range(a.first_use[tensor], a.first_use[tensor + 1]):
+            stays &= device[a.use_op[u]] == device[op]
+        if stays:  # the others follow with their transfers
+            last = _last_reader(a, w, device, tensor, np.int64(device[op]))
+            if last != -2:
+                w.free_bytes[op if last == -1 else last] += a.held_bytes[tensor]
+    k, count = 0, w.num_sent[0]
+    while k < count:
+        tensor = w.sent_tensor[k]
+        latest = k
+        while k < count and w.sent_tensor[k] == tensor:
+            w.free_sent_bytes[k] = 0
+            if w.sent_arrive_s[k] > w.sent_arrive_s[latest]:
+                latest = k
+            last = _last_reader(a, w, device, tensor, w.sent_lane[k] // d)
+            if last != -2:
+                w.free_bytes[last] += a.held_bytes[tensor]
+            k += 1
+        last = _last_reader(a, w, device, tensor, np.int64(device[a.producer[tensor]]))
+        if last >= 0 and w.finish_s[last] > w.sent_arrive_s[latest]:
+            w.free_bytes[last] += a.held_bytes[tensor]
+        elif last != -2:
+            w.free_sent_bytes[latest] += a.held_bytes[tensor]
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def _sort_by_lane(a, w):
+    """Leave the transfers of lane l, in order, at sent_by_lane[stream[l, 1] : stream[l + 1, 1]]."""
+    w.stream[:, 1] = 0
+    for k in range(w.num_sent[0]):
+        w.stream[w.sent_lane[k] + 1, 1] += 1
+    for lane in range(len(w.stream) - 1):
+        w.stream[lane + 1, 1] += w.stream[lane, 1]
+    for lane in range(len(w.stream)):
+        w.stream[lane, 0] = w.stream[lane, 1]
+    for k in range(w.num_sent[0]):
+        lane = w.sent_lane[k]
+        w.sent_by_lane[w.stream[lane, 0]] = k
+        w.stream[lane, 0] += 1
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def _sweep(a, w, device, i):
+    """The peak of device i: allocations in order of time, each after the frees up to its time."""
+    d = a.op_s.shape[1]
+    for j in range(d):
+        w.stream[i * d + j, 0] = w.stream[i * d + j, 1]
+        w.stream[j * d + i, 0] = w.stream[j * d + i, 1]
+    started, finished = 0, 0
+    held = w.peak_bytes[i]
+    ops = np.int64(w.mark[d + i])  # started ops, section NEXT
+    base = i * len(device)
+    while True:
+        now_s, lane = np.inf, -1
+        if started < ops:
+            now_s = w.start_s[w.queue_op[base + started]]
+        for j in range(d):
+            at = w.stream[i * d + j, 0]
+            if at < w.stream[i * d + j + 1, 1]:
+                start_s = w.sent_start_s[w.sent_by_lane[at]]
+                if start_s < now_s:
+                    now_s, lane = start_s, i * d + j
+        if now_s == np.inf:
+            return
+        while finished < ops and w.finish_s[w.queue_op[base + finished]] <= now_s:
+            held -= w.free_bytes[w.queue_op[base + finished]]
+            finished += 1
+        for j in range(d):
+            at, end = w.stream[j * d + i, 0], w.stream[j * d + i + 1, 1]
+            while at < end and w.sent_arrive_s[w.sent_by_lane[at]] <= now_s:
+                held -= w.free_sent_bytes[w.sent_by_lane[at]]
+                at += 1
+            w.stream[j * d + i, 0] = at
+        if lane < 0:
+            held += a.output_bytes[w.queue_op[base + started]]
+            started += 1
+        else:
+            held += a.held_bytes[w.sent_tensor[w.sent_by_lane[w.stream[lane, 0]]]]
+            w.stream[lane, 0] += 1
+        w.peak_bytes[i] = max(w.peak_bytes[i], held)
+
+
+@numba.njit(**BARE)
+@typing.no_type_check
+def pipeline_peaks(a, w, device):
+    """Fill `peak_bytes` for a pipeline that is full of samples; see `gdp.sim.memory`."""
+    weights(a, w, device)
+    w.free_bytes[:] = 0
+    _pipeline_buffers(a, w, device)
+    for i in range(len(w.peak_bytes)):
+        w.peak_bytes[i] = w.hold[i, SUM]
+    for op in range(len(device)):
+        i = device[op]
+        w.hold[i, SUM] += a.output_bytes[op]
+        w.peak_bytes[i] = max(w.peak_bytes[i], w.hold[i, SUM])
+        w.hold[i, SUM] -= w.free_bytes[op]
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def _pipeline_buffers(a, w, device):
+    """Add to `hold` the buffers of received tensors and the sets kept for backward ops."""
+    d = a.op_s.shape[1]
+    trains = _devices_after(a, w, device)
+    for tensor in range(len(a.producer)):
+        source = np.int64(a.producer[tensor])
+        home = device[source]
+        size = a.held_bytes[tensor]
+        last, sent = source, False
+        w.hold[:, SCRATCH] = 0  # 1: the tensor is there, 2: and a backward op reads it
+        for u in range(a.first_use[tensor], a.first_use[tensor + 1]):
+            op = np.int64(a.use_op[u])
+            to = device[op]
+            if to == home:
+                last = op
+            else:
+                sent = True
+                if w.hold[to, SCRATCH] == 0:
+                    w.hold[to, SUM] += 2 * size
+                    w.hold[to, SCRATCH] = 1
+            if trains and a.is_backward[op] and not a.is_backward[source]:
+                w.hold[to, SCRATCH] = 2
+        if not sent:
+            w.free_bytes[last] += size
+        if trains:
+            for i in range(d):
+                if w.hold[i, SCRATCH] == 2:
+                    w.hold[i, SUM] += size * w.hold[i, 3]
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def _devices_after(a, w, device):
+    """Leave in `hold[:, 3]` how many stages follow each device's; whether the graph trains."""
+    d = a.op_s.shape[1]
+    never = len(device)
+    w.hold[:, 2] = never  # first forward op
+    w.hold[:, 3] = 0
+    trains = False
+    for op in range(len(device)):
+        trains |= a.is_backward[op]
+        if not a.is_backward[op] and not a.is_io[op]:
+            w.hold[device[op], 2] = min(w.hold[device[op], 2], op)
+    if trains:
+        for i in range(d):
+            for j in range(d):
+                if w.hold[i, 2] < w.hold[j, 2] < never:
+                    w.hold[i, 3] += 1
+    return trains

@@ -1,0 +1,208 @@
+"""Bounds against the best of all placements and priorities, and against known optima."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny import fork_join, plain_graph, random_problem, unit_cluster
+
+from gdp.bounds.best import all_bounds, best_bound
+from gdp.bounds.load_program import build
+from gdp.bounds.throughput import dual_value_s
+from gdp.bounds.work import shared_work_s
+from gdp.graph.op_graph import INPUT, OUTPUT
+from gdp.problem.problem import Problem, make_problem
+from gdp.sim.latency import latencies
+from gdp.sim.score import values
+from gdp.sim.throughput import periods
+
+TOLERANCE = 1e-9
+
+
+def with_groups(problem: Problem, seed: int) -> Problem:
+    """The same problem in which some ops must share a device, where some device allows it."""
+    rng = np.random.default_rng(seed)
+    group = np.arange(problem.num_ops)
+    for _ in range(int(rng.integers(0, 3))):
+        a, b = rng.integers(problem.num_ops, size=2)
+        merged = np.where(group == group[a], group[b], group)
+        members = merged == group[b]
+        if problem.allowed[members].all(axis=0).any():
+            group = merged
+    return make_problem(
+        problem.graph,
+        problem.cluster,
+        problem.compute_s,
+        problem.objective,
+        allowed=problem.allowed,
+        together=group,
+    )
+
+
+def all_devices(problem: Problem) -> np.ndarray:
+    """Every placement that keeps groups together and ops where they may run."""
+    choices = [np.flatnonzero(row) for row in problem.group_allowed]
+    by_group = np.array(list(itertools.product(*choices)), dtype=np.int64)
+    return by_group[:, problem.group]
+
+
+def least_latency_s(problem: Problem) -> float:
+    """The best of all placements that fit and all priorities; inf where none fits."""
+    devices = all_devices(problem)
+    works = np.flatnonzero(~problem.graph.is_io)
+    orders = np.array(list(itertools.permutations(range(1, len(works) + 1))), dtype=np.int64)
+    ranks = np.zeros((len(orders), problem.num_ops), dtype=np.int64)
+    ranks[:, works] = orders
+    both = np.repeat(devices, len(ranks), axis=0), np.tile(ranks, (len(devices), 1))
+    latency_s, overflow = latencies(problem, *both, threads=1)
+    first_s, first_overflow = latencies(problem, devices, None, threads=1)
+    fits = np.concatenate([latency_s[overflow == 0], first_s[first_overflow == 0]])
+    return float(fits.min(initial=np.inf))
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_no_placement_in_any_order_is_faster_than_a_latency_bound(seed: int, devices: int) -> None:
+    problem = random_problem(seed, num_ops=6 if devices == 2 else 5, num_devices=devices)
+    problem = with_groups(problem, seed)
+    best_s = least_latency_s(problem)
+    for bound in all_bounds(problem, 2.0):
+        assert bound.value_s <= best_s * (1 + TOLERANCE), bound.argument
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_placement_in_any_order_is_faster_on_graphs_that_fork_and_join(seed: int) -> None:
+    """Modules in a row with slow and fast links: what the spans are made for."""
+    rng = np.random.default_rng(seed)
+    edges = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (3, 5), *[(1, 4), (0, 5)][: seed % 3]]
+    graph = plain_graph(6, edges, sizes=rng.integers(0, 4, size=6).tolist())
+    cluster = random_problem(seed, num_ops=6, num_devices=2).cluster
+    compute_s = rng.choice([0.5, 1.0, 2.0, 3.0], size=(6, 2))
+    if seed % 2:
+        compute_s[:, 1] = compute_s[:, 0]
+    problem = with_groups(make_problem(graph, cluster, compute_s), seed)
+    best_s = least_latency_s(problem)
+    for bound in all_bounds(problem, 2.0):
+        assert bound.value_s <= best_s * (1 + TOLERANCE), bound.argument
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_no_placement_has_a_period_below_a_throughput_bound(seed: int, devices: int) -> None:
+    problem = random_problem(
+        seed, objective="throughput", num_ops=9 if devices == 2 else 7, num_devices=devices
+    )
+    problem = with_groups(problem, seed)
+    period_s, overflow = periods(problem, all_devices(problem), threads=1)
+    best_s = period_s[overflow == 0].min(initial=np.inf)
+    bounds = all_bounds(problem, 2.0)
+    for bound in bounds:
+        assert bound.value_s <= best_s * (1 + TOLERANCE), bound.argument
+    # Where memory cannot bind, whole placements give the period itself.
+    unlimited = period_s.min()
+    if (overflow == 0).all() and unlimited > 0 and "solved" in bounds[-1].argument:
+        assert max(b.value_s for b in bounds) >= unlimited * (1 - 2e-4)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_weights_of_the_rows_prove_a_bound(seed: int) -> None:
+    problem = random_problem(seed, objective="throughput", num_ops=7, num_devices=2)
+    period_s, overflow = periods(problem, all_devices(problem), threads=1)
+    best_s = period_s[overflow == 0].min(initial=np.inf)
+    model = build(problem, 1.0)
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        weight = rng.random(model.a.shape[0]) * rng.integers(0, 2, model.a.shape[0])
+        weight[0] += 0.1
+        assert dual_value_s(model, weight)[0] <= best_s * (1 + TOLERANCE)
+
+
+def test_a_fork_and_join_is_proven_optimal_in_both_objectives() -> None:
+    """6 s and 4 s, as worked out by hand; the critical path alone shows 5 s."""
+    assert best_bound(fork_join("latency"), 5.0).value_s == pytest.approx(6.0)
+    assert best_bound(fork_join("throughput"), 5.0).value_s == pytest.approx(4.0, rel=1e-4)
+
+
+def test_slow_links_make_one_device_optimal_and_the_bound_shows_it() -> None:
+    """Three modules of two equal branches, each 1 s; sending takes 10 s, so 3 * (2 + 1) + 1 s."""
+    edges = []
+    for k in range(3):
+        a = 3 * k
+        edges += [(a, a + 1), (a, a + 2), (a + 1, a + 3), (a + 2, a + 3)]
+    graph = plain_graph(10, edges, sizes=10)
+    problem = make_problem(graph, unit_cluster(2), np.ones((10, 2)))
+    one_s, _ = values(problem, np.zeros((1, 10), dtype=np.int64))
+    bound = best_bound(problem, 5.0)
+    assert one_s[0] == pytest.approx(10.0)
+    assert bound.value_s == pytest.approx(10.0)
+    assert "module" in bound.argument
+
+
+def test_an_input_on_the_host_must_be_sent_or_the_slow_host_must_work() -> None:
+    """Host 5 s; elsewhere 1 s to send, 1 s to compute, 1 s to send back: 3 s."""
+    graph = plain_graph(3, [(0, 1), (1, 2)], op_types=[INPUT, "Op", OUTPUT])
+    compute_s = np.array([[0.0, np.inf], [5.0, 1.0], [0.0, np.inf]])
+    bound = best_bound(make_problem(graph, unit_cluster(2), compute_s), 1.0)
+    assert bound.value_s == pytest.approx(3.0)
+    assert bound.argument.startswith("critical path")
+
+
+def test_weights_that_do_not_fit_on_the_fast_device_force_work_elsewhere() -> None:
+    """Two ops of 6 bytes; the fast device holds 8: one op takes 10 s on the slow one."""
+    graph = plain_graph(2, [], sizes=0, weight_bytes=[6, 6])
+    cluster = unit_cluster(2)
+    devices = (replace(cluster.devices[0], memory_bytes=8), cluster.devices[1])
+    compute_s = np.array([[1.0, 10.0], [1.0, 10.0]])
+    problem = make_problem(graph, replace(cluster, devices=devices), compute_s)
+    bound = best_bound(problem, 5.0)
+    # The relaxation may split an op: 4 of 12 bytes stay outside, 20 s * 4 / 12.
+    assert bound.value_s >= 20.0 * 4 / 12 * (1 - 1e-6)
+    assert bound.value_s <= 10.0 * (1 + TOLERANCE)
+
+
+def test_a_path_that_does_not_fit_on_the_fast_device_changes_devices() -> None:
+    """a then b, 6 bytes each; the fast device holds 8, so 1 + 10 s and 1 s to send: 12 s.
+
+    With a price of c a byte it is min(2 + 12 c, 12 + 6 c, 20) - 8 c, at most 8 s for c = 1.5.
+    """
+    graph = plain_graph(2, [(0, 1)], weight_bytes=[6, 6])
+    cluster = unit_cluster(2)
+    devices = (replace(cluster.devices[0], memory_bytes=8), cluster.devices[1])
+    compute_s = np.array([[1.0, 10.0], [1.0, 10.0]])
+    problem = make_problem(graph, replace(cluster, devices=devices), compute_s)
+    bounds = all_bounds(problem, 5.0)
+    path = next(bound for bound in bounds if bound.argument.startswith("memory"))
+    assert 7.7 <= path.value_s <= 8.0 + 1e-9
+    assert max(bound.value_s for bound in bounds) <= 12.0 * (1 + TOLERANCE)
+
+
+def test_shared_work_of_unlike_devices_is_the_fractional_optimum() -> None:
+    """One op each way at 1 s against 3 s and one alike: 1 + 1 s alone, 2 s shared in half."""
+    op_s = np.array([[1.0, 3.0], [3.0, 1.0], [2.0, 2.0]])
+    value_s, share = shared_work_s(op_s)
+    assert value_s == pytest.approx(2.0)
+    assert share.sum() == pytest.approx(1.0)
+
+
+def test_the_argument_says_what_proved_the_bound_in_figures() -> None:
+    for objective in ("latency", "throughput"):
+        for bound in all_bounds(fork_join(objective), 5.0):
+            assert any(c.isdigit() for c in bound.argument), bound.argument
+
+
+def test_a_bound_without_time_is_still_a_bound() -> None:
+    for seed in range(5):
+        for objective in ("latency", "throughput"):
+            problem = random_problem(seed, objective=objective, num_ops=30)
+            quick, slow = best_bound(problem, 0.0), best_bound(problem, 0.5)
+            assert 0.0 < quick.value_s <= slow.value_s * (1 + TOLERANCE)
+
+
+def test_a_large_graph_gets_the_cheap_bounds() -> None:
+    """A chain of 12,000 ops of 1 s: its latency is known, its period is half of it, or more."""
+    n = 12_000
+    graph = plain_graph(n, [(i, i + 1) for i in range(n - 1)])
+    for objective, least_s in (("latency", n), ("throughput", n / 2)):
+        problem = make_problem(graph, unit_cluster(2), np.ones((n, 2)), objective)
+        assert best_bound(problem, 0.1).value_s == pytest.approx(least_s)

@@ -1,0 +1,167 @@
+"""Every verb answers; bad input is one line on stderr with exit code 2, infeasible is 1."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdp.graph.file import save_graph
+from gdp.graph.op_graph import OpGraph, make_graph
+
+
+def gdp(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the program as a user does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gdp", *args], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    if code:
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert done.stderr.startswith("gdp: ")
+        assert "Traceback" not in done.stderr
+    return done
+
+
+def branches(weight_bytes: int = 1000) -> OpGraph:
+    """a feeds b and c, d reads both: two devices help when transfers are cheap."""
+    return make_graph(
+        "branches", ["a", "b", "c", "d"], ["Conv"] * 4,
+        [(0, 1000), (1, 1000), (2, 1000)], [(0, 1), (0, 2), (1, 3), (2, 3)],
+        flop=[1e9, 5e9, 5e9, 1e9], weight_bytes=[weight_bytes] * 4,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model") / "branches.json"
+    save_graph(branches(), path)
+    return str(path)
+
+
+CLUSTER = ("--cluster", "2xcpu-core")
+TOY = """
+[[device]]
+name = "core0"
+flop_per_s = 70e9
+bytes_per_s = 1e12
+
+[[device]]
+name = "core1"
+flop_per_s = 70e9
+bytes_per_s = 1e12
+"""
+QUICK = ("--seconds", "0.2")
+
+
+def test_place_prints_one_json_object(model: str, tmp_path: Path) -> None:
+    output, cluster = tmp_path / "p.json", tmp_path / "toy.toml"
+    cluster.write_text(TOY)
+    toy = ("--cluster", str(cluster))
+    done = gdp("place", model, *toy, *QUICK, "--json", "-o", str(output))
+    found = json.loads(done.stdout)
+    assert found["feasible"] is True
+    # a, then b beside c, then d, at 70 GFLOP/s and with a hand-over each way.
+    assert 7e9 / 70e9 < found["latency_s"] < 7.1e9 / 70e9
+    assert 0 < found["bound_s"] <= found["latency_s"]
+    assert sum(found["devices"].values()) == 4
+    again = gdp("simulate", model, str(output), *toy, "--json")
+    assert json.loads(again.stdout)["latency_s"] == pytest.approx(found["latency_s"])
+
+
+def test_the_same_seed_and_evaluations_give_the_same_placement(model: str, tmp_path: Path) -> None:
+    files = []
+    for name in ("p", "q"):
+        files.append(tmp_path / name)
+        gdp(
+            "place", model, *CLUSTER, "--seconds", "60", "--evaluations", "200", "--seed", "3",
+            "-o", str(files[-1]),
+        )  # fmt: skip
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_pins_hold(model: str, tmp_path: Path) -> None:
+    output = tmp_path / "p.json"
+    gdp("place", model, *CLUSTER, *QUICK, "--pin", "b=core1", "--pin", "c=core1", "-o", str(output))
+    found = json.loads(output.read_text())
+    assert [found["device"][found["ops"].index(op)] for op in "bc"] == [1, 1]
+
+
+def test_compare_has_a_row_per_method(model: str) -> None:
+    done = gdp("compare", model, *CLUSTER, *QUICK, "--json")
+    rows = {row["method"]: row for row in json.loads(done.stdout)["rows"]}
+    assert {"single", "blocks", "heft", "local_search", "auto"} <= set(rows)
+    heuristics = [rows[name]["latency_s"] for name in ("single", "blocks", "heft", "etf")]
+    assert rows["auto"]["latency_s"] <= min(heuristics)
+
+
+def test_inspect_devices_and_views(model: str, tmp_path: Path) -> None:
+    found = json.loads(gdp("inspect", model, "--ops", "--json").stdout)
+    assert found["flop"] == 12e9
+    assert [op["name"] for op in found["ops"]] == ["a", "b", "c", "d"]
+    cluster = tmp_path / "c.toml"
+    gdp("devices", *CLUSTER, "-o", str(cluster))
+    trace, report = tmp_path / "t.json", tmp_path / "r.html"
+    gdp(
+        "place", model, "--cluster", str(cluster), *QUICK,
+        "--trace", str(trace), "--report", str(report),
+    )  # fmt: skip
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {e["name"] for e in events if e["ph"] == "X" and e["pid"] == 0} == set("abcd")
+    assert "<h2>Timeline</h2>" in report.read_text()
+
+
+def test_what_cannot_fit_exits_1_and_says_how_much_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "big.json"
+    save_graph(branches(weight_bytes=10 * 2**30), path)
+    done = gdp("place", str(path), *CLUSTER, "--max-memory", "0=4GiB,1=8GiB", code=1)
+    assert "GiB" in done.stderr
+    assert "missing" in done.stderr
+
+
+def test_clashing_pins_exit_1_and_are_named(model: str) -> None:
+    done = gdp("place", model, *CLUSTER, "--pin", "b=core1", "--forbid", "b=core1", code=1)
+    assert "'b'" in done.stderr
+
+
+BAD = [
+    (("place", "none.onnx"), "no "),
+    (("place", "none"), "no model 'none'"),
+    (("place", "onnx:none"), "light_resnet50"),
+    (("place", "python:nothing"), "python:package.module:function"),
+    (("place", "python:no.such:f"), "cannot be imported"),
+    (("place", "MODEL", "--cluster", "2xbad"), "devices are a100"),
+    (("place", "MODEL", "--cluster", "none.toml"), "no cluster file"),
+    (("place", "MODEL", "--method", "magic"), "no method 'magic'"),
+    (("place", "MODEL", "--max-memory", "20GiB"), "0=20GiB"),
+    (("place", "MODEL", "--seconds", "-1"), "seconds must be >= 0"),
+    (("place", "MODEL", "--pin", "b"), "GLOB=DEVICE"),
+    (("place", "MODEL", "--pin", "zzz=core0"), "matches 'zzz'"),
+    (("place", "MODEL", "--constraints", "none.toml"), "no constraints file"),
+    (("place", "MODEL", "--dim", "batch"), "NAME=VALUE"),
+    (("place", "MODEL", "--costs", "none"), "none"),
+    (("place", "MODEL", "--objective", "beauty"), "'beauty' is not one of"),
+    (("simulate", "MODEL", "none.json"), "no placement file"),
+    (("place",), "Missing argument"),
+    (("wheel",), "No such command"),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), BAD)
+def test_bad_input_is_one_line(model: str, args: tuple[str, ...], message: str) -> None:
+    full = [model if arg == "MODEL" else arg for arg in args]
+    if len(full) > 1 and "--cluster" not in full:
+        full += CLUSTER
+    assert message in gdp(*full, code=2).stderr
+
+
+def test_a_placement_for_another_graph_or_cluster_is_refused(model: str, tmp_path: Path) -> None:
+    output = tmp_path / "p.json"
+    gdp("place", model, *CLUSTER, "--method", "single", "-o", str(output))
+    other = tmp_path / "other.json"
+    save_graph(branches(weight_bytes=7), other)
+    done = gdp("simulate", str(other), str(output), *CLUSTER, code=2)
+    assert "another version" in done.stderr
+    done = gdp("simulate", model, str(output), "--cluster", "2xt4", code=2)
+    assert "names devices core0, core1" in done.stderr

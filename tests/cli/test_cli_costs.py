@@ -1,0 +1,55 @@
+"""`gdp profile` and `gdp calibrate`: what is measured is fitted, and used by name."""
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gdp.cli.costs import register
+from gdp.cluster.types import Cluster
+from gdp.costs.default import resolve_costs
+from gdp.costs.learned import LearnedCosts
+from gdp.costs.profile import load_profile
+from gdp.errors import ClusterError, ModelError
+
+
+@pytest.fixture
+def cli() -> click.Group:
+    group = click.Group()
+    register(group)
+    return group
+
+
+QUICK = ["--rounds", "1", "--seconds", "0.01", "--no-overheads"]
+
+
+def test_a_profile_becomes_costs(cli: click.Group, tmp_path: Path) -> None:
+    profile, costs = str(tmp_path / "p.json.gz"), str(tmp_path / "costs")
+    args = ["profile", "onnx:light_squeezenet", *QUICK, "-o", profile, "--json"]
+    result = CliRunner().invoke(cli, args, catch_exceptions=False)
+    (row,) = json.loads(result.output)["models"]
+    assert row["kernels"] == len(load_profile(profile).models[0].kernels)
+    args = ["calibrate", profile, "-o", costs, "--steps", "2"]
+    result = CliRunner().invoke(cli, args, catch_exceptions=False)
+    assert "nothing was held out" in result.output
+    model, label = resolve_costs(costs, Cluster.load("2xcpu-core"))
+    assert isinstance(model, LearnedCosts)
+    assert label.startswith("calibrated on")
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "message"),
+    [
+        ("cpu:x", ClusterError, "must be cpu:CORE, jax:cpu or jax:gpu"),
+        ("cpu:4096", ClusterError, "core 4096 is not usable"),
+        ("jax:cpu", ModelError, r"measures python:package\.module:function"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(
+    cli: click.Group, tmp_path: Path, device: str, error: type[Exception], message: str
+) -> None:
+    args = ["profile", "onnx:light_squeezenet", "--device", device, "-o", str(tmp_path / "p.json")]
+    with pytest.raises(error, match=message):
+        CliRunner().invoke(cli, args, catch_exceptions=False)

@@ -1,0 +1,164 @@
+"""Clusters: files, presets, memory limits, topology text and detection."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gdp.cluster.detect import local_cluster
+from gdp.cluster.file import cluster_toml, parse_max_memory, read_cluster, with_max_memory
+from gdp.cluster.presets import cluster_preset, device_names, device_preset
+from gdp.cluster.topology import read_topology
+from gdp.cluster.types import Cluster, Device, Link, make_cluster
+from gdp.errors import ClusterError
+
+DEVICE = '[[device]]\nname = "a"\nflop_per_s = 1e9\nbytes_per_s = 1e9\n'
+TWO = DEVICE + DEVICE.replace('"a"', '"b"')
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "c.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (DEVICE.replace("flop_per_s = 1e9", "flop_per_s = -1.0"), "flop_per_s.* must be > 0"),
+        (DEVICE.replace("\nbytes_per_s = 1e9", "\nbytes_per_s = 0.0"), "bytes_per_s must be > 0"),
+        (DEVICE + "memory_bytes = 0\n", "memory_bytes must be > 0, got 0"),
+        (DEVICE + 'memory_bytes = "lots"\n', "not a size: 'lots'"),
+        (DEVICE + "wheels = 4\n", "unknown field `wheels`"),
+        ('[[device]]\nname = "a"\n', "lacks flop_per_s and bytes_per_s"),
+        ('[[device]]\nname = "a"\npreset = "k9"\n', "no device preset 'k9'"),
+        (DEVICE + DEVICE, "device name 'a' appears twice"),
+        (TWO + '[[link]]\nsrc = "a"\ndst = "b"\nbytes_per_s = 0.0\n', "bytes_per_s must be > 0"),
+        (TWO + '[[link]]\nsrc = "a"\ndst = "z"\nbytes_per_s = 1.0\n', "no device 'z'"),
+        (
+            TWO + '[[link]]\nsrc = "a"\ndst = "b"\nbytes_per_s = 1.0\nlatency_s = -1.0\n',
+            "latency_s must be >= 0",
+        ),
+        ("default_bytes_per_s = -1.0\n" + TWO, "default_bytes_per_s must be > 0"),
+        ('host = "z"\n' + TWO, "host 'z' is no device"),
+        ("device = []\n", "has no devices"),
+        ("[[device\n", "is not a cluster file"),
+        ("", "missing required field `device`"),
+    ],
+)
+def test_a_bad_cluster_file_is_explained(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        read_cluster(write(tmp_path, text))
+
+
+def test_a_missing_cluster_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"no cluster file '.*none\.toml'"):
+        Cluster.load(tmp_path / "none.toml")
+
+
+def test_links_hold_both_ways_and_named_channels_are_shared(tmp_path: Path) -> None:
+    text = (
+        TWO + '[[link]]\nsrc = "a"\ndst = "b"\nbytes_per_s = 2e9\nlatency_s = 1e-6\nchannel = "x"\n'
+    )
+    cluster = read_cluster(write(tmp_path, text))
+    assert cluster.link_bytes_per_s.tolist() == [[np.inf, 2e9], [2e9, np.inf]]
+    assert cluster.link_latency_s.tolist() == [[0, 1e-6], [1e-6, 0]]
+    assert cluster.channel[0, 1] == cluster.channel[1, 0]
+
+
+def test_unnamed_links_have_a_channel_per_direction() -> None:
+    a, b = (Device(name, "cpu", {"default": 1e9}, 1e9) for name in "ab")
+    cluster = make_cluster("c", [a, b], [Link("a", "b", 1e9)])
+    assert cluster.channel[0, 1] != cluster.channel[1, 0]
+
+
+@pytest.mark.parametrize("spec", ["2xcpu-core", "4xa100-nvlink", "cpu+2xt4-pcie4", "h100"])
+def test_a_cluster_survives_its_file(tmp_path: Path, spec: str) -> None:
+    cluster = cluster_preset(spec)
+    again = read_cluster(write(tmp_path, cluster_toml(cluster)))
+    assert again.devices == cluster.devices
+    assert (again.link_bytes_per_s == cluster.link_bytes_per_s).all()
+    assert (again.link_latency_s == cluster.link_latency_s).all()
+    same = cluster.channel[:, :, None, None] == cluster.channel
+    off = ~np.eye(cluster.num_devices, dtype=bool)
+    assert (
+        same[off][:, off] == (again.channel[:, :, None, None] == again.channel)[off][:, off]
+    ).all()
+
+
+def test_presets_name_devices_and_hosts() -> None:
+    cluster = cluster_preset("cpu+2xt4")
+    assert cluster.device_names == ("cpu", "t4:0", "t4:1")
+    assert cluster.host == 0
+    assert cluster_preset("2xcpu-core").device_names == ("core0", "core1")
+
+
+@pytest.mark.parametrize("spec", ["2xnothing", "0xt4", "t4+", "x", "2x"])
+def test_an_unknown_preset_lists_what_exists(spec: str) -> None:
+    with pytest.raises(ClusterError, match="devices are a100"):
+        Cluster.load(spec)
+
+
+def test_nvlink_needs_devices_that_have_it() -> None:
+    with pytest.raises(ClusterError, match="no NVLink"):
+        cluster_preset("2xt4-nvlink")
+
+
+def test_every_device_preset_is_valid_and_has_a_source() -> None:
+    assert {"k80", "p100", "v100", "a100", "h100", "h200", "l4", "t4"} <= set(device_names())
+    for name in device_names():
+        assert device_preset(name).memory_bytes > 2**30
+
+
+def test_max_memory_counts_accelerators_as_hugging_face_does() -> None:
+    cluster = with_max_memory(cluster_preset("cpu+2xt4"), parse_max_memory("1=2GiB,cpu=30GiB"))
+    assert cluster.memory_bytes.tolist() == [30 * 2**30, 16 * 2**30, 2 * 2**30]
+    with pytest.raises(ClusterError, match="max memory names '7'"):
+        with_max_memory(cluster, {7: "1GiB"})
+    with pytest.raises(ValueError, match="must look like 0=20GiB"):
+        parse_max_memory("20GiB")
+
+
+TOPOLOGY = """
+\tGPU0\tGPU1\tGPU2\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tNV12\tSYS\t0-31\t0
+GPU1\tNV12\t X \tSYS\t0-31\t0
+GPU2\tSYS\tSYS\t X \t32-63\t1
+
+Legend:
+  X    = Self
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+
+
+def test_a_topology_matrix_becomes_links() -> None:
+    links = {(link.src, link.dst): link for link in read_topology(TOPOLOGY, ["a", "b", "c"])}
+    assert len(links) == 6
+    assert links["a", "b"].bytes_per_s == 12 * 25e9
+    assert links["a", "c"].channel == links["b", "c"].channel == "socket"
+
+
+def test_a_topology_of_another_size_is_an_error() -> None:
+    with pytest.raises(ClusterError, match="has 3 GPUs, the cluster 2"):
+        read_topology(TOPOLOGY, ["a", "b"])
+
+
+def test_this_machine_without_gpu_tools_is_its_cores() -> None:
+    cluster = local_cluster(max_cores=2, run=lambda command: None)
+    assert {d.kind for d in cluster.devices} == {"cpu-core"}
+    assert cluster.device_names[0] == "core0"
+
+
+def test_gpus_that_nvidia_smi_reports_stand_beside_the_cpu() -> None:
+    def run(command: list[str]) -> str | None:
+        if command[:2] == ["nvidia-smi", "topo"]:
+            return "\tGPU0\tGPU1\nGPU0\t X \tPIX\nGPU1\tPIX\t X \n"
+        if command[0] == "nvidia-smi":
+            return "Tesla T4, 15360\nNVIDIA A100-SXM4-80GB, 81920\n"
+        return None
+
+    cluster = local_cluster(run=run)
+    assert cluster.device_names == ("cpu", "gpu0", "gpu1")
+    assert [d.kind for d in cluster.devices] == ["cpu", "t4", "a100"]
+    assert cluster.devices[1].memory_bytes == 15360 * 2**20
+    assert cluster.link_bytes_per_s[1, 2] == 31.5e9

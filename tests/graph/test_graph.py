@@ -1,0 +1,55 @@
+"""Graphs are sorted, checked and identified."""
+
+import numpy as np
+import pytest
+
+from gdp.errors import ModelError
+from gdp.graph.op_graph import make_graph, topological_order
+
+
+def test_ops_come_out_in_topological_order_with_their_tensors() -> None:
+    """c reads a, a reads b: given as a, b, c they come out as b, a, c."""
+    graph = make_graph(
+        "g", ["a", "b", "c"], ["X", "Y", "Z"], [(0, 10), (1, 20)], [(1, 0), (0, 2)],
+        flop=[1.0, 2.0, 3.0],
+    )  # fmt: skip
+    assert graph.op_names == ("b", "a", "c")
+    assert graph.flop.tolist() == [2.0, 1.0, 3.0]
+    assert graph.tensor_bytes.tolist() == [20, 10]
+    assert graph.edges[0].tolist() == [0, 1]
+    assert graph.edges[1].tolist() == [1, 2]
+
+
+def test_a_cycle_is_named() -> None:
+    with pytest.raises(ModelError, match=r"cycle through or before op 'a'"):
+        make_graph("g", ["a", "b"], ["X", "X"], [(0, 1), (1, 1)], [(0, 1), (1, 0)])
+
+
+def test_no_ops_is_an_error() -> None:
+    with pytest.raises(ModelError, match="no ops"):
+        make_graph("g", [], [], [], [])
+
+
+def test_equal_names_are_an_error() -> None:
+    with pytest.raises(ModelError, match="'a' appears twice"):
+        make_graph("g", ["a", "a"], ["X", "X"], [], [])
+
+
+def test_digest_depends_on_bytes_but_not_on_the_name() -> None:
+    one, two, three = (
+        make_graph(name, ["a", "b"], ["X", "X"], [(0, size)], [(0, 1)])
+        for name, size in (("g", 1), ("h", 1), ("g", 2))
+    )
+    assert one.digest == two.digest
+    assert one.digest != three.digest
+
+
+def test_topological_order_of_a_sorted_graph_is_the_identity() -> None:
+    src, dst = np.array([0, 0, 1]), np.array([1, 2, 2])
+    assert topological_order(3, src, dst).tolist() == [0, 1, 2]
+
+
+def test_arrays_are_read_only() -> None:
+    graph = make_graph("g", ["a"], ["X"], [], [])
+    with pytest.raises(ValueError, match="read-only"):
+        graph.flop[0] = 1.0

@@ -56,6 +56,7 @@ def pose(
     constraints leave an op, or ops that must share a device, no device.
     """
     from gdp.costs.default import resolve_costs
+    from gdp.costs.learned import LearnedCosts
     from gdp.graph.fuse import fuse, group_seconds
 
     constraints = constraints or Constraints()
@@ -78,6 +79,8 @@ def pose(
         seconds = group_seconds(fused, model(graph, cluster))
     else:
         seconds = model(fused.graph, cluster)
+    if isinstance(model, LearnedCosts):
+        cluster = model.charged(cluster)
     problem = make_problem(
         fused.graph,
         cluster,
@@ -377,9 +380,11 @@ def with_dims(dims: Sequence[str]) -> Mapping[str, int]:
     bound: dict[str, int] = {}
     for item in dims:
         name, separator, value = item.partition("=")
-        if not separator or not value.isdigit() or int(value) < 1:
+        # Other scripts have digits that are no numbers; ten of ours are more than any axis has.
+        whole = value.isascii() and value.isdecimal() and len(value) <= 10
+        if not separator or not whole or not 1 <= int(value) < 1 << 31:
             raise ValueError(
-                f"--dim {item!r} must look like NAME=VALUE with a positive whole number"
+                f"--dim {item!r} must look like NAME=VALUE with a positive whole number below 2**31"
             )
         bound[name] = int(value)
     return bound

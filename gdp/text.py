@@ -1,4 +1,7 @@
-"""Results as text for a terminal: aligned tables with units."""
+"""Results as text for a terminal: aligned tables with units.
+
+Names come from models and may hold anything, so every cell and every line is made printable.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,17 +11,27 @@ import numpy as np
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.result import Result
+from gdp.terminal import printable
 from gdp.units import format_bytes, format_seconds
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+class Shown(str):
+    """Text of several lines that is printable already."""
+
+
+def shown(lines: Sequence[str]) -> Shown:
+    """Lines and tables as one text, every line printable."""
+    return Shown("\n".join(x if isinstance(x, Shown) else printable(x) for x in lines))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Shown:
     """Columns padded to their widest cell; the first to the left, the others to the right.
 
     >>> print(table(["a", "bb"], [["x", "1"]]))
     a  bb
     x   1
     """
-    cells = [list(header), *[list(row) for row in rows]]
+    cells = [[printable(cell) for cell in row] for row in (header, *rows)]
     width = [max(len(row[i]) for row in cells) for i in range(len(header))]
     lines = []
     for row in cells:
@@ -26,7 +39,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
             cell.ljust(width[i]) if i == 0 else cell.rjust(width[i]) for i, cell in enumerate(row)
         ]
         lines.append("  ".join(texts).rstrip())
-    return "\n".join(lines)
+    return shown(lines)
 
 
 def _memory(limit: int) -> str:
@@ -70,10 +83,10 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
     if result.candidates:
         lines += ["", _candidates(result)]
     lines += [f"note: {note}" for note in result.notes]
-    return "\n".join(lines)
+    return shown(lines)
 
 
-def _candidates(result: Result) -> str:
+def _candidates(result: Result) -> Shown:
     rows = []
     for c in result.candidates:
         value_s = c.latency_s if result.objective == "latency" else c.period_s
@@ -87,7 +100,7 @@ def _candidates(result: Result) -> str:
         )
     text = table(["candidate", result.objective, "fits", "took"], rows)
     reasons = [f"{c.method}: {c.reason}" for c in result.candidates if not c.feasible and c.reason]
-    return "\n".join([text, *reasons])
+    return shown([text, *reasons])
 
 
 def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | str]) -> str:
@@ -111,7 +124,7 @@ def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | s
         best = max(results.values(), key=lambda row: row.bound_s)
         lines.append(f"bound    at least {format_seconds(best.bound_s)} ({best.bound_by})")
     lines += [f"{name}: {row}" for name, row in rows.items() if isinstance(row, str)]
-    return "\n".join(lines)
+    return shown(lines)
 
 
 def cluster_json(cluster: Cluster) -> dict[str, Any]:
@@ -163,45 +176,76 @@ def cluster_text(cluster: Cluster) -> str:
             f"{delays.min():.3g} to {delays.max():.3g} us, "
             f"{len(set(cluster.channel[off].tolist()))} channels"
         )
-    return "\n".join(text)
+    return shown(text)
 
 
 def run_text(report: Mapping[str, Any]) -> str:
-    """What `gdp run` prints: predicted beside measured, and the baselines of the same run."""
-    rows = [
-        [
-            "placed",
-            _milli(report["predicted_latency_s"]),
-            _milli(report["measured_latency_s"]),
-            _rate(report["predicted_throughput_per_s"]),
-            _rate(report["measured_throughput_per_s"]),
-        ]
+    """What `gdp run` prints: predicted beside measured, the baselines of the same run, and which
+    of them was fastest."""
+    from gdp.runtime.report import advice
+
+    placed = dict(report) | {
+        "latency_s": report["measured_latency_s"],
+        "throughput_per_s": report["measured_throughput_per_s"],
+    }
+    predicted = [
+        _milli(report["predicted_latency_s"]), _rate(report["predicted_throughput_per_s"])
+    ]  # fmt: skip
+    rows = [_measured_row("placed", placed, predicted)]
+    rows += [
+        _measured_row(name.replace("_", " "), row, ["-", "-"])
+        for name, row in report["baselines"].items()
     ]
-    for name, row in report["baselines"].items():
-        rows.append(
-            [
-                name.replace("_", " "), "-", _milli(row.get("latency_s")),
-                "-", _rate(row.get("throughput_per_s")),
-            ]
-        )  # fmt: skip
-    header = ["", "predicted ms", "measured ms", "predicted /s", "measured /s"]
-    verdict = "equal" if report["outputs_equal"] else "DIFFERENT"
+    header = [
+        "", "predicted ms", "measured ms", "95% interval",
+        "predicted /s", "measured /s", "95% interval",
+    ]  # fmt: skip
     lines = [
         f"{report['model']} on {report['cluster']}, {report['objective']}",
         table(header, rows),
-        f"outputs {verdict} to the uncut model's, largest difference {report['max_abs_diff']:.2e}",
+        f"medians of {report['rounds']} rounds, measured for at most "
+        f"{report['measure_seconds']:g} s in all, {report['samples_in_flight']} samples in flight",
+        *_compared(report),
     ]
     if report.get("note"):
         lines.append(f"note: {report['note']}")
-    return "\n".join(lines)
+    lines += [f"note: {warning}" for warning in report["warnings"]]
+    return shown([*lines, advice(report)])
 
 
-def _milli(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.3f}"
+def _compared(report: Mapping[str, Any]) -> list[str]:
+    """What the comparison with the uncut model found, and what it could not compare."""
+    random = ", ".join(report.get("random_ops", ()))
+    if report["outputs_equal"] is None:
+        lines = [f"outputs cannot be compared, they are other ones at each run: {random}"]
+    else:
+        verdict = "equal" if report["outputs_equal"] else "DIFFERENT"
+        lines = [
+            f"outputs {verdict} to the uncut model's, largest difference "
+            f"{report['max_abs_diff']:.2e}"
+        ]
+        if random:
+            lines.append(f"not compared, as it is another one at each run: what reads {random}")
+    if not report.get("inner_equal", True):
+        lines.append(f"tensors between pieces DIFFERENT, most {report['worst_tensor']!r}")
+    return lines
 
 
-def _rate(per_second: float | None) -> str:
-    return "-" if per_second is None else f"{per_second:.1f}"
+def _measured_row(name: str, row: Mapping[str, Any], predicted: Sequence[str]) -> list[str]:
+    low_s, high_s = row["latency_interval_s"]
+    low, high = row["throughput_interval_per_s"]
+    return [
+        name, predicted[0], _milli(row["latency_s"]), f"{_milli(low_s)} to {_milli(high_s)}",
+        predicted[1], _rate(row["throughput_per_s"]), f"{_rate(low)} to {_rate(high)}",
+    ]  # fmt: skip
+
+
+def _milli(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}"
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:.1f}"
 
 
 def inspection_text(found: Mapping[str, Any]) -> str:
@@ -228,4 +272,4 @@ def inspection_text(found: Mapping[str, Any]) -> str:
             [o["name"], o["op_type"], f"{o['flop'] / 1e6:.3f}", o["scope"]] for o in found["ops"]
         ]
         lines.append(table(["op", "type", "MFLOP", "scope"], body))
-    return "\n".join(lines)
+    return shown(lines)

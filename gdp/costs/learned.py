@@ -8,12 +8,12 @@ measured cost what the roofline says.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.cluster.types import Cluster, Device
+from gdp.cluster.types import Cluster, Device, is_cpu_kind
 from gdp.costs.base import can_run
 from gdp.costs.features import (
     BYTES_PER_S,
@@ -24,7 +24,7 @@ from gdp.costs.features import (
     transfer_design,
 )
 from gdp.costs.kernels import FusionTable, kernel_groups
-from gdp.costs.profile import DeviceRecord
+from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import OpGraph
 
@@ -139,6 +139,7 @@ class Calibration:
     ensemble: Ensemble
     scale: float = 1.0  # of the whole
     transfer: tuple[float, ...] = ()  # coefficients of `gdp.costs.transfer`, on another device
+    segment_s: float | None = None  # one more piece of a cut model, beyond its kernels
 
     def label(self) -> str:
         """What it is, for people."""
@@ -150,7 +151,7 @@ class Calibration:
         of the very same name matches whatever kind it goes by; a processor is a core or all of
         its cores by the kind alone."""
         if device.kind != self.device.kind:
-            cpu = device.kind.startswith("cpu") or self.device.kind.startswith("cpu")
+            cpu = device.is_cpu or is_cpu_kind(self.device.kind)
             return bool(device.model) and device.model == self.device.model and not cpu
         return not device.model or not self.device.model or (
             _vector(device.model) == _vector(self.device.model)
@@ -192,6 +193,18 @@ class LearnedCosts:
         seconds[graph.is_io] = 0.0
         return np.where(can_run(graph, cluster), seconds, np.inf)
 
+    def charged(self, cluster: Cluster) -> Cluster:
+        """The cluster with the measured cost of a segment where a calibration holds one, on devices
+        that pay for segments."""
+        devices = []
+        for device in cluster.devices:
+            found = self.of(device)
+            measured_s = None if found is None else found.segment_s
+            if measured_s is not None and device.dispatch_per == "segment":
+                device = replace(device, dispatch_s=measured_s)
+            devices.append(device)
+        return replace(cluster, devices=tuple(devices))
+
     def of(self, device: Device) -> Calibration | None:
         """The calibration that answers for a device."""
         for calibration in self.calibrations:
@@ -213,10 +226,14 @@ class LearnedCosts:
 
 def kernel_seconds(calibration: Calibration, features: KernelFeatures) -> Float[np.ndarray, "K"]:
     """Seconds of every kernel."""
-    seconds = np.exp(predict(calibration.ensemble, features)[0]) * calibration.scale
-    if calibration.transfer:
-        design = transfer_design(features, seconds)
-        seconds = seconds * np.exp(design @ np.array(calibration.transfer))
+    # Weights that are numbers can still make times that are none.
+    with np.errstate(over="ignore", invalid="ignore"):
+        seconds = np.exp(predict(calibration.ensemble, features)[0]) * calibration.scale
+        if calibration.transfer:
+            design = transfer_design(features, seconds)
+            seconds = seconds * np.exp(design @ np.array(calibration.transfer))
+    if not np.isfinite(seconds).all():
+        raise ProfileError(f"costs {calibration.label()}: a time overflows; calibrate again")
     return seconds
 
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from gdp import checkpoint
+from gdp.folders import standing, write_manifest
 from gdp.learn.distributed import Team
 from gdp.learn.instances import Instance
 from gdp.learn.labels import LabelStore, load_labels
@@ -22,6 +24,8 @@ from gdp.learn.validate import Quality, validate
 from gdp.policy.compilation import use_cache
 from gdp.policy.model.network import Params, init
 from gdp.policy.policy import Policy, load_policy, save_policy
+from gdp.reading import Kind, convert
+from gdp.targets import Permit, require_folder, require_not_source
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +50,40 @@ def pretrain(
     threads: int = 1,
     stop_after_s: float | None = None,
     stop: Callable[[], bool] | None = None,
+    force: bool = False,
 ) -> Trained:
     """Run a recipe, or go on with it where `folder` holds its checkpoint.
 
-    The folder gets `state/` (to resume from), `best/` and `last/` (policies), `metrics.jsonl` and,
-    where tensorboardX is installed, `tensorboard/`.
+    The folder gets `state/` (to resume from), `best/` and `last/` (policies), `metrics.jsonl`,
+    `labels.jsonl` and, where tensorboardX is installed, `tensorboard/`. Raises `TargetError` where
+    it holds anything but a run, unless `force`, and where the recipe reads what would be written.
     """
+    if team is None or team.rank == 0:
+        _claim(Path(folder), recipe, force)
     use_cache()
     run = _Run(recipe, Path(folder), recipe_text, team or Team(), threads)
     return run.go(stop_after_s, stop)
+
+
+def _claim(folder: Path, recipe: Recipe, force: bool) -> None:
+    """Ask whether a run may write into the folder, and mark the folder as a run's."""
+    require_folder(folder, "run", Permit(force=force))
+    read = [Path(name) for name in (recipe.start, recipe.data.labels, recipe.data.corpus) if name]
+    written = [folder, *(folder / name for name in ("state", "best", "last", "labels.jsonl"))]
+    require_not_source(written, lambda: read)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_manifest(folder, "run", {"metrics.jsonl": "", "labels.jsonl": ""})
+
+
+class _State(msgspec.Struct):
+    """What `_Run._save` writes beside the weights."""
+
+    step: int
+    phase: int
+    recipe: str
+    best: float | None
+    quality: tuple[float | None, float | None, float | None] | None  # null: not finite
+    past: dict[str, tuple[float | None, int]]
 
 
 class _Run:
@@ -135,20 +164,24 @@ class _Run:
         else:
             params = init(network, self.recipe.seed)
         state = self.trainer.fresh(params)
-        if not (self.folder / "state" / "meta.json").exists():
+        if not (standing(self.folder / "state") / "meta.json").exists():
             return state
-        meta = checkpoint.read_meta(self.folder / "state")
-        if meta["recipe"] != repr(self.recipe):
+        where = f"checkpoint {str(self.folder / 'state')!r}"
+        kind = Kind("state of a training run", checkpoint.CheckpointError)
+        meta = convert(checkpoint.read_meta(self.folder / "state"), kind, _State, where)
+        if meta.recipe != repr(self.recipe):
             raise checkpoint.CheckpointError(
                 f"{str(self.folder)!r} holds a run of another recipe; give a new folder"
             )
-        self.best = np.inf if meta["best"] is None else meta["best"]
-        if meta["quality"] is not None:
-            self.best_quality = Quality(*meta["quality"])
-        self.trainer.past = {key: (a, int(b)) for key, (a, b) in meta["past"].items()}
-        if meta["phase"] == 1:
+        self.best = np.inf if meta.best is None else meta.best
+        if meta.quality is not None:
+            self.best_quality = Quality(*(np.inf if x is None else x for x in meta.quality))
+        self.trainer.past = {
+            key: (mean, count) for key, (mean, count) in meta.past.items() if mean is not None
+        }
+        if meta.phase == 1:
             state = state._replace(optimiser=self.trainer.transforms[1].init(state.params))
-        log.info("resuming at update %d", meta["step"])
+        log.info("resuming at update %d", meta.step)
         return TrainState(*checkpoint.load(self.folder / "state", state))
 
     def _anew(self, params: Params) -> Params:
@@ -164,23 +197,21 @@ class _Run:
 
     def _save(self, state: TrainState) -> None:
         at = int(state.step)
-        checkpoint.save(
-            self.folder / "state",
-            state,
-            recipe=self.text,
-            meta={
-                "step": at,
-                # At the border between phases the optimiser is still the first phase's.
-                "phase": 0 if at <= self.recipe.imitation.updates else 1,
-                "recipe": repr(self.recipe),
-                "best": None if np.isinf(self.best) else self.best,
-                "quality": self.best_quality,
-                "past": self.trainer.past,
-            },
-        )
         if self.team.rank == 0:
             merged = _merge(self.labels, self.trainer.labels)
             merged.save(self.folder / "labels.jsonl")
+        meta = {
+            "step": at,
+            # At the border between phases the optimiser is still the first phase's.
+            "phase": 0 if at <= self.recipe.imitation.updates else 1,
+            "recipe": repr(self.recipe),
+            "best": None if np.isinf(self.best) else self.best,
+            "quality": self.best_quality,
+            "past": self.trainer.past,
+        }
+        with self.team.together():
+            # Forced: `_claim` has asked, and hours of work shall not end here.
+            checkpoint.save(self.folder / "state", state, recipe=self.text, force=True, meta=meta)
         self._ship(state, "last", None)
 
     def _validate(self, state: TrainState) -> dict[str, float]:
@@ -198,14 +229,15 @@ class _Run:
 
     def _ship(self, state: TrainState, name: str, quality: Quality | None) -> None:
         said = {} if quality is None else {"validation": quality._asdict()}
-        save_policy(
-            Policy(self.recipe.network, state.averaged, self.recipe.name),
-            self.folder / name, recipe=self.text, updates=int(state.step) + (quality is not None),
-            **said,
-        )  # fmt: skip
+        with self.team.together():
+            save_policy(
+                Policy(self.recipe.network, state.averaged, self.recipe.name),
+                self.folder / name, recipe=self.text, force=True,
+                updates=int(state.step) + (quality is not None), **said,
+            )  # fmt: skip
 
     def _result(self, state: TrainState) -> Policy:
-        if (self.folder / "best" / "meta.json").exists():
+        if (standing(self.folder / "best") / "meta.json").exists():
             return load_policy(self.folder / "best")
         return Policy(self.recipe.network, state.averaged, self.recipe.name)
 

@@ -2,6 +2,7 @@
 
 import os
 import weakref
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from gdp.policy.placed import Placed
 from gdp.policy.view.batching import Batch, on_device, pad
 from gdp.policy.view.features import features
 from gdp.problem.problem import Problem
+from gdp.reading import Kind, convert
 
 _BATCHES: weakref.WeakKeyDictionary[Problem, dict[tuple[str, bool], Batch]] = (
     weakref.WeakKeyDictionary()
@@ -84,28 +86,38 @@ def to_head(config: NetworkConfig, encoded: Encoded, num_ops: int, num_devices: 
     )
 
 
+class _Meta(msgspec.Struct):
+    """What `save_policy` writes beside the weights, as far as it is read again."""
+
+    network: NetworkConfig
+    name: str = "policy"
+    placed: Placed | None = None
+
+
 def save_policy(
-    policy: Policy, path: str | os.PathLike[str], *, recipe: str = "", **meta: Any
+    policy: Policy,
+    path: str | os.PathLike[str],
+    *,
+    recipe: str = "",
+    beside: Mapping[str, bytes] | None = None,
+    force: bool = False,
+    **meta: Any,
 ) -> str:
-    """Write a policy checkpoint; returns the SHA-256 of its weights."""
+    """Write a policy checkpoint, see `gdp.checkpoint.save`; returns the SHA-256 of its weights."""
     document = {"kind": "policy", "network": asdict(policy.config), "name": policy.name, **meta}
     if policy.placed is not None:
         document["placed"] = msgspec.to_builtins(policy.placed)
-    return checkpoint.save(path, policy.params, recipe=recipe, meta=document)
+    return checkpoint.save(
+        path, policy.params, recipe=recipe, meta=document, kind="policy", beside=beside, force=force
+    )
 
 
 def load_policy(path: str | os.PathLike[str]) -> Policy:
     """Read a policy checkpoint; raises `CheckpointError` on anything else."""
-    meta = checkpoint.read_meta(path)
-    try:
-        config = msgspec.convert(meta["network"], NetworkConfig)
-        placed = msgspec.convert(meta.get("placed"), Placed | None)
-    except (KeyError, msgspec.ValidationError, ValueError) as error:
-        raise checkpoint.CheckpointError(
-            f"checkpoint {str(path)!r} holds no policy that this gdp can read: {error}"
-        ) from None
-    params = checkpoint.load(path, abstract(config))
-    return Policy(config, params, meta.get("name", "policy"), placed)
+    kind = Kind("policy that this gdp can read", checkpoint.CheckpointError)
+    meta = convert(checkpoint.read_meta(path), kind, _Meta, f"checkpoint {str(path)!r}")
+    params = checkpoint.load(path, abstract(meta.network))
+    return Policy(meta.network, params, meta.name, meta.placed)
 
 
 def default_checkpoint() -> Path:

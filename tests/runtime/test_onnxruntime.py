@@ -12,11 +12,13 @@ from gdp.cluster.types import Cluster, make_cluster
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
-from gdp.runtime.ort.compare import compare, make_inputs, merge_comparisons
+from gdp.runtime.ort.compare import compare, merge_comparisons
+from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.run import check_outputs, prepare, run_onnx
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
-from gdp.runtime.ort.stages import make_plan, roofline_prediction
+from gdp.runtime.ort.stages import make_plan
+from gdp.runtime.prediction import roofline_prediction
 
 CORES = sorted(usable_cores())
 

@@ -1,6 +1,7 @@
 """One form for every ONNX model: functions inlined, nodes in order and named, weights no inputs."""
 
 import ast
+from decimal import Decimal
 
 import numpy as np
 import onnx_ir as ir
@@ -11,6 +12,9 @@ from gdp.importers.onnx.read import describe, one_line, root_cause
 
 FIRST_IR_WITHOUT_WEIGHT_INPUTS = 4
 """Older IR versions demand that every initialiser is a graph input too."""
+
+MAX_NODES = 5_000_000
+"""Of a model whose functions are inlined: beyond it, memory ends before the import does."""
 
 SCOPE_KEY = "pkg.torch.onnx.name_scopes"
 NAMESPACE_KEY = "namespace"
@@ -69,7 +73,7 @@ def _from_scopes(text: str) -> str:
     node itself."""
     try:
         scopes = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # nesting gives the last two
         return ""
     if not isinstance(scopes, list) or len(scopes) < 2:
         return ""
@@ -85,11 +89,37 @@ def _inline(model: ir.Model, source: str) -> None:
     from onnx_ir.passes.common import InlinePass
 
     try:
-        InlinePass()(model)
+        inline = InlinePass()
+        inline.requires(model)  # that no function calls itself
+        if (nodes := _inlined_nodes(model)) > MAX_NODES:
+            raise ValueError(
+                f"they would become {Decimal(nodes):.1e} nodes; {MAX_NODES:,} are the most gdp "
+                "reads"
+            )
+        inline(model)
     except Exception as error:  # the pass wraps what went wrong in its own errors
         raise ModelError(
             f"{source}: its functions cannot be inlined: {root_cause(error)}"
         ) from None
+
+
+def _inlined_nodes(model: ir.Model) -> int:
+    """How many nodes a model has once every call is replaced by what the function holds: a chain
+    of functions that each call the next one twice doubles with every one of them."""
+    size: dict[ir.OperatorIdentifier, int] = {}
+
+    def nodes(graph: ir.Graph | ir.Function) -> int:
+        # In all subgraphs too. A function is counted once, whoever calls it.
+        called = (called_nodes(node) for node in graph.all_nodes())
+        return sum(1 if count is None else count for count in called)
+
+    def called_nodes(node: ir.Node) -> int | None:
+        call = node.op_identifier()
+        if call in model.functions and call not in size:
+            size[call] = nodes(model.functions[call])
+        return size.get(call)
+
+    return nodes(model.graph)
 
 
 def _sort(graph: ir.Graph, source: str) -> None:

@@ -52,6 +52,7 @@ class SchemaInference:
         unknown: list[Inferred] = [Partial()] * view.num_outputs
         if not schema.has_type_and_shape_inference_function:
             return [*_without_function(view), *unknown][: view.num_outputs]
+        _check_outputs(view)
         node, types, data = _as_protos(view)
         try:
             inferred = shape_inference.infer_node_outputs(
@@ -68,6 +69,15 @@ class SchemaInference:
                 f"node {view.name!r} ({view.op_type}) does not fit its inputs: "
                 f"{_reason(error)}; its inputs are {_spell(view.inputs)}"
             ) from None
+
+
+def _check_outputs(view: NodeView) -> None:
+    """The library's rule for Split ends the process where the two disagree."""
+    wanted = view.attribute("num_outputs") if view.op_type == "Split" else None
+    if wanted is not None and wanted != view.num_outputs:
+        raise ModelError(
+            f"node {view.name!r} (Split) has num_outputs {wanted} and {view.num_outputs} outputs"
+        )
 
 
 @functools.lru_cache(maxsize=2048)
@@ -113,8 +123,8 @@ def _as_protos(
         if fact is not None:
             types[name] = _to_proto(fact)
         known = view.known[i]
-        if known is not None:
-            data[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(known), name)
+        if known is not None:  # `ascontiguousarray` would make a vector of a scalar
+            data[name] = onnx.numpy_helper.from_array(np.asarray(known, order="C"), name)
     node.output.extend(f"o{i}" for i in range(view.num_outputs))
     for attribute in view.attributes.values():
         ir.serde.serialize_attribute_into(node.attribute.add(), from_=attribute)
@@ -125,7 +135,7 @@ def _to_proto(fact: Fact) -> onnx.TypeProto:
     proto = onnx.TypeProto()
     if isinstance(fact, TensorList):
         inner = proto.sequence_type.elem_type.tensor_type
-        inner.elem_type = int(fact.items[0].dtype) if fact.items else int(ir.DataType.FLOAT)
+        inner.elem_type = int(fact.runs[0][0].dtype) if fact.runs else int(ir.DataType.FLOAT)
         return proto
     proto.tensor_type.elem_type = int(fact.dtype)
     shape = proto.tensor_type.shape
@@ -169,7 +179,7 @@ def _reason(error: Exception) -> str:
 def _spell(inputs: tuple[Fact | None, ...]) -> str:
     return ", ".join(
         "left out" if fact is None
-        else f"{len(fact.items)} tensors" if isinstance(fact, TensorList)
+        else f"{fact.count} tensors" if isinstance(fact, TensorList)
         else f"{fact.dtype.name.lower()}{list(fact.shape)}"
         for fact in inputs
     )  # fmt: skip

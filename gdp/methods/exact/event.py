@@ -1,8 +1,8 @@
 """Exact answers for the event simulator's objectives: a heuristic's placement, then a solver.
 
 The placement always comes with the simulator's own value. Where the solver's model is a relaxation
-(`gdp.methods.exact.period_program`, `gdp.methods.exact.schedule`), an optimum is proven only when the simulator
-confirms the model's value.
+(`gdp.methods.exact.period_program`, `gdp.methods.exact.schedule`), an optimum is proven only when
+the simulator confirms the model's value.
 """
 
 import dataclasses

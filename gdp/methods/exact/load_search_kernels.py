@@ -1,7 +1,8 @@
 """Simulated annealing on max-load. Loads numba: import it inside functions.
 
 A move of one node changes the loads of two devices, by its work and by the hyperedges whose pins it
-takes from one to the other: O(degree). Axes as in `gdp.methods.exact.hypergraph`; R moves of one step.
+takes from one to the other: O(degree). Axes as in `gdp.methods.exact.hypergraph`; R moves of one
+step.
 """
 
 from typing import NamedTuple, no_type_check

@@ -3,7 +3,7 @@
 | objective | model | solver |
 | --- | --- | --- |
 | max_load | `gdp.methods.exact.load_program`, non-contiguous | HiGHS |
-| throughput | `gdp.methods.exact.period_program`, a relaxation where memory or segments bind | HiGHS |
+| throughput | `gdp.methods.exact.period_program`, relaxed where memory or segments bind | HiGHS |
 | block_latency | `gdp.methods.exact.blocks`, one block per accelerator | CP-SAT |
 | latency | `gdp.methods.exact.schedule`, a relaxation of the event simulator's | CP-SAT |
 

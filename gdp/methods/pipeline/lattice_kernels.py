@@ -155,7 +155,10 @@ class Walk(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Room for down-sets that some state may reach, unsorted. Axes as in `gdp.methods.pipeline.lattice`."""
+    """Room for down-sets that some state may reach, unsorted.
+
+    Axes as in `gdp.methods.pipeline.lattice`.
+    """
 
     bits: np.ndarray  # [n, W]
     window: np.ndarray  # [n, V]

@@ -3,9 +3,9 @@
 Tarnawski et al., NeurIPS 2020, arXiv 2006.16423, section 5.1: stages are the differences of a chain
 of down-sets of the contracted graph, each on one device; a stage's memory, colocation and kernels
 are hard. What a stage costs must not depend on where the others are, so the method is exact for
-`max_load`, and for `throughput` where channels belong to one device (`gdp.methods.pipeline.stage_costs`); it
-says where it is a heuristic. Where the down-sets are too many, the same program runs along some
-linear orders of the elements (the paper's DPL).
+`max_load`, and for `throughput` where channels belong to one device
+(`gdp.methods.pipeline.stage_costs`); it says where it is a heuristic. Where the down-sets are too
+many, the same program runs along some linear orders of the elements (the paper's DPL).
 
 The best linear order gives a first pipeline, whose cost is the target: few down-sets can lie
 between stages below it, and only pairs of those are looked at.

@@ -3,8 +3,8 @@
     best(I, u) = min over J inside I and classes c of max(best(J, u - c), cost_c(I \\ J))
 
 where u counts the devices used of each class. Down-sets are sorted so that a subset comes first;
-each pushes its values to the larger ones. Nothing is kept of a pair. See `gdp.methods.pipeline.lattice` for
-the arrays and `gdp.methods.pipeline.lattice_kernels` for what a stage pays.
+each pushes its values to the larger ones. Nothing is kept of a pair. The arrays are those of
+`gdp.methods.pipeline.lattice`; `gdp.methods.pipeline.lattice_kernels` says what a stage pays.
 """
 
 from typing import no_type_check

@@ -1,7 +1,7 @@
 """Simulated annealing of one placement, for either objective of the event simulator.
 
-An `Annealer` holds the state of one run; the loops are in `gdp.methods.search.annealing_kernels`. Steps
-are deterministic: how they are cut into calls, and so the clock, changes only where they end.
+An `Annealer` holds the state of one run; the loops are in `gdp.methods.search.annealing_kernels`.
+Steps are deterministic: how they are cut into calls, and so the clock, changes only where they end.
 """
 
 from collections.abc import Callable

@@ -29,7 +29,6 @@ from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.methods.base import Search
-from gdp.problem.problem import Objective
 from gdp.runtime.measure import measure
 from gdp.runtime.ort.compare import reference_values
 from gdp.runtime.ort.inputs import make_inputs
@@ -102,7 +101,7 @@ def execute(
     name: str,
     cluster: Cluster,
     device: Int[np.ndarray, "N"],
-    objective: Objective,
+    objective: str,
     costs: CostModel | None,
     seconds: float,
 ) -> RunReport:
@@ -117,7 +116,7 @@ def prediction(
     graph: OpGraph,
     cluster: Cluster,
     device: Int[np.ndarray, "N"],
-    objective: Objective,
+    objective: str,
     costs: CostModel | None,
 ) -> Prediction:
     posed = api.pose(graph, cluster, objective, costs=costs, keep_apart=device)

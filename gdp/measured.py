@@ -9,6 +9,7 @@ from gdp.methods.base import Assignment
 from gdp.runtime.measure import measure
 from gdp.runtime.ort.pipeline import SideBySide
 from gdp.runtime.statistics import PER_SLOT
+from gdp.sim.objectives import objective_of
 
 SECONDS = 1.0
 """The cap of measuring one placement, warming up and filling the pipeline on top: a hundred samples
@@ -51,7 +52,7 @@ class MeasuredReward:
         plan = make_plan(self.source.model, self.graph, predict, problem.objective)
         ready = prepare(self.source, self.graph, plan, self.cores, self.seed)
         self.count += 1
-        full = problem.objective == "throughput"
+        full = objective_of(problem).pipelined
         with ready.pipeline() if full else ready.one_at_a_time() as pipeline:
             # Time enough to count full pipelines, of models slower than predicted too.
             full_s = 4 * PER_SLOT * pipeline.num_slots * (plan.period_s if full else 0.0)

@@ -21,8 +21,9 @@ from gdp.cluster.types import MAX_DEVICES, UNLIMITED_BYTES, Cluster, Device, Lin
 from gdp.errors import ModelError, PlacementError
 from gdp.files import write_atomic
 from gdp.graph.op_graph import OpGraph, make_graph
-from gdp.problem.problem import Objective, Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 from gdp.reading import Kind, decode_json, read_bytes, read_json
+from gdp.sim.objectives import find_objective, objective_of
 from gdp.units import MAX_SIZE_BYTES
 
 _log = logging.getLogger(__name__)
@@ -76,9 +77,7 @@ class _Split(msgspec.Struct):
     cpus: list[_Part]
 
 
-def load_dnn_partitioning(
-    path: str | os.PathLike[str], objective: Objective = "max_load"
-) -> Problem:
+def load_dnn_partitioning(path: str | os.PathLike[str], objective: str = "max_load") -> Problem:
     """The `Problem` of an instance file; op names are the node ids.
 
     Devices are the accelerators, then the CPUs. The latency objective knows CPUs without number,
@@ -89,12 +88,12 @@ def load_dnn_partitioning(
     warning says so. `tensor_bytes` and the cluster's links are such that a transfer takes `c_u`
     to or from a CPU, and twice that between accelerators.
     """
-    if objective not in ("max_load", "block_latency"):
+    if find_objective(objective).on_links:
         raise ValueError(f"objective must be max_load or block_latency, got {objective!r}")
     instance = _read(path)
     if found := _violation(instance):
         raise ModelError(f"{path}: {found}")
-    num_cpus = 1 if objective == "block_latency" else int(instance.maxCPUs)
+    num_cpus = int(instance.maxCPUs) if find_objective(objective).pipelined else 1
     cluster = _cluster(Path(path).stem, instance, num_cpus)
     try:
         graph, tensor_s = _graph(Path(path).stem, instance)
@@ -248,7 +247,7 @@ def _read_split(path: str | os.PathLike[str], problem: Problem) -> Mapping[int, 
     for key, kind in (("fpgas", ACCELERATOR), ("cpus", CPU)):
         devices = [d for d, entry in enumerate(problem.cluster.devices) if entry.kind == kind]
         parts = sets[key] if len(sets[key]) <= len(devices) else [p for p in sets[key] if p]
-        if kind == CPU and problem.objective == "block_latency":
+        if kind == CPU and not objective_of(problem).pipelined:
             devices = devices * max(1, len(parts))  # one device stands for every CPU
         if len(parts) > len(devices):
             raise PlacementError(f"{path} uses {len(parts)} {key}, the problem has {len(devices)}")

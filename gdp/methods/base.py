@@ -1,6 +1,5 @@
 """One signature for every method: `(Problem, Search) -> Answer`."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -39,6 +38,19 @@ class Search:
             raise ValueError(f"evaluations must be >= 0, got {self.evaluations}")
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """One method's answer inside another's. Seconds hold even where memory does not fit."""
+
+    method: str
+    latency_s: float | None  # None where the method has no answer; `reason` says why
+    period_s: float | None
+    value_s: float | None  # of the problem's objective
+    feasible: bool
+    seconds: float
+    reason: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Answer:
     """What a method found. `assignment` is None only where nothing fits, with the reason."""
@@ -49,6 +61,8 @@ class Answer:
     bound_by: str = ""  # the argument that proves it
     proven_optimal: bool = False
     evaluations: int = 0
+    candidates: tuple[Candidate, ...] = ()  # what the answer was chosen from
+    notes: tuple[str, ...] = ()  # what is worth telling the user
 
 
 @runtime_checkable
@@ -56,20 +70,3 @@ class Method(Protocol):
     """Raises `InfeasibleError` only for what no method can solve; otherwise says so in `reason`."""
 
     def __call__(self, problem: Problem, search: Search, /) -> Answer: ...
-
-
-class Clock:
-    """A wall-clock budget that starts when it is made."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self.started_s = time.perf_counter()
-        self.seconds = seconds
-
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self.started_s
-
-    def remaining_s(self) -> float:
-        return np.inf if self.seconds is None else self.seconds - self.elapsed_s()
-
-    def is_over(self) -> bool:
-        return self.remaining_s() <= 0

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import OpGraph, make_graph
-from gdp.methods.base import Answer, Assignment, Clock, Method, Search
+from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Objective, Problem, make_problem
-
-EVENT_OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput")
-"""The objectives of the event simulator, which the methods here know."""
+from gdp.problem.problem import Problem, make_problem
+from gdp.sim.objectives import link_objectives, objective_of
+from gdp.sim.score import score, values
 
 # Ops simulated between two looks at the clock: about 50 ms.
 _OPS_PER_LOOK = 200_000
@@ -40,19 +40,22 @@ class Scored:
 
 def unsupported(problem: Problem, name: str) -> Answer | None:
     """The answer of a method that does not know the problem's objective; None where it does."""
-    if problem.objective in EVENT_OBJECTIVES:
+    if objective_of(problem).on_links:
         return None
+    return refusal(problem, name, link_objectives(), "; use pipeline_dp, mip or exact")
+
+
+def refusal(problem: Problem, name: str, known: Iterable[str], hint: str = "") -> Answer:
+    """The answer of a method that does not know the problem's objective."""
     return Answer(
         None,
         reason=f"method {name!r} does not know objective {problem.objective!r}, only "
-        f"{' and '.join(EVENT_OBJECTIVES)}; use pipeline_dp, mip or exact",
+        f"{' and '.join(known)}{hint}",
     )
 
 
 def score_all(problem: Problem, assignments: list[Assignment]) -> list[Scored]:
     """What the simulator says of each assignment, in order."""
-    from gdp.sim.score import values
-
     found: dict[int, Scored] = {}
     for ranked in (False, True):
         chosen = [i for i, x in enumerate(assignments) if (x.rank is not None) == ranked]
@@ -96,37 +99,6 @@ def best_of(
     return Scored(best.assignment, best.overflow_bytes, best.value_s, count)
 
 
-def settle(
-    problem: Problem,
-    search: Search,
-    assignments: Iterable[Assignment],
-    name: str,
-    clock: Clock | None = None,
-) -> Answer:
-    """The best assignment as an answer: repaired where memory overflows, None where that fails."""
-    clock = clock or Clock(search.seconds)
-    best = best_of(problem, assignments, clock)
-    if best.overflow_bytes == 0:
-        return Answer(best.assignment, evaluations=best.evaluations)
-    if (proof := proven_misfit(problem)) is not None:
-        return Answer(None, reason=proof, evaluations=best.evaluations)
-    from gdp.methods.repair import repair
-
-    fixed = repair(problem, best, clock, search.seed)
-    if fixed.overflow_bytes == 0:
-        return Answer(
-            fixed.assignment,
-            reason=f"{name} overflowed device memory; its placement was repaired",
-            evaluations=fixed.evaluations,
-        )
-    return Answer(
-        None,
-        reason=f"{name} found no placement that fits; the closest misses "
-        f"{missing_text(problem, fixed.assignment)}",
-        evaluations=fixed.evaluations,
-    )
-
-
 def expand(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int[np.ndarray, "N"]:
     """The device of every op from that of its group."""
     return group_device[problem.group]
@@ -153,8 +125,6 @@ def missing_text(problem: Problem, assignment: Assignment) -> str:
 
     For instance "1.20 GiB on gpu0 (needs 3.20 GiB of 2.00 GiB)".
     """
-    from gdp.sim.score import score
-
     peak = score(problem, assignment.device, assignment.rank).peak_bytes
     excess = peak - problem.cluster.memory_bytes
     parts = [
@@ -237,18 +207,18 @@ def compile_once(name: str, method: Method, objective: str | None = None) -> Non
     """
     if objective is None and _COMPILING:
         objective = _COMPILING[-1]
-    for known in EVENT_OBJECTIVES:
+    for known in link_objectives():
         if objective not in (None, known) or (name, known) in _COMPILED:
             continue
         _COMPILED.add((name, known))
         _COMPILING.append(known)
         try:
-            method(_tiny(known), Search(seconds=None, evaluations=64))
+            method(tiny_problem(known), Search(seconds=None, evaluations=64))
         finally:
             _COMPILING.pop()
 
 
-def _tiny(objective: Objective) -> Problem:
+def tiny_problem(objective: str) -> Problem:
     """Two chains of three ops that do not fit on one of the two devices together."""
     graph: OpGraph = make_graph(
         "tiny",

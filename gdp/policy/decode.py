@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Float32, Int
 from gdp.policy.advice import Advice
 from gdp.policy.view.timing import timing
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import objective_of
 
 
 class DecodeProblem(NamedTuple):
@@ -295,7 +296,7 @@ def _prepare(problem: Problem, mask_memory: bool, mask_alike: bool) -> DecodePro
         advice_weight=np.zeros(0),
         scale_s=max(times.scale_s, 1e-15),
         fair_s=fair_s,
-        copies=1.0 if problem.objective in ("latency", "block_latency") else 2.0,
+        copies=objective_of(problem).copies,
         host=cluster.host,
         num_channels=max(cluster.num_channels, 1),
         num_groups=problem.num_groups,

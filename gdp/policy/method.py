@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from gdp.clock import Clock
 from gdp.graph.op_graph import OpGraph
-from gdp.methods.base import Answer, Clock, Method, Search
+from gdp.methods.base import Answer, Method, Search
 from gdp.methods.scoring import best_of
 from gdp.policy.advice import advice, incumbents
 from gdp.policy.evaluate import assignment, best_row, evaluate, rate

@@ -13,6 +13,7 @@ from jaxtyping import Int
 
 from gdp.policy.decode import prepare, priority
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import objective_of
 
 Rule = Literal["upward", "placed", "arrival", "program", "critical"]
 
@@ -24,7 +25,7 @@ graph's own order. critical: longest path through the op, with the costs of the 
 
 def rules_of(problem: Problem) -> tuple[Rule, ...]:
     """The rules that can make a difference: only a latency depends on priorities."""
-    return RULES if problem.objective == "latency" else RULES[:1]
+    return RULES if objective_of(problem).ordered else RULES[:1]
 
 
 def ranks(

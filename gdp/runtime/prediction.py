@@ -8,7 +8,7 @@ from jaxtyping import Int
 from gdp.cluster.types import Cluster
 from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import OpGraph
-from gdp.problem.problem import Objective, Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 from gdp.sim.segments import segment_values
 
 
@@ -21,7 +21,7 @@ class Prediction(NamedTuple):
 
 
 def roofline_prediction(
-    graph: OpGraph, cluster: Cluster, device: Int[np.ndarray, "N"], objective: Objective
+    graph: OpGraph, cluster: Cluster, device: Int[np.ndarray, "N"], objective: str
 ) -> Prediction:
     """Datasheet costs of the ops as the runtime fuses them."""
     from gdp.graph.fuse import fuse

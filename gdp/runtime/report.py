@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gdp.problem.problem import Objective
 from gdp.runtime.measure import Measured
 from gdp.runtime.statistics import TOO_WIDE, Estimate
 
@@ -123,7 +122,7 @@ def row(latency: Measured, throughput: Measured | None = None) -> Row:
 
 
 def measured_fields(
-    objective: Objective,
+    objective: str,
     predicted: tuple[float, float],
     placed: Row,
     baselines: Mapping[str, Row],
@@ -154,7 +153,7 @@ def measured_fields(
     }
 
 
-def verdict(objective: Objective, rows: Mapping[str, Row]) -> Verdict:
+def verdict(objective: str, rows: Mapping[str, Row]) -> Verdict:
     """Which contender was fastest, and whether its interval ends before the next one's begins.
 
     For a latency replicas do not compete: one of them is a single device.
@@ -182,7 +181,7 @@ def verdict(objective: Objective, rows: Mapping[str, Row]) -> Verdict:
     )
 
 
-def speed(objective: Objective, found: Row) -> Estimate:
+def speed(objective: str, found: Row) -> Estimate:
     """Samples per second of a row: its throughput, or one over its latency."""
     if objective == "throughput":
         return Estimate(found.throughput_per_s, *found.throughput_interval_per_s)
@@ -191,7 +190,7 @@ def speed(objective: Objective, found: Row) -> Estimate:
 
 
 def warnings(
-    objective: Objective,
+    objective: str,
     predicted: tuple[float, float],
     placed: Row,
     baselines: Mapping[str, Row],
@@ -256,7 +255,7 @@ def words(name: str) -> str:
     return "the placement" if name == PLACED else name.replace("_", " ")
 
 
-def _width(objective: Objective, found: Row) -> float:
+def _width(objective: str, found: Row) -> float:
     if objective == "throughput":
         return Estimate(found.throughput_per_s, *found.throughput_interval_per_s).width
     return Estimate(found.latency_s, *found.latency_interval_s).width

@@ -16,7 +16,7 @@ from gdp.methods.scoring import (
     settle,
 )
 from gdp.methods.search import local_search as search_module
-from gdp.problem.problem import Objective, Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score
 
 FOREVER = Clock(None)
@@ -61,7 +61,7 @@ def test_a_depth_first_order_finishes_a_branch_before_the_next() -> None:
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_shedding_moves_no_more_than_has_to_go(objective: Objective) -> None:
+def test_shedding_moves_no_more_than_has_to_go(objective: str) -> None:
     """Twelve weights of 4 bytes, ten of them on the first of two devices of 24."""
     graph = plain_graph(12, [], 0, weight_bytes=[4] * 12)
     problem = make_problem(graph, unit_cluster(2, memory_bytes=24), np.ones((12, 2)), objective)
@@ -87,13 +87,13 @@ def test_what_is_shed_goes_where_it_is_read() -> None:
     assert found.assignment.device.tolist() == [0, 0, 0, 0, 2, 2]
 
 
-def even(objective: Objective = "latency") -> Problem:
+def even(objective: str = "latency") -> Problem:
     """Weights of 6, 6, 4, 4, 2, 2 bytes on two devices of 12: one of each on either."""
     graph = plain_graph(6, [], 0, weight_bytes=[6, 6, 4, 4, 2, 2])
     return make_problem(graph, unit_cluster(2, memory_bytes=12), np.ones((6, 2)), objective)
 
 
-def lumpy(objective: Objective = "latency") -> Problem:
+def lumpy(objective: str = "latency") -> Problem:
     """Weights of 7, 5, 4, 4, 4 bytes on two devices of 12: only as 7 + 5 and 4 + 4 + 4."""
     graph = plain_graph(5, [], 0, weight_bytes=[7, 5, 4, 4, 4])
     return make_problem(graph, unit_cluster(2, memory_bytes=12), np.ones((5, 2)), objective)
@@ -110,7 +110,7 @@ def without_annealing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_packing_starts_anew_where_nothing_can_be_shed(
-    objective: Objective, monkeypatch: pytest.MonkeyPatch
+    objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """6 + 4 + 4 | 6 + 2 + 2: what lies on the full device is larger than what is left."""
     without_annealing(monkeypatch)
@@ -126,7 +126,7 @@ def test_priorities_are_tried_before_anything_moves(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_annealing_fills_devices_to_the_last_byte(objective: Objective) -> None:
+def test_annealing_fills_devices_to_the_last_byte(objective: str) -> None:
     """No greedy order leads to 7 + 5 and 4 + 4 + 4; what annealing spends counts."""
     problem = lumpy(objective)
     begun = start_of(problem, [0, 1, 0, 1, 0])

@@ -15,7 +15,7 @@ from gdp.methods.heuristics.list_schedule_kernels import fill_upward_ranks, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Objective, Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
 
 SEARCH = Search(seconds=None)
@@ -194,7 +194,7 @@ def cut_bytes(problem: Problem, device: np.ndarray) -> int:
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_metis_finds_the_two_halves_that_blocks_cut_through(objective: Objective) -> None:
+def test_metis_finds_the_two_halves_that_blocks_cut_through(objective: str) -> None:
     """Two interleaved chains of 1 s ops with one thin edge between them: metis cuts that alone."""
     n = 24
     edges = [(i, i + 2) for i in range(n - 2)]

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from gdp.methods.search.annealing import FIT, AnnealConfig, LatencyAnnealer, anneal, make_annealer
 from tiny import all_devices, plain_graph, random_problem, unit_cluster
 
 from gdp.cluster.types import make_cluster
 from gdp.methods.base import Assignment, Clock, Search
 from gdp.methods.scoring import score_all
-from gdp.methods.search.annealing import FIT, AnnealConfig, LatencyAnnealer, anneal, make_annealer
 from gdp.methods.search.coarse import coarse_problem
 from gdp.methods.search.local_search import SearchConfig, anneal_to_fit, improve, local_search
-from gdp.problem.problem import Objective, Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
 
 KINDS = ("single", "neighbour", "chain", "window", "swap", "cut", "cluster", "ranks")
@@ -144,7 +144,7 @@ def test_a_neighbour_is_followed_at_once_where_single_steps_guess() -> None:
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_a_border_moves_by_two_ops_at_once(objective: Objective) -> None:
+def test_a_border_moves_by_two_ops_at_once(objective: str) -> None:
     """A chain whose cut carries 9 bytes; two ops on it carries 1, and between them 30."""
     n = 12
     graph = plain_graph(n, [(i, i + 1) for i in range(n - 1)], [1, 1, 1, 9, 30, 1, *[1] * 6])
@@ -160,7 +160,7 @@ def test_a_border_moves_by_two_ops_at_once(objective: Objective) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_improving_reaches_the_best_of_all_placements(objective: Objective, seed: int) -> None:
+def test_improving_reaches_the_best_of_all_placements(objective: str, seed: int) -> None:
     problem = random_problem(seed, objective=objective, num_ops=9, num_devices=2)
     devices = all_devices(problem)
     value_s, overflow = values(problem, devices)
@@ -175,7 +175,7 @@ def test_improving_reaches_the_best_of_all_placements(objective: Objective, seed
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_annealing_to_fit_ends_in_a_placement_that_fits(objective: Objective) -> None:
+def test_annealing_to_fit_ends_in_a_placement_that_fits(objective: str) -> None:
     """Ten weights of 4 bytes, all on a device of 20: half of them have to go."""
     graph = plain_graph(10, [], 0, weight_bytes=[4] * 10)
     problem = make_problem(graph, unit_cluster(2, memory_bytes=20), np.ones((10, 2)), objective)

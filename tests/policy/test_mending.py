@@ -8,10 +8,10 @@ from gdp.policy.evaluate import evaluate
 from gdp.policy.gaps import gap
 from gdp.policy.repair import move_until_fits
 from gdp.policy.view.timing import timing
-from gdp.problem.problem import Objective, Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 
 
-def weighty(objective: Objective, num_devices: int = 3) -> Problem:
+def weighty(objective: str, num_devices: int = 3) -> Problem:
     """Twelve ops in a chain, 4 bytes of weights each; every device holds six ops' worth."""
     graph = plain_graph(12, [(i, i + 1) for i in range(11)], 0, weight_bytes=[4] * 12)
     cluster = unit_cluster(num_devices, memory_bytes=24)
@@ -31,7 +31,7 @@ def weighty(objective: Objective, num_devices: int = 3) -> Problem:
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput", "max_load"])
-def test_moves_turn_a_misfit_into_a_fit(objective: Objective) -> None:
+def test_moves_turn_a_misfit_into_a_fit(objective: str) -> None:
     problem = weighty(objective)
     all_on_one = np.zeros(12, dtype=np.int64)
     assert evaluate(problem, all_on_one[None])[1][0] == 24

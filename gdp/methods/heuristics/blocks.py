@@ -6,18 +6,20 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.base import Answer, Assignment, Clock, Search
-from gdp.methods.heuristics.list_schedule import upward_rank
+from gdp.clock import Clock
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.ranks import upward_rank
+from gdp.methods.repair import settle
 from gdp.methods.scoring import (
     compile_once,
     expand,
     group_seconds,
     nearest_allowed,
-    settle,
     unsupported,
 )
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import objective_of
 
 _MAX_ORDERS = 24  # orders of unlike devices that are tried; fewer on huge graphs
 _MAX_CUTS = 500  # candidate cut points of the exact pipeline split
@@ -43,7 +45,7 @@ def blocks(problem: Problem, search: Search) -> Answer:
 
 def block_assignments(problem: Problem) -> Iterator[Assignment]:
     """The assignments that `blocks` chooses from, the most promising first."""
-    rank = upward_rank(problem) if problem.objective == "latency" else None
+    rank = upward_rank(problem) if objective_of(problem).ordered else None
     seen: set[bytes] = set()
     for sequence in sequences(problem):
         for group_device in _splits(problem, sequence):
@@ -168,7 +170,7 @@ def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np
         return device
 
     orders = device_orders(problem)
-    if problem.objective == "throughput":
+    if objective_of(problem).pipelined:
         for order, ends in _best_cuts(problem, sequence, orders, work_s, bytes_up_to):
             yield placed(order, ends)
     for order in orders:

@@ -6,20 +6,22 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.clock import Clock
 from gdp.errors import MissingExtraError
-from gdp.methods.base import Answer, Assignment, Clock, Search
-from gdp.methods.heuristics.list_schedule import upward_rank
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.ranks import upward_rank
+from gdp.methods.repair import settle
 from gdp.methods.scoring import (
     compile_once,
     expand,
     group_seconds,
     nearest_allowed,
-    settle,
     unsupported,
 )
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.quiet import silent_stdout
+from gdp.sim.objectives import objective_of
 
 # METIS sums integer weights; this keeps sums of a whole graph within 31 bits.
 _TOTAL_WEIGHT = 1 << 28
@@ -50,7 +52,7 @@ def _pymetis() -> Any:
 
 
 def _candidates(problem: Problem, library: Any, seed: int) -> Iterator[Assignment]:
-    rank = upward_rank(problem) if problem.objective == "latency" else None
+    rank = upward_rank(problem) if objective_of(problem).ordered else None
     movable = np.flatnonzero(problem.group_allowed.sum(axis=1) > 1)
     start, neighbour, weight = _adjacency(problem, movable)
     seconds = group_seconds(problem)

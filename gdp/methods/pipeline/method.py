@@ -18,18 +18,20 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.clock import Clock
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.pipeline.down_sets import Found, Limits, Span, best_chain, chain_below, cost_of
 from gdp.methods.pipeline.elements import Contraction, contract, linear_orders, random_order
 from gdp.methods.pipeline.lattice import make_lattice
 from gdp.methods.pipeline.orders import best_linear
 from gdp.methods.pipeline.pruning import Program, make_program, work_bound_s
 from gdp.methods.pipeline.stage_costs import group_costs, stage_costs, with_few_states
-from gdp.methods.scoring import EVENT_OBJECTIVES, missing_text, proven_misfit, settle
-from gdp.methods.scoring import _tiny as tiny_problem
+from gdp.methods.repair import settle
+from gdp.methods.scoring import missing_text, proven_misfit, tiny_problem
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import Objective, objective_of
+from gdp.sim.score import values
 
-LATENCIES = ("latency", "block_latency")
 _MOST_SEEN = 20_000_000  # down-sets; a million takes about half a second
 _MOST_BYTES = 500_000_000
 _EXACT_SHARE = 0.8  # of the seconds, for the program over down-sets; the rest for linear orders
@@ -70,13 +72,14 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
     """The best contiguous pipeline, and whether that is certain."""
     _compile_once()
     clock = Clock(search.seconds)
-    pipeline = best_pipeline(problem, search, linear_only=problem.objective == "latency")
+    objective = objective_of(problem)
+    pipeline = best_pipeline(problem, search, linear_only=_is_quick(objective))
     bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
-    if problem.objective in LATENCIES:
+    if not objective.pipelined:
         bound = {}  # a latency is no load, and `block_latency` knows CPUs without number
     if pipeline.device is None:
         return Answer(None, reason=_misfit(problem, pipeline), **bound)
-    if problem.objective in EVENT_OBJECTIVES:
+    if objective.on_links:
         return dataclasses.replace(_simulated(problem, search, clock, pipeline), **bound)
     value_s, over = _judged(problem, pipeline.device)
     if over > 0:
@@ -84,7 +87,7 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
     return Answer(
         Assignment(pipeline.device),
         reason=_certainty(problem, pipeline, value_s),
-        proven_optimal=problem.objective == "max_load" and value_s <= pipeline.bound_s * SAME,
+        proven_optimal=objective.pipelined and value_s <= pipeline.bound_s * SAME,
         evaluations=1,
         **bound,
     )
@@ -214,7 +217,7 @@ def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipelin
         why = "heuristic: stages of less memory than devices have, as activations take the rest"
         return dataclasses.replace(answer, reason=why)
     value_s, _ = _judged(problem, devices[0])
-    optimal = problem.objective == "throughput" and value_s <= pipeline.bound_s * SAME
+    optimal = objective_of(problem).pipelined and value_s <= pipeline.bound_s * SAME
     return dataclasses.replace(
         answer, reason=_certainty(problem, pipeline, value_s), proven_optimal=optimal
     )
@@ -233,7 +236,7 @@ def _with_less_memory(
             break
         left_s = None if search.seconds is None else max(0.0, clock.remaining_s())
         rest = dataclasses.replace(search, seconds=left_s)
-        quick = problem.objective == "latency" or clock.is_over()
+        quick = _is_quick(objective_of(problem)) or clock.is_over()
         tries.append(best_pipeline(problem, rest, linear_only=quick, memory_share=share))
     return [p.device for p in tries if p.device is not None]
 
@@ -252,16 +255,19 @@ def _within_memory(problem: Problem, search: Search, clock: Clock, pipeline: Pip
 
 def _judged(problem: Problem, device: Int[np.ndarray, "N"]) -> tuple[float, int]:
     """(value in seconds, overflow in bytes) by the problem's own evaluator."""
-    from gdp.sim.score import values
-
     value_s, overflow = values(problem, device[None])
     return float(value_s[0]), int(overflow[0])
 
 
+def _is_quick(objective: Objective) -> bool:
+    """Whether linear orders are enough: the simulator decides, and not by the dearest stage."""
+    return objective.on_links and not objective.pipelined
+
+
 def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:
     """What is known of a pipeline, in one line."""
-    if problem.objective in LATENCIES:
-        return "heuristic: stages of least load, which is not latency"
+    if not objective_of(problem).pipelined:
+        return f"heuristic: stages of least load, which is not {objective_of(problem).quantity}"
     if value_s <= pipeline.bound_s * SAME:
         return "optimal: no placement takes less than its work over the speed of all devices"
     if pipeline.num_left_out:
@@ -278,7 +284,7 @@ def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:
 
 def _misfit(problem: Problem, pipeline: Pipeline) -> str:
     """Why there is no pipeline."""
-    if problem.objective in EVENT_OBJECTIVES and (proof := proven_misfit(problem)) is not None:
+    if objective_of(problem).on_links and (proof := proven_misfit(problem)) is not None:
         return f"infeasible: {proof}"
     if pipeline.is_optimal:
         return (

@@ -10,12 +10,12 @@ from jaxtyping import Int
 
 from gdp.exporters.ort_cut import Cut, cut_model
 from gdp.graph.op_graph import OpGraph
-from gdp.problem.problem import Objective
 from gdp.runtime.cycle import Cycle, cyclic_schedule
 from gdp.runtime.ort.pipeline import Stage
 from gdp.runtime.ort.sessions import make_session, pinned
 from gdp.runtime.ort.source import Source
 from gdp.runtime.prediction import Prediction
+from gdp.sim.objectives import find_objective
 from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
 
 
@@ -37,7 +37,7 @@ class Plan:
 
 
 def make_plan(
-    model: onnx.ModelProto, graph: OpGraph, prediction: Prediction, objective: Objective
+    model: onnx.ModelProto, graph: OpGraph, prediction: Prediction, objective: str
 ) -> Plan:
     """The model cut for an objective: few segments for throughput, those that let other devices
     start early for latency."""
@@ -45,7 +45,7 @@ def make_plan(
     from gdp.sim.throughput import periods
 
     problem, device, group_of = prediction
-    if objective in ("latency", "block_latency"):
+    if not find_objective(objective).pipelined:
         fused_segment = latency_segments(problem, device)
     else:
         fused_segment = segments(problem.graph, device)

@@ -1,7 +1,7 @@
 """One pass over a model, in order, that finds the shape and type of every value."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -16,7 +16,15 @@ from gdp.importers.onnx.read import describe
 from gdp.importers.onnx.shapes.contrib import MICROSOFT, contrib_rule, standard_twin
 from gdp.importers.onnx.shapes.schema import STANDARD_DOMAINS, SchemaInference, find_schema
 from gdp.importers.onnx.shapes.sequences import sequence_rule
-from gdp.importers.onnx.shapes.types import Fact, Inferred, NodeView, Partial, Tensor, TensorList
+from gdp.importers.onnx.shapes.types import (
+    Cost,
+    Fact,
+    Inferred,
+    NodeView,
+    Partial,
+    Tensor,
+    TensorList,
+)
 from gdp.importers.onnx.shapes.values import can_evaluate, evaluate, tensor_data
 
 logger = logging.getLogger(__name__)
@@ -51,10 +59,25 @@ class ImportOptions:
             raise ValueError(f"unknown must be 'error' or 'estimate', got {self.unknown!r}")
 
 
-class Facts:
-    """What is known of each value of a model. Filled by `infer`, read by everyone after it."""
+Control = Callable[["Facts", ir.Node, NodeView], list[Inferred]]
+"""The outputs of a node with bodies."""
 
-    def __init__(self, model: ir.Model, options: ImportOptions) -> None:
+
+class Facts:
+    """What is known of each value of a model. Filled by `infer`, read by everyone after it.
+
+    `control` infers nodes that hold graphs, `cost` is what it counts in them for each node: both
+    stand on this class, and so are given to it.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        options: ImportOptions,
+        control: "Control",
+        cost: Callable[[NodeView], Cost],
+    ) -> None:
+        self.control, self.cost = control, cost
         self.model = model
         self.options = options
         self.dims = Dimensions(options.dims, model)
@@ -194,10 +217,8 @@ class Facts:
                 self.stored[node.outputs[0]] = sum(self.bytes(value) for value in inputs)
 
     def _control(self, node: ir.Node, view: NodeView) -> list[Inferred]:
-        from gdp.importers.onnx.shapes.control import infer_control
-
         with _malformed(view):
-            return infer_control(self, node, view)
+            return self.control(self, node, view)
 
     def _infer(self, view: NodeView) -> list[Inferred]:
         rule = sequence_rule(view) or contrib_rule(view)

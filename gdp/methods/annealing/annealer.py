@@ -1,6 +1,6 @@
-"""Simulated annealing of one placement, for either objective of the event simulator.
+"""Simulated annealing of one placement, for the objectives of the event simulator.
 
-An `Annealer` holds the state of one run; the loops are in `gdp.methods.search.annealing_kernels`.
+An `Annealer` holds the state of one run; the loops are in `gdp.methods.annealing.annealer_kernels`.
 Steps are deterministic: how they are cut into calls, and so the clock, changes only where they end.
 """
 
@@ -11,10 +11,12 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.base import Assignment, Clock
-from gdp.methods.scoring import Scored
+from gdp.clock import Clock
+from gdp.methods.base import Assignment
+from gdp.methods.scoring import Scored, score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.sim.score import values
 
 # Seconds between two looks at the clock, at most: what Ctrl-C waits for.
 _SLICE_S = 0.05
@@ -54,7 +56,7 @@ FIT = AnnealConfig(hot=1e-2, cold=1e-5, fit=True)
 
 
 class _Plan(NamedTuple):
-    """The fields of `Schedule` in `gdp.methods.search.annealing_kernels`, which loads numba."""
+    """The fields of `Schedule` in `gdp.methods.annealing.annealer_kernels`, which loads numba."""
 
     hot: float
     cold: float
@@ -88,11 +90,14 @@ class Annealer(Protocol):
     def evaluations(self) -> int: ...
 
 
+def annealer_of(problem: Problem) -> type["SimulatingAnnealer"] | type["PeriodAnnealer"]:
+    """The annealer of the problem's objective: compiled, or else one that simulates each step."""
+    return ANNEALERS.get(problem.objective, SimulatingAnnealer)
+
+
 def make_annealer(problem: Problem, start: Scored, seed: int) -> Annealer:
     """An annealer for the problem's objective."""
-    if problem.objective == "throughput":
-        return PeriodAnnealer(problem, start, seed)
-    return LatencyAnnealer(problem, start, seed)
+    return annealer_of(problem)(problem, start, seed)
 
 
 def anneal(
@@ -131,12 +136,28 @@ def anneal(
     return False
 
 
+def anneal_to_fit(
+    problem: Problem, start: Assignment, clock: Clock, seed: int, evaluations: int
+) -> Scored:
+    """The first placement that fits, or the one of least overflow after `evaluations`."""
+    scored = score_all(problem, [start])[0]
+    chain = make_annealer(problem, scored, seed)
+    steps = FIT.first_steps
+    while chain.evaluations < evaluations and not clock.is_over():
+        before = chain.evaluations
+        anneal(chain, steps, FIT, clock, evaluations - chain.evaluations)
+        if chain.best().overflow_bytes == 0 or chain.evaluations == before:
+            break
+        steps = int(steps * FIT.growth)
+    return chain.best()
+
+
 class _State:
-    """What both annealers hold."""
+    """What all annealers hold."""
 
     def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
-        from gdp.methods.search.annealing_kernels import NUM_STEPS, Chain
-        from gdp.methods.search.moves_kernels import Proposal
+        from gdp.methods.annealing.annealer_kernels import NUM_STEPS, Chain
+        from gdp.methods.annealing.moves_kernels import Proposal
         from gdp.sim.engine import arrays, workspace
 
         self.problem = problem
@@ -207,7 +228,13 @@ class _State:
 
     def restart(self) -> None:
         """Go on from the best placement."""
-        from gdp.methods.search.annealing_kernels import BEST_BYTES, BEST_S, NOW_BYTES, NOW_S, STEP
+        from gdp.methods.annealing.annealer_kernels import (
+            BEST_BYTES,
+            BEST_S,
+            NOW_BYTES,
+            NOW_S,
+            STEP,
+        )
 
         c = self.chain
         c.device[:] = c.best_device
@@ -215,7 +242,7 @@ class _State:
         c.count[STEP] = 0
 
     def best_score(self, rank: Int[np.ndarray, "N"] | None) -> Scored:
-        from gdp.methods.search.annealing_kernels import BEST_BYTES, BEST_S, EVALUATIONS
+        from gdp.methods.annealing.annealer_kernels import BEST_BYTES, BEST_S, EVALUATIONS
 
         return Scored(
             Assignment(self.chain.best_device.astype(np.int64), rank),
@@ -226,7 +253,7 @@ class _State:
 
     @property
     def evaluations(self) -> int:
-        from gdp.methods.search.annealing_kernels import EVALUATIONS
+        from gdp.methods.annealing.annealer_kernels import EVALUATIONS
 
         return int(self.chain.count[EVALUATIONS])
 
@@ -237,7 +264,51 @@ def _cumulative(weight: np.ndarray) -> np.ndarray:
     return sums / sums[..., -1:]
 
 
-class LatencyAnnealer:
+class SimulatingAnnealer:
+    """Every step asks the objective for its value: any objective, about 0.1 ms beside that a step.
+
+    Priorities stay those of the start.
+    """
+
+    simulates = True
+    default = AnnealConfig()
+
+    def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
+        self._state = _State(problem, start, seed)
+        self._order = np.arange(problem.num_ops)
+
+    def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
+        from gdp.methods.annealing.annealer_kernels import Schedule, propose_step, settle_step
+
+        s = self._state
+        rank = s.start.assignment.rank
+        plan = Schedule(*s.plan(of, config))
+        for _ in range(steps):
+            if plan.until_fits and s.best_score(rank).overflow_bytes == 0:
+                return True
+            kind = propose_step(s.methods, s.chain, s.proposal, plan, self._order)
+            if kind < 0:
+                continue
+            value_s, overflow = values(s.problem, s.chain.device[None].astype(np.int64), rank)
+            over_bytes = float(overflow[0])
+            settle_step(s.methods, s.chain, s.proposal, plan, kind, float(value_s[0]), over_bytes)
+        return False
+
+    def restart(self) -> None:
+        self._state.restart()
+
+    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
+        self._state.guide(wanted, share)
+
+    def best(self) -> Scored:
+        return self._state.best_score(self._state.start.assignment.rank)
+
+    @property
+    def evaluations(self) -> int:
+        return self._state.evaluations
+
+
+class LatencyAnnealer(SimulatingAnnealer):
     """Every step is one exact simulation, with priorities where the start has some."""
 
     def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
@@ -250,7 +321,7 @@ class LatencyAnnealer:
         self._state.chain.order[:] = self._state.work.by_position
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
-        from gdp.methods.search.annealing_kernels import Schedule, anneal_latency
+        from gdp.methods.annealing.annealer_kernels import Schedule, anneal_latency
 
         s = self._state
         plan = Schedule(*s.plan(of, config))
@@ -264,9 +335,6 @@ class LatencyAnnealer:
         self._state.restart()
         self._state.set_order(self._state.chain.order)
 
-    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
-        self._state.guide(wanted, share)
-
     def best(self) -> Scored:
         if not self._by_rank:
             return self._state.best_score(None)
@@ -274,16 +342,15 @@ class LatencyAnnealer:
         rank[self._state.chain.order] = np.arange(len(rank))
         return self._state.best_score(rank)
 
-    @property
-    def evaluations(self) -> int:
-        return self._state.evaluations
-
 
 class PeriodAnnealer:
     """Every step costs what its move changes: O(degree) for each op moved."""
 
+    simulates = False
+    default = AnnealConfig(first_steps=20_000)
+
     def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
-        from gdp.methods.search.period_moves_kernels import make_loads, new_loads
+        from gdp.methods.annealing.period_moves_kernels import make_loads, new_loads
 
         self._state = _State(problem, start, seed)
         self._loads = new_loads(self._state.methods)
@@ -300,7 +367,7 @@ class PeriodAnnealer:
         return total / (value0_s * len(self._loads.busy_s))
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
-        from gdp.methods.search.annealing_kernels import Schedule, anneal_period
+        from gdp.methods.annealing.annealer_kernels import Schedule, anneal_period
 
         s = self._state
         plan = Schedule(*s.plan(of, config))
@@ -322,7 +389,7 @@ class PeriodAnnealer:
         )
 
     def restart(self) -> None:
-        from gdp.methods.search.period_moves_kernels import make_loads
+        from gdp.methods.annealing.period_moves_kernels import make_loads
 
         s = self._state
         s.restart()
@@ -338,3 +405,10 @@ class PeriodAnnealer:
     @property
     def evaluations(self) -> int:
         return self._state.evaluations
+
+
+ANNEALERS: dict[str, type[SimulatingAnnealer] | type[PeriodAnnealer]] = {
+    "latency": LatencyAnnealer,
+    "throughput": PeriodAnnealer,
+}
+"""The compiled annealers."""

@@ -4,7 +4,6 @@ Axes: K placements, N ops, T tensors, E uses, C channels, D devices, F pair feat
 """
 
 import os
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from jaxtyping import Bool, Float, Float32, Int
 
 from gdp.policy.advice import Advice
 from gdp.policy.view.timing import timing
-from gdp.problem.problem import Problem
+from gdp.problem.problem import Problem, derived
 
 
 class DecodeProblem(NamedTuple):
@@ -86,22 +85,6 @@ class Rollout:
     taken: Bool[np.ndarray, "K M"] | None = None  # where a choice was free
     legal: Bool[np.ndarray, "K M L"] | None = None
     feats: Float32[np.ndarray, "K M L F"] | None = None
-
-
-_PREPARED: weakref.WeakKeyDictionary[Problem, dict[tuple[bool, bool], DecodeProblem]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def prepare(
-    problem: Problem, *, mask_memory: bool = True, mask_alike: bool = True
-) -> DecodeProblem:
-    """The kernels' view of a problem, computed once per pair of masks."""
-    views = _PREPARED.setdefault(problem, {})
-    key = (mask_memory, mask_alike)
-    if key not in views:
-        views[key] = _prepare(problem, mask_memory, mask_alike)
-    return views[key]
 
 
 def advised(view: DecodeProblem, found: Advice) -> DecodeProblem:
@@ -252,7 +235,11 @@ def _links(problem: Problem) -> tuple[Float[np.ndarray, "D D"], Float[np.ndarray
     return np.zeros_like(s_per_byte), np.where(s_per_byte > 0, per_byte, 0.0)
 
 
-def _prepare(problem: Problem, mask_memory: bool, mask_alike: bool) -> DecodeProblem:
+@derived
+def prepare(
+    problem: Problem, *, mask_memory: bool = True, mask_alike: bool = True
+) -> DecodeProblem:
+    """The kernels' view of a problem, under the masks given."""
     graph, cluster, times = problem.graph, problem.cluster, timing(problem)
     d = problem.num_devices
     weight = np.unique(graph.weight_id, return_inverse=True)[1]

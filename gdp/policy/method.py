@@ -13,7 +13,7 @@ from jaxtyping import Int
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Clock, Method, Search
 from gdp.methods.scoring import best_of
-from gdp.policy.advice import advice, incumbents
+from gdp.policy.advice import advice, advise, incumbents
 from gdp.policy.evaluate import assignment, best_row, evaluate, rate
 from gdp.policy.placed import recalled
 from gdp.policy.policy import Policy
@@ -58,6 +58,8 @@ def place_with_policy(
 def _decoded(problem: Problem, policy: Policy, search: Search) -> Answer:
     """The best of the decoded placements and the advisers', made to fit."""
     small, widen = _coarse(problem)
+    if policy.config.advice and small is problem:
+        advise(problem, search.known)
     count = SAMPLES + 1
     if search.evaluations is not None:
         count = min(count, search.evaluations // len(rules_of(small)))

@@ -1,7 +1,6 @@
 """A network with weights, ready to place: the bridge from problems to decoded placements."""
 
 import os
-import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,14 @@ from gdp.policy.decode import DecodeProblem, Head, advised, prepare
 from gdp.policy.model.network import Encoded, NetworkConfig, Params, abstract, encode
 from gdp.policy.placed import Placed
 from gdp.policy.view.batching import Batch, on_device, pad
-from gdp.policy.view.features import features
-from gdp.problem.problem import Problem
+from gdp.policy.view.features import FeatureSet, features
+from gdp.problem.problem import Problem, derived
 
-_BATCHES: weakref.WeakKeyDictionary[Problem, dict[tuple[str, bool], Batch]] = (
-    weakref.WeakKeyDictionary()
-)
+
+@derived
+def _batch(problem: Problem, kind: FeatureSet, advised: bool) -> Batch:
+    """The padded features of a problem, with its own advice or none."""
+    return on_device(pad(features(problem, kind, advice(problem) if advised else None)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +38,7 @@ class Policy:
         kind = self.config.features
         if found is not None and self.config.advice:
             return on_device(pad(features(problem, kind, found)))
-        batches = _BATCHES.setdefault(problem, {})
-        key = (kind, self.config.advice)
-        if key not in batches:
-            found = advice(problem) if self.config.advice else None
-            batches[key] = on_device(pad(features(problem, kind, found)))
-        return batches[key]
+        return _batch(problem, kind, self.config.advice)
 
     def view(self, problem: Problem, found: Advice | None = None) -> DecodeProblem:
         """The problem as the decoder reads it, under this network's masks."""

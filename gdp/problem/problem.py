@@ -1,8 +1,9 @@
 """One question: this graph, on this cluster, at these costs, for this objective."""
 
 import functools
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -13,6 +14,10 @@ from gdp.graph.op_graph import OpGraph
 
 Objective = Literal["latency", "throughput", "max_load", "block_latency"]
 """latency, throughput: the event simulator. max_load, block_latency: Tarnawski et al. 2020."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +33,17 @@ class Problem:
     # Time to move a tensor between an accelerator and host memory, whatever the devices; only
     # max_load and block_latency have it, the event simulator uses the cluster's links.
     tensor_s: Float[np.ndarray, "T"] | None = None
+    _known: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)  # see `derived`
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
             raise ValueError(
                 f"objective must be one of {', '.join(get_args(Objective))}, got {self.objective!r}"
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The problem alone: what is derived from it is made again where it is unpickled."""
+        return vars(self) | {"_known": {}}
 
     @property
     def num_ops(self) -> int:
@@ -53,6 +63,29 @@ class Problem:
         allowed = np.ones((self.num_groups, self.num_devices), dtype=bool)
         np.logical_and.at(allowed, self.group, self.allowed)
         return allowed
+
+
+def derived(
+    make: Callable[Concatenate[Problem, P], T],
+) -> Callable[Concatenate[Problem, P], T]:
+    """A function of a problem whose result is kept in the problem, once per further arguments.
+
+    Arguments after the problem must be hashable, and the result is shared: nobody may change it.
+    Two threads that ask at once may both compute it.
+
+    >>> @derived
+    ... def fastest_s(problem: Problem) -> float:
+    ...     return float(problem.compute_s.min(axis=1).sum())
+    """
+
+    @functools.wraps(make)
+    def known(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        made, key = problem._known, (make, args, tuple(sorted(kwargs.items())))
+        if key not in made:
+            made[key] = make(problem, *args, **kwargs)
+        return made[key]
+
+    return known
 
 
 def make_problem(

@@ -19,14 +19,13 @@ kernels; with `record` it leaves times and transfers in `work`.
 This module loads no numba, so that it may be imported anywhere.
 """
 
-import weakref
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
 from gdp.graph.op_graph import INPUT, OUTPUT
-from gdp.problem.problem import Problem
+from gdp.problem.problem import Problem, derived
 
 CHUNK = 64  # arrivals per chunk of a lane, a power of two; see Workspace.entry_s
 MAX_DEVICES = 1 << 12
@@ -118,18 +117,9 @@ class Workspace(NamedTuple):
     peak_bytes: Int[np.ndarray, "D"]
 
 
-_ARRAYS: "weakref.WeakKeyDictionary[Problem, EngineArrays]" = weakref.WeakKeyDictionary()
-
-
+@derived
 def arrays(problem: Problem) -> EngineArrays:
-    """The problem's flat arrays; made once per `Problem` object. O(N D + E log E)."""
-    found = _ARRAYS.get(problem)
-    if found is None:
-        found = _ARRAYS[problem] = _make_arrays(problem)
-    return found
-
-
-def _make_arrays(problem: Problem) -> EngineArrays:
+    """The problem's flat arrays. O(N D + E log E)."""
     graph, cluster = problem.graph, problem.cluster
     n, t, d = graph.num_ops, graph.num_tensors, cluster.num_devices
     graph_tensor = np.argsort(graph.producer, kind="stable")

@@ -1,7 +1,6 @@
 """A coarse problem: groups of ops that are moved and simulated as one, and the way back."""
 
 import dataclasses
-import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ from jaxtyping import Float, Int
 from gdp.methods.base import Assignment
 from gdp.methods.heuristics.list_schedule import upward_rank
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, make_problem
+from gdp.problem.problem import Problem, derived, make_problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +42,7 @@ class Coarse:
         return [Assignment(device, rank) for rank in ranks]
 
 
-_CACHE: "weakref.WeakKeyDictionary[Problem, dict[int, Coarse | None]]" = weakref.WeakKeyDictionary()
-
-
+@derived
 def coarse_problem(problem: Problem, max_ops: int) -> Coarse | None:
     """The problem over at most `max_ops` coarse ops, where possible; None where little is gained.
 
@@ -53,13 +50,6 @@ def coarse_problem(problem: Problem, max_ops: int) -> Coarse | None:
     A coarse op takes the time of its ops, dispatch included; dispatch per segment is counted once
     for each coarse op that opens a segment. A guide for search, never a score.
     """
-    known = _CACHE.setdefault(problem, {})
-    if max_ops not in known:
-        known[max_ops] = _contract(problem, max_ops)
-    return known[max_ops]
-
-
-def _contract(problem: Problem, max_ops: int) -> Coarse | None:
     from gdp.graph.fuse import coarsen
 
     a = arrays_of(problem)

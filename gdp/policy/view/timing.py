@@ -3,13 +3,12 @@
 Axes: N ops, T tensors, P pairs of ops joined by at least one tensor, D devices.
 """
 
-import weakref
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.problem.problem import Problem
+from gdp.problem.problem import Problem, derived
 
 
 class Timing(NamedTuple):
@@ -21,16 +20,6 @@ class Timing(NamedTuple):
     scale_s: float  # mean cost of an op that does work
     up_s: Float[np.ndarray, "N"]  # longest path to the end, transfers included
     order: Int[np.ndarray, "N"]  # decode order and priority: decreasing up_s, topological
-
-
-_TIMINGS: weakref.WeakKeyDictionary[Problem, Timing] = weakref.WeakKeyDictionary()
-
-
-def timing(problem: Problem) -> Timing:
-    """The times of a problem, computed once."""
-    if problem not in _TIMINGS:
-        _TIMINGS[problem] = _timing(problem)
-    return _TIMINGS[problem]
 
 
 def squash(ratio: Float[np.ndarray, "..."] | float) -> Float[np.ndarray, "..."] | float:
@@ -49,7 +38,9 @@ def mean_link(problem: Problem) -> tuple[float, float]:
     )
 
 
-def _timing(problem: Problem) -> Timing:
+@derived
+def timing(problem: Problem) -> Timing:
+    """The times of a problem."""
     graph = problem.graph
     dispatch_s = np.array(
         [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in problem.cluster.devices]

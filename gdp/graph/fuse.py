@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.graph.groups import joined, sum_per_group
 from gdp.graph.op_classes import is_cheap, is_reduction
 from gdp.graph.op_graph import OpGraph, make_graph
 
@@ -31,23 +32,9 @@ class Fused:
         self.group_of.setflags(write=False)
 
 
-def expand(
-    fused: Fused, device: Int[np.ndarray, "M"], rank: Int[np.ndarray, "M"] | None = None
-) -> tuple[Int[np.ndarray, "N"], Int[np.ndarray, "N"] | None]:
-    """Device and priority of every original op: those of its group."""
-    return device[fused.group_of], None if rank is None else rank[fused.group_of]
-
-
 def group_seconds(fused: Fused, seconds: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "M D"]:
     """Seconds of every group: the sum over its ops, inf where a device lacks one of them."""
-    total = np.zeros((fused.graph.num_ops, seconds.shape[1]))
-    np.add.at(total, fused.group_of, seconds)
-    return total
-
-
-def compose(first: Fused, second: Fused) -> Fused:
-    """The contraction of `first`, then of its result by `second`, as one."""
-    return Fused(second.graph, second.group_of[first.group_of])
+    return sum_per_group(seconds, fused.group_of)
 
 
 def fuse(
@@ -264,16 +251,8 @@ def _group_classes(
     graph: OpGraph, group_of: Int[np.ndarray, "N"]
 ) -> tuple[Int[np.ndarray, "G"], Int[np.ndarray, "N"]]:
     """Colocation class of every group and of every op: a group ties its ops' classes together."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    num = int(group_of.max()) + 1
-    colocate = np.unique(graph.colocate, return_inverse=True)[1]
-    size = num + int(colocate.max()) + 1
-    links = coo_array((np.ones(graph.num_ops), (group_of, num + colocate)), shape=(size, size))
-    labels = connected_components(links, directed=False)[1].astype(np.int64)
-    labels = np.unique(labels[:num], return_inverse=True)[1]
-    return labels, labels[group_of]
+    classes = joined(group_of, graph.colocate)
+    return classes, classes[group_of]
 
 
 def _class_counts(graph: OpGraph) -> Float[np.ndarray, "N"]:

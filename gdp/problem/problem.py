@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
+from gdp.graph.groups import all_per_group, merge_ids
 from gdp.graph.op_graph import OpGraph
 
 Objective = Literal["latency", "throughput", "max_load", "block_latency"]
@@ -60,9 +61,7 @@ class Problem:
     @functools.cached_property
     def group_allowed(self) -> Bool[np.ndarray, "G D"]:
         """Where each group may go: where all of its ops may."""
-        allowed = np.ones((self.num_groups, self.num_devices), dtype=bool)
-        np.logical_and.at(allowed, self.group, self.allowed)
-        return allowed
+        return all_per_group(self.allowed, self.group)
 
 
 def derived(
@@ -131,25 +130,3 @@ def make_problem(
             f"first {graph.op_names[members[0]]!r} and {graph.op_names[members[-1]]!r}"
         )
     return problem
-
-
-def merge_ids(
-    first: Int[np.ndarray, "N"], second: Int[np.ndarray, "N"] | None
-) -> Int[np.ndarray, "N"]:
-    """Group ids 0..G-1 such that ops sharing an id in either array share a group.
-
-    >>> merge_ids(np.array([5, 5, 7, 9]), np.array([0, 1, 1, 2]))
-    array([0, 0, 0, 1])
-    """
-    labels = np.unique(first, return_inverse=True)[1]
-    if second is not None:
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        other = np.unique(second, return_inverse=True)[1] + len(first)
-        size = 2 * len(first)
-        links = coo_array((np.ones(len(first)), (labels, other)), shape=(size, size))
-        labels = connected_components(links, directed=False)[1][labels]
-    # Ids in order of first appearance, so that equal problems get equal ids.
-    _, where, ids = np.unique(labels, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(where))[ids]

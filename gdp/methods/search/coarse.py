@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from gdp.methods.base import Assignment
 from gdp.methods.heuristics.list_schedule import upward_rank
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, derived, make_problem
+from gdp.problem.contract import contracted
+from gdp.problem.problem import Problem, derived
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,24 +57,16 @@ def coarse_problem(problem: Problem, max_ops: int) -> Coarse | None:
     apart = np.unique(problem.group_allowed[problem.group], axis=0, return_inverse=True)[1]
     graph = dataclasses.replace(problem.graph, colocate=problem.group)
     merged = coarsen(graph, max_ops, apart=apart.reshape(-1).astype(np.int64))
-    count = merged.graph.num_ops
-    if count > problem.num_ops // 2:
+    if merged.graph.num_ops > problem.num_ops // 2:
         return None
     # Dispatch per op is in the sums already.
     devices = tuple(
         dataclasses.replace(device, dispatch_s=0.0) if device.dispatch_per == "op" else device
         for device in problem.cluster.devices
     )
-    compute_s = np.zeros((count, problem.num_devices))
-    np.add.at(compute_s, merged.group_of, a.compute_s)
-    allowed = np.ones((count, problem.num_devices), dtype=bool)
-    np.logical_and.at(allowed, merged.group_of, problem.allowed)
-    coarse = make_problem(
-        merged.graph,
-        dataclasses.replace(problem.cluster, devices=devices),
-        compute_s,
-        problem.objective,
-        allowed=allowed,
+    cluster = dataclasses.replace(problem.cluster, devices=devices)
+    coarse = contracted(
+        problem, merged.graph, merged.group_of, compute_s=a.compute_s, cluster=cluster
     )
     if not (coarse.group_allowed.sum(axis=1) > 1).any():
         return None

@@ -3,7 +3,7 @@
 import numpy as np
 
 from gdp.bounds.bound import Bound
-from gdp.methods.base import Clock
+from gdp.clock import Clock
 from gdp.problem.problem import Problem
 
 __all__ = ["Bound", "all_bounds", "best_bound"]

@@ -8,7 +8,7 @@ from gdp.bounds.memory import memory_bound
 from gdp.bounds.paths import Arcs, Spans, arcs_of, heads_and_tails, no_spans
 from gdp.bounds.spans import MAX_DEVICES, MAX_OPS, find_spans
 from gdp.bounds.work import window_s
-from gdp.methods.base import Clock
+from gdp.clock import Clock
 from gdp.problem.problem import Problem
 from gdp.units import format_seconds
 

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from gdp.bounds.bound import Bound
 from gdp.bounds.paths import Arcs, Spans
-from gdp.methods.base import Clock
+from gdp.clock import Clock
 from gdp.problem.problem import Problem
 from gdp.units import format_bytes, format_seconds
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from gdp.bounds.bound import Bound
 from gdp.bounds.load_program import LoadModel, build, group_seconds, model_size
 from gdp.bounds.work import shared_work_s
-from gdp.methods.base import Clock
+from gdp.clock import Clock
 from gdp.problem.problem import Problem
 from gdp.quiet import silent_stdout
 from gdp.units import format_seconds

@@ -2,9 +2,9 @@
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -65,6 +65,10 @@ class Cluster:
     channel: Int[np.ndarray, "D D"]  # pairs with one id share a bus; diagonal unused
     host: int = 0  # holds graph inputs and receives outputs
 
+    # `gdp.cluster` sets both: files, presets and detection make clusters, so they stand above.
+    load: ClassVar[Callable[[str | os.PathLike[str]], "Cluster"]]  # load_cluster
+    local: ClassVar[Callable[[], "Cluster"]]  # local_cluster
+
     def __post_init__(self) -> None:
         d = len(self.devices)
         if d == 0:
@@ -95,24 +99,6 @@ class Cluster:
     @functools.cached_property
     def device_names(self) -> tuple[str, ...]:
         return tuple(device.name for device in self.devices)
-
-    @staticmethod
-    def load(spec: str | os.PathLike[str]) -> "Cluster":
-        """The cluster of a TOML file, or of a preset such as "2xcpu-core" or "4xa100-nvlink"."""
-        from gdp.cluster.file import read_cluster
-        from gdp.cluster.presets import cluster_preset
-
-        path = Path(spec)
-        if path.suffix == ".toml" or path.exists():
-            return read_cluster(path)
-        return cluster_preset(str(spec))
-
-    @staticmethod
-    def local() -> "Cluster":
-        """This machine, as `gdp devices` prints it."""
-        from gdp.cluster.detect import local_cluster
-
-        return local_cluster()
 
     @functools.cached_property
     def num_channels(self) -> int:

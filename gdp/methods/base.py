@@ -1,6 +1,5 @@
 """One signature for every method: `(Problem, Search) -> Answer`."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -55,20 +54,3 @@ class Method(Protocol):
     """Raises `InfeasibleError` only for what no method can solve; otherwise says so in `reason`."""
 
     def __call__(self, problem: Problem, search: Search, /) -> Answer: ...
-
-
-class Clock:
-    """A wall-clock budget that starts when it is made."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self.started_s = time.perf_counter()
-        self.seconds = seconds
-
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self.started_s
-
-    def remaining_s(self) -> float:
-        return np.inf if self.seconds is None else self.seconds - self.elapsed_s()
-
-    def is_over(self) -> bool:
-        return self.remaining_s() <= 0

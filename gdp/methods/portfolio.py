@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gdp.clock import Clock
 from gdp.errors import MissingExtraError
-from gdp.methods.base import Answer, Clock, Method, Search
+from gdp.methods.base import Answer, Method, Search
 from gdp.methods.heuristics.blocks import blocks
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis

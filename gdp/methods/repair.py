@@ -6,14 +6,16 @@ groups off overfull devices; packing from scratch, in topological order and by s
 that minimises the overflow first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.base import Assignment, Clock
-from gdp.methods.heuristics.list_schedule import upward_rank
-from gdp.methods.scoring import Scored, best_of, expand
+from gdp.clock import Clock
+from gdp.methods.annealing.annealer import anneal_to_fit
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.ranks import ranks_to_try
+from gdp.methods.scoring import Scored, best_of, expand, missing_text, proven_misfit
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 
@@ -21,6 +23,35 @@ from gdp.problem.problem import Problem
 _ROUNDS = 12
 # Simulations of the annealing at most, so that a hopeless case ends without a clock as well.
 _ANNEALED = 20_000
+
+
+def settle(
+    problem: Problem,
+    search: Search,
+    assignments: Iterable[Assignment],
+    name: str,
+    clock: Clock | None = None,
+) -> Answer:
+    """The best assignment as an answer: repaired where memory overflows, None where that fails."""
+    clock = clock or Clock(search.seconds)
+    best = best_of(problem, assignments, clock)
+    if best.overflow_bytes == 0:
+        return Answer(best.assignment, evaluations=best.evaluations)
+    if (proof := proven_misfit(problem)) is not None:
+        return Answer(None, reason=proof, evaluations=best.evaluations)
+    fixed = repair(problem, best, clock, search.seed)
+    if fixed.overflow_bytes == 0:
+        return Answer(
+            fixed.assignment,
+            reason=f"{name} overflowed device memory; its placement was repaired",
+            evaluations=fixed.evaluations,
+        )
+    return Answer(
+        None,
+        reason=f"{name} found no placement that fits; the closest misses "
+        f"{missing_text(problem, fixed.assignment)}",
+        evaluations=fixed.evaluations,
+    )
 
 
 def repair(problem: Problem, start: Scored, clock: Clock, seed: int) -> Scored:
@@ -35,43 +66,10 @@ def repair(problem: Problem, start: Scored, clock: Clock, seed: int) -> Scored:
                 best = found
             if best.overflow_bytes == 0 or clock.is_over():
                 return Scored(best.assignment, best.overflow_bytes, best.value_s, count)
-    from gdp.methods.search.local_search import anneal_to_fit
-
     found = anneal_to_fit(problem, best.assignment, clock, seed, _ANNEALED)
     if found.key < best.key:
         best = found
     return Scored(best.assignment, best.overflow_bytes, best.value_s, count + found.evaluations)
-
-
-def ranks_to_try(problem: Problem) -> list[Int[np.ndarray, "N"] | None]:
-    """Priorities that differ in what they keep alive; one for throughput, which has no order."""
-    if problem.objective != "latency":
-        return [None]
-    return [None, upward_rank(problem), np.arange(problem.num_ops), depth_first_rank(problem)]
-
-
-def depth_first_rank(problem: Problem) -> Int[np.ndarray, "N"]:
-    """Ranks of a depth-first topological order, which uses what was made last first.
-
-    It keeps few tensors alive where branches are long, as breadth-first order does not. O(N + E).
-    """
-    a = arrays_of(problem)
-    waits = np.diff(a.in_start).tolist()
-    readers = [a.use_op[a.use_start[t] : a.use_start[t + 1]] for t in a.out_tensor]
-    first = a.out_start.tolist()
-    stack = [i for i in range(problem.num_ops - 1, -1, -1) if waits[i] == 0]
-    order: list[int] = []
-    while stack:
-        op = stack.pop()
-        order.append(op)
-        for x in range(first[op + 1] - 1, first[op] - 1, -1):
-            for reader in readers[x][::-1].tolist():
-                waits[reader] -= 1
-                if waits[reader] == 0:
-                    stack.append(reader)
-    rank = np.empty(problem.num_ops, dtype=np.int64)
-    rank[order] = np.arange(problem.num_ops)
-    return rank
 
 
 def _stages(problem: Problem, start: Scored) -> Iterator[Iterator[list[Assignment]]]:

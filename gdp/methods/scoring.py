@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import OpGraph, make_graph
-from gdp.methods.base import Answer, Assignment, Clock, Method, Search
+from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Objective, Problem, make_problem
 
@@ -94,37 +95,6 @@ def best_of(
     if best is None:
         raise ValueError("best_of needs at least one assignment")
     return Scored(best.assignment, best.overflow_bytes, best.value_s, count)
-
-
-def settle(
-    problem: Problem,
-    search: Search,
-    assignments: Iterable[Assignment],
-    name: str,
-    clock: Clock | None = None,
-) -> Answer:
-    """The best assignment as an answer: repaired where memory overflows, None where that fails."""
-    clock = clock or Clock(search.seconds)
-    best = best_of(problem, assignments, clock)
-    if best.overflow_bytes == 0:
-        return Answer(best.assignment, evaluations=best.evaluations)
-    if (proof := proven_misfit(problem)) is not None:
-        return Answer(None, reason=proof, evaluations=best.evaluations)
-    from gdp.methods.repair import repair
-
-    fixed = repair(problem, best, clock, search.seed)
-    if fixed.overflow_bytes == 0:
-        return Answer(
-            fixed.assignment,
-            reason=f"{name} overflowed device memory; its placement was repaired",
-            evaluations=fixed.evaluations,
-        )
-    return Answer(
-        None,
-        reason=f"{name} found no placement that fits; the closest misses "
-        f"{missing_text(problem, fixed.assignment)}",
-        evaluations=fixed.evaluations,
-    )
 
 
 def expand(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int[np.ndarray, "N"]:

@@ -11,9 +11,10 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.base import Answer, Clock, Search
+from gdp.clock import Clock
+from gdp.methods.annealing.annealer import Annealer
+from gdp.methods.base import Answer, Search
 from gdp.methods.scoring import best_of
-from gdp.methods.search.annealing import Annealer
 from gdp.methods.search.local_search import as_answer, improve
 from gdp.policy.advice import advice, with_incumbent
 from gdp.policy.decode import decode

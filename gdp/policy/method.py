@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from gdp.methods.base import Answer, Clock, Method, Search
+from gdp.clock import Clock
+from gdp.methods.base import Answer, Method, Search
 from gdp.methods.scoring import best_of
 from gdp.policy.advice import advice, advise, incumbents
 from gdp.policy.evaluate import assignment, best_row, evaluate, rate

@@ -21,9 +21,11 @@ from onnx import helper, numpy_helper
 from onnx_tiny import FLOAT, ints, model, node, save, value, zeros
 
 from gdp.errors import ModelError
+from gdp.importers.onnx.costs import node_cost
 from gdp.importers.onnx.model import ImportedOnnx, inspect_onnx, load_onnx, load_onnx_model, prepare
 from gdp.importers.onnx.normalise import normalise
 from gdp.importers.onnx.read import read_model
+from gdp.importers.onnx.shapes.control import infer_control
 from gdp.importers.onnx.shapes.infer import Facts, ImportOptions
 from gdp.importers.onnx.shapes.values import _RULES
 
@@ -193,7 +195,7 @@ def test_small_constants_are_computed_as_the_operator_tests_say(tmp_path: Path) 
         path = save(tmp_path, made)
         prepared = read_model(path, weights=True)
         normalise(prepared, "case")
-        facts = Facts(prepared, ImportOptions())
+        facts = Facts(prepared, ImportOptions(), infer_control, node_cost)
         facts.infer()
         for out, result in zip(prepared.graph.outputs, results, strict=True):
             if out in facts.known and isinstance(result, np.ndarray):

@@ -13,9 +13,9 @@ from gdp.learn.finalists import FINALISTS, turns_of
 from gdp.learn.finetune import FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.learn.recipe import RecipeError, load_finetune
+from gdp.methods.annealing.annealer import AnnealConfig, make_annealer
 from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import best_of
-from gdp.methods.search.annealing import AnnealConfig, make_annealer
 from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import advice, with_incumbent
 from gdp.policy.decode import decode

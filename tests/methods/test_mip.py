@@ -8,8 +8,9 @@ import pytest
 from host_memory import assignments, load_problem
 from tiny import plain_graph, random_problem
 
+from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
-from gdp.methods.base import Clock, Search
+from gdp.methods.base import Search
 from gdp.methods.exact.block_starts import contiguous_start
 from gdp.methods.exact.blocks import ladder_positions, solve_blocks
 from gdp.methods.exact.hypergraph import LoadModel, load_model, work_bound_s

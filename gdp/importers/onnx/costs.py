@@ -6,18 +6,10 @@ for views, which touch nothing, and for operators that touch a part of an input.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gdp.errors import ModelError
 from gdp.importers.onnx.flops import FLOP
-from gdp.importers.onnx.shapes.types import NodeView, Tensor
-
-
-@dataclass(frozen=True)
-class Cost:
-    flop: float
-    traffic_bytes: float
-    estimated: bool = False  # no formula: one operation per output element is assumed
+from gdp.importers.onnx.shapes.types import Cost, NodeView, Tensor
 
 
 def node_cost(view: NodeView) -> Cost:

@@ -74,10 +74,12 @@ def load_onnx_model(
     inside the file, so that it can be run; external data stays a reference to its file either way.
     The graph is the same.
     """
+    from gdp.importers.onnx.costs import node_cost
     from gdp.importers.onnx.fold import Roles, annotate, fold
     from gdp.importers.onnx.graph import build
     from gdp.importers.onnx.normalise import normalise
     from gdp.importers.onnx.read import read_model, resolve_spec
+    from gdp.importers.onnx.shapes.control import infer_control
     from gdp.importers.onnx.shapes.infer import Facts, ImportOptions
 
     path = resolve_spec(spec)
@@ -85,7 +87,7 @@ def load_onnx_model(
     model = read_model(path, weights=weights)
     normalise(model, str(path))
     try:
-        facts = Facts(model, options)
+        facts = Facts(model, options, infer_control, node_cost)
         facts.infer()
         dropped = fold(facts)
         annotate(facts)

@@ -10,7 +10,7 @@ Axes: N ops, T tensors, M elements, S = M + 1 places between them, A accelerator
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.base import Clock
+from gdp.clock import Clock
 from gdp.methods.pipeline.elements import Contraction, contract, linear_orders, random_order
 from gdp.problem.problem import Problem
 from gdp.sim.host_load import is_cpu

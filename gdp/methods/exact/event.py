@@ -10,7 +10,8 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int
 
-from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.clock import Clock
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.scoring import Scored, best_of, proven_misfit, score_all
 from gdp.problem.problem import Problem
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
-from gdp.methods.base import Clock
+from gdp.clock import Clock
 from gdp.methods.exact.hypergraph import LoadModel
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INLINE
-from gdp.methods.search.moves_kernels import below, length_up_to, uniform
+from gdp.methods.annealing.moves_kernels import below, length_up_to, uniform
 
 LONGEST = 32
 """Nodes that one step moves at most."""

@@ -15,8 +15,9 @@ The best known lower bound goes with every answer.
 import dataclasses
 from dataclasses import dataclass
 
+from gdp.clock import Clock
 from gdp.errors import MissingExtraError
-from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.scoring import EVENT_OBJECTIVES
 from gdp.problem.problem import Problem
 

@@ -18,7 +18,8 @@ import logging
 import numpy as np
 from jaxtyping import Int
 
-from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.clock import Clock
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.exact.hypergraph import LoadModel, load_model, work_bound_s
 from gdp.problem.problem import Problem
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Bool, Int
 
-from gdp.methods.base import Clock
+from gdp.clock import Clock
 from gdp.methods.exact.hypergraph import LoadModel, merge
 from gdp.methods.exact.load_program import solve_loads
 

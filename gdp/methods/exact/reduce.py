@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Int
 
-from gdp.methods.base import Clock
+from gdp.clock import Clock
 from gdp.methods.exact.hypergraph import LoadModel, equal_devices, merge, shares
 
 _UNIT = 1 << 26  # the known value as an integer; flows are 32 bit

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.base import Answer, Assignment, Clock, Search
-from gdp.methods.heuristics.list_schedule import upward_rank
+from gdp.clock import Clock
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.ranks import upward_rank
+from gdp.methods.repair import settle
 from gdp.methods.scoring import (
     compile_once,
     expand,
     group_seconds,
     nearest_allowed,
-    settle,
     unsupported,
 )
 from gdp.problem.arrays import arrays_of

@@ -5,9 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.base import Answer, Assignment, Clock, Search
-from gdp.methods.scoring import compile_once, settle, unsupported
-from gdp.problem.arrays import Arrays, arrays_of
+from gdp.clock import Clock
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.ranks import as_rank, longest_s, upward_rank
+from gdp.methods.repair import settle
+from gdp.methods.scoring import compile_once, unsupported
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 
 
@@ -44,46 +47,6 @@ def etf(problem: Problem, search: Search) -> Answer:
     return settle(problem, search, etf_assignments(problem), "etf", clock)
 
 
-def upward_rank(problem: Problem) -> Int[np.ndarray, "N"]:
-    """HEFT's priorities as ranks 0..N-1, the first to run being 0; ties in topological order."""
-    a = arrays_of(problem)
-    return as_rank(-_longest_s(a, mean_send_s(a)))
-
-
-def _longest_s(a: Arrays, send_s: Float[np.ndarray, "T"]) -> Float[np.ndarray, "N"]:
-    """Mean seconds from the start of each op to the end, on the longest path."""
-    from gdp.methods.heuristics.list_schedule_kernels import fill_upward_ranks
-
-    seconds = np.zeros(len(a.compute_s))
-    fill_upward_ranks(a, mean_compute_s(a), send_s, seconds)
-    return seconds
-
-
-def as_rank(key: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-    """Ranks 0..N-1 in ascending order of a key, ties by op id.
-
-    >>> as_rank(np.array([3.0, 1.0, 1.0]))
-    array([2, 0, 1])
-    """
-    rank = np.empty(len(key), dtype=np.int64)
-    rank[np.argsort(key, kind="stable")] = np.arange(len(key))
-    return rank
-
-
-def mean_compute_s(a: Arrays) -> Float[np.ndarray, "N"]:
-    """The mean of an op's seconds over the devices that may run it."""
-    may = a.group_allowed[a.group]
-    return np.where(may, a.compute_s, 0.0).sum(axis=1) / may.sum(axis=1)
-
-
-def mean_send_s(a: Arrays) -> Float[np.ndarray, "T"]:
-    """The mean over all links of a tensor's seconds on it; zero where there is one device."""
-    off = ~np.eye(len(a.latency_s), dtype=bool)
-    if not off.any():
-        return np.zeros(len(a.tensor_bytes))
-    return a.latency_s[off].mean() + a.tensor_bytes * (1.0 / a.bytes_per_s[off]).mean()
-
-
 def heft_assignments(problem: Problem) -> Iterator[Assignment]:
     """The forms that `heft` chooses from."""
     from gdp.methods.heuristics.list_schedule_kernels import heft_plan
@@ -101,7 +64,7 @@ def etf_assignments(problem: Problem) -> Iterator[Assignment]:
     from gdp.methods.heuristics.etf_kernels import etf_plan
 
     a = arrays_of(problem)
-    level_s = _longest_s(a, np.zeros(len(a.tensor_bytes)))
+    level_s = longest_s(a, np.zeros(len(a.tensor_bytes)))
     rank = upward_rank(problem)
     for queues in (False, True):
         plan = etf_plan(a, level_s, queues)

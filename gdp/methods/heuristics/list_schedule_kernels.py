@@ -1,4 +1,4 @@
-"""Numba kernels of the list schedulers: priorities, HEFT and ETF over `Arrays`.
+"""Numba kernels of the list schedulers, HEFT and ETF, over `Arrays`.
 
 A schedule under construction is a `Plan`. Memory is counted as the ops are placed: a device holds
 the weights of the groups placed on it, and each tensor from its arrival until its last reader is
@@ -31,20 +31,6 @@ class Plan(NamedTuple):
     gap_start_s: np.ndarray  # [D, MAX_GAPS]
     gap_end_s: np.ndarray  # [D, MAX_GAPS]
     num_gaps: np.ndarray  # [D]
-
-
-@numba.njit(**BARE)
-@no_type_check
-def fill_upward_ranks(a, mean_compute_s, mean_send_s, rank):
-    """rank(i) = mean_compute(i) + max over tensors t of i and readers j of (send(t) + rank(j))."""
-    num_ops = mean_compute_s.shape[0]
-    for i in range(num_ops - 1, -1, -1):
-        longest = 0.0
-        for x in range(a.out_start[i], a.out_start[i + 1]):
-            t = a.out_tensor[x]
-            for y in range(a.use_start[t], a.use_start[t + 1]):
-                longest = max(longest, mean_send_s[t] + rank[a.use_op[y]])
-        rank[i] = mean_compute_s[i] + longest
 
 
 def new_plan(a):

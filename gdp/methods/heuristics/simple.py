@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.repair import settle
 from gdp.methods.scoring import (
     best_of,
     expand,
     group_seconds,
     missing_text,
     nearest_allowed,
-    settle,
     unsupported,
 )
 from gdp.problem.arrays import arrays_of

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, UInt
 
-from gdp.methods.base import Clock
+from gdp.clock import Clock
 from gdp.methods.pipeline.lattice import Lattice, Room, Sets, as_bits, make_room, scratch
 from gdp.methods.pipeline.pruning import Program
 from gdp.methods.pipeline.stage_costs import StageCosts

@@ -18,14 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.clock import Clock
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.pipeline.down_sets import Found, Limits, Span, best_chain, chain_below, cost_of
 from gdp.methods.pipeline.elements import Contraction, contract, linear_orders, random_order
 from gdp.methods.pipeline.lattice import make_lattice
 from gdp.methods.pipeline.orders import best_linear
 from gdp.methods.pipeline.pruning import Program, make_program, work_bound_s
 from gdp.methods.pipeline.stage_costs import group_costs, stage_costs, with_few_states
-from gdp.methods.scoring import EVENT_OBJECTIVES, proven_misfit, settle
+from gdp.methods.repair import settle
+from gdp.methods.scoring import EVENT_OBJECTIVES, proven_misfit
 from gdp.methods.scoring import _tiny as tiny_problem
 from gdp.problem.problem import Problem
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Int
 
-from gdp.methods.base import Clock
+from gdp.clock import Clock
 from gdp.methods.pipeline.down_sets import Span, cost_of
 from gdp.methods.pipeline.pruning import Program
 

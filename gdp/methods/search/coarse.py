@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.methods.base import Assignment
-from gdp.methods.heuristics.list_schedule import upward_rank
+from gdp.methods.ranks import upward_rank
 from gdp.problem.arrays import arrays_of
 from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem, derived

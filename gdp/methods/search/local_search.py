@@ -8,10 +8,14 @@ from functools import partial
 
 import numpy as np
 
-from gdp.methods.base import Answer, Assignment, Clock, Search
+from gdp.clock import Clock
+from gdp.methods.annealing.annealer import AnnealConfig, Annealer, anneal, make_annealer
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.blocks import block_assignments
-from gdp.methods.heuristics.list_schedule import heft_assignments, upward_rank
+from gdp.methods.heuristics.list_schedule import heft_assignments
 from gdp.methods.heuristics.simple import single_assignments
+from gdp.methods.ranks import upward_rank
+from gdp.methods.repair import repair
 from gdp.methods.scoring import (
     Scored,
     best_of,
@@ -21,7 +25,6 @@ from gdp.methods.scoring import (
     score_all,
     unsupported,
 )
-from gdp.methods.search.annealing import FIT, AnnealConfig, Annealer, anneal, make_annealer
 from gdp.methods.search.coarse import Coarse, coarse_problem
 from gdp.problem.problem import Problem
 
@@ -108,8 +111,6 @@ def improve(
     best = min(starts, key=lambda scored: scored.key)
     try:
         if best.overflow_bytes > 0:
-            from gdp.methods.repair import repair
-
             fixed = repair(problem, replace(best, evaluations=0), clock, search.seed)
             budget.used += fixed.evaluations
             starts = [fixed, *starts] if fixed.key < best.key else starts
@@ -266,19 +267,3 @@ def _search_coarse(
 def coarse_starts(problem: Problem, coarse: Coarse, assignment: Assignment) -> list[Assignment]:
     device = coarse.project(problem, assignment.device)
     return [Assignment(device), Assignment(device, upward_rank(coarse.problem))]
-
-
-def anneal_to_fit(
-    problem: Problem, start: Assignment, clock: Clock, seed: int, evaluations: int
-) -> Scored:
-    """The first placement that fits, or the one of least overflow after `evaluations`."""
-    scored = score_all(problem, [start])[0]
-    chain = make_annealer(problem, scored, seed)
-    steps = FIT.first_steps
-    while chain.evaluations < evaluations and not clock.is_over():
-        before = chain.evaluations
-        anneal(chain, steps, FIT, clock, evaluations - chain.evaluations)
-        if chain.best().overflow_bytes == 0 or chain.evaluations == before:
-            break
-        steps = int(steps * FIT.growth)
-    return chain.best()

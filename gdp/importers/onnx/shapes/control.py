@@ -3,7 +3,6 @@
 import onnx_ir as ir
 
 from gdp.errors import ModelError
-from gdp.importers.onnx.costs import node_cost
 from gdp.importers.onnx.shapes.infer import Facts, bodies
 from gdp.importers.onnx.shapes.types import Fact, Inferred, NodeView, Partial, Tensor, TensorList
 
@@ -180,7 +179,7 @@ def _run(facts: Facts, body: ir.Graph) -> Cost:
     flop = traffic = 0.0
     for node in body:
         if not all(value in facts.constant for value in node.outputs):
-            cost = node_cost(facts.view(node))
+            cost = facts.cost(facts.view(node))
             if cost.estimated:
                 facts.estimated.add(node)
             flop, traffic = flop + cost.flop, traffic + cost.traffic_bytes

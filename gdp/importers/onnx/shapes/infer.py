@@ -1,7 +1,7 @@
 """One pass over a model, in order, that finds the shape and type of every value."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,7 +14,15 @@ from gdp.importers.onnx.read import describe
 from gdp.importers.onnx.shapes.contrib import MICROSOFT, contrib_rule, standard_twin
 from gdp.importers.onnx.shapes.schema import STANDARD_DOMAINS, SchemaInference, find_schema
 from gdp.importers.onnx.shapes.sequences import sequence_rule
-from gdp.importers.onnx.shapes.types import Fact, Inferred, NodeView, Partial, Tensor, TensorList
+from gdp.importers.onnx.shapes.types import (
+    Cost,
+    Fact,
+    Inferred,
+    NodeView,
+    Partial,
+    Tensor,
+    TensorList,
+)
 from gdp.importers.onnx.shapes.values import evaluate, tensor_data
 
 logger = logging.getLogger(__name__)
@@ -49,10 +57,25 @@ class ImportOptions:
             raise ValueError(f"unknown must be 'error' or 'estimate', got {self.unknown!r}")
 
 
-class Facts:
-    """What is known of each value of a model. Filled by `infer`, read by everyone after it."""
+Control = Callable[["Facts", ir.Node, NodeView], list[Inferred]]
+"""The outputs of a node with bodies."""
 
-    def __init__(self, model: ir.Model, options: ImportOptions) -> None:
+
+class Facts:
+    """What is known of each value of a model. Filled by `infer`, read by everyone after it.
+
+    `control` infers nodes that hold graphs, `cost` is what it counts in them for each node: both
+    stand on this class, and so are given to it.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        options: ImportOptions,
+        control: "Control",
+        cost: Callable[[NodeView], Cost],
+    ) -> None:
+        self.control, self.cost = control, cost
         self.model = model
         self.options = options
         self.dims = Dimensions(options.dims, model)
@@ -171,7 +194,7 @@ class Facts:
             if len(data) >= len(node.outputs):
                 return
         if has_body:
-            inferred = self._control(node, view)
+            inferred = self.control(self, node, view)
         else:
             inferred = self._infer(view)
         for i, value in enumerate(node.outputs):
@@ -185,11 +208,6 @@ class Facts:
             if node.op_type == "DequantizeLinear" and len(inputs) > 0:
                 # Runtimes keep such weights quantised and expand them where they are used.
                 self.stored[node.outputs[0]] = sum(self.bytes(value) for value in inputs)
-
-    def _control(self, node: ir.Node, view: NodeView) -> list[Inferred]:
-        from gdp.importers.onnx.shapes.control import infer_control
-
-        return infer_control(self, node, view)
 
     def _infer(self, view: NodeView) -> list[Inferred]:
         rule = sequence_rule(view) or contrib_rule(view)

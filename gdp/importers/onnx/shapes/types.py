@@ -165,3 +165,12 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     rank = max((len(shape) for shape in shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a node does and moves."""
+
+    flop: float
+    traffic_bytes: float
+    estimated: bool = False  # no formula: one operation per output element is assumed

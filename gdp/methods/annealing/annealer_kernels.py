@@ -12,8 +12,8 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INNER, INNER_INLINE
-from gdp.methods.search.moves_kernels import NUM_KINDS, any_group, below, propose, uniform
-from gdp.methods.search.period_moves_kernels import (
+from gdp.methods.annealing.moves_kernels import NUM_KINDS, any_group, below, propose, uniform
+from gdp.methods.annealing.period_moves_kernels import (
     make_loads,
     may_overflow,
     move_op,

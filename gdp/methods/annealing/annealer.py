@@ -1,6 +1,6 @@
 """Simulated annealing of one placement, for either objective of the event simulator.
 
-An `Annealer` holds the state of one run; the loops are in `gdp.methods.search.annealing_kernels`.
+An `Annealer` holds the state of one run; the loops are in `gdp.methods.annealing.annealer_kernels`.
 Steps are deterministic: how they are cut into calls, and so the clock, changes only where they end.
 """
 
@@ -11,8 +11,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.base import Assignment, Clock
-from gdp.methods.scoring import Scored
+from gdp.clock import Clock
+from gdp.methods.base import Assignment
+from gdp.methods.scoring import Scored, score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 
@@ -54,7 +55,7 @@ FIT = AnnealConfig(hot=1e-2, cold=1e-5, fit=True)
 
 
 class _Plan(NamedTuple):
-    """The fields of `Schedule` in `gdp.methods.search.annealing_kernels`, which loads numba."""
+    """The fields of `Schedule` in `gdp.methods.annealing.annealer_kernels`, which loads numba."""
 
     hot: float
     cold: float
@@ -131,12 +132,28 @@ def anneal(
     return False
 
 
+def anneal_to_fit(
+    problem: Problem, start: Assignment, clock: Clock, seed: int, evaluations: int
+) -> Scored:
+    """The first placement that fits, or the one of least overflow after `evaluations`."""
+    scored = score_all(problem, [start])[0]
+    chain = make_annealer(problem, scored, seed)
+    steps = FIT.first_steps
+    while chain.evaluations < evaluations and not clock.is_over():
+        before = chain.evaluations
+        anneal(chain, steps, FIT, clock, evaluations - chain.evaluations)
+        if chain.best().overflow_bytes == 0 or chain.evaluations == before:
+            break
+        steps = int(steps * FIT.growth)
+    return chain.best()
+
+
 class _State:
     """What both annealers hold."""
 
     def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
-        from gdp.methods.search.annealing_kernels import NUM_STEPS, Chain
-        from gdp.methods.search.moves_kernels import Proposal
+        from gdp.methods.annealing.annealer_kernels import NUM_STEPS, Chain
+        from gdp.methods.annealing.moves_kernels import Proposal
         from gdp.sim.engine import arrays, workspace
 
         self.problem = problem
@@ -207,7 +224,13 @@ class _State:
 
     def restart(self) -> None:
         """Go on from the best placement."""
-        from gdp.methods.search.annealing_kernels import BEST_BYTES, BEST_S, NOW_BYTES, NOW_S, STEP
+        from gdp.methods.annealing.annealer_kernels import (
+            BEST_BYTES,
+            BEST_S,
+            NOW_BYTES,
+            NOW_S,
+            STEP,
+        )
 
         c = self.chain
         c.device[:] = c.best_device
@@ -215,7 +238,7 @@ class _State:
         c.count[STEP] = 0
 
     def best_score(self, rank: Int[np.ndarray, "N"] | None) -> Scored:
-        from gdp.methods.search.annealing_kernels import BEST_BYTES, BEST_S, EVALUATIONS
+        from gdp.methods.annealing.annealer_kernels import BEST_BYTES, BEST_S, EVALUATIONS
 
         return Scored(
             Assignment(self.chain.best_device.astype(np.int64), rank),
@@ -226,7 +249,7 @@ class _State:
 
     @property
     def evaluations(self) -> int:
-        from gdp.methods.search.annealing_kernels import EVALUATIONS
+        from gdp.methods.annealing.annealer_kernels import EVALUATIONS
 
         return int(self.chain.count[EVALUATIONS])
 
@@ -250,7 +273,7 @@ class LatencyAnnealer:
         self._state.chain.order[:] = self._state.work.by_position
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
-        from gdp.methods.search.annealing_kernels import Schedule, anneal_latency
+        from gdp.methods.annealing.annealer_kernels import Schedule, anneal_latency
 
         s = self._state
         plan = Schedule(*s.plan(of, config))
@@ -283,7 +306,7 @@ class PeriodAnnealer:
     """Every step costs what its move changes: O(degree) for each op moved."""
 
     def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
-        from gdp.methods.search.period_moves_kernels import make_loads, new_loads
+        from gdp.methods.annealing.period_moves_kernels import make_loads, new_loads
 
         self._state = _State(problem, start, seed)
         self._loads = new_loads(self._state.methods)
@@ -300,7 +323,7 @@ class PeriodAnnealer:
         return total / (value0_s * len(self._loads.busy_s))
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
-        from gdp.methods.search.annealing_kernels import Schedule, anneal_period
+        from gdp.methods.annealing.annealer_kernels import Schedule, anneal_period
 
         s = self._state
         plan = Schedule(*s.plan(of, config))
@@ -322,7 +345,7 @@ class PeriodAnnealer:
         )
 
     def restart(self) -> None:
-        from gdp.methods.search.period_moves_kernels import make_loads
+        from gdp.methods.annealing.period_moves_kernels import make_loads
 
         s = self._state
         s.restart()

@@ -1,0 +1,21 @@
+"""A wall-clock budget."""
+
+import math
+import time
+
+
+class Clock:
+    """A wall-clock budget that starts when it is made."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.started_s = time.perf_counter()
+        self.seconds = seconds
+
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.started_s
+
+    def remaining_s(self) -> float:
+        return math.inf if self.seconds is None else self.seconds - self.elapsed_s()
+
+    def is_over(self) -> bool:
+        return self.remaining_s() <= 0

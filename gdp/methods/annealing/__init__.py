@@ -1,0 +1,1 @@
+"""Simulated annealing of one placement: what repair and local search are made of."""

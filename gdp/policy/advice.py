@@ -15,7 +15,10 @@ from jaxtyping import Float, Int
 
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Search
+from gdp.policy.evaluate import cost, rate
+from gdp.policy.timing import timing
 from gdp.problem.problem import Problem, derived
+from gdp.problem.symmetry import canonical
 
 ADVISERS = ("single", "blocks", "heft", "etf", "metis")
 """Methods that advise, by name; rows 1 to 5 of the advice. Without pymetis the best of the others
@@ -72,8 +75,6 @@ def _answers(problem: Problem) -> dict[str, Answer]:
 @derived
 def _asked(problem: Problem) -> tuple[Advice, Int[np.ndarray, "K N"]]:
     """(the advice, all that was tried, the best first)."""
-    from gdp.policy.evaluate import cost, rate
-
     placed = [_placed(problem, name) for name in ADVISERS]
     pipeline = _pipeline(problem)
     rows = np.stack([row for row in [*placed, pipeline] if row is not None])
@@ -91,10 +92,7 @@ def _asked(problem: Problem) -> tuple[Advice, Int[np.ndarray, "K N"]]:
 
 def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]) -> Advice:
     """The same advice around another incumbent."""
-    from gdp.policy.decode import canonical, twins
-    from gdp.policy.evaluate import cost, rate
-
-    device = canonical(problem, device, twins(problem))
+    device = canonical(problem, device, timing(problem).order)
     rated = rate(problem, device[None])
     rows, cost_s = found.device.copy(), found.cost_s.copy()
     rows[0], cost_s[0] = device, cost(problem, rated)[0]
@@ -106,10 +104,11 @@ def _pipeline(problem: Problem) -> Int[np.ndarray, "N"] | None:
     if problem.objective != "throughput":
         return None
     from gdp.methods.pipeline.method import best_pipeline
-    from gdp.policy.decode import canonical, twins
 
     found = best_pipeline(problem, Search(seconds=None), linear_only=True)
-    return None if found.device is None else canonical(problem, found.device, twins(problem))
+    if found.device is None:
+        return None
+    return canonical(problem, found.device, timing(problem).order)
 
 
 def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"] | None:
@@ -121,7 +120,6 @@ def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"] | None:
     from gdp.methods.heuristics.list_schedule import etf, heft
     from gdp.methods.heuristics.metis import metis
     from gdp.methods.heuristics.simple import single
-    from gdp.policy.decode import canonical, twins
 
     methods = {"single": single, "blocks": blocks, "heft": heft, "etf": etf, "metis": metis}
     try:
@@ -130,4 +128,4 @@ def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"] | None:
         return None
     if answer.assignment is None:
         return problem.allowed.argmax(axis=1).astype(np.int64)
-    return canonical(problem, answer.assignment.device, twins(problem))
+    return canonical(problem, answer.assignment.device, timing(problem).order)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from gdp.methods.base import Assignment
 from gdp.policy.priorities import RULES, Rule, rank_under, ranks, rules_of
 from gdp.problem.problem import Problem
-from gdp.sim import block_latency, host_load, score
+from gdp.sim import score
 
 
 class Rated(NamedTuple):
@@ -32,11 +32,7 @@ def rate(
     """
     count, n = devices.shape
     rules = rules_of(problem) if rules is None else rules
-    if problem.objective == "max_load":
-        seconds, overflow = host_load.values(problem, devices)
-    elif problem.objective == "block_latency":
-        seconds, overflow = block_latency.values(problem, devices)
-    elif problem.objective == "throughput":
+    if len(rules_of(problem)) == 1:
         seconds, overflow = score.values(problem, devices)
     else:
         rows = ranks(problem, devices, rules).reshape(len(rules) * count, n)

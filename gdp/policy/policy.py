@@ -10,8 +10,9 @@ import numpy as np
 
 from gdp import checkpoint
 from gdp.policy.advice import Advice, advice
-from gdp.policy.decode import DecodeProblem, Head, advised, prepare
-from gdp.policy.model.network import Encoded, NetworkConfig, Params, abstract, encode
+from gdp.policy.decode import DecodeProblem, prepare
+from gdp.policy.model.head import Head
+from gdp.policy.model.network import NetworkConfig, Params, abstract, encode
 from gdp.policy.placed import Placed
 from gdp.policy.view.batching import Batch, on_device, pad
 from gdp.policy.view.features import FeatureSet, features
@@ -55,28 +56,14 @@ class Policy:
 
     def head_of(self, problem: Problem, batch: Batch) -> Head:
         """The same from features that are at hand."""
-        encoded = encode(self.config, self.params, batch)
-        return to_head(self.config, encoded, problem.num_ops, problem.num_devices)
+        head = encode(self.config, self.params, batch)
+        return head.cut(problem.num_ops, problem.num_devices)
 
 
-def to_head(config: NetworkConfig, encoded: Encoded, num_ops: int, num_devices: int) -> Head:
-    """What the decoder needs, without the padding."""
-
-    def flat(values: Any, *cut: slice) -> np.ndarray:
-        # Cut in NumPy: JAX would compile a slice for every new size.
-        return np.ascontiguousarray(np.asarray(values)[cut], dtype=np.float32)
-
-    ops, devices = slice(num_ops), slice(num_devices)
-
-    return Head(
-        prior=flat(encoded.prior, ops, devices),
-        node=flat(encoded.node, ops),
-        device=flat(encoded.device, devices),
-        feature=flat(encoded.feature),
-        mixing=flat(encoded.mixing),
-        bias=flat(encoded.bias),
-        out=flat(encoded.out),
-        dynamic=config.decode == "autoregressive",
+def advised(view: DecodeProblem, found: Advice) -> DecodeProblem:
+    """The view with the advice that the decoder is to read."""
+    return view._replace(
+        advice=np.ascontiguousarray(found.device), advice_weight=found.weight.astype(np.float64)
     )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.policy.advice import Advice
+from gdp.policy.timing import Timing, down, mean_link, pairs, squash, timing, up
 from gdp.policy.view.advised_features import NUM_ADVISED, advised_features
-from gdp.policy.view.timing import Timing, down, mean_link, pairs, squash, timing, up
 from gdp.problem.problem import Problem, derived
 
 NUM_OP_TYPES = 64
@@ -52,7 +52,7 @@ def features(problem: Problem, kind: FeatureSet = "full", found: Advice | None =
 def _plain(problem: Problem, kind: FeatureSet) -> Features:
     """What does not depend on advice."""
     times = timing(problem)
-    src, dst, _ = pairs(problem, times.send_s)
+    src, dst = pairs(problem)
     op = _full(problem, times, src, dst) if kind == "full" else _published(problem, src, dst)
     types = [zlib.crc32(t.encode()) % NUM_OP_TYPES for t in problem.graph.op_types]
     devices, whole = _devices(problem, times), _whole(problem, times)

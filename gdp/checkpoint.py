@@ -129,12 +129,6 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     return document
 
 
-def read_recipe(path: str | os.PathLike[str]) -> str:
-    """The TOML recipe that a checkpoint was trained with."""
-    read_meta(path)
-    return (Path(path) / "recipe.toml").read_text()
-
-
 def _paths(tree: Any) -> list[tuple[str, Any]]:
     import jax
 

@@ -15,7 +15,7 @@ def test_round_trip_with_recipe_and_meta(tmp_path: Path) -> None:
     found = checkpoint.load(tmp_path / "ck", TREE)
     np.testing.assert_array_equal(found["a"]["kernel"], TREE["a"]["kernel"])
     np.testing.assert_array_equal(found["b"][0], TREE["b"][0])
-    assert checkpoint.read_recipe(tmp_path / "ck") == 'name = "x"'
+    assert (tmp_path / "ck" / "recipe.toml").read_text() == 'name = "x"'
     meta = checkpoint.read_meta(tmp_path / "ck")
     assert (meta["step"], meta["sha256"]) == (7, digest)
 

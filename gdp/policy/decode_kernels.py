@@ -212,6 +212,7 @@ def score_pairs(head, op, row, mask, logit, hidden):
 @numba.njit(**INNER)
 @typing.no_type_check
 def best_of(logit, mask):
+    """The device of the highest logit among those in the mask; -1 where there is none."""
     best = -1
     for i in range(mask.shape[0]):
         if mask[i] and (best < 0 or logit[i] > logit[best]):
@@ -222,6 +223,7 @@ def best_of(logit, mask):
 @numba.njit(**INNER)
 @typing.no_type_check
 def log_probability(logit, mask, choice):
+    """Logarithm of the share of one device in the softmax over the mask."""
     top = logit[best_of(logit, mask)]
     total = 0.0
     for i in range(mask.shape[0]):

@@ -79,6 +79,7 @@ class _Work:
 
     @property
     def count(self) -> int:
+        """Placements so far."""
         return sum(len(rows) for rows in self.devices)
 
     def found(self) -> Proposals:

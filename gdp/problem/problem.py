@@ -48,14 +48,17 @@ class Problem:
 
     @property
     def num_ops(self) -> int:
+        """N, inputs and outputs of the graph included."""
         return self.graph.num_ops
 
     @property
     def num_devices(self) -> int:
+        """D."""
         return self.cluster.num_devices
 
     @property
     def num_groups(self) -> int:
+        """G, an op that is free counting as a group of its own."""
         return int(self.group.max()) + 1
 
     @functools.cached_property

@@ -18,13 +18,14 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, derived
 
 
 class LoadArrays(NamedTuple):
     """A problem as the flat arrays that the kernels of both objectives read.
 
-    Tensors are renumbered in order of their producers.
+    Without dispatch, which neither objective has; the structure is that of `problem.arrays`.
     """
 
     compute_s: Float[np.ndarray, "N D"]
@@ -47,23 +48,18 @@ def is_cpu(problem: Problem) -> Bool[np.ndarray, "D"]:
 @derived
 def load_arrays(problem: Problem) -> LoadArrays:
     """The flat arrays of a problem."""
-    graph = problem.graph
-    # Tensors in order of their producers, which are in topological order.
-    order = np.argsort(graph.producer, kind="stable")
-    use_tensor = np.argsort(order)[graph.use_tensor]
-    by_tensor = np.lexsort((graph.use_op, use_tensor))
-    counts = np.bincount(use_tensor, minlength=graph.num_tensors)
+    graph, a = problem.graph, arrays_of(problem)
     return LoadArrays(
         compute_s=np.array(problem.compute_s, dtype=np.float64, order="C"),
-        tensor_s=np.array(_tensor_s(problem)[order], dtype=np.float64),
-        producer=np.array(graph.producer[order], dtype=np.int64),
-        use_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        use_op=np.array(graph.use_op[by_tensor], dtype=np.int64),
+        tensor_s=np.array(_tensor_s(problem), dtype=np.float64),
+        producer=a.producer,
+        use_start=a.use_start,
+        use_op=a.use_op,
         is_cpu=is_cpu(problem),
         weight_order=np.argsort(graph.weight_id, kind="stable").astype(np.int64),
         weight_id=np.array(graph.weight_id, dtype=np.int64),
         weight_bytes=np.array(graph.weight_bytes, dtype=np.int64),
-        memory_bytes=np.array(problem.cluster.memory_bytes, dtype=np.int64),
+        memory_bytes=a.memory_bytes,
     )
 
 

@@ -26,6 +26,7 @@ class Score:
 
     @property
     def feasible(self) -> bool:
+        """Whether every device's memory suffices."""
         return self.overflow_bytes == 0
 
     def value_s(self, objective: str) -> float:

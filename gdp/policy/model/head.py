@@ -29,8 +29,9 @@ class Head(NamedTuple):
         ops, devices = slice(num_ops), slice(num_devices)
 
         def flat(values: Any, *cut: slice) -> np.ndarray:
-            # Cut in NumPy: JAX would compile a slice for every new size.
-            return np.ascontiguousarray(np.asarray(values)[cut], dtype=np.float32)
+            # Cut in NumPy: JAX would compile a slice for every new size. A copy, always: what JAX
+            # hands out may not be written, for which numba would compile the decoder anew.
+            return np.array(np.asarray(values)[cut], dtype=np.float32, order="C")
 
         return Head(
             prior=flat(self.prior, ops, devices),

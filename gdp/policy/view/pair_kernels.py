@@ -18,6 +18,7 @@ NEIGHBOURHOOD = 48
 @numba.njit(**INNER)
 @typing.no_type_check
 def squash(x):
+    """Linear near zero and logarithmic far out, as `timing.squash`."""
     return np.arcsinh(x) / 3.0
 
 

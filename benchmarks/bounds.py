@@ -73,10 +73,9 @@ def row(
     from gdp.cluster.types import Cluster
     from gdp.costs.roofline import roofline
     from gdp.methods.base import Search
-    from gdp.problem.problem import Objective
 
     machine = Cluster.load(cluster)
-    goal: Objective = "throughput" if objective == "throughput" else "latency"
+    goal: str = "throughput" if objective == "throughput" else "latency"
     problem = pose(graph, machine, goal, costs=roofline).problem
     began_s = time.perf_counter()
     bounds = all_bounds(problem, bound_seconds)

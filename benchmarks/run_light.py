@@ -26,7 +26,6 @@ from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.methods.base import Search
-from gdp.problem.problem import Objective
 from gdp.runtime.ort.compare import make_inputs, reference_values
 from gdp.runtime.ort.measure import Contender, measure
 from gdp.runtime.ort.pipeline import Pipeline, make_slot
@@ -96,7 +95,7 @@ def execute(
     name: str,
     cluster: Cluster,
     device: Int[np.ndarray, "N"],
-    objective: Objective,
+    objective: str,
     costs: CostModel,
     seconds: float,
 ) -> RunReport:
@@ -111,7 +110,7 @@ def prediction(
     graph: OpGraph,
     cluster: Cluster,
     device: Int[np.ndarray, "N"],
-    objective: Objective,
+    objective: str,
     costs: CostModel,
 ) -> Prediction:
     posed = api.pose(graph, cluster, objective, costs=costs, keep_apart=device)

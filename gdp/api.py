@@ -18,10 +18,10 @@ from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.placement import Placement, make_placement, require
-from gdp.problem.problem import Objective, Problem, make_problem
-from gdp.result import Candidate, Result
+from gdp.problem.problem import Problem, make_problem
+from gdp.result import Result
 from gdp.sim.latency import Schedule
-from gdp.sim.score import Score
+from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
 # Share of the time budget kept for the proven lower bound.
@@ -45,7 +45,7 @@ class Posed:
 def pose(
     graph: OpGraph,
     cluster: Cluster,
-    objective: Objective = "latency",
+    objective: str = "latency",
     *,
     costs: CostModel | str | Path | None = None,
     constraints: Constraints | None = None,
@@ -85,11 +85,9 @@ def pose(
     return Posed(problem, fused.group_of, label)
 
 
-def _tensor_s(
-    graph: OpGraph, cluster: Cluster, objective: Objective
-) -> Float[np.ndarray, "T"] | None:
+def _tensor_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndarray, "T"] | None:
     """Seconds to host memory, for the objectives in which devices meet there."""
-    if objective in ("latency", "throughput"):
+    if find_objective(objective).on_links:
         return None
     from gdp.sim.host_load import host_transfer_s
 
@@ -137,7 +135,7 @@ def place(
     graph: OpGraph,
     cluster: Cluster,
     *,
-    objective: Objective = "latency",
+    objective: str = "latency",
     method: str = "auto",
     costs: CostModel | str | Path | None = None,
     search: Search | None = None,
@@ -173,7 +171,7 @@ def _result(
     found = score(problem, answer.assignment.device, answer.assignment.rank)
     if not found.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {found}")
-    bound_s, bound_by = _bound(problem, answer, search, found.value_s(problem.objective))
+    bound_s, bound_by = _bound(problem, answer, search, found.value_s)
     rank = answer.assignment.rank
     placement = make_placement(
         graph,
@@ -182,7 +180,7 @@ def _result(
         None if rank is None else posed.expand(rank),
         made_by=f"gdp {method} seed={search.seed}",
     )
-    value_s = found.value_s(problem.objective)
+    value_s = found.value_s
     return Result(
         placement=placement,
         score=found,
@@ -192,15 +190,12 @@ def _result(
         bound_s=min(bound_s, value_s),
         bound_by=bound_by,
         proven_optimal=answer.proven_optimal or bound_s >= value_s * (1 - 1e-9),
-        candidates=tuple(
-            Candidate(c.name, c.latency_s, c.period_s, c.feasible, c.seconds, c.reason)
-            for c in getattr(answer, "candidates", ())
-        ),
+        candidates=answer.candidates,
         evaluations=answer.evaluations,
         seconds=time.perf_counter() - started_s,
         seed=search.seed,
         costs=posed.costs,
-        notes=tuple(getattr(answer, "notes", ())) or ((answer.reason,) if answer.reason else ()),
+        notes=answer.notes or ((answer.reason,) if answer.reason else ()),
     )
 
 
@@ -219,7 +214,7 @@ def compare(
     graph: OpGraph,
     cluster: Cluster,
     *,
-    objective: Objective = "latency",
+    objective: str = "latency",
     names: Sequence[str] | None = None,
     costs: CostModel | str | Path | None = None,
     search: Search | None = None,
@@ -273,7 +268,7 @@ def simulate(
     placement: Placement,
     cluster: Cluster,
     *,
-    objective: Objective = "latency",
+    objective: str = "latency",
     costs: CostModel | str | Path | None = None,
 ) -> Score:
     """What the simulator says of a placement; raises `PlacementError` when it does not belong."""
@@ -289,7 +284,7 @@ def judged(
     placement: Placement,
     cluster: Cluster,
     *,
-    objective: Objective = "latency",
+    objective: str = "latency",
     costs: CostModel | str | Path | None = None,
 ) -> Result:
     """A placement made elsewhere with its score and a proven bound, as `place` returns them."""
@@ -300,7 +295,7 @@ def judged(
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
     found = score(posed.problem, device, rank)
     free = pose(graph, cluster, objective, costs=costs)
-    value_s = found.value_s(objective)
+    value_s = found.value_s
     bound_s, bound_by = _bound(free.problem, Answer(None), Search(), value_s)
     return Result(
         placement=placement,
@@ -322,7 +317,7 @@ def posed_placement(
     graph: OpGraph,
     placement: Placement,
     cluster: Cluster,
-    objective: Objective = "latency",
+    objective: str = "latency",
     *,
     costs: CostModel | str | Path | None = None,
 ) -> tuple[Posed, Int[np.ndarray, "M"], Int[np.ndarray, "M"]]:

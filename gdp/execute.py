@@ -13,7 +13,6 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import PYTHON_PREFIX, is_onnx, load, python_model
 from gdp.placement import Placement, require
-from gdp.problem.problem import Objective
 
 if TYPE_CHECKING:
     from gdp.importers.jax.model import JaxModel
@@ -25,7 +24,7 @@ def run(
     placement: Placement | None = None,
     *,
     dims: Sequence[str] = (),
-    objective: Objective = "latency",
+    objective: str = "latency",
     method: str = "auto",
     costs: CostModel | str | Path | None = None,
     checkpoint: str | Path | None = None,

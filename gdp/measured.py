@@ -11,6 +11,7 @@ from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Assignment
 from gdp.runtime.ort.pipeline import Pipeline
+from gdp.sim.objectives import objective_of
 
 SECONDS = 0.5  # of running, at least
 WARM_UP = 2  # samples before the clock counts
@@ -52,7 +53,7 @@ class MeasuredReward:
         plan = make_plan(self.source.model, self.graph, predict, problem.objective)
         ready = prepare(self.source, self.graph, plan, self.cores, self.seed)
         self.count += 1
-        full = problem.objective == "throughput"
+        full = objective_of(problem).pipelined
         slots = ready.slots if full else ready.slots[:1]
         with Pipeline(ready.stages, slots, ready.workers) as pipeline:
             pipeline.run(WARM_UP)

@@ -3,20 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from gdp.methods.base import Candidate as Candidate
 from gdp.placement import Placement
-from gdp.sim.score import Score
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One method's answer inside a run. Seconds hold even where memory does not fit."""
-
-    method: str
-    latency_s: float | None  # None where the method has no answer; `reason` says why
-    period_s: float | None
-    feasible: bool
-    seconds: float
-    reason: str = ""
+from gdp.sim.objectives import Score
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +29,7 @@ class Result:
     @property
     def value_s(self) -> float:
         """The seconds that the objective minimises."""
-        return self.score.value_s(self.objective)
+        return self.score.value_s
 
     @property
     def gap(self) -> float:

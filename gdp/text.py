@@ -76,11 +76,10 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
 def _candidates(result: Result) -> str:
     rows = []
     for c in result.candidates:
-        value_s = c.latency_s if result.objective == "latency" else c.period_s
         rows.append(
             [
                 c.method,
-                "-" if value_s is None else format_seconds(value_s),
+                "-" if c.value_s is None else format_seconds(c.value_s),
                 "yes" if c.feasible else "no",
                 f"{c.seconds:.2f} s",
             ]

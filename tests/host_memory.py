@@ -8,7 +8,7 @@ from jaxtyping import Int
 
 from gdp.cluster.types import UNLIMITED_BYTES, Device, make_cluster
 from gdp.graph.op_graph import make_graph
-from gdp.problem.problem import Objective, Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 
 
 def load_problem(
@@ -16,7 +16,7 @@ def load_problem(
     num_ops: int = 6,
     accelerators: int = 2,
     cpus: int = 1,
-    objective: Objective = "max_load",
+    objective: str = "max_load",
     training: bool = False,
     memory_bytes: int = UNLIMITED_BYTES,
 ) -> Problem:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
-from gdp.problem.problem import Objective, Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 
 
 def cpu(name: str, **fields) -> Device:
@@ -38,7 +38,7 @@ def plain_graph(
     )
 
 
-def fork_join(objective: Objective = "latency", latency_s: float = 0.0) -> Problem:
+def fork_join(objective: str = "latency", latency_s: float = 0.0) -> Problem:
     """a -> b, c -> d on two devices; a 1 s, b 2 s, c 3 s, d 1 s, every tensor 1 byte (1 s to send).
 
     On one device 7 s, and that is also the best latency: with b or c elsewhere, a is sent (1 s)
@@ -87,7 +87,7 @@ def random_cluster(rng: np.random.Generator, num_devices: int) -> Cluster:
 
 
 def random_problem(
-    seed: int, *, objective: Objective = "latency", num_ops: int = 24, num_devices: int = 3
+    seed: int, *, objective: str = "latency", num_ops: int = 24, num_devices: int = 3
 ) -> Problem:
     """A random problem in which everything that can tie or be zero does so now and then."""
     rng = np.random.default_rng(seed)

@@ -1,6 +1,9 @@
 """Proven lower bounds of what any placement takes."""
 
+from collections.abc import Callable
+
 import numpy as np
+from jaxtyping import Float
 
 from gdp.bounds.bound import Bound
 from gdp.clock import Clock
@@ -24,27 +27,55 @@ def all_bounds(
     problem: Problem, seconds: float | None = None, found_s: float = np.inf
 ) -> list[Bound]:
     """Every bound that applies, each with the argument that proves it."""
+    clock = Clock(DEFAULT_SECONDS if seconds is None else seconds)
+    proofs = BOUNDS.get(problem.objective)
+    if proofs is None:
+        return [Bound(0.0, f"nothing: no bound is known for objective {problem.objective!r}")]
+    bounds = proofs(problem, clock, found_s)
+    return [Bound(bound.value_s * (1.0 - _SLACK), bound.argument) for bound in bounds]
+
+
+def _latency(problem: Problem, clock: Clock, found_s: float) -> list[Bound]:
     from gdp.bounds.latency import latency_bounds
     from gdp.bounds.throughput import load_bounds
 
-    clock = Clock(DEFAULT_SECONDS if seconds is None else seconds)
-    if problem.objective == "latency":
-        found = latency_bounds(problem, clock.remaining_s())
-        found += load_bounds(problem, max(0.0, clock.remaining_s()), found_s, only_memory=True)
-    elif problem.objective == "throughput":
-        found = load_bounds(problem, clock.remaining_s(), found_s)
-    else:
-        found = [_plain(problem)]
-    return [Bound(bound.value_s * (1.0 - _SLACK), bound.argument) for bound in found]
+    bounds = latency_bounds(problem, clock.remaining_s())
+    left_s = max(0.0, clock.remaining_s())
+    return [*bounds, *load_bounds(problem, left_s, found_s, only_memory=True)]
 
 
-def _plain(problem: Problem) -> Bound:
-    """For the objectives of accelerators that meet in host memory: compute alone."""
-    fastest_s = np.where(problem.allowed, problem.compute_s, np.inf).min(axis=1)
-    if problem.objective == "max_load":
-        return Bound(float(fastest_s.sum()) / problem.num_devices, "work over all devices")
+def _throughput(problem: Problem, clock: Clock, found_s: float) -> list[Bound]:
+    from gdp.bounds.throughput import load_bounds
+
+    return load_bounds(problem, clock.remaining_s(), found_s)
+
+
+def _max_load(problem: Problem, clock: Clock, found_s: float) -> list[Bound]:
+    """Compute alone: what meets in host memory is not looked at."""
+    del clock, found_s
+    work_s = float(_fastest_s(problem).sum())
+    return [Bound(work_s / problem.num_devices, "work over all devices")]
+
+
+def _block_latency(problem: Problem, clock: Clock, found_s: float) -> list[Bound]:
+    """Compute alone, as `_max_load`."""
+    del clock, found_s
+    fastest_s = _fastest_s(problem)
     finish_s = fastest_s.copy()
     src, dst = problem.graph.edges
     for a, b in zip(src.tolist(), dst.tolist(), strict=True):
         finish_s[b] = max(finish_s[b], finish_s[a] + fastest_s[b])
-    return Bound(float(finish_s.max()), "critical path of ops on their fastest devices")
+    return [Bound(float(finish_s.max()), "critical path of ops on their fastest devices")]
+
+
+def _fastest_s(problem: Problem) -> Float[np.ndarray, "N"]:
+    return np.where(problem.allowed, problem.compute_s, np.inf).min(axis=1)
+
+
+BOUNDS: dict[str, Callable[[Problem, Clock, float], list[Bound]]] = {
+    "latency": _latency,
+    "throughput": _throughput,
+    "max_load": _max_load,
+    "block_latency": _block_latency,
+}
+"""What proves bounds of each objective, given a clock and the value of a known placement."""

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import memory_binds, objective_of
 
 
 class LoadModel(NamedTuple):
@@ -225,12 +226,10 @@ def _memory_rows(
     rows: _Rows, problem: Problem, cut: _Cuts, links: list[tuple[int, int]], first_y: int
 ) -> int:
     """Weights, and for a pipeline two buffers of each tensor received; how many columns more."""
-    from gdp.sim.engine import arrays
-
-    flat, a, d = arrays(problem), arrays_of(problem), problem.num_devices
-    pipeline = problem.objective == "throughput"
-    if not (flat.pipeline_memory_binds if pipeline else flat.memory_binds):
+    a, d = arrays_of(problem), problem.num_devices
+    if not memory_binds(problem):
         return 0
+    buffers = objective_of(problem).memory == "pipeline"
     group, weight, size = _held(problem)
     sharers = np.bincount(weight)
     shared = np.flatnonzero(sharers > 1)
@@ -245,7 +244,7 @@ def _memory_rows(
         limit = float(a.memory_bytes[i])
         column = [group[~tied] * d + i, first_h + np.arange(len(shared)) * d + i]
         value = [size[~tied] / limit, least[shared] / limit]
-        if pipeline and len(cut.tensor):
+        if buffers and len(cut.tensor):
             for k in (k for k, (_, to) in enumerate(links) if to == i):
                 column.append(first_y + np.arange(len(cut.tensor)) * len(links) + k)
                 value.append(2.0 * a.tensor_bytes[cut.tensor] / limit)

@@ -12,6 +12,7 @@ from gdp.bounds.work import shared_work_s
 from gdp.clock import Clock
 from gdp.problem.problem import Problem
 from gdp.quiet import silent_stdout
+from gdp.sim.objectives import memory_binds
 from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def load_bounds(
     `found_s` ends it as soon as no better one is possible.
     """
     clock = Clock(seconds)
-    if only_memory and not _memory_binds(problem):
+    if only_memory and not memory_binds(problem):
         return []
     op_s = group_seconds(problem)
     work_s, share = shared_work_s(op_s)
@@ -54,14 +55,6 @@ def load_bounds(
         if solved is not None:
             found.append(solved)
     return found
-
-
-def _memory_binds(problem: Problem) -> bool:
-    from gdp.sim.engine import arrays
-
-    flat = arrays(problem)
-    pipeline = problem.objective == "throughput"
-    return bool(flat.pipeline_memory_binds if pipeline else flat.memory_binds)
 
 
 def _work(problem: Problem, work_s: float, share: Float[np.ndarray, "D"]) -> Bound:

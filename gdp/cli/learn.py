@@ -90,8 +90,7 @@ def finetune(
         raise ValueError(f"--reward measured executes ONNX models, got {model!r}")
     graph = load(model, with_dims(dims))
     machine = Cluster.local() if cluster is None else Cluster.load(cluster)
-    kind = "throughput" if objective == "throughput" else "latency"
-    posed = pose(graph, machine, kind, costs=costs)
+    posed = pose(graph, machine, objective, costs=costs)
     judge = None
     if reward == "measured":
         judge = MeasuredReward(model, graph, posed, machine, dims=dims, seed=seed)
@@ -148,8 +147,7 @@ def report(
     graph = load(model, with_dims(dims))
     machine = Cluster.local() if cluster is None else Cluster.load(cluster)
     placed = load_placement(placement)
-    kind = "throughput" if objective == "throughput" else "latency"
     problem, schedule, device = schedule_of(graph, placed, machine, costs=costs)
-    result = judged(graph, placed, machine, objective=kind, costs=costs)
+    result = judged(graph, placed, machine, objective=objective, costs=costs)
     write_report(problem, schedule, device, result.to_json(), output)
     click.echo(output)

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -66,8 +66,8 @@ class Cluster:
     host: int = 0  # holds graph inputs and receives outputs
 
     # `gdp.cluster` sets both: files, presets and detection make clusters, so they stand above.
-    load: ClassVar[Callable[[str | os.PathLike[str]], "Cluster"]]  # load_cluster
-    local: ClassVar[Callable[[], "Cluster"]]  # local_cluster
+    load: ClassVar["staticmethod[[str | os.PathLike[str]], Cluster]"]  # load_cluster
+    local: ClassVar["staticmethod[[], Cluster]"]  # local_cluster
 
     def __post_init__(self) -> None:
         d = len(self.devices)

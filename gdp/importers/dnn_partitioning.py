@@ -17,7 +17,8 @@ from jaxtyping import Float
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph, make_graph
-from gdp.problem.problem import Objective, Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
+from gdp.sim.objectives import find_objective
 
 _log = logging.getLogger(__name__)
 
@@ -52,9 +53,7 @@ class _Instance(msgspec.Struct):
     edges: list[_Edge]
 
 
-def load_dnn_partitioning(
-    path: str | os.PathLike[str], objective: Objective = "max_load"
-) -> Problem:
+def load_dnn_partitioning(path: str | os.PathLike[str], objective: str = "max_load") -> Problem:
     """The `Problem` of an instance file; op names are the node ids.
 
     Devices are the accelerators, then the CPUs. The latency objective knows CPUs without number,
@@ -65,12 +64,12 @@ def load_dnn_partitioning(
     warning says so. `tensor_bytes` and the cluster's links are such that a transfer takes `c_u`
     to or from a CPU, and twice that between accelerators.
     """
-    if objective not in ("max_load", "block_latency"):
+    if find_objective(objective).on_links:
         raise ValueError(f"objective must be max_load or block_latency, got {objective!r}")
     instance = _read(path)
     if found := _violation(instance):
         raise ModelError(f"{path}: {found}")
-    num_cpus = 1 if objective == "block_latency" else int(instance.maxCPUs)
+    num_cpus = int(instance.maxCPUs) if find_objective(objective).pipelined else 1
     cluster = _cluster(Path(path).stem, instance, num_cpus)
     graph, tensor_s = _graph(Path(path).stem, instance)
     node = {str(entry.id): entry for entry in instance.nodes}

@@ -37,6 +37,19 @@ class Search:
             raise ValueError(f"evaluations must be >= 0, got {self.evaluations}")
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """One method's answer inside another's. Seconds hold even where memory does not fit."""
+
+    method: str
+    latency_s: float | None  # None where the method has no answer; `reason` says why
+    period_s: float | None
+    value_s: float | None  # of the problem's objective
+    feasible: bool
+    seconds: float
+    reason: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Answer:
     """What a method found. `assignment` is None only where nothing fits, with the reason."""
@@ -47,6 +60,8 @@ class Answer:
     bound_by: str = ""  # the argument that proves it
     proven_optimal: bool = False
     evaluations: int = 0
+    candidates: tuple[Candidate, ...] = ()  # what the answer was chosen from
+    notes: tuple[str, ...] = ()  # what is worth telling the user
 
 
 @runtime_checkable

@@ -3,13 +3,13 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
-from gdp.methods.base import Answer, Method, Search
+from gdp.methods.base import Answer, Candidate, Method, Search
 from gdp.methods.heuristics.blocks import blocks
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
@@ -17,6 +17,8 @@ from gdp.methods.heuristics.simple import round_robin, single
 from gdp.methods.scoring import Scored, compile_once, unsupported
 from gdp.methods.search.local_search import as_answer, improve, local_search, share_of
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import Score, objective_of
+from gdp.sim.score import score
 
 LOG = logging.getLogger(__name__)
 
@@ -32,47 +34,25 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
 _CANDIDATE_SHARE = 0.6
 
 
-@dataclass(frozen=True)
-class Tried:
-    """What one candidate of the portfolio found."""
-
-    name: str
-    latency_s: float | None  # None where it found nothing; `reason` says why
-    period_s: float | None
-    feasible: bool
-    seconds: float
-    reason: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class PortfolioAnswer(Answer):
-    """The best placement of the portfolio, with every candidate it came from."""
-
-    candidates: tuple[Tried, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def auto(
-    problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] = ()
-) -> PortfolioAnswer:
+def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] = ()) -> Answer:
     """The best of all heuristics and `extra` methods, improved by local search in the time left.
 
     Never worse than any candidate, because the search starts from the best of them. A candidate
     whose library is missing is left out.
     """
     if (refusal := unsupported(problem, "auto")) is not None:
-        return PortfolioAnswer(None, reason=refusal.reason)
+        return refusal
     compile_once("auto", auto, problem.objective)
     clock = Clock(search.seconds)
     limit = share_of(clock, _CANDIDATE_SHARE)
-    tried: list[Tried] = []
+    tried: list[Candidate] = []
     found: list[Scored] = []
     known: dict[str, Answer] = {}
     used = 0
     try:
         for name, method in (*HEURISTICS, *extra):
             if found and limit.is_over():
-                tried.append(Tried(name, None, None, False, 0.0, "no time was left"))
+                tried.append(_without(name, 0.0, "no time was left"))
                 continue
             row, scored, answer = _try(problem, name, method, replace(search, known=known), limit)
             tried.append(row)
@@ -87,24 +67,13 @@ def auto(
             raise
         best = min(found, key=lambda scored: scored.key)
         answer = Answer(best.assignment, reason="interrupted", evaluations=used)
-    return PortfolioAnswer(
-        assignment=answer.assignment,
-        reason=answer.reason,
-        bound_s=answer.bound_s,
-        bound_by=answer.bound_by,
-        proven_optimal=answer.proven_optimal,
-        evaluations=answer.evaluations,
-        candidates=tuple(tried),
-        notes=_notes(problem, answer),
-    )
+    return replace(answer, candidates=tuple(tried), notes=_notes(problem, answer))
 
 
 def _try(
     problem: Problem, name: str, method: Method, search: Search, clock: Clock
-) -> tuple[Tried, Scored | None, Answer | None]:
+) -> tuple[Candidate, Scored | None, Answer | None]:
     """One candidate's row, its placement if it has one that fits, and its answer."""
-    from gdp.sim.score import score
-
     began_s = time.perf_counter()
     remaining_s = clock.remaining_s()
     seconds = None if np.isinf(remaining_s) else max(0.0, remaining_s)
@@ -112,14 +81,25 @@ def _try(
     try:
         answer = method(problem, inner)
     except MissingExtraError as error:
-        return Tried(name, None, None, False, 0.0, str(error)), None, None
+        return _without(name, 0.0, str(error)), None, None
     took_s = time.perf_counter() - began_s
     if answer.assignment is None:
-        return Tried(name, None, None, False, took_s, answer.reason), None, answer
+        return _without(name, took_s, answer.reason), None, answer
     judged = score(problem, answer.assignment.device, answer.assignment.rank)
-    row = Tried(name, judged.latency_s, judged.period_s, judged.feasible, took_s, answer.reason)
-    scored = Scored(answer.assignment, judged.overflow_bytes, judged.value_s(problem.objective))
+    row = _candidate(name, judged, took_s, answer.reason)
+    scored = Scored(answer.assignment, judged.overflow_bytes, judged.value_s)
     return row, scored if judged.feasible else None, answer
+
+
+def _candidate(name: str, judged: Score, seconds: float, reason: str = "") -> Candidate:
+    return Candidate(
+        name, judged.latency_s, judged.period_s, judged.value_s, judged.feasible, seconds, reason
+    )
+
+
+def _without(name: str, seconds: float, reason: str) -> Candidate:
+    """A candidate that has no placement."""
+    return Candidate(name, None, None, None, False, seconds, reason)
 
 
 def _improved(
@@ -128,11 +108,9 @@ def _improved(
     search: Search,
     clock: Clock,
     used: int,
-    tried: list[Tried],
+    tried: list[Candidate],
 ) -> Answer:
     """Local search from the two best distinct candidates, or from anywhere where none fits."""
-    from gdp.sim.score import score
-
     began_s = time.perf_counter()
     if not found:
         answer = local_search(problem, replace(search, seconds=_left(clock)))
@@ -144,7 +122,7 @@ def _improved(
     best = improve(problem, starts, search, clock)
     judged = score(problem, best.assignment.device, best.assignment.rank)
     took_s = time.perf_counter() - began_s
-    tried.append(Tried("local_search", judged.latency_s, judged.period_s, judged.feasible, took_s))
+    tried.append(_candidate("local_search", judged, took_s))
     answer = as_answer(problem, best, "auto")
     return replace(answer, evaluations=answer.evaluations + used)
 
@@ -165,10 +143,8 @@ def _distinct(scored: list[Scored]) -> list[Scored]:
 
 def _notes(problem: Problem, answer: Answer) -> tuple[str, ...]:
     """For a pipeline: whether plain replicas of the model would be faster."""
-    if problem.objective != "throughput" or answer.assignment is None:
+    if not objective_of(problem).pipelined or answer.assignment is None:
         return ()
-    from gdp.sim.score import score
-
     period_s = score(problem, answer.assignment.device, answer.assignment.rank).period_s
     replicas_s, holders = replica_period_s(problem)
     if holders < 2 or replicas_s >= period_s:
@@ -184,8 +160,6 @@ def replica_period_s(problem: Problem) -> tuple[float, int]:
 
     Rates add up; inputs and outputs are taken to reach every replica in time.
     """
-    from gdp.sim.score import score
-
     rate, holders = 0.0, 0
     io = problem.graph.is_io
     for d in range(problem.num_devices):

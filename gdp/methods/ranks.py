@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 
 from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import objective_of
 
 
 def upward_rank(problem: Problem) -> Int[np.ndarray, "N"]:
@@ -48,8 +49,8 @@ def mean_send_s(a: Arrays) -> Float[np.ndarray, "T"]:
 
 
 def ranks_to_try(problem: Problem) -> list[Int[np.ndarray, "N"] | None]:
-    """Priorities that differ in what they keep alive; one for throughput, which has no order."""
-    if problem.objective != "latency":
+    """Priorities that differ in what they keep alive; one where they change nothing."""
+    if not objective_of(problem).ordered:
         return [None]
     return [None, upward_rank(problem), np.arange(problem.num_ops), depth_first_rank(problem)]
 

@@ -18,6 +18,7 @@ from gdp.methods.ranks import ranks_to_try
 from gdp.methods.scoring import Scored, best_of, expand, missing_text, proven_misfit
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import peaks
 
 # Rounds of shedding and packing; each simulates a few placements.
 _ROUNDS = 12
@@ -146,11 +147,7 @@ def _group_bytes(problem: Problem) -> Float[np.ndarray, "G"]:
 
 
 def _peaks(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
-    from gdp.sim.memory import latency_peaks, pipeline_peaks
-
-    if problem.objective == "throughput":
-        return pipeline_peaks(problem, assignment.device).astype(float)
-    return latency_peaks(problem, assignment.device, assignment.rank).astype(float)
+    return peaks(problem, assignment.device, assignment.rank).astype(float)
 
 
 def _weights(problem: Problem, device: Int[np.ndarray, "N"]) -> Float[np.ndarray, "D"]:

@@ -15,11 +15,10 @@ from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Objective, Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
+from gdp.sim.objectives import link_objectives, objective_of
+from gdp.sim.score import score, values
 from gdp.units import format_bytes
-
-EVENT_OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput")
-"""The objectives of the event simulator, which the methods here know."""
 
 # Ops simulated between two looks at the clock: about 50 ms.
 _OPS_PER_LOOK = 200_000
@@ -42,19 +41,22 @@ class Scored:
 
 def unsupported(problem: Problem, name: str) -> Answer | None:
     """The answer of a method that does not know the problem's objective; None where it does."""
-    if problem.objective in EVENT_OBJECTIVES:
+    if objective_of(problem).on_links:
         return None
+    return refusal(problem, name, link_objectives(), "; use pipeline_dp, mip or exact")
+
+
+def refusal(problem: Problem, name: str, known: Iterable[str], hint: str = "") -> Answer:
+    """The answer of a method that does not know the problem's objective."""
     return Answer(
         None,
         reason=f"method {name!r} does not know objective {problem.objective!r}, only "
-        f"{' and '.join(EVENT_OBJECTIVES)}; use pipeline_dp, mip or exact",
+        f"{' and '.join(known)}{hint}",
     )
 
 
 def score_all(problem: Problem, assignments: list[Assignment]) -> list[Scored]:
     """What the simulator says of each assignment, in order."""
-    from gdp.sim.score import values
-
     found: dict[int, Scored] = {}
     for ranked in (False, True):
         chosen = [i for i, x in enumerate(assignments) if (x.rank is not None) == ranked]
@@ -124,8 +126,6 @@ def missing_text(problem: Problem, assignment: Assignment) -> str:
 
     For instance "1.20 GiB on gpu0 (needs 3.20 GiB of 2.00 GiB)".
     """
-    from gdp.sim.score import score
-
     peak = score(problem, assignment.device, assignment.rank).peak_bytes
     excess = peak - problem.cluster.memory_bytes
     parts = [
@@ -196,18 +196,18 @@ def compile_once(name: str, method: Method, objective: str | None = None) -> Non
     """
     if objective is None and _COMPILING:
         objective = _COMPILING[-1]
-    for known in EVENT_OBJECTIVES:
+    for known in link_objectives():
         if objective not in (None, known) or (name, known) in _COMPILED:
             continue
         _COMPILED.add((name, known))
         _COMPILING.append(known)
         try:
-            method(_tiny(known), Search(seconds=None, evaluations=64))
+            method(tiny_problem(known), Search(seconds=None, evaluations=64))
         finally:
             _COMPILING.pop()
 
 
-def _tiny(objective: Objective) -> Problem:
+def tiny_problem(objective: str) -> Problem:
     """Two chains of three ops that do not fit on one of the two devices together."""
     graph: OpGraph = make_graph(
         "tiny",

@@ -19,6 +19,7 @@ from gdp.policy.evaluate import cost, rate
 from gdp.policy.timing import timing
 from gdp.problem.problem import Problem, derived
 from gdp.problem.symmetry import canonical
+from gdp.sim.objectives import objective_of
 
 ADVISERS = ("single", "blocks", "heft", "etf", "metis")
 """Methods that advise, by name; rows 1 to 5 of the advice. Without pymetis the best of the others
@@ -101,7 +102,8 @@ def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]
 
 def _pipeline(problem: Problem) -> Int[np.ndarray, "N"] | None:
     """The pipeline whose dearest stage costs least along a few linear orders, for a throughput."""
-    if problem.objective != "throughput":
+    objective = objective_of(problem)
+    if not (objective.pipelined and objective.on_links):
         return None
     from gdp.methods.pipeline.method import best_pipeline
 

@@ -16,6 +16,7 @@ from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, derived
 from gdp.problem.symmetry import twins
+from gdp.sim.objectives import objective_of
 
 
 class DecodeProblem(NamedTuple):
@@ -160,7 +161,7 @@ def prepare(
         advice_weight=np.zeros(0),
         scale_s=max(times.scale_s, 1e-15),
         fair_s=max(float(1.0 / (1.0 / total).sum()), 1e-30),
-        copies=1.0 if problem.objective in ("latency", "block_latency") else 2.0,
+        copies=objective_of(problem).copies,
         host=cluster.host,
         num_channels=max(cluster.num_channels, 1),
         num_groups=problem.num_groups,

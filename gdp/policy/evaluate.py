@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float, Int
 from gdp.methods.base import Assignment
 from gdp.policy.priorities import RULES, Rule, rank_under, ranks, rules_of
 from gdp.problem.problem import Problem
-from gdp.sim import score
+from gdp.sim.objectives import objective_of
+from gdp.sim.score import values
 
 
 class Rated(NamedTuple):
@@ -32,11 +33,11 @@ def rate(
     """
     count, n = devices.shape
     rules = rules_of(problem) if rules is None else rules
-    if len(rules_of(problem)) == 1:
-        seconds, overflow = score.values(problem, devices)
-    else:
+    if objective_of(problem).ordered:
         rows = ranks(problem, devices, rules).reshape(len(rules) * count, n)
-        seconds, overflow = score.values(problem, np.tile(devices, (len(rules), 1)), rows)
+        seconds, overflow = values(problem, np.tile(devices, (len(rules), 1)), rows)
+    else:
+        seconds, overflow = values(problem, devices)
     seconds, overflow = seconds.reshape(-1, count), overflow.reshape(-1, count)
     best = np.lexsort((seconds, overflow), axis=0)[0]
     column = np.arange(count)

@@ -15,6 +15,7 @@ from gdp.methods.ranks import as_rank
 from gdp.policy.timing import links, priority, timing
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import objective_of
 
 Rule = Literal["upward", "placed", "arrival", "program", "critical"]
 
@@ -26,7 +27,7 @@ graph's own order. critical: longest path through the op, with the costs of the 
 
 def rules_of(problem: Problem) -> tuple[Rule, ...]:
     """The rules that can make a difference: only a latency depends on priorities."""
-    return RULES if problem.objective == "latency" else RULES[:1]
+    return RULES if objective_of(problem).ordered else RULES[:1]
 
 
 def ranks(

@@ -291,7 +291,9 @@ def test_runtime_operators_have_the_shapes_that_the_runtime_makes(
     assert found.detail[-1].input_shapes[0] == result.shape
 
 
-@pytest.mark.parametrize("name", ["op_costs", "onnx_types", "onnx_dims", "onnx_contrib"])
+@pytest.mark.parametrize(
+    "name", ["op_costs", "onnx.shapes.types", "onnx.dims", "onnx.shapes.contrib"]
+)
 def test_docstrings_hold(name: str) -> None:
     tried = doctest.testmod(importlib.import_module(f"gdp.importers.{name}"))
     assert tried.attempted

@@ -10,16 +10,17 @@ from tiny import fork_join, plain_graph, unit_cluster
 import gdp
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Search
+from gdp.methods.exact import period_program, schedule
 from gdp.methods.exact.method import exact
 from gdp.methods.exact.mip import mip
-from gdp.problem.problem import Objective, make_problem
+from gdp.problem.problem import make_problem
 from gdp.sim import host_load
 
 SEARCH = Search(seconds=None, evaluations=100)
 
 
 @pytest.mark.parametrize(("objective", "best_s"), [("latency", 6.0), ("throughput", 4.0)])
-def test_fork_join_is_solved_and_said_to_be(objective: Objective, best_s: float) -> None:
+def test_fork_join_is_solved_and_said_to_be(objective: str, best_s: float) -> None:
     from gdp.sim.score import values
 
     problem = fork_join(objective)
@@ -34,10 +35,10 @@ def test_fork_join_is_solved_and_said_to_be(objective: Objective, best_s: float)
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_what_is_too_large_gets_a_heuristic_and_a_bound(
-    objective: Objective, monkeypatch: pytest.MonkeyPatch
+    objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(period_mip, "MOST_VARIABLES", 3)
-    monkeypatch.setattr(schedule_cp, "MOST_INTERVALS", 3)
+    monkeypatch.setattr(period_program, "MOST_VARIABLES", 3)
+    monkeypatch.setattr(schedule, "MOST_INTERVALS", 3)
     graph = plain_graph(12, [(i, j) for j in range(12) for i in range(j) if (i + j) % 3 == 1])
     compute_s = np.random.default_rng(0).uniform(1.0, 2.0, (12, 2))
     problem = make_problem(graph, unit_cluster(2), compute_s, objective)
@@ -51,7 +52,7 @@ def test_what_is_too_large_gets_a_heuristic_and_a_bound(
 
 
 @pytest.mark.parametrize("objective", ["max_load", "block_latency"])
-def test_objectives_of_host_memory_are_solved(objective: Objective) -> None:
+def test_objectives_of_host_memory_are_solved(objective: str) -> None:
     problem = load_problem(np.random.default_rng(1), 6, 2, 1, objective=objective)
     answer = exact(problem, SEARCH)
     assert answer.proven_optimal

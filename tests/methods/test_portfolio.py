@@ -45,7 +45,7 @@ def test_auto_reaches_the_optimum_of_seven_ops_on_two_devices(seed: int, objecti
     assert answer.assignment is not None
     found = score(problem, answer.assignment.device, answer.assignment.rank)
     # Priorities may beat the best first-ready-first schedule, never lose to it.
-    assert found.value_s(objective) <= best_s * (1 + 1e-12)
+    assert found.value_s <= best_s * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
@@ -54,8 +54,8 @@ def test_auto_is_never_worse_than_a_heuristic(seed: int, objective: str) -> None
     problem = random_problem(seed, 60, 3, objective)
     answer = auto(problem, Search(seconds=None, evaluations=50))
     assert answer.assignment is not None
-    found_s = score(problem, answer.assignment.device, answer.assignment.rank).value_s(objective)
-    assert {c.name for c in answer.candidates} >= {name for name, _ in HEURISTICS}
+    found_s = score(problem, answer.assignment.device, answer.assignment.rank).value_s
+    assert {c.method for c in answer.candidates} >= {name for name, _ in HEURISTICS}
     for candidate in answer.candidates:
         value_s = candidate.latency_s if objective == "latency" else candidate.period_s
         if candidate.feasible:
@@ -75,7 +75,7 @@ def test_an_extra_method_joins_as_one_more_candidate() -> None:
         return Answer(Assignment(np.array([0, 1, 0, 1])), evaluations=1)
 
     answer = auto(problem, Search(seconds=None, evaluations=1), extra=[("oracle", oracle)])
-    assert [c.latency_s for c in answer.candidates if c.name == "oracle"] == [2.0]
+    assert [c.latency_s for c in answer.candidates if c.method == "oracle"] == [2.0]
     assert answer.assignment is not None
     assert score(problem, answer.assignment.device).latency_s == 2.0
 

@@ -1,4 +1,4 @@
-"""Simulated annealing of one placement, for either objective of the event simulator.
+"""Simulated annealing of one placement, for the objectives of the event simulator.
 
 An `Annealer` holds the state of one run; the loops are in `gdp.methods.annealing.annealer_kernels`.
 Steps are deterministic: how they are cut into calls, and so the clock, changes only where they end.
@@ -16,6 +16,7 @@ from gdp.methods.base import Assignment
 from gdp.methods.scoring import Scored, score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.sim.score import values
 
 # Seconds between two looks at the clock, at most: what Ctrl-C waits for.
 _SLICE_S = 0.05
@@ -89,11 +90,14 @@ class Annealer(Protocol):
     def evaluations(self) -> int: ...
 
 
+def annealer_of(problem: Problem) -> type["SimulatingAnnealer"] | type["PeriodAnnealer"]:
+    """The annealer of the problem's objective: compiled, or else one that simulates each step."""
+    return ANNEALERS.get(problem.objective, SimulatingAnnealer)
+
+
 def make_annealer(problem: Problem, start: Scored, seed: int) -> Annealer:
     """An annealer for the problem's objective."""
-    if problem.objective == "throughput":
-        return PeriodAnnealer(problem, start, seed)
-    return LatencyAnnealer(problem, start, seed)
+    return annealer_of(problem)(problem, start, seed)
 
 
 def anneal(
@@ -149,7 +153,7 @@ def anneal_to_fit(
 
 
 class _State:
-    """What both annealers hold."""
+    """What all annealers hold."""
 
     def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
         from gdp.methods.annealing.annealer_kernels import NUM_STEPS, Chain
@@ -260,7 +264,51 @@ def _cumulative(weight: np.ndarray) -> np.ndarray:
     return sums / sums[..., -1:]
 
 
-class LatencyAnnealer:
+class SimulatingAnnealer:
+    """Every step asks the objective for its value: any objective, about 0.1 ms beside that a step.
+
+    Priorities stay those of the start.
+    """
+
+    simulates = True
+    default = AnnealConfig()
+
+    def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
+        self._state = _State(problem, start, seed)
+        self._order = np.arange(problem.num_ops)
+
+    def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
+        from gdp.methods.annealing.annealer_kernels import Schedule, propose_step, settle_step
+
+        s = self._state
+        rank = s.start.assignment.rank
+        plan = Schedule(*s.plan(of, config))
+        for _ in range(steps):
+            if plan.until_fits and s.best_score(rank).overflow_bytes == 0:
+                return True
+            kind = propose_step(s.methods, s.chain, s.proposal, plan, self._order)
+            if kind < 0:
+                continue
+            value_s, overflow = values(s.problem, s.chain.device[None].astype(np.int64), rank)
+            over_bytes = float(overflow[0])
+            settle_step(s.methods, s.chain, s.proposal, plan, kind, float(value_s[0]), over_bytes)
+        return False
+
+    def restart(self) -> None:
+        self._state.restart()
+
+    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
+        self._state.guide(wanted, share)
+
+    def best(self) -> Scored:
+        return self._state.best_score(self._state.start.assignment.rank)
+
+    @property
+    def evaluations(self) -> int:
+        return self._state.evaluations
+
+
+class LatencyAnnealer(SimulatingAnnealer):
     """Every step is one exact simulation, with priorities where the start has some."""
 
     def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
@@ -287,9 +335,6 @@ class LatencyAnnealer:
         self._state.restart()
         self._state.set_order(self._state.chain.order)
 
-    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
-        self._state.guide(wanted, share)
-
     def best(self) -> Scored:
         if not self._by_rank:
             return self._state.best_score(None)
@@ -297,13 +342,12 @@ class LatencyAnnealer:
         rank[self._state.chain.order] = np.arange(len(rank))
         return self._state.best_score(rank)
 
-    @property
-    def evaluations(self) -> int:
-        return self._state.evaluations
-
 
 class PeriodAnnealer:
     """Every step costs what its move changes: O(degree) for each op moved."""
+
+    simulates = False
+    default = AnnealConfig(first_steps=20_000)
 
     def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
         from gdp.methods.annealing.period_moves_kernels import make_loads, new_loads
@@ -361,3 +405,10 @@ class PeriodAnnealer:
     @property
     def evaluations(self) -> int:
         return self._state.evaluations
+
+
+ANNEALERS: dict[str, type[SimulatingAnnealer] | type[PeriodAnnealer]] = {
+    "latency": LatencyAnnealer,
+    "throughput": PeriodAnnealer,
+}
+"""The compiled annealers."""

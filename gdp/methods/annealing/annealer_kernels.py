@@ -1,4 +1,4 @@
-"""Simulated annealing in numba: one loop for latency, one for throughput.
+"""Simulated annealing in numba: one loop for latency, one for throughput, a step for any other.
 
 The energy of a placement is `weight_s * value / value0 + weight_bytes * overflow / bytes0`: what
 does not fit may be passed through, at a price. The best placement is the one that fits best, then
@@ -187,6 +187,35 @@ def anneal_latency(m, a, w, c, p, plan, by_rank, steps):
         else:
             swap_places(w, j, k)
     return False
+
+
+@numba.njit(**BARE)
+@no_type_check
+def propose_step(m, c, p, plan, order):
+    """Make one move, for a caller that evaluates it; its kind, or -1 where there was none."""
+    if c.count[STEP] >= plan.steps:
+        return -1
+    c.count[STEP] += 1
+    kind = min(draw_kind(c, p.random), NUM_KINDS - 1)
+    p.size[0] = 0
+    if c.movable.shape[0] > 0:
+        propose(m, p, c.device, order, order, kind, any_group(p, c.movable))
+        put(m, c, p)
+    if p.size[0] == 0:
+        return -1
+    c.tried[kind] += 1
+    c.count[EVALUATIONS] += 1
+    return kind
+
+
+@numba.njit(**BARE)
+@no_type_check
+def settle_step(m, c, p, plan, kind, value_s, over_bytes):
+    """Keep the move of `propose_step` or take it back, now that its value is known."""
+    if not accept(c, plan, p, value_s, over_bytes):
+        take_back(m, c, p)
+    elif is_best(c):
+        keep_best(c, kind)
 
 
 @numba.njit(**INNER)

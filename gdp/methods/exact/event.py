@@ -24,14 +24,14 @@ _TRIES = 8
 
 def least_period(problem: Problem, search: Search) -> Answer:
     """The placement of least period, as far as the seconds suffice."""
-    from gdp.methods.exact.period_program import MOST_VARIABLES, num_variables, solve_period
+    from gdp.methods.exact.period_program import solve_period, too_large
 
     clock, first = _start(problem, search)
     if isinstance(first, Answer):
         return first
     upper_s = first.value_s if first.overflow_bytes == 0 else np.inf
-    if num_variables(problem) > MOST_VARIABLES:
-        why = f"{num_variables(problem)} variables are too many for a solver"
+    if size := too_large(problem):
+        why = f"{size} are too many for a solver"
         return _answer(problem, first, _work_s(problem), "work over the speed of all devices", why)
     # Targets below the best are decided in less time than the best itself: see mip.least_load.
     best, bound_s, open_s = first, _work_s(problem), np.inf
@@ -72,15 +72,13 @@ def _work_s(problem: Problem) -> float:
 
 def least_latency(problem: Problem, search: Search) -> Answer:
     """The placement of least simulated latency, as far as the seconds suffice."""
-    from gdp.methods.exact.schedule import MOST_INTERVALS, num_intervals, solve_schedule
+    from gdp.methods.exact.schedule import solve_schedule, too_large
 
     clock, first = _start(problem, search)
     if isinstance(first, Answer):
         return first
-    if num_intervals(problem) > MOST_INTERVALS:
-        return _answer(
-            problem, first, 0.0, "", f"{num_intervals(problem)} intervals are too many for a solver"
-        )
+    if size := too_large(problem):
+        return _answer(problem, first, 0.0, "", f"{size} are too many for a solver")
     fits = first.overflow_bytes == 0
     upper_s = first.value_s if fits else _serial_s(problem)
     left_s = None if search.seconds is None else clock.remaining_s()

@@ -13,30 +13,27 @@ The best known lower bound goes with every answer.
 """
 
 import dataclasses
-from dataclasses import dataclass
 
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.scoring import EVENT_OBJECTIVES
+from gdp.methods.exact.mip import PROGRAMS, mip
+from gdp.methods.scoring import refusal
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import objective_of
+from gdp.sim.score import values
 
 _PIPELINE_SHARE = 0.3  # of the seconds, where a pipeline's program comes before the portfolio
 
 
-@dataclass(frozen=True, eq=False)
-class ExactAnswer(Answer):
-    """An answer with one line that says what is proven."""
-
-    notes: tuple[str, ...] = ()
-
-
-def exact(problem: Problem, search: Search) -> ExactAnswer:
+def exact(problem: Problem, search: Search) -> Answer:
     """The best placement of the solver that suits the problem; the notes say what is proven."""
+    if problem.objective not in PROGRAMS:
+        return refusal(problem, "exact", PROGRAMS)
     clock = Clock(search.seconds)
     how, answer = _solved(problem, search)
     if (assignment := answer.assignment) is None:
-        return _noted(answer, ())
+        return dataclasses.replace(answer, candidates=(), notes=())
     answer = _with_bound(problem, answer, clock)
     value_s = _value_s(problem, assignment)
     optimal = answer.proven_optimal or answer.bound_s >= value_s * (1 - 1e-9)
@@ -47,34 +44,19 @@ def exact(problem: Problem, search: Search) -> ExactAnswer:
         note = f"optimum not proven: at most {gap:.2%} better ({how}; bound: {answer.bound_by})"
     else:
         note = f"optimum not proven, no bound known ({how})"
-    return _noted(dataclasses.replace(answer, proven_optimal=optimal), (note,))
-
-
-def _noted(answer: Answer, notes: tuple[str, ...]) -> ExactAnswer:
-    fields = {f.name: getattr(answer, f.name) for f in dataclasses.fields(Answer)}
-    return ExactAnswer(**fields, notes=notes)
+    return dataclasses.replace(answer, proven_optimal=optimal, candidates=(), notes=(note,))
 
 
 def _solved(problem: Problem, search: Search) -> tuple[str, Answer]:
     """(which solver and why, its answer)."""
-    from gdp.methods.exact.mip import mip
-    from gdp.methods.exact.period_program import MOST_VARIABLES, num_variables
-    from gdp.methods.exact.schedule import MOST_INTERVALS, num_intervals
-
-    objective = problem.objective
-    if objective == "max_load":
-        return "mip, HiGHS", mip(problem, search)
-    if objective == "block_latency":
-        return "mip, CP-SAT", mip(problem, search)
-    if objective == "throughput":
-        if num_variables(problem) > MOST_VARIABLES:
-            return _heuristic(problem, search, f"{num_variables(problem)} variables")
-        return "mip, HiGHS", mip(problem, search)
-    if num_intervals(problem) > MOST_INTERVALS:
-        return _heuristic(problem, search, f"{num_intervals(problem)} intervals")
+    program = PROGRAMS[problem.objective]
+    if size := program.too_large(problem):
+        return _heuristic(problem, search, size)
     try:
-        return "mip, CP-SAT", mip(problem, search)
+        return f"mip, {program.solver}", mip(problem, search)
     except MissingExtraError as error:
+        if not objective_of(problem).on_links:
+            raise  # which no heuristic knows
         how, answer = _heuristic(problem, search, "no CP-SAT")
         return f"{how}; {error}", answer
 
@@ -85,14 +67,14 @@ def _heuristic(problem: Problem, search: Search, why: str) -> tuple[str, Answer]
     from gdp.methods.portfolio import auto
 
     how = f"heuristics: {why} are too many for a solver"
-    if problem.objective != "throughput":
+    if not objective_of(problem).pipelined:
         return how, auto(problem, search)
     seconds = search.seconds
     first = None if seconds is None else seconds * _PIPELINE_SHARE
     rest = None if seconds is None else seconds * (1 - _PIPELINE_SHARE)
     pipeline = pipeline_dp(problem, dataclasses.replace(search, seconds=first))
-    found = auto(problem, dataclasses.replace(search, seconds=rest))
-    answers = [a for a in (pipeline, found) if a.assignment is not None] or [found]
+    best = auto(problem, dataclasses.replace(search, seconds=rest))
+    answers = [a for a in (pipeline, best) if a.assignment is not None] or [best]
     return how, min(
         answers,
         key=lambda a: float("inf") if a.assignment is None else _value_s(problem, a.assignment),
@@ -101,7 +83,7 @@ def _heuristic(problem: Problem, search: Search, why: str) -> tuple[str, Answer]
 
 def _with_bound(problem: Problem, answer: Answer, clock: Clock) -> Answer:
     """With the combinatorial bounds of the event simulator's objectives, where they are higher."""
-    if problem.objective not in EVENT_OBJECTIVES:
+    if not objective_of(problem).on_links:
         return answer
     from gdp.bounds.best import best_bound
 
@@ -114,11 +96,4 @@ def _with_bound(problem: Problem, answer: Answer, clock: Clock) -> Answer:
 
 def _value_s(problem: Problem, assignment: Assignment) -> float:
     """What the problem's own evaluator says."""
-    from gdp.sim import block_latency, host_load, score
-
-    device, rank = assignment.device[None], assignment.rank
-    if problem.objective == "max_load":
-        return float(host_load.values(problem, device)[0][0])
-    if problem.objective == "block_latency":
-        return float(block_latency.values(problem, device, rank)[0][0])
-    return float(score.values(problem, device, rank)[0][0])
+    return float(values(problem, assignment.device[None], assignment.rank)[0][0])

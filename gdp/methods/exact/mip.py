@@ -14,13 +14,17 @@ cutoff or hint. Then the model is reduced by rules that keep every better placem
 
 import dataclasses
 import logging
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Int
 
 from gdp.clock import Clock
-from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.base import Answer, Assignment, Method, Search
+from gdp.methods.exact import period_program, schedule
+from gdp.methods.exact.event import least_latency, least_period
 from gdp.methods.exact.hypergraph import LoadModel, load_model, work_bound_s
+from gdp.methods.scoring import refusal
 from gdp.problem.problem import Problem
 
 LOG = logging.getLogger(__name__)
@@ -45,13 +49,9 @@ _ONE_BLOCK = "CP-SAT; every accelerator is called at most once"
 
 def mip(problem: Problem, search: Search) -> Answer:
     """The best placement that the solver of the objective finds, and its bound."""
-    if problem.objective == "max_load":
-        return least_load(problem, search)
-    if problem.objective == "block_latency":
-        return least_block_latency(problem, search)
-    from gdp.methods.exact.event import least_latency, least_period
-
-    return (least_period if problem.objective == "throughput" else least_latency)(problem, search)
+    if problem.objective not in PROGRAMS:
+        return refusal(problem, "mip", PROGRAMS)
+    return PROGRAMS[problem.objective].solve(problem, search)
 
 
 def least_load(problem: Problem, search: Search) -> Answer:
@@ -269,3 +269,21 @@ def _everything_s(problem: Problem) -> float:
     np.add.at(sent_s, problem.graph.use_tensor, 1.0)
     tensor_s = np.array(problem.tensor_s, dtype=float)
     return float(compute_s.sum() + ((sent_s + 1.0) * tensor_s).sum()) or 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """An exact program of one objective."""
+
+    solve: Method
+    solver: str
+    too_large: Callable[[Problem], str] = lambda problem: ""  # how large, where it is for a solver
+
+
+PROGRAMS: dict[str, Program] = {
+    "max_load": Program(least_load, "HiGHS"),
+    "block_latency": Program(least_block_latency, "CP-SAT"),
+    "throughput": Program(least_period, "HiGHS", period_program.too_large),
+    "latency": Program(least_latency, "CP-SAT", schedule.too_large),
+}
+"""The exact program of each objective that has one."""

@@ -34,6 +34,12 @@ def num_variables(problem: Problem) -> int:
     return problem.num_groups * d + problem.graph.num_tensors * d * (d - 1)
 
 
+def too_large(problem: Problem) -> str:
+    """How many variables, where they are too many; nothing where a solver gets through."""
+    count = num_variables(problem)
+    return f"{count} variables" if count > MOST_VARIABLES else ""
+
+
 def solve_period(
     problem: Problem, upper_s: float, seconds: float | None, relative_gap: float = 1e-6
 ) -> LoadSolution:

@@ -43,6 +43,12 @@ def num_intervals(problem: Problem) -> int:
     return problem.num_ops * d + problem.graph.num_tensors * d * (d - 1)
 
 
+def too_large(problem: Problem) -> str:
+    """How many intervals, where they are too many; nothing where a solver gets through."""
+    count = num_intervals(problem)
+    return f"{count} intervals" if count > MOST_INTERVALS else ""
+
+
 def solve_schedule(
     problem: Problem,
     upper_s: float,

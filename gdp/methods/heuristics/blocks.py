@@ -20,6 +20,7 @@ from gdp.methods.scoring import (
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import is_host, same
+from gdp.sim.objectives import objective_of
 
 _MAX_ORDERS = 24  # orders of unlike devices that are tried; fewer on huge graphs
 _MAX_CUTS = 500  # candidate cut points of the exact pipeline split
@@ -45,7 +46,7 @@ def blocks(problem: Problem, search: Search) -> Answer:
 
 def block_assignments(problem: Problem) -> Iterator[Assignment]:
     """The assignments that `blocks` chooses from, the most promising first."""
-    rank = upward_rank(problem) if problem.objective == "latency" else None
+    rank = upward_rank(problem) if objective_of(problem).ordered else None
     seen: set[bytes] = set()
     for sequence in sequences(problem):
         for group_device in _splits(problem, sequence):
@@ -163,7 +164,7 @@ def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np
         return device
 
     orders = device_orders(problem)
-    if problem.objective == "throughput":
+    if objective_of(problem).pipelined:
         for order, ends in _best_cuts(problem, sequence, orders, work_s, bytes_up_to):
             yield placed(order, ends)
     for order in orders:

@@ -21,6 +21,7 @@ from gdp.methods.scoring import (
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.quiet import silent_stdout
+from gdp.sim.objectives import objective_of
 
 # METIS sums integer weights; this keeps sums of a whole graph within 31 bits.
 _TOTAL_WEIGHT = 1 << 28
@@ -51,7 +52,7 @@ def _pymetis() -> Any:
 
 
 def _candidates(problem: Problem, library: Any, seed: int) -> Iterator[Assignment]:
-    rank = upward_rank(problem) if problem.objective == "latency" else None
+    rank = upward_rank(problem) if objective_of(problem).ordered else None
     movable = np.flatnonzero(problem.group_allowed.sum(axis=1) > 1)
     start, neighbour, weight = _adjacency(problem, movable)
     seconds = group_seconds(problem)

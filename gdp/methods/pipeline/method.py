@@ -27,11 +27,11 @@ from gdp.methods.pipeline.orders import best_linear
 from gdp.methods.pipeline.pruning import Program, make_program, work_bound_s
 from gdp.methods.pipeline.stage_costs import group_costs, stage_costs, with_few_states
 from gdp.methods.repair import settle
-from gdp.methods.scoring import EVENT_OBJECTIVES, proven_misfit
-from gdp.methods.scoring import _tiny as tiny_problem
+from gdp.methods.scoring import proven_misfit, tiny_problem
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import Objective, objective_of
+from gdp.sim.score import values
 
-LATENCIES = ("latency", "block_latency")
 _MOST_SEEN = 20_000_000  # down-sets; a million takes about half a second
 _MOST_BYTES = 500_000_000
 _EXACT_SHARE = 0.8  # of the seconds, for the program over down-sets; the rest for linear orders
@@ -72,19 +72,20 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
     """The best contiguous pipeline, and whether that is certain."""
     _compile_once()
     clock = Clock(search.seconds)
-    pipeline = best_pipeline(problem, search, linear_only=problem.objective == "latency")
+    objective = objective_of(problem)
+    pipeline = best_pipeline(problem, search, linear_only=_is_quick(objective))
     bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
-    if problem.objective in LATENCIES:
+    if not objective.pipelined:
         bound = {}  # a latency is no load, and `block_latency` knows CPUs without number
     if pipeline.device is None:
         return Answer(None, reason=_misfit(problem, pipeline), **bound)
-    if problem.objective in EVENT_OBJECTIVES:
+    if objective.on_links:
         return dataclasses.replace(_simulated(problem, search, clock, pipeline), **bound)
-    value_s = _value_s(problem, pipeline.device)
+    value_s = float(values(problem, pipeline.device[None])[0][0])
     return Answer(
         Assignment(pipeline.device),
         reason=_certainty(problem, pipeline, value_s),
-        proven_optimal=problem.objective == "max_load" and value_s <= pipeline.bound_s * SAME,
+        proven_optimal=objective.pipelined and value_s <= pipeline.bound_s * SAME,
         evaluations=1,
         **bound,
     )
@@ -206,8 +207,6 @@ def _random_orders(
 
 def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipeline) -> Answer:
     """The pipeline as the event simulator sees it, with less memory for stages if it must be."""
-    from gdp.sim.score import values
-
     tries = [pipeline]
     for share in _MEMORY_SHARES:
         device = tries[-1].device
@@ -217,7 +216,7 @@ def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipelin
             break
         left_s = None if search.seconds is None else max(0.0, clock.remaining_s())
         rest = dataclasses.replace(search, seconds=left_s)
-        quick = problem.objective == "latency" or clock.is_over()
+        quick = _is_quick(objective_of(problem)) or clock.is_over()
         tries.append(best_pipeline(problem, rest, linear_only=quick, memory_share=share))
     devices = [p.device for p in tries if p.device is not None]
     answer = settle(problem, search, map(Assignment, devices[::-1]), "pipeline_dp", clock)
@@ -227,23 +226,21 @@ def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipelin
         why = "heuristic: stages of less memory than devices have, as activations take the rest"
         return dataclasses.replace(answer, reason=why)
     value_s = float(values(problem, devices[0][None])[0][0])
-    optimal = problem.objective == "throughput" and value_s <= pipeline.bound_s * SAME
+    optimal = objective_of(problem).pipelined and value_s <= pipeline.bound_s * SAME
     return dataclasses.replace(
         answer, reason=_certainty(problem, pipeline, value_s), proven_optimal=optimal
     )
 
 
-def _value_s(problem: Problem, device: Int[np.ndarray, "N"]) -> float:
-    from gdp.sim import block_latency
-
-    judge = max_load if problem.objective == "max_load" else block_latency
-    return float(judge.values(problem, device[None])[0][0])
+def _is_quick(objective: Objective) -> bool:
+    """Whether linear orders are enough: the simulator decides, and not by the dearest stage."""
+    return objective.on_links and not objective.pipelined
 
 
 def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:
     """What is known of a pipeline, in one line."""
-    if problem.objective in LATENCIES:
-        return "heuristic: stages of least load, which is not latency"
+    if not objective_of(problem).pipelined:
+        return f"heuristic: stages of least load, which is not {objective_of(problem).quantity}"
     if value_s <= pipeline.bound_s * SAME:
         return "optimal: no placement takes less than its work over the speed of all devices"
     if pipeline.num_left_out:
@@ -260,7 +257,7 @@ def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:
 
 def _misfit(problem: Problem, pipeline: Pipeline) -> str:
     """Why there is no pipeline."""
-    if problem.objective in EVENT_OBJECTIVES and (proof := proven_misfit(problem)) is not None:
+    if objective_of(problem).on_links and (proof := proven_misfit(problem)) is not None:
         return f"infeasible: {proof}"
     if pipeline.is_optimal:
         return (

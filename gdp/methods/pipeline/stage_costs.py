@@ -24,6 +24,7 @@ from gdp.methods.pipeline.elements import Contraction
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import classes_of, is_host, same
 from gdp.sim.host_load import is_cpu
+from gdp.sim.objectives import objective_of
 
 _MOST_STATES = 1024
 
@@ -57,12 +58,12 @@ class StageCosts:
 def stage_costs(problem: Problem, contraction: Contraction) -> StageCosts:
     """The costs of a problem's stages; latency objectives get those of the matching pipeline."""
     classes = device_classes(problem)
-    if problem.objective in ("max_load", "block_latency"):
-        lanes, rows, edges = _max_load_edges(problem, contraction, classes)
-        is_bound = problem.objective == "max_load"
-    else:
+    objective = objective_of(problem)
+    if objective.on_links:
         lanes, rows, edges, is_bound = _pipeline_edges(problem, contraction, classes)
-        is_bound &= problem.objective == "throughput"
+    else:
+        lanes, rows, edges = _host_edges(problem, contraction, classes)
+        is_bound = True
     m = contraction.num_elements
     work_s, barred = _work(problem, contraction.element, m, classes)
     return StageCosts(
@@ -73,7 +74,7 @@ def stage_costs(problem: Problem, contraction: Contraction) -> StageCosts:
         lanes=lanes,
         num_rows=rows,
         edges=_merge_equal(edges),
-        is_bound=is_bound,
+        is_bound=is_bound and objective.pipelined,
     )
 
 
@@ -178,7 +179,7 @@ def _tensor_pins(
     return found
 
 
-def _max_load_edges(
+def _host_edges(
     problem: Problem, contraction: Contraction, classes: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[tuple[tuple[bool, int], ...], ...], int, list[Edge]]:
     if problem.tensor_s is None:

@@ -11,6 +11,7 @@ from gdp.methods.ranks import upward_rank
 from gdp.problem.arrays import arrays_of
 from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem, derived
+from gdp.sim.objectives import objective_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Coarse:
         """Fine placements of a coarse one, with different priorities."""
         device = assignment.device[self.part_of]
         ranks: list[Int[np.ndarray, "N"] | None] = [None]
-        if problem.objective == "latency":
+        if objective_of(problem).ordered:
             ranks.append(upward_rank(problem))
             if assignment.rank is not None:
                 by_part = np.lexsort((np.arange(problem.num_ops), assignment.rank[self.part_of]))

@@ -9,7 +9,13 @@ from functools import partial
 import numpy as np
 
 from gdp.clock import Clock
-from gdp.methods.annealing.annealer import AnnealConfig, Annealer, anneal, make_annealer
+from gdp.methods.annealing.annealer import (
+    AnnealConfig,
+    Annealer,
+    anneal,
+    annealer_of,
+    make_annealer,
+)
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.blocks import block_assignments
 from gdp.methods.heuristics.list_schedule import heft_assignments
@@ -27,6 +33,7 @@ from gdp.methods.scoring import (
 )
 from gdp.methods.search.coarse import Coarse, coarse_problem
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import objective_of
 
 LOG = logging.getLogger(__name__)
 
@@ -38,7 +45,7 @@ Guide = Callable[[Problem, Annealer], None]
 class SearchConfig:
     """How the budget is spent."""
 
-    coarse_above: int = 3000  # ops; larger graphs are searched coarsely first (latency)
+    coarse_above: int = 3000  # ops; where steps simulate, larger graphs are searched coarsely first
     coarse_ops: int = 1000  # groups that are moved and simulated as one
     coarse_share: float = 0.6  # of the budget
     start_share: float = 0.3  # of the seconds, for finding starts where none is given
@@ -117,7 +124,7 @@ def improve(
             best = min(best, fixed, key=lambda scored: scored.key)
         starts = _with_best_ranks(problem, starts, budget)
         best = min(best, *starts, key=lambda scored: scored.key)
-        if problem.objective == "latency" and problem.num_ops > config.coarse_above:
+        if annealer_of(problem).simulates and problem.num_ops > config.coarse_above:
             found = _search_coarse(problem, starts, search, budget, config)
             starts = [*found, *starts][:2]
             best = min(best, *starts, key=lambda scored: scored.key)
@@ -162,7 +169,7 @@ class _Budget:
 
 def _with_best_ranks(problem: Problem, starts: list[Scored], budget: _Budget) -> list[Scored]:
     """Each start with the priorities that suit it best: its own, none, or upward ranks."""
-    if problem.objective != "latency":
+    if not objective_of(problem).ordered:
         return starts
     rank = upward_rank(problem)
     chosen = []
@@ -191,7 +198,7 @@ def _search(
     config: AnnealConfig | None = None,
 ) -> Scored:
     """Rounds of annealing from every start, then from the chains that keep up."""
-    config = config or default_config(problem)
+    config = config or annealer_of(problem).default
     chains = [make_annealer(problem, start, seed * 64 + k) for k, start in enumerate(starts)]
     steps = config.first_steps
     for round_number in itertools.count():
@@ -229,13 +236,6 @@ def _round(
         best = min(best, chain.best(), key=lambda scored: scored.key)
         budget.report(best)
     return best
-
-
-def default_config(problem: Problem) -> AnnealConfig:
-    """Rounds that suit the cost of a step: a simulation, or the change of a few sums."""
-    if problem.objective == "throughput":
-        return AnnealConfig(first_steps=20_000)
-    return AnnealConfig()
 
 
 def _search_coarse(

@@ -13,6 +13,7 @@ from gdp.policy.priorities import RULES, rank_under
 from gdp.policy.timing import links, squash, timing, up
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import objective_of
 
 NUM_ADVISED = 7
 """Columns of `op`."""
@@ -53,7 +54,7 @@ def _ops(problem: Problem, found: Advice) -> Float[np.ndarray, "N 7"]:
     np.add.at(table[:, 1], graph.producer[graph.use_tensor], seconds)
     table[:, :2] = squash(table[:, :2])
     table[:, 2] = (found.device[1:] == device).mean(axis=0)
-    if problem.objective == "latency":
+    if objective_of(problem).ordered:
         table[:, 3:] = _schedule(problem, device, found.rule)
     return table
 

@@ -14,6 +14,7 @@ from gdp.policy.advice import Advice
 from gdp.policy.timing import Timing, down, mean_link, pairs, squash, timing, up
 from gdp.policy.view.advised_features import NUM_ADVISED, advised_features
 from gdp.problem.problem import Problem, derived
+from gdp.sim.objectives import objective_of
 
 NUM_OP_TYPES = 64
 """Op types are hashed into this many classes, so that an unknown type has an embedding too."""
@@ -171,7 +172,7 @@ def _whole(problem: Problem, times: Timing) -> Float[np.ndarray, "H"]:
     work_s = max(float(times.mean_cost_s.sum()), 1e-12)
     path_s = max(float(times.up_s.max()), 1e-12)
     capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).sum())
-    latency = problem.objective in ("latency", "block_latency")
+    latency = not objective_of(problem).pipelined
     return np.array(
         [
             np.log10(graph.num_ops) / 4, d / 8.0, 1.0 / d,

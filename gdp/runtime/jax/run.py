@@ -11,7 +11,6 @@ from gdp.cluster.types import Cluster
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.model import JaxModel, Recorded
-from gdp.problem.problem import Objective
 from gdp.runtime.jax.devices import jax_devices
 from gdp.runtime.jax.measure import Contender, measure, piece_seconds
 from gdp.runtime.jax.program import CutProgram, Layout
@@ -42,7 +41,7 @@ def run_jax(
     cluster: Cluster,
     device: Int[np.ndarray, "N"],
     *,
-    objective: Objective = "latency",
+    objective: str = "latency",
     rounds: int = 5,
     seed: int = 0,
     seconds: float = 10.0,
@@ -106,15 +105,16 @@ def run_jax(
     )
 
 
-def make_plan(prediction: Prediction, objective: Objective) -> Plan:
+def make_plan(prediction: Prediction, objective: str) -> Plan:
     """Segments for an objective, as the simulator runs them: few for throughput, those that let
     other devices start early for latency."""
     from gdp.sim.latency import simulate
+    from gdp.sim.objectives import find_objective
     from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
     from gdp.sim.throughput import periods
 
     problem, device, group_of = prediction
-    if objective in ("latency", "block_latency"):
+    if not find_objective(objective).pipelined:
         segment = latency_segments(problem, device)
     else:
         segment = segments(problem.graph, device)

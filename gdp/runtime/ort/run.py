@@ -11,7 +11,6 @@ from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
-from gdp.problem.problem import Objective
 from gdp.runtime.ort.compare import (
     Comparison,
     compare,
@@ -58,7 +57,7 @@ def run_onnx(
     device: Int[np.ndarray, "N"],
     *,
     dims: Mapping[str, int] | None = None,
-    objective: Objective = "latency",
+    objective: str = "latency",
     seed: int = 0,
     rounds: int = 5,
     seconds: float = 15.0,

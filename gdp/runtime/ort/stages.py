@@ -12,10 +12,11 @@ from gdp.cluster.types import Cluster
 from gdp.costs.roofline import roofline
 from gdp.exporters.ort_cut import Cut, cut_model
 from gdp.graph.op_graph import OpGraph
-from gdp.problem.problem import Objective, Problem, make_problem
+from gdp.problem.problem import Problem, make_problem
 from gdp.runtime.ort.pipeline import Stage
 from gdp.runtime.ort.sessions import make_session, pinned
 from gdp.runtime.ort.source import Source
+from gdp.sim.objectives import find_objective
 from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
 
 
@@ -45,7 +46,7 @@ class Plan:
 
 
 def roofline_prediction(
-    graph: OpGraph, cluster: Cluster, device: Int[np.ndarray, "N"], objective: Objective
+    graph: OpGraph, cluster: Cluster, device: Int[np.ndarray, "N"], objective: str
 ) -> Prediction:
     """Datasheet costs of the ops as the runtime fuses them."""
     from gdp.graph.fuse import fuse
@@ -56,7 +57,7 @@ def roofline_prediction(
 
 
 def make_plan(
-    model: onnx.ModelProto, graph: OpGraph, prediction: Prediction, objective: Objective
+    model: onnx.ModelProto, graph: OpGraph, prediction: Prediction, objective: str
 ) -> Plan:
     """The model cut for an objective: few segments for throughput, those that let other devices
     start early for latency."""
@@ -64,7 +65,7 @@ def make_plan(
     from gdp.sim.throughput import periods
 
     problem, device, group_of = prediction
-    if objective in ("latency", "block_latency"):
+    if not find_objective(objective).pipelined:
         fused_segment = latency_segments(problem, device)
     else:
         fused_segment = segments(problem.graph, device)

@@ -14,6 +14,7 @@ from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError, MissingExtraError
+from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.placement import Placement, make_placement, require
@@ -67,12 +68,6 @@ def pose(
         labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
     fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
     model, label = resolve_costs(costs, cluster)
-    size = fused.graph.num_ops
-    fused_allowed = np.ones((size, cluster.num_devices), dtype=bool)
-    np.logical_and.at(fused_allowed, fused.group_of, allowed)
-    fused_together = None
-    if together is not None:
-        fused_together = _fused_ids(together, fused.group_of, size)
     # A learned model knows what a runtime fuses and reads the model's own ops; a roofline is right
     # for a fused op as a whole, whose inner tensors cost no traffic.
     if getattr(model, "reads_unfused", False):
@@ -86,8 +81,8 @@ def pose(
         cluster,
         seconds,
         objective,
-        allowed=fused_allowed,
-        together=fused_together,
+        allowed=all_per_group(allowed, fused.group_of),
+        together=None if together is None else joined(fused.group_of, together),
         tensor_s=_tensor_s(fused.graph, cluster, objective),
     )
     return Posed(problem, fused.group_of, label)
@@ -100,19 +95,6 @@ def _tensor_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndar
     from gdp.sim.host_load import host_transfer_s
 
     return host_transfer_s(graph, cluster)
-
-
-def _fused_ids(
-    together: Int[np.ndarray, "N"], group_of: Int[np.ndarray, "N"], size: int
-) -> Int[np.ndarray, "M"]:
-    """Ids over fused ops such that two share one when any of their ops do."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    ids = together + size
-    total = int(ids.max()) + 1
-    links = coo_array((np.ones(len(ids)), (group_of, ids)), shape=(total, total))
-    return connected_components(links, directed=False)[1][:size].astype(np.int64)
 
 
 def methods(checkpoint: str | Path | None = None) -> dict[str, Method]:

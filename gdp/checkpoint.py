@@ -21,7 +21,7 @@ import numpy as np
 from gdp.errors import GdpError
 from gdp.files import staging as new_folder
 from gdp.folders import put_in_place, standing
-from gdp.reading import Kind, convert, read_bytes, read_json
+from gdp.reading import Kind, convert, read_json
 from gdp.targets import Permit, require_folder
 
 SCHEMA = 1
@@ -162,13 +162,6 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"checkpoint {str(path)!r} has schema {head.schema}, this gdp reads {SCHEMA}"
         )
     return document
-
-
-def read_recipe(path: str | os.PathLike[str]) -> str:
-    """The TOML recipe that a checkpoint was trained with."""
-    read_meta(path)
-    where = standing(Path(path)) / "recipe.toml"
-    return read_bytes(where, Kind("recipe", CheckpointError)).decode(errors="replace")
 
 
 def _paths(tree: Any) -> list[tuple[str, Any]]:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
+from gdp.graph.groups import merge_ids
 from gdp.graph.op_graph import OpGraph
 from gdp.reading import Kind, read_toml
 
@@ -120,13 +121,11 @@ def together_ids(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N
     """Ids that ops kept together share, or None without such demands."""
     if not constraints.together:
         return None
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    n = graph.num_ops
-    links = [matching(graph, glob) for glob in constraints.together]
-    links = [ops[~graph.is_io[ops]] for ops in links]
-    src = np.concatenate([ops[:-1] for ops in links])
-    dst = np.concatenate([ops[1:] for ops in links])
-    matrix = coo_array((np.ones(len(src)), (src, dst)), shape=(n, n))
-    return connected_components(matrix, directed=False)[1].astype(np.int64)
+    ids = np.arange(graph.num_ops)
+    for glob in constraints.together:
+        ops = matching(graph, glob)
+        ops = ops[~graph.is_io[ops]]
+        tied = np.arange(graph.num_ops)
+        tied[ops] = ops.min(initial=graph.num_ops)
+        ids = merge_ids(ids, tied)
+    return ids

@@ -2,6 +2,7 @@
 
 import re
 from decimal import Decimal
+from typing import SupportsFloat
 
 _SCALE = {
     "": 1, "b": 1,
@@ -37,17 +38,18 @@ def _bounded(size: float, text: str | int) -> int:
     return int(size)
 
 
-def format_bytes(size: float) -> str:
+def format_bytes(size: SupportsFloat) -> str:
     """A size in the largest binary unit that leaves at least 1.
 
-    >>> format_bytes(3 * 2**30)
-    '3.00 GiB'
+    >>> format_bytes(3 * 2**30), format_bytes(700)
+    ('3.00 GiB', '700 B')
     """
+    left = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} TiB"
+        if abs(left) < 1024:
+            return f"{left:.0f} B" if unit == "B" else f"{left:.2f} {unit}"
+        left /= 1024
+    return f"{left:.2f} TiB"
 
 
 def format_seconds(seconds: float) -> str:

@@ -25,6 +25,8 @@ from gdp.bounds.paths import Arcs, Spans
 from gdp.bounds.work import shared_work_s
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.problem.symmetry import links_alike, same
+from gdp.sim.engine import arrays
 
 MAX_DEVICES = 64
 MAX_OPS = 10_000  # bit sets of ancestors take N * N / 8 bytes, pairs N * N / 2 steps
@@ -86,13 +88,12 @@ def find_spans(
     pairs = _pairs(problem, arcs, head_s)
     pairs.sort(key=lambda pair: len(pair[2]))
     known: dict[bytes, Float[np.ndarray, "D D"]] = {}
-    links = _Links.of(problem)
     found: list[tuple[int, int, Float[np.ndarray, "D D"]]] = []
     for k, (u, v, inner) in enumerate(pairs):
         left_s = seconds - (time.perf_counter() - began_s)
         if left_s <= 0:
             break
-        part = _part(problem, arcs, links, u, v, inner)
+        part = _part(problem, arcs, u, v, inner)
         span_s = np.tile(arcs.op_s[v], (d, 1))
         if part is None or len(inner) > _MANY_INNER:
             span_s = span_s + shared_work_s(arcs.op_s[inner])[0]
@@ -137,38 +138,7 @@ def _pairs(
     return pairs
 
 
-class _Links(NamedTuple):
-    """The links as a part has them, and which devices they treat alike."""
-
-    channel: Int[np.ndarray, "D D"]
-    num_channels: int
-    alike: Bool[np.ndarray, "D D"]
-
-    @staticmethod
-    def of(problem: Problem) -> "_Links":
-        from gdp.sim.engine import arrays
-
-        flat = arrays(problem)
-        d = problem.num_devices
-        alike = np.eye(d, dtype=bool)
-        off = ~np.eye(d, dtype=bool)
-        channels = len(np.unique(flat.channel[off]))
-        for i in range(d):
-            for j in range(i):
-                swap = np.arange(d)
-                swap[[i, j]] = j, i
-                moved = np.ix_(swap, swap)
-                same = (flat.latency_s[moved] == flat.latency_s).all()
-                same = same and (flat.bytes_per_s[moved] == flat.bytes_per_s).all()
-                # Channels must be renamed one to one.
-                pairs = flat.channel[off] * d * d + flat.channel[moved][off]
-                alike[i, j] = alike[j, i] = same and len(np.unique(pairs)) == channels
-        return _Links(flat.channel, int(flat.channel.max()) + 1, alike)
-
-
-def _part(
-    problem: Problem, arcs: Arcs, links: _Links, u: int, v: int, inner: Int[np.ndarray, "I"]
-) -> Part | None:
+def _part(problem: Problem, arcs: Arcs, u: int, v: int, inner: Int[np.ndarray, "I"]) -> Part | None:
     """The ops between u and v, and v, as a problem of their own; None where there are too many."""
     from gdp.bounds.spans_kernels import MAX_NODES, NO_TIE, TIED_TO_SOURCE
 
@@ -203,7 +173,7 @@ def _part(
             tied[k] = TIED_TO_SOURCE
         elif len(earlier):
             tied[k] = earlier[0]
-    op_s, opens_s = arcs.op_s[ops], arcs.opens_s[ops]
+    op_s, opens_s, channel = arcs.op_s[ops], arcs.opens_s[ops], arrays(problem).channel
     return Part(
         op_s=op_s,
         opens_s=opens_s,
@@ -215,32 +185,10 @@ def _part(
         tensor_bytes=a.tensor_bytes[list(tensors)].astype(np.float64),
         latency_s=arcs.latency_s,
         s_per_byte=arcs.s_per_byte,
-        channel=links.channel,
-        num_channels=links.num_channels,
-        alike=_alike(links, op_s, opens_s),
+        channel=channel,
+        num_channels=int(channel.max()) + 1,
+        alike=(links_alike(problem) & same(op_s, opens_s)).argmax(axis=1),
     )
-
-
-def _alike(
-    links: _Links, op_s: Float[np.ndarray, "n D"], opens_s: Float[np.ndarray, "n D"]
-) -> Int[np.ndarray, "D"]:
-    """The smallest device that each device can be exchanged with in a part."""
-    d = op_s.shape[1]
-    number = np.arange(d)
-    for j in range(d):
-        for i in range(j):
-            # Alike with all devices of that number, so that any renaming among them is fine.
-            class_of = [k for k in range(j) if number[k] == i]
-            same = class_of and all(
-                links.alike[k, j]
-                and (op_s[:, k] == op_s[:, j]).all()
-                and (opens_s[:, k] == opens_s[:, j]).all()
-                for k in class_of
-            )
-            if same:
-                number[j] = i
-                break
-    return number
 
 
 def _span_s(part: Part, has_source: bool, has_target: bool, limit: int) -> Float[np.ndarray, "D D"]:

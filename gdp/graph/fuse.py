@@ -6,10 +6,12 @@ one of the original.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.graph.groups import joined, sum_per_group
 from gdp.graph.op_classes import is_cheap, is_reduction
 from gdp.graph.op_graph import OpGraph, make_graph
 
@@ -31,23 +33,9 @@ class Fused:
         self.group_of.setflags(write=False)
 
 
-def expand(
-    fused: Fused, device: Int[np.ndarray, "M"], rank: Int[np.ndarray, "M"] | None = None
-) -> tuple[Int[np.ndarray, "N"], Int[np.ndarray, "N"] | None]:
-    """Device and priority of every original op: those of its group."""
-    return device[fused.group_of], None if rank is None else rank[fused.group_of]
-
-
 def group_seconds(fused: Fused, seconds: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "M D"]:
     """Seconds of every group: the sum over its ops, inf where a device lacks one of them."""
-    total = np.zeros((fused.graph.num_ops, seconds.shape[1]))
-    np.add.at(total, fused.group_of, seconds)
-    return total
-
-
-def compose(first: Fused, second: Fused) -> Fused:
-    """The contraction of `first`, then of its result by `second`, as one."""
-    return Fused(second.graph, second.group_of[first.group_of])
+    return sum_per_group(seconds, fused.group_of)
 
 
 def fuse(
@@ -136,6 +124,7 @@ def _fused_groups(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray
     # At most one heavy op, or any number of reductions, but not both.
     work = np.where(cheap, 0.0, np.where(reduction, 1e-3, 1.0))
     load = np.column_stack([work, _weight_load(graph)])
+    limits = _Limits(load, np.ones(2), _class_counts(graph), _MAX_CLASSES)
     group_of = np.arange(graph.num_ops)
     # Producers first: an op joins its reader only when no producer has taken it.
     for readers in (False, True):
@@ -143,10 +132,7 @@ def _fused_groups(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray
             groups = _groups(graph, group_of)
             light = _sum(load[:, 0], group_of) < 1.0
             pairs, wide = _fusible_pairs(groups, light, _sum(_work_s(graph), group_of), readers)
-            merged = _contract(
-                graph, groups, pairs, wide, label, load, np.ones(2), _class_counts(graph),
-                _MAX_CLASSES,
-            )  # fmt: skip
+            merged = _contract(graph, groups, pairs, wide, label, limits)
             if merged.max() == group_of.max():
                 break
             group_of = merged
@@ -193,10 +179,9 @@ def _coarse_groups(
         cap = np.array([total[0] * cap_share, 4 * total[1] * cap_share, 1.0])
         groups = _groups(graph, group_of)
         pairs = np.concatenate(list(_coarse_pairs(groups, cap_share > 1.0)))
-        merged = _contract(
-            graph, groups, pairs, np.ones(len(pairs), bool), label, load, cap,
-            class_work, 16 * cap[0], max_ops,
-        )  # fmt: skip
+        limits = _Limits(load, cap, class_work, 16 * cap[0])
+        anywhere = np.ones(len(pairs), bool)
+        merged = _contract(graph, groups, pairs, anywhere, label, limits, max_ops)
         # A pass that still finds much to do may go on with the same caps.
         if merged.max() > 0.9 * group_of.max():
             cap_share *= 2
@@ -223,16 +208,22 @@ def _coarse_pairs(groups: _Groups, blocks: bool) -> Iterator[Int[np.ndarray, "C 
         yield np.column_stack([every[:-1], every[1:]])
 
 
+class _Limits(NamedTuple):
+    """What a group may hold of several loads, and what a class tied together may."""
+
+    load: Float[np.ndarray, "N K"]
+    cap: Float[np.ndarray, "K"]
+    class_load: Float[np.ndarray, "N"]
+    class_cap: float
+
+
 def _contract(
     graph: OpGraph,
     groups: _Groups,
     pairs: Int[np.ndarray, "C 2"],
     may_join: Bool[np.ndarray, "C"],
     label: Int[np.ndarray, "N"],
-    load: Float[np.ndarray, "N K"],
-    cap: Float[np.ndarray, "K"],
-    class_load: Float[np.ndarray, "N"],
-    class_cap: float,
+    limits: _Limits,
     target: int = 1,
 ) -> Int[np.ndarray, "N"]:
     """The group of every op after one pass over the pairs; groups in topological order."""
@@ -244,15 +235,15 @@ def _contract(
     classes, class_of = _group_classes(graph, group_of)
     # Each original class counts once in the class that holds it now.
     _, one = np.unique(graph.colocate, return_index=True)
-    klass_load = np.bincount(class_of[one], class_load[one], int(classes.max()) + 1)
+    klass_load = np.bincount(class_of[one], limits.class_load[one], int(classes.max()) + 1)
     by_dst = np.lexsort((groups.src, groups.dst))
     every = np.arange(num + 1)
-    summed = np.column_stack([_sum(column, group_of) for column in load.T])
+    summed = np.column_stack([_sum(column, group_of) for column in limits.load.T])
     root, pos = contract(
         np.searchsorted(groups.src, every), groups.dst,
         np.searchsorted(groups.dst[by_dst], every), groups.src[by_dst],
         np.ascontiguousarray(pairs), may_join, label[first], np.ascontiguousarray(summed),
-        cap, classes, klass_load, class_cap, target,
+        limits.cap, classes, klass_load, limits.class_cap, target,
     )  # fmt: skip
     roots = np.flatnonzero(root == np.arange(num))
     number = np.empty(num, dtype=np.int64)
@@ -264,16 +255,8 @@ def _group_classes(
     graph: OpGraph, group_of: Int[np.ndarray, "N"]
 ) -> tuple[Int[np.ndarray, "G"], Int[np.ndarray, "N"]]:
     """Colocation class of every group and of every op: a group ties its ops' classes together."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    num = int(group_of.max()) + 1
-    colocate = np.unique(graph.colocate, return_inverse=True)[1]
-    size = num + int(colocate.max()) + 1
-    links = coo_array((np.ones(graph.num_ops), (group_of, num + colocate)), shape=(size, size))
-    labels = connected_components(links, directed=False)[1].astype(np.int64)
-    labels = np.unique(labels[:num], return_inverse=True)[1]
-    return labels, labels[group_of]
+    classes = joined(group_of, graph.colocate)
+    return classes, classes[group_of]
 
 
 def _class_counts(graph: OpGraph) -> Float[np.ndarray, "N"]:

@@ -164,11 +164,7 @@ def contract(
             pos[a] = pos[b]
         elif num_before > 0:
             _reorder(a, b, before, num_before, after, num_after, pos, a)
-        parent[b] = a
-        following[tail[a]] = head[b]
-        tail[a] = tail[b]
-        for k in range(len(cap)):
-            load[a, k] += load[b, k]
+        _merge(a, b, parent, head, tail, following, load)
         if ca != cb:
             class_parent[cb] = ca
             klass_load[ca] += klass_load[cb]
@@ -176,6 +172,17 @@ def contract(
     for g in range(num):
         parent[g] = _find(parent, g)
     return parent, pos
+
+
+@numba.njit(cache=KEEP, nogil=True)
+@typing.no_type_check
+def _merge(a, b, parent, head, tail, following, load):
+    """Let group a take over the members and the load of b."""
+    parent[b] = a
+    following[tail[a]] = head[b]
+    tail[a] = tail[b]
+    for k in range(load.shape[1]):
+        load[a, k] += load[b, k]
 
 
 @numba.njit(cache=KEEP, nogil=True)

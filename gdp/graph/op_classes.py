@@ -7,6 +7,11 @@ from gdp.graph.op_graph import OpGraph
 
 
 def names(text: str) -> frozenset[str]:
+    """Op types written as words.
+
+    >>> sorted(names("Relu Add"))
+    ['Add', 'Relu']
+    """
     return frozenset(text.split())
 
 

@@ -8,9 +8,10 @@ import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from gdp.errors import ModelError
 
@@ -23,6 +24,7 @@ MAX_BYTES = 1 << 53
 """Bytes of all weights, or of all tensors, of a graph: 9 PB. Up to here sums are exact as float64
 and as int64, those of a thousand samples in flight too; beyond, they would wrap and seem to fit."""
 
+T = TypeVar("T")
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 
@@ -53,8 +55,8 @@ class OpGraph:
     weight_bytes: Int[np.ndarray, "N"]  # parameters, optimizer state and constants the op holds
     weight_id: Int[np.ndarray, "N"]  # ops that share a tied weight share an id
     tensor_bytes: Int[np.ndarray, "T"]
-    producer: Int[np.ndarray, "T"]  # [t]: the op that makes t
-    use_tensor: Int[np.ndarray, "E"]  # (tensor, op) pairs, each at most once, sorted by op
+    producer: Int[np.ndarray, "T"]  # [t]: the op that makes t, ascending
+    use_tensor: Int[np.ndarray, "E"]  # (tensor, op) pairs, each once, sorted by op, then tensor
     use_op: Int[np.ndarray, "E"]
     colocate: Int[np.ndarray, "N"]  # ops with one id must share a device
     is_backward: Bool[np.ndarray, "N"]
@@ -71,14 +73,17 @@ class OpGraph:
 
     @property
     def num_ops(self) -> int:
+        """N, inputs and outputs of the graph included."""
         return len(self.op_names)
 
     @property
     def num_tensors(self) -> int:
+        """T, tensors that nothing reads included."""
         return len(self.tensor_bytes)
 
     @property
     def num_uses(self) -> int:
+        """E, the (tensor, op) pairs."""
         return len(self.use_tensor)
 
     @functools.cached_property
@@ -95,6 +100,7 @@ class OpGraph:
 
     @functools.cached_property
     def op_index(self) -> dict[str, int]:
+        """The index of each op by its name."""
         return {name: index for index, name in enumerate(self.op_names)}
 
     @functools.cached_property
@@ -140,46 +146,58 @@ def make_graph(
     tensor_bytes = np.array([b for _, b in tensors], dtype=np.int64)
     pairs = np.array(sorted(set(uses)), dtype=np.int64).reshape(-1, 2)
     _check_ids(name, n, t, producer, pairs)
-    order = topological_order(n, producer[pairs[:, 0]], pairs[:, 1])
-    if len(order) < n:
-        stuck = op_names[int(np.setdiff1d(np.arange(n), order)[0])]
-        raise ModelError(f"graph {name!r} has a cycle through or before op {stuck!r}")
-    position = np.empty(n, dtype=np.int64)
-    position[order] = np.arange(n)
+    order = _op_order(name, op_names, producer[pairs[:, 0]], pairs[:, 1])
+    position = _inverse(order)
     # Tensors are renumbered by producer, so that an op's tensors are contiguous.
-    tensor_order = np.lexsort((np.arange(t), position[producer] if t else producer))
-    tensor_position = np.empty(t, dtype=np.int64)
-    tensor_position[tensor_order] = np.arange(t)
-    use_op, use_tensor = position[pairs[:, 1]], tensor_position[pairs[:, 0]]
+    by_producer = np.lexsort((np.arange(t), position[producer] if t else producer))
+    use_op, use_tensor = position[pairs[:, 1]], _inverse(by_producer)[pairs[:, 0]]
     by_op = np.lexsort((use_tensor, use_op))
-
-    def pick(values: Sequence | np.ndarray | None, default: np.ndarray, dtype: type) -> np.ndarray:
-        array = default if values is None else np.asarray(values)
-        return array.astype(dtype)[order]
-
     zeros, own = np.zeros(n), np.arange(n)
-    texts = [""] * n if scope is None else list(scope)
-    details = [OpDetail()] * n if detail is None else list(detail)
-    names = [f"t{i}" for i in range(t)] if tensor_names is None else list(tensor_names)
-    ops, types = list(op_names), list(op_types)
     return OpGraph(
         name=name,
-        op_names=tuple(ops[i] for i in order),
-        op_types=tuple(types[i] for i in order),
-        flop=pick(flop, zeros, float),
-        memory_traffic_bytes=pick(memory_traffic_bytes, zeros, float),
-        weight_bytes=pick(weight_bytes, zeros, np.int64),
-        weight_id=pick(weight_id, own, np.int64),
-        tensor_bytes=tensor_bytes[tensor_order],
-        producer=position[producer[tensor_order]] if t else producer,
+        op_names=_picked(op_names, order),
+        op_types=_picked(op_types, order),
+        flop=_filled(flop, zeros, float)[order],
+        memory_traffic_bytes=_filled(memory_traffic_bytes, zeros, float)[order],
+        weight_bytes=_filled(weight_bytes, zeros, np.int64)[order],
+        weight_id=_filled(weight_id, own, np.int64)[order],
+        tensor_bytes=tensor_bytes[by_producer],
+        producer=position[producer[by_producer]] if t else producer,
         use_tensor=use_tensor[by_op],
         use_op=use_op[by_op],
-        colocate=pick(colocate, own, np.int64),
-        is_backward=pick(is_backward, zeros, bool),
-        scope=tuple(texts[i] for i in order),
-        detail=tuple(details[i] for i in order),
-        tensor_names=tuple(names[i] for i in tensor_order),
+        colocate=_filled(colocate, own, np.int64)[order],
+        is_backward=_filled(is_backward, zeros, bool)[order],
+        scope=_picked([""] * n if scope is None else scope, order),
+        detail=_picked([OpDetail()] * n if detail is None else detail, order),
+        tensor_names=_picked(tensor_names or [f"t{i}" for i in range(t)], by_producer),
     )
+
+
+def _filled(
+    values: Sequence | np.ndarray | None, default: np.ndarray, dtype: type
+) -> Shaped[np.ndarray, "N"]:
+    return (default if values is None else np.asarray(values)).astype(dtype)
+
+
+def _picked(values: Sequence[T], order: Int[np.ndarray, "M"]) -> tuple[T, ...]:
+    return tuple(values[i] for i in order.tolist())
+
+
+def _op_order(
+    name: str, op_names: Sequence[str], src: Int[np.ndarray, "E"], dst: Int[np.ndarray, "E"]
+) -> Int[np.ndarray, "N"]:
+    order = topological_order(len(op_names), src, dst)
+    if len(order) < len(op_names):
+        stuck = op_names[int(np.setdiff1d(np.arange(len(op_names)), order)[0])]
+        raise ModelError(f"graph {name!r} has a cycle through or before op {stuck!r}")
+    return order
+
+
+def _inverse(order: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+    """The position of each index in an order of all of them."""
+    position = np.empty(len(order), dtype=np.int64)
+    position[order] = np.arange(len(order))
+    return position
 
 
 def topological_order(
@@ -257,4 +275,8 @@ def _violations(graph: OpGraph) -> list[str]:
     src, dst = graph.edges
     if len(src) and (src >= dst).any():
         found.append("ops are not in topological order")
+    if (np.diff(graph.producer) < 0).any():
+        found.append("tensors are not in the order of their producers")
+    if (np.diff(graph.use_op * max(t, 1) + graph.use_tensor) <= 0).any():
+        found.append("uses are not sorted by op and tensor, or one appears twice")
     return found

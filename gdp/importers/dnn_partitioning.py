@@ -1,35 +1,32 @@
-"""The public JSON benchmark of Tarnawski et al. 2020 (arXiv 2006.16423): instances and splits.
+"""The public JSON benchmark of Tarnawski et al. 2020 (arXiv 2006.16423): its instances.
 
 An instance holds a graph, devices and times together, so it comes back as a `Problem`. Its
 communication model has no links: node u costs `c_u` each time that its output moves between an
 accelerator and host memory, whoever reads it. That is `Problem.tensor_s`.
 """
 
-import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from gdp.cluster.types import MAX_DEVICES, UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
-from gdp.errors import ModelError, PlacementError
-from gdp.files import write_atomic
+from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
-from gdp.reading import Kind, decode_json, read_bytes, read_json
-from gdp.sim.objectives import find_objective, objective_of
+from gdp.reading import Kind, read_json
+from gdp.sim.objectives import find_objective
 from gdp.units import MAX_SIZE_BYTES
 
 _log = logging.getLogger(__name__)
 
 _KIND = Kind("dnn-partitioning instance", ModelError)
-_SPLIT = Kind("split file", PlacementError)
 _Id = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 # 2**62 bytes at 2 GiB/s, in milliseconds.
 _Cost = Annotated[float, msgspec.Meta(ge=0, le=2e12)]
@@ -66,17 +63,6 @@ class _Instance(msgspec.Struct):
     edges: list[_Edge]
 
 
-class _Part(msgspec.Struct):
-    nodes: list[_Id]
-
-
-class _Split(msgspec.Struct):
-    """Which nodes each device runs."""
-
-    fpgas: list[_Part]
-    cpus: list[_Part]
-
-
 def load_dnn_partitioning(path: str | os.PathLike[str], objective: str = "max_load") -> Problem:
     """The `Problem` of an instance file; op names are the node ids.
 
@@ -108,41 +94,6 @@ def load_dnn_partitioning(path: str | os.PathLike[str], objective: str = "max_lo
     )
     columns = [0] * int(instance.maxFPGAs) + [1] * num_cpus
     return make_problem(graph, cluster, times_ms[:, columns] / 1e3, objective, tensor_s=tensor_s)
-
-
-def save_split(
-    problem: Problem, device: Int[np.ndarray, "N"], path: str | os.PathLike[str]
-) -> None:
-    """Write an assignment as the benchmark's split JSON, readable by its programs."""
-    kinds = [entry.kind for entry in problem.cluster.devices]
-    parts: dict[str, list[dict[str, list[int]]]] = {"fpgas": [], "cpus": []}
-    for d, kind in enumerate(kinds):
-        nodes = [int(problem.graph.op_names[op]) for op in np.flatnonzero(device == d)]
-        parts["fpgas" if kind == ACCELERATOR else "cpus"].append({"nodes": sorted(nodes)})
-    write_atomic(path, json.dumps(parts).encode())
-
-
-def load_split(path: str | os.PathLike[str], problem: Problem) -> Int[np.ndarray, "N"]:
-    """The device of each op, from a split file.
-
-    Text around the JSON object is skipped, as the programs print some. A node that no set
-    mentions goes where the rest of its colour class is. Raises `PlacementError`.
-    """
-    where = _read_split(path, problem)
-    names = {str(node) for node in where}
-    if unknown := sorted(names - set(problem.graph.op_names)):
-        raise PlacementError(f"{path}: node {unknown[0]} is not in graph {problem.graph.name!r}")
-    device = np.array([where.get(int(name), -1) for name in problem.graph.op_names])
-    for group in np.unique(problem.group[device < 0]):
-        members = problem.group == group
-        found = np.unique(device[members & (device >= 0)])
-        if len(found) != 1:
-            name = problem.graph.op_names[int(np.flatnonzero(members & (device < 0))[0])]
-            raise PlacementError(
-                f"{path}: node {name} is on no device, and its colour class is on {len(found)}"
-            )
-        device[members & (device < 0)] = found[0]
-    return device
 
 
 def _read(path: str | os.PathLike[str]) -> _Instance:
@@ -235,25 +186,3 @@ def _output_costs_ms(name: str, edges: Sequence[_Edge]) -> dict[int, float]:
                 "a node has one output cost"
             )
     return cost_ms
-
-
-def _read_split(path: str | os.PathLike[str], problem: Problem) -> Mapping[int, int]:
-    """Node id to device index."""
-    data = read_bytes(path, _SPLIT)
-    # Programs print around the object, which holds no braces but its own.
-    document = decode_json(data[data.find(b"{") : data.rfind(b"}") + 1], _SPLIT, _Split, str(path))
-    sets = {key: [part.nodes for part in getattr(document, key)] for key in ("fpgas", "cpus")}
-    where: dict[int, int] = {}
-    for key, kind in (("fpgas", ACCELERATOR), ("cpus", CPU)):
-        devices = [d for d, entry in enumerate(problem.cluster.devices) if entry.kind == kind]
-        parts = sets[key] if len(sets[key]) <= len(devices) else [p for p in sets[key] if p]
-        if kind == CPU and not objective_of(problem).pipelined:
-            devices = devices * max(1, len(parts))  # one device stands for every CPU
-        if len(parts) > len(devices):
-            raise PlacementError(f"{path} uses {len(parts)} {key}, the problem has {len(devices)}")
-        for part, d in zip(parts, devices, strict=False):
-            for node in part:
-                if node in where:
-                    raise PlacementError(f"{path}: node {node} stands there twice")
-                where[node] = d
-    return where

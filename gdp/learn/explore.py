@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.policy.decode import DecodeProblem, Head, decode, num_threads
+from gdp.policy.decode import DecodeProblem, decode
+from gdp.policy.model.head import Head
 from gdp.policy.model.network import NetworkConfig, Params
+from gdp.sim.batch import num_threads
 
 LAYERS = {"feature": "feature_head", "mixing": "mixing", "out": "out_head"}
 """Superposed layers whose kernels `Head` holds with their gates folded in, by field."""

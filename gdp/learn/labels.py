@@ -16,10 +16,11 @@ from gdp.errors import GdpError, InfeasibleError
 from gdp.files import write_atomic
 from gdp.learn.instances import Instance
 from gdp.methods.base import Answer, Search
-from gdp.policy.decode import canonical, twins
 from gdp.policy.evaluate import assignment, judge
 from gdp.policy.placed import pack, unpack
+from gdp.policy.timing import timing
 from gdp.problem.problem import Problem
+from gdp.problem.symmetry import canonical
 from gdp.reading import Kind, decode_json, read_bytes
 
 _KIND = Kind("file of labels", GdpError)
@@ -75,7 +76,7 @@ class LabelStore:
         found_by: str,
     ) -> Label:
         """Keep a placement if it is better than what is known; the effort adds up either way."""
-        device = canonical(problem, device, twins(problem))
+        device = canonical(problem, device, timing(problem).order)
         cost_s, feasible = judge(problem, device[None])
         known = self.get(instance, problem)
         effort = evaluations + (known.evaluations if known else 0)

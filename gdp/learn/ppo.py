@@ -15,7 +15,8 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from gdp.policy.decode import Rollout
-from gdp.policy.model.network import NetworkConfig, Params, apply, score
+from gdp.policy.model.head import score
+from gdp.policy.model.network import NetworkConfig, Params, apply
 from gdp.policy.view.batching import Batch
 
 Advantage = Literal["normalised", "published"]
@@ -116,7 +117,9 @@ def log_probabilities(
 
     No step depends on another: the features of every choice were recorded while decoding.
     """
-    logits = jnp.where(rows.legal, score(apply(config, params, batch), rows.feats), -1e9)
+    logits = jnp.where(
+        rows.legal, score(apply(config, params, batch), rows.feats, jax.nn.relu), -1e9
+    )
     logp = jax.nn.log_softmax(logits, axis=-1)
     chosen = jnp.take_along_axis(logp, rows.action[..., None], axis=-1)[..., 0]
     entropy = -jnp.where(rows.legal, jnp.exp(logp) * logp, 0.0).sum(axis=-1)

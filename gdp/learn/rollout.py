@@ -9,12 +9,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.policy.advice import Advice, advice, with_incumbent
-from gdp.policy.decode import Head, Rollout, decode
+from gdp.policy.decode import Rollout, decode
 from gdp.policy.evaluate import judge
 from gdp.policy.gaps import gap
-from gdp.policy.model.network import NUM_PAIR_FEATURES
+from gdp.policy.model.head import Head
 from gdp.policy.policy import Policy
 from gdp.policy.view.batching import Batch
+from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 from gdp.problem.problem import Problem
 
 

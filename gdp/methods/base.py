@@ -1,6 +1,6 @@
 """One signature for every method: `(Problem, Search) -> Answer`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -26,6 +26,7 @@ class Search:
     seconds: float | None = 5.0  # wall clock, after imports and compilation; None: no limit
     evaluations: int | None = None  # simulated placements; None: no limit
     start: Assignment | None = None
+    known: Mapping[str, "Answer"] = field(default_factory=dict)  # what methods answered already
     progress: Callable[[float, float], None] | None = field(default=None)
     # called with (fraction of the budget used, best value so far in seconds)
 

@@ -14,7 +14,6 @@ from gdp.methods.heuristics.blocks import blocks
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
-from gdp.methods.recall import remember
 from gdp.methods.scoring import Scored, compile_once, unsupported
 from gdp.methods.search.local_search import as_answer, improve, local_search, share_of
 from gdp.problem.problem import Problem
@@ -48,15 +47,18 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     limit = share_of(clock, _CANDIDATE_SHARE)
     tried: list[Candidate] = []
     found: list[Scored] = []
+    known: dict[str, Answer] = {}
     used = 0
     try:
         for name, method in (*HEURISTICS, *extra):
             if found and limit.is_over():
                 tried.append(_without(name, 0.0, "no time was left"))
                 continue
-            row, scored, count = _try(problem, name, method, search, limit)
-            used += count
+            row, scored, answer = _try(problem, name, method, replace(search, known=known), limit)
             tried.append(row)
+            if answer is not None:
+                known[name] = answer
+                used += answer.evaluations + (answer.assignment is not None)
             if scored is not None:
                 found.append(scored)
         answer = _improved(problem, found, search, clock, used, tried)
@@ -70,24 +72,23 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
 
 def _try(
     problem: Problem, name: str, method: Method, search: Search, clock: Clock
-) -> tuple[Candidate, Scored | None, int]:
-    """One candidate's row, its placement if it has one, and the evaluations it took."""
+) -> tuple[Candidate, Scored | None, Answer | None]:
+    """One candidate's row, its placement if it has one that fits, and its answer."""
     began_s = time.perf_counter()
     remaining_s = clock.remaining_s()
     seconds = None if np.isinf(remaining_s) else max(0.0, remaining_s)
-    inner = Search(seed=search.seed, seconds=seconds)
+    inner = Search(seed=search.seed, seconds=seconds, known=search.known)
     try:
         answer = method(problem, inner)
     except MissingExtraError as error:
-        return _without(name, 0.0, str(error)), None, 0
-    remember(problem, name, answer)
+        return _without(name, 0.0, str(error)), None, None
     took_s = time.perf_counter() - began_s
     if answer.assignment is None:
-        return _without(name, took_s, answer.reason), None, answer.evaluations
+        return _without(name, took_s, answer.reason), None, answer
     judged = score(problem, answer.assignment.device, answer.assignment.rank)
     row = _candidate(name, judged, took_s, answer.reason)
     scored = Scored(answer.assignment, judged.overflow_bytes, judged.value_s)
-    return row, scored if judged.feasible else None, answer.evaluations + 1
+    return row, scored if judged.feasible else None, answer
 
 
 def _candidate(name: str, judged: Score, seconds: float, reason: str = "") -> Candidate:

@@ -18,6 +18,7 @@ from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import link_objectives, objective_of
 from gdp.sim.score import score, values
+from gdp.units import format_bytes
 
 # Ops simulated between two looks at the clock: about 50 ms.
 _OPS_PER_LOOK = 200_000
@@ -128,24 +129,12 @@ def missing_text(problem: Problem, assignment: Assignment) -> str:
     peak = score(problem, assignment.device, assignment.rank).peak_bytes
     excess = peak - problem.cluster.memory_bytes
     parts = [
-        f"{size_text(int(excess[d]))} on {problem.cluster.devices[d].name} (needs "
-        f"{size_text(int(peak[d]))} of {size_text(problem.cluster.devices[d].memory_bytes)})"
+        f"{format_bytes(int(excess[d]))} on {problem.cluster.devices[d].name} (needs "
+        f"{format_bytes(int(peak[d]))} of {format_bytes(problem.cluster.devices[d].memory_bytes)})"
         for d in np.argsort(-excess, kind="stable")
         if excess[d] > 0
     ]
     return ", ".join(parts) or "0 bytes"
-
-
-def size_text(count: int | np.integer) -> str:
-    """Bytes in the unit a person would use.
-
-    >>> size_text(3 * 2**30 // 2), size_text(700)
-    ('1.50 GiB', '700 bytes')
-    """
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if count >= unit:
-            return f"{int(count) / unit:.2f} {name}"
-    return f"{int(count)} bytes"
 
 
 def proven_misfit(problem: Problem) -> str | None:
@@ -167,9 +156,9 @@ def proven_misfit(problem: Problem) -> str | None:
     if short.max() > 0:
         op = int(short.argmax())
         return (
-            f"no placement can fit: op {graph.op_names[op]!r} needs {size_text(need[op])} on one "
-            f"device, the largest it may use holds {size_text(room[problem.group[op]])}: "
-            f"{size_text(short[op])} missing"
+            f"no placement can fit: op {graph.op_names[op]!r} needs {format_bytes(need[op])} on "
+            f"one device, the largest it may use holds {format_bytes(room[problem.group[op]])}: "
+            f"{format_bytes(short[op])} missing"
         )
     return _confined_weights(problem, owner, capacity)
 
@@ -187,9 +176,9 @@ def _confined_weights(
         if needed > held:
             names = [d.name for d, here in zip(problem.cluster.devices, home, strict=True) if here]
             return (
-                f"no placement can fit: weights need {size_text(needed)}, {', '.join(names)} "
-                f"hold{'s' if len(names) == 1 else ''} {size_text(held)}: "
-                f"{size_text(needed - held)} missing"
+                f"no placement can fit: weights need {format_bytes(needed)}, {', '.join(names)} "
+                f"hold{'s' if len(names) == 1 else ''} {format_bytes(held)}: "
+                f"{format_bytes(needed - held)} missing"
             )
     return None
 

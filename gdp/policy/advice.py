@@ -7,15 +7,18 @@ few linear orders (`methods.pipeline_dp`) is one more placement to start from, w
 Axes: N ops, A rows of advice, D devices.
 """
 
-import weakref
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.errors import MissingExtraError
-from gdp.methods.base import Search
-from gdp.problem.problem import Problem
+from gdp.methods.base import Answer, Search
+from gdp.policy.evaluate import cost, rate
+from gdp.policy.timing import timing
+from gdp.problem.problem import Problem, derived
+from gdp.problem.symmetry import canonical
 from gdp.sim.objectives import objective_of
 
 ADVISERS = ("single", "blocks", "heft", "etf", "metis")
@@ -44,52 +47,53 @@ class Advice(NamedTuple):
         return vote / vote.sum()
 
 
-class _Made(NamedTuple):
-    """What is computed once per problem."""
-
-    advice: Advice
-    placements: Int[np.ndarray, "K N"]  # all that was tried, the best first
-
-
-_MADE: weakref.WeakKeyDictionary[Problem, _Made] = weakref.WeakKeyDictionary()
-
-
 def advice(problem: Problem) -> Advice:
-    """The advisers' placements, computed once per problem; the best of them is the incumbent."""
-    return _made(problem).advice
+    """The advisers' placements; the best of them is the incumbent."""
+    return _asked(problem)[0]
 
 
 def incumbents(problem: Problem) -> Int[np.ndarray, "K N"]:
     """The advisers' different placements, the best first: what a decode may start from."""
-    return _made(problem).placements
+    return _asked(problem)[1]
 
 
-def _made(problem: Problem) -> _Made:
-    if problem not in _MADE:
-        from gdp.policy.evaluate import cost, rate
+def advise(problem: Problem, known: Mapping[str, Answer]) -> Advice:
+    """The advice, with the answers of advisers that were run already, by name.
 
-        placed = [_placed(problem, name) for name in ADVISERS]
-        pipeline = _pipeline(problem)
-        rows = np.stack([row for row in [*placed, pipeline] if row is not None])
-        rated = rate(problem, rows)
-        cost_s = cost(problem, rated)
-        best = int(np.argmin(cost_s[: len(rows) - (pipeline is not None)]))
-        order = [best, *np.cumsum([row is not None for row in placed]) - 1]
-        for k, row in enumerate(placed):
-            order[1 + k] = best if row is None else order[1 + k]
-        made = Advice(rows[order], cost_s[order], int(rated.rule[best]))
-        sorted_rows = rows[np.argsort(cost_s, kind="stable")]
-        first = np.unique(sorted_rows, axis=0, return_index=True)[1]
-        _MADE[problem] = _Made(made, sorted_rows[np.sort(first)])
-    return _MADE[problem]
+    Advisers are asked once: where they have been, `known` comes too late and changes nothing.
+    """
+    _answers(problem).update(known)
+    return advice(problem)
+
+
+@derived
+def _answers(problem: Problem) -> dict[str, Answer]:
+    """Answers of advisers that need not be run."""
+    del problem
+    return {}
+
+
+@derived
+def _asked(problem: Problem) -> tuple[Advice, Int[np.ndarray, "K N"]]:
+    """(the advice, all that was tried, the best first)."""
+    placed = [_placed(problem, name) for name in ADVISERS]
+    pipeline = _pipeline(problem)
+    rows = np.stack([row for row in [*placed, pipeline] if row is not None])
+    rated = rate(problem, rows)
+    cost_s = cost(problem, rated)
+    best = int(np.argmin(cost_s[: len(rows) - (pipeline is not None)]))
+    order = [best, *np.cumsum([row is not None for row in placed]) - 1]
+    for k, row in enumerate(placed):
+        order[1 + k] = best if row is None else order[1 + k]
+    made = Advice(rows[order], cost_s[order], int(rated.rule[best]))
+    sorted_rows = rows[np.argsort(cost_s, kind="stable")]
+    first = np.unique(sorted_rows, axis=0, return_index=True)[1]
+    return made, sorted_rows[np.sort(first)]
 
 
 def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]) -> Advice:
     """The same advice around another incumbent."""
-    from gdp.policy.decode import canonical, twins
-    from gdp.policy.evaluate import cost, rate
-
-    device = canonical(problem, device, twins(problem))
+    device = canonical(problem, device, timing(problem).order)
     rated = rate(problem, device[None])
     rows, cost_s = found.device.copy(), found.cost_s.copy()
     rows[0], cost_s[0] = device, cost(problem, rated)[0]
@@ -102,10 +106,11 @@ def _pipeline(problem: Problem) -> Int[np.ndarray, "N"] | None:
     if not (objective.pipelined and objective.on_links):
         return None
     from gdp.methods.pipeline.method import best_pipeline
-    from gdp.policy.decode import canonical, twins
 
     found = best_pipeline(problem, Search(seconds=None), linear_only=True)
-    return None if found.device is None else canonical(problem, found.device, twins(problem))
+    if found.device is None:
+        return None
+    return canonical(problem, found.device, timing(problem).order)
 
 
 def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"] | None:
@@ -117,14 +122,12 @@ def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"] | None:
     from gdp.methods.heuristics.list_schedule import etf, heft
     from gdp.methods.heuristics.metis import metis
     from gdp.methods.heuristics.simple import single
-    from gdp.methods.recall import recall
-    from gdp.policy.decode import canonical, twins
 
     methods = {"single": single, "blocks": blocks, "heft": heft, "etf": etf, "metis": metis}
     try:
-        answer = recall(problem, name) or methods[name](problem, Search(seconds=None))
+        answer = _answers(problem).get(name) or methods[name](problem, Search(seconds=None))
     except MissingExtraError:
         return None
     if answer.assignment is None:
         return problem.allowed.argmax(axis=1).astype(np.int64)
-    return canonical(problem, answer.assignment.device, twins(problem))
+    return canonical(problem, answer.assignment.device, timing(problem).order)

@@ -11,8 +11,8 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INNER
+from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 from gdp.policy.view.pair_kernels import (
-    NUM_PAIR_FEATURES,
     arrival,
     demand,
     opens_segment,
@@ -161,7 +161,7 @@ def legal_devices(p, s, op, mask):
     most = -np.inf
     for i in range(d):
         mask[i] = False
-        if not p.allowed[group, i]:
+        if not p.group_allowed[group, i]:
             continue
         room = p.memory_bytes[i] - s.weight_bytes[i] - s.live_bytes[i] - demand(p, s, op, i)
         if room > most:
@@ -182,7 +182,7 @@ def legal_devices(p, s, op, mask):
 @numba.njit(**INNER, fastmath=True)
 @typing.no_type_check
 def score_pairs(head, op, row, mask, logit, hidden):
-    """logit(d) = prior + out . relu(W2 relu(node + device + W1 f) + b): network.score, one op."""
+    """logit(d) = prior + out . relu(W2 relu(node + device + W1 f) + b): `head.score`, one op."""
     width = head.out.shape[0]
     for i in range(row.shape[0]):
         if not mask[i]:
@@ -212,6 +212,7 @@ def score_pairs(head, op, row, mask, logit, hidden):
 @numba.njit(**INNER)
 @typing.no_type_check
 def best_of(logit, mask):
+    """The device of the highest logit among those in the mask; -1 where there is none."""
     best = -1
     for i in range(mask.shape[0]):
         if mask[i] and (best < 0 or logit[i] > logit[best]):
@@ -222,6 +223,7 @@ def best_of(logit, mask):
 @numba.njit(**INNER)
 @typing.no_type_check
 def log_probability(logit, mask, choice):
+    """Logarithm of the share of one device in the softmax over the mask."""
     top = logit[best_of(logit, mask)]
     total = 0.0
     for i in range(mask.shape[0]):
@@ -257,13 +259,13 @@ def commit(p, s, op, i):
     segment = p.segment_s[i] > 0 and opens_segment(p, s, op, i)
     if s.group_device[group] < 0:
         s.group_device[group] = i
-        for k in range(p.member_first[group], p.member_first[group + 1]):
-            weight = p.weight[p.member[k]]
+        for k in range(p.group_start[group], p.group_start[group + 1]):
+            weight = p.weight[p.group_op[k]]
             if not s.holds[weight, i]:
                 s.holds[weight, i] = True
-                s.weight_bytes[i] += p.weight_size[weight]
+                s.weight_bytes[i] += p.weight_bytes[weight]
     ready = 0.0
-    for k in range(p.in_first[op], p.in_first[op + 1]):
+    for k in range(p.in_start[op], p.in_start[op + 1]):
         t = p.in_tensor[k]
         if s.arrival_s[t, i] == np.inf:
             at, seconds = arrival(p, s, t, i)
@@ -285,12 +287,12 @@ def commit(p, s, op, i):
     s.recent[i] += 0.05
     s.record[0] = max(s.record[0], s.finish_s[op] + p.tail_s[op])
     s.record[1] += cost
-    for k in range(p.out_first[op], p.out_first[op + 1]):
+    for k in range(p.out_start[op], p.out_start[op + 1]):
         t = p.out_tensor[k]
         s.arrival_s[t, i] = s.finish_s[op]
         if s.uses_left[t] > 0:
             s.live_bytes[i] += p.tensor_bytes[t]
-    for k in range(p.in_first[op], p.in_first[op + 1]):
+    for k in range(p.in_start[op], p.in_start[op + 1]):
         t = p.in_tensor[k]
         s.uses_left[t] -= 1
         if s.uses_left[t] == 0:

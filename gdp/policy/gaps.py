@@ -7,8 +7,8 @@ what came before and, through its features, where the ops that stay are.
 import numpy as np
 from jaxtyping import Int
 
-from gdp.policy.decode import DecodeProblem, prepare
-from gdp.policy.view.timing import timing
+from gdp.policy.timing import timing
+from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem
 
 
@@ -24,7 +24,7 @@ def gap(
     length = int(np.exp(rng.uniform(0.0, np.log(max(n / 4.0, 2.0)))))
     kind = int(rng.integers(3))
     if kind == 2:
-        ops = _near(prepare(problem), int(rng.integers(n)), length)
+        ops = _near(arrays_of(problem), int(rng.integers(n)), length)
     else:
         first = int(rng.integers(max(1, n - length + 1)))
         ops = timing(problem).order[first : first + length]
@@ -33,15 +33,15 @@ def gap(
     return np.flatnonzero(np.isin(problem.group, problem.group[ops]))
 
 
-def _near(p: DecodeProblem, op: int, length: int) -> Int[np.ndarray, "M"]:
+def _near(a: Arrays, op: int, length: int) -> Int[np.ndarray, "M"]:
     """The ops nearest to one, breadth first over producers and readers."""
     found, queue = {op}, [op]
     for here in queue:
         if len(found) >= length:
             break
-        tensors = p.out_tensor[p.out_first[here] : p.out_first[here + 1]]
-        makers = p.producer[p.in_tensor[p.in_first[here] : p.in_first[here + 1]]].tolist()
-        readers = [r for t in tensors for r in p.reader[p.reader_first[t] : p.reader_first[t + 1]]]
+        tensors = a.out_tensor[a.out_start[here] : a.out_start[here + 1]]
+        makers = a.producer[a.in_tensor[a.in_start[here] : a.in_start[here + 1]]].tolist()
+        readers = [r for t in tensors for r in a.use_op[a.use_start[t] : a.use_start[t + 1]]]
         for other in (*makers, *readers):
             if other not in found and len(found) < length:
                 found.add(int(other))

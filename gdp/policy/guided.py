@@ -19,6 +19,7 @@ from gdp.methods.search.local_search import as_answer, improve
 from gdp.policy.advice import advice, with_incumbent
 from gdp.policy.decode import decode
 from gdp.policy.evaluate import assignment
+from gdp.policy.model.head import score
 from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.policy.priorities import rules_of
 from gdp.policy.propose import propose
@@ -114,9 +115,7 @@ def wanted(
     assert seen.feats is not None
     assert seen.legal is not None
     assert seen.taken is not None
-    first = head.node[:, None] + head.device[None] + seen.feats[0] @ head.feature
-    hidden = np.maximum(np.maximum(first, 0.0) @ head.mixing + head.bias, 0.0)
-    logit = np.where(seen.legal[0], head.prior + hidden @ head.out, -np.inf)
+    logit = np.where(seen.legal[0], score(head, seen.feats[0]), -np.inf)
     table = np.zeros((problem.num_groups, problem.num_devices))
     table[problem.group, device] = 1.0
     ops = np.flatnonzero(seen.taken[0])

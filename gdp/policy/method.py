@@ -11,16 +11,16 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.clock import Clock
-from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.methods.scoring import best_of
-from gdp.policy.advice import advice, incumbents
+from gdp.policy.advice import advice, advise, incumbents
 from gdp.policy.evaluate import assignment, best_row, evaluate, rate
 from gdp.policy.placed import recalled
 from gdp.policy.policy import Policy
 from gdp.policy.priorities import rules_of
 from gdp.policy.propose import propose
-from gdp.problem.problem import Problem, make_problem
+from gdp.problem.contract import contracted
+from gdp.problem.problem import Problem
 
 LOG = logging.getLogger(__name__)
 
@@ -59,6 +59,8 @@ def place_with_policy(
 def _decoded(problem: Problem, policy: Policy, search: Search) -> Answer:
     """The best of the decoded placements and the advisers', made to fit."""
     small, widen = _coarse(problem)
+    if policy.config.advice and small is problem:
+        advise(problem, search.known)
     count = SAMPLES + 1
     if search.evaluations is not None:
         count = min(count, search.evaluations // len(rules_of(small)))
@@ -211,34 +213,9 @@ def _coarse(
     """The problem over groups of ops where it is too large, and the way back."""
     if problem.num_ops <= LARGEST or problem.tensor_s is not None:
         return problem, lambda device: device
-    from gdp.graph.fuse import coarsen, expand, group_seconds
+    from gdp.graph.fuse import coarsen
 
     labels = np.unique(problem.allowed, axis=0, return_inverse=True)[1].reshape(-1)
     fused = coarsen(problem.graph, LARGEST // 2, apart=labels.astype(np.int64))
-    size = fused.graph.num_ops
-    allowed = np.ones((size, problem.num_devices), dtype=bool)
-    np.logical_and.at(allowed, fused.group_of, problem.allowed)
-    small = make_problem(
-        fused.graph,
-        problem.cluster,
-        group_seconds(fused, problem.compute_s),
-        problem.objective,
-        allowed=allowed,
-        together=_together(problem, fused.group_of, fused.graph),
-    )
-    return small, lambda device: expand(fused, device)[0]
-
-
-def _together(
-    problem: Problem, group_of: Int[np.ndarray, "N"], graph: OpGraph
-) -> Int[np.ndarray, "M"]:
-    """Ids of fused ops that share one where any of their ops share a group."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    size, groups = graph.num_ops, problem.num_groups
-    links = coo_array(
-        (np.ones(problem.num_ops), (group_of, size + problem.group)),
-        shape=(size + groups, size + groups),
-    )
-    return connected_components(links, directed=False)[1][:size].astype(np.int64)
+    small = contracted(problem, fused.graph, fused.group_of)
+    return small, lambda device: device[fused.group_of]

@@ -1,7 +1,6 @@
 """A network with weights, ready to place: the bridge from problems to decoded placements."""
 
 import os
-import weakref
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,17 +11,20 @@ import numpy as np
 
 from gdp import checkpoint
 from gdp.policy.advice import Advice, advice
-from gdp.policy.decode import DecodeProblem, Head, advised, prepare
-from gdp.policy.model.network import Encoded, NetworkConfig, Params, abstract, encode
+from gdp.policy.decode import DecodeProblem, prepare
+from gdp.policy.model.head import Head
+from gdp.policy.model.network import NetworkConfig, Params, abstract, encode
 from gdp.policy.placed import Placed
 from gdp.policy.view.batching import Batch, on_device, pad
-from gdp.policy.view.features import features
-from gdp.problem.problem import Problem
+from gdp.policy.view.features import FeatureSet, features
+from gdp.problem.problem import Problem, derived
 from gdp.reading import Kind, convert
 
-_BATCHES: weakref.WeakKeyDictionary[Problem, dict[tuple[str, bool], Batch]] = (
-    weakref.WeakKeyDictionary()
-)
+
+@derived
+def _batch(problem: Problem, kind: FeatureSet, advised: bool) -> Batch:
+    """The padded features of a problem, with its own advice or none."""
+    return on_device(pad(features(problem, kind, advice(problem) if advised else None)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +41,7 @@ class Policy:
         kind = self.config.features
         if found is not None and self.config.advice:
             return on_device(pad(features(problem, kind, found)))
-        batches = _BATCHES.setdefault(problem, {})
-        key = (kind, self.config.advice)
-        if key not in batches:
-            found = advice(problem) if self.config.advice else None
-            batches[key] = on_device(pad(features(problem, kind, found)))
-        return batches[key]
+        return _batch(problem, kind, self.config.advice)
 
     def view(self, problem: Problem, found: Advice | None = None) -> DecodeProblem:
         """The problem as the decoder reads it, under this network's masks."""
@@ -61,28 +58,14 @@ class Policy:
 
     def head_of(self, problem: Problem, batch: Batch) -> Head:
         """The same from features that are at hand."""
-        encoded = encode(self.config, self.params, batch)
-        return to_head(self.config, encoded, problem.num_ops, problem.num_devices)
+        head = encode(self.config, self.params, batch)
+        return head.cut(problem.num_ops, problem.num_devices)
 
 
-def to_head(config: NetworkConfig, encoded: Encoded, num_ops: int, num_devices: int) -> Head:
-    """What the decoder needs, without the padding."""
-
-    def flat(values: Any, *cut: slice) -> np.ndarray:
-        # Cut in NumPy: JAX would compile a slice for every new size.
-        return np.ascontiguousarray(np.asarray(values)[cut], dtype=np.float32)
-
-    ops, devices = slice(num_ops), slice(num_devices)
-
-    return Head(
-        prior=flat(encoded.prior, ops, devices),
-        node=flat(encoded.node, ops),
-        device=flat(encoded.device, devices),
-        feature=flat(encoded.feature),
-        mixing=flat(encoded.mixing),
-        bias=flat(encoded.bias),
-        out=flat(encoded.out),
-        dynamic=config.decode == "autoregressive",
+def advised(view: DecodeProblem, found: Advice) -> DecodeProblem:
+    """The view with the advice that the decoder is to read."""
+    return view._replace(
+        advice=np.ascontiguousarray(found.device), advice_weight=found.weight.astype(np.float64)
     )
 
 

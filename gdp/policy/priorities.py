@@ -11,7 +11,9 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from gdp.policy.decode import prepare, priority
+from gdp.methods.ranks import as_rank
+from gdp.policy.timing import links, priority, timing
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
 
@@ -36,18 +38,21 @@ def ranks(
     found = np.zeros((len(rules), count, n), dtype=np.int64)
     up_s, down_s = np.zeros((count, n)), np.zeros((count, n))
     if "placed" in rules or "critical" in rules:
-        from gdp.policy.priority_kernels import path_seconds
+        from gdp.policy.path_kernels import path_seconds
 
-        path_seconds(prepare(problem), np.ascontiguousarray(devices), up_s, down_s)
+        times, rows = timing(problem), np.ascontiguousarray(devices)
+        path_seconds(
+            arrays_of(problem), times.order, times.cost_s, *links(problem), rows, up_s, down_s
+        )
     for row, rule in enumerate(rules):
         if rule == "upward":
             found[row] = priority(problem)
         elif rule == "program":
             found[row] = np.arange(n)
         elif rule == "placed":
-            found[row] = _places(-up_s)
+            found[row] = [as_rank(key) for key in -up_s]
         elif rule == "critical":
-            found[row] = _places(-(up_s + down_s))
+            found[row] = [as_rank(key) for key in -(up_s + down_s)]
     return found
 
 
@@ -58,11 +63,3 @@ def rank_under(
     if rule == "arrival":
         return None
     return ranks(problem, device[None], (rule,))[0, 0]
-
-
-def _places(key: np.ndarray) -> Int[np.ndarray, "K N"]:
-    """Ranks 0..N-1 of each row in ascending order, ties by op id."""
-    order = np.argsort(key, axis=1, kind="stable")
-    rank = np.empty_like(order)
-    np.put_along_axis(rank, order, np.arange(key.shape[1])[None], axis=1)
-    return rank

@@ -10,11 +10,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
-from gdp.policy.decode import DecodeProblem, Head, decode, num_threads
+from gdp.policy.decode import DecodeProblem, decode
 from gdp.policy.evaluate import Rated, best_row, rate
+from gdp.policy.model.head import Head
 from gdp.policy.policy import Policy
 from gdp.policy.repair import fitting_greedy
 from gdp.problem.problem import Problem
+from gdp.sim.batch import num_threads
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 """Samples of a round are shared out over these; cool ones are better on average, warm ones more
@@ -77,6 +79,7 @@ class _Work:
 
     @property
     def count(self) -> int:
+        """Placements so far."""
         return sum(len(rows) for rows in self.devices)
 
     def found(self) -> Proposals:

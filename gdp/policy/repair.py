@@ -7,8 +7,10 @@ simulator decides, and the decoder tries again under limits lowered by what was 
 import numpy as np
 from jaxtyping import Int
 
-from gdp.policy.decode import DecodeProblem, Head, decode
+from gdp.policy.decode import DecodeProblem, decode
 from gdp.policy.evaluate import best_row, evaluate
+from gdp.policy.model.head import Head
+from gdp.policy.timing import timing
 from gdp.problem.problem import Problem
 
 TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
@@ -86,8 +88,6 @@ def _move(
     problem: Problem, device: Int[np.ndarray, "N"], longest: int, rng: np.random.Generator
 ) -> Int[np.ndarray, "N"]:
     """A copy with the groups of a run of ops on one device sent to another."""
-    from gdp.policy.view.timing import timing
-
     order = timing(problem).order
     first = int(rng.integers(problem.num_ops))
     home = device[order[first]]

@@ -3,14 +3,13 @@
 Axes: N ops, T tensors, E uses, D devices, G groups, W distinct weights, M (op, weight) pairs.
 """
 
-import weakref
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.graph.op_graph import INPUT
-from gdp.problem.problem import Problem
+from gdp.problem.problem import Problem, derived
 
 
 class Arrays(NamedTuple):
@@ -46,17 +45,9 @@ class Arrays(NamedTuple):
     memory_bytes: Int[np.ndarray, "D"]
 
 
-_CACHE: "weakref.WeakKeyDictionary[Problem, Arrays]" = weakref.WeakKeyDictionary()
-
-
+@derived
 def arrays_of(problem: Problem) -> Arrays:
-    """The flat arrays of a problem, built once. O((N + E) log + N D)."""
-    if problem not in _CACHE:
-        _CACHE[problem] = _build(problem)
-    return _CACHE[problem]
-
-
-def _build(problem: Problem) -> Arrays:
+    """The flat arrays of a problem. O((N + E) log + N D)."""
     graph, cluster = problem.graph, problem.cluster
     n, t = graph.num_ops, graph.num_tensors
     in_start, in_use = _lists(graph.use_op, n)

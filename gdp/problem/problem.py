@@ -1,14 +1,20 @@
 """One question: this graph, on this cluster, at these costs, for this objective."""
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
+from gdp.graph.groups import all_per_group, merge_ids
 from gdp.graph.op_graph import OpGraph
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,25 +30,54 @@ class Problem:
     # Time to move a tensor between an accelerator and host memory, whatever the devices; only
     # max_load and block_latency have it, the event simulator uses the cluster's links.
     tensor_s: Float[np.ndarray, "T"] | None = None
+    _known: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)  # see `derived`
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The problem alone: what is derived from it is made again where it is unpickled."""
+        return vars(self) | {"_known": {}}
 
     @property
     def num_ops(self) -> int:
+        """N, inputs and outputs of the graph included."""
         return self.graph.num_ops
 
     @property
     def num_devices(self) -> int:
+        """D."""
         return self.cluster.num_devices
 
     @property
     def num_groups(self) -> int:
+        """G, an op that is free counting as a group of its own."""
         return int(self.group.max()) + 1
 
     @functools.cached_property
     def group_allowed(self) -> Bool[np.ndarray, "G D"]:
         """Where each group may go: where all of its ops may."""
-        allowed = np.ones((self.num_groups, self.num_devices), dtype=bool)
-        np.logical_and.at(allowed, self.group, self.allowed)
-        return allowed
+        return all_per_group(self.allowed, self.group)
+
+
+def derived(
+    make: Callable[Concatenate[Problem, P], T],
+) -> Callable[Concatenate[Problem, P], T]:
+    """A function of a problem whose result is kept in the problem, once per further arguments.
+
+    Arguments after the problem must be hashable, and the result is shared: nobody may change it.
+    Two threads that ask at once may both compute it.
+
+    >>> @derived
+    ... def fastest_s(problem: Problem) -> float:
+    ...     return float(problem.compute_s.min(axis=1).sum())
+    """
+
+    @functools.wraps(make)
+    def known(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        made, key = problem._known, (make, args, tuple(sorted(kwargs.items())))
+        if key not in made:
+            made[key] = make(problem, *args, **kwargs)
+        return made[key]
+
+    return known
 
 
 def make_problem(
@@ -88,25 +123,3 @@ def make_problem(
             f"first {graph.op_names[members[0]]!r} and {graph.op_names[members[-1]]!r}"
         )
     return problem
-
-
-def merge_ids(
-    first: Int[np.ndarray, "N"], second: Int[np.ndarray, "N"] | None
-) -> Int[np.ndarray, "N"]:
-    """Group ids 0..G-1 such that ops sharing an id in either array share a group.
-
-    >>> merge_ids(np.array([5, 5, 7, 9]), np.array([0, 1, 1, 2]))
-    array([0, 0, 0, 1])
-    """
-    labels = np.unique(first, return_inverse=True)[1]
-    if second is not None:
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        other = np.unique(second, return_inverse=True)[1] + len(first)
-        size = 2 * len(first)
-        links = coo_array((np.ones(len(first)), (labels, other)), shape=(size, size))
-        labels = connected_components(links, directed=False)[1][labels]
-    # Ids in order of first appearance, so that equal problems get equal ids.
-    _, where, ids = np.unique(labels, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(where))[ids]

@@ -3,28 +3,33 @@
 import contextlib
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from jaxtyping import Int
 
-from gdp.problem.problem import Problem
+from gdp.problem.problem import Problem, derived
 from gdp.sim.engine import Workspace, workspace
 
 _SMALL = 20_000
 """Ops simulated below which a thread costs more than it saves (about half a millisecond)."""
 
-_IDLE: "weakref.WeakKeyDictionary[Problem, list[Workspace]]" = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
+
+
+@derived
+def _idle(problem: Problem) -> list[Workspace]:
+    """The workspaces that no thread uses; guarded by the lock."""
+    del problem
+    return []
 
 
 @contextlib.contextmanager
 def borrowed(problem: Problem) -> Iterator[Workspace]:
     """A workspace that no other thread uses meanwhile; made when none is idle."""
     with _LOCK:
-        idle = _IDLE.setdefault(problem, [])
+        idle = _idle(problem)
         work = idle.pop() if idle else None
     if work is None:
         work = workspace(problem)

@@ -19,14 +19,14 @@ kernels; with `record` it leaves times and transfers in `work`.
 This module loads no numba, so that it may be imported anywhere.
 """
 
-import weakref
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from gdp.graph.op_graph import INPUT, OUTPUT
-from gdp.problem.problem import Problem
+from gdp.graph.op_graph import OUTPUT
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem, derived
 
 CHUNK = 64  # arrivals per chunk of a lane, a power of two; see Workspace.entry_s
 MAX_DEVICES = 1 << 12
@@ -39,7 +39,8 @@ PENDING = 8 * MAX_DEVICES
 class EngineArrays(NamedTuple):
     """A problem for kernels. Axes: N ops, T tensors, E uses, D devices, S ops without inputs.
 
-    Tensors are renumbered by producer (stable), uses are sorted by (tensor, op).
+    What `problem.arrays.Arrays` holds, in the forms that the loops of the engine want: 32 bits
+    where they chase indices, links and costs flat.
     """
 
     op_s: Float[np.ndarray, "N D"]  # compute, plus dispatch on devices that pay it per op
@@ -59,7 +60,6 @@ class EngineArrays(NamedTuple):
     input_tensor: UInt[np.ndarray, "E"]
     input_op: UInt[np.ndarray, "E"]  # the producer of that tensor
     producer: UInt[np.ndarray, "T"]
-    graph_tensor: Int[np.ndarray, "T"]  # the tensor's id in the graph
     tensor_bytes: Float[np.ndarray, "T"]
     held_bytes: Int[np.ndarray, "T"]  # the same as integers
     output_bytes: Int[np.ndarray, "N"]  # of all tensors of an op
@@ -118,82 +118,52 @@ class Workspace(NamedTuple):
     peak_bytes: Int[np.ndarray, "D"]
 
 
-_ARRAYS: "weakref.WeakKeyDictionary[Problem, EngineArrays]" = weakref.WeakKeyDictionary()
-
-
+@derived
 def arrays(problem: Problem) -> EngineArrays:
-    """The problem's flat arrays; made once per `Problem` object. O(N D + E log E)."""
-    found = _ARRAYS.get(problem)
-    if found is None:
-        found = _ARRAYS[problem] = _make_arrays(problem)
-    return found
-
-
-def _make_arrays(problem: Problem) -> EngineArrays:
-    graph, cluster = problem.graph, problem.cluster
-    n, t, d = graph.num_ops, graph.num_tensors, cluster.num_devices
-    graph_tensor = np.argsort(graph.producer, kind="stable")
-    renumbered = np.empty(t, dtype=np.int64)
-    renumbered[graph_tensor] = np.arange(t)
-    producer = graph.producer[graph_tensor]
-    tensor_bytes = graph.tensor_bytes[graph_tensor]
-    by_use = np.lexsort((graph.use_op, renumbered[graph.use_tensor]))
-    use_tensor, use_op = renumbered[graph.use_tensor][by_use], graph.use_op[by_use]
-    by_input = np.lexsort((use_tensor, use_op))
-    first_use = np.searchsorted(use_tensor, np.arange(t + 1))
-    first_tensor = np.searchsorted(producer, np.arange(n + 1))
-    num_inputs = np.bincount(use_op, minlength=n)
-    is_io = graph.is_io
-    reads_input = np.zeros(n, dtype=bool)
-    is_input = np.array([kind == INPUT for kind in graph.op_types], dtype=bool)
-    reads_input[use_op[is_input[producer[use_tensor]]]] = True
-    opens = (reads_input | (num_inputs == 0)) & ~is_io
-    dispatch_s = np.array([device.dispatch_s for device in cluster.devices])
-    per_op = np.array([device.dispatch_per == "op" for device in cluster.devices])
-    op_s = np.array(problem.compute_s, dtype=np.float64, order="C")
-    op_s[~is_io] += np.where(per_op, dispatch_s, 0.0)
-    segment_s = np.where(per_op, 0.0, dispatch_s)
+    """The problem's flat arrays. O(N D + E log E)."""
+    graph, cluster, a = problem.graph, problem.cluster, arrays_of(problem)
+    n, d = graph.num_ops, cluster.num_devices
+    use_tensor = np.repeat(np.arange(graph.num_tensors), np.diff(a.use_start))
+    num_inputs = np.diff(a.in_start)
+    pays = np.where(a.is_io, 0, PAYS)
     channel, ordered = _channels(cluster.channel)
     weight_op = np.flatnonzero(graph.weight_bytes)
     weight_op = weight_op[np.argsort(graph.weight_id[weight_op], kind="stable")]
     output_bytes = np.zeros(n, dtype=np.int64)
-    np.add.at(output_bytes, producer, tensor_bytes)
-    weight_bytes, all_bytes = int(graph.weight_bytes.sum()), int(tensor_bytes.sum())
-    smallest = int(cluster.memory_bytes.min())
+    np.add.at(output_bytes, a.producer, a.tensor_bytes)
+    weight_bytes, all_bytes = int(graph.weight_bytes.sum()), int(a.tensor_bytes.sum())
+    smallest = int(a.memory_bytes.min())
     return EngineArrays(
-        op_s=op_s,
-        segment_s=segment_s,
-        has_segments=bool((segment_s > 0).any()),
-        state=(num_inputs * PENDING + np.where(is_io, 0, PAYS) + opens * OPENS).astype(np.uint32),
-        is_io=is_io,
+        op_s=a.compute_s,
+        segment_s=a.segment_s,
+        has_segments=bool((a.segment_s > 0).any()),
+        state=(num_inputs * PENDING + pays + a.opens * OPENS).astype(np.uint32),
+        is_io=a.is_io,
         is_output=np.array([kind == OUTPUT for kind in graph.op_types], dtype=bool),
-        is_backward=np.array(graph.is_backward),
+        is_backward=a.is_backward,
         source_op=np.flatnonzero(num_inputs == 0).astype(np.uint32),
-        op_first_use=first_use[first_tensor].astype(np.uint32),
-        first_use=first_use.astype(np.uint32),
-        use_op=use_op.astype(np.uint32),
+        op_first_use=a.use_start[a.out_start].astype(np.uint32),
+        first_use=a.use_start.astype(np.uint32),
+        use_op=a.use_op.astype(np.uint32),
         use_tensor=use_tensor.astype(np.uint32),
-        use_pairs=np.stack([use_op, use_tensor], axis=1).astype(np.uint32).reshape(-1),
-        first_input=np.concatenate([[0], np.cumsum(num_inputs)]).astype(np.uint32),
-        input_tensor=use_tensor[by_input].astype(np.uint32),
-        input_op=producer[use_tensor[by_input]].astype(np.uint32),
-        producer=producer.astype(np.uint32),
-        graph_tensor=graph_tensor,
-        tensor_bytes=tensor_bytes.astype(np.float64),
-        held_bytes=tensor_bytes.astype(np.int64),
+        use_pairs=np.stack([a.use_op, use_tensor], axis=1).astype(np.uint32).reshape(-1),
+        first_input=a.in_start.astype(np.uint32),
+        input_tensor=a.in_tensor.astype(np.uint32),
+        input_op=a.producer[a.in_tensor].astype(np.uint32),
+        producer=a.producer.astype(np.uint32),
+        tensor_bytes=a.tensor_bytes.astype(np.float64),
+        held_bytes=a.tensor_bytes,
         output_bytes=output_bytes,
-        latency_s=np.array(cluster.link_latency_s, dtype=np.float64, order="C"),
-        bytes_per_s=np.array(cluster.link_bytes_per_s, dtype=np.float64, order="C"),
+        latency_s=a.latency_s,
+        bytes_per_s=a.bytes_per_s,
         channel=channel,
-        op_s_flat=op_s.reshape(-1),
-        segment_pairs_s=np.stack([np.zeros(d), segment_s], axis=1).reshape(-1),
-        link_pairs=np.stack([cluster.link_latency_s, cluster.link_bytes_per_s], axis=2)
-        .astype(np.float64)
-        .reshape(-1),
+        op_s_flat=a.compute_s.reshape(-1),
+        segment_pairs_s=np.stack([np.zeros(d), a.segment_s], axis=1).reshape(-1),
+        link_pairs=np.stack([a.latency_s, a.bytes_per_s], axis=2).reshape(-1),
         channel_flat=channel.reshape(-1),
         ordered=ordered,
         host=int(cluster.host),
-        capacity_bytes=np.array(cluster.memory_bytes, dtype=np.int64),
+        capacity_bytes=a.memory_bytes,
         weight_op=weight_op,
         weight_id=graph.weight_id[weight_op].astype(np.int64),
         weight_bytes=graph.weight_bytes[weight_op].astype(np.int64),

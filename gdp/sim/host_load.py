@@ -11,7 +11,6 @@ The value is the largest load: arXiv 2006.16423, section 4 (compute and transfer
 Axes: N ops, T tensors, E uses, D devices, B placements.
 """
 
-import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -19,13 +18,14 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
-from gdp.problem.problem import Problem
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem, derived
 
 
 class LoadArrays(NamedTuple):
     """A problem as the flat arrays that the kernels of both objectives read.
 
-    Tensors are renumbered in order of their producers.
+    Without dispatch, which neither objective has; the structure is that of `problem.arrays`.
     """
 
     compute_s: Float[np.ndarray, "N D"]
@@ -40,36 +40,27 @@ class LoadArrays(NamedTuple):
     memory_bytes: Int[np.ndarray, "D"]
 
 
-_CACHE: "weakref.WeakKeyDictionary[Problem, LoadArrays]" = weakref.WeakKeyDictionary()
-
-
 def is_cpu(problem: Problem) -> Bool[np.ndarray, "D"]:
     """True for the devices that share the host's memory and so pay for no transfer."""
     return np.array([device.is_cpu for device in problem.cluster.devices], dtype=bool)
 
 
+@derived
 def load_arrays(problem: Problem) -> LoadArrays:
-    """The flat arrays of a problem, built once."""
-    if problem not in _CACHE:
-        graph = problem.graph
-        # Tensors in order of their producers, which are in topological order.
-        order = np.argsort(graph.producer, kind="stable")
-        use_tensor = np.argsort(order)[graph.use_tensor]
-        by_tensor = np.lexsort((graph.use_op, use_tensor))
-        counts = np.bincount(use_tensor, minlength=graph.num_tensors)
-        _CACHE[problem] = LoadArrays(
-            compute_s=np.array(problem.compute_s, dtype=np.float64, order="C"),
-            tensor_s=np.array(_tensor_s(problem)[order], dtype=np.float64),
-            producer=np.array(graph.producer[order], dtype=np.int64),
-            use_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            use_op=np.array(graph.use_op[by_tensor], dtype=np.int64),
-            is_cpu=is_cpu(problem),
-            weight_order=np.argsort(graph.weight_id, kind="stable").astype(np.int64),
-            weight_id=np.array(graph.weight_id, dtype=np.int64),
-            weight_bytes=np.array(graph.weight_bytes, dtype=np.int64),
-            memory_bytes=np.array(problem.cluster.memory_bytes, dtype=np.int64),
-        )
-    return _CACHE[problem]
+    """The flat arrays of a problem."""
+    graph, a = problem.graph, arrays_of(problem)
+    return LoadArrays(
+        compute_s=np.array(problem.compute_s, dtype=np.float64, order="C"),
+        tensor_s=np.array(_tensor_s(problem), dtype=np.float64),
+        producer=a.producer,
+        use_start=a.use_start,
+        use_op=a.use_op,
+        is_cpu=is_cpu(problem),
+        weight_order=np.argsort(graph.weight_id, kind="stable").astype(np.int64),
+        weight_id=np.array(graph.weight_id, dtype=np.int64),
+        weight_bytes=np.array(graph.weight_bytes, dtype=np.int64),
+        memory_bytes=a.memory_bytes,
+    )
 
 
 def loads(problem: Problem, device: Int[np.ndarray, "N"]) -> Float[np.ndarray, "D"]:

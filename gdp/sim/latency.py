@@ -48,7 +48,7 @@ def simulate(
         count = int(work.num_sent[0])
         lane = work.sent_lane[:count]
         transfers = Transfers(
-            tensor=flat.graph_tensor[work.sent_tensor[:count]],
+            tensor=work.sent_tensor[:count].copy(),
             source=lane % problem.num_devices,
             destination=lane // problem.num_devices,
             start_s=work.sent_start_s[:count].copy(),

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
+from gdp.graph.groups import all_per_group, sum_per_group
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
 from gdp.problem.problem import Problem
 
@@ -206,10 +207,6 @@ def _contract(
     position = np.searchsorted(kept, graph.use_tensor[crosses])
     _, first = np.unique(segment, return_index=True)
     held = _once_per_segment(graph, segment)
-    seconds = np.zeros((count, cluster.num_devices))
-    np.add.at(seconds, segment, compute_s)
-    allowed = np.ones((count, cluster.num_devices), dtype=bool)
-    np.logical_and.at(allowed, segment, problem.allowed)
     io = graph.is_io[first]
     quotient = make_graph(
         graph.name,
@@ -224,8 +221,15 @@ def _contract(
     )  # fmt: skip
     # Ids are topological, so make_graph keeps the order of ops; of tensors, by producer as here.
     tensor_s = None if problem.tensor_s is None else problem.tensor_s[kept]
+    # Where the segments are is decided, so that nothing needs to be checked or tied together.
     return Problem(
-        quotient, cluster, seconds, problem.objective, allowed, np.arange(count), tensor_s
+        quotient,
+        cluster,
+        sum_per_group(compute_s, segment),
+        problem.objective,
+        all_per_group(problem.allowed, segment),
+        np.arange(count),
+        tensor_s,
     )
 
 

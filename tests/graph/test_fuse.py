@@ -4,7 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from gdp.graph.fuse import Fused, coarsen, compose, expand, fuse, group_seconds
+from gdp.graph.fuse import Fused, coarsen, fuse, group_seconds
 from gdp.graph.op_graph import OpGraph, make_graph
 
 TYPES = ("MatMul", "Relu", "Add", "Reshape", "ReduceSum", "Expand", "Softmax", "Conv")
@@ -96,12 +96,8 @@ def test_an_expanded_placement_costs_what_the_placed_groups_cost(seed: int) -> N
     graph = random_graph(seed)
     for fused in contractions(graph):
         device = class_placement(fused.graph, seed)
-        rank = np.arange(fused.graph.num_ops)[::-1].copy()
-        whole, ranks = expand(fused, device, rank)
-        assert ranks is not None
-        assert whole.shape == ranks.shape == (graph.num_ops,)
-        for op, group in enumerate(fused.group_of):
-            assert (whole[op], ranks[op]) == (device[group], rank[group])
+        whole = device[fused.group_of]
+        assert whole.shape == (graph.num_ops,)
         for ids in np.unique(graph.colocate):
             assert len(np.unique(whole[graph.colocate == ids])) == 1
         assert transfers(fused.graph, device) == transfers(graph, whole)
@@ -202,15 +198,6 @@ def test_seconds_of_a_group_are_a_sum_and_inf_stays() -> None:
     fused = fuse(chain(["MatMul", "Relu", "MatMul"], [(0, 1), (1, 2)]))
     seconds = np.array([[1.0, 2.0], [3.0, np.inf], [5.0, 6.0]])
     assert group_seconds(fused, seconds).tolist() == [[4.0, np.inf], [5.0, 6.0]]
-
-
-def test_contractions_compose() -> None:
-    graph = random_graph(5)
-    first = fuse(graph)
-    second = coarsen(first.graph, 10)
-    both = compose(first, second)
-    assert both.graph is second.graph
-    assert np.array_equal(both.group_of, second.group_of[first.group_of])
 
 
 def layered(num: int, width: int, seed: int = 0) -> OpGraph:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from host_memory import assignments, is_pipeline, load_problem
+from splits import save_split
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
 from gdp import api
@@ -16,7 +17,7 @@ from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
-from gdp.importers.dnn_partitioning import load_dnn_partitioning, save_split
+from gdp.importers.dnn_partitioning import load_dnn_partitioning
 from gdp.methods.base import Search
 from gdp.methods.pipeline import down_sets, orders
 from gdp.methods.pipeline import method as module

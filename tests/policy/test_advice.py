@@ -8,12 +8,14 @@ from gdp.errors import MissingExtraError
 from gdp.methods.base import Search
 from gdp.methods.pipeline.method import best_pipeline
 from gdp.policy.advice import ADVISERS, advice, incumbents, with_incumbent
-from gdp.policy.decode import advised, canonical, decode, prepare, twins
+from gdp.policy.decode import decode, prepare
 from gdp.policy.evaluate import judge
-from gdp.policy.model.network import NUM_PAIR_FEATURES, NetworkConfig, init
-from gdp.policy.policy import Policy
+from gdp.policy.model.network import NetworkConfig, init
+from gdp.policy.policy import Policy, advised
+from gdp.policy.timing import timing
 from gdp.policy.view.features import NUM_OP_FEATURES, features
-from gdp.policy.view.pair_kernels import FIRST_ADVICE
+from gdp.policy.view.pair_features import PAIR, PairFeatures
+from gdp.problem.symmetry import canonical
 
 
 def test_the_incumbent_is_the_best_adviser() -> None:
@@ -26,7 +28,7 @@ def test_the_incumbent_is_the_best_adviser() -> None:
         assert found.weight.sum() == pytest.approx(1.0)
         assert found.weight[0] == found.weight.max()
         for row in found.device:
-            assert (row == canonical(problem, row, twins(problem))).all()
+            assert (row == canonical(problem, row, timing(problem).order)).all()
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
@@ -42,7 +44,7 @@ def test_decodes_start_from_advisers_best_first_and_from_a_pipeline(objective: s
         wanted = {row.tobytes() for row in advice(problem).device}
         pipeline = best_pipeline(problem, Search(seconds=None), linear_only=True).device
         if objective == "throughput" and pipeline is not None:
-            wanted.add(canonical(problem, pipeline, twins(problem)).tobytes())
+            wanted.add(canonical(problem, pipeline, timing(problem).order).tobytes())
             pipelines += 1
         assert rows == wanted
     assert pipelines > 0 or objective == "latency"
@@ -77,9 +79,9 @@ def test_the_decoder_sees_where_advisers_put_an_op() -> None:
             mark = np.zeros(problem.num_devices)
             mark[found.device[row, op]] = 1.0
             legal = drawn.legal[0, op]  # type: ignore[index]
-            np.testing.assert_array_equal(seen[:, FIRST_ADVICE + row], mark * legal)
-        assert seen[:, NUM_PAIR_FEATURES - 3].sum() <= 1.0 + 1e-6
-        followed = max(followed, seen[:, NUM_PAIR_FEATURES - 1].max())
+            np.testing.assert_array_equal(seen[:, PAIR.incumbent + row], mark * legal)
+        assert seen[:, PAIR.votes].sum() <= 1.0 + 1e-6
+        followed = max(followed, seen[:, PAIR.followed].max())
     assert 0.5 < followed <= 1.0, "the share of the incumbent's choices that were followed grows"
 
 
@@ -108,3 +110,7 @@ def test_without_metis_the_best_of_the_others_takes_its_place(
     assert (found.device[-1] == found.device[0]).all()
     assert found.cost_s[-1] == found.cost_s[0] == found.cost_s[1:-1].min()
     assert len(found.device) == 1 + len(ADVISERS)
+
+
+def test_every_adviser_has_its_own_pair_feature_in_their_order() -> None:
+    assert PairFeatures._fields[PAIR.incumbent : PAIR.votes] == ("incumbent", *ADVISERS)

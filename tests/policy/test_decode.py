@@ -9,12 +9,15 @@ import pytest
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
 from gdp.costs.roofline import roofline
-from gdp.policy import decode_kernels
-from gdp.policy.decode import Head, canonical, decode, prepare, twins
+from gdp.policy.decode import decode, prepare
 from gdp.policy.model import network
-from gdp.policy.model.network import NetworkConfig, init, score
+from gdp.policy.model.head import Head, score
+from gdp.policy.model.network import NetworkConfig, init, published
 from gdp.policy.policy import Policy
+from gdp.policy.timing import timing
+from gdp.policy.view.pair_features import NUM_PAIR_FEATURES, PAIR
 from gdp.problem.problem import Problem, make_problem
+from gdp.problem.symmetry import canonical, twins
 from gdp.sim.score import score as simulated
 
 CONFIG = NetworkConfig(width=16, heads=2, sage_layers=1, head_width=8, segment=64)
@@ -29,7 +32,7 @@ def policy() -> Policy:
 
 def plain_head(problem: Problem, weight_of_feature: dict[int, float]) -> Head:
     """logit = sum of weight * relu(feature): a head that reads single features."""
-    n, d, f = problem.num_ops, problem.num_devices, network.NUM_PAIR_FEATURES
+    n, d, f = problem.num_ops, problem.num_devices, NUM_PAIR_FEATURES
     w = max(len(weight_of_feature), 1)
     feature = np.zeros((f, w), np.float32)
     out = np.zeros(w, np.float32)
@@ -42,14 +45,13 @@ def plain_head(problem: Problem, weight_of_feature: dict[int, float]) -> Head:
     )  # fmt: skip
 
 
-EARLIEST_FINISH = {0: -100.0}
+EARLIEST_FINISH = {PAIR.end: -100.0}
 
 
-def test_the_two_lists_of_pair_features_are_equally_long() -> None:
-    assert network.NUM_PAIR_FEATURES == decode_kernels.NUM_PAIR_FEATURES
-
-
-def test_kernel_and_network_give_the_same_log_probabilities(policy: Policy) -> None:
+@pytest.mark.parametrize("config", [CONFIG, published(width=16, heads=2, head_width=8)])
+def test_kernel_network_and_numpy_give_the_same_log_probabilities(config: NetworkConfig) -> None:
+    """The three scorers of a pair: numba in the decoder, JAX in training, NumPy in the search."""
+    policy = Policy(config, jax.tree.map(lambda x: 1.5 * x, init(config, 0)))
     for seed in range(4):
         problem = random_problem(seed, num_ops=40, num_devices=4)
         batch = policy.batch(problem)
@@ -57,12 +59,15 @@ def test_kernel_and_network_give_the_same_log_probabilities(policy: Policy) -> N
         drawn = decode(
             policy.view(problem), policy.head(problem), samples=3, seed=seed, keep=True, pad=shape
         )
-        encoded = network.encode(CONFIG, policy.params, batch)
+        padded = network.encode(config, policy.params, batch)
         assert drawn.feats is not None
         assert drawn.legal is not None
         assert drawn.taken is not None
-        logits = jnp.where(drawn.legal, score(encoded, jnp.asarray(drawn.feats)), -1e9)
-        logp = jax.nn.log_softmax(logits, axis=-1)
+        scored = score(padded, jnp.asarray(drawn.feats), jax.nn.relu)
+        n, d = problem.num_ops, problem.num_devices
+        plain = score(policy.head(problem), drawn.feats[:, :n, :d])
+        np.testing.assert_allclose(plain, scored[:, :n, :d], rtol=1e-4, atol=1e-4)
+        logp = jax.nn.log_softmax(jnp.where(drawn.legal, scored, -1e9), axis=-1)
         action = np.zeros((3, shape[0]), dtype=np.int64)
         action[:, : problem.num_ops] = drawn.device
         chosen = jnp.take_along_axis(logp, jnp.asarray(action)[..., None], axis=-1)[..., 0]
@@ -110,11 +115,11 @@ def test_earliest_finish_keeps_fork_join_together() -> None:
 
 def test_full_devices_are_masked() -> None:
     """Two ops with 6 bytes of weights each, 10 bytes a device: never together, though one is idle
-    and the head wants everything on the first device (feature 9 is its load, wanted high)."""
+    and the head wants everything on the device with the higher load."""
     graph = plain_graph(2, [(0, 1)], 1, flop=[1.0, 1.0], weight_bytes=[6, 6])
     cluster = unit_cluster(2, memory_bytes=10)
     problem = make_problem(graph, cluster, roofline(graph, cluster))
-    head = plain_head(problem, {9: 100.0})
+    head = plain_head(problem, {PAIR.fair_load: 100.0})
     masked = decode(prepare(problem), head, samples=4, seed=0).device
     assert (masked[:, 0] != masked[:, 1]).all()
     assert all(simulated(problem, device).feasible for device in masked)
@@ -146,7 +151,7 @@ def test_canonical_renames_by_first_use_and_keeps_the_score() -> None:
     cluster = unit_cluster(3)
     problem = make_problem(graph, cluster, roofline(graph, cluster))
     device = np.array([2, 1, 2, 0])
-    renamed = canonical(problem, device, twins(problem))
+    renamed = canonical(problem, device, timing(problem).order)
     assert renamed.tolist() == [0, 1, 0, 2]
     assert simulated(problem, renamed).latency_s == simulated(problem, device).latency_s
 
@@ -157,4 +162,4 @@ def test_empty_devices_that_are_alike_are_tried_in_order(policy: Policy) -> None
     problem = make_problem(graph, cluster, roofline(graph, cluster))
     drawn = decode(policy.view(problem), policy.head(problem), samples=16, seed=0).device
     for device in drawn:
-        assert (canonical(problem, device, twins(problem)) == device).all()
+        assert (canonical(problem, device, timing(problem).order) == device).all()

@@ -10,14 +10,13 @@ from flax import nnx
 from tiny import random_problem
 
 from gdp.policy.model.attention import LAST_OF_BRANCH, SegmentAttention
+from gdp.policy.model.head import score
 from gdp.policy.model.network import (
-    NUM_PAIR_FEATURES,
     NetworkConfig,
     abstract,
     apply,
     init,
     published,
-    score,
 )
 from gdp.policy.model.sage import PublishedSage
 from gdp.policy.model.superposition import Gate, SuperposedLinear
@@ -156,7 +155,7 @@ def test_published_form_ignores_dynamic_features() -> None:
     batch = batch_of(kind="published")
     encoded = apply(config, init(config, 0), batch)
     feats = jax.random.normal(jax.random.key(0), (2, len(batch.op_mask), 4, NUM_PAIR_FEATURES))
-    logits = score(encoded, feats)
+    logits = score(encoded, feats, jax.nn.relu)
     np.testing.assert_array_equal(logits[0], logits[1])
     assert float(jnp.abs(encoded.prior[:30]).max()) > 0
 

@@ -5,15 +5,15 @@ import pytest
 from tiny import fork_join, random_problem
 
 from gdp.policy.advice import advice, incumbents
-from gdp.policy.decode import prepare, priority
 from gdp.policy.evaluate import assignment, evaluate, judge, rate
 from gdp.policy.model.network import NetworkConfig, init
 from gdp.policy.policy import Policy
 from gdp.policy.priorities import RULES, rank_under, ranks, rules_of
 from gdp.policy.propose import propose
+from gdp.policy.timing import links, priority, timing
 from gdp.policy.view.advised_features import advised_features
 from gdp.policy.view.feature_kernels import slacks
-from gdp.policy.view.timing import timing
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.latency import simulate
 from gdp.sim.score import values
@@ -111,8 +111,8 @@ def test_slack_of_a_schedule_by_hand() -> None:
     order = np.lexsort((np.argsort(timing(problem).order), run.start_s))
     latest_s, waited_s, idle_s = np.zeros(4), np.zeros(4), np.zeros(4)
     slacks(
-        prepare(problem), device, order, run.start_s, run.finish_s, latest_s, waited_s, idle_s,
-        np.zeros(2),
+        arrays_of(problem), links(problem)[1], device, order, run.start_s, run.finish_s, latest_s,
+        waited_s, idle_s, np.zeros(2),
     )  # fmt: skip
     np.testing.assert_allclose(latest_s - run.start_s, [0.0, 0.0, 1.0, 0.0])
     np.testing.assert_allclose(waited_s, 0.0)

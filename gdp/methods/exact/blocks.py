@@ -24,6 +24,7 @@ from gdp.graph.op_graph import topological_order
 from gdp.methods.exact.cp_sat import TICKS, cp_model_library, run_cp, ticks
 from gdp.methods.exact.hypergraph import group_weights
 from gdp.problem.problem import Problem
+from gdp.problem.symmetry import same
 from gdp.sim.host_load import is_cpu
 
 
@@ -80,14 +81,8 @@ class _Form:
 
     def _are_equal(self) -> bool:
         a = self.accelerators
-        memory = self.problem.cluster.memory_bytes[a]
-        allowed = self.problem.allowed[:, a]
-        return bool(
-            len(a) > 0
-            and (memory == memory[0]).all()
-            and (self.work[:, a] == self.work[:, a[:1]]).all()
-            and (allowed == allowed[:, :1]).all()
-        )
+        traits = (self.work, self.problem.allowed, self.problem.cluster.memory_bytes)
+        return len(a) > 0 and bool(same(*(trait[..., a] for trait in traits)).all())
 
     def _ladder(self) -> None:
         """`at_most[v][t]`: position of v <= t; `inside[v][b]`: v in block b; `on_cpu[v]`."""

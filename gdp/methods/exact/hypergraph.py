@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.problem.problem import Problem
+from gdp.problem.symmetry import classes_of, same
 from gdp.sim.host_load import is_cpu
 
 
@@ -129,11 +130,7 @@ def work_bound_s(model: LoadModel) -> float:
 
 def equal_devices(model: LoadModel) -> list[list[int]]:
     """Classes of devices that may be exchanged for one another."""
-    classes: dict[tuple, list[int]] = {}
-    for d in range(model.num_devices):
-        key = (model.work_s[:, d].tobytes(), bool(model.pays[d]), int(model.memory_bytes[d]))
-        classes.setdefault(key, []).append(d)
-    return list(classes.values())
+    return classes_of(same(model.work_s, model.pays, model.memory_bytes))
 
 
 def group_weights(

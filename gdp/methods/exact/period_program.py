@@ -14,7 +14,7 @@ Axes: G groups, T tensors, D devices.
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from gdp.bounds.linear_program import INTEGRAL, LinearModel
 from gdp.methods.exact.hypergraph import group_weights
@@ -22,6 +22,7 @@ from gdp.methods.exact.load_program import UNIT, LoadSolution, limit_weights, re
 from gdp.methods.scoring import group_seconds
 from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem
+from gdp.problem.symmetry import classes_of, links_alike, same
 
 MOST_VARIABLES = 150_000
 """Above this the linear relaxation alone takes minutes."""
@@ -129,40 +130,10 @@ def _break_symmetry(
 ) -> None:
     """Of the groups in order of work, the i-th is on one of the first i of equal devices."""
     order = np.argsort(-np.where(np.isfinite(work_s), work_s, 0.0).max(axis=1), kind="stable")
-    for devices in exchangeable(problem, work_s):
+    a = arrays_of(problem)
+    alike = links_alike(problem) & same(work_s, a.memory_bytes, a.segment_s)
+    for devices in classes_of(alike):
         inside = [g for g in order.tolist() if np.isfinite(work_s[g, devices[0]])]
         for i, g in enumerate(inside[: len(devices)]):
             for d in devices[i + 1 :]:
                 rows.fix(x[g, d], 0.0)
-
-
-def exchangeable(problem: Problem, work_s: Float[np.ndarray, "G D"]) -> list[list[int]]:
-    """Classes of devices that may be exchanged for one another: equal costs and equal links."""
-    classes: list[list[int]] = []
-    for d in range(problem.num_devices):
-        home = next((c for c in classes if _swappable(problem, work_s, c[0], d)), None)
-        if home is None:
-            classes.append([d])
-        else:
-            home.append(d)
-    return classes
-
-
-def _swappable(problem: Problem, work_s: Float[np.ndarray, "G D"], one: int, two: int) -> bool:
-    a = arrays_of(problem)
-    swap = np.arange(problem.num_devices)
-    swap[[one, two]] = two, one
-    same: Bool[np.ndarray, "D D"] = (a.latency_s == a.latency_s[np.ix_(swap, swap)]) & (
-        a.bytes_per_s == a.bytes_per_s[np.ix_(swap, swap)]
-    )
-    costs = np.array_equal(work_s[:, one], work_s[:, two])
-    memory = a.memory_bytes[one] == a.memory_bytes[two]
-    equal = costs and memory and a.segment_s[one] == a.segment_s[two]
-    return bool(same.all() and equal and _same_channels(a.channel, swap))
-
-
-def _same_channels(channel: Int[np.ndarray, "D D"], swap: Int[np.ndarray, "D"]) -> bool:
-    """Whether exchanging devices only renames channels."""
-    off = ~np.eye(len(channel), dtype=bool)
-    pairs = set(zip(channel[off].tolist(), channel[np.ix_(swap, swap)][off].tolist(), strict=True))
-    return len(pairs) == len({p for p, _ in pairs}) == len({q for _, q in pairs})

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
@@ -19,6 +19,7 @@ from gdp.methods.scoring import (
 )
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.problem.symmetry import is_host, same
 from gdp.sim.objectives import objective_of
 
 _MAX_ORDERS = 24  # orders of unlike devices that are tried; fewer on huge graphs
@@ -94,7 +95,7 @@ def _folded_key(problem: Problem) -> Float[np.ndarray, "N"]:
 
 def device_orders(problem: Problem) -> list[Int[np.ndarray, "D"]]:
     """At most `_MAX_ORDERS` orders of the devices that differ in more than names, fastest first."""
-    kind = device_kinds(problem)
+    kind = _alike(problem).argmax(axis=1)  # the first device that is alike
     seconds = _device_seconds(problem)
     fastest = np.argsort(seconds, kind="stable")
     if problem.num_devices <= 6:
@@ -119,26 +120,19 @@ def device_orders(problem: Problem) -> list[Int[np.ndarray, "D"]]:
     return kept
 
 
-def device_kinds(problem: Problem) -> Int[np.ndarray, "D"]:
-    """Equal numbers for devices that can change places: equal costs, memory, links; host apart."""
-    a = arrays_of(problem)
-    keys: dict[tuple, int] = {}
-    kinds = np.empty(problem.num_devices, dtype=np.int64)
-    io_at_host = problem.graph.is_io.any()
-    work = ~problem.graph.is_io
-    for d in range(problem.num_devices):
-        key = (
-            a.compute_s[work, d].tobytes(),
-            problem.allowed[work, d].tobytes(),
-            float(a.segment_s[d]),
-            int(a.memory_bytes[d]),
-            tuple(np.sort(a.latency_s[d])),
-            tuple(np.sort(a.bytes_per_s[d])),
-            tuple(np.sort(a.bytes_per_s[:, d])),
-            bool(io_at_host and d == problem.cluster.host),
-        )
-        kinds[d] = keys.setdefault(key, len(keys))
-    return kinds
+def _alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
+    """Devices of equal costs and memory whose links are equally fast, to whichever devices."""
+    a, work = arrays_of(problem), ~problem.graph.is_io
+    return same(
+        a.compute_s[work],
+        problem.allowed[work],
+        a.segment_s,
+        a.memory_bytes,
+        np.sort(a.latency_s, axis=1).T,
+        np.sort(a.bytes_per_s, axis=1).T,
+        np.sort(a.bytes_per_s, axis=0),
+        is_host(problem),
+    )
 
 
 def _device_seconds(problem: Problem) -> Float[np.ndarray, "D"]:

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from gdp.graph.op_graph import INPUT
 from gdp.methods.pipeline.elements import Contraction
 from gdp.problem.problem import Problem
+from gdp.problem.symmetry import classes_of, is_host, same
 from gdp.sim.host_load import is_cpu
 from gdp.sim.objectives import objective_of
 
@@ -79,22 +80,18 @@ def stage_costs(problem: Problem, contraction: Contraction) -> StageCosts:
 
 def device_classes(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """Devices that may be exchanged for one another: same times, memory, rules and links."""
-    cluster = problem.cluster
-    found: dict[tuple, list[int]] = {}
-    has_io = bool(problem.graph.is_io.any())
-    for d, device in enumerate(cluster.devices):
-        key = (
-            problem.compute_s[:, d].tobytes(),
-            problem.allowed[:, d].tobytes(),
-            device.memory_bytes,
-            device.dispatch_s,
-            device.dispatch_per,
-            device.is_cpu,
-            has_io and d == cluster.host,
-            *_link_prices(problem, d),
-        )
-        found.setdefault(key, []).append(d)
-    return tuple(tuple(devices) for devices in found.values())
+    devices = problem.cluster.devices
+    alike = same(
+        problem.compute_s,
+        problem.allowed,
+        problem.cluster.memory_bytes,
+        np.array([device.dispatch_s for device in devices]),
+        np.array([device.dispatch_per == "op" for device in devices]),
+        is_cpu(problem),
+        is_host(problem),
+        np.array([_link_prices(problem, d) for d in range(len(devices))]).T,
+    )
+    return tuple(tuple(found) for found in classes_of(alike))
 
 
 def _link_prices(problem: Problem, d: int) -> tuple[float, float, float, float]:

@@ -1,7 +1,6 @@
 """A coarse problem: groups of ops that are moved and simulated as one, and the way back."""
 
 import dataclasses
-import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,8 @@ from jaxtyping import Float, Int
 from gdp.methods.base import Assignment
 from gdp.methods.ranks import upward_rank
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, make_problem
+from gdp.problem.contract import contracted
+from gdp.problem.problem import Problem, derived
 from gdp.sim.objectives import objective_of
 
 
@@ -44,9 +44,7 @@ class Coarse:
         return [Assignment(device, rank) for rank in ranks]
 
 
-_CACHE: "weakref.WeakKeyDictionary[Problem, dict[int, Coarse | None]]" = weakref.WeakKeyDictionary()
-
-
+@derived
 def coarse_problem(problem: Problem, max_ops: int) -> Coarse | None:
     """The problem over at most `max_ops` coarse ops, where possible; None where little is gained.
 
@@ -54,37 +52,22 @@ def coarse_problem(problem: Problem, max_ops: int) -> Coarse | None:
     A coarse op takes the time of its ops, dispatch included; dispatch per segment is counted once
     for each coarse op that opens a segment. A guide for search, never a score.
     """
-    known = _CACHE.setdefault(problem, {})
-    if max_ops not in known:
-        known[max_ops] = _contract(problem, max_ops)
-    return known[max_ops]
-
-
-def _contract(problem: Problem, max_ops: int) -> Coarse | None:
     from gdp.graph.fuse import coarsen
 
     a = arrays_of(problem)
     apart = np.unique(problem.group_allowed[problem.group], axis=0, return_inverse=True)[1]
     graph = dataclasses.replace(problem.graph, colocate=problem.group)
     merged = coarsen(graph, max_ops, apart=apart.reshape(-1).astype(np.int64))
-    count = merged.graph.num_ops
-    if count > problem.num_ops // 2:
+    if merged.graph.num_ops > problem.num_ops // 2:
         return None
     # Dispatch per op is in the sums already.
     devices = tuple(
         dataclasses.replace(device, dispatch_s=0.0) if device.dispatch_per == "op" else device
         for device in problem.cluster.devices
     )
-    compute_s = np.zeros((count, problem.num_devices))
-    np.add.at(compute_s, merged.group_of, a.compute_s)
-    allowed = np.ones((count, problem.num_devices), dtype=bool)
-    np.logical_and.at(allowed, merged.group_of, problem.allowed)
-    coarse = make_problem(
-        merged.graph,
-        dataclasses.replace(problem.cluster, devices=devices),
-        compute_s,
-        problem.objective,
-        allowed=allowed,
+    cluster = dataclasses.replace(problem.cluster, devices=devices)
+    coarse = contracted(
+        problem, merged.graph, merged.group_of, compute_s=a.compute_s, cluster=cluster
     )
     if not (coarse.group_allowed.sum(axis=1) > 1).any():
         return None

@@ -1,12 +1,12 @@
 """The policy network: encoder, placer and pair head, in the published and the improved form.
 
-Axes: N ops, D devices, K placements, F pair features, W head width, C representation of the whole.
+Axes: N ops, D devices, C representation of the whole.
 """
 
 import functools
 import zlib
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from gdp.policy.model.attention import LAST_OF_BRANCH, SegmentAttention
+from gdp.policy.model.head import Head
 from gdp.policy.model.sage import SAGE, Pooling
 from gdp.policy.model.superposition import SuperposedLinear
 from gdp.policy.view.batching import Batch, mean_over_ops, op_features
@@ -25,9 +26,7 @@ from gdp.policy.view.features import (
     NUM_OP_TYPES,
     FeatureSet,
 )
-
-NUM_PAIR_FEATURES = 35
-"""As in pair_kernels, which imports numba and is not imported here; a test holds them equal."""
+from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 
 Params = dict[str, Any]
 """The weights as a plain pytree of nested dicts."""
@@ -88,20 +87,8 @@ def published(**changes: Any) -> NetworkConfig:
     return NetworkConfig(**(base | changes))
 
 
-class Encoded(NamedTuple):
-    """What the pair head needs of one problem; ops in the problem's own order."""
-
-    prior: Float[Array, "N D"]
-    node: Float[Array, "N W"]
-    device: Float[Array, "D W"]
-    feature: Float[Array, "F W"]
-    mixing: Float[Array, "W W"]
-    bias: Float[Array, "W"]
-    out: Float[Array, "W"]
-
-
 class PolicyNetwork(nnx.Module):
-    """Problem in, `Encoded` out."""
+    """Problem in, `Head` out; ops in the problem's own order."""
 
     def __init__(self, config: NetworkConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -124,7 +111,7 @@ class PolicyNetwork(nnx.Module):
         self.mixing = self._linear(inner, inner, rngs)
         self.out_head = self._linear(inner, 1, rngs)
 
-    def __call__(self, batch: Batch) -> Encoded:
+    def __call__(self, batch: Batch) -> Head:
         h, whole = self.encode(batch)
         for block in self.attention:
             h = block(h, batch.op_mask, whole)
@@ -141,20 +128,20 @@ class PolicyNetwork(nnx.Module):
             h = layer(h, batch)
         return h, jnp.concatenate([mean_over_ops(h, batch.op_mask), batch.whole])
 
-    def _head(self, h: Float[Array, "N H"], batch: Batch, whole: Float[Array, "C"]) -> Encoded:
+    def _head(self, h: Float[Array, "N H"], batch: Batch, whole: Float[Array, "C"]) -> Head:
         n, d, inner = h.shape[0], batch.device.shape[0], self.config.head_width
         if self.config.decode == "independent":
             table = self.index_head(h, whole)
             prior = jnp.pad(table, ((0, 0), (0, max(0, d - table.shape[1]))))[:, :d]
             nothing = jnp.zeros((inner, inner))
             feature = jnp.zeros((NUM_PAIR_FEATURES, inner))
-            return Encoded(
+            return Head(
                 prior, jnp.zeros((n, inner)), jnp.zeros((d, inner)), feature, nothing,
-                nothing[0], nothing[0],
+                nothing[0], nothing[0], dynamic=False,
             )  # fmt: skip
         device = jax.nn.relu(self.device_in(batch.device))
         device = device + mean_over_ops(device, batch.device_mask)
-        return Encoded(
+        return Head(
             prior=jnp.zeros((n, d)),
             node=self.node_head(h, whole),
             device=self.device_out(device),
@@ -220,7 +207,7 @@ def abstract(config: NetworkConfig) -> Params:
     return nnx.to_pure_dict(_skeleton(config)[1])
 
 
-def apply(config: NetworkConfig, params: Params, batch: Batch) -> Encoded:
+def apply(config: NetworkConfig, params: Params, batch: Batch) -> Head:
     """The network as a pure function of its weights."""
     graphdef, abstract = _skeleton(config)
     state = jax.tree.map(lambda x: x, abstract)
@@ -229,13 +216,6 @@ def apply(config: NetworkConfig, params: Params, batch: Batch) -> Encoded:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def encode(config: NetworkConfig, params: Params, batch: Batch) -> Encoded:
+def encode(config: NetworkConfig, params: Params, batch: Batch) -> Head:
     """`apply`, compiled once per bucket."""
     return apply(config, params, batch)
-
-
-def score(encoded: Encoded, feats: Float[Array, "K N D F"]) -> Float[Array, "K N D"]:
-    """logit = prior + out . relu(mixing' relu(node + device + feature' f) + bias)."""
-    first = encoded.node[None, :, None, :] + encoded.device[None, None] + feats @ encoded.feature
-    second = jax.nn.relu(jax.nn.relu(first) @ encoded.mixing + encoded.bias)
-    return encoded.prior[None] + second @ encoded.out

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.policy.advice import ADVISERS, Advice
-from gdp.policy.decode import prepare
 from gdp.policy.priorities import RULES, rank_under
-from gdp.policy.view.timing import squash, timing, up
+from gdp.policy.timing import links, squash, timing, up
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
 
@@ -72,8 +72,8 @@ def _schedule(
     order = np.lexsort((np.argsort(timing(problem).order), run.start_s))
     latest_s, waited_s, idle_s = np.zeros(n), np.zeros(n), np.zeros(n)
     slacks(
-        prepare(problem), device, order, run.start_s, run.finish_s, latest_s, waited_s, idle_s,
-        np.zeros(problem.num_devices),
+        arrays_of(problem), links(problem)[1], device, order, run.start_s, run.finish_s, latest_s,
+        waited_s, idle_s, np.zeros(problem.num_devices),
     )  # fmt: skip
     whole_s, scale_s = max(run.latency_s, 1e-12), timing(problem).scale_s
     table[:, 0] = run.start_s / whole_s

@@ -4,7 +4,6 @@ Axes: N ops, T tensors, P pairs of ops joined by at least one tensor, D devices,
 Every feature is dimensionless, so that a problem with all times doubled looks the same.
 """
 
-import weakref
 import zlib
 from typing import Literal, NamedTuple
 
@@ -12,9 +11,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.policy.advice import Advice
+from gdp.policy.timing import Timing, down, mean_link, pairs, squash, timing, up
 from gdp.policy.view.advised_features import NUM_ADVISED, advised_features
-from gdp.policy.view.timing import Timing, down, mean_link, pairs, squash, timing, up
-from gdp.problem.problem import Problem
+from gdp.problem.problem import Problem, derived
 from gdp.sim.objectives import objective_of
 
 NUM_OP_TYPES = 64
@@ -50,22 +49,15 @@ def features(problem: Problem, kind: FeatureSet = "full", found: Advice | None =
     )
 
 
-_PLAIN: weakref.WeakKeyDictionary[Problem, dict[FeatureSet, Features]] = weakref.WeakKeyDictionary()
-
-
+@derived
 def _plain(problem: Problem, kind: FeatureSet) -> Features:
-    """What does not depend on advice, computed once."""
-    made = _PLAIN.setdefault(problem, {})
-    if kind not in made:
-        times = timing(problem)
-        src, dst, _ = pairs(problem, times.send_s)
-        op = _full(problem, times, src, dst) if kind == "full" else _published(problem, src, dst)
-        types = [zlib.crc32(t.encode()) % NUM_OP_TYPES for t in problem.graph.op_types]
-        made[kind] = Features(
-            op, np.array(types), src, dst, _devices(problem, times), _whole(problem, times),
-            times.order,
-        )  # fmt: skip
-    return made[kind]
+    """What does not depend on advice."""
+    times = timing(problem)
+    src, dst = pairs(problem)
+    op = _full(problem, times, src, dst) if kind == "full" else _published(problem, src, dst)
+    types = [zlib.crc32(t.encode()) % NUM_OP_TYPES for t in problem.graph.op_types]
+    devices, whole = _devices(problem, times), _whole(problem, times)
+    return Features(op, np.array(types), src, dst, devices, whole, times.order)
 
 
 def _full(

@@ -1,15 +1,15 @@
-"""Seconds behind the features and the decode order: costs, transfers, longest paths.
+"""Seconds behind features, priorities and the decode order: costs, transfers, longest paths.
 
 Axes: N ops, T tensors, P pairs of ops joined by at least one tensor, D devices.
 """
 
-import weakref
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.problem.problem import Problem
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem, derived
 
 
 class Timing(NamedTuple):
@@ -21,16 +21,6 @@ class Timing(NamedTuple):
     scale_s: float  # mean cost of an op that does work
     up_s: Float[np.ndarray, "N"]  # longest path to the end, transfers included
     order: Int[np.ndarray, "N"]  # decode order and priority: decreasing up_s, topological
-
-
-_TIMINGS: weakref.WeakKeyDictionary[Problem, Timing] = weakref.WeakKeyDictionary()
-
-
-def timing(problem: Problem) -> Timing:
-    """The times of a problem, computed once."""
-    if problem not in _TIMINGS:
-        _TIMINGS[problem] = _timing(problem)
-    return _TIMINGS[problem]
 
 
 def squash(ratio: Float[np.ndarray, "..."] | float) -> Float[np.ndarray, "..."] | float:
@@ -49,7 +39,9 @@ def mean_link(problem: Problem) -> tuple[float, float]:
     )
 
 
-def _timing(problem: Problem) -> Timing:
+@derived
+def timing(problem: Problem) -> Timing:
+    """The times of a problem."""
     graph = problem.graph
     dispatch_s = np.array(
         [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in problem.cluster.devices]
@@ -68,41 +60,48 @@ def _timing(problem: Problem) -> Timing:
     return Timing(cost_s, mean_cost_s, send_s, scale_s, up_s, order)
 
 
-def pairs(
-    problem: Problem, send_s: Float[np.ndarray, "T"]
-) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"], Float[np.ndarray, "P"]]:
-    """Ops joined by tensors (source, destination, longest transfer), each pair once."""
+def pairs(problem: Problem) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"]]:
+    """(source, destination) of the ops joined by tensors, each pair once."""
     src, dst = problem.graph.edges
-    seconds = send_s[problem.graph.use_tensor]
-    key = src * problem.num_ops + dst
-    unique, which = np.unique(key, return_inverse=True)
-    longest = np.zeros(len(unique))
-    np.maximum.at(longest, which, seconds)
-    return unique // problem.num_ops, unique % problem.num_ops, longest
+    key = np.unique(src * problem.num_ops + dst)
+    return key // problem.num_ops, key % problem.num_ops
 
 
-def csr(
-    ends: Int[np.ndarray, "P"], num_ops: int
-) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "M"]]:
-    by_end = np.argsort(ends, kind="stable")
-    return by_end, np.searchsorted(ends[by_end], np.arange(num_ops + 1))
+def links(problem: Problem) -> tuple[Float[np.ndarray, "D D"], Float[np.ndarray, "D D"]]:
+    """(latency, seconds per byte); the block objectives move a tensor in the same time anywhere."""
+    cluster = problem.cluster
+    s_per_byte = np.where(np.isinf(cluster.link_bytes_per_s), 0.0, 1.0 / cluster.link_bytes_per_s)
+    if problem.tensor_s is None:
+        return np.array(cluster.link_latency_s), s_per_byte
+    moved = float(np.maximum(problem.graph.tensor_bytes, 1).sum())
+    per_byte = 2.0 * float(problem.tensor_s.sum()) / moved
+    return np.zeros_like(s_per_byte), np.where(s_per_byte > 0, per_byte, 0.0)
 
 
 def up(
     problem: Problem, seconds: Float[np.ndarray, "N"], send_s: Float[np.ndarray, "T"]
 ) -> Float[np.ndarray, "N"]:
-    from gdp.policy.view.feature_kernels import upward_rank
+    """Seconds from the start of each op to the end on the longest path, its transfers included."""
+    from gdp.methods.ranks_kernels import fill_upward_ranks
 
-    src, dst, pair_s = pairs(problem, send_s)
-    by_src, first = csr(src, problem.num_ops)
-    return upward_rank(seconds, src, dst, pair_s, by_src, first)
+    rank = np.zeros(problem.num_ops)
+    fill_upward_ranks(arrays_of(problem), seconds, send_s, rank)
+    return rank
 
 
 def down(
     problem: Problem, seconds: Float[np.ndarray, "N"], send_s: Float[np.ndarray, "T"]
 ) -> Float[np.ndarray, "N"]:
-    from gdp.policy.view.feature_kernels import downward_rank
+    """Seconds before the start of each op on the longest path from an entry."""
+    from gdp.policy.path_kernels import fill_downward_ranks
 
-    src, dst, pair_s = pairs(problem, send_s)
-    by_dst, first = csr(dst, problem.num_ops)
-    return downward_rank(seconds, src, dst, pair_s, by_dst, first)
+    rank = np.zeros(problem.num_ops)
+    fill_downward_ranks(arrays_of(problem), seconds, send_s, rank)
+    return rank
+
+
+def priority(problem: Problem) -> Int[np.ndarray, "N"]:
+    """The rank of every op: its place in the decode order (decreasing longest path to the end)."""
+    rank = np.empty(problem.num_ops, dtype=np.int64)
+    rank[timing(problem).order] = np.arange(problem.num_ops)
+    return rank

@@ -1,0 +1,61 @@
+"""Ids of groups of ops: merged where they meet, and values gathered per group.
+
+Axes: N ops, G groups, whose ids are 0..G-1.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+
+def merge_ids(
+    first: Int[np.ndarray, "N"], second: Int[np.ndarray, "N"] | None
+) -> Int[np.ndarray, "N"]:
+    """Group ids 0..G-1 such that ops sharing an id in either array share a group.
+
+    Ids are in order of first appearance, so that equal partitions get equal ids.
+
+    >>> merge_ids(np.array([5, 5, 7, 9]), np.array([0, 1, 1, 2]))
+    array([0, 0, 0, 1])
+    """
+    labels = np.unique(first, return_inverse=True)[1]
+    if second is not None:
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        other = np.unique(second, return_inverse=True)[1] + len(first)
+        size = 2 * len(first)
+        links = coo_array((np.ones(len(first)), (labels, other)), shape=(size, size))
+        labels = connected_components(links, directed=False)[1][labels]
+    _, where, ids = np.unique(labels, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(where))[ids]
+
+
+def joined(part: Int[np.ndarray, "N"], ids: Int[np.ndarray, "N"]) -> Int[np.ndarray, "G"]:
+    """For each part 0..G-1 an id that it shares with the parts to which ops of one id tie it.
+
+    >>> joined(np.array([0, 0, 1, 2]), np.array([7, 8, 8, 9]))
+    array([0, 0, 1])
+    """
+    lead = np.unique(part, return_index=True)[1]
+    return merge_ids(merge_ids(part, ids)[lead], None)
+
+
+def sum_per_group(values: np.ndarray, group: Int[np.ndarray, "N"]) -> np.ndarray:
+    """The values [N, ...] summed over the ops of each group; inf stays inf.
+
+    >>> sum_per_group(np.array([[1.0], [2.0], [3.0]]), np.array([0, 1, 0]))
+    array([[4.],
+           [2.]])
+    """
+    total = np.zeros((int(group.max()) + 1, *values.shape[1:]))
+    np.add.at(total, group, values)
+    return total
+
+
+def all_per_group(
+    allowed: Bool[np.ndarray, "N D"], group: Int[np.ndarray, "N"]
+) -> Bool[np.ndarray, "G D"]:
+    """What is true of all ops of a group."""
+    every = np.ones((int(group.max()) + 1, allowed.shape[1]), dtype=bool)
+    np.logical_and.at(every, group, allowed)
+    return every

@@ -1,0 +1,103 @@
+"""Devices that may change places, because exchanging them changes nothing that is looked at.
+
+What is looked at differs: a stage of a pipeline sees less of a device than the simulator. So a
+caller names the traits that must agree; whether links agree is asked in one way. All relations are
+equivalences, given as matrices. Axes: N ops, D devices.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from gdp.problem.problem import Problem, derived
+
+
+def same(*traits: np.ndarray) -> Bool[np.ndarray, "D D"]:
+    """Which devices agree in every trait; a trait is an array whose last axis are the devices.
+
+    >>> same(np.array([1, 2, 1]), np.array([[0.5, 0.5, 0.5], [3.0, 1.0, 3.0]])).astype(int)
+    array([[1, 0, 1],
+           [0, 1, 0],
+           [1, 0, 1]])
+    """
+    kinds: dict[tuple[bytes, ...], int] = {}
+    kind = np.array(
+        [
+            kinds.setdefault(tuple(trait[..., d].tobytes() for trait in traits), len(kinds))
+            for d in range(traits[0].shape[-1])
+        ]
+    )
+    return kind[:, None] == kind[None, :]
+
+
+def classes_of(alike: Bool[np.ndarray, "D D"]) -> list[list[int]]:
+    """The devices class by class, ascending.
+
+    >>> classes_of(same(np.array([1, 2, 1])))
+    [[0, 2], [1]]
+    """
+    first = alike.argmax(axis=1)
+    return [np.flatnonzero(first == d).tolist() for d in np.unique(first)]
+
+
+@derived
+def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
+    """Which devices can be exchanged such that links stay as they are and channels are renamed."""
+    cluster, d = problem.cluster, problem.num_devices
+    alike = np.eye(d, dtype=bool)
+    off = ~alike
+    channel = np.unique(cluster.channel[off], return_inverse=True)[1]
+    for i in range(d):
+        for j in range(i):
+            swap = np.arange(d)
+            swap[[i, j]] = j, i
+            moved = np.ix_(swap, swap)
+            kept = (cluster.link_latency_s[moved] == cluster.link_latency_s).all() and (
+                cluster.link_bytes_per_s[moved] == cluster.link_bytes_per_s
+            ).all()
+            # One to one: as many pairs (channel before, channel after) as there are channels.
+            pairs = np.stack([cluster.channel[off], cluster.channel[moved][off]])
+            renamed = len(np.unique(pairs, axis=1).T) == channel.max(initial=-1) + 1
+            alike[i, j] = alike[j, i] = kept and renamed
+    return alike
+
+
+def is_host(problem: Problem) -> Bool[np.ndarray, "D"]:
+    """True for the device of the graph's inputs and outputs, where there are any."""
+    host = np.arange(problem.num_devices) == problem.cluster.host
+    return host & bool(problem.graph.is_io.any())
+
+
+@derived
+def twins(problem: Problem) -> Int[np.ndarray, "D"]:
+    """For each device the next lower one that is exactly alike, or -1.
+
+    Alike: same costs, constraints, memory and dispatch, and exchanging the two leaves every link
+    and the sharing of channels as they are.
+    """
+    devices = problem.cluster.devices
+    alike = links_alike(problem) & same(
+        problem.compute_s,
+        problem.allowed,
+        problem.cluster.memory_bytes,
+        np.array([device.dispatch_s for device in devices]),
+        np.array([device.dispatch_per == "op" for device in devices]),
+        is_host(problem),
+    )
+    lower = [np.flatnonzero(alike[d, :d]) for d in range(len(devices))]
+    return np.array([ids[-1] if len(ids) else -1 for ids in lower], dtype=np.int64)
+
+
+def canonical(
+    problem: Problem, device: Int[np.ndarray, "N"], order: Int[np.ndarray, "N"]
+) -> Int[np.ndarray, "N"]:
+    """The same placement with devices that are alike renamed by first use, ops taken in `order`."""
+    twin = twins(problem)
+    label = np.arange(problem.num_devices)
+    for i in np.flatnonzero(twin >= 0):
+        label[i] = label[twin[i]]
+    name = np.full(problem.num_devices, -1, dtype=np.int64)
+    for used in (*device[order].tolist(), *range(problem.num_devices)):
+        if name[used] < 0:
+            alike = np.flatnonzero(label == label[used])
+            name[used] = alike[~np.isin(alike, name)][0]
+    return name[device]

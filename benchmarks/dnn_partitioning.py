@@ -71,7 +71,7 @@ def solve(path: str, objective: str, method: str, seconds: float, seed: int) -> 
 
     started_s = time.perf_counter()
     kind = "max_load" if objective == "max_load" else "block_latency"
-    judge = max_load if kind == "max_load" else block_latency
+    judge = host_load if kind == "max_load" else block_latency
     _warm(table[method], judge, kind)
     compiled_s = time.perf_counter() - started_s
     problem = load_dnn_partitioning(path, kind)

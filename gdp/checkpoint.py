@@ -1,8 +1,8 @@
 """Checkpoints: any pytree of arrays with its recipe, written by Orbax, checked by SHA-256.
 
-A checkpoint is a folder: `weights/` (Orbax, by the path of each leaf), `recipe.toml`, and
-`meta.json` with the digest of the weights. It is written beside its place and renamed, so that a
-crash leaves the old one.
+A checkpoint is a folder: `weights/` (Orbax, by the path of each leaf), `weights.npz` (the same
+arrays, for readers without JAX), `recipe.toml`, and `meta.json` with the digest of the weights. It
+is written beside its place and renamed, so that a crash leaves the old one.
 """
 
 import hashlib
@@ -19,6 +19,8 @@ import numpy as np
 from gdp.errors import GdpError
 
 SCHEMA = 1
+PLAIN = "weights.npz"
+"""Beside Orbax's folder, whose library takes longer to import than an answer may."""
 
 
 class CheckpointError(GdpError):
@@ -49,6 +51,7 @@ def save(
         if not _is_first():
             return digest
         _forget_where(staging / "weights")
+        np.savez(staging / PLAIN, **leaves)  # pyright: ignore[reportArgumentType]
         (staging / "recipe.toml").write_text(recipe)
         document = {"schema": SCHEMA, "sha256": digest, **(meta or {})}
         (staging / "meta.json").write_text(json.dumps(document, indent=1, sort_keys=True))
@@ -63,24 +66,26 @@ def save(
 def load(path: str | os.PathLike[str], like: Any) -> Any:
     """The tree of a checkpoint, with the structure of `like`; raises `CheckpointError`."""
     import jax
-    from orbax.checkpoint.experimental import v1 as orbax
 
+    arrays = load_arrays(path, {name: np.shape(leaf) for name, leaf in _paths(like)})
+    return jax.tree.unflatten(jax.tree.structure(like), list(arrays.values()))
+
+
+def load_arrays(
+    path: str | os.PathLike[str], wanted: Mapping[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint by their paths, in the order of the wanted shapes.
+
+    Without JAX where the plain copy is there. Raises `CheckpointError`.
+    """
     folder = Path(path)
     meta = read_meta(folder)
-    try:
-        found = orbax.load(str((folder / "weights").absolute()))
-    except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"checkpoint {str(path)!r}: its weights cannot be read: {first}"
-        ) from None
-    arrays = {name: np.asarray(leaf) for name, leaf in found.items()}
+    arrays = _read_arrays(folder)
     if _digest(arrays) != meta["sha256"]:
         raise CheckpointError(
             f"checkpoint {str(path)!r} is damaged: its weights are not those of meta.json; copy it "
             "again"
         )
-    wanted = {name: np.shape(leaf) for name, leaf in _paths(like)}
     for name, shape in wanted.items():
         if name not in arrays or arrays[name].shape != shape:
             found_shape = arrays[name].shape if name in arrays else "nothing"
@@ -88,7 +93,24 @@ def load(path: str | os.PathLike[str], like: Any) -> Any:
                 f"checkpoint {str(path)!r} is for another network: {name} is {found_shape}, "
                 f"{shape} wanted; use the recipe beside it"
             )
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+    return {name: arrays[name] for name in wanted}
+
+
+def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """All arrays of the plain copy, or of Orbax's folder where there is none."""
+    try:
+        if (folder / PLAIN).exists():
+            with np.load(folder / PLAIN, allow_pickle=False) as found:
+                return dict(found)
+        from orbax.checkpoint.experimental import v1 as orbax
+
+        found = orbax.load(str((folder / "weights").absolute()))
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"checkpoint {str(folder)!r}: its weights cannot be read: {first}"
+        ) from None
+    return {name: np.asarray(leaf) for name, leaf in found.items()}
 
 
 def _is_first() -> bool:

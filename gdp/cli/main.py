@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 import click
 
+from gdp import startup
 from gdp.cli import costs, learn
 from gdp.errors import GdpError, InfeasibleError
 
@@ -22,14 +23,13 @@ TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "jax")
 
 def main() -> NoReturn:
     """The `gdp` program. Exits with 0: done, 1: infeasible or failed check, 2: wrong input."""
+    startup.prepare_process()
     costs.register(cli)
     learn.register(cli)
     try:
         sys.exit(cli.main(standalone_mode=False) or 0)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
-    except click.Abort:
-        _fail("interrupted", 130)
     except click.ClickException as error:
         _fail(error.format_message(), 2)
     except InfeasibleError as error:
@@ -39,7 +39,7 @@ def main() -> NoReturn:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}", 2)
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
 
 
@@ -181,11 +181,12 @@ def place(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
-    from gdp import api
+    from gdp import api, first_run
     from gdp.methods.base import Search
     from gdp.placement import save_placement
     from gdp.text import result_text
 
+    first_run.prepare(method, objective)
     graph, machine = _load(model, dims), _read_cluster(cluster, max_memory)
     with _progress("placing") as progress:
         result = api.place(
@@ -231,7 +232,7 @@ def compare(
     constraints: str | None, methods: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run every method and print one table."""
-    from gdp import api
+    from gdp import api, first_run
     from gdp.methods.base import Search
     from gdp.text import compare_text
 
@@ -239,6 +240,7 @@ def compare(
         if sys.stderr.isatty():
             click.echo(f"gdp: {name} ...", err=True)
 
+    first_run.prepare("auto", objective)
     graph, machine = _load(model, dims), _read_cluster(cluster, max_memory)
     rows = api.compare(
         graph, machine, objective=objective, names=methods.split(",") if methods else None,
@@ -352,11 +354,13 @@ def run(
 
     Without PLACEMENT the model is placed first.
     """
+    from gdp import first_run
     from gdp.execute import run as run_model
     from gdp.methods.base import Search
     from gdp.placement import load_placement
     from gdp.text import run_text
 
+    first_run.prepare(method, objective)
     machine = _read_cluster(cluster, max_memory)
     with _progress("running") as progress:
         report = run_model(

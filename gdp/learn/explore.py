@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.policy.decode import DecodeProblem, Head, decode, num_threads
-from gdp.policy.model.network import NetworkConfig, Params
+from gdp.policy.model.config import NetworkConfig, Params
 
 LAYERS = {"feature": "feature_head", "mixing": "mixing", "out": "out_head"}
 """Superposed layers whose kernels `Head` holds with their gates folded in, by field."""

@@ -15,7 +15,8 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from gdp.policy.decode import Rollout
-from gdp.policy.model.network import NetworkConfig, Params, apply, score
+from gdp.policy.model.config import NetworkConfig, Params
+from gdp.policy.model.network import apply, score
 from gdp.policy.view.batching import Batch
 
 Advantage = Literal["normalised", "published"]

@@ -11,7 +11,7 @@ from gdp.errors import GdpError
 from gdp.learn.imitation import ImitationConfig
 from gdp.learn.instances import parse_key
 from gdp.learn.ppo import PpoConfig
-from gdp.policy.model.network import NetworkConfig
+from gdp.policy.model.config import NetworkConfig
 
 if TYPE_CHECKING:
     from gdp.learn.finetune import FinetuneConfig

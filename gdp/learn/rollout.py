@@ -12,7 +12,7 @@ from gdp.policy.advice import Advice, advice, with_incumbent
 from gdp.policy.decode import Head, Rollout, decode
 from gdp.policy.evaluate import judge
 from gdp.policy.gaps import gap
-from gdp.policy.model.network import NUM_PAIR_FEATURES
+from gdp.policy.model.config import NUM_PAIR_FEATURES
 from gdp.policy.policy import Policy
 from gdp.policy.view.batching import Batch
 from gdp.problem.problem import Problem

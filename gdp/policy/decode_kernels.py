@@ -11,6 +11,8 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INNER
+from gdp.kernel_struct import as_struct
+from gdp.policy.decode import DecodeProblem, Head
 from gdp.policy.view.pair_kernels import (
     NUM_PAIR_FEATURES,
     arrival,
@@ -48,6 +50,9 @@ class Scratch(typing.NamedTuple):
     mask: typing.Any  # [D] bool
     hidden: typing.Any  # [2, W] float32
     work: typing.Any  # [9, D]
+
+
+as_struct(DecodeProblem, Head, State, Scratch)
 
 
 def new_state(p: typing.Any) -> State:

@@ -4,7 +4,7 @@ import os
 import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -12,13 +12,19 @@ import numpy as np
 from gdp import checkpoint
 from gdp.policy.advice import Advice, advice
 from gdp.policy.decode import DecodeProblem, Head, advised, prepare
-from gdp.policy.model.network import Encoded, NetworkConfig, Params, abstract, encode
+from gdp.policy.model.config import Encoded, NetworkConfig, Params, nested, shapes
+from gdp.policy.model.inference import encode
 from gdp.policy.placed import Placed
-from gdp.policy.view.batching import Batch, on_device, pad
-from gdp.policy.view.features import features
+from gdp.policy.view.features import Features, features
 from gdp.problem.problem import Problem
 
-_BATCHES: weakref.WeakKeyDictionary[Problem, dict[tuple[str, bool], Batch]] = (
+if TYPE_CHECKING:
+    from gdp.policy.view.batching import Batch
+
+_BATCHES: weakref.WeakKeyDictionary[Problem, dict[tuple[str, bool], "Batch"]] = (
+    weakref.WeakKeyDictionary()
+)
+_FEATURES: weakref.WeakKeyDictionary[Problem, dict[tuple[str, bool], Features]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -32,16 +38,27 @@ class Policy:
     name: str = "policy"
     placed: Placed | None = None  # what it was fine-tuned to
 
-    def batch(self, problem: Problem, found: Advice | None = None) -> Batch:
-        """The padded features of a problem, computed once; anew for advice of one's own."""
+    def features(self, problem: Problem, found: Advice | None = None) -> Features:
+        """What the network reads, computed once; anew for advice of one's own."""
         kind = self.config.features
         if found is not None and self.config.advice:
-            return on_device(pad(features(problem, kind, found)))
-        batches = _BATCHES.setdefault(problem, {})
+            return features(problem, kind, found)
+        made = _FEATURES.setdefault(problem, {})
         key = (kind, self.config.advice)
+        if key not in made:
+            made[key] = features(problem, kind, advice(problem) if self.config.advice else None)
+        return made[key]
+
+    def batch(self, problem: Problem, found: Advice | None = None) -> "Batch":
+        """The same padded and as JAX arrays, for learning."""
+        from gdp.policy.view.batching import on_device, pad
+
+        if found is not None and self.config.advice:
+            return on_device(pad(self.features(problem, found)))
+        batches = _BATCHES.setdefault(problem, {})
+        key = (self.config.features, self.config.advice)
         if key not in batches:
-            found = advice(problem) if self.config.advice else None
-            batches[key] = on_device(pad(features(problem, kind, found)))
+            batches[key] = on_device(pad(self.features(problem)))
         return batches[key]
 
     def view(self, problem: Problem, found: Advice | None = None) -> DecodeProblem:
@@ -54,12 +71,15 @@ class Policy:
         return advised(plain, found or advice(problem))
 
     def head(self, problem: Problem, found: Advice | None = None) -> Head:
-        """The encoded problem: one pass of the network."""
-        return self.head_of(problem, self.batch(problem, found))
+        """The encoded problem: one pass of the network, in NumPy."""
+        encoded = encode(self.config, self.params, self.features(problem, found))
+        return to_head(self.config, encoded, problem.num_ops, problem.num_devices)
 
-    def head_of(self, problem: Problem, batch: Batch) -> Head:
-        """The same from features that are at hand."""
-        encoded = encode(self.config, self.params, batch)
+    def head_of(self, problem: Problem, batch: "Batch") -> Head:
+        """The same by JAX, from features that are at hand: what learning differentiates."""
+        from gdp.policy.model import network
+
+        encoded = network.encode(self.config, self.params, batch)
         return to_head(self.config, encoded, problem.num_ops, problem.num_devices)
 
 
@@ -104,7 +124,7 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
         raise checkpoint.CheckpointError(
             f"checkpoint {str(path)!r} holds no policy that this gdp can read: {error}"
         ) from None
-    params = checkpoint.load(path, abstract(config))
+    params = nested(checkpoint.load_arrays(path, shapes(config)))
     return Policy(config, params, meta.get("name", "policy"), placed)
 
 

@@ -18,7 +18,8 @@ from gdp.learn.ppo import (
     surrogate_loss,
 )
 from gdp.learn.rollout import sample
-from gdp.policy.model.network import NetworkConfig, init
+from gdp.policy.model.config import NetworkConfig
+from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 
 CONFIG = NetworkConfig(

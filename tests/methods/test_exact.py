@@ -10,6 +10,7 @@ from tiny import fork_join, plain_graph, unit_cluster
 import gdp
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Search
+from gdp.methods.exact import period_program, schedule
 from gdp.methods.exact.method import exact
 from gdp.methods.exact.mip import mip
 from gdp.problem.problem import Objective, make_problem
@@ -36,8 +37,8 @@ def test_fork_join_is_solved_and_said_to_be(objective: Objective, best_s: float)
 def test_what_is_too_large_gets_a_heuristic_and_a_bound(
     objective: Objective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(period_mip, "MOST_VARIABLES", 3)
-    monkeypatch.setattr(schedule_cp, "MOST_INTERVALS", 3)
+    monkeypatch.setattr(period_program, "MOST_VARIABLES", 3)
+    monkeypatch.setattr(schedule, "MOST_INTERVALS", 3)
     graph = plain_graph(12, [(i, j) for j in range(12) for i in range(j) if (i + j) % 3 == 1])
     compute_s = np.random.default_rng(0).uniform(1.0, 2.0, (12, 2))
     problem = make_problem(graph, unit_cluster(2), compute_s, objective)

@@ -295,7 +295,7 @@ def test_long_orders_are_cut_coarsely_first(monkeypatch: pytest.MonkeyPatch) -> 
     exact = best_pipeline(problem, SEARCH)
     assert exact.is_optimal
     assert exact.down_sets == 301
-    monkeypatch.setattr(chains, "_QUICK_STEPS", 1)
+    monkeypatch.setattr(orders, "_QUICK_STEPS", 1)
     assert best_pipeline(problem, SEARCH, linear_only=True).cost_s == exact.cost_s
     contraction = contract(problem)
     costs = stage_costs(problem, contraction)

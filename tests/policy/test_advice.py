@@ -10,7 +10,8 @@ from gdp.methods.pipeline.method import best_pipeline
 from gdp.policy.advice import ADVISERS, advice, incumbents, with_incumbent
 from gdp.policy.decode import advised, canonical, decode, prepare, twins
 from gdp.policy.evaluate import judge
-from gdp.policy.model.network import NUM_PAIR_FEATURES, NetworkConfig, init
+from gdp.policy.model.config import NUM_PAIR_FEATURES, NetworkConfig
+from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 from gdp.policy.view.features import NUM_OP_FEATURES, features
 from gdp.policy.view.pair_kernels import FIRST_ADVICE

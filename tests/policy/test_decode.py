@@ -12,7 +12,8 @@ from gdp.costs.roofline import roofline
 from gdp.policy import decode_kernels
 from gdp.policy.decode import Head, canonical, decode, prepare, twins
 from gdp.policy.model import network
-from gdp.policy.model.network import NetworkConfig, init, score
+from gdp.policy.model.config import NetworkConfig
+from gdp.policy.model.network import init, score
 from gdp.policy.policy import Policy
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score as simulated

@@ -10,18 +10,12 @@ from flax import nnx
 from tiny import random_problem
 
 from gdp.policy.model.attention import LAST_OF_BRANCH, SegmentAttention
-from gdp.policy.model.network import (
-    NUM_PAIR_FEATURES,
-    NetworkConfig,
-    abstract,
-    apply,
-    init,
-    published,
-    score,
-)
+from gdp.policy.model.config import NUM_PAIR_FEATURES, NetworkConfig, published
+from gdp.policy.model.network import abstract, apply, init, score
 from gdp.policy.model.sage import PublishedSage
 from gdp.policy.model.superposition import Gate, SuperposedLinear
-from gdp.policy.view.batching import Batch, bucket, max_over_neighbours, on_device, pad
+from gdp.policy.view.batching import Batch, max_over_neighbours, on_device, pad
+from gdp.policy.view.buckets import bucket
 from gdp.policy.view.features import features
 
 CONFIG = NetworkConfig(width=16, heads=2, sage_layers=1, head_width=8, segment=64)

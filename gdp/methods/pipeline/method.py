@@ -232,9 +232,9 @@ def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipelin
 
 
 def _value_s(problem: Problem, device: Int[np.ndarray, "N"]) -> float:
-    from gdp.sim import block_latency
+    from gdp.sim import block_latency, host_load
 
-    judge = max_load if problem.objective == "max_load" else block_latency
+    judge = host_load if problem.objective == "max_load" else block_latency
     return float(judge.values(problem, device[None])[0][0])
 
 

@@ -1,9 +1,10 @@
 """Checkpoints: any pytree of arrays with its recipe, written by Orbax, checked by SHA-256.
 
-A checkpoint is a folder: `weights/` (Orbax, by the path of each leaf), `recipe.toml`, `meta.json`
-with the digest of the weights, whatever else the caller keeps with them, and `gdp.json`, the list
-of all these. It is written beside its place and renamed, so that a crash leaves the old one; where
-that happens between two renames, whoever reads or writes next finds the old one beside its place.
+A checkpoint is a folder: `weights/` (Orbax, by the path of each leaf), `weights.npz` (the same
+arrays, for readers without JAX), `recipe.toml`, `meta.json` with the digest of the weights,
+whatever else the caller keeps with them, and `gdp.json`, the list of all these. It is written
+beside its place and renamed, so that a crash leaves the old one; where that happens between two
+renames, whoever reads or writes next finds the old one beside its place.
 """
 
 import contextlib
@@ -21,10 +22,12 @@ import numpy as np
 from gdp.errors import GdpError
 from gdp.files import staging as new_folder
 from gdp.folders import put_in_place, standing
-from gdp.reading import Kind, convert, read_json
+from gdp.reading import Kind, convert, decode_arrays, read_bytes, read_json
 from gdp.targets import Permit, require_folder
 
 SCHEMA = 1
+PLAIN = "weights.npz"
+"""Beside Orbax's folder, whose library takes longer to import than an answer may."""
 
 
 class CheckpointError(GdpError):
@@ -70,6 +73,7 @@ def save(
         if not _is_first():
             return digest
         _forget_where(staging / "weights")
+        np.savez(staging / PLAIN, **leaves)  # pyright: ignore[reportArgumentType]
         for name, data in (beside or {}).items():
             (staging / name).write_bytes(data)
         (staging / "recipe.toml").write_text(recipe)
@@ -85,31 +89,26 @@ def save(
 def load(path: str | os.PathLike[str], like: Any) -> Any:
     """The tree of a checkpoint, with the structure of `like`; raises `CheckpointError`."""
     import jax
-    from orbax.checkpoint.experimental import v1 as orbax
 
+    arrays = load_arrays(path, {name: np.shape(leaf) for name, leaf in _paths(like)})
+    return jax.tree.unflatten(jax.tree.structure(like), list(arrays.values()))
+
+
+def load_arrays(
+    path: str | os.PathLike[str], wanted: Mapping[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint by their paths, in the order of the wanted shapes.
+
+    Without JAX where the plain copy is there. Raises `CheckpointError`.
+    """
     folder = standing(Path(path))
     meta = read_meta(folder)
-    # Orbax may wait for ever for what a damaged file does not hold.
-    wanted_digest = meta.get("files_sha256")
-    if wanted_digest is not None and files_digest(folder / "weights") != wanted_digest:
-        raise CheckpointError(
-            f"checkpoint {str(path)!r} is damaged: a file of its weights is missing or another; "
-            "copy it again"
-        )
-    try:
-        found = orbax.load(str((folder / "weights").absolute()))
-    except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"checkpoint {str(path)!r}: its weights cannot be read: {first}"
-        ) from None
-    arrays = {name: np.asarray(leaf) for name, leaf in found.items()}
+    arrays = _read_arrays(folder, meta.get("files_sha256"))
     if _digest(arrays) != meta["sha256"]:
         raise CheckpointError(
             f"checkpoint {str(path)!r} is damaged: its weights are not those of meta.json; copy it "
             "again"
         )
-    wanted = {name: np.shape(leaf) for name, leaf in _paths(like)}
     for name, shape in wanted.items():
         if name not in arrays or arrays[name].shape != shape:
             found_shape = arrays[name].shape if name in arrays else "nothing"
@@ -117,7 +116,30 @@ def load(path: str | os.PathLike[str], like: Any) -> Any:
                 f"checkpoint {str(path)!r} is for another network: {name} is {found_shape}, "
                 f"{shape} wanted; use the recipe beside it"
             )
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+    return {name: arrays[name] for name in wanted}
+
+
+def _read_arrays(folder: Path, files_sha256: str | None) -> dict[str, np.ndarray]:
+    """All arrays of the plain copy, or of Orbax's folder where there is none."""
+    if (folder / PLAIN).exists():
+        where = folder / PLAIN
+        return decode_arrays(read_bytes(where, KIND), KIND, str(where))
+    # Orbax may wait for ever for what a damaged file does not hold.
+    if files_sha256 is not None and files_digest(folder / "weights") != files_sha256:
+        raise CheckpointError(
+            f"checkpoint {str(folder)!r} is damaged: a file of its weights is missing or another; "
+            "copy it again"
+        )
+    from orbax.checkpoint.experimental import v1 as orbax
+
+    try:
+        found = orbax.load(str((folder / "weights").absolute()))
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"checkpoint {str(folder)!r}: its weights cannot be read: {first}"
+        ) from None
+    return {name: np.asarray(leaf) for name, leaf in found.items()}
 
 
 def _is_first() -> bool:

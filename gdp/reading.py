@@ -11,7 +11,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import accumulate
 from typing import Any, TypeVar, get_type_hints
@@ -158,7 +158,7 @@ def _reject_unknown(raw: Any, type_: Any, path: str) -> None:
             raise ValueError(f"unknown key {key!r} - at `{path}`; known are {known}")
 
 
-def decode_arrays(data: bytes, kind: Kind, where: str) -> Mapping[str, np.ndarray]:
+def decode_arrays(data: bytes, kind: Kind, where: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz by name, all numbers and finite; raises the error of the kind.
 
     Nothing is allocated that the file does not hold, and nothing is unpickled.

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from gdp.cli import costs, learn
-from gdp.cli.main import _fail, cli
+from gdp.cli.main import cli
+from gdp.cli.program import _fail
 from gdp.graph.file import load_graph, save_graph
 from gdp.graph.op_graph import make_graph
 from gdp.terminal import PrintableFormatter, printable

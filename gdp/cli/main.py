@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 import click
 
+from gdp import startup
 from gdp.cli import costs, learn
 from gdp.cli.program import Verbs, verbose_option
 from gdp.cli.program import run as run_program
@@ -30,6 +31,7 @@ def main() -> NoReturn:
     interrupted, 141: nobody reads standard output any more. An error is one line on stderr;
     standard output holds a whole result or nothing, with --json as without.
     """
+    startup.prepare_process()
     costs.register(cli)
     learn.register(cli)
     run_program(cli)
@@ -168,11 +170,12 @@ def place(
     force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
-    from gdp import api
+    from gdp import api, first_run
     from gdp.methods.base import Search
     from gdp.placement import save_placement
     from gdp.text import result_text
 
+    first_run.prepare(method, objective)
     graph, machine = _load(model, dims), _read_cluster(cluster, max_memory)
     permit = permit_of(model, cluster, checkpoint, costs, constraints, force=force)
     require_files({"placement": output, "report": report, "trace": trace}, permit)
@@ -220,7 +223,7 @@ def compare(
     constraints: str | None, methods: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run every method and print one table."""
-    from gdp import api
+    from gdp import api, first_run
     from gdp.methods.base import Search
     from gdp.text import compare_text
 
@@ -228,6 +231,7 @@ def compare(
         if sys.stderr.isatty():
             click.echo(f"gdp: {name} ...", err=True)
 
+    first_run.prepare("auto", objective)
     graph, machine = _load(model, dims), _read_cluster(cluster, max_memory)
     rows = api.compare(
         graph, machine, objective=objective, names=methods.split(",") if methods else None,
@@ -346,11 +350,13 @@ def run(
 
     Without PLACEMENT the model is placed first.
     """
+    from gdp import first_run
     from gdp.execute import run as run_model
     from gdp.methods.base import Search
     from gdp.placement import load_placement
     from gdp.text import run_text
 
+    first_run.prepare(method, objective)
     machine = _read_cluster(cluster, max_memory)
     with _progress("running") as progress:
         report = run_model(

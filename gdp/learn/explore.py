@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.policy.decode import DecodeProblem, decode
+from gdp.policy.model.config import NetworkConfig, Params
 from gdp.policy.model.head import Head
-from gdp.policy.model.network import NetworkConfig, Params
 from gdp.sim.batch import num_threads
 
 LAYERS = {"feature": "feature_head", "mixing": "mixing", "out": "out_head"}

@@ -38,8 +38,8 @@ from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.compilation import use_cache
 from gdp.policy.decode import DecodeProblem, Rollout, decode
 from gdp.policy.guided import guided_search
+from gdp.policy.model.config import Params
 from gdp.policy.model.head import Head
-from gdp.policy.model.network import Params
 from gdp.policy.placed import keep
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
 from gdp.policy.priorities import RULES, rules_of

@@ -15,8 +15,9 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from gdp.policy.decode import Rollout
+from gdp.policy.model.config import NetworkConfig, Params
 from gdp.policy.model.head import score
-from gdp.policy.model.network import NetworkConfig, Params, apply
+from gdp.policy.model.network import apply
 from gdp.policy.view.batching import Batch
 
 Advantage = Literal["normalised", "published"]

@@ -22,7 +22,8 @@ from gdp.learn.recipe import Recipe, RecipeError
 from gdp.learn.trainer import Trainer, TrainState
 from gdp.learn.validate import Quality, validate
 from gdp.policy.compilation import use_cache
-from gdp.policy.model.network import Params, init
+from gdp.policy.model.config import Params
+from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, load_policy, save_policy
 from gdp.reading import Kind, convert
 from gdp.targets import Permit, require_folder, require_not_source

@@ -8,7 +8,7 @@ from gdp.errors import GdpError
 from gdp.learn.imitation import ImitationConfig
 from gdp.learn.instances import parse_key
 from gdp.learn.ppo import PpoConfig
-from gdp.policy.model.network import NetworkConfig
+from gdp.policy.model.config import NetworkConfig
 from gdp.reading import MAX_TOML_BYTES, Kind, decode_toml, read_bytes, read_toml
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from gdp.learn.problems import Problems
 from gdp.learn.recipe import Recipe
 from gdp.learn.rollout import Episode, advance, sample
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
-from gdp.policy.model.network import Params
+from gdp.policy.model.config import Params
 from gdp.policy.policy import Policy
 from gdp.problem.problem import Problem
 

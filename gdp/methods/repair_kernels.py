@@ -6,6 +6,10 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INNER, INNER_INLINE
+from gdp.kernel_struct import as_struct
+from gdp.problem.arrays import Arrays
+
+as_struct(Arrays)
 
 
 @numba.njit(**INNER_INLINE)

@@ -11,6 +11,9 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INNER
+from gdp.kernel_struct import as_struct
+from gdp.policy.model.head import Head
+from gdp.policy.view.decode_problem import DecodeProblem
 from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 from gdp.policy.view.pair_kernels import (
     arrival,
@@ -48,6 +51,9 @@ class Scratch(typing.NamedTuple):
     mask: typing.Any  # [D] bool
     hidden: typing.Any  # [2, W] float32
     work: typing.Any  # [9, D]
+
+
+as_struct(DecodeProblem, Head, State, Scratch)
 
 
 def new_state(p: typing.Any) -> State:

@@ -161,11 +161,9 @@ def load(checkpoint: str | os.PathLike[str] | None) -> Policy:
 
 @functools.lru_cache(maxsize=4)
 def _loaded(folder: str, version: int):
-    from gdp.policy.compilation import use_cache
     from gdp.policy.policy import load_policy
 
     del version  # a checkpoint that was written again is another one
-    use_cache()
     return load_policy(folder)
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -12,19 +12,30 @@ import numpy as np
 from gdp import checkpoint
 from gdp.policy.advice import Advice, advice
 from gdp.policy.decode import DecodeProblem, prepare
+from gdp.policy.model.config import NetworkConfig, Params, nested, shapes
 from gdp.policy.model.head import Head
-from gdp.policy.model.network import NetworkConfig, Params, abstract, encode
+from gdp.policy.model.inference import encode
 from gdp.policy.placed import Placed
-from gdp.policy.view.batching import Batch, on_device, pad
-from gdp.policy.view.features import FeatureSet, features
+from gdp.policy.view.features import Features, FeatureSet, features
 from gdp.problem.problem import Problem, derived
 from gdp.reading import Kind, convert
 
+if TYPE_CHECKING:
+    from gdp.policy.view.batching import Batch
+
 
 @derived
-def _batch(problem: Problem, kind: FeatureSet, advised: bool) -> Batch:
-    """The padded features of a problem, with its own advice or none."""
-    return on_device(pad(features(problem, kind, advice(problem) if advised else None)))
+def _features(problem: Problem, kind: FeatureSet, advised: bool) -> Features:
+    """What the network reads of a problem, with its own advice or none."""
+    return features(problem, kind, advice(problem) if advised else None)
+
+
+@derived
+def _batch(problem: Problem, kind: FeatureSet, advised: bool) -> "Batch":
+    """The same padded and as JAX arrays."""
+    from gdp.policy.view.batching import on_device, pad
+
+    return on_device(pad(_features(problem, kind, advised)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +47,20 @@ class Policy:
     name: str = "policy"
     placed: Placed | None = None  # what it was fine-tuned to
 
-    def batch(self, problem: Problem, found: Advice | None = None) -> Batch:
-        """The padded features of a problem, computed once; anew for advice of one's own."""
+    def features(self, problem: Problem, found: Advice | None = None) -> Features:
+        """What the network reads, computed once; anew for advice of one's own."""
         kind = self.config.features
         if found is not None and self.config.advice:
-            return on_device(pad(features(problem, kind, found)))
-        return _batch(problem, kind, self.config.advice)
+            return features(problem, kind, found)
+        return _features(problem, kind, self.config.advice)
+
+    def batch(self, problem: Problem, found: Advice | None = None) -> "Batch":
+        """The same padded and as JAX arrays, for learning."""
+        from gdp.policy.view.batching import on_device, pad
+
+        if found is not None and self.config.advice:
+            return on_device(pad(self.features(problem, found)))
+        return _batch(problem, self.config.features, self.config.advice)
 
     def view(self, problem: Problem, found: Advice | None = None) -> DecodeProblem:
         """The problem as the decoder reads it, under this network's masks."""
@@ -53,12 +72,15 @@ class Policy:
         return advised(plain, found or advice(problem))
 
     def head(self, problem: Problem, found: Advice | None = None) -> Head:
-        """The encoded problem: one pass of the network."""
-        return self.head_of(problem, self.batch(problem, found))
+        """The encoded problem: one pass of the network, in NumPy."""
+        head = encode(self.config, self.params, self.features(problem, found))
+        return head.cut(problem.num_ops, problem.num_devices)
 
-    def head_of(self, problem: Problem, batch: Batch) -> Head:
-        """The same from features that are at hand."""
-        head = encode(self.config, self.params, batch)
+    def head_of(self, problem: Problem, batch: "Batch") -> Head:
+        """The same by JAX, from features that are at hand: what learning differentiates."""
+        from gdp.policy.model import network
+
+        head = network.encode(self.config, self.params, batch)
         return head.cut(problem.num_ops, problem.num_devices)
 
 
@@ -99,7 +121,7 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     """Read a policy checkpoint; raises `CheckpointError` on anything else."""
     kind = Kind("policy that this gdp can read", checkpoint.CheckpointError)
     meta = convert(checkpoint.read_meta(path), kind, _Meta, f"checkpoint {str(path)!r}")
-    params = checkpoint.load(path, abstract(meta.network))
+    params = nested(checkpoint.load_arrays(path, shapes(meta.network)))
     return Policy(meta.network, params, meta.name, meta.placed)
 
 

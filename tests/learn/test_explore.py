@@ -8,7 +8,8 @@ from gdp.learn.explore import ELITE, LAYERS, Explorer, fold, scaled
 from gdp.learn.finetune import FinetuneConfig, finetune
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.policy.decode import decode
-from gdp.policy.model.network import NetworkConfig, init, published
+from gdp.policy.model.config import NetworkConfig, published
+from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 from gdp.problem.problem import Problem
 

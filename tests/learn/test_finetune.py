@@ -23,7 +23,8 @@ from gdp.policy.evaluate import judge
 from gdp.policy.gaps import gap
 from gdp.policy.guided import guided_search, wanted
 from gdp.policy.method import search_with_policy
-from gdp.policy.model.network import NetworkConfig, init
+from gdp.policy.model.config import NetworkConfig
+from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, load_policy
 from gdp.policy.priorities import RULES
 from gdp.sim.score import values

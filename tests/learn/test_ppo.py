@@ -25,7 +25,8 @@ from gdp.learn.ppo import (
 )
 from gdp.learn.rollout import sample
 from gdp.methods.base import Assignment
-from gdp.policy.model.network import NetworkConfig, init
+from gdp.policy.model.config import NetworkConfig
+from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 
 CONFIG = NetworkConfig(

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 from tiny import plain_graph, unit_cluster
 
-from gdp.methods.base import Assignment, Clock, Search
-from gdp.methods.repair import depth_first_rank, repair
+from gdp.clock import Clock
+from gdp.methods import repair as repair_module
+from gdp.methods.base import Assignment, Search
+from gdp.methods.ranks import depth_first_rank
+from gdp.methods.repair import repair, settle
 from gdp.methods.scoring import (
     Scored,
     best_of,
@@ -13,9 +16,7 @@ from gdp.methods.scoring import (
     nearest_allowed,
     proven_misfit,
     score_all,
-    settle,
 )
-from gdp.methods.search import local_search as search_module
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score
 
@@ -105,7 +106,7 @@ def without_annealing(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> Scored:
         raise AssertionError("an earlier stage fits")
 
-    monkeypatch.setattr(search_module, "anneal_to_fit", never)
+    monkeypatch.setattr(repair_module, "anneal_to_fit", never)
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])

@@ -7,14 +7,22 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from gdp.methods.search.annealing import FIT, AnnealConfig, LatencyAnnealer, anneal, make_annealer
 from tiny import all_devices, plain_graph, random_problem, unit_cluster
 
+from gdp.clock import Clock
 from gdp.cluster.types import make_cluster
-from gdp.methods.base import Assignment, Clock, Search
+from gdp.methods.annealing.annealer import (
+    FIT,
+    AnnealConfig,
+    LatencyAnnealer,
+    anneal,
+    anneal_to_fit,
+    make_annealer,
+)
+from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import score_all
 from gdp.methods.search.coarse import coarse_problem
-from gdp.methods.search.local_search import SearchConfig, anneal_to_fit, improve, local_search
+from gdp.methods.search.local_search import SearchConfig, improve, local_search
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
 

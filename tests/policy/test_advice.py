@@ -10,7 +10,8 @@ from gdp.methods.pipeline.method import best_pipeline
 from gdp.policy.advice import ADVISERS, advice, incumbents, with_incumbent
 from gdp.policy.decode import decode, prepare
 from gdp.policy.evaluate import judge
-from gdp.policy.model.network import NetworkConfig, init
+from gdp.policy.model.config import NetworkConfig
+from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, advised
 from gdp.policy.timing import timing
 from gdp.policy.view.features import NUM_OP_FEATURES, features

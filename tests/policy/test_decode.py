@@ -11,8 +11,9 @@ from tiny import fork_join, plain_graph, random_problem, unit_cluster
 from gdp.costs.roofline import roofline
 from gdp.policy.decode import decode, prepare
 from gdp.policy.model import network
+from gdp.policy.model.config import NetworkConfig, published
 from gdp.policy.model.head import Head, score
-from gdp.policy.model.network import NetworkConfig, init, published
+from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 from gdp.policy.timing import timing
 from gdp.policy.view.pair_features import NUM_PAIR_FEATURES, PAIR

@@ -10,17 +10,13 @@ from flax import nnx
 from tiny import random_problem
 
 from gdp.policy.model.attention import LAST_OF_BRANCH, SegmentAttention
+from gdp.policy.model.config import NetworkConfig, published
 from gdp.policy.model.head import score
-from gdp.policy.model.network import (
-    NetworkConfig,
-    abstract,
-    apply,
-    init,
-    published,
-)
+from gdp.policy.model.network import abstract, apply, init
 from gdp.policy.model.sage import PublishedSage
 from gdp.policy.model.superposition import Gate, SuperposedLinear
-from gdp.policy.view.batching import Batch, bucket, max_over_neighbours, on_device, pad
+from gdp.policy.view.batching import Batch, max_over_neighbours, on_device, pad
+from gdp.policy.view.buckets import bucket
 from gdp.policy.view.features import features
 from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 

@@ -12,7 +12,8 @@ from gdp.learn.finetune import FinetuneConfig, finetune
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.methods.base import Assignment, Search
 from gdp.policy.method import place_with_policy
-from gdp.policy.model.network import NetworkConfig, init
+from gdp.policy.model.config import NetworkConfig
+from gdp.policy.model.network import init
 from gdp.policy.placed import Placed, keep, recalled
 from gdp.policy.policy import Policy, load_policy, save_policy
 from gdp.problem.problem import make_problem

@@ -6,7 +6,8 @@ from tiny import fork_join, random_problem
 
 from gdp.policy.advice import advice, incumbents
 from gdp.policy.evaluate import assignment, evaluate, judge, rate
-from gdp.policy.model.network import NetworkConfig, init
+from gdp.policy.model.config import NetworkConfig
+from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 from gdp.policy.priorities import RULES, rank_under, ranks, rules_of
 from gdp.policy.propose import propose

@@ -18,7 +18,8 @@ from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.run import check_outputs, prepare
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
-from gdp.runtime.ort.stages import make_plan, roofline_prediction
+from gdp.runtime.ort.stages import make_plan
+from gdp.runtime.prediction import roofline_prediction
 
 FLOAT, INT64, BOOL, BFLOAT16 = (
     TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, TensorProto.BFLOAT16,

@@ -12,6 +12,7 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INNER, INNER_INLINE
+from gdp.kernel_struct import as_struct
 from gdp.methods.annealing.moves_kernels import NUM_KINDS, any_group, below, propose, uniform
 from gdp.methods.annealing.period_moves_kernels import (
     make_loads,
@@ -58,6 +59,9 @@ class Chain(NamedTuple):
     kind_share: np.ndarray  # [NUM_STEPS] cumulative probabilities
     tried: np.ndarray  # [NUM_STEPS]
     gained: np.ndarray  # [NUM_STEPS] improvements of the best
+
+
+as_struct(Schedule, Chain)
 
 
 @numba.njit(**INNER_INLINE)

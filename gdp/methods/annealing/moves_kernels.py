@@ -10,6 +10,8 @@ import numba
 import numpy as np
 
 from gdp.kernel import INNER, INNER_INLINE
+from gdp.kernel_struct import as_struct
+from gdp.problem.arrays import Arrays
 
 SINGLE, NEIGHBOUR, CHAIN, WINDOW, SWAP, CUT, CLUSTER = 0, 1, 2, 3, 4, 5, 6
 NUM_KINDS = 7
@@ -29,6 +31,9 @@ class Proposal(NamedTuple):
     guided: np.ndarray  # [1] share of the choices that follow the two tables; 0 without a guide
     group_share: np.ndarray  # [M] cumulative: which group with a choice to move
     device_share: np.ndarray  # [G, D] cumulative: where to
+
+
+as_struct(Arrays, Proposal)
 
 
 @numba.njit(**INNER_INLINE)

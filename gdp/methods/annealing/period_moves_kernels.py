@@ -10,6 +10,8 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INNER, INNER_INLINE
+from gdp.kernel_struct import as_struct
+from gdp.problem.arrays import Arrays
 
 
 class Loads(NamedTuple):
@@ -24,6 +26,9 @@ class Loads(NamedTuple):
     kept: np.ndarray  # [T] copies of a tensor that later samples may need beside the first
     saved_s: np.ndarray  # [D + C], see save_loads
     saved_bytes: np.ndarray  # [D]
+
+
+as_struct(Arrays, Loads)
 
 
 def new_loads(m):

@@ -11,6 +11,7 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INLINE
+from gdp.kernel_struct import as_struct
 from gdp.methods.annealing.moves_kernels import below, length_up_to, uniform
 
 LONGEST = 32
@@ -46,6 +47,9 @@ class State(NamedTuple):
     source: np.ndarray  # [R] where each of them was
     best: np.ndarray  # [V] the best assignment so far
     random: np.ndarray  # [1] of `proposal_kernels.uniform`
+
+
+as_struct(Nodes, State)
 
 
 @numba.njit(**BARE)

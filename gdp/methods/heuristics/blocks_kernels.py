@@ -10,6 +10,10 @@ import numpy as np
 
 from gdp.kernel import BARE, INLINE
 from gdp.kernel_cache import KEEP
+from gdp.kernel_struct import as_struct
+from gdp.problem.arrays import Arrays
+
+as_struct(Arrays)
 
 
 @numba.njit(**BARE)

@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INNER, INNER_INLINE
+from gdp.kernel_struct import as_struct
 from gdp.methods.heuristics.list_schedule_kernels import (
     best_device,
     excess_bytes,
@@ -21,6 +22,9 @@ class Heaps(NamedTuple):
     key: np.ndarray  # [D, N]
     op: np.ndarray  # [D, N]
     size: np.ndarray  # [D]
+
+
+as_struct(Heaps)
 
 
 def new_heaps(num_devices, num_ops):

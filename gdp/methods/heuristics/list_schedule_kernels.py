@@ -11,6 +11,8 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INNER, INNER_INLINE
+from gdp.kernel_struct import as_struct
+from gdp.problem.arrays import Arrays
 
 MAX_GAPS = 512  # idle gaps remembered per device; the earliest are forgotten first
 
@@ -31,6 +33,9 @@ class Plan(NamedTuple):
     gap_start_s: np.ndarray  # [D, MAX_GAPS]
     gap_end_s: np.ndarray  # [D, MAX_GAPS]
     num_gaps: np.ndarray  # [D]
+
+
+as_struct(Arrays, Plan)
 
 
 def new_plan(a):

@@ -21,6 +21,7 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INLINE
+from gdp.kernel_struct import as_struct
 from gdp.methods.pipeline.lattice import Lattice, Windows
 
 ONE, ZERO = np.uint64(1), np.uint64(0)
@@ -164,6 +165,9 @@ class Kept(NamedTuple):
     window: np.ndarray  # [n, V]
     base: np.ndarray  # [n, R]
     size: np.ndarray  # [n] elements
+
+
+as_struct(Lattice, Windows, Walk, Kept)
 
 
 def start_walk(lat: Lattice, win: Windows) -> Walk:

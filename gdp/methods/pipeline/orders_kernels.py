@@ -12,6 +12,7 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INLINE
+from gdp.kernel_struct import as_struct
 from gdp.methods.pipeline.lattice_kernels import (
     ZERO,
     add_element,
@@ -39,6 +40,9 @@ class Chain(NamedTuple):
     paid: np.ndarray  # [R]
     rest: np.ndarray  # [R]
     phi: np.ndarray  # [Q]
+
+
+as_struct(Chain)
 
 
 @numba.njit(**BARE)

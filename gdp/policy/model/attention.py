@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from gdp.policy.model.config import MAX_SUMMARIES
 from gdp.policy.model.superposition import SuperposedLinear
 
-MAX_SUMMARIES = 64
-"""Beyond 64 segments their summaries are pooled, so that memory grows linearly with the graph."""
 LAST_OF_BRANCH = ("out", "narrow")
 """The last layers of both branches."""
 

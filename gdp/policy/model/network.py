@@ -5,8 +5,7 @@ Axes: N ops, D devices, C representation of the whole.
 
 import functools
 import zlib
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +14,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from gdp.policy.model.attention import LAST_OF_BRANCH, SegmentAttention
+from gdp.policy.model.config import TYPE_WIDTH, NetworkConfig, Params
 from gdp.policy.model.head import Head
-from gdp.policy.model.sage import SAGE, Pooling
+from gdp.policy.model.sage import SAGE
 from gdp.policy.model.superposition import SuperposedLinear
 from gdp.policy.view.batching import Batch, mean_over_ops, op_features
 from gdp.policy.view.features import (
@@ -24,67 +24,8 @@ from gdp.policy.view.features import (
     NUM_GLOBAL_FEATURES,
     NUM_OP_FEATURES,
     NUM_OP_TYPES,
-    FeatureSet,
 )
 from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
-
-Params = dict[str, Any]
-"""The weights as a plain pytree of nested dicts."""
-
-
-@dataclass(frozen=True)
-class NetworkConfig:
-    """The shape of the network. `published()` is GDP as its paper describes it."""
-
-    features: FeatureSet = "full"
-    decode: Literal["autoregressive", "independent"] = "autoregressive"
-    pooling: Pooling = "directed"
-    width: int = 64
-    sage_layers: int = 3
-    attention_layers: int = 1
-    heads: int = 4
-    segment: int = 128  # ops per segment
-    memory: int = 1  # earlier segments that an op attends to
-    summaries: bool = True  # attend to the mean of every segment too
-    residual_gate: bool = True  # attention starts switched off and is learned in
-    zero_kernels: bool = False  # switched off by zero kernels instead of a gate at zero
-    superposition: bool = True
-    head_width: int = 32
-    max_devices: int = 8  # of the independent head, which is tied to device indices
-    advice: bool = True  # read what heuristics propose
-    mask_memory: bool = True  # decode under the memory limits
-    mask_alike: bool = True  # of empty devices that are alike, only the first
-
-    def __post_init__(self) -> None:
-        for name, (least, most) in _RANGES.items():
-            if not least <= getattr(self, name) <= most:
-                raise ValueError(f"{name} must lie in [{least}, {most}], got {getattr(self, name)}")
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
-
-
-_RANGES = {
-    "width": (1, 1 << 14), "sage_layers": (0, 256), "attention_layers": (0, 256),
-    "heads": (1, 1 << 10), "segment": (1, 1 << 20), "memory": (0, 1 << 10),
-    "head_width": (1, 1 << 14), "max_devices": (1, 1 << 14),
-}  # fmt: skip
-"""What a network may be; a checkpoint or a recipe may come from anywhere."""
-
-
-def published(**changes: Any) -> NetworkConfig:
-    """GDP as published: its features, one-shot independent decode, no masks."""
-    base: dict[str, Any] = asdict(NetworkConfig()) | {
-        "features": "published",
-        "decode": "independent",
-        "pooling": "published",
-        "attention_layers": 2,
-        "summaries": False,
-        "residual_gate": False,
-        "advice": False,
-        "mask_memory": False,
-        "mask_alike": False,
-    }
-    return NetworkConfig(**(base | changes))
 
 
 class PolicyNetwork(nnx.Module):
@@ -94,8 +35,10 @@ class PolicyNetwork(nnx.Module):
         self.config = config
         width, inner = config.width, config.head_width
         self.whole_size = width + NUM_GLOBAL_FEATURES
-        self.type_embedding = nnx.Embed(NUM_OP_TYPES, 16, rngs=rngs)
-        self.enter = nnx.Linear(NUM_OP_FEATURES + 16 + self._context_size(), width, rngs=rngs)
+        self.type_embedding = nnx.Embed(NUM_OP_TYPES, TYPE_WIDTH, rngs=rngs)
+        self.enter = nnx.Linear(
+            NUM_OP_FEATURES + TYPE_WIDTH + self._context_size(), width, rngs=rngs
+        )
         self.sage = nnx.List(
             [SAGE[config.pooling](width, rngs=rngs) for _ in range(config.sage_layers)]
         )

@@ -4,18 +4,14 @@ h_N(v) = max over neighbours u of sigmoid(W h_u + b),   h_v' = FC([h_v ; h_N(v)]
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from gdp.policy.model.config import Pooling
 from gdp.policy.view.batching import Batch, max_over_neighbours, pairs
-
-Pooling = Literal["published", "directed"]
-"""published: equations 2 and 3, predecessors and successors alike. directed: readers and producers
-apart, rectified messages, residual and layer norm."""
 
 
 class PublishedSage(nnx.Module):

@@ -11,10 +11,8 @@ import jraph
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from gdp.policy.view.buckets import DEVICE_SIZES, OP_SIZES, bucket
 from gdp.policy.view.features import Features
-
-OP_SIZES = (256, 512, 1024, 2048, 4096, 16384, 65536, 262144, 1048576)
-DEVICE_SIZES = (4, 8, 16, 32, 64, 128)
 
 
 class Batch(NamedTuple):
@@ -30,18 +28,6 @@ class Batch(NamedTuple):
     device_mask: Bool[Array, "D"]
     whole: Float[Array, "H"]
     place: Int[Array, "N"]  # [op]: its position in decode order; padding maps to itself
-
-
-def bucket(count: int, sizes: tuple[int, ...]) -> int:
-    """The smallest size that holds `count`; beyond the largest, the next multiple of it.
-
-    >>> bucket(5, (4, 8)), bucket(17, (4, 8))
-    (8, 24)
-    """
-    for size in sizes:
-        if count <= size:
-            return size
-    return -(-count // sizes[-1]) * sizes[-1]
 
 
 def pad(features: Features) -> Batch:

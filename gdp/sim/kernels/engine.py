@@ -22,8 +22,11 @@ import numba
 import numpy as np
 
 from gdp.kernel import BARE, INNER, INNER_INLINE
-from gdp.sim.engine import CHUNK, MAX_DEVICES, PAYS, PENDING
+from gdp.kernel_struct import as_struct
+from gdp.sim.engine import CHUNK, MAX_DEVICES, PAYS, PENDING, EngineArrays, Workspace
 from gdp.sim.kernels.bits import add_bit, clear_bits, pop_bit
+
+as_struct(EngineArrays, Workspace)
 
 U0, U1, U2 = np.uint64(0), np.uint64(1), np.uint64(2)
 PLACED = np.uint64(2 * MAX_DEVICES - 1)  # in an op's state: 2 * device + opens

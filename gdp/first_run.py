@@ -1,0 +1,213 @@
+"""The first run after installing: kernels are compiled by two processes, and the user is told.
+
+numba compiles a kernel when it is first called and keeps it on disk for good. Until then a command
+that searches would spend its first minute compiling one kernel after another, without a word. Here
+it compiles what the simulator and the search need, while a second process compiles the rest into
+the same cache; what comes later finds all of it there.
+"""
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from gdp.clock import Clock
+from gdp.cluster.types import Device, make_cluster
+from gdp.graph.op_graph import make_graph
+from gdp.methods.base import Search
+from gdp.problem.problem import Problem, make_problem
+from gdp.sim.batch import num_threads
+from gdp.sim.objectives import find_objective
+
+SEARCHING = ("auto", "guided")
+USING_POLICY = (*SEARCHING, "policy")
+MESSAGE = "gdp: compiling kernels, for the first run only"
+
+
+def prepare(method: str, objective: str) -> None:
+    """Compile what a command needs where it is not compiled yet; otherwise nothing but a look.
+
+    Methods that need few kernels compile them on their way.
+    """
+    if not find_objective(objective).on_links:
+        return
+    helper: list[subprocess.Popen[bytes]] = []
+
+    def begin() -> None:
+        click.echo(f"{MESSAGE} ...", err=True)
+        if method in USING_POLICY and num_threads() > 1:
+            helper.append(_start(objective, [name for name in GROUPS if name not in HERE]))
+
+    with _watched(begin):
+        compile_groups(objective, ["simulator"])
+        if helper:
+            compile_groups(objective, HERE[1:] if method in SEARCHING else ["fusion"])
+    for process in helper:
+        # What it fails at is compiled on the way, and the error is told there.
+        with _ended(process):
+            process.wait()
+
+
+def compile_groups(objective: str, names: Sequence[str]) -> None:
+    """Run the kernels of these groups on a tiny problem."""
+    problem = _tiny(objective)
+    for name in names:
+        GROUPS[name](problem)
+
+
+@contextlib.contextmanager
+def _watched(begin: Callable[[], None]) -> Iterator[None]:
+    """Within, `begin` is called at the first compilation, if there is any, and no garbage is
+    collected while numba compiles: it makes millions of objects, few of which are garbage."""
+    from numba.core import event
+
+    class Watch(event.Listener):
+        def __init__(self) -> None:
+            self.depth, self.begun, self.collects = 0, False, gc.isenabled()
+
+        def on_start(self, event: Any) -> None:
+            del event
+            if not self.begun:
+                self.begun = True
+                begin()
+            self.depth += 1
+            gc.disable()
+
+        def on_end(self, event: Any) -> None:
+            del event
+            self.depth -= 1
+            if self.depth == 0 and self.collects:
+                gc.enable()
+
+    with event.install_listener("numba:compile", Watch()):
+        yield
+
+
+def _start(objective: str, names: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """This module as a program of its own, which imports the same gdp."""
+    package = str(Path(__file__).resolve().parent.parent)
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__, objective, *names],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+
+
+@contextlib.contextmanager
+def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """No process outlives an interrupted command."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
+def _simulator(problem: Problem) -> None:
+    from gdp.sim.score import score, values
+
+    device = np.zeros(problem.num_ops, dtype=np.int64)
+    values(problem, device[None], np.arange(problem.num_ops)[None])
+    score(problem, device, None)
+
+
+def _search(problem: Problem) -> None:
+    from gdp.methods.annealing.annealer import annealer_of, make_annealer
+    from gdp.methods.heuristics.simple import single_assignments
+    from gdp.methods.repair import repair
+    from gdp.methods.scoring import best_of
+
+    start = best_of(problem, single_assignments(problem))
+    make_annealer(problem, start, seed=0).run(1, 1, annealer_of(problem).default)
+    tight = _tiny(problem.objective, memory_bytes=70)
+    repair(tight, best_of(tight, single_assignments(tight)), Clock(None), seed=0)
+
+
+def _lists(problem: Problem) -> None:
+    from gdp.methods.heuristics.blocks import block_assignments
+    from gdp.methods.heuristics.list_schedule import etf_assignments, heft_assignments
+
+    for made in (heft_assignments, etf_assignments, block_assignments):
+        list(made(problem))
+
+
+def _policy(problem: Problem) -> None:
+    from gdp.policy.decode import Head, decode, prepare
+    from gdp.policy.model.config import NUM_PAIR_FEATURES, NetworkConfig
+    from gdp.policy.view.features import features
+
+    width = NetworkConfig().head_width
+    shapes = [
+        (problem.num_ops, problem.num_devices), (problem.num_ops, width),
+        (problem.num_devices, width), (NUM_PAIR_FEATURES, width), (width, width), (width,),
+        (width,),
+    ]  # fmt: skip
+    head = Head(*(np.zeros(shape, dtype=np.float32) for shape in shapes), dynamic=True)
+    features(problem)
+    decode(prepare(problem), head, samples=1, seed=0)
+
+
+def _pipeline(problem: Problem) -> None:
+    if problem.objective == "throughput":
+        from gdp.methods.pipeline.method import best_pipeline
+
+        best_pipeline(problem, Search(seconds=None), linear_only=True)
+
+
+def _fusion(problem: Problem) -> None:
+    from gdp.graph.fuse import fuse
+
+    fuse(problem.graph)
+
+
+GROUPS: dict[str, Callable[[Problem], None]] = {
+    "simulator": _simulator,
+    "search": _search,
+    "lists": _lists,
+    "policy": _policy,
+    "pipeline": _pipeline,
+    "fusion": _fusion,
+}
+"""What calls kernels, by what it does."""
+HERE = ("simulator", "search", "fusion")
+"""What the command compiles itself, half of all: the search runs simulations, and no other group
+shares many kernels with these."""
+
+
+def _tiny(objective: str, memory_bytes: int = 1000) -> Problem:
+    """Two chains of ops on two equal devices; together they need about 80 bytes."""
+    graph = make_graph(
+        "tiny",
+        [f"op{i}" for i in range(8)],
+        ["MatMul", "Relu"] * 4,
+        [(i, 8) for i in range(8)],
+        [(0, 1), (1, 2), (2, 3), (4, 5), (5, 6), (6, 7)],
+        flop=[1.0] * 8,
+        weight_bytes=[8] * 8,
+    )
+    devices = [
+        Device(name, "cpu", {"default": 1.0}, 1.0, memory_bytes=memory_bytes) for name in "ab"
+    ]
+    cluster = make_cluster("tiny", devices, default_bytes_per_s=8.0, default_latency_s=0.5)
+    return make_problem(graph, cluster, np.ones((8, 2)), objective)
+
+
+def main(objective: str, *names: str) -> None:
+    """The second process."""
+    gc.disable()
+    compile_groups(objective, names)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])  # type: ignore[arg-type]

@@ -1,0 +1,149 @@
+"""The shape of the network and its weights by name: what both of its forms share.
+
+`gdp.policy.model.network` states the network in JAX, for learning; `gdp.policy.model.inference` in
+NumPy, for answering. Neither JAX nor flax is imported here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from gdp.policy.view.features import (
+    NUM_DEVICE_FEATURES,
+    NUM_GLOBAL_FEATURES,
+    NUM_OP_FEATURES,
+    NUM_OP_TYPES,
+    FeatureSet,
+)
+from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
+
+TYPE_WIDTH = 16
+"""Of the embedding of an op's type."""
+MAX_SUMMARIES = 64
+"""Beyond 64 segments their summaries are pooled, so that memory grows linearly with the graph."""
+
+Pooling = Literal["published", "directed"]
+"""published: equations 2 and 3, predecessors and successors alike. directed: readers and producers
+apart, rectified messages, residual and layer norm."""
+
+Params = dict[str, Any]
+"""The weights as a plain pytree of nested dicts; the keys of layers in a list are integers."""
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The shape of the network. `published()` is GDP as its paper describes it."""
+
+    features: FeatureSet = "full"
+    decode: Literal["autoregressive", "independent"] = "autoregressive"
+    pooling: Pooling = "directed"
+    width: int = 64
+    sage_layers: int = 3
+    attention_layers: int = 1
+    heads: int = 4
+    segment: int = 128  # ops per segment
+    memory: int = 1  # earlier segments that an op attends to
+    summaries: bool = True  # attend to the mean of every segment too
+    residual_gate: bool = True  # attention starts switched off and is learned in
+    zero_kernels: bool = False  # switched off by zero kernels instead of a gate at zero
+    superposition: bool = True
+    head_width: int = 32
+    max_devices: int = 8  # of the independent head, which is tied to device indices
+    advice: bool = True  # read what heuristics propose
+    mask_memory: bool = True  # decode under the memory limits
+    mask_alike: bool = True  # of empty devices that are alike, only the first
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _RANGES.items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must lie in [{least}, {most}], got {getattr(self, name)}")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
+
+
+_RANGES = {
+    "width": (1, 1 << 14), "sage_layers": (0, 256), "attention_layers": (0, 256),
+    "heads": (1, 1 << 10), "segment": (1, 1 << 20), "memory": (0, 1 << 10),
+    "head_width": (1, 1 << 14), "max_devices": (1, 1 << 14),
+}  # fmt: skip
+"""What a network may be; a checkpoint or a recipe may come from anywhere."""
+
+
+def published(**changes: Any) -> NetworkConfig:
+    """GDP as published: its features, one-shot independent decode, no masks."""
+    base: dict[str, Any] = asdict(NetworkConfig()) | {
+        "features": "published",
+        "decode": "independent",
+        "pooling": "published",
+        "attention_layers": 2,
+        "summaries": False,
+        "residual_gate": False,
+        "advice": False,
+        "mask_memory": False,
+        "mask_alike": False,
+    }
+    return NetworkConfig(**(base | changes))
+
+
+def shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight, by its path."""
+    width, inner = config.width, config.head_width
+    full = config.features == "full"
+    found: dict[str, tuple[int, ...]] = {"type_embedding/embedding": (NUM_OP_TYPES, TYPE_WIDTH)}
+
+    def dense(name: str, inputs: int, outputs: int) -> None:
+        found[f"{name}/kernel"], found[f"{name}/bias"] = (inputs, outputs), (outputs,)
+
+    def gated(name: str, inputs: int, outputs: int) -> None:
+        dense(f"{name}/dense", inputs, outputs)
+        if config.superposition:
+            dense(f"{name}/gate/conditioning", width + NUM_GLOBAL_FEATURES, inputs)
+
+    def norm(name: str) -> None:
+        found[f"{name}/scale"], found[f"{name}/bias"] = (width,), (width,)
+
+    dense("enter", NUM_OP_FEATURES + TYPE_WIDTH + full * NUM_GLOBAL_FEATURES, width)
+    directed = config.pooling == "directed"
+    for i in range(config.sage_layers):
+        if directed:
+            norm(f"sage/{i}/norm")
+        dense(f"sage/{i}/message", width, 2 * width if directed else width)
+        dense(f"sage/{i}/combine", 3 * width if directed else 2 * width, width)
+    for i in range(config.attention_layers):
+        norm(f"attention/{i}/norm")
+        norm(f"attention/{i}/norm_after")
+        for name in ("query", "key", "value", "out"):
+            gated(f"attention/{i}/{name}", width, width)
+        gated(f"attention/{i}/widen", width, 2 * width)
+        gated(f"attention/{i}/narrow", 2 * width, width)
+        if config.residual_gate:
+            found[f"attention/{i}/strength"] = (2,)
+    norm("leave")
+    if config.decode == "independent":
+        gated("index_head", width, config.max_devices)
+        return found
+    dense("device_in", NUM_DEVICE_FEATURES, inner)
+    dense("device_out", inner, inner)
+    gated("node_head", width, inner)
+    gated("feature_head", NUM_PAIR_FEATURES, inner)
+    gated("mixing", inner, inner)
+    gated("out_head", inner, 1)
+    return found
+
+
+def nested(arrays: Mapping[str, np.ndarray]) -> Params:
+    """Weights by path as nested dicts.
+
+    >>> nested({"sage/0/norm": 1, "sage/1/norm": 2})
+    {'sage': {0: {'norm': 1}, 1: {'norm': 2}}}
+    """
+    tree: Params = {}
+    for path, array in arrays.items():
+        *outer, last = [int(step) if step.isdigit() else step for step in path.split("/")]
+        inner: dict[Any, Any] = tree
+        for step in outer:
+            inner = inner.setdefault(step, {})
+        inner[last] = array
+    return tree

@@ -1,0 +1,199 @@
+"""The network of `gdp.policy.model.network` as a NumPy function: what answering needs, and no JAX.
+
+The layers bear the names they have there; a test holds both equal over all configurations. Ops are
+in decode order, without padding, but for attention: its segments are those of the padded graph.
+Axes: N ops, P pairs, D devices, S segments, L ops of a segment, M keys, H heads, C whole.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Int
+
+from gdp.policy.model.config import MAX_SUMMARIES, NetworkConfig, Params
+from gdp.policy.model.head import Head
+from gdp.policy.view.buckets import OP_SIZES, bucket
+from gdp.policy.view.features import Features
+from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
+
+NORM_EPSILON = 1e-6  # flax's
+MASKED = np.float32(-1e9)  # a score that no softmax keeps
+
+
+def encode(config: NetworkConfig, params: Params, features: Features) -> Head:
+    """The network's result for one problem, in the problem's own order of ops."""
+    position = np.empty(len(features.order), dtype=np.int64)
+    position[features.order] = np.arange(len(position))
+    h, whole = _embed(config, params, features, position)
+    for i in range(config.attention_layers):
+        h = _block(config, params["attention"][i], h, whole)
+    h = _norm(params["leave"], h)[position]
+    d, inner = len(features.device), config.head_width
+    if config.decode == "independent":
+        table = _gated(params["index_head"], h, whole)
+        prior = np.pad(table, ((0, 0), (0, max(0, d - table.shape[1]))))[:, :d]
+        nothing = np.zeros((inner, inner), np.float32)
+        feature = np.zeros((NUM_PAIR_FEATURES, inner), np.float32)
+        node, device = np.zeros((len(h), inner), np.float32), np.zeros((d, inner), np.float32)
+        return Head(prior, node, device, feature, nothing, nothing[0], nothing[0], dynamic=False)
+    device = np.maximum(_dense(params["device_in"], features.device), 0.0)
+    device = device + device.mean(axis=0)
+    return Head(
+        prior=np.zeros((len(h), d), np.float32),
+        node=_gated(params["node_head"], h, whole),
+        device=_dense(params["device_out"], device),
+        feature=_kernel(params["feature_head"], whole),
+        mixing=_kernel(params["mixing"], whole),
+        bias=np.asarray(params["mixing"]["dense"]["bias"]),
+        out=_kernel(params["out_head"], whole)[:, 0],
+    )
+
+
+def _embed(
+    config: NetworkConfig, params: Params, features: Features, position: Int[np.ndarray, "N"]
+) -> tuple[Float32[np.ndarray, "N F"], Float32[np.ndarray, "C"]]:
+    """Embeddings of the ops in decode order, and the representation of the whole."""
+    order, n = features.order, len(features.order)
+    table = np.asarray(params["type_embedding"]["embedding"])
+    parts = [features.op[order], table[features.op_type[order]]]
+    if config.features == "full":
+        parts.append(np.broadcast_to(features.whole, (n, len(features.whole))))
+    h = _dense(params["enter"], np.concatenate(parts, axis=1))
+    src, dst = position[features.src], position[features.dst]
+    into, out_of = _Neighbours(dst, src, n), _Neighbours(src, dst, n)
+    layer = _directed if config.pooling == "directed" else _published
+    for i in range(config.sage_layers):
+        h = layer(params["sage"][i], h, into, out_of)
+    return h, np.concatenate([h.mean(axis=0), features.whole])
+
+
+class _Neighbours:
+    """The element-wise maximum over each op's neighbours; zero where it has none."""
+
+    def __init__(self, to: Int[np.ndarray, "P"], by: Int[np.ndarray, "P"], count: int) -> None:
+        order = np.argsort(to, kind="stable")
+        self.by, self.count = by[order], count
+        self.ops, self.first = np.unique(to[order], return_index=True)
+
+    def __call__(self, message: Float32[np.ndarray, "N F"]) -> Float32[np.ndarray, "N F"]:
+        pooled = np.zeros((self.count, message.shape[1]), np.float32)
+        if len(self.ops):
+            pooled[self.ops] = np.maximum.reduceat(message[self.by], self.first, axis=0)
+        return np.maximum(pooled, 0.0)
+
+
+def _published(
+    p: Params, h: Float32[np.ndarray, "N F"], into: _Neighbours, out_of: _Neighbours
+) -> Float32[np.ndarray, "N F"]:
+    sent = _sigmoid(_dense(p["message"], h))
+    pooled = np.maximum(into(sent), out_of(sent))
+    return _dense(p["combine"], np.concatenate([h, pooled], axis=1))
+
+
+def _directed(
+    p: Params, h: Float32[np.ndarray, "N F"], into: _Neighbours, out_of: _Neighbours
+) -> Float32[np.ndarray, "N F"]:
+    normed = _norm(p["norm"], h)
+    down, up = np.split(np.maximum(_dense(p["message"], normed), 0.0), 2, axis=1)
+    parts = [normed, into(down), out_of(up)]
+    return h + np.maximum(_dense(p["combine"], np.concatenate(parts, axis=1)), 0.0)
+
+
+def _block(
+    config: NetworkConfig, p: Params, h: Float32[np.ndarray, "N F"], whole: Float[np.ndarray, "C"]
+) -> Float32[np.ndarray, "N F"]:
+    """Attention and feed-forward, each behind its residual connection."""
+    branch = np.asarray(p["strength"]) if config.residual_gate else np.ones(2, np.float32)
+    h = h + branch[0] * _attend(config, p, _norm(p["norm"], h), whole)
+    inner = np.maximum(_gated(p["widen"], _norm(p["norm_after"], h), whole), 0.0)
+    return h + branch[1] * _gated(p["narrow"], inner, whole)
+
+
+def _attend(
+    config: NetworkConfig, p: Params, x: Float32[np.ndarray, "N F"], whole: Float[np.ndarray, "C"]
+) -> Float32[np.ndarray, "N F"]:
+    """What every op reads from its own segment, the memory and the summaries."""
+    n, width = x.shape
+    wide = bucket(n + 1, OP_SIZES)
+    length = min(config.segment, wide)
+    rows = np.pad(x, ((0, wide - n), (0, 0))).reshape(-1, length, width)
+    mask = (np.arange(wide) < n).reshape(-1, length)
+    keys, key_mask = _context(config, rows, mask)
+    query, key, value = (
+        _gated(p[name], of, whole).reshape(*of.shape[:2], config.heads, -1).transpose(0, 2, 1, 3)
+        for name, of in (("query", rows), ("key", keys), ("value", keys))
+    )
+    score = query @ key.swapaxes(2, 3) / np.float32(math.sqrt(width // config.heads))
+    score = np.where(key_mask[:, None, None, :], score, MASKED)
+    share = np.exp(score - score.max(axis=-1, keepdims=True))
+    share /= share.sum(axis=-1, keepdims=True)
+    mixed = (share @ value).transpose(0, 2, 1, 3).reshape(wide, width)[:n]
+    return _gated(p["out"], mixed, whole)
+
+
+def _context(
+    config: NetworkConfig, rows: Float32[np.ndarray, "S L F"], mask: Bool[np.ndarray, "S L"]
+) -> tuple[Float32[np.ndarray, "S M F"], Bool[np.ndarray, "S M"]]:
+    """The keys of every segment: memory, itself, and the summaries."""
+    count = len(rows)
+    parts, masks = [rows], [mask]
+    past, past_mask = rows, mask
+    for _ in range(min(config.memory, count - 1)):
+        past = np.pad(past, ((1, 0), (0, 0), (0, 0)))[:-1]
+        past_mask = np.pad(past_mask, ((1, 0), (0, 0)))[:-1]
+        parts.insert(0, past)
+        masks.insert(0, past_mask)
+    if config.summaries and count > 1:
+        mean, present = _summaries(rows, mask)
+        parts.append(np.broadcast_to(mean, (count, *mean.shape)))
+        masks.append(np.broadcast_to(present, (count, *present.shape)))
+    return np.concatenate(parts, axis=1), np.concatenate(masks, axis=1)
+
+
+def _summaries(
+    rows: Float32[np.ndarray, "S L F"], mask: Bool[np.ndarray, "S L"]
+) -> tuple[Float32[np.ndarray, "Q F"], Bool[np.ndarray, "Q"]]:
+    """The mean of each segment; of several together where there would be too many."""
+    together = -(-len(rows) // MAX_SUMMARIES)
+    spare = -len(rows) % together
+    total = np.where(mask[:, :, None], rows, np.float32(0)).sum(axis=1)
+    total = np.pad(total, ((0, spare), (0, 0))).reshape(-1, together, rows.shape[2]).sum(axis=1)
+    count = np.pad(mask.sum(axis=1), (0, spare)).reshape(-1, together).sum(axis=1)
+    return total / np.maximum(count, 1)[:, None].astype(np.float32), count > 0
+
+
+def _dense(p: Params, x: Float[np.ndarray, "... F"]) -> Float32[np.ndarray, "... O"]:
+    return x @ np.asarray(p["kernel"]) + np.asarray(p["bias"])
+
+
+def _factor(p: Params, whole: Float[np.ndarray, "C"]) -> Any:
+    """The gate's value, one without a gate."""
+    if "gate" not in p:
+        return np.float32(1.0)
+    return np.float32(2.0) * _sigmoid(_dense(p["gate"]["conditioning"], whole))
+
+
+def _gated(
+    p: Params, x: Float[np.ndarray, "... F"], whole: Float[np.ndarray, "C"]
+) -> Float32[np.ndarray, "... O"]:
+    return _dense(p["dense"], x * _factor(p, whole))
+
+
+def _kernel(p: Params, whole: Float[np.ndarray, "C"]) -> Float32[np.ndarray, "F O"]:
+    """The weights with the gate folded in."""
+    kernel = np.asarray(p["dense"]["kernel"])
+    return kernel * np.broadcast_to(_factor(p, whole), len(kernel))[:, None]
+
+
+def _norm(p: Params, x: Float32[np.ndarray, "N F"]) -> Float32[np.ndarray, "N F"]:
+    """Layer norm, with flax's formula of the variance."""
+    mean = x.mean(axis=-1, keepdims=True)
+    variance = np.maximum((x * x).mean(axis=-1, keepdims=True) - mean * mean, 0.0)
+    scale = np.asarray(p["scale"]) / np.sqrt(variance + np.float32(NORM_EPSILON))
+    return (x - mean) * scale + np.asarray(p["bias"])
+
+
+def _sigmoid(x: Float32[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
+    # By tanh, which does not overflow.
+    return np.float32(0.5) * (np.float32(1.0) + np.tanh(np.float32(0.5) * x))

@@ -1,0 +1,123 @@
+"""The network in NumPy is the network in JAX, and answering needs neither JAX nor Orbax."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiny import random_problem
+
+from gdp import checkpoint
+from gdp.policy.advice import advice
+from gdp.policy.model.config import NetworkConfig, nested, published, shapes
+from gdp.policy.model.inference import encode
+from gdp.policy.model.network import abstract, apply, init
+from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
+from gdp.policy.view.batching import on_device, pad
+from gdp.policy.view.features import features
+from gdp.problem.problem import Problem
+
+CONFIG = NetworkConfig(width=16, heads=2, sage_layers=2, head_width=8, segment=64)
+CONFIGS = {
+    "improved": CONFIG,
+    "published": published(width=16, heads=2, segment=64, sage_layers=2),
+    "no layers": replace(CONFIG, sage_layers=0, attention_layers=0),
+    "two blocks, longer memory": replace(CONFIG, attention_layers=2, memory=2),
+    "no memory, no summaries": replace(CONFIG, memory=0, summaries=False),
+    "no gates of any kind": replace(CONFIG, superposition=False, residual_gate=False),
+    "many segments": replace(CONFIG, segment=2),
+    "one segment": replace(CONFIG, segment=512),
+    "independent": replace(CONFIG, decode="independent", max_devices=2),
+    "published messages": replace(CONFIG, pooling="published", zero_kernels=True),
+    "features as published": replace(CONFIG, features="published", advice=False),
+}
+each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+
+
+def weights(config: NetworkConfig) -> dict:
+    """Away from what is drawn at the start, where gates are one and branches are off."""
+    rng = np.random.default_rng(5)
+    return jax.tree.map(
+        lambda x: (x + 0.1 * rng.standard_normal(x.shape)).astype(np.float32), init(config, 0)
+    )
+
+
+def told(problem: Problem, config: NetworkConfig):
+    return features(problem, config.features, advice(problem) if config.advice else None)
+
+
+@each_config
+def test_both_forms_of_the_network_agree(config: NetworkConfig) -> None:
+    problem = random_problem(3, num_ops=150, num_devices=3)
+    found, params = told(problem, config), weights(config)
+    wanted = jax.jit(apply, static_argnums=0)(config, params, on_device(pad(found)))
+    plain = encode(config, params, found)
+    n, d = problem.num_ops, problem.num_devices
+    cut = {"prior": (slice(n), slice(d)), "node": (slice(n),), "device": (slice(d),)}
+    for name, value in plain._asdict().items():
+        assert value.dtype == np.float32
+        expected = np.asarray(getattr(wanted, name))[cut.get(name, ())]
+        np.testing.assert_allclose(value, expected, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+@each_config
+def test_weights_are_named_as_flax_names_them(config: NetworkConfig) -> None:
+    wanted = {
+        "/".join(str(step.key) for step in path): leaf.shape
+        for path, leaf in jax.tree_util.tree_flatten_with_path(abstract(config))[0]
+    }
+    assert shapes(config) == wanted
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in wanted.items()}
+    assert jax.tree.structure(nested(arrays)) == jax.tree.structure(init(config, 0))
+
+
+def test_the_plain_copy_of_the_shipped_weights_is_orbax_s(tmp_path: Path) -> None:
+    folder = default_checkpoint()
+    config = load_policy(folder).config
+    plain = checkpoint.load_arrays(folder, shapes(config))
+    for name in ("meta.json", "weights"):
+        (tmp_path / name).symlink_to(folder / name)
+    by_orbax = checkpoint.load_arrays(tmp_path, shapes(config))
+    assert list(plain) == list(by_orbax)
+    for name, array in plain.items():
+        np.testing.assert_array_equal(array, by_orbax[name])
+
+
+def test_saving_again_renews_the_plain_copy(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        save_policy(Policy(CONFIG, init(CONFIG, seed)), tmp_path / "ck")
+        found = load_policy(tmp_path / "ck").params
+        jax.tree.map(np.testing.assert_array_equal, found, init(CONFIG, seed))
+
+
+def test_a_plain_copy_of_other_weights_is_refused(tmp_path: Path) -> None:
+    for name, seed in (("old", 1), ("new", 2)):
+        save_policy(Policy(CONFIG, init(CONFIG, seed)), tmp_path / name)
+    (tmp_path / "old" / "weights.npz").replace(tmp_path / "new" / "weights.npz")
+    with pytest.raises(checkpoint.CheckpointError, match="is damaged"):
+        load_policy(tmp_path / "new")
+    (tmp_path / "new" / "weights.npz").write_bytes(b"PK")
+    with pytest.raises(checkpoint.CheckpointError, match="cannot be read"):
+        load_policy(tmp_path / "new")
+
+
+ANSWER = """
+import sys
+from tiny import random_problem
+from gdp.methods.base import Search
+from gdp.policy.method import place_with_policy
+assert place_with_policy(random_problem(1, num_ops=20), None, Search(evaluations=1)).assignment
+print(sorted({"jax", "jraph", "flax", "orbax", "optax", "plotly"} & set(sys.modules)))
+"""
+
+
+def test_an_answer_imports_no_library_of_learning() -> None:
+    tests = str(Path(__file__).resolve().parent.parent)
+    found = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {tests!r})\n" + ANSWER],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.strip() == "[]"

@@ -22,6 +22,7 @@ from gdp.policy.model.sage import PublishedSage
 from gdp.policy.model.superposition import Gate, SuperposedLinear
 from gdp.policy.view.batching import Batch, bucket, max_over_neighbours, on_device, pad
 from gdp.policy.view.features import features
+from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 
 CONFIG = NetworkConfig(width=16, heads=2, sage_layers=1, head_width=8, segment=64)
 

@@ -1,0 +1,163 @@
+"""An objective that gdp does not have, added in this one file: joules of a run.
+
+Every op takes its seconds times its device's watts, every byte moved 1 J; no priorities matter.
+"""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from jaxtyping import Float, Int
+from tiny import plain_graph, unit_cluster
+
+import gdp
+from gdp.bounds.best import best_bound
+from gdp.methods.base import Search
+from gdp.methods.table import METHODS
+from gdp.policy.evaluate import rate
+from gdp.problem.problem import Problem, make_problem
+from gdp.sim.objectives import OBJECTIVES, Objective, Score, Values
+from gdp.sim.score import score, values
+
+WATTS = np.array([1.0, 3.0, 0.4])
+SEARCH = Search(seed=1, seconds=None, evaluations=3000)
+
+
+def moved_bytes(problem: Problem, device: Int[np.ndarray, "N"]) -> int:
+    """Each tensor once to each device that reads it and did not make it."""
+    graph = problem.graph
+    sent = {
+        (t, int(device[op]))
+        for t, op in zip(graph.use_tensor.tolist(), graph.use_op.tolist(), strict=True)
+        if device[op] != device[graph.producer[t]]
+    }
+    return sum(int(graph.tensor_bytes[t]) for t, _ in sent)
+
+
+def energies(
+    problem: Problem,
+    devices: Int[np.ndarray, "B N"],
+    ranks: Int[np.ndarray, "..."] | None = None,
+) -> Values:
+    """Joules of each placement, and the overflow of a single run."""
+    watts = WATTS[: problem.num_devices]
+    ops = np.arange(problem.num_ops)
+    joules: Float[np.ndarray, "B"] = np.array(
+        [
+            (problem.compute_s[ops, row] * watts[row]).sum() + moved_bytes(problem, row)
+            for row in devices
+        ]
+    )
+    return joules, OBJECTIVES["latency"].values(problem, devices, ranks)[1]
+
+
+def energy_score(
+    problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None = None
+) -> Score:
+    """The score of one run, whose value is its joules."""
+    run = OBJECTIVES["latency"].score(problem, device, rank)
+    return replace(run, value_s=float(energies(problem, device[None])[0][0]))
+
+
+@pytest.fixture(autouse=True)
+def energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new row of the table."""
+    row = Objective(
+        values=energies, score=energy_score, quantity="energy",
+        ordered=False, pipelined=False, on_links=True, memory="run",
+    )  # fmt: skip
+    monkeypatch.setitem(OBJECTIVES, "energy", row)
+
+
+def problem_of(seed: int, num_ops: int = 7, num_devices: int = 3, **fields) -> Problem:
+    """Ops of a random graph whose best device differs from op to op."""
+    rng = np.random.default_rng(seed)
+    edges = [(i, j) for j in range(num_ops) for i in range(j) if rng.random() < 0.3]
+    graph = plain_graph(
+        num_ops, edges, rng.integers(1, 4, num_ops).tolist(), weight_bytes=[2] * num_ops
+    )
+    compute_s = rng.uniform(0.5, 12.0, (num_ops, num_devices))
+    return make_problem(graph, unit_cluster(num_devices, **fields), compute_s, "energy")
+
+
+def least_joules(problem: Problem) -> float:
+    """The optimum over all placements that fit."""
+    every = itertools.product(range(problem.num_devices), repeat=problem.num_ops)
+    joules, overflow = energies(problem, np.array(list(every)))
+    return float(joules[overflow == 0].min())
+
+
+@pytest.mark.parametrize("method", ["local_search", "auto"])
+@pytest.mark.parametrize("memory_bytes", [1 << 40, 16])
+def test_a_search_finds_the_placement_of_least_energy(method: str, memory_bytes: int) -> None:
+    for seed in range(2):
+        problem = problem_of(seed, memory_bytes=memory_bytes)
+        answer = METHODS[method](problem, SEARCH)
+        assert answer.assignment is not None
+        judged = score(problem, answer.assignment.device, answer.assignment.rank)
+        assert judged.feasible
+        least = least_joules(problem)
+        assert judged.value_s == pytest.approx(least, rel=1e-12)
+        assert (least > least_joules(problem_of(seed))) == (memory_bytes == 16)  # memory binds
+
+
+@pytest.mark.parametrize(
+    "method", ["single", "round_robin", "blocks", "metis", "heft", "etf", "pipeline_dp"]
+)
+def test_every_heuristic_answers_and_is_judged_by_energy(method: str) -> None:
+    problem = problem_of(4)
+    answer = METHODS[method](problem, SEARCH)
+    assert answer.assignment is not None
+    device = answer.assignment.device
+    assert score(problem, device).value_s == values(problem, device[None])[0][0]
+    assert score(problem, device).value_s >= least_joules(problem)
+    assert not answer.proven_optimal
+    assert answer.bound_s == 0.0
+
+
+def test_candidates_state_their_energy_and_the_best_is_kept() -> None:
+    problem = problem_of(5)
+    answer = METHODS["auto"](problem, SEARCH)
+    joules = [c.value_s for c in answer.candidates if c.value_s is not None]
+    assert len(joules) == len(answer.candidates)
+    assert answer.assignment is not None
+    assert score(problem, answer.assignment.device).value_s == min(joules)
+
+
+@pytest.mark.parametrize("method", ["mip", "exact"])
+def test_what_has_no_program_for_it_refuses(method: str) -> None:
+    answer = METHODS[method](problem_of(0), SEARCH)
+    assert answer.assignment is None
+    assert f"method '{method}' does not know objective 'energy', only max_load" in answer.reason
+
+
+def test_no_bound_is_claimed() -> None:
+    bound = best_bound(problem_of(0))
+    assert bound.value_s == 0.0
+    assert bound.argument == "nothing: no bound is known for objective 'energy'"
+
+
+def test_the_policy_rates_placements_by_energy() -> None:
+    problem = problem_of(6)
+    devices = np.array([[0] * 7, [2] * 7])
+    assert rate(problem, devices).seconds.tolist() == energies(problem, devices)[0].tolist()
+
+
+def test_place_takes_it_and_an_unknown_name_is_refused_with_the_list() -> None:
+    graph = plain_graph(6, [(0, 1), (1, 2), (3, 4), (4, 5)], flop=[5.0] * 6)
+    result = gdp.place(
+        graph, unit_cluster(3), objective="energy", method="auto", costs=seconds, search=SEARCH
+    )
+    # Everything where a second costs least, and nothing is moved.
+    assert result.value_s == pytest.approx(6 * 2.0 * 0.4)
+    assert result.objective == "energy"
+    assert result.gap == 1.0
+    wanted = "latency, throughput, max_load, block_latency, energy, got 'watts'"
+    with pytest.raises(ValueError, match=f"objective must be one of {wanted}"):
+        gdp.place(graph, unit_cluster(3), objective="watts", costs=seconds, search=SEARCH)
+
+
+def seconds(graph: gdp.OpGraph, cluster: gdp.Cluster) -> Float[np.ndarray, "N D"]:
+    """Two seconds for everything."""
+    return np.full((graph.num_ops, cluster.num_devices), 2.0)

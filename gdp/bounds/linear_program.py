@@ -69,7 +69,6 @@ class LinearModel:
 
     def minimise(self, variable: int, seconds: float | None, relative_gap: float) -> Solution:
         """HiGHS's answer, after at most some seconds."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
         cost = np.zeros(len(self.low))
@@ -77,25 +76,37 @@ class LinearModel:
         matrix = csr_array(
             (self.value, (self.row, self.column)), shape=(len(self.row_low), len(self.low))
         )
-        options: dict[str, float | bool] = {"mip_rel_gap": relative_gap, "presolve": True}
-        if seconds is not None:
-            options["time_limit"] = max(0.1, seconds)
-        # SciPy takes arrays here, its published types know only floats.
-        low: Any = np.array(self.low)
-        high: Any = np.array(self.high)
-        row_low: Any = np.array(self.row_low)
-        row_high: Any = np.array(self.row_high)
-        with silent_stdout():
-            result = milp(
-                cost,
-                integrality=np.array(self.kind),
-                bounds=Bounds(low, high),
-                constraints=LinearConstraint(matrix, row_low, row_high),
-                options=options,
-            )
-        if result.status == 2:
-            return Solution(None, np.inf, is_infeasible=True, is_optimal=True)
-        bound = getattr(result, "mip_dual_bound", None)
-        if bound is None or not np.isfinite(bound):
-            bound = result.fun if result.status == 0 and not any(self.kind) else -np.inf
-        return Solution(result.x, float(bound), False, result.status == 0)
+        rows = [(matrix, np.array(self.row_low), np.array(self.row_high))]
+        low, high, kind = np.array(self.low), np.array(self.high), np.array(self.kind)
+        return solve(cost, rows, (low, high), kind, seconds, relative_gap)
+
+
+def solve(
+    cost: Float[np.ndarray, "X"],
+    rows: Sequence[tuple[Any, Any, Any]],
+    limits: tuple[Any, Any],
+    kind: Int[np.ndarray, "X"],
+    seconds: float | None,
+    relative_gap: float,
+) -> Solution:
+    """HiGHS's answer for rows (matrix, low, high) over variables between their limits."""
+    # SciPy takes arrays for limits, its published types know only floats: so they are `Any`.
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    options: dict[str, float | bool] = {"mip_rel_gap": relative_gap, "presolve": True}
+    if seconds is not None:
+        options["time_limit"] = max(0.1, seconds)
+    with silent_stdout():
+        result = milp(
+            cost,
+            integrality=kind,
+            bounds=Bounds(*limits),
+            constraints=[LinearConstraint(*entry) for entry in rows],
+            options=options,
+        )
+    if result.status == 2:
+        return Solution(None, np.inf, is_infeasible=True, is_optimal=True)
+    bound = getattr(result, "mip_dual_bound", None)
+    if bound is None or not np.isfinite(bound):
+        bound = result.fun if result.status == 0 and not kind.any() else -np.inf
+    return Solution(result.x, float(bound), False, result.status == 0)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.bounds.linear_program import INTEGRAL, Solution, solve
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds, objective_of
@@ -269,3 +270,43 @@ def _held(
     size = np.zeros(pairs.shape[1])
     np.maximum.at(size, which, graph.weight_bytes[heavy].astype(np.float64))
     return pairs[0], pairs[1], size
+
+
+def least_whole(
+    model: LoadModel,
+    between: tuple[float, float],
+    seconds: float | None,
+    relative_gap: float,
+) -> Solution:
+    """HiGHS's answer for whole x and a period between two values, all in the model's units."""
+    program = linear_arguments(model)
+    kind = np.zeros(len(program["c"]), dtype=np.int64)
+    kind[: model.shape[0] * model.shape[1]] = INTEGRAL
+    low, high = program["bounds"].T.copy()
+    low[-1], high[-1] = between
+    rows = [
+        (program["A_ub"], -np.inf, program["b_ub"]),
+        (program["A_eq"], program["b_eq"], program["b_eq"]),
+    ]
+    return solve(program["c"], rows, (low, high), kind, seconds, relative_gap)
+
+
+def linear_arguments(model: LoadModel) -> dict[str, Any]:
+    """The arguments of `linprog`; the last column is T."""
+    from scipy.sparse import coo_array, csr_array, hstack
+
+    rows, columns = model.a.shape
+    g, d = model.shape
+    loads = np.arange(model.num_loads)
+    t = coo_array((-np.ones(len(loads)), (loads, np.zeros_like(loads))), shape=(rows, 1))
+    x = np.arange(g * d)
+    one = coo_array((np.ones(g * d), (x // d, x)), shape=(g, columns + 1))
+    upper = np.append(model.possible.astype(float), np.inf)
+    return {
+        "c": np.append(np.zeros(columns), 1.0),
+        "A_ub": csr_array(hstack([model.a, t])),
+        "b_ub": model.b,
+        "A_eq": csr_array(one),
+        "b_eq": np.ones(g),
+        "bounds": np.stack([np.zeros(columns + 1), upper], axis=1),
+    }

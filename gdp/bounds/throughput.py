@@ -1,17 +1,22 @@
 """Lower bounds of the period of a pipeline, cheapest first; loads bound a latency, too."""
 
 import logging
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from gdp.bounds.bound import Bound
-from gdp.bounds.load_program import LoadModel, build, group_seconds, model_size
+from gdp.bounds.load_program import (
+    LoadModel,
+    build,
+    group_seconds,
+    least_whole,
+    linear_arguments,
+    model_size,
+)
 from gdp.bounds.work import shared_work_s
 from gdp.clock import Clock
 from gdp.problem.problem import Problem
-from gdp.quiet import silent_stdout
 from gdp.sim.objectives import memory_binds
 from gdp.units import format_seconds
 
@@ -89,7 +94,9 @@ def _linear(model: LoadModel, clock: Clock) -> Bound | None:
     from scipy.optimize import linprog
 
     solved = linprog(
-        **_program(model), method="highs", options={"time_limit": max(0.1, clock.remaining_s())}
+        **linear_arguments(model),
+        method="highs",
+        options={"time_limit": max(0.1, clock.remaining_s())},
     )
     marginals = getattr(getattr(solved, "ineqlin", None), "marginals", None)
     if marginals is None or not np.isfinite(marginals).all():
@@ -129,54 +136,15 @@ def dual_value_s(
 
 def _whole(model: LoadModel, known_s: float, clock: Clock) -> Bound | None:
     """The bound of the program with whole placements when the time is over."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    program = _program(model)
-    columns = len(program["c"])
-    whole = np.zeros(columns)
-    whole[: model.shape[0] * model.shape[1]] = 1
-    lower, upper = np.zeros(columns), np.append(model.possible.astype(float), np.inf)
-    lower[-1] = known_s / model.unit_s * (1.0 - 1e-6)
-    with silent_stdout():
-        solved = milp(
-            program["c"],
-            integrality=whole,
-            bounds=Bounds(lower, upper),  # pyright: ignore[reportArgumentType]
-            constraints=[
-                LinearConstraint(program["A_ub"], -np.inf, program["b_ub"]),
-                LinearConstraint(program["A_eq"], program["b_eq"], program["b_eq"]),
-            ],
-            options={"time_limit": clock.remaining_s(), "mip_rel_gap": _MIP_GAP},
-        )
-    dual = getattr(solved, "mip_dual_bound", None)
-    if dual is None or not np.isfinite(dual):
+    low = known_s / model.unit_s * (1.0 - 1e-6)
+    solved = least_whole(model, (low, np.inf), clock.remaining_s(), _MIP_GAP)
+    if solved.is_infeasible or not np.isfinite(solved.bound):
         return None
-    value_s = float(dual) * model.unit_s * (1.0 - _MIP_SLACK)
-    proven = "solved" if solved.status == 0 else "stopped by time"
+    value_s = solved.bound * model.unit_s * (1.0 - _MIP_SLACK)
+    proven = "solved" if solved.is_optimal else "stopped by time"
     return Bound(
         value_s,
         f"mixed-integer program of the loads of {len(model.load_names)} devices and links by "
         f"{model.shape[0]} groups of ops and {model.a.shape[0]} rows of transfers and limits, "
         f"{proven} at {format_seconds(value_s)}",
     )
-
-
-def _program(model: LoadModel) -> dict[str, Any]:
-    """The arguments of `linprog`; the last column is T."""
-    from scipy.sparse import coo_array, csr_array, hstack
-
-    rows, columns = model.a.shape
-    g, d = model.shape
-    loads = np.arange(model.num_loads)
-    t = coo_array((-np.ones(len(loads)), (loads, np.zeros_like(loads))), shape=(rows, 1))
-    x = np.arange(g * d)
-    one = coo_array((np.ones(g * d), (x // d, x)), shape=(g, columns + 1))
-    upper = np.append(model.possible.astype(float), np.inf)
-    return {
-        "c": np.append(np.zeros(columns), 1.0),
-        "A_ub": csr_array(hstack([model.a, t])),
-        "b_ub": model.b,
-        "A_eq": csr_array(one),
-        "b_eq": np.ones(g),
-        "bounds": np.stack([np.zeros(columns + 1), upper], axis=1),
-    }

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.methods.ranks import mean_send_s
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, derived
 
@@ -42,21 +43,14 @@ def mean_link(problem: Problem) -> tuple[float, float]:
 @derived
 def timing(problem: Problem) -> Timing:
     """The times of a problem."""
-    graph = problem.graph
-    dispatch_s = np.array(
-        [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in problem.cluster.devices]
-    )
-    cost_s = problem.compute_s + np.where(graph.is_io[:, None], 0.0, dispatch_s[None, :])
-    cost_s = np.where(problem.allowed, cost_s, 0.0)
+    a = arrays_of(problem)
+    cost_s = np.where(problem.allowed, a.compute_s, 0.0)
     mean_cost_s = cost_s.sum(axis=1) / np.maximum(problem.allowed.sum(axis=1), 1)
-    per_byte, latency_s = mean_link(problem)
-    send_s = latency_s + graph.tensor_bytes * per_byte
-    if problem.tensor_s is not None:
-        send_s = 2.0 * problem.tensor_s
+    send_s = mean_send_s(a) if problem.tensor_s is None else 2.0 * problem.tensor_s
     works = mean_cost_s > 0
-    scale_s = float(mean_cost_s[works].mean()) if works.any() else max(latency_s, 1e-9)
+    scale_s = float(mean_cost_s[works].mean()) if works.any() else max(mean_link(problem)[1], 1e-9)
     up_s = up(problem, mean_cost_s, send_s)
-    order = np.lexsort((np.arange(graph.num_ops), -up_s))
+    order = np.lexsort((np.arange(problem.num_ops), -up_s))
     return Timing(cost_s, mean_cost_s, send_s, scale_s, up_s, order)
 
 

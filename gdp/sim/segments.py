@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from gdp.cluster.types import Cluster
 from gdp.graph.groups import all_per_group, sum_per_group
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph, topological_order
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 
 _MAX_FINE_OPS = 10_000
@@ -85,14 +86,12 @@ def segment_problem(problem: Problem, segment: Int[np.ndarray, "N"]) -> Problem:
     Every segment pays its device's `dispatch_s` once where the device dispatches segments, and
     once per op where it dispatches ops. Tensors inside a segment vanish.
     """
-    devices = problem.cluster.devices
-    per_op_s = np.array([d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in devices])
-    compute_s = problem.compute_s + np.where(problem.graph.is_io[:, None], 0.0, per_op_s)
+    a, devices = arrays_of(problem), problem.cluster.devices
     once = tuple(
-        replace(d, dispatch_per="op", dispatch_s=0.0 if d.dispatch_per == "op" else d.dispatch_s)
-        for d in devices
+        replace(device, dispatch_per="op", dispatch_s=float(seconds))
+        for device, seconds in zip(devices, a.segment_s, strict=True)
     )
-    return _contract(problem, segment, compute_s, replace(problem.cluster, devices=once))
+    return _contract(problem, segment, a.compute_s, replace(problem.cluster, devices=once))
 
 
 def segment_values(

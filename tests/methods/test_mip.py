@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from gdp.methods.base import Search
 from gdp.methods.exact.block_starts import contiguous_start
 from gdp.methods.exact.blocks import ladder_positions, solve_blocks
 from gdp.methods.exact.hypergraph import LoadModel, load_model, work_bound_s
-from gdp.methods.exact.load_program import solve_loads
+from gdp.methods.exact.load_program import LoadSolution, solve_loads
 from gdp.methods.exact.load_search import flat_nodes, new_state, search_loads
 from gdp.methods.exact.mip import least_block_latency, mip
 from gdp.methods.exact.neighbourhood import load_s, polish
 from gdp.methods.exact.reduce import absorb, reduce_model
+from gdp.methods.exact.targets import Known, close_gap
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim import block_latency, host_load
 
@@ -299,3 +301,32 @@ def test_schedules_are_bounded_and_optimal_where_proven() -> None:
             proven += 1
             assert found_s[0] <= best_s * (1 + 1e-5)
     assert proven > 2
+
+
+def test_what_time_cut_short_is_no_proof_that_nothing_fits() -> None:
+    """Nothing fits as far as is known; a bound of 2 s and no placement leaves that open."""
+    nothing = Known(None, np.inf, 1.0, "work")
+    cut = nothing.after(LoadSolution(None, 2.0, False), np.inf, "solver")
+    assert (cut.bound_s, cut.by, cut.is_complete) == (2.0, "solver", False)
+    proven = nothing.after(LoadSolution(None, np.inf, True), np.inf, "solver")
+    assert proven.is_complete
+
+
+def test_targets_halve_what_is_open_until_bound_and_value_meet() -> None:
+    """The optimum is 3 of a known 8 over a bound of 2; the first look at 8 takes too long."""
+    targets: list[float] = []
+
+    def below(known: Known, target_s: float, seconds: float | None) -> Known:
+        targets.append(round(target_s, 3))
+        if len(targets) == 1:
+            return known.after(LoadSolution(None, 2.0, False), target_s, "solver")
+        if target_s <= 3.0:
+            return known.after(LoadSolution(None, target_s, True), target_s, "solver")
+        device = np.zeros(1, dtype=np.int64)
+        better = replace(known, best="three", value_s=3.0)
+        return better.after(LoadSolution(device, 3.0, True), target_s, "solver")
+
+    known = close_gap(Known("eight", 8.0, 2.0, "work"), below, Clock(60.0), 0.1)
+    assert (known.best, known.value_s, known.bound_s) == ("three", 3.0, 3.0)
+    assert known.is_complete
+    assert targets == [8.0, 5.0]

@@ -5,9 +5,9 @@ import pytest
 from tiny import fork_join, random_problem
 
 from gdp.errors import MissingExtraError
-from gdp.methods.base import Search
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.pipeline.method import best_pipeline
-from gdp.policy.advice import ADVISERS, advice, incumbents, with_incumbent
+from gdp.policy.advice import ADVISERS, advice, advise, incumbents, with_incumbent
 from gdp.policy.decode import decode, prepare
 from gdp.policy.evaluate import judge
 from gdp.policy.model.config import NetworkConfig
@@ -115,3 +115,14 @@ def test_without_metis_the_best_of_the_others_takes_its_place(
 
 def test_every_adviser_has_its_own_pair_feature_in_their_order() -> None:
     assert PairFeatures._fields[PAIR.incumbent : PAIR.votes] == ("incumbent", *ADVISERS)
+
+
+def test_an_adviser_whose_answer_is_known_is_not_asked_again() -> None:
+    problem, twin = random_problem(2, num_ops=30), random_problem(2, num_ops=30)
+    row = ADVISERS.index("heft") + 1
+    odd = problem.group_allowed.argmax(axis=1)[problem.group]
+    told = advise(problem, {"heft": Answer(Assignment(odd))})
+    wanted = canonical(problem, odd, timing(problem).order)
+    assert (told.device[row] == wanted).all()
+    assert (advice(twin).device[row] != wanted).any(), "by itself it answers something else"
+    assert advise(problem, {"heft": Answer(None)}) is told, "once asked, the advice stays"

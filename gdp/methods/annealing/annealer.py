@@ -6,7 +6,7 @@ Steps are deterministic: how they are cut into calls, and so the clock, changes 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -17,6 +17,9 @@ from gdp.methods.scoring import Scored, score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.score import values
+
+if TYPE_CHECKING:  # the kernels load numba
+    from gdp.methods.annealing.annealer_kernels import Schedule
 
 # Seconds between two looks at the clock, at most: what Ctrl-C waits for.
 _SLICE_S = 0.05
@@ -55,19 +58,6 @@ FIT = AnnealConfig(hot=1e-2, cold=1e-5, fit=True)
 """For placements that overflow memory."""
 
 
-class _Plan(NamedTuple):
-    """The fields of `Schedule` in `gdp.methods.annealing.annealer_kernels`, which loads numba."""
-
-    hot: float
-    cold: float
-    steps: int
-    value0_s: float
-    bytes0: float
-    weight_s: float
-    weight_bytes: float
-    until_fits: bool
-
-
 @runtime_checkable
 class Annealer(Protocol):
     """One annealing run."""
@@ -80,17 +70,21 @@ class Annealer(Protocol):
         """Begin a round, from the best placement so far."""
         ...
 
-    def best(self) -> Scored: ...
+    def best(self) -> Scored:
+        """The best placement so far."""
+        ...
 
     def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
         """Let a share of the choices follow a table: the weight of each group on each device."""
         ...
 
     @property
-    def evaluations(self) -> int: ...
+    def evaluations(self) -> int:
+        """Placements simulated so far."""
+        ...
 
 
-def annealer_of(problem: Problem) -> type["SimulatingAnnealer"] | type["PeriodAnnealer"]:
+def annealer_of(problem: Problem) -> "AnnealerType":
     """The annealer of the problem's objective: compiled, or else one that simulates each step."""
     return ANNEALERS.get(problem.objective, SimulatingAnnealer)
 
@@ -152,8 +146,11 @@ def anneal_to_fit(
     return chain.best()
 
 
-class _State:
-    """What all annealers hold."""
+class _Run:
+    """What all annealers hold and do alike."""
+
+    simulates = True  # a step costs a simulation
+    default = AnnealConfig()
 
     def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
         from gdp.methods.annealing.annealer_kernels import NUM_STEPS, Chain
@@ -205,12 +202,15 @@ class _State:
         p.group_share[:] = _cumulative(elsewhere.sum(axis=1)[c.movable] + 1e-9)
         p.device_share[:] = _cumulative(elsewhere + 1e-9)
 
-    def plan(self, steps: int, config: AnnealConfig) -> _Plan:
+    def plan(self, steps: int, config: AnnealConfig) -> "Schedule":
+        """The schedule of a round of so many steps."""
+        from gdp.methods.annealing.annealer_kernels import Schedule
+
         shares = np.array(config.shares)
         self.chain.kind_share[:] = np.cumsum(shares) / shares.sum()
         total = float(self.problem.graph.weight_bytes.sum() + self.problem.graph.tensor_bytes.sum())
         memory = self.problem.cluster.memory_bytes.astype(float)
-        return _Plan(
+        return Schedule(
             hot=config.hot,
             cold=config.cold,
             steps=steps,
@@ -241,18 +241,24 @@ class _State:
         c.value[[NOW_S, NOW_BYTES]] = c.value[[BEST_S, BEST_BYTES]]
         c.count[STEP] = 0
 
-    def best_score(self, rank: Int[np.ndarray, "N"] | None) -> Scored:
-        from gdp.methods.annealing.annealer_kernels import BEST_BYTES, BEST_S, EVALUATIONS
+    def best(self) -> Scored:
+        """The best placement so far, with the priorities of the start."""
+        return self.best_with(self.start.assignment.rank)
+
+    def best_with(self, rank: Int[np.ndarray, "N"] | None) -> Scored:
+        """The best placement so far, with these priorities."""
+        from gdp.methods.annealing.annealer_kernels import BEST_BYTES, BEST_S
 
         return Scored(
             Assignment(self.chain.best_device.astype(np.int64), rank),
             int(self.chain.value[BEST_BYTES]),
             float(self.chain.value[BEST_S]),
-            int(self.chain.count[EVALUATIONS]),
+            self.evaluations,
         )
 
     @property
     def evaluations(self) -> int:
+        """Placements simulated so far."""
         from gdp.methods.annealing.annealer_kernels import EVALUATIONS
 
         return int(self.chain.count[EVALUATIONS])
@@ -264,86 +270,74 @@ def _cumulative(weight: np.ndarray) -> np.ndarray:
     return sums / sums[..., -1:]
 
 
-class SimulatingAnnealer:
-    """Every step asks the objective for its value: any objective, about 0.1 ms beside that a step.
-
-    Priorities stay those of the start.
-    """
-
-    simulates = True
-    default = AnnealConfig()
-
-    def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
-        self._state = _State(problem, start, seed)
-        self._order = np.arange(problem.num_ops)
+class SimulatingAnnealer(_Run):
+    """Every step asks the objective for its value, whatever it is; priorities stay the start's."""
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
-        from gdp.methods.annealing.annealer_kernels import Schedule, propose_step, settle_step
+        """Do some of a round of `of` steps; True where the search is over before that."""
+        from gdp.methods.annealing.annealer_kernels import propose_step, settle_step
 
-        s = self._state
-        rank = s.start.assignment.rank
-        plan = Schedule(*s.plan(of, config))
+        rank, order = self.start.assignment.rank, np.arange(self.problem.num_ops)
+        plan = self.plan(of, config)
         for _ in range(steps):
-            if plan.until_fits and s.best_score(rank).overflow_bytes == 0:
+            if plan.until_fits and self.best().overflow_bytes == 0:
                 return True
-            kind = propose_step(s.methods, s.chain, s.proposal, plan, self._order)
+            kind = propose_step(self.methods, self.chain, self.proposal, plan, order)
             if kind < 0:
                 continue
-            value_s, overflow = values(s.problem, s.chain.device[None].astype(np.int64), rank)
+            value_s, overflow = values(self.problem, self.chain.device[None].astype(np.int64), rank)
             over_bytes = float(overflow[0])
-            settle_step(s.methods, s.chain, s.proposal, plan, kind, float(value_s[0]), over_bytes)
+            settle_step(
+                self.methods, self.chain, self.proposal, plan, kind, float(value_s[0]), over_bytes
+            )
         return False
 
-    def restart(self) -> None:
-        self._state.restart()
 
-    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
-        self._state.guide(wanted, share)
-
-    def best(self) -> Scored:
-        return self._state.best_score(self._state.start.assignment.rank)
-
-    @property
-    def evaluations(self) -> int:
-        return self._state.evaluations
-
-
-class LatencyAnnealer(SimulatingAnnealer):
+class LatencyAnnealer(_Run):
     """Every step is one exact simulation, with priorities where the start has some."""
 
     def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
-        self._state = _State(problem, start, seed)
+        super().__init__(problem, start, seed)
         rank = start.assignment.rank
         self._by_rank = rank is not None and bool((rank != rank[0]).any())
         # Without priorities the order still serves to draw windows from.
         order = np.arange(problem.num_ops) if rank is None else np.argsort(rank, kind="stable")
-        self._state.set_order(order)
-        self._state.chain.order[:] = self._state.work.by_position
+        self.set_order(order)
+        self.chain.order[:] = self.work.by_position
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
-        from gdp.methods.annealing.annealer_kernels import Schedule, anneal_latency
+        """Do some of a round of `of` steps; True where the search is over before that."""
+        from gdp.methods.annealing.annealer_kernels import anneal_latency
 
-        s = self._state
-        plan = Schedule(*s.plan(of, config))
+        plan = self.plan(of, config)
         return bool(
             anneal_latency(
-                s.methods, s.engine, s.work, s.chain, s.proposal, plan, self._by_rank, steps
+                self.methods,
+                self.engine,
+                self.work,
+                self.chain,
+                self.proposal,
+                plan,
+                self._by_rank,
+                steps,
             )
         )
 
     def restart(self) -> None:
-        self._state.restart()
-        self._state.set_order(self._state.chain.order)
+        """Begin a round, from the best placement so far."""
+        super().restart()
+        self.set_order(self.chain.order)
 
     def best(self) -> Scored:
+        """The best placement so far, with its priorities."""
         if not self._by_rank:
-            return self._state.best_score(None)
-        rank = np.empty(self._state.problem.num_ops, dtype=np.int64)
-        rank[self._state.chain.order] = np.arange(len(rank))
-        return self._state.best_score(rank)
+            return self.best_with(None)
+        rank = np.empty(self.problem.num_ops, dtype=np.int64)
+        rank[self.chain.order] = np.arange(len(rank))
+        return self.best_with(rank)
 
 
-class PeriodAnnealer:
+class PeriodAnnealer(_Run):
     """Every step costs what its move changes: O(degree) for each op moved."""
 
     simulates = False
@@ -352,9 +346,9 @@ class PeriodAnnealer:
     def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
         from gdp.methods.annealing.period_moves_kernels import make_loads, new_loads
 
-        self._state = _State(problem, start, seed)
-        self._loads = new_loads(self._state.methods)
-        make_loads(self._state.methods, self._loads, self._state.chain.device)
+        super().__init__(problem, start, seed)
+        self._loads = new_loads(self.methods)
+        make_loads(self.methods, self._loads, self.chain.device)
         self._guides = np.full(2, self._guide_s())
         self._order = np.arange(problem.num_ops)
 
@@ -363,21 +357,21 @@ class PeriodAnnealer:
         total = 0.0  # in this order, as the kernel sums: the search must not depend on rounding
         for seconds in (*self._loads.busy_s.tolist(), *self._loads.channel_s.tolist()):
             total += seconds * seconds
-        value0_s = self._state.plan(1, AnnealConfig()).value0_s
+        value0_s = self.plan(1, AnnealConfig()).value0_s
         return total / (value0_s * len(self._loads.busy_s))
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
-        from gdp.methods.annealing.annealer_kernels import Schedule, anneal_period
+        """Do some of a round of `of` steps; True where the search is over before that."""
+        from gdp.methods.annealing.annealer_kernels import anneal_period
 
-        s = self._state
-        plan = Schedule(*s.plan(of, config))
+        plan = self.plan(of, config)
         return bool(
             anneal_period(
-                s.methods,
-                s.engine,
-                s.work,
-                s.chain,
-                s.proposal,
+                self.methods,
+                self.engine,
+                self.work,
+                self.chain,
+                self.proposal,
                 self._loads,
                 self._guides,
                 plan,
@@ -389,25 +383,17 @@ class PeriodAnnealer:
         )
 
     def restart(self) -> None:
+        """Begin a round, from the best placement so far."""
         from gdp.methods.annealing.period_moves_kernels import make_loads
 
-        s = self._state
-        s.restart()
-        make_loads(s.methods, self._loads, s.chain.device)
+        super().restart()
+        make_loads(self.methods, self._loads, self.chain.device)
         self._guides[0] = self._guides[1]
 
-    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
-        self._state.guide(wanted, share)
 
-    def best(self) -> Scored:
-        return self._state.best_score(self._state.start.assignment.rank)
+AnnealerType = type[SimulatingAnnealer] | type[LatencyAnnealer] | type[PeriodAnnealer]
 
-    @property
-    def evaluations(self) -> int:
-        return self._state.evaluations
-
-
-ANNEALERS: dict[str, type[SimulatingAnnealer] | type[PeriodAnnealer]] = {
+ANNEALERS: dict[str, AnnealerType] = {
     "latency": LatencyAnnealer,
     "throughput": PeriodAnnealer,
 }

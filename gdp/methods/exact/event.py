@@ -12,14 +12,13 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.exact.targets import CLOSE, Known, close_gap
 from gdp.methods.scoring import Scored, best_of, proven_misfit, score_all
 from gdp.problem.problem import Problem
 
-CLOSE = 1.0 - 5e-6
-"""Of a value: a bound above this share of it proves it optimal; solvers round."""
 _START_SHARE = 0.25  # of the seconds, for the heuristic
 _EVALUATIONS = 20_000  # for it where no limit is given
-_TRIES = 8
+_FIRST_SHARE = 0.3  # of the seconds left, to decide the value itself
 
 
 def least_period(problem: Problem, search: Search) -> Answer:
@@ -29,32 +28,29 @@ def least_period(problem: Problem, search: Search) -> Answer:
     clock, first = _start(problem, search)
     if isinstance(first, Answer):
         return first
-    upper_s = first.value_s if first.overflow_bytes == 0 else np.inf
+    work = "work over the speed of all devices"
     if size := too_large(problem):
         why = f"{size} are too many for a solver"
-        return _answer(problem, first, _work_s(problem), "work over the speed of all devices", why)
-    # Targets below the best are decided in less time than the best itself: see mip.least_load.
-    best, bound_s, open_s = first, _work_s(problem), np.inf
-    for step in range(_TRIES):
-        limit_s = min(upper_s * CLOSE, 0.5 * (bound_s + open_s))
-        left_s = None if search.seconds is None else clock.remaining_s()
-        if bound_s >= upper_s * CLOSE or (left_s is not None and left_s <= 0 and step > 0):
-            break
-        seconds = None if left_s is None else max(0.5, left_s * (0.3 if step == 0 else 0.5))
-        solution = solve_period(problem, limit_s, seconds)
+        return _answer(problem, first, _work_s(problem), work, why)
+
+    def below(known: Known, target_s: float, seconds: float | None) -> Known:
+        solution = solve_period(problem, target_s, seconds and max(0.5, seconds))
         if solution.device is not None:
-            found = Assignment(solution.device[problem.group])
-            best = min(best, best_of(problem, [found]), key=lambda scored: scored.key)
-        if solution.is_complete and np.isinf(solution.bound_s):
-            return Answer(None, reason="no placement fits the devices' memories (proven)")
-        bound_s = max(bound_s, solution.bound_s)
-        if not solution.is_complete:
-            open_s = limit_s if np.isfinite(limit_s) else upper_s
-        elif limit_s >= upper_s * CLOSE or solution.device is not None:
-            break
-        if best.overflow_bytes == 0:
-            upper_s = min(upper_s, best.value_s)
-    return _answer(problem, best, bound_s, "HiGHS over all placements")
+            placed = best_of(problem, [Assignment(solution.device[problem.group])])
+            best = min(known.best, placed, key=lambda scored: scored.key)
+            known = dataclasses.replace(known, best=best, value_s=_value_s(best))
+        return known.after(solution, target_s, "HiGHS over all placements")
+
+    known = Known(first, _value_s(first), _work_s(problem), work)
+    known = close_gap(known, below, clock, _FIRST_SHARE)
+    if np.isinf(known.bound_s):
+        return Answer(None, reason="no placement fits the devices' memories (proven)")
+    return _answer(problem, known.best, known.bound_s, known.by)
+
+
+def _value_s(scored: Scored) -> float:
+    """Its value; inf where memory overflows."""
+    return scored.value_s if scored.overflow_bytes == 0 else np.inf
 
 
 def _work_s(problem: Problem) -> float:

@@ -24,15 +24,14 @@ from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.exact import period_program, schedule
 from gdp.methods.exact.event import least_latency, least_period
 from gdp.methods.exact.hypergraph import LoadModel, load_model, work_bound_s
+from gdp.methods.exact.load_program import solve_loads
+from gdp.methods.exact.reduce import absorb, reduce_model
+from gdp.methods.exact.targets import CLOSE, Known, close_gap
 from gdp.methods.scoring import refusal
 from gdp.problem.problem import Problem
 
 LOG = logging.getLogger(__name__)
 
-BETTER = 1.0 - 1e-6
-"""Of a known value: what is not smaller than this share of it is no improvement."""
-_CLOSE = 1.0 - 5e-6
-"""Of a value: a bound above this share of it proves it optimal; solvers round."""
 _SEARCH_SHARE = 0.15
 _POLISH_SHARE = 0.15
 _PIPELINE_SHARE = 0.1
@@ -41,9 +40,6 @@ _START_S = 10.0  # for a first answer where no limit is given
 _ROUNDS = 12  # of annealing where no limit is given
 _MOST_ROUNDS = 200
 _FIRST_SHARE = 0.1  # of the seconds left, to decide the value itself
-_TARGET_SHARE = 0.4  # of the seconds left, to decide a target below it
-_NEAR_GAP = 0.008  # from here on the value itself is tried for all of the time left
-_SMALLEST_GAP = 0.002  # targets closer than this to the bound are not worth a run of their own
 _ONE_BLOCK = "CP-SAT; every accelerator is called at most once"
 
 
@@ -61,96 +57,33 @@ def least_load(problem: Problem, search: Search) -> Answer:
     groups = _good_groups(problem, model, search, clock)
     device = None if groups is None else groups[problem.group]
     value_s = _load_s(problem, device)
-    known = _Known(device, value_s, work_bound_s(model), "work over the speed of all devices")
-    if device is None:
-        known = _solve_below(problem, model, known, np.inf, clock.seconds, clock)
-        return _answer(known.device, known.value_s, known.bound_s, known.by, known.is_complete)
-    known = _try_target(problem, model, known, clock)
-    while not known.is_complete and clock.seconds is not None and not clock.is_over():
-        known = _try_target(problem, model, known, clock)
-    return _answer(known.device, known.value_s, known.bound_s, known.by, known.is_complete)
+    known = Known(device, value_s, work_bound_s(model), "work over the speed of all devices")
 
+    def below(known: Known, target_s: float, seconds: float | None) -> Known:
+        return _solve_below(problem, model, known, target_s, seconds)
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Known:
-    """What is known so far. Axes: N ops."""
-
-    device: Int[np.ndarray, "N"] | None
-    value_s: float
-    bound_s: float
-    by: str
-    open_s: float = np.inf  # the least target that could not be decided in time
-    is_complete: bool = False
-
-
-def _try_target(problem: Problem, model: LoadModel, known: _Known, clock: Clock) -> _Known:
-    """More knowledge, by deciding whether anything is below a target between bound and value.
-
-    A low target is decided fast, since little fits below it. The first is the value itself, for
-    graphs that are decided at once; then the middle of what is open, and the value when that is
-    near the bound.
-    """
-    limit_s = known.value_s * BETTER
-    if known.bound_s >= limit_s / BETTER * _CLOSE:
-        return dataclasses.replace(known, is_complete=True)
-    left_s = clock.remaining_s()
-    if np.isinf(left_s):
-        return _solve_below(problem, model, known, limit_s, None, clock)
-    upto_s = min(known.value_s, known.open_s)
-    gap = 1.0 - known.bound_s / upto_s
-    if np.isinf(known.open_s):
-        return _solve_below(problem, model, known, limit_s, _FIRST_SHARE * left_s, clock)
-    if gap <= (_NEAR_GAP if known.open_s >= limit_s else _SMALLEST_GAP):
-        return _solve_below(problem, model, known, limit_s, left_s, clock)
-    middle_s = 0.5 * (known.bound_s + upto_s)
-    return _solve_below(problem, model, known, middle_s, _TARGET_SHARE * left_s, clock)
+    known = close_gap(known, below, clock, _FIRST_SHARE)
+    return _answer(known.best, known.value_s, known.bound_s, known.by, known.is_complete)
 
 
 def _solve_below(
-    problem: Problem,
-    model: LoadModel,
-    known: _Known,
-    target_s: float,
-    seconds: float | None,
-    clock: Clock,
-) -> _Known:
+    problem: Problem, model: LoadModel, known: Known, target_s: float, seconds: float | None
+) -> Known:
     """What is known after looking for an assignment below a target for some seconds."""
-    from gdp.methods.exact.load_program import solve_loads
-    from gdp.methods.exact.reduce import reduce_model
-
-    started_s = clock.elapsed_s()
-    reduced = reduce_model(
-        model, target_s, Clock(seconds if seconds is None else _REDUCE_SHARE * seconds)
-    )
+    clock = Clock(seconds)
+    reduced = reduce_model(model, target_s, Clock(seconds and _REDUCE_SHARE * seconds))
     LOG.debug("target %.6g s: %s", target_s, reduced and (reduced.num_nodes, len(reduced.pins)))
     if reduced is None:
-        return _raised(known, target_s, "minimum cuts")
-    left_s = None if seconds is None else seconds - (clock.elapsed_s() - started_s)
-    solution = solve_loads(reduced, target_s, left_s)
-    misfit = False
+        return known.raised(target_s, "minimum cuts")
+    solution = solve_loads(reduced, target_s, None if seconds is None else clock.remaining_s())
     if solution.device is not None:
-        found = solution.device[reduced.node][problem.group]
-        found_s = _load_s(problem, found)
-        misfit = not np.isfinite(found_s)  # the solver's tolerance let some bytes too many pass
-        if found_s < known.value_s:
-            known = dataclasses.replace(known, device=found, value_s=found_s)
-    if solution.is_complete or solution.bound_s > known.bound_s:
-        known = _raised(known, solution.bound_s, "HiGHS over all placements")
-    if not solution.is_complete or misfit:
-        known = dataclasses.replace(known, open_s=min(known.open_s, target_s))
-    elif solution.device is not None or not np.isfinite(target_s):
-        known = dataclasses.replace(known, is_complete=True)
-    return known
-
-
-def _raised(known: _Known, bound_s: float, by: str) -> _Known:
-    """With a higher bound; complete where nothing is below the value itself."""
-    complete = bound_s >= known.value_s * BETTER or np.isinf(known.value_s)
-    if bound_s <= known.bound_s:
-        return dataclasses.replace(known, is_complete=known.is_complete or complete)
-    return dataclasses.replace(
-        known, bound_s=min(bound_s, known.value_s), by=by, is_complete=complete
-    )
+        device = solution.device[reduced.node][problem.group]
+        value_s = _load_s(problem, device)
+        if value_s < known.value_s:
+            known = dataclasses.replace(known, best=device, value_s=value_s)
+        if not np.isfinite(value_s):  # the solver's tolerance let some bytes too many pass
+            solution = dataclasses.replace(solution, is_complete=False)
+    return known.after(solution, target_s, "HiGHS over all placements")
 
 
 def _answer(
@@ -167,7 +100,7 @@ def _answer(
         if not complete:
             reason = "no placement was found that fits the devices' memories; none is ruled out"
         return Answer(None, reason=reason, bound_s=0.0 if complete else bound_s, bound_by=by)
-    optimal = bound_s >= value_s * _CLOSE
+    optimal = bound_s >= value_s * CLOSE
     reason = "" if optimal else f"cut short: at most {1 - bound_s / value_s:.2%} from the optimum"
     return Answer(
         Assignment(device, rank),
@@ -195,7 +128,6 @@ def _good_groups(
     """A good device for each group, by the pipelines' program and annealing; None: none fits."""
     from gdp.methods.exact.load_search import search_loads
     from gdp.methods.exact.neighbourhood import polish
-    from gdp.methods.exact.reduce import absorb
     from gdp.methods.pipeline.method import best_pipeline
 
     seconds = search.seconds if search.seconds is None else search.seconds * _PIPELINE_SHARE

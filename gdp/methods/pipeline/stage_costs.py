@@ -80,7 +80,7 @@ def stage_costs(problem: Problem, contraction: Contraction) -> StageCosts:
 def device_classes(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """Devices that may be exchanged for one another: same times, memory, rules and links."""
     cluster = problem.cluster
-    found: dict[tuple, list[int]] = {}
+    classes: dict[tuple, list[int]] = {}
     has_io = bool(problem.graph.is_io.any())
     for d, device in enumerate(cluster.devices):
         key = (
@@ -93,8 +93,8 @@ def device_classes(problem: Problem) -> tuple[tuple[int, ...], ...]:
             has_io and d == cluster.host,
             *_link_prices(problem, d),
         )
-        found.setdefault(key, []).append(d)
-    return tuple(tuple(devices) for devices in found.values())
+        classes.setdefault(key, []).append(d)
+    return tuple(tuple(devices) for devices in classes.values())
 
 
 def _link_prices(problem: Problem, d: int) -> tuple[float, float, float, float]:
@@ -173,13 +173,13 @@ def _tensor_pins(
     readers: list[set[int]] = [set() for _ in range(graph.num_tensors)]
     for t, e in zip(graph.use_tensor.tolist(), element[graph.use_op].tolist(), strict=True):
         readers[t].add(e)
-    found = []
+    rows = []
     for t, tail in enumerate(element[graph.producer].tolist()):
         known = readers[t] | {tail}
         if len(known) > 1:
             pins = tuple(sorted(known - {m}))
-            found.append((t, pins, -1 if tail == m else tail, m in readers[t]))
-    return found
+            rows.append((t, pins, -1 if tail == m else tail, m in readers[t]))
+    return rows
 
 
 def _host_edges(

@@ -171,10 +171,10 @@ def _result(
     problem = posed.problem
     if answer.assignment is None:
         raise InfeasibleError(f"method {method!r} found no placement: {answer.reason}")
-    found = score(problem, answer.assignment.device, answer.assignment.rank)
-    if not found.feasible:
-        raise InfeasibleError(f"method {method!r} found no placement that fits: {found}")
-    bound_s, bound_by = _bound(problem, answer, search, found.value_s)
+    placed = score(problem, answer.assignment.device, answer.assignment.rank)
+    if not placed.feasible:
+        raise InfeasibleError(f"method {method!r} found no placement that fits: {placed}")
+    bound_s, bound_by = _bound(problem, answer, search, placed.value_s)
     rank = answer.assignment.rank
     placement = make_placement(
         graph,
@@ -183,10 +183,10 @@ def _result(
         None if rank is None else posed.expand(rank),
         made_by=f"gdp {method} seed={search.seed}",
     )
-    value_s = found.value_s
+    value_s = placed.value_s
     return Result(
         placement=placement,
-        score=found,
+        score=placed,
         objective=problem.objective,
         method=method,
         # Bound and value are sums in different orders; rounding must not put one past the other.
@@ -296,13 +296,13 @@ def judged(
     require(placement, graph, cluster)
     started_s = time.perf_counter()
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
-    found = score(posed.problem, device, rank)
+    scored = score(posed.problem, device, rank)
     free = pose(graph, cluster, objective, costs=costs)
-    value_s = found.value_s
+    value_s = scored.value_s
     bound_s, bound_by = _bound(free.problem, Answer(None), Search(), value_s)
     return Result(
         placement=placement,
-        score=found,
+        score=scored,
         objective=objective,
         method=placement.made_by or "given",
         bound_s=min(bound_s, value_s),

@@ -12,10 +12,13 @@ class Clock:
         self.seconds = seconds
 
     def elapsed_s(self) -> float:
+        """Seconds since it was made."""
         return time.perf_counter() - self.started_s
 
     def remaining_s(self) -> float:
+        """Seconds left, below 0 when it is over; inf without a budget."""
         return math.inf if self.seconds is None else self.seconds - self.elapsed_s()
 
     def is_over(self) -> bool:
+        """Whether the budget is spent."""
         return self.remaining_s() <= 0

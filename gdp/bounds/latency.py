@@ -23,15 +23,15 @@ def latency_bounds(problem: Problem, seconds: float) -> list[Bound]:
     clock = Clock(seconds)
     arcs = arcs_of(problem)
     head_s, tail_s = heads_and_tails(arcs, no_spans(problem.num_devices))
-    found = [_path(problem, arcs, head_s), _window(arcs, head_s, tail_s, "")]
+    bounds = [_path(problem, arcs, head_s), _window(arcs, head_s, tail_s, "")]
     spans = no_spans(problem.num_devices)
     if problem.num_ops <= MAX_OPS and 1 < problem.num_devices <= MAX_DEVICES:
         spans = find_spans(problem, arcs, head_s, clock.remaining_s())
         if len(spans.source):
             head_s, tail_s = heads_and_tails(arcs, spans)
-            found += [_modules(head_s, spans), _window(arcs, head_s, tail_s, " over modules")]
+            bounds += [_modules(head_s, spans), _window(arcs, head_s, tail_s, " over modules")]
     split = memory_bound(problem, arcs, spans, head_s, max(_LEAST_S, clock.remaining_s()))
-    return found if split is None else [*found, split]
+    return bounds if split is None else [*bounds, split]
 
 
 def _path(problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> Bound:

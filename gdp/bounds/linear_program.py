@@ -65,6 +65,7 @@ class LinearModel:
         self.row_high.append(high)
 
     def fix(self, variable: int | np.integer, value: float) -> None:
+        """Leave a variable one value."""
         self.low[variable] = self.high[variable] = value
 
     def minimise(self, variable: int, seconds: float | None, relative_gap: float) -> Solution:

@@ -54,6 +54,7 @@ class _Rows:
         self.count = 0
 
     def more_columns(self, count: int) -> int:
+        """Make new columns; the number of the first."""
         first = self.columns
         self.columns += count
         return first
@@ -65,6 +66,7 @@ class _Rows:
         self.count += len(self.b[-1])
 
     def matrix(self) -> tuple[Any, Float[np.ndarray, "R"]]:
+        """The rows as a sparse matrix, and their right-hand sides."""
         from scipy.sparse import coo_array
 
         row = np.concatenate([part[0] for part in self.parts])

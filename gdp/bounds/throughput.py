@@ -44,22 +44,22 @@ def load_bounds(
         return []
     op_s = group_seconds(problem)
     work_s, share = shared_work_s(op_s)
-    found = [_work(problem, work_s, share), _crowd(op_s)]
-    unit_s = max(bound.value_s for bound in found)
+    bounds = [_work(problem, work_s, share), _crowd(op_s)]
+    unit_s = max(bound.value_s for bound in bounds)
     if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
-        return found
+        return bounds
     if model_size(problem) > _ENTRIES_PER_S * clock.remaining_s():
-        return found
+        return bounds
     model = build(problem, unit_s)
     solved = _linear(model, clock)
     if solved is not None:
-        found.append(solved)
-    known_s = max(bound.value_s for bound in found)
+        bounds.append(solved)
+    known_s = max(bound.value_s for bound in bounds)
     if clock.remaining_s() > _MIN_MIP_S and known_s < found_s * (1.0 - _MIP_GAP):
         solved = _whole(model, known_s, clock)
         if solved is not None:
-            found.append(solved)
-    return found
+            bounds.append(solved)
+    return bounds
 
 
 def _work(problem: Problem, work_s: float, share: Float[np.ndarray, "D"]) -> Bound:

@@ -46,12 +46,12 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     clock = Clock(search.seconds)
     limit = share_of(clock, _CANDIDATE_SHARE)
     tried: list[Candidate] = []
-    found: list[Scored] = []
+    fitting: list[Scored] = []
     known: dict[str, Answer] = {}
     used = 0
     try:
         for name, method in (*HEURISTICS, *extra):
-            if found and limit.is_over():
+            if fitting and limit.is_over():
                 tried.append(_without(name, 0.0, "no time was left"))
                 continue
             row, scored, answer = _try(problem, name, method, replace(search, known=known), limit)
@@ -60,12 +60,12 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
                 known[name] = answer
                 used += answer.evaluations + (answer.assignment is not None)
             if scored is not None:
-                found.append(scored)
-        answer = _improved(problem, found, search, clock, used, tried)
+                fitting.append(scored)
+        answer = _improved(problem, fitting, search, clock, used, tried)
     except KeyboardInterrupt:
-        if not found:
+        if not fitting:
             raise
-        best = min(found, key=lambda scored: scored.key)
+        best = min(fitting, key=lambda scored: scored.key)
         answer = Answer(best.assignment, reason="interrupted", evaluations=used)
     return replace(answer, candidates=tuple(tried), notes=_notes(problem, answer))
 
@@ -104,7 +104,7 @@ def _without(name: str, seconds: float, reason: str) -> Candidate:
 
 def _improved(
     problem: Problem,
-    found: list[Scored],
+    fitting: list[Scored],
     search: Search,
     clock: Clock,
     used: int,
@@ -112,10 +112,10 @@ def _improved(
 ) -> Answer:
     """Local search from the two best distinct candidates, or from anywhere where none fits."""
     began_s = time.perf_counter()
-    if not found:
+    if not fitting:
         answer = local_search(problem, replace(search, seconds=_left(clock)))
         return replace(answer, evaluations=answer.evaluations + used)
-    starts = _distinct(sorted(found, key=lambda scored: scored.key))[:2]
+    starts = _distinct(sorted(fitting, key=lambda scored: scored.key))[:2]
     # Only the search's own evaluations count against the budget: what the candidates took is small
     # and the same for every budget.
     starts = [replace(start, evaluations=0) for start in starts]

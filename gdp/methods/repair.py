@@ -61,16 +61,16 @@ def repair(problem: Problem, start: Scored, clock: Clock, seed: int) -> Scored:
     count = start.evaluations
     for proposals in _stages(problem, start):
         for batch in proposals:
-            found = best_of(problem, batch, clock)
-            count += found.evaluations
-            if found.key < best.key:
-                best = found
+            candidate = best_of(problem, batch, clock)
+            count += candidate.evaluations
+            if candidate.key < best.key:
+                best = candidate
             if best.overflow_bytes == 0 or clock.is_over():
                 return Scored(best.assignment, best.overflow_bytes, best.value_s, count)
-    found = anneal_to_fit(problem, best.assignment, clock, seed, _ANNEALED)
-    if found.key < best.key:
-        best = found
-    return Scored(best.assignment, best.overflow_bytes, best.value_s, count + found.evaluations)
+    candidate = anneal_to_fit(problem, best.assignment, clock, seed, _ANNEALED)
+    if candidate.key < best.key:
+        best = candidate
+    return Scored(best.assignment, best.overflow_bytes, best.value_s, count + candidate.evaluations)
 
 
 def _stages(problem: Problem, start: Scored) -> Iterator[Iterator[list[Assignment]]]:

@@ -57,7 +57,7 @@ def refusal(problem: Problem, name: str, known: Iterable[str], hint: str = "") -
 
 def score_all(problem: Problem, assignments: list[Assignment]) -> list[Scored]:
     """What the simulator says of each assignment, in order."""
-    found: dict[int, Scored] = {}
+    scored: dict[int, Scored] = {}
     for ranked in (False, True):
         chosen = [i for i, x in enumerate(assignments) if (x.rank is not None) == ranked]
         if not chosen:
@@ -66,8 +66,8 @@ def score_all(problem: Problem, assignments: list[Assignment]) -> list[Scored]:
         ranks = [x for i in chosen if (x := assignments[i].rank) is not None]
         value_s, overflow = values(problem, devices, np.stack(ranks) if ranked else None)
         for k, i in enumerate(chosen):
-            found[i] = Scored(assignments[i], int(overflow[k]), float(value_s[k]))
-    return [found[i] for i in range(len(assignments))]
+            scored[i] = Scored(assignments[i], int(overflow[k]), float(value_s[k]))
+    return [scored[i] for i in range(len(assignments))]
 
 
 def best_of(

@@ -83,8 +83,8 @@ def least_latency(problem: Problem, search: Search) -> Answer:
     best = first
     if solution.device is not None:
         ranks: list[Int[np.ndarray, "N"] | None] = [solution.rank, None]
-        found = [Assignment(solution.device, rank) for rank in ranks]
-        best = min(best, *score_all(problem, found), key=lambda scored: scored.key)
+        placements = [Assignment(solution.device, rank) for rank in ranks]
+        best = min(best, *score_all(problem, placements), key=lambda scored: scored.key)
     elif solution.is_complete and not fits:
         return Answer(None, reason="no placement fits the devices' memories (proven)")
     return _answer(problem, best, solution.bound_s, "CP-SAT over all schedules")

@@ -32,10 +32,12 @@ class LoadModel:
 
     @property
     def num_nodes(self) -> int:
+        """How many nodes."""
         return len(self.work_s)
 
     @property
     def num_devices(self) -> int:
+        """How many devices."""
         return len(self.pays)
 
     def edges_of(self) -> list[list[int]]:

@@ -131,10 +131,10 @@ def _best_exact(
     for target_s in _targets(task, known_s):
         if 0 < seen <= _FEW_SETS and target_s < known_s:
             continue
-        found = _below(task, target_s, limits)
-        seen, pairs = found.seen, pairs + found.pairs
-        if found.spans is not None or not found.is_certain:
-            return found.spans or spans, found.is_certain, seen, pairs
+        answer = _below(task, target_s, limits)
+        seen, pairs = answer.seen, pairs + answer.pairs
+        if answer.spans is not None or not answer.is_certain:
+            return answer.spans or spans, answer.is_certain, seen, pairs
     return spans, True, seen, pairs
 
 

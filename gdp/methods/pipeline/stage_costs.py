@@ -170,13 +170,13 @@ def _tensor_pins(
     readers: list[set[int]] = [set() for _ in range(graph.num_tensors)]
     for t, e in zip(graph.use_tensor.tolist(), element[graph.use_op].tolist(), strict=True):
         readers[t].add(e)
-    found = []
+    rows = []
     for t, tail in enumerate(element[graph.producer].tolist()):
         known = readers[t] | {tail}
         if len(known) > 1:
             pins = tuple(sorted(known - {m}))
-            found.append((t, pins, -1 if tail == m else tail, m in readers[t]))
-    return found
+            rows.append((t, pins, -1 if tail == m else tail, m in readers[t]))
+    return rows
 
 
 def _host_edges(

@@ -151,12 +151,15 @@ class _Budget:
         self.best: Scored | None = None
 
     def left(self) -> int | None:
+        """Evaluations left; None: as many as the clock allows."""
         return None if self.limit is None else max(0, self.limit - self.used)
 
     def is_over(self) -> bool:
+        """Whether either budget is spent."""
         return self.clock.is_over() or self.left() == 0
 
     def report(self, best: Scored) -> None:
+        """Keep the best placement and tell whoever watches."""
         self.best = best
         if self.progress is None:
             return
@@ -265,5 +268,6 @@ def _search_coarse(
 
 
 def coarse_starts(problem: Problem, coarse: Coarse, assignment: Assignment) -> list[Assignment]:
+    """The coarse placements nearest to a fine one, with and without priorities."""
     device = coarse.project(problem, assignment.device)
     return [Assignment(device), Assignment(device, upward_rank(coarse.problem))]

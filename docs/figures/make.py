@@ -23,7 +23,7 @@ EVALUATIONS = 2000
 
 
 def before_after() -> str:
-    """A training step on three GPUs: on one, dealt out in turn, and as gdp places it."""
+    """A training step on three GPUs: on one, in turn, and as gdp places it."""
     import gdp
     from gdp.api import schedule_of
 
@@ -31,7 +31,7 @@ def before_after() -> str:
     cluster = gdp.Cluster.load("3xt4-pcie4")
     panels = []
     for title, method in (
-        ("one GPU", "single"), ("ops dealt out in turn", "round_robin"), ("gdp place", "auto"),
+        ("one GPU", "single"), ("round robin", "round_robin"), ("gdp place", "auto"),
     ):  # fmt: skip
         search = gdp.Search(seed=0, seconds=None, evaluations=EVALUATIONS)
         result = gdp.place(graph, cluster, method=method, search=search)
@@ -100,7 +100,7 @@ def simulator() -> str:
     canvas = Canvas(860, 250)
     canvas.text(20, 28, "One device runs one op at a time; one channel carries one tensor at a time",
                 bold=True, size=15)  # fmt: skip
-    for lane, name in enumerate(("GPU 0", "bus", "GPU 1")):
+    for lane, name in enumerate(("GPU 0", "tensors", "GPU 1")):
         canvas.text(20, 72 + lane * row, name, fill=GREY)
         canvas.line([(left, 84 + lane * row), (left + 730, 84 + lane * row)])
 
@@ -113,7 +113,7 @@ def simulator() -> str:
         bar(2 * int(device[op]), schedule.start_s[op], schedule.finish_s[op], names[op], BLUE)
     sent = schedule.transfers
     for tensor, start_s, arrive_s in zip(sent.tensor, sent.start_s, sent.arrive_s, strict=True):
-        bar(1, start_s, arrive_s, f"output of {names[graph.producer[tensor]]}", GREEN)
+        bar(1, start_s, arrive_s, names[graph.producer[tensor]], GREEN)
     for ms in range(0, math.floor(schedule.latency_s * 1e3) + 1, 2):
         canvas.text(left + ms * 1e-3 * scale, 206, f"{ms} ms", anchor="middle", size=11, fill=GREY)
     canvas.text(20, 236, f"b's output is ready at {schedule.finish_s[2] * 1e3:.0f} ms and waits for "
@@ -174,8 +174,8 @@ def policy() -> str:
             canvas.line([(left, y), (left + width, y)])
             canvas.text(left - 8, y + 4, f"{level:.1f}", anchor="end", size=11, fill=GREY)
         for key, colour in (("val_greedy", BLUE), ("val_best", ORANGE)):
-            canvas.line([(left + x["step"] / last * width, _level(min(x[key], 1.35))) for x in points],
-                        colour, 2)  # fmt: skip
+            seen = [(x["step"] / last, x[key]) for x in points if x[key] < 1.35]  # the rest is above
+            canvas.line([(left + at * width, _level(ratio)) for at, ratio in seen], colour, 2)
         for step in range(0, last + 1, 1000):
             canvas.text(left + step / last * width, 316, f"{step:,}", anchor="middle", size=11,
                         fill=GREY)  # fmt: skip

@@ -1,6 +1,6 @@
 """What a recipe trains and validates on: graphs, families, and labels with their evaluations.
 
-    python -m benchmarks.training_data [pretrain/recipes/base.toml ...]
+python -m benchmarks.training_data [pretrain/recipes/base.toml ...]
 """
 
 from collections import Counter
@@ -12,7 +12,6 @@ import numpy as np
 from gdp.learn.labels import Label, LabelStore, load_labels
 from gdp.learn.problems import load_problems
 from gdp.learn.recipe import load_recipe
-
 
 RANDOM = ("layered", "series", "random_layered", "series_parallel")
 

@@ -1,38 +1,14 @@
-"""What MkDocs writes from the code: the command line, file schemas, and pages of the repository."""
+"""What MkDocs adds from the code and the repository: verbs, file schemas, pages kept elsewhere."""
 
 import json
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from schemas import formats, schema
 
 TOP = Path(__file__).resolve().parent.parent
 PAGES = {"architecture.md": "ARCHITECTURE.md", "changelog.md": "CHANGELOG.md"}
-
-
-def formats() -> dict[str, type[msgspec.Struct]]:
-    """The structs that gdp decodes files with, by the name of the format."""
-    from gdp import constraints, placement
-    from gdp.cluster.file import ClusterEntry
-    from gdp.costs import profile
-    from gdp.exporters.onnxruntime import Manifest
-    from gdp.graph import file as graph_file
-
-    return {
-        "placement": placement._File,
-        "cluster": ClusterEntry,
-        "constraints": constraints._File,
-        "graph": graph_file._File,
-        "profile": profile._File,
-        "onnxruntime-manifest": Manifest,
-    }
-
-
-def schema(name: str) -> dict[str, Any]:
-    """The JSON Schema of a format; TOML files have the same shape."""
-    return {"title": name} | msgspec.json.schema(formats()[name])
 
 
 def on_startup(command: str, dirty: bool) -> None:

@@ -1,7 +1,7 @@
 """A training step in JAX, placed on two GPUs from its shapes alone: nothing is computed.
 
-    python examples/jax_step.py
-    gdp place python:examples.jax_step:training_step --cluster 2xt4-pcie4    # the same from a shell
+python examples/jax_step.py
+gdp place python:examples.jax_step:training_step --cluster 2xt4-pcie4    # the same from a shell
 """
 
 import jax
@@ -39,7 +39,9 @@ def main() -> None:
     search = gdp.Search(seed=0, seconds=None, evaluations=200)
     for spec in ("1xt4", "2xt4-pcie4"):
         result = gdp.place(graph, gdp.Cluster.load(spec), search=search)
-        print(f"{spec}: {result.value_s * 1e3:.3f} ms, proven at least {result.bound_s * 1e3:.3f} ms")
+        print(
+            f"{spec}: {result.value_s * 1e3:.3f} ms, proven at least {result.bound_s * 1e3:.3f} ms"
+        )
 
 
 if __name__ == "__main__":

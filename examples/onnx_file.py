@@ -18,7 +18,10 @@ cluster = gdp.Cluster.load("2xcpu-core")
 search = gdp.Search(seed=0, seconds=None, evaluations=200)  # the same answer on every machine
 result = gdp.place(graph, cluster, objective="throughput", search=search)
 
-print(f"{graph.name}: {result.value_s * 1e3:.2f} ms a sample, at most {result.gap:.1%} from the optimum")
+print(
+    f"{graph.name}: {result.value_s * 1e3:.2f} ms a sample, "
+    f"at most {result.gap:.1%} from the optimum"
+)
 for name, ops in result.to_json()["devices"].items():
     print(f"  {name}: {ops} ops")
 

@@ -71,7 +71,9 @@ def _lanes(canvas: Canvas, problem: Any, schedule: Any, device: np.ndarray,
     for op in np.flatnonzero(~graph.is_io & (schedule.finish_s > schedule.start_s)):
         start, end = schedule.start_s[op] * scale, schedule.finish_s[op] * scale
         colour = ORANGE if graph.is_backward[op] else BLUE
-        canvas.box(left + start, y + device[op] * row + 2, max(end - start - 0.3, 0.3), row - 9, colour)
+        canvas.box(
+            left + start, y + device[op] * row + 2, max(end - start - 0.3, 0.3), row - 9, colour
+        )
     sent = schedule.transfers
     for source, start_s, arrive_s in zip(sent.source, sent.start_s, sent.arrive_s, strict=True):
         canvas.box(left + start_s * scale, y + source * row + row - 6.5,
@@ -98,7 +100,7 @@ def simulator() -> str:
     left, row = 90.0, 46.0
     scale = 720 / schedule.latency_s
     canvas = Canvas(860, 250)
-    canvas.text(20, 28, "One device runs one op at a time; one channel carries one tensor at a time",
+    canvas.text(20, 28, "A device runs one op at a time; a channel carries one tensor at a time",
                 bold=True, size=15)  # fmt: skip
     for lane, name in enumerate(("GPU 0", "tensors", "GPU 1")):
         canvas.text(20, 72 + lane * row, name, fill=GREY)
@@ -116,8 +118,8 @@ def simulator() -> str:
         bar(1, start_s, arrive_s, names[graph.producer[tensor]], GREEN)
     for ms in range(0, math.floor(schedule.latency_s * 1e3) + 1, 2):
         canvas.text(left + ms * 1e-3 * scale, 206, f"{ms} ms", anchor="middle", size=11, fill=GREY)
-    canvas.text(20, 236, f"b's output is ready at {schedule.finish_s[2] * 1e3:.0f} ms and waits for "
-                f"the bus; e starts when both of its inputs have come back. Latency "
+    canvas.text(20, 236, f"b's output is ready at {schedule.finish_s[2] * 1e3:.0f} ms and waits "
+                f"for the channel; e starts when both of its inputs have come back. Latency "
                 f"{schedule.latency_s * 1e3:.1f} ms.", size=12, fill=GREY)  # fmt: skip
     return canvas.svg("The event simulation of five ops on two devices")
 
@@ -135,7 +137,10 @@ def bounds() -> str:
 
     rows = []
     for family, name in BOUND_GRAPHS:
-        graph, cluster = gdp.load(CORPUS / family / f"{name}.json.gz"), gdp.Cluster.load("3xt4-pcie4")
+        graph, cluster = (
+            gdp.load(CORPUS / family / f"{name}.json.gz"),
+            gdp.Cluster.load("3xt4-pcie4"),
+        )
         for objective in ("latency", "throughput"):
             search = gdp.Search(seed=0, seconds=None, evaluations=EVALUATIONS)
             result = gdp.place(graph, cluster, objective=objective, search=search)
@@ -174,7 +179,9 @@ def policy() -> str:
             canvas.line([(left, y), (left + width, y)])
             canvas.text(left - 8, y + 4, f"{level:.1f}", anchor="end", size=11, fill=GREY)
         for key, colour in (("val_greedy", BLUE), ("val_best", ORANGE)):
-            seen = [(x["step"] / last, x[key]) for x in points if x[key] < 1.35]  # the rest is above
+            seen = [
+                (x["step"] / last, x[key]) for x in points if x[key] < 1.35
+            ]  # the rest is above
             canvas.line([(left + at * width, _level(ratio)) for at, ratio in seen], colour, 2)
         for step in range(0, last + 1, 1000):
             canvas.text(left + step / last * width, 316, f"{step:,}", anchor="middle", size=11,
@@ -207,7 +214,9 @@ def costs() -> str:
     for percent in (-40, -20, 0, 20, 40):
         y = down(percent / 100)
         canvas.line([(70, y), (830, y)])
-        canvas.text(62, y + 4, f"{percent:+d}%" if percent else "0", anchor="end", size=11, fill=GREY)
+        canvas.text(
+            62, y + 4, f"{percent:+d}%" if percent else "0", anchor="end", size=11, fill=GREY
+        )
     for m in models:
         canvas.dot(across(m["measured_s"]), down(m["roofline_error"]), ORANGE)
         canvas.dot(across(m["measured_s"]), down(m["error"]), BLUE)

@@ -16,7 +16,9 @@ class Canvas:
     height: float
     shapes: list[str] = field(default_factory=list)
 
-    def box(self, x: float, y: float, width: float, height: float, fill: str, extra: str = "") -> None:
+    def box(
+        self, x: float, y: float, width: float, height: float, fill: str, extra: str = ""
+    ) -> None:
         """A filled rectangle."""
         self.shapes.append(
             f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.2):.2f}" height="{height:.2f}" '

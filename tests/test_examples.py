@@ -59,11 +59,32 @@ def test_the_example_with_little_memory_fits_and_names_what_can_not_fit(
     assert "MiB missing" in said
 
 
+def python_of(page: str) -> str:
+    """The first Python program on a page."""
+    text = (EXAMPLES.parent / page).read_text()
+    return text.split("```python\n")[1].split("```")[0]
+
+
+def test_the_program_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code = python_of("README.md").replace("model.onnx", "onnx:light_squeezenet")
+    exec(code.replace("seconds=5", "seconds=None, evaluations=50"), {})
+    assert float(capsys.readouterr().out.split()[0]) > 0
+
+
+def test_the_cost_model_of_the_how_to_page_makes_convolutions_slower() -> None:
+    graph, cluster = gdp.load("onnx:light_squeezenet"), gdp.Cluster.load("2xt4-pcie4")
+    names = {"graph": graph, "cluster": cluster}
+    exec(python_of("docs/how-to/your-own-costs.md").rpartition("gdp.place(")[0], names)
+    plain, slow = (
+        gdp.place(graph, cluster, method="single", costs=costs).value_s
+        for costs in (None, names["slow_convolutions"])
+    )
+    assert slow > plain
+
+
 def test_the_method_of_the_how_to_page_answers_with_what_fits() -> None:
-    page = EXAMPLES.parent / "docs" / "how-to" / "adding-a-method.md"
-    code = page.read_text().split("```python\n")[1].split("```")[0]
     names: dict = {}
-    exec(compile(code, str(page), "exec"), names)
+    exec(python_of("docs/how-to/adding-a-method.md"), names)
     placed = 0
     for seed in range(8):
         problem, search = tiny.random_problem(seed), gdp.Search(seed=3, evaluations=50)

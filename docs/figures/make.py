@@ -37,7 +37,7 @@ def before_after() -> str:
         result = gdp.place(graph, cluster, method=method, search=search)
         panels.append((title, *schedule_of(graph, result.placement, cluster)))
     longest_s = max(schedule.latency_s for _, _, schedule, _ in panels)
-    left, top, row, gap = 150.0, 64.0, 20.0, 34.0
+    left, top, row, gap = 165.0, 64.0, 20.0, 34.0
     scale = (900 - left - 90) / longest_s
     height = top + len(panels) * (row * 3 + gap) + 22
     canvas = Canvas(900, height)

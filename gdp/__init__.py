@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from gdp.placement import save_placement as save_placement
     from gdp.result import Result as Result
 
+    __version__: str
+
 _WHERE = {
     "Cluster": "gdp.cluster.types",
     "ClusterError": "gdp.errors",
@@ -65,13 +67,29 @@ _WHERE = {
     "trace": "gdp.importers.jax.trace",
 }
 __all__ = sorted(_WHERE)
+_DISTRIBUTIONS = ("gdp-placement", "gdp")
+"""The names under which this package may be installed."""
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _WHERE:
         raise AttributeError(f"module 'gdp' has no attribute {name!r}")
     return getattr(import_module(_WHERE[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_WHERE]
+    return [*globals(), *_WHERE, "__version__"]
+
+
+def _version() -> str:
+    """The version of the installed distribution, or "0+unknown" in a tree that is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name in _DISTRIBUTIONS:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "0+unknown"

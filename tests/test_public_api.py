@@ -1,8 +1,10 @@
 """The public surface is listed here, and importing it stays light."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,14 @@ def test_the_public_names_are_these() -> None:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_resolves(name: str) -> None:
     assert getattr(gdp, name).__module__.startswith("gdp.")
+
+
+def test_the_version_is_that_of_the_installed_distribution() -> None:
+    assert re.match(r"\d+[.+]", gdp.__version__)
+
+
+def test_a_type_checker_reads_the_annotations() -> None:
+    assert (Path(gdp.__file__).parent / "py.typed").exists()
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

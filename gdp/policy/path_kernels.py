@@ -5,6 +5,10 @@ import typing
 import numba
 
 from gdp.kernel import BARE
+from gdp.kernel_struct import as_struct
+from gdp.problem.arrays import Arrays
+
+as_struct(Arrays)
 
 
 @numba.njit(**BARE)

@@ -1,0 +1,28 @@
+"""JSON Schemas of the files that gdp reads, made from the types that it decodes them with."""
+
+from typing import Any
+
+import msgspec
+
+
+def formats() -> dict[str, type[msgspec.Struct]]:
+    """The struct of each format, by its name."""
+    from gdp import constraints, placement
+    from gdp.cluster.file import ClusterEntry
+    from gdp.costs import profile
+    from gdp.exporters.onnxruntime import Manifest
+    from gdp.graph import file as graph_file
+
+    return {
+        "placement": placement._File,
+        "cluster": ClusterEntry,
+        "constraints": constraints._File,
+        "graph": graph_file._File,
+        "profile": profile._File,
+        "onnxruntime-manifest": Manifest,
+    }
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The schema of a format; that of a TOML file tells its shape."""
+    return {"title": name} | msgspec.json.schema(formats()[name])

@@ -39,7 +39,7 @@ CASES: dict[str, list[str]] = {
 PARTS: dict[str, tuple[str, str]] = {
     "model": ("gdp.models", "load"),
     "problem": ("gdp.api", "pose"),
-    "warm-up": ("gdp.first_run", "prepare"),
+    "warm-up": ("gdp.cli.first_run", "prepare"),
     "policy": ("gdp.policy.method", "place_with_policy"),
     "advice": ("gdp.policy.advice", "_made"),
     "candidates": ("gdp.methods.portfolio", "_try"),

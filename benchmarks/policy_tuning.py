@@ -21,7 +21,7 @@ from benchmarks.policy import CHECKPOINT, loaded, show, start_of
 from benchmarks.policy_instances import geomean, hard, spread
 from gdp.api import pose
 from gdp.cluster.types import Cluster
-from gdp.files import write_atomic
+from gdp.files.writing import write_atomic
 from gdp.learn.finalists import FINALISTS, confirm, turns_of
 from gdp.learn.finetune import FinetuneConfig, finetune
 from gdp.measured import MeasuredReward

@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 
 from gdp.errors import GdpError
-from gdp.files import staging as new_folder
-from gdp.folders import put_in_place, standing
-from gdp.reading import Kind, convert, decode_arrays, read_bytes, read_json
-from gdp.targets import Permit, require_folder
+from gdp.files.folders import put_in_place, standing
+from gdp.files.reading import Kind, convert, decode_arrays, read_bytes, read_json
+from gdp.files.targets import Permit, require_folder
+from gdp.files.writing import staging as new_folder
 
 SCHEMA = 1
 PLAIN = "weights.npz"

@@ -11,9 +11,9 @@ from jaxtyping import Bool, Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
+from gdp.files.reading import Kind, read_toml
 from gdp.graph.groups import merge_ids
 from gdp.graph.op_graph import OpGraph
-from gdp.reading import Kind, read_toml
 
 _KIND = Kind("constraints file", ValueError)
 

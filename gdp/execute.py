@@ -9,11 +9,11 @@ from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ModelError
+from gdp.files.targets import Permit
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import PYTHON_PREFIX, is_onnx, load, python_model, source_files
 from gdp.placement import Placement, require
-from gdp.targets import Permit
 
 if TYPE_CHECKING:
     from gdp.importers.jax.model import JaxModel

@@ -10,9 +10,9 @@ from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import PlacementError
-from gdp.files import write_atomic
+from gdp.files.reading import Kind, read_json
+from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
-from gdp.reading import Kind, read_json
 
 SCHEMA = 1
 _KIND = Kind("placement file", PlacementError)

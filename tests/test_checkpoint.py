@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gdp import checkpoint
-from gdp.targets import TargetError
+from gdp.files.targets import TargetError
 
 TREE = {"a": {"kernel": np.arange(6.0).reshape(2, 3)}, "b": [np.ones(2), np.zeros((), np.int64)]}
 

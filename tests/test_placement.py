@@ -65,7 +65,7 @@ def test_a_bad_placement_file_is_explained(tmp_path: Path, text: str, message: s
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    from gdp.files import write_atomic
+    from gdp.files.writing import write_atomic
 
     path = tmp_path / "p.json"
     path.write_text("old")

@@ -5,7 +5,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernel import BARE, INLINE
+from gdp.kernels.options import BARE, INLINE
 
 
 @numba.njit(**INLINE)

@@ -9,7 +9,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernel import BARE
+from gdp.kernels.options import BARE
 
 # Called from kernels alone: without wrappers for Python they compile in half the time.
 _INNER = {**BARE, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}

@@ -149,7 +149,7 @@ def calibrate(
     from gdp.costs.cost_file import save_costs
     from gdp.costs.fit import FitConfig
     from gdp.costs.profile import load_profile, merge
-    from gdp.targets import require_folder
+    from gdp.files.targets import require_folder
 
     permit = permit_of(*profiles, force=force)
     require_folder(output, "costs", permit)

@@ -86,11 +86,11 @@ def finetune(
     """
     from gdp.api import pose, with_dims
     from gdp.cluster.types import Cluster
+    from gdp.files.targets import require_folder
     from gdp.learn.finetune import finetune as tune
     from gdp.learn.metrics import progress_bar
     from gdp.measured import MeasuredReward
     from gdp.models import is_onnx, load
-    from gdp.targets import require_folder
 
     if reward == "measured" and not is_onnx(model):
         raise ValueError(f"--reward measured executes ONNX models, got {model!r}")

@@ -10,8 +10,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 import click
 
-from gdp import startup
-from gdp.cli import costs, learn
+from gdp.cli import costs, learn, startup
 from gdp.cli.program import Verbs, verbose_option
 from gdp.cli.program import run as run_program
 from gdp.cli.targets import force_option, permit_of, require_files
@@ -170,10 +169,11 @@ def place(
     force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
-    from gdp import api, first_run
+    from gdp import api
+    from gdp.cli import first_run
+    from gdp.cli.text import result_text
     from gdp.methods.base import Search
     from gdp.placement import save_placement
-    from gdp.text import result_text
 
     first_run.prepare(method, objective)
     graph, machine = _load(model, dims), _read_cluster(cluster, max_memory)
@@ -223,9 +223,10 @@ def compare(
     constraints: str | None, methods: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run every method and print one table."""
-    from gdp import api, first_run
+    from gdp import api
+    from gdp.cli import first_run
+    from gdp.cli.text import compare_text
     from gdp.methods.base import Search
-    from gdp.text import compare_text
 
     def say(name: str) -> None:
         if sys.stderr.isatty():
@@ -300,8 +301,8 @@ def simulate(
 @_json
 def inspect(model: str, dims: tuple[str, ...], ops: bool, as_json: bool) -> None:
     """Show ops, FLOPs, bytes, and the ops that are only estimated."""
+    from gdp.cli.text import inspection_text
     from gdp.inspection import inspect_model
-    from gdp.text import inspection_text
 
     found = inspect_model(model, dims, ops=ops)
     if as_json:
@@ -317,8 +318,8 @@ def devices(
     output: str | None, cluster: str | None, max_memory: str | None, force: bool, as_json: bool
 ) -> None:
     """Show what this machine (or a cluster) has."""
+    from gdp.cli.text import cluster_json, cluster_text
     from gdp.cluster.file import write_cluster
-    from gdp.text import cluster_json, cluster_text
 
     machine = _read_cluster(cluster, max_memory)
     require_files({"cluster": output}, permit_of(cluster, force=force))
@@ -350,11 +351,11 @@ def run(
 
     Without PLACEMENT the model is placed first.
     """
-    from gdp import first_run
+    from gdp.cli import first_run
+    from gdp.cli.text import run_text
     from gdp.execute import run as run_model
     from gdp.methods.base import Search
     from gdp.placement import load_placement
-    from gdp.text import run_text
 
     first_run.prepare(method, objective)
     machine = _read_cluster(cluster, max_memory)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from gdp.files import is_stream
-from gdp.targets import Permit, TargetError, require_file
+from gdp.files.targets import Permit, TargetError, require_file
+from gdp.files.writing import is_stream
 
 force_option = click.option(
     "--force", is_flag=True, help="Write over, or among, files that gdp did not write."

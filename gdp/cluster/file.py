@@ -11,9 +11,9 @@ import msgspec
 
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.errors import ClusterError
-from gdp.files import write_atomic
-from gdp.reading import Kind, read_toml
-from gdp.targets import sealed
+from gdp.files.reading import Kind, read_toml
+from gdp.files.targets import sealed
+from gdp.files.writing import write_atomic
 from gdp.units import parse_bytes
 
 _KIND = Kind("cluster file", ClusterError)

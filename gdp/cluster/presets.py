@@ -8,7 +8,7 @@ import msgspec
 
 from gdp.cluster.types import MAX_DEVICES, Cluster, Device, Link, make_cluster
 from gdp.errors import ClusterError
-from gdp.reading import Kind, read_toml
+from gdp.files.reading import Kind, read_toml
 from gdp.resources import data_path
 from gdp.units import parse_bytes
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from gdp.costs.calibrate import Report
 from gdp.errors import MissingExtraError
-from gdp.files import atomic
+from gdp.files.writing import atomic
 from gdp.terminal import printable_lines
 
 
@@ -79,7 +79,7 @@ def write_plot(report: Report, path: Path) -> None:
         axis.set(xlabel="measured, ms", ylabel="predicted, ms", title=title)
         axis.legend()
     figure.tight_layout()
-    # `gdp.targets` knows gdp's plots by the software named in them.
+    # `gdp.files.targets` knows gdp's plots by the software named in them.
     with atomic(path) as file:
         figure.savefig(file, dpi=80, format="png", metadata={"Software": "gdp"})
     pyplot.close(figure)

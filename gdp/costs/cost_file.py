@@ -18,8 +18,8 @@ from gdp.costs.features import SIZES, TRANSFER_TERMS, num_other
 from gdp.costs.kernels import FusionTable
 from gdp.costs.learned import Calibration, Ensemble, log_terms
 from gdp.costs.profile import DeviceRecord, ProfileError
-from gdp.folders import standing
-from gdp.reading import Kind, convert, decode_arrays, read_bytes
+from gdp.files.folders import standing
+from gdp.files.reading import Kind, convert, decode_arrays, read_bytes
 
 ARRAYS = "costs.npz"
 FORMAT = 1

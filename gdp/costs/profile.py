@@ -14,10 +14,10 @@ from typing import Annotated
 import msgspec
 
 from gdp.errors import GdpError
-from gdp.files import write_atomic
+from gdp.files.reading import Kind, read_json
+from gdp.files.writing import write_atomic
 from gdp.graph.file import decode_graph, encode_graph
 from gdp.graph.op_graph import OpGraph
-from gdp.reading import Kind, read_json
 
 SCHEMA = 1
 STATISTIC = "smallest over rounds of the mean of the fastest quarter of a round's runs"

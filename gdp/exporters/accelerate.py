@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 
 from gdp.errors import PlacementError
+from gdp.files.targets import OWN, Permit, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
-from gdp.targets import OWN, Permit, new_contents
 
 
 def device_map(graph: OpGraph, placement: Placement) -> dict[str, int | str]:
@@ -73,7 +73,7 @@ def export_accelerate(
     output: Path,
     permit: Permit = OWN,
 ) -> list[Path]:
-    """Write `device_map.json` into the folder; see `gdp.targets` for `permit`."""
+    """Write `device_map.json` into the folder; see `gdp.files.targets` for `permit`."""
     data = msgspec.json.encode(device_map(graph, placement))
     with new_contents(output, "export to accelerate", permit) as folder:
         (folder / "device_map.json").write_bytes(msgspec.json.format(data, indent=1) + b"\n")

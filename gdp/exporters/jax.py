@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from gdp.files.targets import OWN, Permit, new_contents
 from gdp.placement import Placement, save_placement
-from gdp.targets import OWN, Permit, new_contents
 
 _RUNNER = '''"""Runs @MODEL@ as placement.json says, checks it and times it.
 
@@ -65,7 +65,7 @@ def export_jax(
     permit: Permit = OWN,
 ) -> list[Path]:
     """Write `placement.json` and `run.py`, which traces `model`, a `python:` name, again and
-    executes it; returns the paths. See `gdp.targets` for `permit`."""
+    executes it; returns the paths. See `gdp.files.targets` for `permit`."""
     with new_contents(output, "export to jax", permit) as folder:
         save_placement(placement, folder / "placement.json")
         (folder / "run.py").write_text(_RUNNER.replace("@MODEL@", model))

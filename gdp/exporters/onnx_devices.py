@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdp.errors import ModelError, PlacementError
+from gdp.files.targets import OWN, Permit, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segments
-from gdp.targets import OWN, Permit, new_contents
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -108,7 +108,7 @@ def export_onnx_devices(
     """Write `model.onnx` with the annotations into the folder, checked before it is put there;
     weights that the model keeps in other files go into `model.onnx.data` beside it.
 
-    See `gdp.targets` for `permit`. Raises `ModelError` when a file of weights is missing,
+    See `gdp.files.targets` for `permit`. Raises `ModelError` when a file of weights is missing,
     `PlacementError` when it would be overwritten.
     """
     import onnx_ir as ir

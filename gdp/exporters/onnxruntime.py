@@ -14,10 +14,10 @@ from jaxtyping import Int
 
 from gdp.errors import ModelError
 from gdp.exporters.ort_cut import Cut, Piece, cut_model
+from gdp.files.targets import OWN, Permit, new_contents, require_folder
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segment_values, segments
-from gdp.targets import OWN, Permit, new_contents, require_folder
 
 FORMAT = "gdp-onnxruntime"
 SCHEMA = 1
@@ -86,7 +86,7 @@ def export_onnxruntime(
 
     `model` holds the nodes of `graph` by name, its external weights lie in `weights_folder`.
     Without `segment` (see `gdp.sim.segments`) the cut has the fewest segments. Raises
-    `ModelError` when weights are missing. See `gdp.targets` for `permit`.
+    `ModelError` when weights are missing. See `gdp.files.targets` for `permit`.
     """
     require_folder(output, KIND, permit)
     if segment is None:

@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 
 from gdp.errors import PlacementError
+from gdp.files.targets import OWN, Permit, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segments
-from gdp.targets import OWN, Permit, new_contents
 
 LOADER = '''"""Compile a model with the affinities that gdp chose: python load.py MODEL.onnx
 
@@ -44,8 +44,8 @@ def export_openvino(
 ) -> list[Path]:
     """Write `affinity.json`, `devices.json` and a loader into the folder.
 
-    See `gdp.targets` for `permit`. Raises `PlacementError` when a device would be entered twice:
-    HETERO's subgraphs must not form a cycle (openvinotoolkit/openvino issue 35750).
+    See `gdp.files.targets` for `permit`. Raises `PlacementError` when a device would be entered
+    twice: HETERO's subgraphs must not form a cycle (openvinotoolkit/openvino issue 35750).
     """
     count = len(set(segments(graph, placement.device)[~graph.is_io].tolist()))
     used = {int(d) for d in placement.device[~graph.is_io]}

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from gdp.errors import ModelError
-from gdp.files import write_atomic
+from gdp.files.reading import Kind, decode_json, read_bytes
+from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import Attribute, OpDetail, OpGraph, make_graph
-from gdp.reading import Kind, decode_json, read_bytes
 
 SCHEMA = 1
 GZIP_SUFFIXES = (".gz", ".gdpgraph")

@@ -5,7 +5,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernel_cache import KEEP
+from gdp.kernels.cache import KEEP
 
 MAX_STEPS = 512
 """A safety check that looks at more edges than this gives up: the pair is then left alone."""

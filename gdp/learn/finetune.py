@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.files.targets import Permit, require_folder
 from gdp.learn.explore import Explorer
 from gdp.learn.judge import Judge, Reward
 from gdp.learn.ppo import (
@@ -47,7 +48,6 @@ from gdp.policy.repair import fitting_greedy
 from gdp.policy.view.batching import Batch
 from gdp.problem.problem import Problem
 from gdp.sim.score import values
-from gdp.targets import Permit, require_folder
 
 log = logging.getLogger(__name__)
 

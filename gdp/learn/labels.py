@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.errors import GdpError, InfeasibleError
-from gdp.files import write_atomic
+from gdp.files.reading import Kind, decode_json, read_bytes
+from gdp.files.writing import write_atomic
 from gdp.learn.instances import Instance
 from gdp.methods.base import Answer, Search
 from gdp.policy.evaluate import assignment, judge
@@ -21,7 +22,6 @@ from gdp.policy.placed import pack, unpack
 from gdp.policy.timing import timing
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import canonical
-from gdp.reading import Kind, decode_json, read_bytes
 
 _KIND = Kind("file of labels", GdpError)
 _LINE = Kind("label", GdpError)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gdp.errors import GdpError
-from gdp.files import write_atomic
+from gdp.files.writing import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 
 from gdp import checkpoint
-from gdp.folders import standing, write_manifest
+from gdp.files.folders import standing, write_manifest
+from gdp.files.reading import Kind, convert
+from gdp.files.targets import Permit, require_folder, require_not_source
 from gdp.learn.distributed import Team
 from gdp.learn.instances import Instance
 from gdp.learn.labels import LabelStore, load_labels
@@ -25,8 +27,6 @@ from gdp.policy.compilation import use_cache
 from gdp.policy.model.config import Params
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, load_policy, save_policy
-from gdp.reading import Kind, convert
-from gdp.targets import Permit, require_folder, require_not_source
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import Literal
 import msgspec
 
 from gdp.errors import GdpError
+from gdp.files.reading import Kind, read_json
 from gdp.graph.op_graph import OpGraph
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.problem.problem import Problem
-from gdp.reading import Kind, read_json
 
 _KIND = Kind("manifest of graphs", GdpError, "build the corpus with `python -m pretrain.corpus`")
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gdp.errors import GdpError
+from gdp.files.reading import MAX_TOML_BYTES, Kind, decode_toml, read_bytes, read_toml
 from gdp.learn.imitation import ImitationConfig
 from gdp.learn.instances import parse_key
 from gdp.learn.ppo import PpoConfig
 from gdp.policy.model.config import NetworkConfig
-from gdp.reading import MAX_TOML_BYTES, Kind, decode_toml, read_bytes, read_toml
 
 if TYPE_CHECKING:
     from gdp.learn.finetune import FinetuneConfig

@@ -4,8 +4,8 @@ from typing import no_type_check
 
 import numba
 
-from gdp.kernel import BARE
-from gdp.kernel_struct import as_struct
+from gdp.kernels.options import BARE
+from gdp.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
 
 as_struct(Arrays)

@@ -5,8 +5,8 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.kernel import BARE, INNER, INNER_INLINE
-from gdp.kernel_struct import as_struct
+from gdp.kernels.options import BARE, INNER, INNER_INLINE
+from gdp.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
 
 as_struct(Arrays)

@@ -10,8 +10,8 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernel import BARE, INNER
-from gdp.kernel_struct import as_struct
+from gdp.kernels.options import BARE, INNER
+from gdp.kernels.struct import as_struct
 from gdp.policy.model.head import Head
 from gdp.policy.view.decode_problem import DecodeProblem
 from gdp.policy.view.pair_features import NUM_PAIR_FEATURES

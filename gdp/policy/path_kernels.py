@@ -4,8 +4,8 @@ import typing
 
 import numba
 
-from gdp.kernel import BARE
-from gdp.kernel_struct import as_struct
+from gdp.kernels.options import BARE
+from gdp.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
 
 as_struct(Arrays)

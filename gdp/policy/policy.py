@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from gdp import checkpoint
+from gdp.files.reading import Kind, convert
 from gdp.policy.advice import Advice, advice
 from gdp.policy.decode import DecodeProblem, prepare
 from gdp.policy.model.config import NetworkConfig, Params, nested, shapes
@@ -18,7 +19,6 @@ from gdp.policy.model.inference import encode
 from gdp.policy.placed import Placed
 from gdp.policy.view.features import Features, FeatureSet, features
 from gdp.problem.problem import Problem, derived
-from gdp.reading import Kind, convert
 
 if TYPE_CHECKING:
     from gdp.policy.view.batching import Batch

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from gdp.files import write_atomic
+from gdp.files.writing import write_atomic
 from gdp.problem.problem import Problem
 from gdp.sim.latency import Schedule
 from gdp.units import format_bytes, format_seconds
@@ -57,7 +57,7 @@ def report_html(
     sections.append("<h2>Costliest ops</h2>" + _costliest(problem, schedule, device))
     body = "\n".join(sections)
     return (
-        # `gdp.targets` knows gdp's reports by their first words.
+        # `gdp.files.targets` knows gdp's reports by their first words.
         "<!doctype html><html lang='en'><head><meta name='generator' content='gdp'>"
         f"<meta charset='utf-8'><title>{html.escape(title)}"
         f"</title><style>{STYLE}</style></head><body>{body}</body></html>\n"

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int
 
-from gdp.files import write_atomic
+from gdp.files.writing import write_atomic
 from gdp.problem.problem import Problem
 from gdp.sim.latency import Schedule
 
@@ -64,7 +64,7 @@ def write_trace(
 ) -> None:
     """Write the trace as JSON."""
     document = {
-        "otherData": {"generator": "gdp"},  # first: `gdp.targets` knows gdp's traces by it
+        "otherData": {"generator": "gdp"},  # first: `gdp.files.targets` knows gdp's traces by it
         "traceEvents": trace_events(problem, schedule, device),
         "displayTimeUnit": "ms",
     }

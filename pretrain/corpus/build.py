@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from gdp.files import write_atomic
+from gdp.files.writing import write_atomic
 from gdp.graph.file import save_graph
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph

@@ -15,10 +15,10 @@ from onnx.reference import ReferenceEvaluator
 from gdp.errors import ModelError
 from gdp.exporters import onnxruntime as exporter
 from gdp.exporters.onnxruntime import export_onnxruntime
+from gdp.files.targets import TargetError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx_model
 from gdp.placement import Placement
-from gdp.targets import TargetError
 
 
 def branches() -> onnx.ModelProto:

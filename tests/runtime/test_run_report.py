@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 import pytest
 
+from gdp.cli.text import run_text
 from gdp.runtime.report import PLACED, Row, advice, measured_fields, verdict
-from gdp.text import run_text
 
 
 def row(rate: float, half: float, latency_s: float = 0.1, *, is_capped: bool = False) -> Row:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numba.core import errors
 
-from gdp.kernel import BARE
-from gdp.kernel_struct import as_struct
+from gdp.kernels.options import BARE
+from gdp.kernels.struct import as_struct
 
 
 class Pair(NamedTuple):

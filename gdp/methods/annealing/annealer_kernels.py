@@ -11,8 +11,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.kernel import BARE, INNER, INNER_INLINE
-from gdp.kernel_struct import as_struct
+from gdp.kernels.options import BARE, INNER, INNER_INLINE
+from gdp.kernels.struct import as_struct
 from gdp.methods.annealing.moves_kernels import NUM_KINDS, any_group, below, propose, uniform
 from gdp.methods.annealing.period_moves_kernels import (
     make_loads,

@@ -10,8 +10,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.kernel import BARE, INLINE
-from gdp.kernel_struct import as_struct
+from gdp.kernels.options import BARE, INLINE
+from gdp.kernels.struct import as_struct
 from gdp.methods.annealing.moves_kernels import below, length_up_to, uniform
 
 LONGEST = 32

@@ -8,9 +8,9 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.kernel import BARE, INLINE
-from gdp.kernel_cache import KEEP
-from gdp.kernel_struct import as_struct
+from gdp.kernels.cache import KEEP
+from gdp.kernels.options import BARE, INLINE
+from gdp.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
 
 as_struct(Arrays)

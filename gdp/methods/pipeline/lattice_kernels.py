@@ -20,8 +20,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.kernel import BARE, INLINE
-from gdp.kernel_struct import as_struct
+from gdp.kernels.options import BARE, INLINE
+from gdp.kernels.struct import as_struct
 from gdp.methods.pipeline.lattice import Lattice, Windows
 
 ONE, ZERO = np.uint64(1), np.uint64(0)

@@ -11,8 +11,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from gdp.kernel import BARE, INLINE
-from gdp.kernel_struct import as_struct
+from gdp.kernels.options import BARE, INLINE
+from gdp.kernels.struct import as_struct
 from gdp.methods.pipeline.lattice_kernels import (
     ZERO,
     add_element,

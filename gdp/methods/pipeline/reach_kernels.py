@@ -14,7 +14,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.kernel import BARE
+from gdp.kernels.options import BARE
 from gdp.methods.pipeline.lattice_kernels import ZERO
 from gdp.methods.pipeline.stage_kernels import (
     candidates,

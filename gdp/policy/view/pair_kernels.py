@@ -8,7 +8,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernel import INNER, INNER_INLINE
+from gdp.kernels.options import INNER, INNER_INLINE
 from gdp.policy.view.pair_features import PAIR
 
 NEIGHBOURHOOD = 48

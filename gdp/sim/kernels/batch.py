@@ -4,7 +4,7 @@ import typing
 
 import numba
 
-from gdp.kernel import BARE
+from gdp.kernels.options import BARE
 from gdp.sim.kernels.engine import set_order
 from gdp.sim.kernels.memory import evaluate_with
 from gdp.sim.kernels.throughput import evaluate_period

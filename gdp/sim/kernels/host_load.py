@@ -5,7 +5,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from gdp.kernel_cache import KEEP
+from gdp.kernels.cache import KEEP
 
 
 @numba.njit(cache=KEEP, nogil=True)

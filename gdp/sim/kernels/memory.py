@@ -5,7 +5,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernel import BARE, INNER, INNER_INLINE
+from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.sim.kernels.engine import run_events
 
 SUM, SCRATCH, NEXT_START, NEXT_FINISH = 0, 1, 2, 3  # columns of Workspace.hold

@@ -5,7 +5,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernel import INNER
+from gdp.kernels.options import INNER
 from gdp.sim.engine import OPENS
 from gdp.sim.kernels.memory import overflow, pipeline_peaks
 

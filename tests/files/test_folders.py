@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gdp.files import staging
-from gdp.folders import files_below, put_in_place, read_manifest, standing
+from gdp.files.folders import files_below, put_in_place, read_manifest, standing
+from gdp.files.writing import staging
 
 STEPS = ("rename", "replace", "link", "unlink", "mkdir")
 

@@ -92,7 +92,7 @@ def _watched(begin: Callable[[], None]) -> Iterator[None]:
 
 def _start(objective: str, names: Sequence[str]) -> "subprocess.Popen[bytes]":
     """This module as a program of its own, which imports the same gdp."""
-    package = str(Path(__file__).resolve().parent.parent)
+    package = str(Path(__file__).resolve().parent.parent.parent)
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, objective, *names],

@@ -11,7 +11,7 @@ import numba
 import pytest
 from numba.core import caching
 
-from gdp import kernel_cache
+from gdp.kernels import cache
 from gdp.policy import compilation
 
 
@@ -31,13 +31,13 @@ def test_without_a_writable_folder_a_temporary_one_is_used_and_said(
 ) -> None:
     nowhere(monkeypatch)
     with pytest.raises(RuntimeError, match="no locator available"):
-        numba.njit(cache=True)(kernel_cache._probe)
+        numba.njit(cache=True)(cache._probe)
     with caplog.at_level(logging.WARNING):
-        assert kernel_cache.keeps_compiled()
+        assert cache.keeps_compiled()
     assert "set NUMBA_CACHE_DIR" in caplog.text
     folder = Path(numba.config.CACHE_DIR)
     assert folder.stat().st_mode & 0o777 == 0o700, "whoever writes to it runs code here"
-    kept = numba.njit(cache=True)(kernel_cache._probe)
+    kept = numba.njit(cache=True)(cache._probe)
     assert Path(kept.stats.cache_path).is_relative_to(folder)
 
 
@@ -48,8 +48,8 @@ def test_without_a_temporary_folder_either_nothing_is_kept(
         raise FileNotFoundError("No usable temporary directory found")
 
     nowhere(monkeypatch)
-    monkeypatch.setattr(kernel_cache.tempfile, "mkdtemp", fail)
-    assert not kernel_cache.keeps_compiled()
+    monkeypatch.setattr(cache.tempfile, "mkdtemp", fail)
+    assert not cache.keeps_compiled()
     assert "compiled anew" in caplog.text
 
 
@@ -91,6 +91,6 @@ def test_a_user_without_a_home_compiles_without_a_cache(monkeypatch: pytest.Monk
 
 
 def test_every_kernel_asks_where_it_is_kept() -> None:
-    package = Path(kernel_cache.__file__).parent
+    package = Path(cache.__file__).parents[1]
     found = [path.name for path in package.rglob("*.py") if "cache=True" in path.read_text()]
     assert found == ["kernel_cache.py"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from gdp.files import room, sync_folder, sync_tree
+from gdp.files.writing import room, sync_folder, sync_tree
 
 MANIFEST = "gdp.json"
 SCHEMA = 1
@@ -116,7 +116,7 @@ def put_in_place(folder: Path, target: Path, kind: str) -> None:
 
     A crash at any step leaves the old or the new folder whole, under its name or as `old_of` says;
     `standing` finds it, the next call clears up (but see `_replace_files`). Who may be replaced,
-    `gdp.targets` decides.
+    `gdp.files.targets` decides.
     """
     recover(target)
     write_manifest(folder, kind)

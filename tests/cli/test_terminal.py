@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from gdp.cli import costs, learn
 from gdp.cli.main import cli
 from gdp.cli.program import _fail
+from gdp.cli.text import table
 from gdp.graph.file import load_graph, save_graph
 from gdp.graph.op_graph import make_graph
 from gdp.terminal import PrintableFormatter, printable
-from gdp.text import table
 
 costs.register(cli)
 learn.register(cli)

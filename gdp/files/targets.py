@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gdp.errors import GdpError
-from gdp.files import is_stream, staging
-from gdp.folders import (
+from gdp.files.folders import (
     changed_files,
     files_below,
     put_in_place,
@@ -25,6 +24,7 @@ from gdp.folders import (
     recover,
     standing,
 )
+from gdp.files.writing import is_stream, staging
 
 _HEAD_BYTES = 1 << 16
 # How the files that gdp writes begin, by kind.
@@ -126,7 +126,7 @@ def require_folder(path: str | os.PathLike[str], kind: str, permit: Permit = OWN
 @contextlib.contextmanager
 def new_contents(path: str | os.PathLike[str], kind: str, permit: Permit = OWN) -> Iterator[Path]:
     """An empty folder to fill, which takes the place of the one at `path` at the end; see
-    `require_folder` and `gdp.folders.put_in_place`."""
+    `require_folder` and `gdp.files.folders.put_in_place`."""
     require_folder(path, kind, permit)
     target = Path(os.path.realpath(path))
     with staging(target) as folder:

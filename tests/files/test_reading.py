@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from gdp import reading
 from gdp.errors import ModelError
-from gdp.reading import Kind, decode_arrays, decode_json, decode_toml, read_bytes, read_json
+from gdp.files import reading
+from gdp.files.reading import Kind, decode_arrays, decode_json, decode_toml, read_bytes, read_json
 
 KIND = Kind("made-up file", ModelError, "write one")
 

@@ -6,7 +6,7 @@ calls: unpacking a named tuple of fifty arrays compiles more slowly than most ke
 
 from typing import Any
 
-from gdp.kernel_cache import KEEP
+from gdp.kernels.cache import KEEP
 
 ENTRY: dict[str, Any] = {
     "cache": KEEP,

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp import first_run
+from gdp.cli import first_run
 from gdp.sim.score import score
 
-REPOSITORY = str(Path(first_run.__file__).resolve().parent.parent)
+REPOSITORY = str(Path(first_run.__file__).resolve().parents[2])
 
 KERNEL = """
 import sys

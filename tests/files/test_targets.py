@@ -13,13 +13,13 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper
 from test_cli import TOY, branches
 
-from gdp import files
 from gdp.cli import costs, learn
 from gdp.cli.main import cli
-from gdp.files import write_atomic
-from gdp.folders import put_in_place, read_manifest
+from gdp.files import writing
+from gdp.files.folders import put_in_place, read_manifest
+from gdp.files.targets import TargetError, new_contents
+from gdp.files.writing import write_atomic
 from gdp.graph.file import save_graph
-from gdp.targets import TargetError, new_contents
 
 costs.register(cli)
 learn.register(cli)
@@ -208,7 +208,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Pat
     write_atomic(tmp_path / "f", b"old")
     (tmp_path / ".f.tmp-0123456789ab").write_bytes(b"of a run that was killed")
     (tmp_path / ".f.tmp-is-not-ours").write_bytes(b"")
-    with pytest.raises(TypeError, match="bytes-like"), files.atomic(tmp_path / "f") as file:
+    with pytest.raises(TypeError, match="bytes-like"), writing.atomic(tmp_path / "f") as file:
         file.writelines([b"half", None])  # type: ignore[list-item]
     assert (tmp_path / "f").read_bytes() == b"old"
     assert {path.name for path in tmp_path.iterdir()} == {"f", ".f.tmp-is-not-ours"}
@@ -220,7 +220,7 @@ def test_a_folder_that_cannot_be_renamed_is_written_file_by_file(
     """As a volume of a container, which is a mount point."""
     target = tmp_path / "volume"
     target.mkdir()
-    monkeypatch.setattr(files.os.path, "ismount", lambda path: Path(path) == target)
+    monkeypatch.setattr(writing.os.path, "ismount", lambda path: Path(path) == target)
     inode = target.stat().st_ino
     for names in (("a", "deep/b"), ("a", "c")):
         (target / "thesis.txt").write_text(FOREIGN)
@@ -236,7 +236,7 @@ def test_a_folder_that_cannot_be_renamed_is_written_file_by_file(
 @contextlib.contextmanager
 def staged(target: Path) -> Iterator[Path]:
     """As `new_contents` without asking."""
-    with files.staging(target) as folder:
+    with writing.staging(target) as folder:
         yield folder
         put_in_place(folder, target, "thing")
 

@@ -103,7 +103,7 @@ def test_a_plain_copy_of_other_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(checkpoint.CheckpointError, match="is damaged"):
         load_policy(tmp_path / "new")
     (tmp_path / "new" / "weights.npz").write_bytes(b"PK")
-    with pytest.raises(checkpoint.CheckpointError, match="weights.npz is not a"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"weights\.npz is not a"):
         load_policy(tmp_path / "new")
 
 

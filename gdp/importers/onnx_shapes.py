@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,7 +16,7 @@ from gdp.importers.onnx_read import describe
 from gdp.importers.onnx_schema import STANDARD_DOMAINS, SchemaInference, find_schema
 from gdp.importers.onnx_sequences import sequence_rule
 from gdp.importers.onnx_types import Fact, Inferred, NodeView, Partial, Tensor, TensorList
-from gdp.importers.onnx_values import evaluate, tensor_data
+from gdp.importers.onnx_values import can_evaluate, evaluate, tensor_data
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Facts:
         self.by_shape: set[ir.Value] = set()  # known, and from the shape of an activation
         self.stored: dict[ir.Value, int] = {}  # bytes of constants kept quantised
         self.body: dict[ir.Node, tuple[float, float]] = {}  # FLOPs and traffic of control flow
+        self.visits = 0  # of nodes, those of bodies at each visit
         self.estimated: set[ir.Node] = set()  # nodes of bodies that have no cost formula
         self.assumptions: dict[str, None] = {}  # ordered, each once
 
@@ -151,6 +153,7 @@ class Facts:
                 self.known[value] = data
 
     def _visit(self, node: ir.Node) -> None:
+        self.visits += 1
         for value in node.outputs:  # a loop's body is visited again as its state grows
             self.known.pop(value, None)
             self.constant.discard(value)
@@ -163,17 +166,14 @@ class Facts:
             and all(value in self.constant for value in inputs)
         )
         view = self.view(node)
-        if not has_body and (data := evaluate(view)) is not None:
+        inferred = self._control(node, view) if has_body else self._infer(view)
+        if can_evaluate(view) and (data := evaluate(view, inferred)) is not None:
             for value, array in zip(node.outputs, data, strict=False):
                 self.set_known(value, array)
                 if not constant or any(source in self.by_shape for source in inputs):
                     self.by_shape.add(value)
             if len(data) >= len(node.outputs):
                 return
-        if has_body:
-            inferred = self._control(node, view)
-        else:
-            inferred = self._infer(view)
         for i, value in enumerate(node.outputs):
             if value.name and value not in self.known:
                 guess = inferred[i] if i < len(inferred) else Partial()
@@ -189,20 +189,17 @@ class Facts:
     def _control(self, node: ir.Node, view: NodeView) -> list[Inferred]:
         from gdp.importers.onnx_control import infer_control
 
-        return infer_control(self, node, view)
+        with _malformed(view):
+            return infer_control(self, node, view)
 
     def _infer(self, view: NodeView) -> list[Inferred]:
         rule = sequence_rule(view) or contrib_rule(view)
-        try:
+        with _malformed(view):
             if rule is not None:
                 return rule(view)
             twin = standard_twin(view)
             if twin is not None:
                 return self.schema(twin)
-        except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
-            raise ModelError(
-                f"node {view.name!r} ({view.op_type}) does not fit its inputs: {error}"
-            ) from None
         if view.op_type == "Constant" and view.attribute("value") is not None:
             tensor = view.attribute("value")
             return [Tensor(tensor.dtype, tuple(int(size) for size in tensor.shape))]
@@ -269,6 +266,17 @@ class Facts:
             if isinstance(tensor, ir.ExternalTensor):
                 return f" (the data of {value.name!r} is missing: it lies in {tensor.location!r})"
         return ""
+
+
+@contextmanager
+def _malformed(view: NodeView) -> Iterator[None]:
+    """A rule that trips over a node says which one."""
+    try:
+        yield
+    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(
+            f"node {view.name!r} ({view.op_type}) does not fit its inputs: {error}"
+        ) from None
 
 
 def bodies(node: ir.Node) -> Iterator[ir.Graph]:

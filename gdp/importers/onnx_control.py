@@ -46,6 +46,8 @@ def _if(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
         return _results(facts, taken, node)
     costs = [_run(facts, branch) for branch in (then, other)]
     results = [_results(facts, branch, node) for branch in (then, other)]
+    if results[0] != results[1]:
+        facts.assumed.update(node.outputs)
     dearer = 0 if costs[0] >= costs[1] else 1
     facts.body[node] = costs[dearer]
     if costs[0] != costs[1] or results[0] != results[1]:
@@ -58,14 +60,14 @@ def _if(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
 
 def _loop(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
     body = _body(node, "body")
-    trips = _trips(facts, view, body)
+    trips, certain = _trips(facts, view, body)
     states: list[Fact] = [fact for fact in view.inputs[2:] if fact is not None]
     if len(body.inputs) != 2 + len(states):
         raise ModelError(
             f"node {view.name!r} (Loop) carries {len(states)} values, its body takes "
             f"{len(body.inputs) - 2}"
         )
-    total: Cost = (0.0, 0.0)
+    total, first = (0.0, 0.0), list(states)
     scanned: list[Inferred] = []
     facts.tensors[body.inputs[0]] = Tensor(ir.DataType.INT64, ())
     facts.tensors[body.inputs[1]] = Tensor(ir.DataType.BOOL, ())
@@ -85,30 +87,34 @@ def _loop(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
         if settled:
             break
     facts.body[node] = total
+    if not certain:
+        facts.assumed.update(node.outputs[len(states) if states == first else 0 :])
     return [*states, *(_stacked(item, 0, trips) for item in scanned)]
 
 
-def _trips(facts: Facts, view: NodeView, body: ir.Graph) -> int:
-    """How often a loop runs: its constant trip count, the user's word, or once."""
+def _trips(facts: Facts, view: NodeView, body: ir.Graph) -> tuple[int, bool]:
+    """How often a loop runs: its constant trip count, the user's word, or once; and whether that
+    is certain."""
     limit, condition = view.data(0), view.data(1)
     if condition is not None and not condition.reshape(-1)[0]:
-        return 0
+        return 0, True
     if limit is not None and int(limit.reshape(-1)[0]) < ENDLESS:
         trips = int(limit.reshape(-1)[0])
         # A condition that is just passed on never ends the loop early.
-        if not _passes_on(body):
+        certain = _passes_on(body) and not (condition is None and view.has(1))
+        if not certain:
             facts.assume(
                 f"node {view.name!r} (Loop): its condition may end it early; all {trips} trips "
                 "are assumed"
             )
-        return max(trips, 0)
+        return max(trips, 0), certain
     if facts.options.trips is not None:
-        return facts.options.trips
+        return facts.options.trips, False
     facts.assume(
         f"node {view.name!r} (Loop): the trip count depends on data; 1 trip is assumed, "
         "give another with trips=N"
     )
-    return 1
+    return 1, False
 
 
 def _passes_on(body: ir.Graph) -> bool:

@@ -62,6 +62,7 @@ class Facts:
         self.known: dict[ir.Value, np.ndarray] = {}  # data of small constants
         self.constant: set[ir.Value] = set()  # depends on weights and shapes alone
         self.by_shape: set[ir.Value] = set()  # known, and from the shape of an activation
+        self.assumed: set[ir.Value] = set()  # of a shape that may be another one when it runs
         self.stored: dict[ir.Value, int] = {}  # bytes of constants kept quantised
         self.body: dict[ir.Node, tuple[float, float]] = {}  # FLOPs and traffic of control flow
         self.visits = 0  # of nodes, those of bodies at each visit
@@ -158,6 +159,7 @@ class Facts:
             self.known.pop(value, None)
             self.constant.discard(value)
             self.by_shape.discard(value)
+            self.assumed.discard(value)
         inputs = [value for value in node.inputs if value is not None]
         has_body = any(a.type in BODIES for a in node.attributes.values())
         constant = (
@@ -167,10 +169,14 @@ class Facts:
         )
         view = self.view(node)
         inferred = self._control(node, view) if has_body else self._infer(view)
+        if any(value in self.assumed for value in (*inputs, *_body_outputs(node))):
+            self.assumed.update(node.outputs)
         if can_evaluate(view) and (data := evaluate(view, inferred)) is not None:
             for value, array in zip(node.outputs, data, strict=False):
                 self.set_known(value, array)
-                if not constant or any(source in self.by_shape for source in inputs):
+                if value in self.assumed:  # what it is when it runs is still to be computed
+                    self.constant.discard(value)
+                elif not constant or any(source in self.by_shape for source in inputs):
                     self.by_shape.add(value)
             if len(data) >= len(node.outputs):
                 return
@@ -233,6 +239,10 @@ class Facts:
                 _first_known(size, self.dims.named(value, axis), also[axis])
                 for axis, size in enumerate(shape)
             )
+        if guess.shape is None or None in guess.shape:
+            fixed = value.shape is not None and value.shape.is_static()
+            if view.domain in STANDARD_DOMAINS and not fixed:
+                self.assumed.add(value)  # it depends on data, whatever the user binds
         dtype = guess.dtype
         if dtype == ir.DataType.UNDEFINED:
             dtype = value.dtype or ir.DataType.UNDEFINED
@@ -286,6 +296,10 @@ def bodies(node: ir.Node) -> Iterator[ir.Graph]:
             yield attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:
             yield from attribute.as_graphs()
+
+
+def _body_outputs(node: ir.Node) -> Iterator[ir.Value]:
+    return (value for body in bodies(node) for value in body.outputs)
 
 
 def _sized(fact: Fact, value: ir.Value) -> Fact:

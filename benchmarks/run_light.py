@@ -149,7 +149,7 @@ def best_on_both_cores(
 
 
 def equal(report: RunReport) -> str:
-    return "yes" if report.outputs_equal else "NO"
+    return "yes" if report.outputs_equal and report.inner_equal else "NO"
 
 
 def percent(predicted: float, measured: float) -> str:

@@ -369,7 +369,7 @@ def run(
         _emit(report)
     else:
         click.echo(run_text(report))
-    if not report["outputs_equal"]:
+    if report["outputs_equal"] is False or not report.get("inner_equal", True):
         sys.exit(1)
 
 

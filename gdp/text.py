@@ -185,15 +185,32 @@ def run_text(report: Mapping[str, Any]) -> str:
             ]
         )  # fmt: skip
     header = ["", "predicted ms", "measured ms", "predicted /s", "measured /s"]
-    verdict = "equal" if report["outputs_equal"] else "DIFFERENT"
     lines = [
         f"{report['model']} on {report['cluster']}, {report['objective']}",
         table(header, rows),
-        f"outputs {verdict} to the uncut model's, largest difference {report['max_abs_diff']:.2e}",
+        *_compared(report),
     ]
     if report.get("note"):
         lines.append(f"note: {report['note']}")
     return "\n".join(lines)
+
+
+def _compared(report: Mapping[str, Any]) -> list[str]:
+    """What the comparison with the uncut model found, and what it could not compare."""
+    random = ", ".join(report.get("random_ops", ()))
+    if report["outputs_equal"] is None:
+        lines = [f"outputs cannot be compared, they are other ones at each run: {random}"]
+    else:
+        verdict = "equal" if report["outputs_equal"] else "DIFFERENT"
+        lines = [
+            f"outputs {verdict} to the uncut model's, largest difference "
+            f"{report['max_abs_diff']:.2e}"
+        ]
+        if random:
+            lines.append(f"not compared, as it is another one at each run: what reads {random}")
+    if not report.get("inner_equal", True):
+        lines.append(f"tensors between pieces DIFFERENT, most {report['worst_tensor']!r}")
+    return lines
 
 
 def _milli(seconds: float | None) -> str:

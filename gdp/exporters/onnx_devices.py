@@ -2,12 +2,13 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gdp.errors import PlacementError
+from gdp.errors import ModelError, PlacementError
 from gdp.graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segments
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 CONFIGURATION = "gdp"
+MODEL = "model.onnx"
+DATA = "model.onnx.data"
 # DeviceConfigurationProto came with IR 11; ONNX Runtime 1.31 rejects IR 14.
 IR_VERSION = 11
 
@@ -98,16 +101,66 @@ def validate(path: Path, graph: OpGraph, placement: Placement) -> list[str]:
 def export_onnx_devices(
     model: "ir.Model", graph: OpGraph, placement: Placement, output: Path
 ) -> list[Path]:
-    """Write `model.onnx` with the annotations into the folder, checked after writing."""
+    """Write `model.onnx` with the annotations into the folder, checked after writing; weights that
+    the model keeps in other files go into `model.onnx.data` beside it.
+
+    Raises `ModelError` when such a file is missing, `PlacementError` when it would be overwritten.
+    """
     import onnx_ir as ir
 
     annotate(model, graph, placement)
+    sources = {Path(tensor.path) for tensor in _external_tensors(model)}
+    for source in sorted(sources):
+        if not source.is_file():
+            raise ModelError(
+                f"the weights of {graph.name!r} are missing, no file {str(source)!r}; fetch it: "
+                "placing needs no weights, exporting does"
+            )
+        if (output / DATA).exists() and source.samefile(output / DATA):
+            raise PlacementError(
+                f"{str(output / DATA)!r} holds the weights of the model that is exported; give "
+                "another folder"
+            )
     output.mkdir(parents=True, exist_ok=True)
-    target = output / "model.onnx"
     with tempfile.TemporaryDirectory(dir=output) as folder:
-        temporary = Path(folder) / "model.onnx"
-        ir.save(model, temporary)
+        temporary = Path(folder) / MODEL
+        if sources:
+            _keep_attributes(model)
+            ir.save(model, temporary, external_data=DATA)
+        else:
+            ir.save(model, temporary)
         if violations := validate(temporary, graph, placement):
             raise PlacementError("; ".join(violations))
-        os.replace(temporary, target)
-    return [target]
+        # The data first: a model never stands without its weights.
+        beside = temporary.with_name(DATA)
+        written = [beside] if beside.exists() and beside.stat().st_size else []
+        for path in (*written, temporary):
+            os.replace(path, output / path.name)
+    return [output / path.name for path in (temporary, *written)]
+
+
+def _external_tensors(model: "ir.Model") -> "Iterator[ir.ExternalTensor]":
+    """Those of subgraphs and attributes too."""
+    import onnx_ir as ir
+
+    stored = (v.const_value for graph in model.graphs() for v in graph.initializers.values())
+    given = (
+        attribute.value
+        for graph in model.graphs()
+        for node in graph
+        for attribute in node.attributes.values()
+        if attribute.type == ir.AttributeType.TENSOR
+    )
+    return (t for t in (*stored, *given) if isinstance(t, ir.ExternalTensor))
+
+
+def _keep_attributes(model: "ir.Model") -> None:
+    """Put the data of attributes into the model: only initialisers are written beside it."""
+    import onnx_ir as ir
+
+    for graph in model.graphs():
+        for node in graph:
+            for name, attribute in list(node.attributes.items()):
+                if isinstance(attribute.value, ir.ExternalTensor):
+                    held = ir.Tensor(attribute.value.numpy(), name=attribute.value.name)
+                    node.attributes[name] = ir.AttrTensor(name, held)

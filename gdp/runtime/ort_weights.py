@@ -4,12 +4,13 @@ Light models make their weights with `ConstantOfShape`: every channel is equal, 
 compute the same numbers. Real models are left alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
 
 from gdp.errors import ModelError
+from gdp.runtime.ort_inputs import bodies
 
 # (op type, input position) of what is surely a weight.
 _WEIGHT_SLOTS = {
@@ -77,13 +78,25 @@ IN_MEMORY = "given in memory"
 
 
 def external_locations(model: onnx.ModelProto) -> list[str]:
-    """The files that hold weights of a model, relative to its folder."""
+    """The files that hold weights of a model, those of subgraphs too, relative to its folder."""
     found: dict[str, None] = {}
-    for tensor in model.graph.initializer:
+    for tensor in _tensors(model.graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             entries = {entry.key: entry.value for entry in tensor.external_data}
             found[entries.get("location", "")] = None
     return [location for location in found if location != IN_MEMORY]
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every stored tensor: initialisers and attributes, of subgraphs as well."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for body in bodies(attribute):
+                yield from _tensors(body)
 
 
 def _constant_shapes(model: onnx.ModelProto) -> dict[str, list[int]]:

@@ -20,8 +20,8 @@ OUTPUT = "Output"
 """Op type of a graph output: no work, fixed to the cluster's host, makes no tensor."""
 
 MAX_BYTES = 1 << 53
-"""Bytes of all weights, or of all tensors, of a graph: 9 PB. Up to here sums are exact as float64 and
-as int64, that of a thousand samples in flight too; beyond it they would wrap and seem to fit."""
+"""Bytes of all weights, or of all tensors, of a graph: 9 PB. Up to here sums are exact as float64
+and as int64, those of a thousand samples in flight too; beyond, they would wrap and seem to fit."""
 
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
 

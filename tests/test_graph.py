@@ -40,9 +40,9 @@ def test_bytes_that_sum_beyond_what_is_exact_are_an_error(size: int) -> None:
     """Four times 2**62 is 0 in 64 bits: it would fit anywhere."""
     names, types = list("abcde"), ["X"] * 5
     make_graph("g", names, types, [], [], weight_bytes=[(1 << 53) // 5] * 5)
-    with pytest.raises(ModelError, match="weight_bytes are .* bytes in all"):
+    with pytest.raises(ModelError, match=r"weight_bytes are .* bytes in all"):
         make_graph("g", names, types, [], [], weight_bytes=[size] * 5)
-    with pytest.raises(ModelError, match="tensor_bytes are .* bytes in all"):
+    with pytest.raises(ModelError, match=r"tensor_bytes are .* bytes in all"):
         make_graph("g", names, types, [(i, size) for i in range(5)], [])
 
 

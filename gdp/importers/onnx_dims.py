@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from gdp.errors import ModelError
 
-
 # Beyond these a dimension is taken as a name, as its parser nests and computes: 9**9**9 has a third
 # of a billion digits.
 LONGEST_EXPRESSION = 500  # characters

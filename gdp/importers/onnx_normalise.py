@@ -108,7 +108,8 @@ def _inlined_nodes(model: ir.Model) -> int:
 
     def nodes(graph: ir.Graph | ir.Function) -> int:
         # In all subgraphs too. A function is counted once, whoever calls it.
-        return sum(1 if called is None else called for called in map(called_nodes, graph.all_nodes()))
+        called = (called_nodes(node) for node in graph.all_nodes())
+        return sum(1 if count is None else count for count in called)
 
     def called_nodes(node: ir.Node) -> int | None:
         call = node.op_identifier()

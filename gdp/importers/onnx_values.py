@@ -6,6 +6,7 @@ anything larger than `KNOWN_ELEMENTS`, stays unknown.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -74,11 +75,12 @@ def _most_elements(view: NodeView, guess: Inferred) -> int | None:
 
 
 def _empty(inferred: Sequence[Inferred]) -> Arrays | None:
-    if not all(
-        isinstance(g, Tensor | Partial) and g.shape and g.dtype in _PLAIN for g in inferred
-    ):
-        return None
-    return [np.empty([size or 0 for size in g.shape], g.dtype.numpy()) for g in inferred]
+    made: Arrays = []
+    for guess in inferred:
+        if isinstance(guess, TensorList) or not guess.shape or guess.dtype not in _PLAIN:
+            return None
+        made.append(np.empty([size or 0 for size in guess.shape], guess.dtype.numpy()))
+    return made
 
 
 def tensor_data(tensor: ir.TensorProtocol | None) -> np.ndarray | None:
@@ -151,7 +153,7 @@ def _range_elements(view: NodeView) -> int | None:
         return None
 
 
-def _range_terms(view: NodeView) -> list[np.generic]:
+def _range_terms(view: NodeView) -> list[Any]:  # NumPy scalars
     return [_in(view, i).reshape(-1)[0] for i in range(3)]
 
 

@@ -15,8 +15,8 @@ from gdp.runtime.ort_source import Source
 from gdp.runtime.ort_values import from_array
 
 RELATIVE_TOLERANCE = 1e-4
-"""Of the largest magnitude in a tensor: other fusions add up in another order. Types of fewer digits
-are allowed two of their rounding errors."""
+"""Of the largest magnitude in a tensor: other fusions add up in another order. Types of fewer
+digits are allowed two of their rounding errors."""
 QUANTISED_TOLERANCE = 1 / 128
 """Of the largest magnitude, for what is computed from quantised values: one step of 8 bits."""
 

@@ -48,9 +48,6 @@ class RunReport:
     latency_speedup: float  # over one device: median of the ratios within each round
     throughput_speedup: float
     outputs_equal: bool | None  # None: random ops reach every output, which so cannot be compared
-    inner_equal: bool  # the tensors that cross a cut, within a rounding step of their type
-    worst_tensor: str  # of the largest relative difference
-    random_ops: tuple[str, ...]  # whose results are other ones each time, uncut too
     max_abs_diff: float
     max_relative_diff: float  # of the largest magnitude of the tensor
     compared_tensors: int  # model outputs and tensors that cross a cut, over all samples
@@ -63,6 +60,9 @@ class RunReport:
     rounds: int
     seed: int
     versions: Mapping[str, str]
+    inner_equal: bool = True  # the tensors that cross a cut, within a rounding step of their type
+    worst_tensor: str = ""  # of the largest relative difference
+    random_ops: tuple[str, ...] = ()  # whose results are other ones at each run, uncut too
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain values."""

@@ -106,7 +106,8 @@ def report(**changed: Any) -> dict[str, Any]:
         "model": "m", "cluster": "c", "objective": "latency", "predicted_latency_s": 1.0,
         "measured_latency_s": 1.0, "predicted_throughput_per_s": 1.0,
         "measured_throughput_per_s": 1.0, "baselines": {}, "max_abs_diff": 0.5,
-        "outputs_equal": True, "inner_equal": True, "worst_tensor": "q", "random_ops": (), **changed,
+        "outputs_equal": True, "inner_equal": True, "worst_tensor": "q", "random_ops": (),
+        **changed,
     }  # fmt: skip
 
 

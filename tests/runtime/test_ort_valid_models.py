@@ -170,9 +170,11 @@ def test_indices_are_made_up_within_the_axis_that_they_count(
 ) -> None:
     nodes, last = [], "ids"
     for op in through:
-        kept = {"to": INT64} if op == "Cast" else {}
-        nodes.append(node(op, [last] if op == "Cast" else [last, "axis"], [f"{op}_out"], **kept))
-        last = f"{op}_out"
+        made = f"{op}_out"
+        nodes.append(
+            node(op, [last], [made], to=INT64) if op == "Cast" else node(op, [last, "axis"], [made])
+        )
+        last = made
     nodes += [
         node(op_type, ["table", last], ["found"], name="look", **attributes),
         node("Relu", ["found"], ["y"], name="relu"),

@@ -15,7 +15,6 @@ from gdp.importers.onnx_types import (
     KNOWN_ELEMENTS,
     Inferred,
     NodeView,
-    Partial,
     Tensor,
     TensorList,
 )

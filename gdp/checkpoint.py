@@ -20,7 +20,7 @@ import numpy as np
 from gdp.errors import GdpError
 from gdp.files import staging as new_folder
 from gdp.folders import put_in_place, standing
-from gdp.targets import require_folder
+from gdp.targets import Permit, require_folder
 
 SCHEMA = 1
 
@@ -50,7 +50,7 @@ def save(
 
     target = Path(os.path.realpath(path))
     if _is_first():
-        require_folder(target, kind, force=force)
+        require_folder(target, kind, Permit(force=force))
     leaves = _flatten(tree)
     digest = _digest(leaves)
     with _staging(target) as staging:

@@ -76,7 +76,7 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 @contextlib.contextmanager
 def staging(target: Path) -> Iterator[Path]:
     """A new folder beside the target, to be filled and renamed; what is left of it is removed."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    room(target).mkdir(parents=True, exist_ok=True)
     clear_leftovers(target)
     while True:
         folder = _beside(target)
@@ -101,9 +101,9 @@ def clear_leftovers(target: Path) -> None:
     if fcntl is None:
         return
     pattern = re.compile(re.escape(f".{target.name[:200]}.tmp-") + "[0-9a-f]{12}")
-    for name in os.listdir(target.parent):
+    for name in os.listdir(room(target)):
         if pattern.fullmatch(name):
-            _remove_unclaimed(target.parent / name)
+            _remove_unclaimed(room(target) / name)
 
 
 def _remove_unclaimed(path: Path) -> None:
@@ -137,7 +137,14 @@ def _claim(handle: int, unsupported: bool = True) -> bool:
 
 
 def _beside(target: Path) -> Path:
-    return target.with_name(f".{target.name[:200]}.tmp-{secrets.token_hex(6)}")
+    return room(target) / f".{target.name[:200]}.tmp-{secrets.token_hex(6)}"
+
+
+def room(target: Path) -> Path:
+    """Where to write what is to be renamed to the target: its parent, but inside a folder that
+    cannot be renamed itself, such as a volume of a container."""
+    fixed = target.is_dir() and (os.path.ismount(target) or not os.access(target.parent, os.W_OK))
+    return target if fixed else target.parent
 
 
 def _create_beside(target: Path, mode: int) -> tuple[Path, int]:

@@ -4,6 +4,7 @@
 Whatever else lies in the folder is the user's and survives when the folder is written anew.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from gdp.files import sync_folder, sync_tree
+from gdp.files import room, sync_folder, sync_tree
 
 MANIFEST = "gdp.json"
 SCHEMA = 1
@@ -114,11 +115,15 @@ def put_in_place(folder: Path, target: Path, kind: str) -> None:
     not gdp's.
 
     A crash at any step leaves the old or the new folder whole, under its name or as `old_of` says;
-    `standing` finds it, the next call clears up. Who may be replaced, `gdp.targets` decides.
+    `standing` finds it, the next call clears up (but see `_replace_files`). Who may be replaced,
+    `gdp.targets` decides.
     """
     recover(target)
     write_manifest(folder, kind)
     sync_tree(folder)
+    if room(target) == target:
+        _replace_files(folder, target)
+        return
     if target.exists():
         _carry_over(target, folder)
         os.chmod(folder, target.stat().st_mode & 0o7777)
@@ -129,6 +134,27 @@ def put_in_place(folder: Path, target: Path, kind: str) -> None:
         sync_folder(target.parent)
     finally:
         recover(target)
+
+
+def _replace_files(folder: Path, target: Path) -> None:
+    """The way of a target that cannot be renamed: file by file, what says whose they are last. A
+    crash leaves files that do not belong together, which the digests in them tell."""
+    gone = _own(target)
+    for name in _in_order(folder):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(folder / name, target / name)
+        gone.discard(name)
+    for name in gone:
+        (target / name).unlink(missing_ok=True)
+    for place in {(target / name).parent for name in gone}:
+        with contextlib.suppress(OSError):  # not empty
+            place.rmdir()
+    sync_folder(target)
+
+
+def _in_order(folder: Path) -> list[str]:
+    """All files below a folder, what says whose the others are at the end."""
+    return sorted(files_below(folder), key=lambda name: name in (MANIFEST, "meta.json"))
 
 
 def _own(folder: Path) -> set[str]:
@@ -155,8 +181,7 @@ def _carry_over(old: Path, new: Path) -> None:
 def _retire(old: Path, target: Path) -> None:
     """Remove an old folder; what somebody has put there meanwhile goes to the new one."""
     own = _own(old)
-    # What says whose the files are goes last, for whoever has to go on after a crash.
-    for name in sorted(files_below(old), key=lambda name: name in (MANIFEST, "meta.json")):
+    for name in _in_order(old):  # for whoever has to go on after a crash
         if name in own or os.path.lexists(target / name):
             os.unlink(old / name)
         else:

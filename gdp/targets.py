@@ -4,18 +4,27 @@ A target that does not exist may be written. One that exists must be gdp's own, 
 and unchanged since, or the user says `--force`; what the command reads is never a target.
 """
 
+import contextlib
 import gzip
 import hashlib
 import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from gdp.errors import GdpError
-from gdp.files import is_stream
-from gdp.folders import changed_files, read_manifest, recover, standing
+from gdp.files import is_stream, staging
+from gdp.folders import (
+    changed_files,
+    files_below,
+    put_in_place,
+    read_manifest,
+    recover,
+    standing,
+)
 
 _HEAD_BYTES = 1 << 16
 # How the files that gdp writes begin, by kind.
@@ -23,13 +32,24 @@ _MARKS = {
     "placement": rb'\s*\{\s*"schema":\s*\d+,\s*"graph_digest":',
     "profile": rb'\s*\{\s*"gdp_profile":',
     "trace": rb'\{"otherData":\{"generator":"gdp"\}',
-    "report": rb'<!doctype html><html lang=.en.><head><meta name=.generator. content=.gdp.>',
+    "report": rb"<!doctype html><html lang=.en.><head><meta name=.generator. content=.gdp.>",
     "plot": rb"\x89PNG\r\n.{0,200}tEXtSoftware\x00gdp",
 }
 _SEALED = re.compile(rb"# Written by gdp, SHA-256 of the rest: ([0-9a-f]{64})\n")
 
 Sources = Callable[[], Iterable[Path]]
 """What a command reads; called only where something stands at the target."""
+
+
+class Permit(NamedTuple):
+    """What may be written over."""
+
+    sources: Sources = tuple  # never
+    force: bool = False  # whatever else stands at the target
+
+
+OWN = Permit()
+"""Only what gdp wrote."""
 
 
 class TargetError(GdpError):
@@ -42,9 +62,7 @@ def sealed(text: bytes) -> bytes:
     return f"# Written by gdp, SHA-256 of the rest: {digest}\n".encode() + text
 
 
-def require_file(
-    path: str | os.PathLike[str], kind: str, sources: Sources = tuple, *, force: bool = False
-) -> None:
+def require_file(path: str | os.PathLike[str], kind: str, permit: Permit = OWN) -> None:
     """Raise `TargetError` where a file of this kind may not be written: see above.
 
     Pipes and character devices (/dev/stdout, /dev/null) may always be written. Links are followed.
@@ -61,19 +79,17 @@ def require_file(
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
         raise TargetError(f"{os.fspath(path)!r} is {what}; give a file for the {kind}")
-    _require_no_source(Path(path), sources)
-    if not force and not _is_ours(Path(path), kind):
+    _require_no_source(Path(path), permit.sources)
+    if not permit.force and not _is_ours(Path(path), kind):
         raise TargetError(
             f"{os.fspath(path)!r} exists and holds no {kind} as gdp wrote it; give another path, "
             "or --force to write over it"
         )
 
 
-def require_folder(
-    path: str | os.PathLike[str], kind: str, sources: Sources = tuple, *, force: bool = False
-) -> None:
+def require_folder(path: str | os.PathLike[str], kind: str, permit: Permit = OWN) -> None:
     """The same for a folder. Empty folders may be written; in others only gdp's files go, and
-    with `force` whatever has the name of a file that is written."""
+    with force whatever has the name of a file that is written."""
     target = Path(path)
     if not target.exists() and standing(target) == Path(os.path.realpath(target)):
         _require_parent(target)
@@ -81,8 +97,8 @@ def require_folder(
     recover(Path(os.path.realpath(target)))
     if not target.is_dir():
         raise TargetError(f"{str(target)!r} is a file; give a folder for the {kind}")
-    _require_no_source(target, sources)
-    if force or not any(target.iterdir()):
+    _require_no_source(target, permit.sources)
+    if permit.force or not any(target.iterdir()):
         return
     manifest = read_manifest(target)
     if manifest is None:
@@ -100,6 +116,18 @@ def require_folder(
             f"folder {str(target)!r}: {changed[0]!r} was changed since gdp wrote it; give another "
             "folder, or --force to write over it"
         )
+
+
+@contextlib.contextmanager
+def new_contents(path: str | os.PathLike[str], kind: str, permit: Permit = OWN) -> Iterator[Path]:
+    """An empty folder to fill, which takes the place of the one at `path` at the end; see
+    `require_folder` and `gdp.folders.put_in_place`."""
+    require_folder(path, kind, permit)
+    target = Path(os.path.realpath(path))
+    with staging(target) as folder:
+        yield folder
+        require_not_source((target / name for name in files_below(folder)), permit.sources)
+        put_in_place(folder, target, kind)
 
 
 def require_not_source(paths: Iterable[Path], sources: Sources) -> None:
@@ -120,7 +148,7 @@ def _require_no_source(target: Path, sources: Sources) -> None:
 
 def _require_parent(target: Path) -> None:
     """Said before the work is done: a folder to write into must exist or can be made."""
-    for parent in target.absolute().parents:
+    for parent in Path(os.path.realpath(target)).parents:
         if parent.exists():
             if not parent.is_dir():
                 raise TargetError(f"{str(target)!r}: {str(parent)!r} is a file, not a folder")

@@ -5,6 +5,7 @@ from typing import Any
 
 from gdp.costs.calibrate import Report
 from gdp.errors import MissingExtraError
+from gdp.files import atomic
 
 
 def report_text(report: Report) -> str:
@@ -77,6 +78,7 @@ def write_plot(report: Report, path: Path) -> None:
         axis.set(xlabel="measured, ms", ylabel="predicted, ms", title=title)
         axis.legend()
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
+    # `gdp.targets` knows gdp's plots by the software named in them.
+    with atomic(path) as file:
+        figure.savefig(file, dpi=80, format="png", metadata={"Software": "gdp"})
     pyplot.close(figure)

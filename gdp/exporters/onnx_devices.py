@@ -1,7 +1,6 @@
 """A placement inside an ONNX model: the standard's multi-device annotations."""
 
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from gdp.errors import PlacementError
 from gdp.graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segments
+from gdp.targets import OWN, Permit, new_contents
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -96,18 +96,21 @@ def validate(path: Path, graph: OpGraph, placement: Placement) -> list[str]:
 
 
 def export_onnx_devices(
-    model: "ir.Model", graph: OpGraph, placement: Placement, output: Path
+    model: "ir.Model",
+    graph: OpGraph,
+    placement: Placement,
+    output: Path,
+    permit: Permit = OWN,
 ) -> list[Path]:
-    """Write `model.onnx` with the annotations into the folder, checked after writing."""
+    """Write `model.onnx` with the annotations into the folder, checked before it is put there.
+
+    See `gdp.targets` for `permit`.
+    """
     import onnx_ir as ir
 
     annotate(model, graph, placement)
-    output.mkdir(parents=True, exist_ok=True)
-    target = output / "model.onnx"
-    with tempfile.TemporaryDirectory(dir=output) as folder:
-        temporary = Path(folder) / "model.onnx"
-        ir.save(model, temporary)
-        if violations := validate(temporary, graph, placement):
+    with new_contents(output, "export to onnx", permit) as folder:
+        ir.save(model, folder / "model.onnx")
+        if violations := validate(folder / "model.onnx", graph, placement):
             raise PlacementError("; ".join(violations))
-        os.replace(temporary, target)
-    return [target]
+    return [output / "model.onnx"]

@@ -46,7 +46,7 @@ from gdp.policy.priorities import RULES, rules_of
 from gdp.policy.repair import fitting_greedy
 from gdp.sim.problem import Problem
 from gdp.sim.score import values
-from gdp.targets import require_folder
+from gdp.targets import Permit, require_folder
 
 log = logging.getLogger(__name__)
 
@@ -129,8 +129,8 @@ def finetune(
     writes among what is there.
     """
     if out is not None:
-        start = () if isinstance(checkpoint, Policy) else (Path(checkpoint or default_checkpoint()),)
-        require_folder(out, "policy", lambda: start, force=force)
+        given = [] if isinstance(checkpoint, Policy) else [checkpoint or default_checkpoint()]
+        require_folder(out, "policy", Permit(lambda: map(Path, given), force))
     use_cache()
     config = config or FinetuneConfig()
     policy = _policy(checkpoint)

@@ -23,7 +23,7 @@ from gdp.learn.validate import Quality, validate
 from gdp.policy.compilation import use_cache
 from gdp.policy.network import Params, init
 from gdp.policy.policy import Policy, load_policy, save_policy
-from gdp.targets import require_folder, require_not_source
+from gdp.targets import Permit, require_folder, require_not_source
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def pretrain(
 
 def _claim(folder: Path, recipe: Recipe, force: bool) -> None:
     """Ask whether a run may write into the folder, and mark the folder as a run's."""
-    require_folder(folder, "run", force=force)
+    require_folder(folder, "run", Permit(force=force))
     read = [Path(name) for name in (recipe.start, recipe.data.labels, recipe.data.corpus) if name]
     written = [folder, *(folder / name for name in ("state", "best", "last", "labels.jsonl"))]
     require_not_source(written, lambda: read)
@@ -217,8 +217,8 @@ class _Run:
         said = {} if quality is None else {"validation": quality._asdict()}
         save_policy(
             Policy(self.recipe.network, state.averaged, self.recipe.name),
-            self.folder / name, recipe=self.text, force=True, updates=int(state.step) + (quality is not None),
-            **said,
+            self.folder / name, recipe=self.text, force=True,
+            updates=int(state.step) + (quality is not None), **said,
         )  # fmt: skip
 
     def _result(self, state: TrainState) -> Policy:

@@ -69,7 +69,7 @@ def require_file(path: str | os.PathLike[str], kind: str, permit: Permit = OWN) 
     """
     try:
         mode = os.stat(path).st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         _require_parent(Path(path))
         return
     except OSError as error:

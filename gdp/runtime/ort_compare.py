@@ -70,7 +70,7 @@ def reference_values(
     source: Source, names: Sequence[str], feeds: Sequence[Mapping[str, np.ndarray]]
 ) -> list[dict[str, Any]]:
     """Of each feed, the named tensors of the uncut model as OrtValues."""
-    import onnxruntime as ort
+    from gdp.runtime.ort import ort
 
     model = onnx.ModelProto()
     model.CopyFrom(source.model)

@@ -14,6 +14,7 @@ import click
 from gdp import cli_costs, cli_learn
 from gdp.cli_targets import force_option, permit_of, require_files
 from gdp.errors import GdpError, InfeasibleError
+from gdp.terminal import PrintableFormatter, printable, printable_lines
 
 EventObjective = Literal["latency", "throughput"]
 OBJECTIVES: tuple[EventObjective, ...] = get_args(EventObjective)
@@ -45,7 +46,7 @@ def main() -> NoReturn:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    click.echo("gdp: " + " ".join(message.split()), err=True)
+    click.echo("gdp: " + printable(" ".join(message.split())), err=True)
     sys.exit(code)
 
 
@@ -58,11 +59,9 @@ def cli(verbose: bool) -> None:
     MODEL is an .onnx path, onnx:NAME (a light model of the installed onnx package), a graph file,
     or python:package.module:function.
     """
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO if verbose else logging.WARNING,
-        format="gdp: %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("gdp: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO if verbose else logging.WARNING)
 
 
 def _options(*options: Callable) -> Callable:
@@ -300,7 +299,7 @@ def simulate(
             }
         )
     else:
-        click.echo(str(score))
+        click.echo(printable(str(score)))
     if not score.feasible:
         sys.exit(1)
 
@@ -404,4 +403,4 @@ def export(
     if as_json:
         _emit({"target": target, "files": [str(path) for path in written]})
     else:
-        click.echo("\n".join(str(path) for path in written))
+        click.echo(printable_lines(map(str, written)))

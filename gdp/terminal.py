@@ -1,5 +1,8 @@
 """Names from models and files, as a terminal may show them."""
 
+import logging
+from collections.abc import Iterable
+
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -18,7 +21,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
-def printable_lines(lines: list[str]) -> str:
+def printable_lines(lines: Iterable[str]) -> str:
     """Lines joined into a text, each of them made printable."""
     return "\n".join(map(printable, lines))
 
@@ -30,3 +33,10 @@ def _escaped(letter: str) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+class PrintableFormatter(logging.Formatter):
+    """Log messages on one line each; tracebacks below them keep theirs."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))

@@ -6,6 +6,7 @@ from typing import Any
 from gdp.costs.calibrate import Report
 from gdp.errors import MissingExtraError
 from gdp.files import atomic
+from gdp.terminal import printable_lines
 
 
 def report_text(report: Report) -> str:
@@ -41,7 +42,7 @@ def report_text(report: Report) -> str:
             f"within 10%: {figures['within_10_percent']:.0%}, worst {figures['worst']:.1%}, "
             f"bias {figures['bias']:+.1%}"
         )
-    return "\n".join(lines)
+    return printable_lines(lines)
 
 
 def _kernel_line(name: str, share: float, figures: dict[str, Any]) -> str:

@@ -59,7 +59,7 @@ class Team:
             return jax.tree.map(lambda x: x / max(count, 1), tree)
         leaves, structure = jax.tree.flatten(tree)
         flat = np.concatenate([np.ravel(np.asarray(x)) for x in leaves] + [[float(count)]])
-        with self._together():
+        with self.together():
             total = np.asarray(_all_sum(flat.astype(np.float32)))
         total, count_all = total[:-1], max(float(total[-1]), 1.0)
         parts, at = [], 0
@@ -73,15 +73,21 @@ class Team:
         """The value of the first process, known to all."""
         if self.size == 1:
             return value
-        with self._together():
+        with self.together():
             return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
     @contextlib.contextmanager
-    def _together(self) -> Iterator[None]:
-        """Whatever fails in here fails because another process is gone."""
+    def together(self) -> Iterator[None]:
+        """What all processes do at once: it fails where another one is gone.
+
+        Errors of gdp's own and of the operating system stay what they are, but for time-outs.
+        """
         try:
             yield
         except Exception as error:
+            system = isinstance(error, OSError) and error.errno is not None
+            if self.size == 1 or system or isinstance(error, GdpError):
+                raise
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise DistributedError(
                 f"process {self.rank} lost the others ({first[:160]}); start all again, the run "

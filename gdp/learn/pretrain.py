@@ -183,21 +183,18 @@ class _Run:
         if self.team.rank == 0:
             merged = _merge(self.labels, self.trainer.labels)
             merged.save(self.folder / "labels.jsonl")
-        checkpoint.save(
-            self.folder / "state",
-            state,
-            recipe=self.text,
-            force=True,  # `_claim` has asked; hours of work shall not end here
-            meta={
-                "step": at,
-                # At the border between phases the optimiser is still the first phase's.
-                "phase": 0 if at <= self.recipe.imitation.updates else 1,
-                "recipe": repr(self.recipe),
-                "best": None if np.isinf(self.best) else self.best,
-                "quality": self.best_quality,
-                "past": self.trainer.past,
-            },
-        )
+        meta = {
+            "step": at,
+            # At the border between phases the optimiser is still the first phase's.
+            "phase": 0 if at <= self.recipe.imitation.updates else 1,
+            "recipe": repr(self.recipe),
+            "best": None if np.isinf(self.best) else self.best,
+            "quality": self.best_quality,
+            "past": self.trainer.past,
+        }
+        with self.team.together():
+            # Forced: `_claim` has asked, and hours of work shall not end here.
+            checkpoint.save(self.folder / "state", state, recipe=self.text, force=True, meta=meta)
         self._ship(state, "last", None)
 
     def _validate(self, state: TrainState) -> dict[str, float]:
@@ -215,11 +212,12 @@ class _Run:
 
     def _ship(self, state: TrainState, name: str, quality: Quality | None) -> None:
         said = {} if quality is None else {"validation": quality._asdict()}
-        save_policy(
-            Policy(self.recipe.network, state.averaged, self.recipe.name),
-            self.folder / name, recipe=self.text, force=True,
-            updates=int(state.step) + (quality is not None), **said,
-        )  # fmt: skip
+        with self.team.together():
+            save_policy(
+                Policy(self.recipe.network, state.averaged, self.recipe.name),
+                self.folder / name, recipe=self.text, force=True,
+                updates=int(state.step) + (quality is not None), **said,
+            )  # fmt: skip
 
     def _result(self, state: TrainState) -> Policy:
         if (standing(self.folder / "best") / "meta.json").exists():

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 from gdp import cli_costs, cli_learn
 from gdp.cli_targets import force_option, permit_of, require_files
 from gdp.errors import GdpError, InfeasibleError
-from gdp.terminal import PrintableFormatter, printable, printable_lines
+from gdp.terminal import log_to_stderr, printable, printable_lines
 
 EventObjective = Literal["latency", "throughput"]
 OBJECTIVES: tuple[EventObjective, ...] = get_args(EventObjective)
@@ -59,9 +58,7 @@ def cli(verbose: bool) -> None:
     MODEL is an .onnx path, onnx:NAME (a light model of the installed onnx package), a graph file,
     or python:package.module:function.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PrintableFormatter("gdp: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.INFO if verbose else logging.WARNING)
+    log_to_stderr(verbose)
 
 
 def _options(*options: Callable) -> Callable:
@@ -277,8 +274,7 @@ def simulate(
 
     graph, machine = _load(model, dims), _read_cluster(cluster, max_memory)
     placed = load_placement(placement)
-    permit = permit_of(model, placement, cluster, costs, force=force)
-    require_files({"trace": trace}, permit)
+    require_files({"trace": trace}, permit_of(model, placement, cluster, costs, force=force))
     score = api.simulate(graph, placed, machine, objective=objective, costs=costs)
     if trace:
         from gdp.report.trace import write_trace

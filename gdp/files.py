@@ -34,7 +34,9 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | Sequence[bytes]) ->
 def atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """The file that `write_atomic` writes; an error inside leaves what stood there."""
     if is_stream(path):
-        with open(path, "wb") as file:
+        number = _descriptor(path)
+        # Opened anew, a file would be written from its beginning, over what the owner writes.
+        with open(path if number is None else os.dup(number), "wb") as file:
             yield file
         return
     target = Path(os.path.realpath(path))
@@ -61,16 +63,28 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is written through instead of replaced: pipes, character devices, and links
-    under /dev and /proc to open files (/dev/stdout where a shell sends the output to a file)."""
+    """Whether a path is written through instead of replaced: pipes, character devices, and open
+    files (/dev/stdout where a shell sends the output to a file)."""
+    if _descriptor(path) is not None:
+        return True
     try:
         mode = os.stat(path).st_mode
     except OSError:
         return False
-    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
-        return True
-    inside = os.path.abspath(path).startswith(("/dev/", "/proc/"))
-    return inside and os.path.islink(path) and stat.S_ISREG(mode)
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def _descriptor(path: str | os.PathLike[str]) -> int | None:
+    """The number of the open file that a path such as /dev/stdout or /dev/fd/3 stands for."""
+    text = os.path.abspath(path)
+    for _ in range(8):
+        found = re.fullmatch(rf"/(?:dev|proc/(?:self|thread-self|{os.getpid()}))/fd/(\d+)", text)
+        if found:
+            return int(found[1])
+        if not os.path.islink(text):
+            break
+        text = os.path.normpath(os.path.join(os.path.dirname(text), os.readlink(text)))
+    return None
 
 
 @contextlib.contextmanager

@@ -139,7 +139,7 @@ def put_in_place(folder: Path, target: Path, kind: str) -> None:
 def _replace_files(folder: Path, target: Path) -> None:
     """The way of a target that cannot be renamed: file by file, what says whose they are last. A
     crash leaves files that do not belong together, which the digests in them tell."""
-    gone = _own(target)
+    gone = _own(target) & set(files_below(target))  # whatever else a manifest may name
     for name in _in_order(folder):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(folder / name, target / name)

@@ -1,6 +1,7 @@
 """Names from models and files, as a terminal may show them."""
 
 import logging
+import sys
 from collections.abc import Iterable
 
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -40,3 +41,10 @@ class PrintableFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))
+
+
+def log_to_stderr(verbose: bool) -> None:
+    """Show warnings, or with `verbose` what is done, on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("gdp: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO if verbose else logging.WARNING)

@@ -149,7 +149,8 @@ def test_standard_output_that_leads_to_a_file_is_written_through(tmp_path: Path)
     with (tmp_path / "log").open("wb") as file:
         write_atomic(f"/proc/self/fd/{file.fileno()}", b"through")
         assert os.fstat(file.fileno()).st_size == 7, "the file that is open, not another one"
-    assert (tmp_path / "log").read_bytes() == b"through"
+        file.write(b", and on")
+    assert (tmp_path / "log").read_bytes() == b"through, and on"
 
 
 @contextlib.contextmanager

@@ -280,9 +280,9 @@ def test_a_wrong_coordinator_fails_in_bounded_time() -> None:
 
 
 def test_what_fails_for_want_of_another_process_says_so_and_nothing_else_does() -> None:
-    with pytest.raises(DistributedError, match=r"process 1 lost the others \(barrier\); start all"):
-        with Team(1, 2).together():
-            raise TimeoutError("barrier\nand pages of more")
+    lost = r"process 1 lost the others \(barrier\); start all"
+    with pytest.raises(DistributedError, match=lost), Team(1, 2).together():
+        raise TimeoutError("barrier\nand pages of more")
     with pytest.raises(OSError, match="No space left"), Team(1, 2).together():
         raise OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(TimeoutError), Team().together():

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numba
 import pytest
 from numba.core import caching
 
 from gdp import kernel_cache
+from gdp.policy import compilation
 
 
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +72,22 @@ print(numba.config.CACHE_DIR)
     assert done.stdout.startswith(str(tmp_path))
     assert "kernels are compiled for this run alone" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_user_without_a_home_compiles_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a user whom the system does not know."""
+    for name in ("HOME", "XDG_CACHE_HOME", "GDP_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 987654321)
+    with pytest.raises(RuntimeError, match="home directory"):
+        compilation.cache_folder()
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        compilation.use_cache()
+        assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_every_kernel_asks_where_it_is_kept() -> None:

@@ -80,6 +80,11 @@ def require_file(path: str | os.PathLike[str], kind: str, permit: Permit = OWN) 
         what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
         raise TargetError(f"{os.fspath(path)!r} is {what}; give a file for the {kind}")
     _require_no_source(Path(path), permit.sources)
+    # A rename would replace it all the same, as the folder's mode decides.
+    if not permit.force and not mode & 0o222:
+        raise TargetError(
+            f"{os.fspath(path)!r} is write-protected; give another path, or --force to replace it"
+        )
     if not permit.force and not _is_ours(Path(path), kind):
         raise TargetError(
             f"{os.fspath(path)!r} exists and holds no {kind} as gdp wrote it; give another path, "

@@ -115,6 +115,15 @@ def test_a_cluster_file_that_was_edited_is_the_users(tmp_path: Path) -> None:
     done("devices", "--cluster", target)
 
 
+def test_a_write_protected_file_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "cluster.toml"
+    done("devices", *CLUSTER, "-o", target)
+    target.chmod(0o444)
+    refused("is write-protected", "devices", *CLUSTER, "-o", target)
+    done("devices", *CLUSTER, "-o", target, "--force")
+    assert mode(target) == 0o444
+
+
 def test_one_file_cannot_take_two_outputs(model: Path, tmp_path: Path) -> None:
     same = tmp_path / "x"
     refused("for the placement and for the report", "place", model, *CLUSTER, *QUICK,

@@ -1,22 +1,26 @@
 """Checkpoints: any pytree of arrays with its recipe, written by Orbax, checked by SHA-256.
 
-A checkpoint is a folder: `weights/` (Orbax, by the path of each leaf), `recipe.toml`, and
-`meta.json` with the digest of the weights. It is written beside its place and renamed, so that a
-crash leaves the old one.
+A checkpoint is a folder: `weights/` (Orbax, by the path of each leaf), `recipe.toml`, `meta.json`
+with the digest of the weights, whatever else the caller keeps with them, and `gdp.json`, the list
+of all these. It is written beside its place and renamed, so that a crash leaves the old one; where
+that happens between two renames, whoever reads or writes next finds the old one beside its place.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gdp.errors import GdpError
+from gdp.files import staging as new_folder
+from gdp.folders import put_in_place, standing
+from gdp.targets import Permit, require_folder
 
 SCHEMA = 1
 
@@ -31,32 +35,35 @@ def save(
     *,
     recipe: str = "",
     meta: Mapping[str, Any] | None = None,
+    kind: str = "state",
+    beside: Mapping[str, bytes] | None = None,
+    force: bool = False,
 ) -> str:
     """Write a checkpoint folder; returns the SHA-256 (hex) of its weights.
 
-    `meta` holds whatever JSON the caller wants back from `read_meta`. Where several JAX processes
-    train together, all of them call this with the same path on a shared disk; the first writes.
+    `meta` holds whatever JSON the caller wants back from `read_meta`, `beside` more files of the
+    folder by name. Where several JAX processes train together, all of them call this with the same
+    path on a shared disk; the first writes. Raises `TargetError` where something stands at the path
+    that is no checkpoint of this kind, unless `force`.
     """
     from orbax.checkpoint.experimental import v1 as orbax
 
-    target = Path(path)
+    target = Path(os.path.realpath(path))
+    if _is_first():
+        require_folder(target, kind, Permit(force=force))
     leaves = _flatten(tree)
     digest = _digest(leaves)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = _staging(target)
-    try:
+    with _staging(target) as staging:
         orbax.save(str((staging / "weights").absolute()), dict(leaves))
         if not _is_first():
             return digest
         _forget_where(staging / "weights")
+        for name, data in (beside or {}).items():
+            (staging / name).write_bytes(data)
         (staging / "recipe.toml").write_text(recipe)
         document = {"schema": SCHEMA, "sha256": digest, **(meta or {})}
         (staging / "meta.json").write_text(json.dumps(document, indent=1, sort_keys=True))
-        staging.chmod(0o755)
-        _swap(staging, target)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+        put_in_place(staging, target, kind)
     return digest
 
 
@@ -65,7 +72,7 @@ def load(path: str | os.PathLike[str], like: Any) -> Any:
     import jax
     from orbax.checkpoint.experimental import v1 as orbax
 
-    folder = Path(path)
+    folder = standing(Path(path))
     meta = read_meta(folder)
     try:
         found = orbax.load(str((folder / "weights").absolute()))
@@ -97,23 +104,32 @@ def _is_first() -> bool:
     return jax.process_index() == 0
 
 
-def _staging(target: Path) -> Path:
+@contextlib.contextmanager
+def _staging(target: Path) -> Iterator[Path]:
     """Where to write before renaming: a name of its own, or one that all processes agree on."""
     import jax
 
     if jax.process_count() == 1:
-        return Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    staging = target.parent / f".{target.name}.joint"
-    if _is_first():
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
-    return staging
+        with new_folder(target) as folder:
+            yield folder
+        return
+    folder = target.with_name(f".{target.name}.joint")
+    if not _is_first():
+        yield folder
+        return
+    # One job at a time trains into a folder: what is here is left of a killed one.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What `save` wrote beside the weights; raises `CheckpointError` where there is nothing."""
     try:
-        document = json.loads((Path(path) / "meta.json").read_text())
+        document = json.loads((standing(Path(path)) / "meta.json").read_text())
     except FileNotFoundError:
         raise CheckpointError(
             f"no checkpoint at {str(path)!r}; give the folder that `gdp pretrain -o` wrote"
@@ -132,7 +148,7 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
 def read_recipe(path: str | os.PathLike[str]) -> str:
     """The TOML recipe that a checkpoint was trained with."""
     read_meta(path)
-    return (Path(path) / "recipe.toml").read_text()
+    return (standing(Path(path)) / "recipe.toml").read_text()
 
 
 def _paths(tree: Any) -> list[tuple[str, Any]]:
@@ -169,14 +185,3 @@ def _forget_where(folder: Path) -> None:
     mark = folder / "commit_success.txt"
     if mark.exists():
         mark.write_text("committed")
-
-
-def _swap(staging: Path, target: Path) -> None:
-    """Put a finished folder in its place; the old one goes last."""
-    old = None
-    if target.exists():
-        old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-        os.replace(target, old / target.name)
-    os.replace(staging, target)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)

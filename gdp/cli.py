@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any, Literal, NoReturn, get_args
 import click
 
 from gdp import cli_costs, cli_learn
+from gdp.cli_targets import force_option, permit_of, require_files
 from gdp.errors import GdpError, InfeasibleError
+from gdp.terminal import log_to_stderr, printable, printable_lines
 
 EventObjective = Literal["latency", "throughput"]
 OBJECTIVES: tuple[EventObjective, ...] = get_args(EventObjective)
@@ -44,7 +45,7 @@ def main() -> NoReturn:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    click.echo("gdp: " + " ".join(message.split()), err=True)
+    click.echo("gdp: " + printable(" ".join(message.split())), err=True)
     sys.exit(code)
 
 
@@ -57,11 +58,7 @@ def cli(verbose: bool) -> None:
     MODEL is an .onnx path, onnx:NAME (a light model of the installed onnx package), a graph file,
     or python:package.module:function.
     """
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO if verbose else logging.WARNING,
-        format="gdp: %(message)s",
-    )
+    log_to_stderr(verbose)
 
 
 def _options(*options: Callable) -> Callable:
@@ -171,14 +168,14 @@ def _plain(value: Any) -> Any:
 @click.option("-o", "--output", metavar="P", help="Write the placement (JSON).")
 @click.option("--report", metavar="R.html", help="Write an HTML report.")
 @click.option("--trace", metavar="T.json", help="Write a Chrome/Perfetto trace of the schedule.")
-@_json
+@_options(force_option, _json)
 def place(
     model: str, dims: tuple[str, ...], cluster: str | None, max_memory: str | None,
     objective: PlaceObjective,
     method: str, seconds: float, evaluations: int | None, seed: int, checkpoint: str | None,
     costs: str | None, pins: tuple[str, ...], forbid: tuple[str, ...], together: tuple[str, ...],
     constraints: str | None, output: str | None, report: str | None, trace: str | None,
-    as_json: bool,
+    force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
     from gdp import api
@@ -187,6 +184,8 @@ def place(
     from gdp.text import result_text
 
     graph, machine = _load(model, dims), _read_cluster(cluster, max_memory)
+    permit = permit_of(model, cluster, checkpoint, costs, constraints, force=force)
+    require_files({"placement": output, "report": report, "trace": trace}, permit)
     with _progress("placing") as progress:
         result = api.place(
             graph, machine, objective=objective, method=method, costs=costs,
@@ -264,10 +263,10 @@ def compare(
 @click.argument("placement")
 @_options(_cluster, _objective, _costs)
 @click.option("--trace", metavar="T.json", help="Write a Chrome/Perfetto trace of the schedule.")
-@_json
+@_options(force_option, _json)
 def simulate(
     model: str, dims: tuple[str, ...], placement: str, cluster: str | None, max_memory: str | None,
-    objective: EventObjective, costs: str | None, trace: str | None, as_json: bool,
+    objective: EventObjective, costs: str | None, trace: str | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Predict time and memory of a placement."""
     from gdp import api
@@ -275,6 +274,7 @@ def simulate(
 
     graph, machine = _load(model, dims), _read_cluster(cluster, max_memory)
     placed = load_placement(placement)
+    require_files({"trace": trace}, permit_of(model, placement, cluster, costs, force=force))
     score = api.simulate(graph, placed, machine, objective=objective, costs=costs)
     if trace:
         from gdp.report.trace import write_trace
@@ -295,7 +295,7 @@ def simulate(
             }
         )
     else:
-        click.echo(str(score))
+        click.echo(printable(str(score)))
     if not score.feasible:
         sys.exit(1)
 
@@ -318,14 +318,16 @@ def inspect(model: str, dims: tuple[str, ...], ops: bool, as_json: bool) -> None
 
 @cli.command()
 @click.option("-o", "--output", metavar="cluster.toml", help="Write a cluster file to edit.")
-@_cluster
-@_json
-def devices(output: str | None, cluster: str | None, max_memory: str | None, as_json: bool) -> None:
+@_options(_cluster, force_option, _json)
+def devices(
+    output: str | None, cluster: str | None, max_memory: str | None, force: bool, as_json: bool
+) -> None:
     """Show what this machine (or a cluster) has."""
     from gdp.cluster_file import write_cluster
     from gdp.text import cluster_json, cluster_text
 
     machine = _read_cluster(cluster, max_memory)
+    require_files({"cluster": output}, permit_of(cluster, force=force))
     if output:
         write_cluster(machine, output)
     if as_json:
@@ -380,18 +382,21 @@ def run(
 @_cluster
 @click.option("--to", "target", required=True, type=click.Choice(TARGETS))
 @click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(path_type=Path))
-@_json
+@_options(force_option, _json)
 def export(
     placement: str, model: str, dims: tuple[str, ...], cluster: str | None, max_memory: str | None,
-    target: str, output: Path, as_json: bool,
+    target: str, output: Path, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write what a runtime needs to execute a placement."""
     from gdp.execute import export as export_placement
     from gdp.placement import load_placement
 
     machine = None if cluster is None else _read_cluster(cluster, max_memory)
-    written = export_placement(load_placement(placement), model, target, output, machine, dims)
+    written = export_placement(
+        load_placement(placement), model, target, output, machine, dims,
+        sources=[Path(path) for path in (placement, cluster) if path], force=force,
+    )  # fmt: skip
     if as_json:
         _emit({"target": target, "files": [str(path) for path in written]})
     else:
-        click.echo("\n".join(str(path) for path in written))
+        click.echo(printable_lines(map(str, written)))

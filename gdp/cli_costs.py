@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gdp.cli_targets import force_option, permit_of, require_files
 from gdp.errors import ClusterError
 
 
@@ -26,10 +27,12 @@ def register(cli: click.Group) -> None:
 @click.option("--family", metavar="NAME", help="Of all these models; default: each its own.")
 @click.option("--no-overheads", is_flag=True, help="Leave session and hand-over costs out.")
 @click.option("-o", "--output", required=True, metavar="PROFILE", help=".json or .json.gz")
+@force_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def profile(
     models: tuple[str, ...], dims: tuple[str, ...], device: str, threads: int, rounds: int,
-    seconds: float, seed: int, family: str | None, no_overheads: bool, output: str, as_json: bool,
+    seconds: float, seed: int, family: str | None, no_overheads: bool, output: str, force: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Measure models kernel by kernel, at the level that `gdp run` executes.
 
@@ -39,6 +42,7 @@ def profile(
     from gdp.api import with_dims
     from gdp.costs.profile import save_profile
 
+    require_files({"profile": output}, permit_of(*models, force=force))
     named = [(_stem(model), family or _stem(model), model) for model in models]
     kind, _, index = device.partition(":")
     if kind == "jax":
@@ -99,10 +103,11 @@ def _stem(model: str) -> str:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--steps", type=int, default=None, help="Of fitting.")
 @click.option("--plot", metavar="P.png", help="Predicted against measured (extra: plots).")
+@force_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def calibrate(
     profiles: tuple[str, ...], output: str, hold_out: str | None, seed: int, steps: int | None,
-    plot: str | None, as_json: bool,
+    plot: str | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Fit costs to profiles, and report the error on families of models held out."""
     from dataclasses import replace
@@ -113,7 +118,11 @@ def calibrate(
     from gdp.costs.fit import FitConfig
     from gdp.costs.profile import load_profile, merge
     from gdp.presets import device_names, device_preset
+    from gdp.targets import require_folder
 
+    permit = permit_of(*profiles, force=force)
+    require_folder(output, "costs", permit)
+    require_files({"plot": plot}, permit)
     config = FitConfig(seed=seed)
     if steps is not None:
         config = replace(config, steps=steps)
@@ -125,7 +134,7 @@ def calibrate(
         held_out=None if hold_out is None else hold_out.split(","), config=config,
     )  # fmt: skip
     summary: dict[str, Any] = report.summary()
-    save_costs(calibration, output, report=summary, recipe=_recipe(config, profiles))
+    save_costs(calibration, output, report=summary, recipe=_recipe(config, profiles), force=True)
     if plot:
         write_plot(report, Path(plot))
     click.echo(json.dumps(summary) if as_json else report_text(report))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gdp.cli_targets import force_option, permit_of, require_files
+
 if TYPE_CHECKING:
     from gdp.learn.finetune import FinetuneConfig
 
@@ -21,6 +23,7 @@ def register(cli: click.Group) -> None:
 @click.command()
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("-o", "--output", required=True, metavar="FOLDER", type=click.Path(path_type=Path))
+@force_option
 @click.option("--stop-after", type=float, default=None, metavar="S", help="Seconds to train for.")
 @click.option("--threads", type=int, default=1, show_default=True, help="For rollouts.")
 @click.option("--coordinator", default="", metavar="HOST:PORT", help="Of the first process.")
@@ -29,7 +32,7 @@ def register(cli: click.Group) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def pretrain(
     recipe: Path, output: Path, stop_after: float | None, threads: int, coordinator: str,
-    processes: int, process_id: int, as_json: bool,
+    processes: int, process_id: int, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Pre-train a policy over a corpus; started again on the same folder, it goes on."""
     from gdp.learn.distributed import DistributedError, join, quit_at_once
@@ -40,8 +43,9 @@ def pretrain(
     settings, text = load_recipe(recipe)
     try:
         trained = train(
-            settings, output, recipe_text=text, team=team, threads=threads, stop_after_s=stop_after
-        )
+            settings, output, recipe_text=text, team=team, threads=threads,
+            stop_after_s=stop_after, force=force,
+        )  # fmt: skip
     except DistributedError as error:
         quit_at_once(error)
     found = {"updates": trained.updates, "best": str(trained.best), "folder": str(trained.folder)}
@@ -68,11 +72,12 @@ def pretrain(
 @click.option("--costs", metavar="FILE", help="Cost model; default: the shipped one.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("-o", "--output", required=True, metavar="CHECKPOINT")
+@force_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def finetune(
     model: str, dims: tuple[str, ...], cluster: str | None, objective: str, checkpoint: str | None,
     reward: str, recipe: str | None, updates: int | None, samples: int | None, costs: str | None,
-    seed: int, output: str, as_json: bool,
+    seed: int, output: str, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Adapt the policy to one model and cluster; writes a checkpoint for `gdp place`.
 
@@ -85,10 +90,14 @@ def finetune(
     from gdp.learn.metrics import progress_bar
     from gdp.measured import MeasuredReward
     from gdp.models import is_onnx, load
+    from gdp.targets import require_folder
 
     if reward == "measured" and not is_onnx(model):
         raise ValueError(f"--reward measured executes ONNX models, got {model!r}")
     graph = load(model, with_dims(dims))
+    require_folder(
+        output, "policy", permit_of(model, cluster, checkpoint, recipe, costs, force=force)
+    )
     machine = Cluster.local() if cluster is None else Cluster.load(cluster)
     kind = "throughput" if objective == "throughput" else "latency"
     posed = pose(graph, machine, kind, costs=costs)
@@ -99,7 +108,8 @@ def finetune(
     config = _settings(recipe, updates, samples)
     with progress_bar(config.evaluations, 0, "fine-tuning") as draw:
         tuned = tune(
-            posed.problem, checkpoint, out=output, reward=judge, seed=seed, config=config,
+            posed.problem, checkpoint, out=output, force=force, reward=judge, seed=seed,
+            config=config,
             progress=lambda at, numbers: draw(
                 numbers["evaluations"], f"best {numbers['best_s'] * 1e3:.3f} ms"
             ),
@@ -134,9 +144,10 @@ def _settings(recipe: str | None, updates: int | None, samples: int | None) -> "
               show_default=True)  # fmt: skip
 @click.option("--costs", metavar="FILE", help="Cost model; default: the shipped one.")
 @click.option("-o", "--output", required=True, metavar="R.html")
+@force_option
 def report(
     placement: str, model: str, dims: tuple[str, ...], cluster: str | None, objective: str,
-    costs: str | None, output: str,
+    costs: str | None, output: str, force: bool,
 ) -> None:  # fmt: skip
     """Write an HTML report of a placement."""
     from gdp.api import judged, schedule_of, with_dims
@@ -146,6 +157,8 @@ def report(
     from gdp.report.html import write_report
 
     graph = load(model, with_dims(dims))
+    permit = permit_of(model, placement, cluster, costs, force=force)
+    require_files({"report": output}, permit)
     machine = Cluster.local() if cluster is None else Cluster.load(cluster)
     placed = load_placement(placement)
     kind = "throughput" if objective == "throughput" else "latency"

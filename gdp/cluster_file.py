@@ -12,6 +12,7 @@ import msgspec
 from gdp.cluster import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.errors import ClusterError
 from gdp.files import write_atomic
+from gdp.targets import sealed
 from gdp.units import parse_bytes
 
 
@@ -110,8 +111,8 @@ def _device(entry: DeviceEntry) -> Device:
 
 
 def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
-    """Write a TOML file that `read_cluster` reads back unchanged."""
-    write_atomic(path, cluster_toml(cluster).encode())
+    """Write a TOML file that `read_cluster` reads back unchanged; it may be edited."""
+    write_atomic(path, sealed(cluster_toml(cluster).encode()))
 
 
 def cluster_toml(cluster: Cluster) -> str:

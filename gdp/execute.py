@@ -11,9 +11,10 @@ from gdp.costs.base import CostModel
 from gdp.errors import ModelError
 from gdp.graph import OpGraph
 from gdp.methods.base import Search
-from gdp.models import PYTHON_PREFIX, is_onnx, load, python_model
+from gdp.models import PYTHON_PREFIX, is_onnx, load, python_model, source_files
 from gdp.placement import Placement, require
 from gdp.sim.problem import Objective
+from gdp.targets import Permit
 
 if TYPE_CHECKING:
     from gdp.importers.jaxpr_model import JaxModel
@@ -74,15 +75,23 @@ def export(
     output: Path,
     cluster: Cluster | None = None,
     dims: Sequence[str] = (),
+    *,
+    sources: Sequence[Path] = (),
+    force: bool = False,
 ) -> list[Path]:
-    """Write what a runtime needs to execute a placement; returns the paths written."""
+    """Write what a runtime needs to execute a placement; returns the paths written.
+
+    Raises `TargetError` where the folder `output` holds anything but such an export, unless
+    `force`, or where the model or one of the `sources` would be written over.
+    """
     bound = api.with_dims(dims)
     graph = load(model, bound)
     cluster = cluster or _named(placement)
     require(placement, graph, cluster)
     if target not in EXPORTERS:
         raise ValueError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
-    return EXPORTERS[target](model, graph, placement, output, bound)
+    permit = Permit(lambda: [*source_files(model), *sources], force)
+    return EXPORTERS[target](model, graph, placement, output, bound, permit)
 
 
 def _function(model: str) -> "JaxModel":
@@ -104,7 +113,12 @@ def _named(placement: Placement) -> Cluster:
 
 
 def _onnxruntime(
-    model: str, graph: OpGraph, placement: Placement, output: Path, dims: Mapping[str, int]
+    model: str,
+    graph: OpGraph,
+    placement: Placement,
+    output: Path,
+    dims: Mapping[str, int],
+    permit: Permit,
 ) -> list[Path]:
     from gdp.exporters.onnxruntime import export_onnxruntime
     from gdp.runtime.ort_source import load_source
@@ -112,40 +126,60 @@ def _onnxruntime(
     del dims
     _require_onnx(model, "onnxruntime")
     source = load_source(model)
-    return export_onnxruntime(source.model, source.folder, graph, placement, output)
+    return export_onnxruntime(source.model, source.folder, graph, placement, output, permit=permit)
 
 
 def _onnx(
-    model: str, graph: OpGraph, placement: Placement, output: Path, dims: Mapping[str, int]
+    model: str,
+    graph: OpGraph,
+    placement: Placement,
+    output: Path,
+    dims: Mapping[str, int],
+    permit: Permit,
 ) -> list[Path]:
     from gdp.exporters.onnx_devices import export_onnx_devices
     from gdp.importers.onnx import prepare
 
     _require_onnx(model, "onnx")
-    return export_onnx_devices(prepare(model, dims), graph, placement, output)
+    return export_onnx_devices(prepare(model, dims), graph, placement, output, permit)
 
 
 def _openvino(
-    model: str, graph: OpGraph, placement: Placement, output: Path, dims: Mapping[str, int]
+    model: str,
+    graph: OpGraph,
+    placement: Placement,
+    output: Path,
+    dims: Mapping[str, int],
+    permit: Permit,
 ) -> list[Path]:
     from gdp.exporters.openvino import export_openvino
 
     del dims
     _require_onnx(model, "openvino")
-    return export_openvino(graph, placement, output)
+    return export_openvino(graph, placement, output, permit)
 
 
 def _accelerate(
-    model: str, graph: OpGraph, placement: Placement, output: Path, dims: Mapping[str, int]
+    model: str,
+    graph: OpGraph,
+    placement: Placement,
+    output: Path,
+    dims: Mapping[str, int],
+    permit: Permit,
 ) -> list[Path]:
     from gdp.exporters.accelerate import export_accelerate
 
     del model, dims
-    return export_accelerate(graph, placement, output)
+    return export_accelerate(graph, placement, output, permit)
 
 
 def _jax(
-    model: str, graph: OpGraph, placement: Placement, output: Path, dims: Mapping[str, int]
+    model: str,
+    graph: OpGraph,
+    placement: Placement,
+    output: Path,
+    dims: Mapping[str, int],
+    permit: Permit,
 ) -> list[Path]:
     from gdp.exporters.jax import export_jax
 
@@ -153,7 +187,7 @@ def _jax(
     if not model.startswith(PYTHON_PREFIX):
         raise ModelError(f"target 'jax' needs a python:package.module:function, got {model!r}")
     _function(model)
-    return export_jax(model, placement, output)
+    return export_jax(model, placement, output, permit)
 
 
 def _require_onnx(model: str, target: str) -> None:
@@ -161,7 +195,7 @@ def _require_onnx(model: str, target: str) -> None:
         raise ModelError(f"target {target!r} needs an ONNX model, got {model!r}")
 
 
-Exporter = Callable[[str, OpGraph, Placement, Path, Mapping[str, int]], list[Path]]
+Exporter = Callable[[str, OpGraph, Placement, Path, Mapping[str, int], Permit], list[Path]]
 EXPORTERS: dict[str, Exporter] = {
     "onnxruntime": _onnxruntime,
     "onnx": _onnx,

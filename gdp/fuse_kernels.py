@@ -5,11 +5,13 @@ import typing
 import numba
 import numpy as np
 
+from gdp.kernel_cache import KEEP
+
 MAX_STEPS = 512
 """A safety check that looks at more edges than this gives up: the pair is then left alone."""
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @typing.no_type_check
 def _find(parent, x):
     while parent[x] != x:
@@ -18,7 +20,7 @@ def _find(parent, x):
     return x
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @typing.no_type_check
 def _search(
     start, max_steps, other, sign, ptr, adjacent, head, following, parent, pos, stamp, mark, out
@@ -52,7 +54,7 @@ def _search(
         top += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @typing.no_type_check
 def _sorted_by(values, keys):
     """The first values in the order of as many keys, which it sorts. Shell's method: compiling
@@ -71,7 +73,7 @@ def _sorted_by(values, keys):
     return values
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @typing.no_type_check
 def _exceeds(load, a, b, cap):
     found = False
@@ -80,7 +82,7 @@ def _exceeds(load, a, b, cap):
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @typing.no_type_check
 def _reorder(a, b, before, num_before, after, num_after, pos, merged):
     """Keep `pos` topological: what b needs comes first, then the merged group, then a's readers.
@@ -108,7 +110,7 @@ def _reorder(a, b, before, num_before, after, num_after, pos, merged):
         pos[last[i]] = slots[num_before + 2 + i]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @typing.no_type_check
 def contract(
     out_ptr, out_adjacent, in_ptr, in_adjacent, pairs, may_join, label, load, cap, klass,
@@ -176,7 +178,7 @@ def contract(
     return parent, pos
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @typing.no_type_check
 def reads_nothing_else(reader, maker, in_ptr, in_tensor, tensor_maker):
     """[C]: all that the reader reads is made by the maker or read by it too."""
@@ -193,7 +195,7 @@ def reads_nothing_else(reader, maker, in_ptr, in_tensor, tensor_maker):
     return answer
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @typing.no_type_check
 def longest_paths_s(src, dst, work_s):
     """[G]: when each group finishes if all run as early as they can; edges sorted by source."""

@@ -98,3 +98,23 @@ def _load_python(spec: str) -> OpGraph:
     found = made.trace()
     report(found)
     return found.graph
+
+
+def source_files(spec: str | os.PathLike[str]) -> list[Path]:
+    """The files that a model is read from: with those of external weights, and the module of a
+    `python:` model that is loaded. Those that cannot be told are left out."""
+    text = str(spec)
+    if text.startswith(PYTHON_PREFIX):
+        module = sys.modules.get(text.removeprefix(PYTHON_PREFIX).rpartition(":")[0])
+        origin = getattr(module, "__file__", None)
+        return [Path(origin)] if origin else []
+    if text.endswith(GRAPH_SUFFIXES):
+        return [Path(text)]
+    from gdp.importers.onnx_files import external_files
+    from gdp.importers.onnx_read import resolve_spec
+
+    try:
+        path = resolve_spec(text)
+        return [path, *external_files(path)]
+    except ModelError:
+        return [Path(text)]

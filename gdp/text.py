@@ -1,4 +1,7 @@
-"""Results as text for a terminal: aligned tables with units."""
+"""Results as text for a terminal: aligned tables with units.
+
+Names come from models and may hold anything, so every cell and every line is made printable.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,17 +11,27 @@ import numpy as np
 from gdp.cluster import UNLIMITED_BYTES, Cluster
 from gdp.graph import OpGraph
 from gdp.result import Result
+from gdp.terminal import printable
 from gdp.units import format_bytes, format_seconds
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+class Shown(str):
+    """Text of several lines that is printable already."""
+
+
+def shown(lines: Sequence[str]) -> Shown:
+    """Lines and tables as one text, every line printable."""
+    return Shown("\n".join(x if isinstance(x, Shown) else printable(x) for x in lines))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Shown:
     """Columns padded to their widest cell; the first to the left, the others to the right.
 
     >>> print(table(["a", "bb"], [["x", "1"]]))
     a  bb
     x   1
     """
-    cells = [list(header), *[list(row) for row in rows]]
+    cells = [[printable(cell) for cell in row] for row in (header, *rows)]
     width = [max(len(row[i]) for row in cells) for i in range(len(header))]
     lines = []
     for row in cells:
@@ -26,7 +39,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
             cell.ljust(width[i]) if i == 0 else cell.rjust(width[i]) for i, cell in enumerate(row)
         ]
         lines.append("  ".join(texts).rstrip())
-    return "\n".join(lines)
+    return shown(lines)
 
 
 def _memory(limit: int) -> str:
@@ -70,10 +83,10 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
     if result.candidates:
         lines += ["", _candidates(result)]
     lines += [f"note: {note}" for note in result.notes]
-    return "\n".join(lines)
+    return shown(lines)
 
 
-def _candidates(result: Result) -> str:
+def _candidates(result: Result) -> Shown:
     rows = []
     for c in result.candidates:
         value_s = c.latency_s if result.objective == "latency" else c.period_s
@@ -87,7 +100,7 @@ def _candidates(result: Result) -> str:
         )
     text = table(["candidate", result.objective, "fits", "took"], rows)
     reasons = [f"{c.method}: {c.reason}" for c in result.candidates if not c.feasible and c.reason]
-    return "\n".join([text, *reasons])
+    return shown([text, *reasons])
 
 
 def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | str]) -> str:
@@ -111,7 +124,7 @@ def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | s
         best = max(results.values(), key=lambda row: row.bound_s)
         lines.append(f"bound    at least {format_seconds(best.bound_s)} ({best.bound_by})")
     lines += [f"{name}: {row}" for name, row in rows.items() if isinstance(row, str)]
-    return "\n".join(lines)
+    return shown(lines)
 
 
 def cluster_json(cluster: Cluster) -> dict[str, Any]:
@@ -163,7 +176,7 @@ def cluster_text(cluster: Cluster) -> str:
             f"{delays.min():.3g} to {delays.max():.3g} us, "
             f"{len(set(cluster.channel[off].tolist()))} channels"
         )
-    return "\n".join(text)
+    return shown(text)
 
 
 def run_text(report: Mapping[str, Any]) -> str:
@@ -192,7 +205,7 @@ def run_text(report: Mapping[str, Any]) -> str:
     ]
     if report.get("note"):
         lines.append(f"note: {report['note']}")
-    return "\n".join(lines)
+    return shown(lines)
 
 
 def _compared(report: Mapping[str, Any]) -> list[str]:
@@ -245,4 +258,4 @@ def inspection_text(found: Mapping[str, Any]) -> str:
             [o["name"], o["op_type"], f"{o['flop'] / 1e6:.3f}", o["scope"]] for o in found["ops"]
         ]
         lines.append(table(["op", "type", "MFLOP", "scope"], body))
-    return "\n".join(lines)
+    return shown(lines)

@@ -9,6 +9,7 @@ from gdp.errors import GdpError
 from gdp.learn.distributed import DistributedError, join, quit_at_once
 from gdp.learn.pretrain import pretrain
 from gdp.learn.recipe import load_recipe
+from gdp.terminal import printable
 
 
 @click.command()
@@ -37,7 +38,7 @@ def main(
     except DistributedError as error:
         quit_at_once(error)
     except GdpError as error:
-        raise SystemExit(str(error)) from None
+        raise SystemExit(printable(str(error))) from None
     click.echo(f"{trained.updates} updates, best on validation {trained.best}")
 
 

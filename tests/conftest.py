@@ -3,6 +3,8 @@
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests that open sessions of their own shall no more send telemetry than gdp does.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 from jaxtyping import install_import_hook
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from gdp.costs.calibrate import Report
 from gdp.errors import MissingExtraError
+from gdp.files import atomic
+from gdp.terminal import printable_lines
 
 
 def report_text(report: Report) -> str:
@@ -40,7 +42,7 @@ def report_text(report: Report) -> str:
             f"within 10%: {figures['within_10_percent']:.0%}, worst {figures['worst']:.1%}, "
             f"bias {figures['bias']:+.1%}"
         )
-    return "\n".join(lines)
+    return printable_lines(lines)
 
 
 def _kernel_line(name: str, share: float, figures: dict[str, Any]) -> str:
@@ -77,6 +79,7 @@ def write_plot(report: Report, path: Path) -> None:
         axis.set(xlabel="measured, ms", ylabel="predicted, ms", title=title)
         axis.legend()
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
+    # `gdp.targets` knows gdp's plots by the software named in them.
+    with atomic(path) as file:
+        figure.savefig(file, dpi=80, format="png", metadata={"Software": "gdp"})
     pyplot.close(figure)

@@ -16,7 +16,7 @@ from gdp import checkpoint
 from gdp.costs.kernels import FusionTable
 from gdp.costs.learned import Calibration, Ensemble
 from gdp.costs.profile import DeviceRecord, ProfileError
-from gdp.files import write_atomic
+from gdp.folders import standing
 
 ARRAYS = "costs.npz"
 FORMAT = 1
@@ -28,8 +28,12 @@ def save_costs(
     *,
     report: Mapping[str, Any] | None = None,
     recipe: str = "",
+    force: bool = False,
 ) -> None:
-    """Write a cost file; `report` is kept beside it for people."""
+    """Write a cost file; `report` is kept beside it for people.
+
+    Raises `TargetError` where something else stands at the path, unless `force`.
+    """
     tree = _tree(calibration)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **tree)  # type: ignore[arg-type]
@@ -50,21 +54,23 @@ def save_costs(
         "transfer": list(calibration.transfer),
         "report": dict(report or {}),
     }  # fmt: skip
-    checkpoint.save(path, tree, recipe=recipe, meta=meta)
-    write_atomic(Path(path) / ARRAYS, data)
+    checkpoint.save(
+        path, tree, recipe=recipe, meta=meta, kind="costs", beside={ARRAYS: data}, force=force
+    )
 
 
 def load_costs(path: str | os.PathLike[str]) -> Calibration:
     """Read a cost file; raises `ProfileError` or `CheckpointError` when it is malformed."""
-    if not (Path(path) / "meta.json").exists():
+    folder = standing(Path(path))
+    if not (folder / "meta.json").exists():
         raise ProfileError(
             f"no cost file {str(path)!r}; give the folder that `gdp calibrate -o` wrote"
         )
-    meta = checkpoint.read_meta(path)
+    meta = checkpoint.read_meta(folder)
     if meta.get("costs_format") != FORMAT:
         raise ProfileError(f"{str(path)!r} is no cost file of format {FORMAT}; calibrate again")
     try:
-        data = (Path(path) / ARRAYS).read_bytes()
+        data = (folder / ARRAYS).read_bytes()
     except OSError as error:
         raise ProfileError(
             f"{str(path)!r}: {ARRAYS} cannot be read: {error.strerror}; calibrate again"

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 
 from gdp.errors import PlacementError
-from gdp.files import write_atomic
 from gdp.graph import OpGraph
 from gdp.placement import Placement
+from gdp.targets import OWN, Permit, new_contents
 
 
 def device_map(graph: OpGraph, placement: Placement) -> dict[str, int | str]:
@@ -67,9 +67,14 @@ def _merged(owner: Mapping[str, int]) -> dict[str, int]:
     return kept
 
 
-def export_accelerate(graph: OpGraph, placement: Placement, output: Path) -> list[Path]:
-    """Write `device_map.json` into the folder."""
-    path = output / "device_map.json"
+def export_accelerate(
+    graph: OpGraph,
+    placement: Placement,
+    output: Path,
+    permit: Permit = OWN,
+) -> list[Path]:
+    """Write `device_map.json` into the folder; see `gdp.targets` for `permit`."""
     data = msgspec.json.encode(device_map(graph, placement))
-    write_atomic(path, msgspec.json.format(data, indent=1) + b"\n")
-    return [path]
+    with new_contents(output, "export to accelerate", permit) as folder:
+        (folder / "device_map.json").write_bytes(msgspec.json.format(data, indent=1) + b"\n")
+    return [output / "device_map.json"]

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from gdp.files import write_atomic
 from gdp.placement import Placement, save_placement
+from gdp.targets import OWN, Permit, new_contents
 
 _RUNNER = '''"""Runs @MODEL@ as placement.json says, checks it and times it.
 
@@ -58,11 +58,15 @@ if __name__ == "__main__":
 '''
 
 
-def export_jax(model: str, placement: Placement, output: Path) -> list[Path]:
+def export_jax(
+    model: str,
+    placement: Placement,
+    output: Path,
+    permit: Permit = OWN,
+) -> list[Path]:
     """Write `placement.json` and `run.py`, which traces `model`, a `python:` name, again and
-    executes it; returns the paths."""
-    written = [output / "placement.json", output / "run.py"]
-    output.mkdir(parents=True, exist_ok=True)
-    save_placement(placement, written[0])
-    write_atomic(written[1], _RUNNER.replace("@MODEL@", model).encode())
-    return written
+    executes it; returns the paths. See `gdp.targets` for `permit`."""
+    with new_contents(output, "export to jax", permit) as folder:
+        save_placement(placement, folder / "placement.json")
+        (folder / "run.py").write_text(_RUNNER.replace("@MODEL@", model))
+    return [output / "placement.json", output / "run.py"]

@@ -1,7 +1,6 @@
 """A placement inside an ONNX model: the standard's multi-device annotations."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from gdp.errors import ModelError, PlacementError
 from gdp.graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segments
+from gdp.targets import OWN, Permit, new_contents
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -99,12 +99,17 @@ def validate(path: Path, graph: OpGraph, placement: Placement) -> list[str]:
 
 
 def export_onnx_devices(
-    model: "ir.Model", graph: OpGraph, placement: Placement, output: Path
+    model: "ir.Model",
+    graph: OpGraph,
+    placement: Placement,
+    output: Path,
+    permit: Permit = OWN,
 ) -> list[Path]:
-    """Write `model.onnx` with the annotations into the folder, checked after writing; weights that
-    the model keeps in other files go into `model.onnx.data` beside it.
+    """Write `model.onnx` with the annotations into the folder, checked before it is put there;
+    weights that the model keeps in other files go into `model.onnx.data` beside it.
 
-    Raises `ModelError` when such a file is missing, `PlacementError` when it would be overwritten.
+    See `gdp.targets` for `permit`. Raises `ModelError` when a file of weights is missing,
+    `PlacementError` when it would be overwritten.
     """
     import onnx_ir as ir
 
@@ -121,22 +126,19 @@ def export_onnx_devices(
                 f"{str(output / DATA)!r} holds the weights of the model that is exported; give "
                 "another folder"
             )
-    output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output) as folder:
-        temporary = Path(folder) / MODEL
+    with new_contents(output, "export to onnx", permit) as folder:
         if sources:
             _keep_attributes(model)
-            ir.save(model, temporary, external_data=DATA)
+            ir.save(model, folder / MODEL, external_data=DATA)
         else:
-            ir.save(model, temporary)
-        if violations := validate(temporary, graph, placement):
+            ir.save(model, folder / MODEL)
+        if violations := validate(folder / MODEL, graph, placement):
             raise PlacementError("; ".join(violations))
-        # The data first: a model never stands without its weights.
-        beside = temporary.with_name(DATA)
-        written = [beside] if beside.exists() and beside.stat().st_size else []
-        for path in (*written, temporary):
-            os.replace(path, output / path.name)
-    return [output / path.name for path in (temporary, *written)]
+        beside = folder / DATA
+        if beside.exists() and not beside.stat().st_size:
+            beside.unlink()
+        written = sorted(path.name for path in folder.iterdir())
+    return [output / name for name in written]
 
 
 def _external_tensors(model: "ir.Model") -> "Iterator[ir.ExternalTensor]":

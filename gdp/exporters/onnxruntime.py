@@ -1,10 +1,8 @@
 """Writes a placement as a folder that needs ONNX Runtime alone: cut models, manifest, runner."""
 
 import hashlib
-import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -14,14 +12,16 @@ import numpy as np
 import onnx
 from jaxtyping import Int
 
-from gdp.errors import ModelError, PlacementError
+from gdp.errors import ModelError
 from gdp.exporters.ort_cut import Cut, Piece, cut_model
 from gdp.graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segment_values, segments
+from gdp.targets import OWN, Permit, new_contents, require_folder
 
 FORMAT = "gdp-onnxruntime"
 SCHEMA = 1
+KIND = "export to onnxruntime"
 QUEUE_DEPTH = 2  # samples that wait on one link between segments
 MAX_INLINE_BYTES = 1_500_000_000
 """Larger weights go beside the model: protobuf ends at 2 GB."""
@@ -80,22 +80,20 @@ def export_onnxruntime(
     output: Path,
     *,
     segment: Int[np.ndarray, "N"] | None = None,
+    permit: Permit = OWN,
 ) -> list[Path]:
     """Write the folder and return its files; it is complete or not there at all.
 
     `model` holds the nodes of `graph` by name, its external weights lie in `weights_folder`.
     Without `segment` (see `gdp.sim.segments`) the cut has the fewest segments. Raises
-    `PlacementError` when the folder holds something else, `ModelError` when weights are missing.
+    `ModelError` when weights are missing. See `gdp.targets` for `permit`.
     """
-    _require_free(output)
+    require_folder(output, KIND, permit)
     if segment is None:
         segment = segments(graph, placement.device)
     cut = cut_model(model, graph, segment)
     device_of = segment_values(placement.device, segment)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
-        folder = Path(temporary) / output.name
-        folder.mkdir()
+    with new_contents(output, KIND, permit) as folder:
         entries = [
             _write_piece(piece, i, int(device_of[piece.segment]), weights_folder, folder)
             for i, piece in enumerate(cut.pieces)
@@ -117,41 +115,8 @@ def export_onnxruntime(
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         (folder / "manifest.json").write_bytes(text)
         shutil.copyfile(Path(__file__).with_name("runner_template.py"), folder / "run.py")
-        _move_into_place(folder, output)
-    return sorted(path for path in output.iterdir())
-
-
-def _require_free(output: Path) -> None:
-    """Only an empty folder, or an earlier export, is replaced."""
-    if not output.exists():
-        return
-    if not output.is_dir():
-        raise PlacementError(f"{str(output)!r} is a file; give a folder to write the models to")
-    if not any(output.iterdir()):
-        return
-    try:
-        found = msgspec.json.decode((output / "manifest.json").read_bytes())
-        if isinstance(found, dict) and found.get("format") == FORMAT:
-            return
-    except (OSError, msgspec.DecodeError):
-        pass
-    raise PlacementError(
-        f"folder {str(output)!r} holds files that no export wrote; give a new or an empty folder"
-    )
-
-
-def _move_into_place(folder: Path, output: Path) -> None:
-    """Rename, with what was there moved aside first and back again if that fails."""
-    if not output.exists():
-        os.replace(folder, output)
-        return
-    aside = folder.with_name(f"{output.name}.before")
-    os.replace(output, aside)
-    try:
-        os.replace(folder, output)
-    except BaseException:
-        os.replace(aside, output)
-        raise
+        written = sorted(path.name for path in folder.iterdir())
+    return [output / name for name in written]
 
 
 def _write_piece(

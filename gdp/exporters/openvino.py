@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 
 from gdp.errors import PlacementError
-from gdp.files import write_atomic
 from gdp.graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segments
+from gdp.targets import OWN, Permit, new_contents
 
 LOADER = '''"""Compile a model with the affinities that gdp chose: python load.py MODEL.onnx
 
@@ -36,11 +36,16 @@ print(compiled.get_property("EXECUTION_DEVICES"))
 '''
 
 
-def export_openvino(graph: OpGraph, placement: Placement, output: Path) -> list[Path]:
+def export_openvino(
+    graph: OpGraph,
+    placement: Placement,
+    output: Path,
+    permit: Permit = OWN,
+) -> list[Path]:
     """Write `affinity.json`, `devices.json` and a loader into the folder.
 
-    Raises `PlacementError` when a device would be entered twice: HETERO's subgraphs must not form a
-    cycle (openvinotoolkit/openvino issue 35750).
+    See `gdp.targets` for `permit`. Raises `PlacementError` when a device would be entered twice:
+    HETERO's subgraphs must not form a cycle (openvinotoolkit/openvino issue 35750).
     """
     count = len(set(segments(graph, placement.device)[~graph.is_io].tolist()))
     used = {int(d) for d in placement.device[~graph.is_io]}
@@ -55,15 +60,15 @@ def export_openvino(graph: OpGraph, placement: Placement, output: Path) -> list[
         if not io
     }
     names = _openvino_names(placement.device_names)
-    written = []
-    for file, data in (
-        ("affinity.json", msgspec.json.format(msgspec.json.encode(affinity), indent=1)),
-        ("devices.json", msgspec.json.format(msgspec.json.encode(names), indent=1)),
-        ("load.py", LOADER.encode()),
-    ):
-        write_atomic(output / file, data)
-        written.append(output / file)
-    return written
+    files = {
+        "affinity.json": msgspec.json.format(msgspec.json.encode(affinity), indent=1),
+        "devices.json": msgspec.json.format(msgspec.json.encode(names), indent=1),
+        "load.py": LOADER.encode(),
+    }
+    with new_contents(output, "export to openvino", permit) as folder:
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+    return [output / name for name in files]
 
 
 def _openvino_names(device_names: tuple[str, ...]) -> dict[str, str]:

@@ -14,6 +14,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+
+# Before the import: ONNX Runtime would send telemetry and keep a device id in the user's cache.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import onnxruntime as ort
 
 HERE = Path(__file__).resolve().parent

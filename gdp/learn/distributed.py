@@ -1,4 +1,8 @@
-"""Training on several processes: data-parallel over problems, gradients averaged by XLA."""
+"""Training on several processes: data-parallel over problems, gradients averaged by XLA.
+
+Who has died is found out by JAX's distributed runtime, whose coordinator hears from every process
+(heartbeats) and tells the others; a collective operation whose partner was killed fails at once.
+"""
 
 import contextlib
 import functools
@@ -16,18 +20,25 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, Float
 
 from gdp.errors import GdpError
-from gdp.learn.watch import open_port, watch_first, watch_others
+from gdp.learn.witness import Witness
+from gdp.terminal import printable
 
 
 class DistributedError(GdpError):
     """A process that cannot join, or that lost the others."""
 
 
+_WITNESS: list[Witness] = []
+"""The one of this process, once it has joined others."""
+
+
 def quit_at_once(error: DistributedError) -> NoReturn:
     """Say why on standard error and end the process; leaving in order would wait for the lost."""
     sys.stdout.flush()
-    sys.stderr.write(f"gdp: {error}\n")
+    sys.stderr.write(f"gdp: {printable(str(error))}\n")
     sys.stderr.flush()
+    for witness in _WITNESS:
+        witness.dismiss()
     os._exit(1)
 
 
@@ -48,7 +59,7 @@ class Team:
             return jax.tree.map(lambda x: x / max(count, 1), tree)
         leaves, structure = jax.tree.flatten(tree)
         flat = np.concatenate([np.ravel(np.asarray(x)) for x in leaves] + [[float(count)]])
-        with self._together():
+        with self.together():
             total = np.asarray(_all_sum(flat.astype(np.float32)))
         total, count_all = total[:-1], max(float(total[-1]), 1.0)
         parts, at = [], 0
@@ -62,15 +73,21 @@ class Team:
         """The value of the first process, known to all."""
         if self.size == 1:
             return value
-        with self._together():
+        with self.together():
             return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
     @contextlib.contextmanager
-    def _together(self) -> Iterator[None]:
-        """Whatever fails in here fails because another process is gone."""
+    def together(self) -> Iterator[None]:
+        """What all processes do at once: it fails where another one is gone.
+
+        Errors of gdp's own and of the operating system stay what they are, but for time-outs.
+        """
         try:
             yield
         except Exception as error:
+            system = isinstance(error, OSError) and error.errno is not None
+            if self.size == 1 or system or isinstance(error, GdpError):
+                raise
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise DistributedError(
                 f"process {self.rank} lost the others ({first[:160]}); start all again, the run "
@@ -78,11 +95,20 @@ class Team:
             ) from None
 
 
-def join(coordinator: str, processes: int, process_id: int, timeout_s: float = 30.0) -> Team:
+def join(
+    coordinator: str,
+    processes: int,
+    process_id: int,
+    *,
+    timeout_s: float = 30.0,
+    heartbeat_s: int = 30,
+) -> Team:
     """Join the other processes; raises `DistributedError` within the timeout if that fails.
 
-    The first process opens the coordinator's port; the others look for it before they hand over to
-    JAX, whose own error for a wrong address is long and late.
+    The first process opens the coordinator's port, on the interface of that address alone (unless
+    `JAX_COORDINATOR_BIND_ADDRESS` names another); the others look for it before they hand over to
+    JAX, whose own error for a wrong address is long and late. From then on a process that dies or
+    hangs for `heartbeat_s` ends the others.
     """
     if not 0 <= process_id < processes:
         raise ValueError(f"process id {process_id} lies outside 0..{processes - 1}")
@@ -93,35 +119,26 @@ def join(coordinator: str, processes: int, process_id: int, timeout_s: float = 3
         _probe(host, int(port), timeout_s)
     try:
         jax.distributed.initialize(
-            coordinator, processes, process_id, initialization_timeout=int(timeout_s)
+            coordinator,
+            processes,
+            process_id,
+            initialization_timeout=int(timeout_s),
+            heartbeat_timeout_seconds=heartbeat_s,
+            shutdown_timeout_seconds=heartbeat_s,
+            coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", coordinator),
         )
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DistributedError(
             f"process {process_id} cannot join {processes} processes at {coordinator}: {first}"
         ) from None
-    team = Team(process_id, processes)
-    _keep_watch(team, host)
-    return team
-
-
-def _keep_watch(team: Team, host: str) -> None:
-    """From here on, a process that dies ends the others with one line."""
-
-    def lost(what: str) -> None:
-        quit_at_once(
-            DistributedError(
-                f"process {team.rank} lost the others ({what}); start all again, the run resumes "
-                "from its checkpoint"
-            )
+    _WITNESS.append(
+        Witness(
+            f"gdp: process {process_id} was ended: it was killed, or lost the others, as JAX says "
+            "above; start all again, the run resumes from its checkpoint"
         )
-
-    if team.rank == 0:
-        server, port = open_port()
-        team.agree(port)
-        watch_others(server, team.size - 1, lost)
-    else:
-        watch_first(host, team.agree(0), lost)
+    )
+    return Team(process_id, processes)
 
 
 def _probe(host: str, port: int, timeout_s: float) -> None:

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.files import write_atomic
 from gdp.learn.explore import Explorer
 from gdp.learn.judge import Judge, Reward
 from gdp.learn.ppo import (
@@ -47,6 +46,7 @@ from gdp.policy.priorities import RULES, rules_of
 from gdp.policy.repair import fitting_greedy
 from gdp.sim.problem import Problem
 from gdp.sim.score import values
+from gdp.targets import Permit, require_folder
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +113,7 @@ def finetune(
     checkpoint: str | os.PathLike[str] | Policy | None = None,
     *,
     out: str | os.PathLike[str] | None = None,
+    force: bool = False,
     reward: Reward | None = None,
     config: FinetuneConfig | None = None,
     seed: int = 0,
@@ -124,7 +125,12 @@ def finetune(
     judges; a reward is called once per distinct placement, and again for the best few at the end.
     `progress` is called after every round and update with its number, from 0, and what the log says
     of it. In the folder `out` are also the config (`recipe.toml`) and the log (`metrics.jsonl`).
+    Raises `TargetError` where `out` holds anything but a policy, or the checkpoint itself; `force`
+    writes among what is there.
     """
+    if out is not None:
+        given = [] if isinstance(checkpoint, Policy) else [checkpoint or default_checkpoint()]
+        require_folder(out, "policy", Permit(lambda: map(Path, given), force))
     use_cache()
     config = config or FinetuneConfig()
     policy = _policy(checkpoint)
@@ -177,10 +183,14 @@ def _save(
 ) -> None:
     """The checkpoint, and beside it how it was made and what the log says."""
     recipe = "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(config).items())
-    save_policy(tuned, out, recipe=recipe, updates=len(history), start=start)
     # JSON has no infinity: the cost where nothing fits.
     rows = [{k: v if np.isfinite(v) else None for k, v in row.items()} for row in history]
-    write_atomic(out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    # Forced: whether this may be written was asked before the work, which shall not be lost now.
+    save_policy(
+        tuned, out, recipe=recipe, updates=len(history), start=start, force=True,
+        beside={"metrics.jsonl": lines.encode()},
+    )  # fmt: skip
 
 
 def _policy(checkpoint: str | os.PathLike[str] | Policy | None) -> Policy:

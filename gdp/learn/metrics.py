@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gdp.errors import GdpError
+from gdp.files import write_atomic
+
 log = logging.getLogger(__name__)
 
 
@@ -16,18 +19,34 @@ Sink = Callable[[int, dict[str, Any]], None]
 
 
 class JsonLines:
-    """Appends one object per call; on resume, lines from the checkpoint's step on are dropped."""
+    """Appends one object per call.
+
+    On resume, lines from the checkpoint's step on are dropped, and a last line that a killed run
+    left unfinished. Raises `GdpError` where another line is no object with a step.
+    """
 
     def __init__(self, path: Path, from_step: int) -> None:
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [] if not path.exists() else path.read_text().splitlines()
-        kept = [line for line in kept if json.loads(line)["step"] < from_step]
-        path.write_text("".join(line + "\n" for line in kept))
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        write_atomic(
+            path,
+            [line for at, line in enumerate(lines, 1) if _step(line, path, at) < from_step],
+        )
 
     def __call__(self, step: int, numbers: dict[str, Any]) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps({"step": step, **numbers}) + "\n")
+
+
+def _step(line: bytes, path: Path, number: int) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise GdpError(
+            f"{path}, line {number}: is not a line of metrics; remove it to go on"
+        ) from None
 
 
 class TensorBoard:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gdp import checkpoint
+from gdp.folders import standing, write_manifest
 from gdp.learn.distributed import Team
 from gdp.learn.instances import Instance
 from gdp.learn.labels import LabelStore, load_labels
@@ -22,6 +23,7 @@ from gdp.learn.validate import Quality, validate
 from gdp.policy.compilation import use_cache
 from gdp.policy.network import Params, init
 from gdp.policy.policy import Policy, load_policy, save_policy
+from gdp.targets import Permit, require_folder, require_not_source
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +48,29 @@ def pretrain(
     threads: int = 1,
     stop_after_s: float | None = None,
     stop: Callable[[], bool] | None = None,
+    force: bool = False,
 ) -> Trained:
     """Run a recipe, or go on with it where `folder` holds its checkpoint.
 
-    The folder gets `state/` (to resume from), `best/` and `last/` (policies), `metrics.jsonl` and,
-    where tensorboardX is installed, `tensorboard/`.
+    The folder gets `state/` (to resume from), `best/` and `last/` (policies), `metrics.jsonl`,
+    `labels.jsonl` and, where tensorboardX is installed, `tensorboard/`. Raises `TargetError` where
+    it holds anything but a run, unless `force`, and where the recipe reads what would be written.
     """
+    if team is None or team.rank == 0:
+        _claim(Path(folder), recipe, force)
     use_cache()
     run = _Run(recipe, Path(folder), recipe_text, team or Team(), threads)
     return run.go(stop_after_s, stop)
+
+
+def _claim(folder: Path, recipe: Recipe, force: bool) -> None:
+    """Ask whether a run may write into the folder, and mark the folder as a run's."""
+    require_folder(folder, "run", Permit(force=force))
+    read = [Path(name) for name in (recipe.start, recipe.data.labels, recipe.data.corpus) if name]
+    written = [folder, *(folder / name for name in ("state", "best", "last", "labels.jsonl"))]
+    require_not_source(written, lambda: read)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_manifest(folder, "run", {"metrics.jsonl": "", "labels.jsonl": ""})
 
 
 class _Run:
@@ -135,7 +151,7 @@ class _Run:
         else:
             params = init(network, self.recipe.seed)
         state = self.trainer.fresh(params)
-        if not (self.folder / "state" / "meta.json").exists():
+        if not (standing(self.folder / "state") / "meta.json").exists():
             return state
         meta = checkpoint.read_meta(self.folder / "state")
         if meta["recipe"] != repr(self.recipe):
@@ -164,23 +180,21 @@ class _Run:
 
     def _save(self, state: TrainState) -> None:
         at = int(state.step)
-        checkpoint.save(
-            self.folder / "state",
-            state,
-            recipe=self.text,
-            meta={
-                "step": at,
-                # At the border between phases the optimiser is still the first phase's.
-                "phase": 0 if at <= self.recipe.imitation.updates else 1,
-                "recipe": repr(self.recipe),
-                "best": None if np.isinf(self.best) else self.best,
-                "quality": self.best_quality,
-                "past": self.trainer.past,
-            },
-        )
         if self.team.rank == 0:
             merged = _merge(self.labels, self.trainer.labels)
             merged.save(self.folder / "labels.jsonl")
+        meta = {
+            "step": at,
+            # At the border between phases the optimiser is still the first phase's.
+            "phase": 0 if at <= self.recipe.imitation.updates else 1,
+            "recipe": repr(self.recipe),
+            "best": None if np.isinf(self.best) else self.best,
+            "quality": self.best_quality,
+            "past": self.trainer.past,
+        }
+        with self.team.together():
+            # Forced: `_claim` has asked, and hours of work shall not end here.
+            checkpoint.save(self.folder / "state", state, recipe=self.text, force=True, meta=meta)
         self._ship(state, "last", None)
 
     def _validate(self, state: TrainState) -> dict[str, float]:
@@ -198,14 +212,15 @@ class _Run:
 
     def _ship(self, state: TrainState, name: str, quality: Quality | None) -> None:
         said = {} if quality is None else {"validation": quality._asdict()}
-        save_policy(
-            Policy(self.recipe.network, state.averaged, self.recipe.name),
-            self.folder / name, recipe=self.text, updates=int(state.step) + (quality is not None),
-            **said,
-        )  # fmt: skip
+        with self.team.together():
+            save_policy(
+                Policy(self.recipe.network, state.averaged, self.recipe.name),
+                self.folder / name, recipe=self.text, force=True,
+                updates=int(state.step) + (quality is not None), **said,
+            )  # fmt: skip
 
     def _result(self, state: TrainState) -> Policy:
-        if (self.folder / "best" / "meta.json").exists():
+        if (standing(self.folder / "best") / "meta.json").exists():
             return load_policy(self.folder / "best")
         return Policy(self.recipe.network, state.averaged, self.recipe.name)
 

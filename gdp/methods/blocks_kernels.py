@@ -8,6 +8,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
+from gdp.kernel_cache import KEEP
 from gdp.sim.kernel import BARE, INLINE
 
 
@@ -54,7 +55,7 @@ def fill_block_inputs(
                 opened += opens
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @no_type_check
 def best_cuts(work_s, weight_bytes, receive_s, openers, order, segment_s, room_bytes):
     """The cut points of least largest stage. O(D K^2).

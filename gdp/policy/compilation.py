@@ -18,10 +18,10 @@ def use_cache() -> None:
 
     if getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
         return
-    folder = cache_folder() / "xla"
     try:
+        folder = cache_folder() / "xla"
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return  # a read-only home costs time, not the answer
+    except (OSError, RuntimeError):
+        return  # a home that is read-only, or none at all, costs time, not the answer
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

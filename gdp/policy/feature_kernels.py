@@ -5,10 +5,11 @@ import typing
 import numba
 import numpy as np
 
+from gdp.kernel_cache import KEEP
 from gdp.sim.kernel import BARE
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @typing.no_type_check
 def upward_rank(seconds, src, dst, send_s, by_src, first):
     """Seconds from the start of each op to the end of the run on the longest path.
@@ -28,7 +29,7 @@ def upward_rank(seconds, src, dst, send_s, by_src, first):
     return rank
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @typing.no_type_check
 def downward_rank(seconds, src, dst, send_s, by_dst, first):
     """Seconds before the start of each op on the longest path from an entry, itself excluded."""

@@ -2,6 +2,7 @@
 
 import os
 import weakref
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,13 +86,21 @@ def to_head(config: NetworkConfig, encoded: Encoded, num_ops: int, num_devices: 
 
 
 def save_policy(
-    policy: Policy, path: str | os.PathLike[str], *, recipe: str = "", **meta: Any
+    policy: Policy,
+    path: str | os.PathLike[str],
+    *,
+    recipe: str = "",
+    beside: Mapping[str, bytes] | None = None,
+    force: bool = False,
+    **meta: Any,
 ) -> str:
-    """Write a policy checkpoint; returns the SHA-256 of its weights."""
+    """Write a policy checkpoint, see `gdp.checkpoint.save`; returns the SHA-256 of its weights."""
     document = {"kind": "policy", "network": asdict(policy.config), "name": policy.name, **meta}
     if policy.placed is not None:
         document["placed"] = msgspec.to_builtins(policy.placed)
-    return checkpoint.save(path, policy.params, recipe=recipe, meta=document)
+    return checkpoint.save(
+        path, policy.params, recipe=recipe, meta=document, kind="policy", beside=beside, force=force
+    )
 
 
 def load_policy(path: str | os.PathLike[str]) -> Policy:

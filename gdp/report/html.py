@@ -57,7 +57,9 @@ def report_html(
     sections.append("<h2>Costliest ops</h2>" + _costliest(problem, schedule, device))
     body = "\n".join(sections)
     return (
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}"
+        # `gdp.targets` knows gdp's reports by their first words.
+        "<!doctype html><html lang='en'><head><meta name='generator' content='gdp'>"
+        f"<meta charset='utf-8'><title>{html.escape(title)}"
         f"</title><style>{STYLE}</style></head><body>{body}</body></html>\n"
     )
 

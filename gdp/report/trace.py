@@ -63,5 +63,9 @@ def write_trace(
     path: str | os.PathLike[str],
 ) -> None:
     """Write the trace as JSON."""
-    document = {"traceEvents": trace_events(problem, schedule, device), "displayTimeUnit": "ms"}
+    document = {
+        "otherData": {"generator": "gdp"},  # first: `gdp.targets` knows gdp's traces by it
+        "traceEvents": trace_events(problem, schedule, device),
+        "displayTimeUnit": "ms",
+    }
     write_atomic(path, msgspec.json.encode(document))

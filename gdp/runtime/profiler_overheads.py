@@ -85,7 +85,7 @@ def _kernel_s(core: int, rounds: int) -> float:
 
 
 def _run_s(model: onnx.ModelProto, rounds: int) -> float:
-    import onnxruntime as ort
+    from gdp.runtime.ort import ort
 
     session = make_session(model, Source(model, Path()))
     binding = session.io_binding()
@@ -120,7 +120,7 @@ def _scale_model(nodes: int, elements: int, first: str = "x", last: str = "y") -
 
 
 def _like(stages: int, elements: int) -> dict[str, Any]:
-    import onnxruntime as ort
+    from gdp.runtime.ort import ort
 
     value = ort.OrtValue.ortvalue_from_numpy(np.zeros(elements, np.float32))
     return {f"x{i + 1}": value for i in range(stages)}

@@ -5,8 +5,10 @@ from typing import no_type_check
 import numba
 import numpy as np
 
+from gdp.kernel_cache import KEEP
 
-@numba.njit(cache=True, nogil=True)
+
+@numba.njit(cache=KEEP, nogil=True)
 @no_type_check
 def _levels(flat, op_set, which):
     """How often the paths to each op have left the set and come back, and the op included, [N].
@@ -28,7 +30,7 @@ def _levels(flat, op_set, which):
     return level
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @no_type_check
 def block_ids(flat, devices, sets):
     """Blocks numbered by (set, level); ops on CPUs are blocks of their own, [B, N]."""
@@ -58,7 +60,7 @@ def block_ids(flat, devices, sets):
     return block
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @no_type_check
 def _block_seconds(flat, device, block, num_blocks):
     """(seconds of each block [K], sources and destinations of the arcs between blocks).
@@ -97,7 +99,7 @@ def _block_seconds(flat, device, block, num_blocks):
     return seconds, src[:count], dst[:count]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @no_type_check
 def block_finish(flat, device, block):
     """When each block is done, [K]; inf for all where blocks wait for each other in a circle."""

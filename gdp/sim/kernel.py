@@ -6,8 +6,10 @@ calls: unpacking a named tuple of fifty arrays compiles more slowly than most ke
 
 from typing import Any
 
+from gdp.kernel_cache import KEEP
+
 ENTRY: dict[str, Any] = {
-    "cache": True,
+    "cache": KEEP,
     "nogil": True,
     "no_cfunc_wrapper": True,
     "error_model": "numpy",  # x / 0 is inf and needs no test

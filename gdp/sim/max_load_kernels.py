@@ -5,8 +5,10 @@ from typing import no_type_check
 import numba
 import numpy as np
 
+from gdp.kernel_cache import KEEP
 
-@numba.njit(cache=True, nogil=True)
+
+@numba.njit(cache=KEEP, nogil=True)
 @no_type_check
 def device_loads(flat, device):
     """Seconds per sample that each device is busy, [D]."""
@@ -31,7 +33,7 @@ def device_loads(flat, device):
     return load_s
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @no_type_check
 def batch_loads(flat, devices):
     """The largest load of each placement, [B]."""
@@ -41,7 +43,7 @@ def batch_loads(flat, devices):
     return value_s
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=KEEP, nogil=True)
 @no_type_check
 def batch_overflow(flat, devices):
     """Bytes of weights over device memory, summed over devices, of each placement, [B].

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from made_up import chain_graph, law_s, profile
 
+from gdp import checkpoint
 from gdp.cluster import Cluster, Device, make_cluster
 from gdp.costs.calibrate import calibrate, split, weighted_quantile
 from gdp.costs.calibrate_text import report_text, write_plot
@@ -246,3 +247,21 @@ def test_weighted_quantiles_by_hand() -> None:
 def test_the_plot_is_written(fitted, tmp_path: Path) -> None:
     write_plot(fitted[1], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_crash_while_costs_are_written_leaves_the_old_ones_whole(
+    fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arrays belong to the folder that is put in place, not to a step after it."""
+    save_costs(fitted[0], tmp_path / "costs")
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "put_in_place", crash)
+    with pytest.raises(KeyboardInterrupt):
+        save_costs(replace(fitted[0], date="2030-01-01"), tmp_path / "costs")
+    assert load_costs(tmp_path / "costs").date == fitted[0].date
+    assert "costs.npz" in (tmp_path / "costs" / "gdp.json").read_text()
+    (tmp_path / "costs").rename(tmp_path / ".costs.old")
+    assert load_costs(tmp_path / "costs").date == fitted[0].date

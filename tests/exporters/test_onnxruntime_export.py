@@ -12,12 +12,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from gdp.errors import ModelError, PlacementError
+from gdp.errors import ModelError
 from gdp.exporters import onnxruntime as exporter
 from gdp.exporters.onnxruntime import export_onnxruntime
 from gdp.graph import OpGraph
 from gdp.importers.onnx import load_onnx_model
 from gdp.placement import Placement
+from gdp.targets import TargetError
 
 
 def branches() -> onnx.ModelProto:
@@ -142,10 +143,10 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     model, graph = imported(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
-    with pytest.raises(PlacementError, match="holds files that no export wrote"):
+    with pytest.raises(TargetError, match="holds files that gdp did not write"):
         export_onnxruntime(model, tmp_path, graph, placed(graph), tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
-    with pytest.raises(PlacementError, match="is a file"):
+    with pytest.raises(TargetError, match="is a file"):
         export_onnxruntime(model, tmp_path, graph, placed(graph), tmp_path / "m.onnx")
 
 
@@ -154,7 +155,7 @@ def test_an_earlier_export_is_replaced_whole(tmp_path: Path) -> None:
     export_onnxruntime(model, tmp_path, graph, placed(graph), tmp_path / "out")
     export_onnxruntime(model, tmp_path, graph, placed(graph, ()), tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "manifest.json", "run.py", "segment_000.onnx",
+        "gdp.json", "manifest.json", "run.py", "segment_000.onnx",
     ]  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "out"]
 

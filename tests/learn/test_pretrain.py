@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from gdp import checkpoint
+from gdp.errors import GdpError
 from gdp.learn.instances import Instance, draw, limit_memory, make, random_cluster, random_graph
 from gdp.learn.labels import LabelStore, load_labels
+from gdp.learn.metrics import JsonLines
 from gdp.learn.pretrain import pretrain
 from gdp.learn.problems import load_problems
 from gdp.learn.recipe import Recipe, RecipeError, load_recipe, parse_recipe
@@ -168,3 +170,25 @@ def test_random_clusters_vary() -> None:
     assert min(spread) == 1.0
     assert max(spread) > 5.0
     assert any(len(np.unique(c.channel)) < c.num_devices * (c.num_devices - 1) for c in found)
+
+
+def test_a_log_whose_last_line_is_torn_is_gone_on_with(tmp_path: Path) -> None:
+    """A process killed while it wrote leaves half a line, at any byte of it."""
+    path = tmp_path / "metrics.jsonl"
+    whole = '{"step": 0, "loss": 1.5}\n{"step": 1, "loss": 1.25}\n'
+    for end in range(len(whole) + 1):
+        path.write_text(whole[:end])
+        say = JsonLines(path, from_step=2)
+        say(2, {"loss": 1.0})
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        kept = whole[:end].count("\n")
+        assert [line["step"] for line in lines] == [*range(kept), 2]
+
+
+def test_a_log_that_is_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for line in ("half a line", "[]", '{"loss": 1}', '{"step": null}'):
+        path.write_text(f'{{"step": 0}}\n{line}\n')
+        with pytest.raises(GdpError, match=r"metrics.jsonl, line 2: is not a line of metrics"):
+            JsonLines(path, from_step=1)
+        assert path.read_text().endswith(f"{line}\n")

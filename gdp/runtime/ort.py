@@ -1,0 +1,14 @@
+"""The one place that imports ONNX Runtime, with its telemetry switched off."""
+
+import os
+
+# Read once, when the library is loaded: from then on it would send events to its makers, and keep
+# a device id and a database in the user's cache folder (Privacy.md of the wheel).
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+import onnxruntime as ort
+
+# For a program that had imported it before gdp: what can still be switched off.
+ort.disable_telemetry_events()
+
+__all__ = ["ort"]

@@ -1,0 +1,50 @@
+"""Names from models and files, as a terminal may show them."""
+
+import logging
+import sys
+from collections.abc import Iterable
+
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def printable(text: str) -> str:
+    r"""The text with everything that a terminal would obey written out.
+
+    These are control characters (escape sequences, newlines), characters that turn the direction of
+    writing or hide (Unicode's category C), and separators other than the space (Z): what
+    `str.isprintable` is false of. A name in a model may hold any of them.
+
+    >>> print(printable("a\x1b[31mb\n\u202ec"))
+    a\x1b[31mb\n\u202ec
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def printable_lines(lines: Iterable[str]) -> str:
+    """Lines joined into a text, each of them made printable."""
+    return "\n".join(map(printable, lines))
+
+
+def _escaped(letter: str) -> str:
+    code = ord(letter)
+    if letter in _SHORT:
+        return _SHORT[letter]
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+class PrintableFormatter(logging.Formatter):
+    """Log messages on one line each; tracebacks below them keep theirs."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+
+def log_to_stderr(verbose: bool) -> None:
+    """Show warnings, or with `verbose` what is done, on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("gdp: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO if verbose else logging.WARNING)

@@ -14,15 +14,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from gdp.errors import GdpError
+from gdp.reading import Kind, convert, read_bytes, read_json
 
 SCHEMA = 1
 
 
 class CheckpointError(GdpError):
     """A checkpoint that is missing, damaged or made for another network."""
+
+
+KIND = Kind("meta.json of a checkpoint", CheckpointError)
+
+
+class _Meta(msgspec.Struct):
+    """What every checkpoint says of itself, beside what its writer wants back."""
+
+    schema: int
+    sha256: str
 
 
 def save(
@@ -112,19 +124,15 @@ def _staging(target: Path) -> Path:
 
 def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What `save` wrote beside the weights; raises `CheckpointError` where there is nothing."""
-    try:
-        document = json.loads((Path(path) / "meta.json").read_text())
-    except FileNotFoundError:
+    if not (Path(path) / "meta.json").exists():
         raise CheckpointError(
             f"no checkpoint at {str(path)!r}; give the folder that `gdp pretrain -o` wrote"
-        ) from None
-    except (OSError, ValueError) as error:
+        )
+    document = read_json(Path(path) / "meta.json", KIND, dict)
+    head = convert(document, KIND, _Meta, str(Path(path) / "meta.json"))
+    if head.schema != SCHEMA:
         raise CheckpointError(
-            f"checkpoint {str(path)!r}: meta.json is unreadable: {error}"
-        ) from None
-    if document.get("schema") != SCHEMA:
-        raise CheckpointError(
-            f"checkpoint {str(path)!r} has schema {document.get('schema')}, this gdp reads {SCHEMA}"
+            f"checkpoint {str(path)!r} has schema {head.schema}, this gdp reads {SCHEMA}"
         )
     return document
 
@@ -132,7 +140,8 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
 def read_recipe(path: str | os.PathLike[str]) -> str:
     """The TOML recipe that a checkpoint was trained with."""
     read_meta(path)
-    return (Path(path) / "recipe.toml").read_text()
+    data = read_bytes(Path(path) / "recipe.toml", Kind("recipe", CheckpointError))
+    return data.decode(errors="replace")
 
 
 def _paths(tree: Any) -> list[tuple[str, Any]]:

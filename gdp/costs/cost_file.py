@@ -8,8 +8,9 @@ import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from gdp import checkpoint
@@ -17,9 +18,25 @@ from gdp.costs.kernels import FusionTable
 from gdp.costs.learned import Calibration, Ensemble
 from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.files import write_atomic
+from gdp.reading import Kind, convert, decode_arrays, read_bytes
 
 ARRAYS = "costs.npz"
 FORMAT = 1
+_KIND = Kind("cost file", ProfileError)
+
+
+class _Meta(msgspec.Struct):
+    """What `save_costs` writes beside the arrays, as far as it is read again."""
+
+    arrays_sha256: str
+    device: DeviceRecord
+    runtime: str
+    level: str
+    versions: dict[str, str]
+    date: str
+    types: tuple[str, ...]
+    scale: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    transfer: tuple[Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)], ...] = ()
 
 
 def save_costs(
@@ -63,17 +80,15 @@ def load_costs(path: str | os.PathLike[str]) -> Calibration:
     meta = checkpoint.read_meta(path)
     if meta.get("costs_format") != FORMAT:
         raise ProfileError(f"{str(path)!r} is no cost file of format {FORMAT}; calibrate again")
-    try:
-        data = (Path(path) / ARRAYS).read_bytes()
-    except OSError as error:
-        raise ProfileError(
-            f"{str(path)!r}: {ARRAYS} cannot be read: {error.strerror}; calibrate again"
-        ) from None
-    if hashlib.sha256(data).hexdigest() != meta["arrays_sha256"]:
+    head = convert(meta, _KIND, _Meta, str(Path(path) / "meta.json"))
+    where = Path(path) / ARRAYS
+    data = read_bytes(where, Kind("file of arrays", ProfileError, "calibrate again"))
+    if hashlib.sha256(data).hexdigest() != head.arrays_sha256:
         raise ProfileError(f"{str(path)!r}: {ARRAYS} is damaged; copy the folder again")
-    with np.load(io.BytesIO(data)) as arrays:
-        found = {name: arrays[name] for name in arrays.files}
-    return _calibration(meta, found)
+    try:
+        return _calibration(head, decode_arrays(data, _KIND, str(where)))
+    except ValueError as error:
+        raise ProfileError(f"{where} does not fit the meta.json beside it: {error}") from None
 
 
 def _tree(calibration: Calibration) -> dict[str, np.ndarray]:
@@ -87,26 +102,30 @@ def _tree(calibration: Calibration) -> dict[str, np.ndarray]:
     return tree
 
 
-def _calibration(meta: Mapping[str, Any], found: Mapping[str, np.ndarray]) -> Calibration:
+def _calibration(meta: _Meta, found: Mapping[str, np.ndarray]) -> Calibration:
+    """Raises `ValueError` where an array is missing or of another shape."""
+    for name in ("fusion_key", "fusion_yes", "fusion_count", "other_mean", "other_scale", "noise"):
+        if name not in found:
+            raise ValueError(f"array {name!r} is missing")
+
     def wide(name: str) -> np.ndarray:
         return found[name].astype(np.float64)
 
-    device = meta["device"]
     return Calibration(
-        device=DeviceRecord(device["kind"], device["model"], tuple(device["features"])),
-        runtime=meta["runtime"],
-        level=meta["level"],
-        versions=meta["versions"],
-        date=meta["date"],
+        device=meta.device,
+        runtime=meta.runtime,
+        level=meta.level,
+        versions=meta.versions,
+        date=meta.date,
         fusions=FusionTable(found["fusion_key"], wide("fusion_yes"), wide("fusion_count")),
         ensemble=Ensemble(
-            tuple(meta["types"]), wide("other_mean"), wide("other_scale"), wide("noise"),
+            meta.types, wide("other_mean"), wide("other_scale"), wide("noise"),
             {
                 name.removeprefix("layer_"): array.astype(np.float64)
                 for name, array in found.items()
                 if name.startswith("layer_")
             },
         ),
-        scale=meta["scale"],
-        transfer=tuple(meta.get("transfer", ())),
+        scale=meta.scale,
+        transfer=meta.transfer,
     )  # fmt: skip

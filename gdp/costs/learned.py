@@ -7,7 +7,7 @@ physics has it. Inference is NumPy; fitting is in `gdp.costs.fit`. Kernel types 
 measured cost what the roofline says.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +19,14 @@ from gdp.costs.features import (
     BYTES_PER_S,
     FLOP_PER_S,
     KERNEL_S,
+    SIZES,
     KernelFeatures,
     kernel_features,
+    num_other,
     transfer_design,
 )
 from gdp.costs.kernels import FusionTable, kernel_groups
-from gdp.costs.profile import DeviceRecord
+from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.costs.roofline import roofline
 from gdp.graph import OpGraph
 
@@ -32,6 +34,9 @@ UNSEEN_LOG_STD = 1.0
 """Of kernel types without measurements: a roofline is within a factor of e two times in three."""
 SEGMENTED, SEGMENT_OPS = "jax", 12
 """A runtime whose compiler fuses too freely to time kernels: segments of about so many ops are."""
+LAYERS = ("embed", "b1", "c1", "b2", "c2", "b3", "c3")
+MAX_WEIGHT = 1e6
+"""Of a network: far beyond what fitting finds, and far from where its sums overflow."""
 CACHE_BYTES = (1 << 18, 1 << 23)
 """Traffic beyond these has rates of its own: what no longer fits near the core comes from afar."""
 
@@ -45,6 +50,34 @@ class Ensemble:
     other_scale: Float[np.ndarray, "O"]
     noise: Float[np.ndarray, "V"]  # log std of measurements around the prediction, by type
     layers: Mapping[str, np.ndarray]
+
+    def __post_init__(self) -> None:
+        for name, found, wanted in self._shapes():
+            if found != wanted:
+                raise ValueError(f"{name} has shape {found}, {wanted} wanted")
+        for name, array in self.layers.items():
+            if not (np.abs(array) <= MAX_WEIGHT).all():
+                raise ValueError(f"layer_{name} holds weights beyond {MAX_WEIGHT:g}")
+        if not (self.other_scale > 0).all():
+            raise ValueError("other_scale must be > 0")
+
+    def _shapes(self) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        """(array, its shape, the shape wanted) of all that `forward` multiplies."""
+        v, o, j = len(self.types), num_other(), log_terms(np.zeros((0, len(SIZES)))).shape[1]
+        yield "noise", self.noise.shape, (v,)
+        yield "other_mean", self.other_mean.shape, (o,)
+        yield "other_scale", self.other_scale.shape, (o,)
+        found = {name: array.shape for name, array in self.layers.items()}
+        yield "layer names", tuple(sorted(found)), tuple(sorted(LAYERS))  # type: ignore[misc]
+        m, e = found["embed"][:1], found["embed"][2:]
+        h, g = found["c1"][1:], found["c2"][1:]
+        yield "layer_embed", found["embed"], (*m, o + 2 * v, *e)
+        wide = o + sum(e)
+        for name, wanted in {
+            "b1": (*m, wide, *h), "c1": (*m, *h), "b2": (*m, *h, *g), "c2": (*m, *g),
+            "b3": (*m, *g, j), "c3": (*m, j),
+        }.items():  # fmt: skip
+            yield f"layer_{name}", found[name], wanted
 
     @property
     def type_index(self) -> dict[str, int]:
@@ -213,10 +246,14 @@ class LearnedCosts:
 
 def kernel_seconds(calibration: Calibration, features: KernelFeatures) -> Float[np.ndarray, "K"]:
     """Seconds of every kernel."""
-    seconds = np.exp(predict(calibration.ensemble, features)[0]) * calibration.scale
-    if calibration.transfer:
-        design = transfer_design(features, seconds)
-        seconds = seconds * np.exp(design @ np.array(calibration.transfer))
+    # Weights that are numbers can still make times that are none.
+    with np.errstate(over="ignore", invalid="ignore"):
+        seconds = np.exp(predict(calibration.ensemble, features)[0]) * calibration.scale
+        if calibration.transfer:
+            design = transfer_design(features, seconds)
+            seconds = seconds * np.exp(design @ np.array(calibration.transfer))
+    if not np.isfinite(seconds).all():
+        raise ProfileError(f"costs {calibration.label()}: a time overflows; calibrate again")
     return seconds
 
 

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from gdp import checkpoint
+from gdp.costs.features import TRANSFER_TERMS
 from gdp.costs.kernels import FusionTable
 from gdp.costs.learned import Calibration, Ensemble
 from gdp.costs.profile import DeviceRecord, ProfileError
@@ -111,7 +112,7 @@ def _calibration(meta: _Meta, found: Mapping[str, np.ndarray]) -> Calibration:
     def wide(name: str) -> np.ndarray:
         return found[name].astype(np.float64)
 
-    return Calibration(
+    calibration = Calibration(
         device=meta.device,
         runtime=meta.runtime,
         level=meta.level,
@@ -129,3 +130,7 @@ def _calibration(meta: _Meta, found: Mapping[str, np.ndarray]) -> Calibration:
         scale=meta.scale,
         transfer=meta.transfer,
     )  # fmt: skip
+    calibration.ensemble.check()
+    if len(meta.transfer) not in (0, TRANSFER_TERMS):
+        raise ValueError(f"transfer has {len(meta.transfer)} coefficients, {TRANSFER_TERMS} wanted")
+    return calibration

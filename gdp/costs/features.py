@@ -345,6 +345,9 @@ def shares(features: KernelFeatures) -> Float[np.ndarray, "K 3"]:
     return parts / parts.sum(axis=1, keepdims=True)
 
 
+TRANSFER_TERMS = 9
+
+
 def transfer_design(
     features: KernelFeatures, seconds: Float[np.ndarray, "K"]
 ) -> Float[np.ndarray, "K 9"]:

@@ -51,7 +51,8 @@ class Ensemble:
     noise: Float[np.ndarray, "V"]  # log std of measurements around the prediction, by type
     layers: Mapping[str, np.ndarray]
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises `ValueError` naming the array that does not fit the others."""
         for name, found, wanted in self._shapes():
             if found != wanted:
                 raise ValueError(f"{name} has shape {found}, {wanted} wanted")
@@ -68,7 +69,8 @@ class Ensemble:
         yield "other_mean", self.other_mean.shape, (o,)
         yield "other_scale", self.other_scale.shape, (o,)
         found = {name: array.shape for name, array in self.layers.items()}
-        yield "layer names", tuple(sorted(found)), tuple(sorted(LAYERS))  # type: ignore[misc]
+        if sorted(found) != sorted(LAYERS):
+            raise ValueError(f"layers are {', '.join(found)}; {', '.join(LAYERS)} wanted")
         m, e = found["embed"][:1], found["embed"][2:]
         h, g = found["c1"][1:], found["c2"][1:]
         yield "layer_embed", found["embed"], (*m, o + 2 * v, *e)

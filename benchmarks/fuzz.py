@@ -13,7 +13,6 @@ than 1 GiB. The seed and the number of a mutant make it again. Exits with 1 if t
 import argparse
 import logging
 import multiprocessing
-import os
 import random
 import resource
 import shutil
@@ -72,6 +71,8 @@ def outcomes(seed: int, numbers: list[int], only: str, keep: Path | None) -> Ite
                 left.pop(0)
         except EOFError:
             process.join()
+            if not current:
+                raise RuntimeError("no worker could be started; a valid file is refused") from None
             yield Outcome(left.pop(0), current, finding=f"the process ended: {process.exitcode}")
         finally:
             process.kill()
@@ -79,7 +80,6 @@ def outcomes(seed: int, numbers: list[int], only: str, keep: Path | None) -> Ite
 
 
 def _work(pipe: Connection, seed: int, numbers: list[int], only: str, keep: Path | None) -> None:
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     from benchmarks.fuzz_targets import TARGETS

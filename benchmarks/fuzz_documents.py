@@ -33,7 +33,7 @@ def any_value(rng: random.Random) -> Any:
         return [any_value(rng) for _ in range(rng.randrange(3))]
     if kind == 5:
         return {rng.choice(TEXT): any_value(rng) for _ in range(rng.randrange(3))}
-    return nested(rng, rng.choice((3, 30, 70, 2000)))
+    return nested(rng, rng.choice((3, 30, 70, 100)))
 
 
 def nested(rng: random.Random, depth: int) -> Any:
@@ -61,16 +61,19 @@ def mutate_value(document: Any, rng: random.Random) -> Any:
     return document
 
 
-def _places(value: Any, field: str = "") -> Any:
-    """(field, holder, key) of everything inside; the field is the path without indices."""
+def _places(value: Any, field: str = "", depth: int = 12) -> Any:
+    """(field, holder, key) of everything inside to a depth; the field is the path without
+    indices."""
     if isinstance(value, dict):
-        for key, inner in value.items():
-            yield f"{field}.{key}", value, key
-            yield from _places(inner, f"{field}.{key}")
+        inside = [(f"{field}.{key}", key, inner) for key, inner in value.items()]
     elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield f"{field}[]", value, index
-            yield from _places(inner, f"{field}[]")
+        inside = [(f"{field}[]", index, inner) for index, inner in enumerate(value)]
+    else:
+        return
+    for name, key, inner in inside:
+        yield name, value, key
+        if depth:
+            yield from _places(inner, name, depth - 1)
 
 
 def _change(holder: Any, key: Any, places: list, rng: random.Random) -> None:

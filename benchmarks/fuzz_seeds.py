@@ -29,7 +29,7 @@ _MODELS = {
         sh = Shape (x)
         z = Constant <value = int64[1] {0}> ()
         b = Gather <axis = 0> (sh, z)
-        t = Constant <value = int64[3] {-1, 2, 4}> ()
+        t = Constant <value = int64[2] {-1, 8}> ()
         target = Concat <axis = 0> (b, t)
         h = Reshape (x, target)
         k = Transpose <perm = [0, 2, 1]> (h)
@@ -85,7 +85,7 @@ _MODELS = {
     "resize": """g (float[1,2,8,8] x) => (float[1,2,16,16] y) {
         r = Resize <mode = "linear"> (x, , scales)
         p = Pad (x, pads)
-        t = TopK <axis = 1> (x, k)
+        t, at = TopK <axis = 1> (x, k)
         y = Clip (r)
     }""",
 }

@@ -94,7 +94,10 @@ def decode_graph(data: bytes, path: str) -> OpGraph:
         )
     if found := _misfits(document):
         raise ModelError(f"{path}: {found}")
-    return _from_file(document)
+    try:
+        return _from_file(document)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
 
 
 def _to_file(graph: OpGraph) -> _File:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 import numpy as np
 
+from gdp.errors import one_line
 from gdp.units import format_bytes
 
 T = TypeVar("T")
@@ -53,6 +54,10 @@ class Kind:
     error: Callable[[str], Exception]  # made with the line to say
     missing: str = ""  # what to do where there is none
 
+    def says(self, text: str) -> Exception:
+        """The error to raise, on one line whatever names of the file it quotes."""
+        return self.error(one_line(text))
+
 
 def read_bytes(path: str | os.PathLike[str], kind: Kind, limit: int = MAX_BYTES) -> bytes:
     """The bytes of a file, decompressed where they are gzipped; raises the error of its kind when
@@ -64,13 +69,13 @@ def read_bytes(path: str | os.PathLike[str], kind: Kind, limit: int = MAX_BYTES)
                 data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
     except (FileNotFoundError, NotADirectoryError):
         hint = f"; {kind.missing}" if kind.missing else ""
-        raise kind.error(f"no {kind.name} {str(path)!r}{hint}") from None
+        raise kind.says(f"no {kind.name} {str(path)!r}{hint}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise kind.error(f"{path} is a damaged gzip file: {error}") from None
+        raise kind.says(f"{path} is a damaged gzip file: {error}") from None
     except OSError as error:
-        raise kind.error(f"{path}: cannot be read: {error.strerror}") from None
+        raise kind.says(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > limit:
-        raise kind.error(
+        raise kind.says(
             f"{path} holds more than {format_bytes(limit)}, which is too much for a {kind.name}"
         )
     return data
@@ -98,7 +103,7 @@ def decode_toml(data: bytes, kind: Kind, type_: type[T], where: str) -> T:
     bare = _TOML_STRING.sub(b'""', data)
     _refuse_deep(bare, kind, where)
     if _DOTTED_KEY.search(bare):
-        raise kind.error(f"{where} is not a {kind.name}: a key has more than {MAX_DEPTH} parts")
+        raise kind.says(f"{where} is not a {kind.name}: a key has more than {MAX_DEPTH} parts")
     raw = _parsed(lambda: msgspec.toml.decode(data), kind, where)
     return convert(raw, kind, type_, where)
 
@@ -117,22 +122,22 @@ def _parsed(parse: Callable[[], T], kind: Kind, where: str) -> T:
     try:
         return parse()
     except RecursionError:
-        raise kind.error(f"{where} is not a {kind.name}: it is nested too deeply") from None
+        raise kind.says(f"{where} is not a {kind.name}: it is nested too deeply") from None
     # Numbers of thousands of digits are ValueErrors, those past float64 are OverflowErrors.
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
-        raise kind.error(f"{where} is not a {kind.name}: {error}") from None
+        raise kind.says(f"{where} is not a {kind.name}: {error}") from None
 
 
 def _refuse_huge(data: bytes, kind: Kind, where: str) -> None:
     if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_VALUES:
-        raise kind.error(f"{where} holds more than {MAX_VALUES} values: too many for a {kind.name}")
+        raise kind.says(f"{where} holds more than {MAX_VALUES} values: too many for a {kind.name}")
 
 
 def _refuse_deep(bare: bytes, kind: Kind, where: str) -> None:
     """`bare` is the text without its strings."""
     steps = memoryview(bare.translate(_STEP, _NO_BRACKET)).cast("b")
     if max(accumulate(steps), default=0) > MAX_DEPTH:
-        raise kind.error(
+        raise kind.says(
             f"{where} is not a {kind.name}: lists and tables are nested more than {MAX_DEPTH} deep"
         )
 
@@ -163,7 +168,7 @@ def decode_arrays(data: bytes, kind: Kind, where: str) -> Mapping[str, np.ndarra
             found = {name: _array(name, archive.read(name)) for name in names}
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError,
             ValueError) as error:  # fmt: skip
-        raise kind.error(f"{where} is not a {kind.name}: {error}") from None
+        raise kind.says(f"{where} is not a {kind.name}: {error}") from None
     return {name.removesuffix(".npy"): array for name, array in found.items()}
 
 

@@ -27,7 +27,8 @@ from gdp.importers.onnx import load_onnx
 from gdp.methods.base import Search
 from gdp.presets import cluster_preset
 from gdp.runtime.onnxruntime import run_onnx
-from gdp.runtime.ort_compare import make_inputs, reference_values
+from gdp.runtime.ort_compare import reference_values
+from gdp.runtime.ort_inputs import make_inputs
 from gdp.runtime.ort_measure import Contender, measure
 from gdp.runtime.ort_pipeline import Pipeline, make_slot
 from gdp.runtime.ort_report import RunReport

@@ -19,6 +19,10 @@ INPUT = "Input"
 OUTPUT = "Output"
 """Op type of a graph output: no work, fixed to the cluster's host, makes no tensor."""
 
+MAX_BYTES = 1 << 53
+"""Bytes of all weights, or of all tensors, of a graph: 9 PB. Up to here sums are exact as float64 and
+as int64, that of a thousand samples in flight too; beyond it they would wrap and seem to fit."""
+
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 
@@ -235,6 +239,17 @@ def _violations(graph: OpGraph) -> list[str]:
         values = getattr(graph, key)
         if len(values) and not (np.isfinite(values).all() and (values >= 0).all()):
             found.append(f"{key} has a negative or non-finite entry")
+    for key in ("weight_bytes", "tensor_bytes"):
+        total = float(getattr(graph, key).sum(dtype=np.float64))
+        if total > MAX_BYTES:
+            found.append(
+                f"{key} are {total:.3g} bytes in all, more than the {MAX_BYTES:.3g} that gdp sums "
+                "exactly; a size is wrong"
+            )
+    with np.errstate(over="ignore"):
+        for key in ("flop", "memory_traffic_bytes"):
+            if not np.isfinite(getattr(graph, key).sum()):
+                found.append(f"{key} have no finite sum")
     if len(set(graph.op_names)) < n:
         seen: set[str] = set()
         twice = next(x for x in graph.op_names if x in seen or seen.add(x))

@@ -35,6 +35,22 @@ def test_equal_names_are_an_error() -> None:
         make_graph("g", ["a", "a"], ["X", "X"], [], [])
 
 
+@pytest.mark.parametrize("size", [1 << 62, 1 << 51])
+def test_bytes_that_sum_beyond_what_is_exact_are_an_error(size: int) -> None:
+    """Four times 2**62 is 0 in 64 bits: it would fit anywhere."""
+    names, types = list("abcde"), ["X"] * 5
+    make_graph("g", names, types, [], [], weight_bytes=[(1 << 53) // 5] * 5)
+    with pytest.raises(ModelError, match="weight_bytes are .* bytes in all"):
+        make_graph("g", names, types, [], [], weight_bytes=[size] * 5)
+    with pytest.raises(ModelError, match="tensor_bytes are .* bytes in all"):
+        make_graph("g", names, types, [(i, size) for i in range(5)], [])
+
+
+def test_work_without_a_finite_sum_is_an_error() -> None:
+    with pytest.raises(ModelError, match="no finite sum"):
+        make_graph("g", ["a", "b"], ["X", "X"], [], [], flop=[1e308, 1e308])
+
+
 def test_digest_depends_on_bytes_but_not_on_the_name() -> None:
     one, two, three = (
         make_graph(name, ["a", "b"], ["X", "X"], [(0, size)], [(0, 1)])

@@ -63,6 +63,7 @@ def cut_model(model: onnx.ModelProto, graph: OpGraph, segment: Int[np.ndarray, "
     for name in outputs:
         if name not in index.maker_op and name not in index.graph_inputs:
             index.add_value(name, contents[0])
+            contents[0].makes[name] = None  # a stored weight has no node to make it
     made = {name: c.segment for c in contents for name in c.makes}
     wanted = set(outputs)
     for content in contents:

@@ -28,6 +28,8 @@ else:
 
 logger = logging.getLogger(__name__)
 
+TOO_DEEP = "its subgraphs or functions are nested too deeply; export it with fewer of them"
+
 
 @dataclass(frozen=True, eq=False)
 class ImportedOnnx:
@@ -82,8 +84,11 @@ def load_onnx_model(
 
     path = resolve_spec(spec)
     options = ImportOptions(dict(dims or {}), trips, unknown)
-    model = read_model(path, weights=weights)
-    normalise(model, str(path))
+    try:
+        model = read_model(path, weights=weights)
+        normalise(model, str(path))
+    except RecursionError:
+        raise ModelError(f"{path}: {TOO_DEEP}") from None
     try:
         facts = Facts(model, options)
         facts.infer()
@@ -93,6 +98,8 @@ def load_onnx_model(
         graph, lists = build(path.parent.name if path.stem == "model" else path.stem, roles)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ModelError(f"{path}: {TOO_DEEP}") from None
     if lists.estimated:
         logger.warning(
             "%s: %d ops have no cost formula, first %r; one FLOP per output element is assumed",

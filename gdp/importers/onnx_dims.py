@@ -1,11 +1,19 @@
 """Open dimensions of a model and the sizes that the user binds to them."""
 
 import functools
+import re
 from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
 from gdp.errors import ModelError
+
+
+# Beyond these a dimension is taken as a name, as its parser nests and computes: 9**9**9 has a third
+# of a billion digits.
+LONGEST_EXPRESSION = 500  # characters
+MOST_POWERS = 2
+_TOWER = re.compile(r"\*\*(?!\s*\d\b(?!\s*\*\*))")
 
 
 class Dimensions:
@@ -99,6 +107,9 @@ def _symbols(text: str) -> tuple[str, ...]:
     >>> _symbols("2*seq + past")
     ('past', 'seq')
     """
+    powers = text.count("**")
+    if len(text) > LONGEST_EXPRESSION or powers > MOST_POWERS or _TOWER.search(text):
+        return (text,)
     try:
         return tuple(sorted(ir.SymbolicDim(text).free_symbols()))
     except Exception:  # any text may stand in a model file, the parser rejects it in its own ways

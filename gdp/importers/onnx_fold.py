@@ -42,14 +42,17 @@ def fold(facts: Facts) -> int:
 
 
 def annotate(facts: Facts) -> None:
-    """Write the shapes and types that were found onto the values of the main graph."""
+    """Write the types that were found onto the values of the main graph, and the shapes, except
+    those that are assumed: a runtime would refuse any other."""
     graph = facts.model.graph
     for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
         fact = facts.tensors.get(value)
-        shape, dtype = getattr(fact, "shape", None), getattr(fact, "dtype", None)
-        if shape is not None and dtype is not None:
-            value.shape = ir.Shape(shape)
-            value.type = ir.TensorType(dtype)
+        if isinstance(fact, Tensor):
+            value.type = ir.TensorType(fact.dtype)
+            if value not in facts.assumed:
+                value.shape = ir.Shape(fact.shape)
+            elif value.shape is not None and not value.is_graph_output():
+                value.shape = None
 
 
 class Roles:

@@ -201,10 +201,10 @@ def _plain(attribute: ir.Attr) -> Attribute | None:
 
 def _fact_shape(fact: Fact) -> tuple[int, ...]:
     """A sequence counts as one axis of tensors."""
-    return (len(fact.items),) if isinstance(fact, TensorList) else fact.shape
+    return (fact.count,) if isinstance(fact, TensorList) else fact.shape
 
 
 def _fact_dtype(fact: Fact) -> str:
     if isinstance(fact, TensorList):
-        return dtype_name(fact.items[0].dtype) if fact.items else "float32"
+        return dtype_name(fact.runs[0][0].dtype) if fact.runs else "float32"
     return dtype_name(fact.dtype)

@@ -12,6 +12,9 @@ from gdp.importers.onnx_read import describe, one_line, root_cause
 FIRST_IR_WITHOUT_WEIGHT_INPUTS = 4
 """Older IR versions demand that every initialiser is a graph input too."""
 
+MAX_NODES = 5_000_000
+"""Of a model whose functions are inlined: beyond it, memory ends before the import does."""
+
 SCOPE_KEY = "pkg.torch.onnx.name_scopes"
 NAMESPACE_KEY = "namespace"
 
@@ -69,7 +72,7 @@ def _from_scopes(text: str) -> str:
     node itself."""
     try:
         scopes = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # nesting gives the last two
         return ""
     if not isinstance(scopes, list) or len(scopes) < 2:
         return ""
@@ -85,11 +88,35 @@ def _inline(model: ir.Model, source: str) -> None:
     from onnx_ir.passes.common import InlinePass
 
     try:
-        InlinePass()(model)
+        inline = InlinePass()
+        inline.requires(model)  # that no function calls itself
+        if (nodes := _inlined_nodes(model)) > MAX_NODES:
+            raise ValueError(
+                f"they would become {nodes:.1e} nodes; {MAX_NODES:,} are the most gdp reads"
+            )
+        inline(model)
     except Exception as error:  # the pass wraps what went wrong in its own errors
         raise ModelError(
             f"{source}: its functions cannot be inlined: {root_cause(error)}"
         ) from None
+
+
+def _inlined_nodes(model: ir.Model) -> int:
+    """How many nodes a model has once every call is replaced by what the function holds: a chain
+    of functions that each call the next one twice doubles with every one of them."""
+    size: dict[ir.OperatorIdentifier, int] = {}
+
+    def nodes(graph: ir.Graph | ir.Function) -> int:
+        # In all subgraphs too. A function is counted once, whoever calls it.
+        return sum(1 if called is None else called for called in map(called_nodes, graph.all_nodes()))
+
+    def called_nodes(node: ir.Node) -> int | None:
+        call = node.op_identifier()
+        if call in model.functions and call not in size:
+            size[call] = nodes(model.functions[call])
+        return size.get(call)
+
+    return nodes(model.graph)
 
 
 def _sort(graph: ir.Graph, source: str) -> None:

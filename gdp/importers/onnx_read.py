@@ -18,6 +18,8 @@ STRIP_BYTES = 32 * 1024
 """Tensor data longer than this is skipped when only shapes are wanted; it is far more than the
 data of the small tensors that shape inference reads."""
 PROTOBUF_LIMIT_BYTES = (1 << 31) - 1
+PROTOBUF_DEPTH = 100
+"""Messages within messages that protobuf decodes; a graph within a graph takes three."""
 
 DROP = "drop"
 # Which fields of which message lead to tensor data, by field number of onnx.proto; DROP marks the
@@ -98,7 +100,7 @@ def read_model(path: Path, *, weights: bool) -> ir.Model:
             proto.ParseFromString(_read_stripped(path))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-    except (DecodeError, _Truncated):
+    except (DecodeError, _Truncated, _TooDeep):
         raise ModelError(f"{path}: {_why_undecodable(path)}") from None
     if not proto.HasField("graph"):
         raise ModelError(f"{path}: is not an ONNX model: it holds no graph")
@@ -129,7 +131,11 @@ class _Truncated(Exception):
     """A field that reaches past the end of its message, or a malformed key."""
 
 
-def _read_stripped(path: Path) -> bytes:
+class _TooDeep(Exception):
+    """Messages within messages beyond `PROTOBUF_DEPTH`."""
+
+
+def _read_stripped(path: Path, longer_than: int = STRIP_BYTES) -> bytes:
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return b""
@@ -137,11 +143,13 @@ def _read_stripped(path: Path) -> bytes:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as data,
         ):
-            return _stripped(data, _MODEL)
+            return _stripped(data, _MODEL, longer_than, 0)
 
 
-def _stripped(data: memoryview, fields: dict[int, Any]) -> bytes:
+def _stripped(data: memoryview, fields: dict[int, Any], longer_than: int, depth: int) -> bytes:
     """A message without its long tensor data; what is not tensor data is copied as it stands."""
+    if depth > PROTOBUF_DEPTH:
+        raise _TooDeep
     parts: list[bytes] = []
     copied = position = 0  # everything before `copied` is in `parts`
     dropped = False
@@ -153,14 +161,14 @@ def _stripped(data: memoryview, fields: dict[int, Any]) -> bytes:
             size, begin = _varint(data, position)
             position = begin + size
             inner = fields.get(key >> 3)
-            if position <= len(data) and inner is not None and size > STRIP_BYTES:
+            if position <= len(data) and inner is not None and size > longer_than:
                 parts.append(bytes(data[copied:start]))
                 copied = position
                 if inner == DROP:
                     dropped = True
                 else:
                     with data[begin:position] as body:
-                        kept = _stripped(body, inner)
+                        kept = _stripped(body, inner, longer_than, depth + 1)
                     parts += [_varint_bytes(key), _varint_bytes(len(kept)), kept]
         elif wire == 0:
             _, position = _varint(data, position)
@@ -199,6 +207,15 @@ def _varint_bytes(value: int) -> bytes:
 
 def _why_undecodable(path: Path) -> str:
     """What is likely wrong with a file that protobuf rejects."""
+    try:
+        _read_stripped(path, longer_than=0)  # every message is looked into
+    except _TooDeep:
+        return (
+            f"is nested too deeply: protobuf decodes {PROTOBUF_DEPTH} messages within each other, "
+            f"which are {PROTOBUF_DEPTH // 3} subgraphs within each other"
+        )
+    except _Truncated:
+        pass
     with path.open("rb") as file:
         head = file.read(2)
     # Every writer starts with field 1, ir_version, a small varint.

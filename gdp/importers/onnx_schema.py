@@ -113,8 +113,8 @@ def _as_protos(
         if fact is not None:
             types[name] = _to_proto(fact)
         known = view.known[i]
-        if known is not None:
-            data[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(known), name)
+        if known is not None:  # `ascontiguousarray` would make a vector of a scalar
+            data[name] = onnx.numpy_helper.from_array(np.asarray(known, order="C"), name)
     node.output.extend(f"o{i}" for i in range(view.num_outputs))
     for attribute in view.attributes.values():
         ir.serde.serialize_attribute_into(node.attribute.add(), from_=attribute)
@@ -125,7 +125,7 @@ def _to_proto(fact: Fact) -> onnx.TypeProto:
     proto = onnx.TypeProto()
     if isinstance(fact, TensorList):
         inner = proto.sequence_type.elem_type.tensor_type
-        inner.elem_type = int(fact.items[0].dtype) if fact.items else int(ir.DataType.FLOAT)
+        inner.elem_type = int(fact.runs[0][0].dtype) if fact.runs else int(ir.DataType.FLOAT)
         return proto
     proto.tensor_type.elem_type = int(fact.dtype)
     shape = proto.tensor_type.shape
@@ -169,7 +169,7 @@ def _reason(error: Exception) -> str:
 def _spell(inputs: tuple[Fact | None, ...]) -> str:
     return ", ".join(
         "left out" if fact is None
-        else f"{len(fact.items)} tensors" if isinstance(fact, TensorList)
+        else f"{fact.count} tensors" if isinstance(fact, TensorList)
         else f"{fact.dtype.name.lower()}{list(fact.shape)}"
         for fact in inputs
     )  # fmt: skip

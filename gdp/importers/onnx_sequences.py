@@ -11,7 +11,10 @@ from gdp.importers.onnx_types import (
     Tensor,
     TensorList,
     need,
+    tensor_list,
 )
+
+Runs = tuple[tuple[Tensor, int], ...]
 
 
 def sequence_rule(view: NodeView) -> Rule | None:
@@ -25,11 +28,11 @@ def sequence_rule(view: NodeView) -> Rule | None:
 
 def _same(view: NodeView) -> list[Inferred]:
     fact = view.inputs[0] if view.inputs else None
-    return [TensorList(()) if fact is None else fact]
+    return [TensorList() if fact is None else fact]
 
 
 def _construct(view: NodeView) -> list[Inferred]:
-    return [TensorList(tuple(fact for fact in view.inputs if isinstance(fact, Tensor)))]
+    return [tensor_list((fact, 1) for fact in view.inputs if isinstance(fact, Tensor))]
 
 
 def _split_to_sequence(view: NodeView) -> list[Inferred]:
@@ -37,11 +40,14 @@ def _split_to_sequence(view: NodeView) -> list[Inferred]:
     split, size = view.data(1), x.shape[axis]
     if split is None and view.tensor(1) is not None:
         return [Partial()]
+    lengths: list[tuple[int, int]]  # (length, how many of it)
     if split is None or split.ndim == 0:
         step = 1 if split is None else int(split)
-        sizes = [min(step, size - start) for start in range(0, size, max(step, 1))]
+        if step < 1:
+            raise ValueError(f"parts of length {step}")
+        lengths = [(step, size // step), (size % step, 1 if size % step else 0)]
     else:
-        sizes = [int(part) for part in split]
+        lengths = [(int(part), 1) for part in split]
 
     def part(length: int) -> Tensor:
         shape = list(x.shape)
@@ -50,45 +56,60 @@ def _split_to_sequence(view: NodeView) -> list[Inferred]:
             del shape[axis]
         return Tensor(x.dtype, tuple(shape))
 
-    return [TensorList(tuple(part(length) for length in sizes))]
+    return [tensor_list((part(length), count) for length, count in lengths)]
 
 
 def _sequence_at(view: NodeView) -> list[Inferred]:
-    items, place = _items(view), _place(view, 1)
-    if place is not None and -len(items) <= place < len(items):
-        return [items[place]]
+    runs, count, place = _runs(view), _list(view).count, _place(view, 1)
+    if place is not None and -count <= place < count:
+        return [_split_runs(runs, place)[1][0][0]]
     # Any element will do when all are alike.
-    return [items[0] if items and len(set(items)) == 1 else Partial()]
+    return [runs[0][0] if len(runs) == 1 else Partial()]
 
 
 def _sequence_insert(view: NodeView) -> list[Inferred]:
-    items, place = list(_items(view)), _place(view, 2)
-    items.insert(len(items) if place is None else place, need(view, 1))
-    return [TensorList(tuple(items))]
+    place = _place(view, 2)
+    before, after = (_runs(view), ()) if place is None else _split_runs(_runs(view), place)
+    return [tensor_list([*before, (need(view, 1), 1), *after])]
 
 
 def _sequence_erase(view: NodeView) -> list[Inferred]:
-    items, place = list(_items(view)), _place(view, 1)
-    if items:
-        items.pop(-1 if place is None else place)
-    return [TensorList(tuple(items))]
+    place = _place(view, 1)
+    before, after = _split_runs(_runs(view), -1 if place is None else place)
+    rest = ((after[0][0], after[0][1] - 1), *after[1:]) if after else ()
+    return [tensor_list([*before, *rest])]
 
 
 def _concat_from_sequence(view: NodeView) -> list[Inferred]:
-    items, axis = _items(view), view.attribute("axis", 0)
-    if not items:
+    runs, axis = _runs(view), view.attribute("axis", 0)
+    if not runs:
         return [Partial()]
-    shape = list(items[0].shape)
+    first = runs[0][0]
+    shape = list(first.shape)
     if view.attribute("new_axis", 0):
-        shape.insert(axis if axis >= 0 else len(shape) + 1 + axis, len(items))
+        shape.insert(axis if axis >= 0 else len(shape) + 1 + axis, _list(view).count)
     else:
-        shape[axis] = sum(item.shape[axis] for item in items)
-    return [Tensor(items[0].dtype, tuple(shape))]
+        shape[axis] = sum(item.shape[axis] * count for item, count in runs)
+    return [Tensor(first.dtype, tuple(shape))]
 
 
-def _items(view: NodeView) -> tuple[Tensor, ...]:
+def _list(view: NodeView) -> TensorList:
     fact: Fact | None = view.inputs[0]
-    return fact.items if isinstance(fact, TensorList) else ()
+    return fact if isinstance(fact, TensorList) else TensorList()
+
+
+def _runs(view: NodeView) -> Runs:
+    return _list(view).runs
+
+
+def _split_runs(runs: Runs, place: int) -> tuple[Runs, Runs]:
+    """What stands before a position and what from it on; negative positions count from the end."""
+    left = place if place >= 0 else max(place + sum(count for _, count in runs), 0)
+    for i, (item, count) in enumerate(runs):
+        if left < count:
+            return (*runs[:i], (item, left)), ((item, count - left), *runs[i + 1 :])
+        left -= count
+    return runs, ()
 
 
 def _place(view: NodeView, index: int) -> int | None:
@@ -98,7 +119,7 @@ def _place(view: NodeView, index: int) -> int | None:
 
 _RULES: dict[str, Rule] = {
     "SequenceConstruct": _construct,
-    "SequenceEmpty": lambda view: [TensorList(())],
+    "SequenceEmpty": lambda view: [TensorList()],
     "SplitToSequence": _split_to_sequence,
     "SequenceAt": _sequence_at,
     "SequenceInsert": _sequence_insert,

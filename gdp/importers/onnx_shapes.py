@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,7 +16,7 @@ from gdp.importers.onnx_read import describe
 from gdp.importers.onnx_schema import STANDARD_DOMAINS, SchemaInference, find_schema
 from gdp.importers.onnx_sequences import sequence_rule
 from gdp.importers.onnx_types import Fact, Inferred, NodeView, Partial, Tensor, TensorList
-from gdp.importers.onnx_values import evaluate, tensor_data
+from gdp.importers.onnx_values import can_evaluate, evaluate, tensor_data
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +62,10 @@ class Facts:
         self.known: dict[ir.Value, np.ndarray] = {}  # data of small constants
         self.constant: set[ir.Value] = set()  # depends on weights and shapes alone
         self.by_shape: set[ir.Value] = set()  # known, and from the shape of an activation
+        self.assumed: set[ir.Value] = set()  # of a shape that may be another one when it runs
         self.stored: dict[ir.Value, int] = {}  # bytes of constants kept quantised
         self.body: dict[ir.Node, tuple[float, float]] = {}  # FLOPs and traffic of control flow
+        self.visits = 0  # of nodes, those of bodies at each visit
         self.estimated: set[ir.Node] = set()  # nodes of bodies that have no cost formula
         self.assumptions: dict[str, None] = {}  # ordered, each once
 
@@ -151,10 +154,12 @@ class Facts:
                 self.known[value] = data
 
     def _visit(self, node: ir.Node) -> None:
+        self.visits += 1
         for value in node.outputs:  # a loop's body is visited again as its state grows
             self.known.pop(value, None)
             self.constant.discard(value)
             self.by_shape.discard(value)
+            self.assumed.discard(value)
         inputs = [value for value in node.inputs if value is not None]
         has_body = any(a.type in BODIES for a in node.attributes.values())
         constant = (
@@ -163,17 +168,18 @@ class Facts:
             and all(value in self.constant for value in inputs)
         )
         view = self.view(node)
-        if not has_body and (data := evaluate(view)) is not None:
+        inferred = self._control(node, view) if has_body else self._infer(view)
+        if any(value in self.assumed for value in (*inputs, *_body_outputs(node))):
+            self.assumed.update(node.outputs)
+        if can_evaluate(view) and (data := evaluate(view, inferred)) is not None:
             for value, array in zip(node.outputs, data, strict=False):
                 self.set_known(value, array)
-                if not constant or any(source in self.by_shape for source in inputs):
+                if value in self.assumed:  # what it is when it runs is still to be computed
+                    self.constant.discard(value)
+                elif not constant or any(source in self.by_shape for source in inputs):
                     self.by_shape.add(value)
             if len(data) >= len(node.outputs):
                 return
-        if has_body:
-            inferred = self._control(node, view)
-        else:
-            inferred = self._infer(view)
         for i, value in enumerate(node.outputs):
             if value.name and value not in self.known:
                 guess = inferred[i] if i < len(inferred) else Partial()
@@ -189,20 +195,17 @@ class Facts:
     def _control(self, node: ir.Node, view: NodeView) -> list[Inferred]:
         from gdp.importers.onnx_control import infer_control
 
-        return infer_control(self, node, view)
+        with _malformed(view):
+            return infer_control(self, node, view)
 
     def _infer(self, view: NodeView) -> list[Inferred]:
         rule = sequence_rule(view) or contrib_rule(view)
-        try:
+        with _malformed(view):
             if rule is not None:
                 return rule(view)
             twin = standard_twin(view)
             if twin is not None:
                 return self.schema(twin)
-        except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
-            raise ModelError(
-                f"node {view.name!r} ({view.op_type}) does not fit its inputs: {error}"
-            ) from None
         if view.op_type == "Constant" and view.attribute("value") is not None:
             tensor = view.attribute("value")
             return [Tensor(tensor.dtype, tuple(int(size) for size in tensor.shape))]
@@ -236,6 +239,10 @@ class Facts:
                 _first_known(size, self.dims.named(value, axis), also[axis])
                 for axis, size in enumerate(shape)
             )
+        if guess.shape is None or None in guess.shape:
+            fixed = value.shape is not None and value.shape.is_static()
+            if view.domain in STANDARD_DOMAINS and not fixed:
+                self.assumed.add(value)  # it depends on data, whatever the user binds
         dtype = guess.dtype
         if dtype == ir.DataType.UNDEFINED:
             dtype = value.dtype or ir.DataType.UNDEFINED
@@ -271,6 +278,17 @@ class Facts:
         return ""
 
 
+@contextmanager
+def _malformed(view: NodeView) -> Iterator[None]:
+    """A rule that trips over a node says which one."""
+    try:
+        yield
+    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(
+            f"node {view.name!r} ({view.op_type}) does not fit its inputs: {error}"
+        ) from None
+
+
 def bodies(node: ir.Node) -> Iterator[ir.Graph]:
     """The graphs that a control-flow node holds."""
     for attribute in node.attributes.values():
@@ -278,6 +296,10 @@ def bodies(node: ir.Node) -> Iterator[ir.Graph]:
             yield attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:
             yield from attribute.as_graphs()
+
+
+def _body_outputs(node: ir.Node) -> Iterator[ir.Value]:
+    return (value for body in bodies(node) for value in body.outputs)
 
 
 def _sized(fact: Fact, value: ir.Value) -> Fact:

@@ -1,7 +1,7 @@
 """What is known of the values of an ONNX model: type and shape, and of small ones the data."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,17 +36,38 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorList:
-    """An ONNX sequence, by its tensors."""
+    """An ONNX sequence as runs of tensors that are alike, (tensor, how many), no two neighbours of
+    one kind: a tensor that is split into its million rows is one run. See `tensor_list`."""
 
-    items: tuple[Tensor, ...]
+    runs: tuple[tuple[Tensor, int], ...] = ()
+
+    @property
+    def count(self) -> int:
+        return sum(count for _, count in self.runs)
 
     @property
     def elements(self) -> int:
-        return sum(item.elements for item in self.items)
+        return sum(item.elements * count for item, count in self.runs)
 
     @property
     def bytes(self) -> int:
-        return sum(item.bytes for item in self.items)
+        return sum(item.bytes * count for item, count in self.runs)
+
+
+def tensor_list(runs: Iterable[tuple[Tensor, int]]) -> TensorList:
+    """The sequence of these runs, empty ones left out and equal neighbours joined.
+
+    >>> a = Tensor(ir.DataType.FLOAT, (2,))
+    >>> tensor_list([(a, 1), (a, 2)]) == TensorList(((a, 3),))
+    True
+    """
+    joined: list[tuple[Tensor, int]] = []
+    for item, count in runs:
+        if joined and joined[-1][0] == item:
+            joined[-1] = (item, joined[-1][1] + count)
+        elif count > 0:
+            joined.append((item, count))
+    return TensorList(tuple(joined))
 
 
 Fact = Tensor | TensorList

@@ -5,12 +5,19 @@ anything larger than `KNOWN_ELEMENTS`, stays unknown.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from gdp.importers.onnx_types import KNOWN_ELEMENTS, NodeView, Tensor
+from gdp.importers.onnx_types import (
+    KNOWN_ELEMENTS,
+    Inferred,
+    NodeView,
+    Partial,
+    Tensor,
+    TensorList,
+)
 
 _PLAIN = {
     ir.DataType.BOOL, ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64,
@@ -22,22 +29,56 @@ _INTEGERS = {ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64}
 Arrays = list[np.ndarray]
 
 
-def evaluate(view: NodeView) -> Arrays | None:
-    """The outputs of a node as data, None where they are unknown, large or of no use to shapes."""
+def can_evaluate(view: NodeView) -> bool:
+    """Whether `evaluate` has a rule for a node and the data that the rule reads."""
     if view.domain != "" or view.op_type not in _RULES or "broadcast" in view.attributes:
-        return None  # before operator set 7, broadcasting followed an attribute of its own
-    if view.op_type not in _BY_SHAPE and any(
-        data is None for data, fact in zip(view.known, view.inputs, strict=True) if fact is not None
-    ):
+        return False  # before operator set 7, broadcasting followed an attribute of its own
+    return view.op_type in _BY_SHAPE or all(
+        data is not None
+        for data, fact in zip(view.known, view.inputs, strict=True)
+        if fact is not None
+    )
+
+
+def evaluate(view: NodeView, inferred: Sequence[Inferred]) -> Arrays | None:
+    """The outputs of a node as data, None where they are unknown, large or of no use to shapes.
+
+    `inferred` is what shape inference says of the outputs: how large they are is known before
+    anything is computed, so that no node costs more than `KNOWN_ELEMENTS` an output.
+    """
+    sizes = [_most_elements(view, guess) for guess in inferred] or [None]
+    if any(size is None or size > KNOWN_ELEMENTS for size in sizes):
         return None
     try:
         with np.errstate(all="ignore"):
-            made = _RULES[view.op_type](view)
+            # Without elements there is nothing to compute, though what a rule makes on its way
+            # there may be large: x[1000, 1] + y[1, 1000] + z[1, 0].
+            made = _empty(inferred) if not any(sizes) else _RULES[view.op_type](view)
     except (ValueError, IndexError, TypeError, KeyError, OverflowError, MemoryError):
         return None  # a malformed node: shape inference names what is wrong with it
     if made is None or any(array.size > KNOWN_ELEMENTS for array in made):
         return None
     return made
+
+
+def _most_elements(view: NodeView, guess: Inferred) -> int | None:
+    """How many elements an output has, or has at most; None where nothing bounds them."""
+    if isinstance(guess, Tensor):
+        return guess.elements
+    if view.op_type in _AT_MOST:
+        return _AT_MOST[view.op_type](view)
+    if isinstance(guess, TensorList) or guess.shape is None:
+        return None
+    sizes = [size for size in guess.shape if size is not None]
+    return math.prod(sizes) if len(sizes) == len(guess.shape) else None
+
+
+def _empty(inferred: Sequence[Inferred]) -> Arrays | None:
+    if not all(
+        isinstance(g, Tensor | Partial) and g.shape and g.dtype in _PLAIN for g in inferred
+    ):
+        return None
+    return [np.empty([size or 0 for size in g.shape], g.dtype.numpy()) for g in inferred]
 
 
 def tensor_data(tensor: ir.TensorProtocol | None) -> np.ndarray | None:
@@ -91,18 +132,27 @@ def _constant(view: NodeView) -> Arrays | None:
 
 def _constant_of_shape(view: NodeView) -> Arrays | None:
     shape = [int(size) for size in _in(view, 0)]
-    if math.prod(shape) > KNOWN_ELEMENTS:
-        return None
     value = view.attribute("value")
     fill = np.zeros(1, np.float32) if value is None else tensor_data(value)
     return None if fill is None else [np.full(shape, fill.reshape(-1)[0], dtype=fill.dtype)]
 
 
-def _range(view: NodeView) -> Arrays | None:
-    start, limit, delta = (data.reshape(-1)[0] for data in view.known[:3] if data is not None)
-    if (limit - start) / delta > KNOWN_ELEMENTS:
-        return None
+def _range(view: NodeView) -> Arrays:
+    start, limit, delta = _range_terms(view)
     return [np.arange(start, limit, delta, dtype=_in(view, 0).dtype)]
+
+
+def _range_elements(view: NodeView) -> int | None:
+    """Inference counts for some types only, and in 64 bits that wrap."""
+    start, limit, delta = (term.item() for term in _range_terms(view))
+    try:
+        return max(math.ceil((limit - start) / delta), 0)
+    except (ZeroDivisionError, OverflowError, ValueError):
+        return None
+
+
+def _range_terms(view: NodeView) -> list[np.generic]:
+    return [_in(view, i).reshape(-1)[0] for i in range(3)]
 
 
 def _cast(view: NodeView) -> Arrays | None:
@@ -181,16 +231,13 @@ def _transpose(view: NodeView) -> Arrays:
     return [np.transpose(_in(view, 0), view.attribute("perm"))]
 
 
-def _expand(view: NodeView) -> Arrays | None:
+def _expand(view: NodeView) -> Arrays:
     data, shape = _in(view, 0), [int(size) for size in _in(view, 1)]
-    if math.prod(shape) > KNOWN_ELEMENTS:
-        return None
     return [data * np.ones(shape, dtype=data.dtype)]
 
 
-def _tile(view: NodeView) -> Arrays | None:
-    data, repeats = _in(view, 0), [int(count) for count in _in(view, 1)]
-    return [np.tile(data, repeats)] if data.size * math.prod(repeats) <= KNOWN_ELEMENTS else None
+def _tile(view: NodeView) -> Arrays:
+    return [np.tile(_in(view, 0), [int(count) for count in _in(view, 1)])]
 
 
 def _split(view: NodeView) -> Arrays | None:
@@ -255,6 +302,11 @@ def _in(view: NodeView, index: int) -> np.ndarray:
 
 
 _BY_SHAPE = {"Shape", "Size"}
+# Of operators whose output's size depends on data, for which inference may leave it open.
+_AT_MOST: dict[str, Callable[[NodeView], int | None]] = {
+    "NonZero": lambda view: _in(view, 0).size * max(_in(view, 0).ndim, 1),
+    "Range": _range_elements,
+}
 _RULES: dict[str, Callable[[NodeView], Arrays | None]] = {
     "Shape": _shape,
     "Size": _size,

@@ -11,15 +11,11 @@ from jaxtyping import Int
 
 from gdp.cluster import Cluster
 from gdp.graph import OpGraph
-from gdp.runtime.ort_compare import (
-    Comparison,
-    compare,
-    make_inputs,
-    merge_comparisons,
-    reference_values,
-)
+from gdp.runtime.ort_compare import Verdict, judge, reference_values
+from gdp.runtime.ort_inputs import make_inputs
 from gdp.runtime.ort_measure import Contender, Measured, measure
 from gdp.runtime.ort_pipeline import Pipeline, Slot, Stage, make_slot
+from gdp.runtime.ort_repeatable import Repeatable, repeatable
 from gdp.runtime.ort_report import RunReport, SegmentTime, baseline
 from gdp.runtime.ort_sessions import can_pin, core_of_device, versions
 from gdp.runtime.ort_source import Source, load_source, randomised
@@ -31,6 +27,7 @@ from gdp.runtime.ort_stages import (
     roofline_prediction,
     whole_stage,
 )
+from gdp.runtime.ort_values import to_array
 from gdp.sim.problem import Objective
 
 MAX_IN_FLIGHT = 16
@@ -49,6 +46,7 @@ class Prepared:
     slots: list[Slot]
     feeds: list[dict[str, np.ndarray]]  # of each slot
     expected: list[dict[str, Any]]  # of each slot: OrtValues of the uncut model
+    known: Repeatable  # what of the model can be compared, and how closely
 
 
 def run_onnx(
@@ -93,7 +91,10 @@ def run_onnx(
         baselines={name: baseline(times[name]) for name in (SINGLE, DEFAULT, REPLICAS)},
         latency_speedup=_ratio(single.round_latency_s, one.round_latency_s),
         throughput_speedup=_ratio(full.round_throughput_per_s, single.round_throughput_per_s),
-        outputs_equal=comparison.equal,
+        outputs_equal=comparison.outputs_equal,
+        inner_equal=comparison.inner_equal,
+        worst_tensor=comparison.worst,
+        random_ops=comparison.random_ops,
         max_abs_diff=comparison.max_abs_diff,
         max_relative_diff=comparison.max_relative_diff,
         compared_tensors=comparison.tensors,
@@ -119,20 +120,19 @@ def prepare(
     expected = reference_values(source, names, feeds)
     stages, workers = make_stages(plan, source, cores)
     slots = [make_slot(stages, f, like) for f, like in zip(feeds, expected, strict=True)]
-    return Prepared(plan, stages, workers, slots, feeds, expected)
+    return Prepared(plan, stages, workers, slots, feeds, expected, repeatable(source.model))
 
 
-def check_outputs(ready: Prepared) -> Comparison:
+def check_outputs(ready: Prepared) -> Verdict:
     """Every output and crossing tensor of every sample against the uncut model, with the pipeline
     full, so that a sample that reads another one's tensors shows."""
     with Pipeline(ready.stages, ready.slots, ready.workers) as pipeline:
         pipeline.run(2 * len(ready.slots))
-    return merge_comparisons(
-        [
-            compare({n: v.numpy() for n, v in values.items()}, {n: slot.read(n) for n in values})
-            for slot, values in zip(ready.slots, ready.expected, strict=True)
-        ]
-    )
+    pairs = [
+        ({n: to_array(v) for n, v in values.items()}, {n: slot.read(n) for n in values})
+        for slot, values in zip(ready.slots, ready.expected, strict=True)
+    ]
+    return judge(pairs, ready.plan.cut.outputs, ready.known)
 
 
 @contextmanager

@@ -4,16 +4,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 
 from gdp.errors import ModelError
-from gdp.graph import INPUT, OpGraph
+from gdp.runtime.ort_repeatable import Repeatable
 from gdp.runtime.ort_sessions import make_session
 from gdp.runtime.ort_source import Source
+from gdp.runtime.ort_values import from_array
 
 RELATIVE_TOLERANCE = 1e-4
-"""Of the largest magnitude in a tensor: other fusions add up in another order."""
+"""Of the largest magnitude in a tensor: other fusions add up in another order. Types of fewer digits
+are allowed two of their rounding errors."""
+QUANTISED_TOLERANCE = 1 / 128
+"""Of the largest magnitude, for what is computed from quantised values: one step of 8 bits."""
+
+Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -27,51 +34,22 @@ class Comparison:
     tensors: int
 
 
-def make_inputs(model: onnx.ModelProto, graph: OpGraph, seed: int) -> dict[str, np.ndarray]:
-    """Seeded values for every input: normal floats; integers 0 or 1, which any vocabulary and mask
-    allow; true booleans."""
-    held = {i.name for i in model.graph.initializer}
-    rng = np.random.default_rng(seed)
-    found = {}
-    for value in model.graph.input:
-        if value.name in held:
-            continue
-        kind = value.type.tensor_type.elem_type
-        if value.type.WhichOneof("value") != "tensor_type" or kind == onnx.TensorProto.STRING:
-            raise ModelError(f"input {value.name!r} is no numeric tensor; it cannot be made up")
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
-        shape = _input_shape(value, graph)
-        if dtype == np.bool_:
-            found[value.name] = np.ones(shape, dtype=dtype)
-        elif np.issubdtype(dtype, np.integer):
-            found[value.name] = rng.integers(2, size=shape).astype(dtype)
-        else:
-            found[value.name] = rng.standard_normal(shape, dtype=np.float32).astype(dtype)
-    return found
+@dataclass(frozen=True)
+class Verdict(Comparison):
+    """A cut model beside the uncut one. `equal` is of all that was compared."""
 
-
-def _input_shape(value: onnx.ValueInfoProto, graph: OpGraph) -> tuple[int, ...]:
-    """The shape that the graph was imported with: it binds symbolic dimensions."""
-    for op, (op_type, detail) in enumerate(zip(graph.op_types, graph.detail, strict=True)):
-        named = graph.op_names[op] == value.name or any(
-            graph.tensor_names[t] == value.name for t in np.flatnonzero(graph.producer == op)
-        )
-        if op_type == INPUT and named and detail.output_shapes:
-            return detail.output_shapes[0]
-    dims = value.type.tensor_type.shape.dim
-    if not all(dim.HasField("dim_value") for dim in dims):
-        raise ModelError(
-            f"input {value.name!r} has an open dimension; bind it, for example --dim batch=1"
-        )
-    return tuple(dim.dim_value for dim in dims)
+    outputs_equal: bool | None  # None: every output is random
+    inner_equal: bool  # the tensors between pieces
+    random_ops: tuple[str, ...]  # what they reach cannot be compared
 
 
 def reference_values(
-    source: Source, names: Sequence[str], feeds: Sequence[Mapping[str, np.ndarray]]
+    source: Source, names: Sequence[str], feeds: Sequence[Arrays]
 ) -> list[dict[str, Any]]:
-    """Of each feed, the named tensors of the uncut model as OrtValues."""
-    import onnxruntime as ort
+    """Of each feed, the named tensors of the uncut model as OrtValues.
 
+    Raises `ModelError` when the model cannot run on the feeds.
+    """
     model = onnx.ModelProto()
     model.CopyFrom(source.model)
     outputs = {value.name for value in model.graph.output}
@@ -82,23 +60,64 @@ def reference_values(
     wanted = {value.name for value in session.get_inputs()}
     found = []
     for feed in feeds:
-        values = {n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in feed.items() if n in wanted}
-        made = session.run_with_ort_values(list(names), values)
+        values = {name: from_array(array) for name, array in feed.items() if name in wanted}
+        try:
+            made = session.run_with_ort_values(list(names), values)
+        except Exception as error:  # onnxruntime raises classes of its own, most undocumented
+            reason = " ".join(str(error).split())
+            raise ModelError(
+                f"model {source.model.graph.name!r} does not run, uncut, on inputs that are made "
+                f"up (integers 0 and 1, normal floats): {reason}"
+            ) from None
         found.append(dict(zip(names, made, strict=True)))
     return found
 
 
-def compare(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> Comparison:
+def judge(
+    pairs: Sequence[tuple[Arrays, Arrays]], outputs: Sequence[str], known: Repeatable
+) -> Verdict:
+    """Each sample's tensors from the uncut model beside those from the pieces: the outputs by their
+    type, those between pieces with a step of the quantisers before them."""
+    parts: dict[bool, list[Comparison]] = {True: [], False: []}
+    for expected, found in pairs:
+        for is_output, kept in parts.items():
+            wanted = {
+                name: array
+                for name, array in expected.items()
+                if (name in outputs) == is_output and name not in known.random
+            }
+            if wanted:
+                kept.append(compare(wanted, found, known, is_output=is_output))
+    of_outputs, of_inner = (merge_comparisons(kept) if kept else None for kept in parts.values())
+    both = merge_comparisons([*parts[True], *parts[False]] or [_NOTHING])
+    return Verdict(
+        **vars(both),
+        outputs_equal=None if of_outputs is None else of_outputs.equal,
+        inner_equal=of_inner is None or of_inner.equal,
+        random_ops=known.random_ops if known.random else (),
+    )
+
+
+def compare(
+    expected: Arrays,
+    found: Arrays,
+    known: Repeatable = Repeatable(),  # noqa: B008  # frozen, and empty
+    *,
+    is_output: bool = True,
+) -> Comparison:
     """The largest differences over the tensors of `expected`."""
-    worst, max_abs, max_relative = "", 0.0, 0.0
+    equal, worst, max_abs, max_relative = True, "", 0.0, 0.0
     for name, array in expected.items():
-        difference, relative = _difference(array, found[name])
+        allowed = _allowed(array, known.step.get(name), is_output=is_output)
+        difference, relative = _difference(array, found[name], allowed)
+        equal &= difference <= allowed
         max_abs = max(max_abs, difference)
         if relative > max_relative or not worst:
             worst, max_relative = name, relative
-    return Comparison(
-        max_relative <= RELATIVE_TOLERANCE, max_abs, max_relative, worst, len(expected)
-    )
+    return Comparison(equal, max_abs, max_relative, worst, len(expected))
+
+
+_NOTHING = Comparison(equal=True, max_abs_diff=0.0, max_relative_diff=0.0, worst="", tensors=0)
 
 
 def merge_comparisons(parts: Sequence[Comparison]) -> Comparison:
@@ -113,14 +132,44 @@ def merge_comparisons(parts: Sequence[Comparison]) -> Comparison:
     )
 
 
-def _difference(expected: np.ndarray, found: np.ndarray) -> tuple[float, float]:
-    """The largest absolute difference, and its share of the largest magnitude."""
+def _allowed(expected: np.ndarray, step: float | None, *, is_output: bool) -> float:
+    """The difference that a tensor may have; `step` is None where no quantiser comes before it."""
+    dtype = expected.dtype
+    if _is_integer(dtype) and (step is None or (is_output and dtype.itemsize > 1)):
+        return 0.0  # integers and booleans are equal or wrong
+    if _is_integer(dtype) and dtype.itemsize == 1:
+        return 1.0
+    share = RELATIVE_TOLERANCE
+    if not _is_integer(dtype):
+        share = max(share, 2 * float(ml_dtypes.finfo(dtype).eps))
+    if step is not None and not is_output:
+        share = max(share, QUANTISED_TOLERANCE)
+    inner_step = 0.0 if is_output or step is None else step * (1 + RELATIVE_TOLERANCE)
+    return max(share * _magnitude(expected), inner_step)
+
+
+def _is_integer(dtype: np.dtype) -> bool:
+    return dtype.kind in "biu" or dtype.name in ("int4", "uint4", "int2", "uint2")
+
+
+def _magnitude(array: np.ndarray) -> float:
+    wide = array.astype(_wide(array))
+    finite = np.isfinite(wide)
+    return float(np.abs(wide[finite]).max()) if finite.any() else 0.0
+
+
+def _wide(array: np.ndarray) -> type:
+    return np.complex128 if np.iscomplexobj(array) else np.float64
+
+
+def _difference(expected: np.ndarray, found: np.ndarray, allowed: float) -> tuple[float, float]:
+    """The largest absolute difference, and its share of the largest magnitude; infinite for
+    integers that differ more than they may."""
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return np.inf, np.inf
     if expected.size == 0:
         return 0.0, 0.0
-    wide = np.complex128 if np.iscomplexobj(expected) else np.float64
-    a, b = expected.astype(wide), found.astype(wide)
+    a, b = expected.astype(_wide(expected)), found.astype(_wide(found))
     finite = np.isfinite(a)
     # Infinities and NaNs must be the same ones in the same places.
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
@@ -128,7 +177,7 @@ def _difference(expected: np.ndarray, found: np.ndarray) -> tuple[float, float]:
     difference = float(np.abs(np.where(finite, a, 0) - np.where(finite, b, 0)).max())
     if difference == 0.0:
         return 0.0, 0.0
-    if expected.dtype.kind in "biu":  # integers and booleans are equal or wrong
+    if _is_integer(expected.dtype) and difference > allowed:
         return difference, np.inf
-    scale = float(np.abs(a[finite]).max())
+    scale = _magnitude(expected)
     return difference, difference / scale if scale else np.inf

@@ -20,6 +20,7 @@ import numpy as np
 
 from gdp.errors import ModelError
 from gdp.runtime.ort_sessions import pinned
+from gdp.runtime.ort_values import from_array, to_array
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Slot:
 
     def read(self, name: str) -> np.ndarray:
         """A copy of a tensor: the memory is written again by the next sample."""
-        return np.array(self.values[name].numpy())
+        return to_array(self.values[name])
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def make_slot(
     the same type and shape."""
     import onnxruntime as ort
 
-    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+    values = {name: from_array(array) for name, array in feeds.items()}
     for stage in stages:
         for name in stage.outputs:
             kind = like[name].element_type()

@@ -47,7 +47,10 @@ class RunReport:
     baselines: Mapping[str, Baseline]
     latency_speedup: float  # over one device: median of the ratios within each round
     throughput_speedup: float
-    outputs_equal: bool
+    outputs_equal: bool | None  # None: random ops reach every output, which so cannot be compared
+    inner_equal: bool  # the tensors that cross a cut, within a rounding step of their type
+    worst_tensor: str  # of the largest relative difference
+    random_ops: tuple[str, ...]  # whose results are other ones each time, uncut too
     max_abs_diff: float
     max_relative_diff: float  # of the largest magnitude of the tensor
     compared_tensors: int  # model outputs and tensors that cross a cut, over all samples

@@ -23,7 +23,7 @@ import onnx
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
 from gdp.graph import OpGraph
-from gdp.runtime.ort_compare import make_inputs
+from gdp.runtime.ort_inputs import make_inputs
 from gdp.runtime.ort_sessions import pinned, usable_cores, versions
 from gdp.runtime.ort_source import Source, load_source, randomised
 from gdp.runtime.ort_weights import external_locations

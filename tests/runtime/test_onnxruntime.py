@@ -13,7 +13,8 @@ from gdp.graph import OpGraph
 from gdp.importers.onnx import load_onnx
 from gdp.presets import device_preset
 from gdp.runtime.onnxruntime import check_outputs, prepare, run_onnx
-from gdp.runtime.ort_compare import compare, make_inputs, merge_comparisons
+from gdp.runtime.ort_compare import compare, merge_comparisons
+from gdp.runtime.ort_inputs import make_inputs
 from gdp.runtime.ort_sessions import usable_cores
 from gdp.runtime.ort_source import load_source
 from gdp.runtime.ort_stages import make_plan, roofline_prediction

@@ -1,0 +1,121 @@
+"""Seeded inputs for a model that nobody gave any: values that its operators accept."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+
+from gdp.errors import ModelError
+from gdp.graph import INPUT, OpGraph
+
+# Operators that look their integers up in a tensor: (input of the indices, input of the tensor).
+_LOOK_UP = {
+    "Gather": [(1, 0)], "GatherElements": [(1, 0)], "GatherND": [(1, 0)], "Scatter": [(1, 0)],
+    "ScatterElements": [(1, 0)], "ScatterND": [(1, 0)], "GatherBlockQuantized": [(1, 0)],
+    "EmbedLayerNormalization": [(0, 2), (1, 4)],
+}  # fmt: skip
+_BY_COORDINATES = {"GatherND", "ScatterND"}  # an index for each of the first axes
+# What hands integers on to where they are looked up, no larger than they were.
+_HANDS_ON = {
+    "Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand",
+    "Slice", "Split", "Concat", "Tile", "Where", "Gather", "GatherElements", "GatherND", "Min",
+    "Max", "Clip", "Abs", "Mul", "Sub", "Mod", "Div",
+}  # fmt: skip
+
+
+def make_inputs(model: onnx.ModelProto, graph: OpGraph, seed: int) -> dict[str, np.ndarray]:
+    """Seeded values for every input: normal floats; integers 0 or 1, which any vocabulary and mask
+    allow, and 0 where they are looked up along an axis of size 1; true booleans."""
+    held = {i.name for i in model.graph.initializer}
+    rng = np.random.default_rng(seed)
+    bounds = _index_bounds(model.graph)
+    found = {}
+    for value in model.graph.input:
+        if value.name in held:
+            continue
+        kind = value.type.tensor_type.elem_type
+        if value.type.WhichOneof("value") != "tensor_type" or kind == onnx.TensorProto.STRING:
+            raise ModelError(f"input {value.name!r} is no numeric tensor; it cannot be made up")
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+        shape = _input_shape(value, graph)
+        if dtype == np.bool_:
+            found[value.name] = np.ones(shape, dtype=dtype)
+        elif np.issubdtype(dtype, np.integer):
+            drawn = rng.integers(2, size=shape)
+            found[value.name] = np.minimum(drawn, bounds.get(value.name, 2) - 1).astype(dtype)
+        else:
+            found[value.name] = rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+    return found
+
+
+def _input_shape(value: onnx.ValueInfoProto, graph: OpGraph) -> tuple[int, ...]:
+    """The shape that the graph was imported with: it binds symbolic dimensions."""
+    for op, (op_type, detail) in enumerate(zip(graph.op_types, graph.detail, strict=True)):
+        named = graph.op_names[op] == value.name or any(
+            graph.tensor_names[t] == value.name for t in np.flatnonzero(graph.producer == op)
+        )
+        if op_type == INPUT and named and detail.output_shapes:
+            return detail.output_shapes[0]
+    dims = value.type.tensor_type.shape.dim
+    if not all(dim.HasField("dim_value") for dim in dims):
+        raise ModelError(
+            f"input {value.name!r} has an open dimension; bind it, for example --dim batch=1"
+        )
+    return tuple(dim.dim_value for dim in dims)
+
+
+def _index_bounds(graph: onnx.GraphProto) -> dict[str, int]:
+    """Of each value that is used as an index, the smallest axis that it is looked up along."""
+    shapes = dict(_known_shapes(graph))
+    bounds: dict[str, int] = {}
+    nodes = list(_all_nodes(graph))
+    for node in reversed(nodes):  # readers before makers, so that one pass is enough
+        if node.op_type in _HANDS_ON:
+            made = [bounds[name] for name in node.output if name in bounds]
+            for name in node.input if made else ():
+                bounds[name] = min(bounds.get(name, min(made)), *made)
+        for index, data in _LOOK_UP.get(node.op_type, ()):
+            if max(index, data) < len(node.input) and node.input[data] in shapes:
+                name = node.input[index]
+                size = _looked_up(node, shapes[node.input[data]], shapes.get(name))
+                bounds[name] = min(bounds.get(name, size), size)
+    return {name: max(size, 1) for name, size in bounds.items()}
+
+
+def _looked_up(node: onnx.NodeProto, data: list[int], indices: list[int] | None) -> int:
+    """The size of the axis that a node's indices count, the smallest where they count several."""
+    if node.op_type in _BY_COORDINATES:
+        first = next((a.i for a in node.attribute if a.name == "batch_dims"), 0)
+        count = indices[-1] if indices else len(data)
+        return min(data[first : first + count], default=1)
+    axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+    return data[axis] if -len(data) <= axis < len(data) else 1
+
+
+def _known_shapes(graph: onnx.GraphProto) -> Iterator[tuple[str, list[int]]]:
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        kind = value.type.tensor_type
+        if kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim):
+            yield value.name, [dim.dim_value for dim in kind.shape.dim]
+    for tensor in graph.initializer:
+        yield tensor.name, list(tensor.dims)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.name == "value":
+                yield node.output[0], list(attribute.t.dims)
+            for body in bodies(attribute):
+                yield from _known_shapes(body)
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Nodes in order, those of a node's subgraphs before it."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in bodies(attribute):
+                yield from _all_nodes(body)
+        yield node
+
+
+def bodies(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    """The subgraphs that an attribute holds."""
+    return [attribute.g] if attribute.HasField("g") else list(attribute.graphs)

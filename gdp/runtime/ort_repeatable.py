@@ -1,0 +1,99 @@
+"""What of a model's values can be expected to come out alike when it is cut and run again.
+
+Other fusions add up in another order. A quantiser turns such a last digit into a whole step of its
+scale, and whatever is computed from it may be off by as much; a random operator draws anew.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from gdp.runtime.ort_inputs import bodies
+
+_RANDOM = {
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
+    "Multinomial", "Sampling",
+}  # fmt: skip
+# Random in training mode, by the input that says so.
+_TRAINING = {"Dropout": 2, "BiasDropout": 4, "BitmaskDropout": 2, "BitmaskBiasDropout": 4}
+
+
+@dataclass(frozen=True)
+class Repeatable:
+    """By name of a value of the main graph."""
+
+    random_ops: tuple[str, ...] = ()  # "RandomNormal 'noise'"
+    random: frozenset[str] = frozenset()  # drawn, or computed from what was drawn
+    # Behind a quantiser; how far a rounding step moves the value, 0 where only its type tells.
+    step: Mapping[str, float] = field(default_factory=dict)
+
+
+def repeatable(model: onnx.ModelProto) -> Repeatable:
+    """Follow the random operators and the quantisers of a model to what depends on them."""
+    from gdp.exporters.ort_cut import values_read
+
+    constants = _constants(model.graph)
+    drawn: list[str] = []
+    random: set[str] = set()
+    step: dict[str, float] = {}
+    for node in model.graph.node:
+        read = values_read(node)
+        if kinds := list(_random_kinds(node, constants)):
+            drawn.append(f"{kinds[0]} {node.name!r}" if node.name else kinds[0])
+        if kinds or not random.isdisjoint(read):
+            random.update(node.output)
+        if "Quantize" in node.op_type or "QLinear" in node.op_type or not step.keys().isdisjoint(read):
+            step.update(dict.fromkeys(node.output, _step(node, constants)))
+    return Repeatable(tuple(drawn), frozenset(random) - {""}, step)
+
+
+def _random_kinds(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """The random operators that a node is or holds in its subgraphs."""
+    if node.op_type in _RANDOM:
+        yield node.op_type
+    if node.op_type in _TRAINING and _is_training(node, constants):
+        yield f"{node.op_type} in training mode"
+    for attribute in node.attribute:
+        for body in bodies(attribute):
+            known = {**constants, **_constants(body)}
+            for inner in body.node:
+                yield from _random_kinds(inner, known)
+
+
+def _is_training(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> bool:
+    place = _TRAINING[node.op_type]
+    ratio = constants.get(node.input[place - 1]) if len(node.input) >= place else None
+    if ratio is not None and not ratio.any():
+        return False  # nothing is dropped
+    if len(node.input) <= place or not node.input[place]:
+        return False
+    mode = constants.get(node.input[place])
+    return mode is None or bool(mode.any())
+
+
+def _step(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> float:
+    """What a dequantised value moves by when its integer moves by one."""
+    if node.op_type != "DequantizeLinear" or len(node.input) < 2:
+        return 0.0
+    scale = constants.get(node.input[1])
+    return 0.0 if scale is None or not scale.size else float(np.abs(scale.astype(float)).max())
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
+    """The data of small tensors inside the file."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            tensors.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+    return {
+        name: onnx.numpy_helper.to_array(tensor)
+        for name, tensor in tensors.items()
+        if tensor.data_location != onnx.TensorProto.EXTERNAL
+        and tensor.data_type != onnx.TensorProto.STRING
+        and int(np.prod(tensor.dims)) <= _SMALL
+    }
+
+
+_SMALL = 1 << 16  # elements: scales of every channel, not weights

@@ -108,7 +108,9 @@ def _inlined_nodes(model: ir.Model) -> int:
 
     def nodes(graph: ir.Graph | ir.Function) -> int:
         # In all subgraphs too. A function is counted once, whoever calls it.
-        return sum(1 if called is None else called for called in map(called_nodes, graph.all_nodes()))
+        return sum(
+            1 if called is None else called for called in map(called_nodes, graph.all_nodes())
+        )
 
     def called_nodes(node: ir.Node) -> int | None:
         call = node.op_identifier()

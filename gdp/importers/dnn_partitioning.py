@@ -96,7 +96,10 @@ def load_dnn_partitioning(
         raise ModelError(f"{path}: {found}")
     num_cpus = 1 if objective == "block_latency" else int(instance.maxCPUs)
     cluster = _cluster(Path(path).stem, instance, num_cpus)
-    graph, tensor_s = _graph(Path(path).stem, instance)
+    try:
+        graph, tensor_s = _graph(Path(path).stem, instance)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
     node = {str(entry.id): entry for entry in instance.nodes}
     times_ms = np.array(
         [

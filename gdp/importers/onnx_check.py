@@ -4,13 +4,15 @@ The libraries behind the importer trust a model's fields: some raise whatever co
 process. What every valid model has is looked at here, one node after the other.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
 from onnx import AttributeProto, TensorProto, TypeProto
 
 from gdp.errors import ModelError
 
+STANDARD = ("", "ai.onnx")
 MAX_OPSET = (1 << 31) - 1
 MAX_RANK = 64
 _TYPES = frozenset(TensorProto.DataType.values())
@@ -30,12 +32,22 @@ def check_fields(model: onnx.ModelProto) -> None:
                 f"opset_import: version {opset.version} of domain {opset.domain!r} does not exist"
             )
     # A function's attributes may refer to those of its call.
-    _check_nodes([("the graph", model.graph)], [], refers=False)
-    _check_nodes([], [node for function in model.functions for node in function.node], refers=True)
+    versions = _versions(model.opset_import)
+    _check_nodes([("the graph", model.graph)], [], versions, refers=False)
+    for function in model.functions:
+        _check_nodes([], list(function.node), _versions(function.opset_import), refers=True)
+
+
+def _versions(opsets: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    return {opset.domain: opset.version for opset in opsets}
 
 
 def _check_nodes(
-    graphs: list[tuple[str, onnx.GraphProto]], nodes: list[onnx.NodeProto], *, refers: bool
+    graphs: list[tuple[str, onnx.GraphProto]],
+    nodes: list[onnx.NodeProto],
+    versions: Mapping[str, int],
+    *,
+    refers: bool,
 ) -> None:
     while graphs or nodes:
         if graphs:
@@ -43,7 +55,11 @@ def _check_nodes(
             _check_graph(where, graph)
             nodes.extend(graph.node)
         else:
-            graphs.extend(_checked_attributes(nodes.pop(), refers))
+            node = nodes.pop()
+            graphs.extend(_checked_attributes(node, refers))
+            if node.domain in STANDARD:
+                version = versions.get("", versions.get("ai.onnx", 1))
+                _check_against_schema(node, version)
 
 
 def _check_graph(where: str, graph: onnx.GraphProto) -> None:
@@ -78,6 +94,35 @@ def _checked_attributes(
         if attribute.type == AttributeProto.GRAPH:
             yield where, attribute.g
         yield from ((where, graph) for graph in attribute.graphs)
+
+
+@functools.lru_cache(maxsize=2048)
+def _schema(op_type: str, version: int) -> tuple[Mapping[str, int], tuple[str, ...]]:
+    """(kind of each attribute, the attributes that must be there) of a standard operator; nothing
+    where there is no such operator, which is said elsewhere."""
+    try:
+        schema = onnx.defs.get_schema(op_type, max_inclusive_version=version, domain="")
+    except onnx.defs.SchemaError:
+        return {}, ()
+    kinds = {name: int(a.type.value) for name, a in schema.attributes.items()}
+    return kinds, tuple(name for name, a in schema.attributes.items() if a.required)
+
+
+def _check_against_schema(node: onnx.NodeProto, version: int) -> None:
+    """The rules read attributes as the operator's schema says that they are."""
+    kinds, required = _schema(node.op_type, version)
+    given = {attribute.name: attribute for attribute in node.attribute}
+    for name in required:
+        if name not in given:
+            raise ModelError(f"node {node.name!r} ({node.op_type}) lacks its attribute {name!r}")
+    for name, attribute in given.items():
+        if name in kinds and attribute.type != kinds[name]:
+            wanted = AttributeProto.AttributeType.Name(kinds[name])
+            found = AttributeProto.AttributeType.Name(attribute.type)
+            raise ModelError(
+                f"attribute {name!r} of node {node.name!r} ({node.op_type}) is {found}, "
+                f"{wanted} wanted"
+            )
 
 
 def _check_tensor(where: str, tensor: TensorProto) -> None:

@@ -74,7 +74,9 @@ def _most_elements(view: NodeView, guess: Inferred) -> int | None:
 
 
 def _empty(inferred: Sequence[Inferred]) -> Arrays | None:
-    if not all(isinstance(g, Tensor | Partial) and g.shape and g.dtype in _PLAIN for g in inferred):
+    if not all(
+        isinstance(g, Tensor | Partial) and g.shape and g.dtype in _PLAIN for g in inferred
+    ):
         return None
     return [np.empty([size or 0 for size in g.shape], g.dtype.numpy()) for g in inferred]
 

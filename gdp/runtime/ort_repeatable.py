@@ -44,11 +44,7 @@ def repeatable(model: onnx.ModelProto) -> Repeatable:
             drawn.append(f"{kinds[0]} {node.name!r}" if node.name else kinds[0])
         if kinds or not random.isdisjoint(read):
             random.update(node.output)
-        if (
-            "Quantize" in node.op_type
-            or "QLinear" in node.op_type
-            or not step.keys().isdisjoint(read)
-        ):
+        if "Quantize" in node.op_type or "QLinear" in node.op_type or not step.keys().isdisjoint(read):
             step.update(dict.fromkeys(node.output, _step(node, constants)))
     return Repeatable(tuple(drawn), frozenset(random) - {""}, step)
 

@@ -62,7 +62,8 @@ def save(
             return digest
         _forget_where(staging / "weights")
         (staging / "recipe.toml").write_text(recipe)
-        document = {"schema": SCHEMA, "sha256": digest, **(meta or {})}
+        files = files_digest(staging / "weights")
+        document = {"schema": SCHEMA, "sha256": digest, "files_sha256": files, **(meta or {})}
         (staging / "meta.json").write_text(json.dumps(document, indent=1, sort_keys=True))
         staging.chmod(0o755)
         _swap(staging, target)
@@ -79,6 +80,13 @@ def load(path: str | os.PathLike[str], like: Any) -> Any:
 
     folder = Path(path)
     meta = read_meta(folder)
+    # Orbax may wait for ever for what a damaged file does not hold.
+    wanted_digest = meta.get("files_sha256")
+    if wanted_digest is not None and files_digest(folder / "weights") != wanted_digest:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} is damaged: a file of its weights is missing or another; "
+            "copy it again"
+        )
     try:
         found = orbax.load(str((folder / "weights").absolute()))
     except Exception as error:
@@ -170,6 +178,17 @@ def _digest(leaves: Mapping[str, np.ndarray]) -> str:
         array = leaves[name]
         sha.update(f"{name} {array.dtype} {array.shape}\0".encode())
         sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
+
+
+def files_digest(folder: Path) -> str:
+    """SHA-256 (hex) of the names and contents of all files in a folder."""
+    sha = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        sha.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                sha.update(chunk)
     return sha.hexdigest()
 
 

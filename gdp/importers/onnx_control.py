@@ -145,7 +145,7 @@ def _scan(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
         )
     if not 1 <= count <= len(tensors):
         raise ModelError(
-            f"node {view.name!r} (Scan): num_scan_inputs is {count}, it has {len(tensors)} inputs"
+            f"node {view.name!r} (Scan) is given {len(tensors)} tensors, to scan {count} of them"
         )
     axes = list(view.attribute("scan_input_axes") or [0] * count)
     ranks = [len(sequence.shape) for sequence in sequences]

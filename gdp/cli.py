@@ -39,7 +39,7 @@ def main() -> NoReturn:
         sys.exit(code)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
-    except BrokenPipeError:
+    except (BrokenPipeError, _UnreadError):
         _quit_unread()
     except click.Abort:
         _fail("interrupted", 130)
@@ -88,8 +88,19 @@ def _be_verbose(context: click.Context, parameter: click.Parameter, value: bool)
         logging.getLogger().setLevel(logging.INFO)
 
 
+class _UnreadError(Exception):
+    """Nobody reads standard output any more."""
+
+
 class _Verbs(click.Group):
     """A group whose verbs all take -v, so that it may stand after the verb as well."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # click would end the program with 1, which says that nothing fits.
+            raise _UnreadError from None
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         if not any(parameter.name == "verbose" for parameter in cmd.params):

@@ -143,15 +143,19 @@ def _refuse_deep(bare: bytes, kind: Kind, where: str) -> None:
 
 
 def _reject_unknown(raw: Any, type_: Any, path: str) -> None:
-    """msgspec lets unknown keys of dataclasses pass; a misspelt setting must not."""
-    if not (isinstance(raw, dict) and isinstance(type_, type) and is_dataclass(type_)):
+    """msgspec lets unknown keys of dataclasses pass; a misspelt setting must not. Structs say for
+    themselves what they let pass."""
+    if not (isinstance(raw, dict) and isinstance(type_, type)):
         return
-    known = [field.name for field in fields(type_)]
+    if not (is_dataclass(type_) or issubclass(type_, msgspec.Struct)):
+        return
     hints = get_type_hints(type_)
     for key, value in raw.items():
-        if key not in known:
-            raise ValueError(f"unknown key {key!r} - at `{path}`; known are {', '.join(known)}")
-        _reject_unknown(value, hints[key], f"{path}.{key}")
+        if key in hints:
+            _reject_unknown(value, hints[key], f"{path}.{key}")
+        elif is_dataclass(type_):
+            known = ", ".join(field.name for field in fields(type_))
+            raise ValueError(f"unknown key {key!r} - at `{path}`; known are {known}")
 
 
 def decode_arrays(data: bytes, kind: Kind, where: str) -> Mapping[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Sizes as people write them: 20GiB, 300MB."""
 
 import re
+from decimal import Decimal
 
 _SCALE = {
     "": 1, "b": 1,
@@ -31,7 +32,7 @@ def parse_bytes(text: str | int) -> int:
 
 def _bounded(size: float, text: str | int) -> int:
     if abs(size) > MAX_SIZE_BYTES:
-        shown = text if isinstance(text, str) else f"{float(size):.4g}"
+        shown = text if isinstance(text, str) else f"{Decimal(size):.4g}"
         raise ValueError(f"{shown} is too large for a size: at most 4EiB, which is 2**62 bytes")
     return int(size)
 

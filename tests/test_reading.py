@@ -33,8 +33,8 @@ class Outer:
 
 
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no made-up file '.*none.json'; write one"):
-        read_json(tmp_path / "none.json", KIND, Numbers)
+    with pytest.raises(ModelError, match=r"no made-up file '.*none\.json'; write one"):
+        read_json(tmp_path / "none\.json", KIND, Numbers)
     with pytest.raises(ModelError, match="cannot be read: Is a directory"):
         read_json(tmp_path, KIND, Numbers)
 
@@ -78,7 +78,7 @@ def test_nesting_is_bounded_in_json(opening: bytes) -> None:
     "text", ["a = " + "[" * 100_000, "a = " + "{b=" * 5000, ".".join("a" * 100_000) + " = 1"]
 )
 def test_nesting_is_bounded_in_toml(text: str) -> None:
-    with pytest.raises(ModelError, match="nested more than 64 deep|has more than 64 parts"):
+    with pytest.raises(ModelError, match=r"nested more than 64 deep|has more than 64 parts"):
         decode_toml(text.encode(), KIND, dict, "f")
 
 
@@ -108,7 +108,10 @@ def test_an_error_names_the_file_and_the_field(text: bytes, message: str) -> Non
     [
         ("inner = 3", r"Expected `object`, got `int` - at `\$\.inner`|missing required field"),
         ("name = {a = 1}", r"Expected `str`, got `object` - at `\$\.name`"),
-        ("name = 'x'\n[inner]\nwidht = 1", r"unknown key 'widht' - at `\$\.inner`; known are width"),
+        (
+            "name = 'x'\n[inner]\nwidht = 1",
+            r"unknown key 'widht' - at `\$\.inner`; known are width",
+        ),
         ("name = 'x'\n[inner]\nwidth = " + "9" * 5000, "4300 digits"),
     ],
 )
@@ -173,5 +176,5 @@ def test_a_zip_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPat
     data = npz(a=np.zeros(1 << 20))
     assert len(data) < 20_000
     monkeypatch.setattr(reading, "MAX_BYTES", 1 << 20)
-    with pytest.raises(ModelError, match="unpacks to 8.00 MiB"):
+    with pytest.raises(ModelError, match=r"unpacks to 8\.00 MiB"):
         decode_arrays(data, KIND, "f")

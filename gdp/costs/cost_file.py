@@ -14,15 +14,19 @@ import msgspec
 import numpy as np
 
 from gdp import checkpoint
-from gdp.costs.features import TRANSFER_TERMS
+from gdp.costs.features import SIZES, TRANSFER_TERMS, num_other
 from gdp.costs.kernels import FusionTable
-from gdp.costs.learned import Calibration, Ensemble
+from gdp.costs.learned import Calibration, Ensemble, log_terms
 from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.files import write_atomic
 from gdp.reading import Kind, convert, decode_arrays, read_bytes
 
 ARRAYS = "costs.npz"
 FORMAT = 1
+PLAIN = ("noise", "other_mean", "other_scale", "fusion_key", "fusion_yes", "fusion_count")
+LAYERS = tuple(f"layer_{name}" for name in ("embed", "b1", "c1", "b2", "c2", "b3", "c3"))
+MAX_WEIGHT = 1e6
+"""Of a network: far beyond what fitting finds, and far from where its sums overflow."""
 _KIND = Kind("cost file", ProfileError)
 
 
@@ -105,14 +109,12 @@ def _tree(calibration: Calibration) -> dict[str, np.ndarray]:
 
 def _calibration(meta: _Meta, found: Mapping[str, np.ndarray]) -> Calibration:
     """Raises `ValueError` where an array is missing or of another shape."""
-    for name in ("fusion_key", "fusion_yes", "fusion_count", "other_mean", "other_scale", "noise"):
-        if name not in found:
-            raise ValueError(f"array {name!r} is missing")
+    _check(meta, found)
 
     def wide(name: str) -> np.ndarray:
         return found[name].astype(np.float64)
 
-    calibration = Calibration(
+    return Calibration(
         device=meta.device,
         runtime=meta.runtime,
         level=meta.level,
@@ -130,7 +132,35 @@ def _calibration(meta: _Meta, found: Mapping[str, np.ndarray]) -> Calibration:
         scale=meta.scale,
         transfer=meta.transfer,
     )  # fmt: skip
-    calibration.ensemble.check()
+
+
+def _check(meta: _Meta, found: Mapping[str, np.ndarray]) -> None:
+    """Raises `ValueError` naming the array that does not fit the others, or what reads them."""
+    shapes = {name: array.shape for name, array in found.items()}
+    for name in (*PLAIN, *LAYERS):
+        if name not in shapes:
+            raise ValueError(f"array {name!r} is missing")
+    if unknown := sorted(set(shapes) - {*PLAIN, *LAYERS}):
+        raise ValueError(f"array {unknown[0]!r} has no meaning")
+    v, o, j = len(meta.types), num_other(), log_terms(np.zeros((0, len(SIZES)))).shape[1]
+    m, e = shapes["layer_embed"][:1], shapes["layer_embed"][2:]
+    h, g, k = shapes["layer_c1"][1:], shapes["layer_c2"][1:], shapes["fusion_key"][:1]
+    wanted = {
+        "noise": (v,), "other_mean": (o,), "other_scale": (o,),
+        "fusion_key": k, "fusion_yes": k, "fusion_count": k,
+        "layer_embed": (*m, o + 2 * v, *e), "layer_b1": (*m, o + sum(e), *h),
+        "layer_c1": (*m, *h), "layer_b2": (*m, *h, *g), "layer_c2": (*m, *g),
+        "layer_b3": (*m, *g, j), "layer_c3": (*m, j),
+    }  # fmt: skip
+    ranks = {"layer_embed": 3, "layer_c1": 2, "layer_c2": 2}
+    for name, shape in wanted.items():
+        if shapes[name] != shape or len(shape) != ranks.get(name, len(shape)):
+            raise ValueError(f"{name} has shape {shapes[name]}, {shape} wanted")
+        if name.startswith("layer_") and not (np.abs(found[name]) <= MAX_WEIGHT).all():
+            raise ValueError(f"{name} holds weights beyond {MAX_WEIGHT:g}")
+    if not (found["other_scale"] > 0).all():
+        raise ValueError("other_scale must be > 0")
+    if found["fusion_key"].dtype != np.int64 or (np.diff(found["fusion_key"]) < 0).any():
+        raise ValueError("fusion_key must be a sorted row of 64-bit integers")
     if len(meta.transfer) not in (0, TRANSFER_TERMS):
         raise ValueError(f"transfer has {len(meta.transfer)} coefficients, {TRANSFER_TERMS} wanted")
-    return calibration

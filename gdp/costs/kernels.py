@@ -28,12 +28,6 @@ class FusionTable:
     yes: Float[np.ndarray, "K"]
     count: Float[np.ndarray, "K"]
 
-    def __post_init__(self) -> None:
-        if self.key.ndim != 1 or self.key.dtype.kind != "i" or (np.diff(self.key) < 0).any():
-            raise ValueError("fusion_key must be one sorted row of whole numbers")
-        if not self.key.shape == self.yes.shape == self.count.shape:
-            raise ValueError("fusion_key, fusion_yes and fusion_count must be equally long")
-
     def share(self, keys: Sequence[int]) -> float | None:
         """The share of yes at the most specific context that was seen; None where none was."""
         for level, key in enumerate(keys):

@@ -7,7 +7,7 @@ physics has it. Inference is NumPy; fitting is in `gdp.costs.fit`. Kernel types 
 measured cost what the roofline says.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +19,8 @@ from gdp.costs.features import (
     BYTES_PER_S,
     FLOP_PER_S,
     KERNEL_S,
-    SIZES,
     KernelFeatures,
     kernel_features,
-    num_other,
     transfer_design,
 )
 from gdp.costs.kernels import FusionTable, kernel_groups
@@ -34,9 +32,6 @@ UNSEEN_LOG_STD = 1.0
 """Of kernel types without measurements: a roofline is within a factor of e two times in three."""
 SEGMENTED, SEGMENT_OPS = "jax", 12
 """A runtime whose compiler fuses too freely to time kernels: segments of about so many ops are."""
-LAYERS = ("embed", "b1", "c1", "b2", "c2", "b3", "c3")
-MAX_WEIGHT = 1e6
-"""Of a network: far beyond what fitting finds, and far from where its sums overflow."""
 CACHE_BYTES = (1 << 18, 1 << 23)
 """Traffic beyond these has rates of its own: what no longer fits near the core comes from afar."""
 
@@ -50,36 +45,6 @@ class Ensemble:
     other_scale: Float[np.ndarray, "O"]
     noise: Float[np.ndarray, "V"]  # log std of measurements around the prediction, by type
     layers: Mapping[str, np.ndarray]
-
-    def check(self) -> None:
-        """Raises `ValueError` naming the array that does not fit the others."""
-        for name, found, wanted in self._shapes():
-            if found != wanted:
-                raise ValueError(f"{name} has shape {found}, {wanted} wanted")
-        for name, array in self.layers.items():
-            if not (np.abs(array) <= MAX_WEIGHT).all():
-                raise ValueError(f"layer_{name} holds weights beyond {MAX_WEIGHT:g}")
-        if not (self.other_scale > 0).all():
-            raise ValueError("other_scale must be > 0")
-
-    def _shapes(self) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        """(array, its shape, the shape wanted) of all that `forward` multiplies."""
-        v, o, j = len(self.types), num_other(), log_terms(np.zeros((0, len(SIZES)))).shape[1]
-        yield "noise", self.noise.shape, (v,)
-        yield "other_mean", self.other_mean.shape, (o,)
-        yield "other_scale", self.other_scale.shape, (o,)
-        found = {name: array.shape for name, array in self.layers.items()}
-        if sorted(found) != sorted(LAYERS):
-            raise ValueError(f"layers are {', '.join(found)}; {', '.join(LAYERS)} wanted")
-        m, e = found["embed"][:1], found["embed"][2:]
-        h, g = found["c1"][1:], found["c2"][1:]
-        yield "layer_embed", found["embed"], (*m, o + 2 * v, *e)
-        wide = o + sum(e)
-        for name, wanted in {
-            "b1": (*m, wide, *h), "c1": (*m, *h), "b2": (*m, *h, *g), "c2": (*m, *g),
-            "b3": (*m, *g, j), "c3": (*m, j),
-        }.items():  # fmt: skip
-            yield f"layer_{name}", found[name], wanted
 
     @property
     def type_index(self) -> dict[str, int]:

@@ -34,7 +34,7 @@ class Outer:
 
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no made-up file '.*none\.json'; write one"):
-        read_json(tmp_path / "none\.json", KIND, Numbers)
+        read_json(tmp_path / "none.json", KIND, Numbers)
     with pytest.raises(ModelError, match="cannot be read: Is a directory"):
         read_json(tmp_path, KIND, Numbers)
 

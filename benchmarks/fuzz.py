@@ -96,7 +96,8 @@ def _work(pipe: Connection, seed: int, numbers: list[int], only: str, keep: Path
             started_s = time.perf_counter()
             _limit_memory()
             refused, finding = _attempt(target, folder, rng)
-            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+            unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            resource.setrlimit(resource.RLIMIT_AS, unlimited)
             seconds = time.perf_counter() - started_s
             if finding and keep is not None:
                 shutil.copytree(folder, keep / f"{target.name}-{seed}-{number}", dirs_exist_ok=True)

@@ -77,6 +77,7 @@ def _places(value: Any, field: str = "", depth: int = 12) -> Any:
 
 
 def _change(holder: Any, key: Any, places: list, rng: random.Random) -> None:
+    """`holder` is a list or a dict."""
     if (isinstance(holder, list) and key >= len(holder)) or (
         isinstance(holder, dict) and key not in holder
     ):
@@ -86,7 +87,7 @@ def _change(holder: Any, key: Any, places: list, rng: random.Random) -> None:
         del holder[key]
     elif kind == 1 and isinstance(holder, list):
         holder.insert(key, copy.deepcopy(old))
-    elif kind == 1:
+    elif kind == 1 and isinstance(holder, dict):
         holder[rng.choice(TEXT)] = holder.pop(key)
     elif kind == 2:
         _, other, where = rng.choice(places)

@@ -104,7 +104,10 @@ def _schema(op_type: str, version: int) -> tuple[Mapping[str, int], tuple[str, .
         schema = onnx.defs.get_schema(op_type, max_inclusive_version=version, domain="")
     except onnx.defs.SchemaError:
         return {}, ()
-    kinds = {name: int(a.type.value) for name, a in schema.attributes.items()}
+    kinds = {
+        name: AttributeProto.AttributeType.Value(a.type.name)  # type: ignore[attr-defined]
+        for name, a in schema.attributes.items()
+    }
     return kinds, tuple(name for name, a in schema.attributes.items() if a.required)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from gdp import checkpoint
@@ -22,6 +23,7 @@ from gdp.learn.validate import Quality, validate
 from gdp.policy.compilation import use_cache
 from gdp.policy.network import Params, init
 from gdp.policy.policy import Policy, load_policy, save_policy
+from gdp.reading import Kind, convert
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,17 @@ def pretrain(
     use_cache()
     run = _Run(recipe, Path(folder), recipe_text, team or Team(), threads)
     return run.go(stop_after_s, stop)
+
+
+class _State(msgspec.Struct):
+    """What `_Run._save` writes beside the weights."""
+
+    step: int
+    phase: int
+    recipe: str
+    best: float | None
+    quality: Quality | None
+    past: dict[str, tuple[float, int]]
 
 
 class _Run:
@@ -137,18 +150,19 @@ class _Run:
         state = self.trainer.fresh(params)
         if not (self.folder / "state" / "meta.json").exists():
             return state
-        meta = checkpoint.read_meta(self.folder / "state")
-        if meta["recipe"] != repr(self.recipe):
+        where = f"checkpoint {str(self.folder / 'state')!r}"
+        kind = Kind("state of a training run", checkpoint.CheckpointError)
+        meta = convert(checkpoint.read_meta(self.folder / "state"), kind, _State, where)
+        if meta.recipe != repr(self.recipe):
             raise checkpoint.CheckpointError(
                 f"{str(self.folder)!r} holds a run of another recipe; give a new folder"
             )
-        self.best = np.inf if meta["best"] is None else meta["best"]
-        if meta["quality"] is not None:
-            self.best_quality = Quality(*meta["quality"])
-        self.trainer.past = {key: (a, int(b)) for key, (a, b) in meta["past"].items()}
-        if meta["phase"] == 1:
+        self.best = np.inf if meta.best is None else meta.best
+        self.best_quality = meta.quality
+        self.trainer.past = meta.past
+        if meta.phase == 1:
             state = state._replace(optimiser=self.trainer.transforms[1].init(state.params))
-        log.info("resuming at update %d", meta["step"])
+        log.info("resuming at update %d", meta.step)
         return TrainState(*checkpoint.load(self.folder / "state", state))
 
     def _anew(self, params: Params) -> Params:

@@ -64,8 +64,9 @@ def save(
         (staging / "recipe.toml").write_text(recipe)
         files = files_digest(staging / "weights")
         document = {"schema": SCHEMA, "sha256": digest, "files_sha256": files, **(meta or {})}
-        # NaN and infinity are no JSON: what cannot be read again is not written.
-        text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False)
+        # NaN and infinity are no JSON; a reader gets null.
+        document = json.loads(json.dumps(document), parse_constant=lambda name: None)
+        text = json.dumps(document, indent=1, sort_keys=True)
         (staging / "meta.json").write_text(text)
         staging.chmod(0o755)
         _swap(staging, target)

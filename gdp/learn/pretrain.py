@@ -66,8 +66,8 @@ class _State(msgspec.Struct):
     phase: int
     recipe: str
     best: float | None
-    quality: Quality | None
-    past: dict[str, tuple[float, int]]
+    quality: tuple[float | None, float | None, float | None] | None  # null: not finite
+    past: dict[str, tuple[float | None, int]]
 
 
 class _Run:
@@ -158,8 +158,11 @@ class _Run:
                 f"{str(self.folder)!r} holds a run of another recipe; give a new folder"
             )
         self.best = np.inf if meta.best is None else meta.best
-        self.best_quality = meta.quality
-        self.trainer.past = meta.past
+        if meta.quality is not None:
+            self.best_quality = Quality(*(np.inf if x is None else x for x in meta.quality))
+        self.trainer.past = {
+            key: (mean, count) for key, (mean, count) in meta.past.items() if mean is not None
+        }
         if meta.phase == 1:
             state = state._replace(optimiser=self.trainer.transforms[1].init(state.params))
         log.info("resuming at update %d", meta.step)

@@ -377,9 +377,11 @@ def with_dims(dims: Sequence[str]) -> Mapping[str, int]:
     bound: dict[str, int] = {}
     for item in dims:
         name, separator, value = item.partition("=")
-        if not separator or not value.isdigit() or int(value) < 1:
+        # Other scripts have digits that are no numbers; ten of ours are more than any axis has.
+        whole = value.isascii() and value.isdecimal() and len(value) <= 10
+        if not separator or not whole or not 1 <= int(value) < 1 << 31:
             raise ValueError(
-                f"--dim {item!r} must look like NAME=VALUE with a positive whole number"
+                f"--dim {item!r} must look like NAME=VALUE with a positive whole number below 2**31"
             )
         bound[name] = int(value)
     return bound

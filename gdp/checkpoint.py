@@ -15,11 +15,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from gdp.errors import GdpError
 from gdp.files import staging as new_folder
 from gdp.folders import put_in_place, standing
+from gdp.reading import Kind, convert, read_bytes, read_json
 from gdp.targets import Permit, require_folder
 
 SCHEMA = 1
@@ -27,6 +29,16 @@ SCHEMA = 1
 
 class CheckpointError(GdpError):
     """A checkpoint that is missing, damaged or made for another network."""
+
+
+KIND = Kind("meta.json of a checkpoint", CheckpointError)
+
+
+class _Meta(msgspec.Struct):
+    """What every checkpoint says of itself, beside what its writer wants back."""
+
+    schema: int
+    sha256: str
 
 
 def save(
@@ -61,7 +73,10 @@ def save(
         for name, data in (beside or {}).items():
             (staging / name).write_bytes(data)
         (staging / "recipe.toml").write_text(recipe)
-        document = {"schema": SCHEMA, "sha256": digest, **(meta or {})}
+        files = files_digest(staging / "weights")
+        document = {"schema": SCHEMA, "sha256": digest, "files_sha256": files, **(meta or {})}
+        # NaN and infinity are no JSON; a reader gets null.
+        document = json.loads(json.dumps(document), parse_constant=lambda name: None)
         (staging / "meta.json").write_text(json.dumps(document, indent=1, sort_keys=True))
         put_in_place(staging, target, kind)
     return digest
@@ -74,6 +89,13 @@ def load(path: str | os.PathLike[str], like: Any) -> Any:
 
     folder = standing(Path(path))
     meta = read_meta(folder)
+    # Orbax may wait for ever for what a damaged file does not hold.
+    wanted_digest = meta.get("files_sha256")
+    if wanted_digest is not None and files_digest(folder / "weights") != wanted_digest:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} is damaged: a file of its weights is missing or another; "
+            "copy it again"
+        )
     try:
         found = orbax.load(str((folder / "weights").absolute()))
     except Exception as error:
@@ -128,19 +150,16 @@ def _staging(target: Path) -> Iterator[Path]:
 
 def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What `save` wrote beside the weights; raises `CheckpointError` where there is nothing."""
-    try:
-        document = json.loads((standing(Path(path)) / "meta.json").read_text())
-    except FileNotFoundError:
+    folder = standing(Path(path))
+    if not (folder / "meta.json").exists():
         raise CheckpointError(
             f"no checkpoint at {str(path)!r}; give the folder that `gdp pretrain -o` wrote"
-        ) from None
-    except (OSError, ValueError) as error:
+        )
+    document = read_json(folder / "meta.json", KIND, dict)
+    head = convert(document, KIND, _Meta, str(folder / "meta.json"))
+    if head.schema != SCHEMA:
         raise CheckpointError(
-            f"checkpoint {str(path)!r}: meta.json is unreadable: {error}"
-        ) from None
-    if document.get("schema") != SCHEMA:
-        raise CheckpointError(
-            f"checkpoint {str(path)!r} has schema {document.get('schema')}, this gdp reads {SCHEMA}"
+            f"checkpoint {str(path)!r} has schema {head.schema}, this gdp reads {SCHEMA}"
         )
     return document
 
@@ -148,7 +167,8 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
 def read_recipe(path: str | os.PathLike[str]) -> str:
     """The TOML recipe that a checkpoint was trained with."""
     read_meta(path)
-    return (standing(Path(path)) / "recipe.toml").read_text()
+    where = standing(Path(path)) / "recipe.toml"
+    return read_bytes(where, Kind("recipe", CheckpointError)).decode(errors="replace")
 
 
 def _paths(tree: Any) -> list[tuple[str, Any]]:
@@ -177,6 +197,17 @@ def _digest(leaves: Mapping[str, np.ndarray]) -> str:
         array = leaves[name]
         sha.update(f"{name} {array.dtype} {array.shape}\0".encode())
         sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
+
+
+def files_digest(folder: Path) -> str:
+    """SHA-256 (hex) of the names and contents of all files in a folder."""
+    sha = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        sha.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                sha.update(chunk)
     return sha.hexdigest()
 
 

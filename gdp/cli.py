@@ -3,7 +3,10 @@
 import contextlib
 import functools
 import json
+import logging
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
@@ -22,13 +25,24 @@ TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "jax")
 
 
 def main() -> NoReturn:
-    """The `gdp` program. Exits with 0: done, 1: infeasible or failed check, 2: wrong input."""
+    """The `gdp` program.
+
+    Exits with 0: done, 1: infeasible or failed check, 2: wrong input, 3: a bug of gdp, 130:
+    interrupted, 141: nobody reads standard output any more. An error is one line on stderr;
+    standard output holds a whole result or nothing, with --json as without.
+    """
     cli_costs.register(cli)
     cli_learn.register(cli)
     try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
+        code = cli.main(standalone_mode=False) or 0
+        # What is still buffered may fail to be written, which must not happen unseen at exit.
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        sys.exit(code)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
+    except (BrokenPipeError, _UnreadError):
+        _quit_unread()
     except click.Abort:
         _fail("interrupted", 130)
     except click.ClickException as error:
@@ -42,6 +56,28 @@ def main() -> NoReturn:
         _fail(f"{where}{error.strerror or error}", 2)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
+    except MemoryError:
+        _fail("out of memory; place a smaller graph or on fewer devices", 2)
+    except Exception as error:
+        _report_bug(error)
+
+
+def _quit_unread() -> NoReturn:
+    """As programs do that SIGPIPE ends: quietly, with 128 + 13."""
+    # Python flushes standard output once more at exit, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)
+
+
+def _report_bug(error: Exception) -> NoReturn:
+    """What nothing foresaw is a bug, not the user's mistake."""
+    if logging.getLogger().isEnabledFor(logging.INFO):
+        traceback.print_exception(error)
+    _fail(
+        f"internal error, please report it with the output of the same command under -v: "
+        f"{type(error).__name__}: {error}",
+        3,
+    )
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -49,16 +85,52 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def _be_verbose(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        logging.getLogger().setLevel(logging.INFO)
+
+
+class _UnreadError(Exception):
+    """Nobody reads standard output any more."""
+
+
+class _Verbs(click.Group):
+    """A group whose verbs all take -v, so that it may stand after the verb as well."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # click would end the program with 1, which says that nothing fits.
+            raise _UnreadError from None
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        if not any(parameter.name == "verbose" for parameter in cmd.params):
+            cmd.params.append(_verbose_option())
+        super().add_command(cmd, name)
+
+
+def _verbose_option() -> click.Option:
+    return click.Option(
+        ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_be_verbose,
+        help="Log what is done to stderr; tracebacks of bugs.",
+    )  # fmt: skip
+
+
+@click.group(
+    cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="gdp")
-@click.option("-v", "--verbose", is_flag=True, help="Log what is done to stderr.")
-def cli(verbose: bool) -> None:
+def cli() -> None:
     """Decide on which device each operator of a neural network runs.
 
     MODEL is an .onnx path, onnx:NAME (a light model of the installed onnx package), a graph file,
     or python:package.module:function.
     """
-    log_to_stderr(verbose)
+    log_to_stderr()
+
+
+cli.params.append(_verbose_option())
 
 
 def _options(*options: Callable) -> Callable:

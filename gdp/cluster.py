@@ -10,9 +10,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.errors import ClusterError
+from gdp.units import MAX_SIZE_BYTES
 
-UNLIMITED_BYTES = 1 << 62
+UNLIMITED_BYTES = MAX_SIZE_BYTES
 """Memory of a device whose limit is unknown or irrelevant."""
+MAX_DEVICES = 1024
+"""Of one cluster: what is known of every pair of them has to fit in memory."""
+MIN_RATE, MAX_RATE = 1e-6, 1e30
+MAX_DELAY_S = 1e9
+"""Far beyond any device or link, and far from where the sums of a simulation overflow."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +42,13 @@ class Device:
         if "default" not in self.flop_per_s:
             raise ClusterError(f"{where}: flop_per_s needs a 'default' entry")
         for dtype, speed in self.flop_per_s.items():
-            if not speed > 0:
-                raise ClusterError(f"{where}: flop_per_s[{dtype!r}] must be > 0, got {speed}")
-        if not self.bytes_per_s > 0:
-            raise ClusterError(f"{where}: bytes_per_s must be > 0, got {self.bytes_per_s}")
-        if not self.memory_bytes > 0:
-            raise ClusterError(f"{where}: memory_bytes must be > 0, got {self.memory_bytes}")
-        if not self.dispatch_s >= 0:
-            raise ClusterError(f"{where}: dispatch_s must be >= 0, got {self.dispatch_s}")
+            _check_rate(where, f"flop_per_s[{dtype!r}]", speed)
+        _check_rate(where, "bytes_per_s", self.bytes_per_s)
+        if not 0 < self.memory_bytes <= UNLIMITED_BYTES:
+            raise ClusterError(
+                f"{where}: memory_bytes must be > 0, at most 2**62, got {self.memory_bytes}"
+            )
+        _check_delay(where, "dispatch_s", self.dispatch_s)
         if self.dispatch_per not in ("op", "segment"):
             raise ClusterError(
                 f"{where}: dispatch_per must be 'op' or 'segment', got {self.dispatch_per!r}"
@@ -52,6 +57,17 @@ class Device:
     def speed(self, dtype: str) -> float:
         """FLOP/s in a dtype, or the default."""
         return self.flop_per_s.get(dtype, self.flop_per_s["default"])
+
+
+def _check_rate(where: str, key: str, value: float) -> None:
+    if not MIN_RATE <= value <= MAX_RATE:
+        limits = f"at least {MIN_RATE:g} and at most {MAX_RATE:g}"
+        raise ClusterError(f"{where}: {key} must be > 0, {limits}, got {value}")
+
+
+def _check_delay(where: str, key: str, value: float) -> None:
+    if not 0 <= value <= MAX_DELAY_S:
+        raise ClusterError(f"{where}: {key} must be >= 0 and at most {MAX_DELAY_S:g}, got {value}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +168,11 @@ def make_cluster(
            [0, 0]])
     """
     d = len(devices)
+    if d > MAX_DEVICES:
+        raise ClusterError(f"cluster {name!r} has {d} devices, at most {MAX_DEVICES} are possible")
+    if default_bytes_per_s != np.inf:
+        _check_rate(f"cluster {name!r}", "default_bytes_per_s", default_bytes_per_s)
+    _check_delay(f"cluster {name!r}", "default_latency_s", default_latency_s)
     index = {device.name: i for i, device in enumerate(devices)}
     bandwidth = np.full((d, d), float(default_bytes_per_s))
     latency = np.full((d, d), float(default_latency_s))
@@ -167,15 +188,9 @@ def make_cluster(
                 )
         if link.src == link.dst:
             raise ClusterError(f"link {link.src!r} -> {link.dst!r} joins a device to itself")
-        if not link.bytes_per_s > 0:
-            raise ClusterError(
-                f"link {link.src!r} -> {link.dst!r}: bytes_per_s must be > 0, "
-                f"got {link.bytes_per_s}"
-            )
-        if not link.latency_s >= 0:
-            raise ClusterError(
-                f"link {link.src!r} -> {link.dst!r}: latency_s must be >= 0, got {link.latency_s}"
-            )
+        if link.bytes_per_s != np.inf:  # nothing has to be moved
+            _check_rate(f"link {link.src!r} -> {link.dst!r}", "bytes_per_s", link.bytes_per_s)
+        _check_delay(f"link {link.src!r} -> {link.dst!r}", "latency_s", link.latency_s)
         ends = [(index[link.src], index[link.dst])]
         if not link.one_way:
             ends.append((index[link.dst], index[link.src]))

@@ -12,8 +12,11 @@ import msgspec
 from gdp.cluster import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.errors import ClusterError
 from gdp.files import write_atomic
+from gdp.reading import Kind, read_toml
 from gdp.targets import sealed
 from gdp.units import parse_bytes
+
+_KIND = Kind("cluster file", ClusterError)
 
 
 class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,18 +59,7 @@ class ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     """The cluster of a TOML file; raises `ClusterError` naming the key at fault."""
     path = Path(path)
-    try:
-        entry = msgspec.toml.decode(path.read_bytes(), type=ClusterEntry)
-    except FileNotFoundError:
-        raise ClusterError(f"no cluster file {str(path)!r}") from None
-    except OSError as error:
-        raise ClusterError(f"{path}: cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ClusterError(f"{path} is not a cluster file: {error}") from None
-    for key in ("default_bytes_per_s", "default_latency_s"):
-        value = getattr(entry, key)
-        if not (value >= 0 and (value > 0 or key.endswith("latency_s"))):
-            raise ClusterError(f"{path}: {key} must be > 0, got {value}")
+    entry = read_toml(path, _KIND, ClusterEntry)
     try:
         return make_cluster(
             entry.name or path.stem,
@@ -187,7 +179,7 @@ def with_max_memory(cluster: Cluster, limits: Mapping[Any, int | str]) -> Cluste
         text = str(key)
         if text in cluster.device_names:
             names = [text]
-        elif text.isdigit() and int(text) < len(numbered):
+        elif text.isascii() and text.isdecimal() and int(text) < len(numbered):
             names = [numbered[int(text)].name]
         elif text == "cpu":
             names = [d.name for d in cluster.devices if d.kind.startswith("cpu")]

@@ -4,7 +4,6 @@ import fnmatch
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,6 +12,9 @@ from jaxtyping import Bool, Int
 from gdp.cluster import Cluster
 from gdp.errors import InfeasibleError
 from gdp.graph import OpGraph
+from gdp.reading import Kind, read_toml
+
+_KIND = Kind("constraints file", ValueError)
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,14 +43,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_constraints(path: str | os.PathLike[str]) -> Constraints:
     """The constraints of a TOML file; raises `ValueError` naming the key at fault."""
-    try:
-        entry = msgspec.toml.decode(Path(path).read_bytes(), type=_File)
-    except FileNotFoundError:
-        raise ValueError(f"no constraints file {str(path)!r}") from None
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a constraints file: {error}") from None
+    entry = read_toml(path, _KIND, _File)
     return Constraints(tuple(entry.pin), tuple(entry.forbid), tuple(entry.together))
 
 

@@ -1,8 +1,20 @@
 """The errors that a caller of gdp may catch. Wrong arguments are `ValueError`."""
 
 
+def one_line(text: str) -> str:
+    """The text without line breaks: names in files may hold any.
+
+    >>> one_line("no op 'a\\nb'")
+    "no op 'a b'"
+    """
+    return " ".join(text.splitlines())
+
+
 class GdpError(Exception):
     """Base of every error that gdp raises about its input; the message is one line."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class ModelError(GdpError):

@@ -7,7 +7,6 @@ depend on the graph alone, so equal graphs make equal files.
 import gzip
 import io
 import os
-import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -18,20 +17,24 @@ import numpy as np
 from gdp.errors import ModelError
 from gdp.files import write_atomic
 from gdp.graph import Attribute, OpDetail, OpGraph, make_graph
+from gdp.reading import Kind, decode_json, read_bytes
 
 SCHEMA = 1
 GZIP_SUFFIXES = (".gz", ".gdpgraph")
 """File names that end so are gzipped by `save_graph`; `load_graph` looks at the content."""
 
+_KIND = Kind("graph file", ModelError)
 _Index = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-_Amount = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
+_Id = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+# Far beyond what anything computes, and far enough from where float64 ends to be added up.
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
 
 
 class _Detail(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     dtype: str = "float32"
     inputs: list[list[_Index]] = []
     outputs: list[list[_Index]] = []
-    attributes: dict[str, int | float | str | list[int | float]] = {}
+    attributes: dict[str, _Id | float | str | list[_Id | float]] = {}
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -49,8 +52,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     flop: list[_Amount] = []
     memory_traffic_bytes: list[_Amount] = []
     weight_bytes: list[_Index] = []
-    weight_id: list[int] = []
-    colocate: list[int] = []
+    weight_id: list[_Id] = []
+    colocate: list[_Id] = []
     backward: list[_Index] = []  # the ops that are backward
     scopes: list[str] = []  # table
     scope: list[_Index] = []
@@ -73,17 +76,7 @@ def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
 
 def load_graph(path: str | os.PathLike[str]) -> OpGraph:
     """Read a graph file; ops may come in any order. Raises `ModelError` when it is malformed."""
-    try:
-        data = Path(path).read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    except FileNotFoundError:
-        raise ModelError(f"no graph file {str(path)!r}") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ModelError(f"{path} is a damaged gzip file: {error}") from None
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-    return decode_graph(data, str(path))
+    return decode_graph(read_bytes(path, _KIND), str(path))
 
 
 def encode_graph(graph: OpGraph) -> bytes:
@@ -93,10 +86,7 @@ def encode_graph(graph: OpGraph) -> bytes:
 
 def decode_graph(data: bytes, path: str) -> OpGraph:
     """The graph of its JSON; `path` names where it came from in errors."""
-    try:
-        document = msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} is not a graph file: {error}") from None
+    document = decode_json(data, _KIND, _File, path)
     if document.gdp_graph != SCHEMA:
         raise ModelError(
             f"{path} has graph schema {document.gdp_graph}, this gdp reads {SCHEMA}; "
@@ -104,7 +94,10 @@ def decode_graph(data: bytes, path: str) -> OpGraph:
         )
     if found := _misfits(document):
         raise ModelError(f"{path}: {found}")
-    return _from_file(document)
+    try:
+        return _from_file(document)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
 
 
 def _to_file(graph: OpGraph) -> _File:
@@ -198,9 +191,6 @@ def _misfits(document: _File) -> str:
         largest = max(getattr(document, key), default=-1)
         if largest >= size:
             return f"{key!r} holds index {largest}, the largest that exists is {size - 1}"
-    for key in ("weight_id", "colocate"):
-        if any(abs(value) > 2**62 for value in getattr(document, key)):
-            return f"{key!r} holds an id beyond 62 bits"
     return ""
 
 

@@ -1,13 +1,14 @@
 """Models by path or name, as graphs."""
 
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gdp.errors import ModelError
+from gdp.errors import GdpError, ModelError
 from gdp.graph import OpGraph
 
 if TYPE_CHECKING:
@@ -69,14 +70,43 @@ def python_function(spec: str) -> object:
     # The console script does not look where it was started; `python -m` does.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    # What a user's module or function raises is theirs, whatever it is.
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ModelError(f"{spec!r}: module {module_name!r} cannot be imported: {error}") from None
+    except (Exception, SystemExit) as error:
+        raise ModelError(
+            f"{spec!r}: module {module_name!r} cannot be imported: {_said(error)}"
+        ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ModelError(f"{spec!r}: module {module_name!r} has no function {function_name!r}")
-    return function()
+    if missing := _required(function):
+        raise ModelError(
+            f"{spec!r}: the function is called without arguments, but needs {', '.join(missing)}"
+        )
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{spec!r}: the function raised {_said(error)}") from error
+
+
+def _required(function: Callable[..., object]) -> list[str]:
+    """The parameters without a default; none where that cannot be told."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+
+
+def _said(error: BaseException) -> str:
+    """An exception of somebody else's code, with its kind: messages alone may be just a key."""
+    return f"{type(error).__name__}: {error}"
 
 
 def python_model(spec: str) -> "JaxModel | OpGraph":
@@ -95,7 +125,12 @@ def _load_python(spec: str) -> OpGraph:
         return made
     from gdp.importers.jaxpr import report
 
-    found = made.trace()
+    try:
+        found = made.trace()
+    except GdpError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{spec!r} cannot be traced: {_said(error)}") from error
     report(found)
     return found.graph
 

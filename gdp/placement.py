@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -12,8 +12,11 @@ from gdp.cluster import Cluster
 from gdp.errors import PlacementError
 from gdp.files import write_atomic
 from gdp.graph import OpGraph
+from gdp.reading import Kind, read_json
 
 SCHEMA = 1
+_KIND = Kind("placement file", PlacementError)
+_Rank = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +43,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     made_by: str
     devices: list[str]
     ops: list[str]
-    device: list[int]
-    rank: list[int]
+    device: list[Annotated[int, msgspec.Meta(ge=0, le=2**31)]]
+    rank: list[_Rank]
 
 
 def make_placement(
@@ -115,14 +118,7 @@ def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
 
 def load_placement(path: str | os.PathLike[str]) -> Placement:
     """Read a placement file; raises `PlacementError` when it is malformed."""
-    try:
-        document = msgspec.json.decode(Path(path).read_bytes(), type=_File)
-    except FileNotFoundError:
-        raise PlacementError(f"no placement file {str(path)!r}") from None
-    except OSError as error:
-        raise PlacementError(f"{path}: cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise PlacementError(f"{path} is not a placement file: {error}") from None
+    document = read_json(path, _KIND, _File)
     if document.schema != SCHEMA:
         raise PlacementError(f"{path} has schema {document.schema}, this gdp reads {SCHEMA}")
     n = len(document.ops)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import msgspec
 
-from gdp.cluster import Cluster, Device, Link, make_cluster
+from gdp.cluster import MAX_DEVICES, Cluster, Device, Link, make_cluster
 from gdp.errors import ClusterError
+from gdp.reading import Kind, read_toml
 from gdp.resources import data_path
 from gdp.units import parse_bytes
 
@@ -35,8 +36,9 @@ class _Preset(msgspec.Struct, forbid_unknown_fields=True):
 
 @functools.cache
 def _presets() -> dict[str, _Preset]:
-    text = data_path("clusters", "devices.toml").read_bytes()
-    return msgspec.toml.decode(text, type=dict[str, _Preset])
+    path = data_path("clusters", "devices.toml")
+    raw = read_toml(path, Kind("file of device presets", ClusterError), dict)
+    return msgspec.convert(raw, dict[str, _Preset])
 
 
 def device_names() -> list[str]:
@@ -72,6 +74,8 @@ def cluster_preset(spec: str) -> Cluster:
         if spec.endswith(f"-{word}"):
             head, link = spec[: -len(word) - 1], word
     parts = [_part(spec, part) for part in head.split("+")]
+    if sum(count for count, _ in parts) > MAX_DEVICES:
+        raise ClusterError(f"cluster {spec!r}: too many devices, at most {MAX_DEVICES}")
     devices: list[Device] = []
     presets: list[str] = []
     for count, preset in parts:
@@ -100,11 +104,8 @@ def _part(spec: str, part: str) -> tuple[int, str]:
             f"no cluster file or preset {spec!r}: write a path, or [COUNTx]DEVICE[+...][-LINK] "
             f"such as 2xcpu-core or cpu+2xt4-pcie4; devices are {', '.join(device_names())}"
         )
-    count = int(match[1] or 1)
-    if count > 1024:
-        raise ClusterError(
-            f"cluster {spec!r}: {count} devices of one kind are too many, at most 1024"
-        )
+    # Text of many digits is too much before it is a number.
+    count = int(match[1] or 1) if len(match[1] or "") < 10 else MAX_DEVICES + 1
     return count, match[2]
 
 

@@ -43,8 +43,8 @@ class PrintableFormatter(logging.Formatter):
         return printable(super().formatMessage(record))
 
 
-def log_to_stderr(verbose: bool) -> None:
-    """Show warnings, or with `verbose` what is done, on standard error."""
+def log_to_stderr() -> None:
+    """Show warnings, and what the root logger's level lets through, on standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("gdp: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.INFO if verbose else logging.WARNING)
+    logging.basicConfig(handlers=[handler])

@@ -1,6 +1,7 @@
 """Sizes as people write them: 20GiB, 300MB."""
 
 import re
+from decimal import Decimal
 
 _SCALE = {
     "": 1, "b": 1,
@@ -9,20 +10,31 @@ _SCALE = {
 }  # fmt: skip
 
 
+MAX_SIZE_BYTES = 1 << 62
+"""The largest size there is: two of them still add up in 64 bits."""
+
+
 def parse_bytes(text: str | int) -> int:
     """Bytes of a size such as "20GiB", "300MB" or 1024; GB is 10^9 and GiB 2^30.
 
-    Raises `ValueError` on anything else.
+    Raises `ValueError` on anything else, and on sizes beyond `MAX_SIZE_BYTES`.
 
     >>> parse_bytes("1.5GiB"), parse_bytes("2GB"), parse_bytes(7)
     (1610612736, 2000000000, 7)
     """
     if isinstance(text, int):
-        return text
+        return _bounded(text, text)
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _SCALE:
         raise ValueError(f"not a size: {text!r}; write it like 20GiB, 300MB or 1024")
-    return int(float(match[1]) * _SCALE[match[2].lower()])
+    return _bounded(float(match[1]) * _SCALE[match[2].lower()], text)
+
+
+def _bounded(size: float, text: str | int) -> int:
+    if abs(size) > MAX_SIZE_BYTES:
+        shown = text if isinstance(text, str) else f"{Decimal(size):.4g}"
+        raise ValueError(f"{shown} is too large for a size: at most 4EiB, which is 2**62 bytes")
+    return int(size)
 
 
 def format_bytes(size: float) -> str:

@@ -8,18 +8,40 @@ import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from gdp import checkpoint
+from gdp.costs.features import SIZES, TRANSFER_TERMS, num_other
 from gdp.costs.kernels import FusionTable
-from gdp.costs.learned import Calibration, Ensemble
+from gdp.costs.learned import Calibration, Ensemble, log_terms
 from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.folders import standing
+from gdp.reading import Kind, convert, decode_arrays, read_bytes
 
 ARRAYS = "costs.npz"
 FORMAT = 1
+PLAIN = ("noise", "other_mean", "other_scale", "fusion_key", "fusion_yes", "fusion_count")
+LAYERS = tuple(f"layer_{name}" for name in ("embed", "b1", "c1", "b2", "c2", "b3", "c3"))
+MAX_WEIGHT = 1e6
+"""Of a network: far beyond what fitting finds, and far from where its sums overflow."""
+_KIND = Kind("cost file", ProfileError)
+
+
+class _Meta(msgspec.Struct):
+    """What `save_costs` writes beside the arrays, as far as it is read again."""
+
+    arrays_sha256: str
+    device: DeviceRecord
+    runtime: str
+    level: str
+    versions: dict[str, str]
+    date: str
+    types: tuple[str, ...]
+    scale: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    transfer: tuple[Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)], ...] = ()
 
 
 def save_costs(
@@ -69,17 +91,15 @@ def load_costs(path: str | os.PathLike[str]) -> Calibration:
     meta = checkpoint.read_meta(folder)
     if meta.get("costs_format") != FORMAT:
         raise ProfileError(f"{str(path)!r} is no cost file of format {FORMAT}; calibrate again")
-    try:
-        data = (folder / ARRAYS).read_bytes()
-    except OSError as error:
-        raise ProfileError(
-            f"{str(path)!r}: {ARRAYS} cannot be read: {error.strerror}; calibrate again"
-        ) from None
-    if hashlib.sha256(data).hexdigest() != meta["arrays_sha256"]:
+    head = convert(meta, _KIND, _Meta, str(folder / "meta.json"))
+    where = folder / ARRAYS
+    data = read_bytes(where, Kind("file of arrays", ProfileError, "calibrate again"))
+    if hashlib.sha256(data).hexdigest() != head.arrays_sha256:
         raise ProfileError(f"{str(path)!r}: {ARRAYS} is damaged; copy the folder again")
-    with np.load(io.BytesIO(data)) as arrays:
-        found = {name: arrays[name] for name in arrays.files}
-    return _calibration(meta, found)
+    try:
+        return _calibration(head, decode_arrays(data, _KIND, str(where)))
+    except ValueError as error:
+        raise ProfileError(f"{where} does not fit the meta.json beside it: {error}") from None
 
 
 def _tree(calibration: Calibration) -> dict[str, np.ndarray]:
@@ -93,26 +113,60 @@ def _tree(calibration: Calibration) -> dict[str, np.ndarray]:
     return tree
 
 
-def _calibration(meta: Mapping[str, Any], found: Mapping[str, np.ndarray]) -> Calibration:
+def _calibration(meta: _Meta, found: Mapping[str, np.ndarray]) -> Calibration:
+    """Raises `ValueError` where an array is missing or of another shape."""
+    _check(meta, found)
+
     def wide(name: str) -> np.ndarray:
         return found[name].astype(np.float64)
 
-    device = meta["device"]
     return Calibration(
-        device=DeviceRecord(device["kind"], device["model"], tuple(device["features"])),
-        runtime=meta["runtime"],
-        level=meta["level"],
-        versions=meta["versions"],
-        date=meta["date"],
+        device=meta.device,
+        runtime=meta.runtime,
+        level=meta.level,
+        versions=meta.versions,
+        date=meta.date,
         fusions=FusionTable(found["fusion_key"], wide("fusion_yes"), wide("fusion_count")),
         ensemble=Ensemble(
-            tuple(meta["types"]), wide("other_mean"), wide("other_scale"), wide("noise"),
+            meta.types, wide("other_mean"), wide("other_scale"), wide("noise"),
             {
                 name.removeprefix("layer_"): array.astype(np.float64)
                 for name, array in found.items()
                 if name.startswith("layer_")
             },
         ),
-        scale=meta["scale"],
-        transfer=tuple(meta.get("transfer", ())),
+        scale=meta.scale,
+        transfer=meta.transfer,
     )  # fmt: skip
+
+
+def _check(meta: _Meta, found: Mapping[str, np.ndarray]) -> None:
+    """Raises `ValueError` naming the array that does not fit the others, or what reads them."""
+    shapes = {name: array.shape for name, array in found.items()}
+    for name in (*PLAIN, *LAYERS):
+        if name not in shapes:
+            raise ValueError(f"array {name!r} is missing")
+    if unknown := sorted(set(shapes) - {*PLAIN, *LAYERS}):
+        raise ValueError(f"array {unknown[0]!r} has no meaning")
+    v, o, j = len(meta.types), num_other(), log_terms(np.zeros((0, len(SIZES)))).shape[1]
+    m, e = shapes["layer_embed"][:1], shapes["layer_embed"][2:]
+    h, g, k = shapes["layer_c1"][1:], shapes["layer_c2"][1:], shapes["fusion_key"][:1]
+    wanted = {
+        "noise": (v,), "other_mean": (o,), "other_scale": (o,),
+        "fusion_key": k, "fusion_yes": k, "fusion_count": k,
+        "layer_embed": (*m, o + 2 * v, *e), "layer_b1": (*m, o + sum(e), *h),
+        "layer_c1": (*m, *h), "layer_b2": (*m, *h, *g), "layer_c2": (*m, *g),
+        "layer_b3": (*m, *g, j), "layer_c3": (*m, j),
+    }  # fmt: skip
+    ranks = {"layer_embed": 3, "layer_c1": 2, "layer_c2": 2}
+    for name, shape in wanted.items():
+        if shapes[name] != shape or len(shape) != ranks.get(name, len(shape)):
+            raise ValueError(f"{name} has shape {shapes[name]}, {shape} wanted")
+        if name.startswith("layer_") and not (np.abs(found[name]) <= MAX_WEIGHT).all():
+            raise ValueError(f"{name} holds weights beyond {MAX_WEIGHT:g}")
+    if not (found["other_scale"] > 0).all():
+        raise ValueError("other_scale must be > 0")
+    if found["fusion_key"].dtype != np.int64 or (np.diff(found["fusion_key"]) < 0).any():
+        raise ValueError("fusion_key must be a sorted row of 64-bit integers")
+    if len(meta.transfer) not in (0, TRANSFER_TERMS):
+        raise ValueError(f"transfer has {len(meta.transfer)} coefficients, {TRANSFER_TERMS} wanted")

@@ -3,6 +3,7 @@
 Sizes grow with the batch, and the model's answer never falls when they grow; the rest is free.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.costs.kernels import ALIAS, cut_edges, lead_ops
 from gdp.fusible import REDUCTIONS
-from gdp.graph import OpDetail, OpGraph
+from gdp.graph import OpDetail, OpGraph, make_graph
 
 # A device to add arithmetic and traffic up with; a learned model corrects whatever is off.
 FLOP_PER_S, BYTES_PER_S, KERNEL_S = 1e11, 2e10, 1e-6
@@ -98,6 +99,13 @@ def kernel_features(
         lead=lead,
         ops=tuple(tuple(ops) for ops in members),
     )
+
+
+@functools.cache
+def num_other() -> int:
+    """O, the number of features of a kernel beside its sizes."""
+    one = make_graph("one", ["op"], ["Add"], [], [])
+    return kernel_features(one, np.zeros(1, np.int64)).other.shape[1]
 
 
 def _read_limit(graph: OpGraph, lead: Int[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
@@ -335,6 +343,9 @@ def shares(features: KernelFeatures) -> Float[np.ndarray, "K 3"]:
         ]
     )
     return parts / parts.sum(axis=1, keepdims=True)
+
+
+TRANSFER_TERMS = 9
 
 
 def transfer_design(

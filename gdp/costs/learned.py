@@ -24,7 +24,7 @@ from gdp.costs.features import (
     transfer_design,
 )
 from gdp.costs.kernels import FusionTable, kernel_groups
-from gdp.costs.profile import DeviceRecord
+from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.costs.roofline import roofline
 from gdp.graph import OpGraph
 
@@ -213,10 +213,14 @@ class LearnedCosts:
 
 def kernel_seconds(calibration: Calibration, features: KernelFeatures) -> Float[np.ndarray, "K"]:
     """Seconds of every kernel."""
-    seconds = np.exp(predict(calibration.ensemble, features)[0]) * calibration.scale
-    if calibration.transfer:
-        design = transfer_design(features, seconds)
-        seconds = seconds * np.exp(design @ np.array(calibration.transfer))
+    # Weights that are numbers can still make times that are none.
+    with np.errstate(over="ignore", invalid="ignore"):
+        seconds = np.exp(predict(calibration.ensemble, features)[0]) * calibration.scale
+        if calibration.transfer:
+            design = transfer_design(features, seconds)
+            seconds = seconds * np.exp(design @ np.array(calibration.transfer))
+    if not np.isfinite(seconds).all():
+        raise ProfileError(f"costs {calibration.label()}: a time overflows; calibrate again")
     return seconds
 
 

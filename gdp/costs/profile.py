@@ -7,10 +7,9 @@ without the models. It stores seconds; it knows no runtime.
 import gzip
 import io
 import os
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -18,6 +17,7 @@ from gdp.errors import GdpError
 from gdp.files import write_atomic
 from gdp.graph import OpGraph
 from gdp.graph_file import decode_graph, encode_graph
+from gdp.reading import Kind, read_json
 
 SCHEMA = 1
 STATISTIC = "smallest over rounds of the mean of the fastest quarter of a round's runs"
@@ -25,6 +25,12 @@ STATISTIC = "smallest over rounds of the mean of the fastest quarter of a round'
 
 class ProfileError(GdpError):
     """A profile that is malformed, or that does not belong with the others."""
+
+
+_KIND = Kind("profile", ProfileError, "make one with `gdp profile`")
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e30)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,10 @@ class ProfiledModel:
 class Overheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What executing costs beside the kernels; None where it was not measured."""
 
-    session_s: float | None = None  # one call of a session, however small
-    kernel_s: float | None = None  # between two kernels of one session
-    handover_s: float | None = None  # waking the thread on another core
-    handover_bytes_per_s: float | None = None  # reading what another core wrote
+    session_s: _Seconds | None = None  # one call of a session, however small
+    kernel_s: _Seconds | None = None  # between two kernels of one session
+    handover_s: _Seconds | None = None  # waking the thread on another core
+    handover_bytes_per_s: _Positive | None = None  # reading what another core wrote
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,17 +102,17 @@ class Profile:
 class _Kernel(msgspec.Struct, array_like=True):
     name: str
     type: str
-    ops: list[int]
-    seconds: float
-    spread: float
+    ops: list[_Count]
+    seconds: _Seconds
+    spread: Annotated[float, msgspec.Meta(ge=0, le=1e30)]
 
 
 class _Model(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     family: str
-    latency_s: float
-    runs: int
-    rounds: int
+    latency_s: _Seconds
+    runs: _Count
+    rounds: _Count
     kernels: list[_Kernel]
     graph: msgspec.Raw
 
@@ -117,7 +123,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     gdp_profile: int  # the schema version
     device: DeviceRecord
     runtime: str
-    threads: int
+    threads: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
     level: str
     versions: dict[str, str]
     date: str
@@ -204,19 +210,7 @@ def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:
     """Read a profile; raises `ProfileError` when it is malformed."""
-    try:
-        data = Path(path).read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        document = msgspec.json.decode(data, type=_File)
-    except FileNotFoundError:
-        raise ProfileError(f"no profile {str(path)!r}; make one with `gdp profile`") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ProfileError(f"{path} is a damaged gzip file: {error}") from None
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path} is not a profile: {error}") from None
+    document = read_json(path, _KIND, _File)
     if document.gdp_profile != SCHEMA:
         raise ProfileError(
             f"{path} has profile schema {document.gdp_profile}, this gdp reads {SCHEMA}; "
@@ -254,10 +248,10 @@ def _encode_model(model: ProfiledModel) -> _Model:
 def _decode_model(model: _Model, path: str) -> ProfiledModel:
     graph = decode_graph(bytes(model.graph), f"{path}, model {model.name!r}")
     for kernel in model.kernels:
-        if not kernel.seconds >= 0 or any(not 0 <= op < graph.num_ops for op in kernel.ops):
+        if max(kernel.ops, default=0) >= graph.num_ops:
             raise ProfileError(
-                f"{path}: kernel {kernel.name!r} of model {model.name!r} has a negative time or an "
-                "op that does not exist"
+                f"{path}: kernel {kernel.name!r} of model {model.name!r} has an op that does not "
+                f"exist: {max(kernel.ops)} of {graph.num_ops}"
             )
     return ProfiledModel(
         name=model.name,

@@ -143,6 +143,10 @@ def _scan(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
             f"node {view.name!r} (Scan) is given {len(tensors)} tensors, its body takes "
             f"{len(body.inputs)}"
         )
+    if not 1 <= count <= len(tensors):
+        raise ModelError(
+            f"node {view.name!r} (Scan) is given {len(tensors)} tensors, to scan {count} of them"
+        )
     axes = list(view.attribute("scan_input_axes") or [0] * count)
     ranks = [len(sequence.shape) for sequence in sequences]
     if len(axes) != count or any(not -r <= a < r for a, r in zip(axes, ranks, strict=True)):

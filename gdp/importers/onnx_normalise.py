@@ -1,6 +1,7 @@
 """One form for every ONNX model: functions inlined, nodes in order and named, weights no inputs."""
 
 import ast
+from decimal import Decimal
 
 import numpy as np
 import onnx_ir as ir
@@ -92,7 +93,8 @@ def _inline(model: ir.Model, source: str) -> None:
         inline.requires(model)  # that no function calls itself
         if (nodes := _inlined_nodes(model)) > MAX_NODES:
             raise ValueError(
-                f"they would become {nodes:.1e} nodes; {MAX_NODES:,} are the most gdp reads"
+                f"they would become {Decimal(nodes):.1e} nodes; {MAX_NODES:,} are the most gdp "
+                "reads"
             )
         inline(model)
     except Exception as error:  # the pass wraps what went wrong in its own errors

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from gdp.errors import ModelError
+from gdp.importers.onnx_check import check_fields
 
 STRIP_BYTES = 32 * 1024
 """Tensor data longer than this is skipped when only shapes are wanted; it is far more than the
@@ -108,6 +109,10 @@ def read_model(path: Path, *, weights: bool) -> ir.Model:
     domains = [opset.domain for opset in proto.opset_import]
     _check_text([proto.graph.name, proto.producer_name, *domains], path)
     _check_names(proto.graph, path, set())
+    try:
+        check_fields(proto)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
     try:
         model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir re-raises whatever went wrong as SerdeError
@@ -238,7 +243,12 @@ def _drop_metadata(proto: onnx.ModelProto) -> None:
         node = stack.pop()
         node.doc_string = ""
         if node.metadata_props:
-            kept = [(p.key, p.value) for p in node.metadata_props if p.key in _KEPT_METADATA]
+            # A text that is no UTF-8 is handed out as bytes.
+            kept = [
+                (p.key, p.value)
+                for p in node.metadata_props
+                if p.key in _KEPT_METADATA and isinstance(p.value, str)
+            ]
             del node.metadata_props[:]
             for key, value in kept:
                 node.metadata_props.add(key=key, value=value)

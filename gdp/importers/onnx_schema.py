@@ -52,6 +52,7 @@ class SchemaInference:
         unknown: list[Inferred] = [Partial()] * view.num_outputs
         if not schema.has_type_and_shape_inference_function:
             return [*_without_function(view), *unknown][: view.num_outputs]
+        _check_outputs(view)
         node, types, data = _as_protos(view)
         try:
             inferred = shape_inference.infer_node_outputs(
@@ -68,6 +69,15 @@ class SchemaInference:
                 f"node {view.name!r} ({view.op_type}) does not fit its inputs: "
                 f"{_reason(error)}; its inputs are {_spell(view.inputs)}"
             ) from None
+
+
+def _check_outputs(view: NodeView) -> None:
+    """The library's rule for Split ends the process where the two disagree."""
+    wanted = view.attribute("num_outputs") if view.op_type == "Split" else None
+    if wanted is not None and wanted != view.num_outputs:
+        raise ModelError(
+            f"node {view.name!r} (Split) has num_outputs {wanted} and {view.num_outputs} outputs"
+        )
 
 
 @functools.lru_cache(maxsize=2048)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Literal
 
 import numpy as np
@@ -306,8 +307,8 @@ def _sized(fact: Fact, value: ir.Value) -> Fact:
     """The fact, if it is of a size that can be."""
     if fact.elements > LARGEST:
         raise ModelError(
-            f"tensor {value.name!r} would have {fact.elements:.1e} elements; the model is damaged, "
-            "or a dimension is bound to a wrong size"
+            f"tensor {value.name!r} would have {Decimal(fact.elements):.1e} elements; the model is "
+            "damaged, or a dimension is bound to a wrong size"
         )
     return fact
 

@@ -6,6 +6,7 @@ One JSON object per line, so that files merge and diffs stay readable.
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -18,7 +19,11 @@ from gdp.methods.base import Answer, Search
 from gdp.policy.decode import canonical, twins
 from gdp.policy.evaluate import assignment, judge
 from gdp.policy.placed import pack, unpack
+from gdp.reading import Kind, decode_json, read_bytes
 from gdp.sim.problem import Problem
+
+_KIND = Kind("file of labels", GdpError)
+_LINE = Kind("label", GdpError)
 
 
 class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,10 +31,14 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     instance: Instance
     digest: str  # first 16 digits of the graph's digest: a label of another version is dropped
-    value_s: float
-    evaluations: int  # simulated placements spent so far
+    value_s: Annotated[float, msgspec.Meta(ge=0)]
+    evaluations: Annotated[int, msgspec.Meta(ge=0, le=2**62)]  # simulated placements spent so far
     device: str  # base64 of zlib of one byte per op
     found_by: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` on a row that `pack` cannot have written."""
+        self.placement()
 
     def placement(self) -> Int[np.ndarray, "N"]:
         """The device of every op."""
@@ -95,13 +104,13 @@ def load_labels(path: str | os.PathLike[str]) -> LabelStore:
     file = Path(path)
     if not file.exists():
         return LabelStore([])
-    labels = []
-    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
-        try:
-            labels.append(msgspec.json.decode(line, type=Label))
-        except msgspec.DecodeError as error:
-            raise GdpError(f"{path}, line {number}: not a label: {error}") from None
-    return LabelStore(labels)
+    lines = read_bytes(file, _KIND).splitlines()
+    return LabelStore(
+        [
+            decode_json(line, _LINE, Label, f"{path}, line {number},")
+            for number, line in enumerate(lines, start=1)
+        ]
+    )
 
 
 def search_label(

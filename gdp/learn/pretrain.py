@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from gdp import checkpoint
@@ -23,6 +24,7 @@ from gdp.learn.validate import Quality, validate
 from gdp.policy.compilation import use_cache
 from gdp.policy.network import Params, init
 from gdp.policy.policy import Policy, load_policy, save_policy
+from gdp.reading import Kind, convert
 from gdp.targets import Permit, require_folder, require_not_source
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,17 @@ def _claim(folder: Path, recipe: Recipe, force: bool) -> None:
     require_not_source(written, lambda: read)
     folder.mkdir(parents=True, exist_ok=True)
     write_manifest(folder, "run", {"metrics.jsonl": "", "labels.jsonl": ""})
+
+
+class _State(msgspec.Struct):
+    """What `_Run._save` writes beside the weights."""
+
+    step: int
+    phase: int
+    recipe: str
+    best: float | None
+    quality: tuple[float | None, float | None, float | None] | None  # null: not finite
+    past: dict[str, tuple[float | None, int]]
 
 
 class _Run:
@@ -153,18 +166,22 @@ class _Run:
         state = self.trainer.fresh(params)
         if not (standing(self.folder / "state") / "meta.json").exists():
             return state
-        meta = checkpoint.read_meta(self.folder / "state")
-        if meta["recipe"] != repr(self.recipe):
+        where = f"checkpoint {str(self.folder / 'state')!r}"
+        kind = Kind("state of a training run", checkpoint.CheckpointError)
+        meta = convert(checkpoint.read_meta(self.folder / "state"), kind, _State, where)
+        if meta.recipe != repr(self.recipe):
             raise checkpoint.CheckpointError(
                 f"{str(self.folder)!r} holds a run of another recipe; give a new folder"
             )
-        self.best = np.inf if meta["best"] is None else meta["best"]
-        if meta["quality"] is not None:
-            self.best_quality = Quality(*meta["quality"])
-        self.trainer.past = {key: (a, int(b)) for key, (a, b) in meta["past"].items()}
-        if meta["phase"] == 1:
+        self.best = np.inf if meta.best is None else meta.best
+        if meta.quality is not None:
+            self.best_quality = Quality(*(np.inf if x is None else x for x in meta.quality))
+        self.trainer.past = {
+            key: (mean, count) for key, (mean, count) in meta.past.items() if mean is not None
+        }
+        if meta.phase == 1:
             state = state._replace(optimiser=self.trainer.transforms[1].init(state.params))
-        log.info("resuming at update %d", meta["step"])
+        log.info("resuming at update %d", meta.step)
         return TrainState(*checkpoint.load(self.folder / "state", state))
 
     def _anew(self, params: Params) -> Params:

@@ -1,18 +1,36 @@
 """The problems of a run: graphs of the corpus by split, and random ones, made when asked for."""
 
 import functools
-import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from gdp.errors import GdpError
 from gdp.graph import OpGraph
 from gdp.learn.instances import Instance, make, random_graph
+from gdp.reading import Kind, read_json
 from gdp.sim.problem import Problem
+
+_KIND = Kind("manifest of graphs", GdpError, "build the corpus with `python -m pretrain.corpus`")
 
 KEPT = 1500
 """Problems kept in memory, the least recently used leave first."""
+
+
+class _Entry(msgspec.Struct):
+    name: str
+    file: str
+    num_ops: int
+    split: Literal["train", "validation", "test"]
+
+
+class _Manifest(msgspec.Struct):
+    """What a corpus says of its graphs, as far as it is read here."""
+
+    graphs: list[_Entry]
 
 
 @dataclass
@@ -77,20 +95,12 @@ def load_problems(
     if not corpus:
         return Problems(train=drawn, validation=held)
     manifest = Path(corpus) / "manifest.json"
-    try:
-        entries = json.loads(manifest.read_text())["graphs"]
-    except FileNotFoundError:
-        raise GdpError(
-            f"no corpus at {corpus!r}; build it with `python -m pretrain.corpus`"
-        ) from None
-    except (ValueError, KeyError) as error:
-        raise GdpError(f"{manifest} is not a manifest of graphs: {error}") from None
     split: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     files = {}
-    for entry in entries:
-        if min_ops <= entry["num_ops"] <= max_ops and (Path(corpus) / entry["file"]).exists():
-            split[entry["split"]].append(entry["name"])
-            files[entry["name"]] = entry["file"]
+    for entry in read_json(manifest, _KIND, _Manifest).graphs:
+        if min_ops <= entry.num_ops <= max_ops and (Path(corpus) / entry.file).exists():
+            split[entry.split].append(entry.name)
+            files[entry.name] = entry.file
     return Problems(
         train=split["train"] + drawn,
         validation=split["validation"],

@@ -2,16 +2,14 @@
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from gdp.errors import GdpError
 from gdp.learn.imitation import ImitationConfig
 from gdp.learn.instances import parse_key
 from gdp.learn.ppo import PpoConfig
 from gdp.policy.network import NetworkConfig
+from gdp.reading import MAX_TOML_BYTES, Kind, decode_toml, read_bytes, read_toml
 
 if TYPE_CHECKING:
     from gdp.learn.finetune import FinetuneConfig
@@ -66,22 +64,21 @@ class RecipeError(GdpError):
     """A recipe that is missing or malformed."""
 
 
+_KIND = Kind("recipe", RecipeError)
+
+
 def parse_recipe(text: str, where: str = "recipe") -> Recipe:
     """A recipe from TOML; unknown keys and values out of range are errors."""
-    try:
-        raw = msgspec.toml.decode(text.encode())
-        _reject_unknown(raw, Recipe, where)
-        return msgspec.convert(raw, Recipe)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise RecipeError(f"{where}: {error}") from None
+    return decode_toml(text.encode(), _KIND, Recipe, where)
 
 
 def load_recipe(path: str | os.PathLike[str]) -> tuple[Recipe, str]:
     """(recipe, its text) of a TOML file."""
+    data = read_bytes(path, _KIND, MAX_TOML_BYTES)
     try:
-        text = Path(path).read_text()
-    except OSError as error:
-        raise RecipeError(f"no recipe at {str(path)!r}: {error.strerror}") from None
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not a recipe: {error}") from None
     return parse_recipe(text, str(path)), text
 
 
@@ -89,21 +86,4 @@ def load_finetune(path: str | os.PathLike[str]) -> "FinetuneConfig":
     """The settings of a fine-tuning from a TOML file; what it leaves out is as by default."""
     from gdp.learn.finetune import FinetuneConfig
 
-    try:
-        raw = msgspec.toml.decode(Path(path).read_bytes())
-        _reject_unknown(raw, FinetuneConfig, str(path))
-        return msgspec.convert(raw, FinetuneConfig)
-    except OSError as error:
-        raise RecipeError(f"no recipe at {str(path)!r}: {error.strerror}") from None
-    except (msgspec.DecodeError, ValueError) as error:
-        raise RecipeError(f"{path}: {error}") from None
-
-
-def _reject_unknown(raw: dict, kind: type, where: str) -> None:
-    """msgspec lets unknown keys of dataclasses pass; a misspelt setting must not."""
-    fields = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    for key, value in raw.items():
-        if key not in fields:
-            raise ValueError(f"unknown key {key!r}; known are {', '.join(fields)}")
-        if isinstance(value, dict):
-            _reject_unknown(value, fields[key].type, where)
+    return read_toml(path, _KIND, FinetuneConfig)

@@ -31,6 +31,8 @@ class Search:
     # called with (fraction of the budget used, best value so far in seconds)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed must lie in 0..2**63 - 1, got {self.seed}")
         if self.seconds is not None and not self.seconds >= 0:
             raise ValueError(f"seconds must be >= 0, got {self.seconds}")
         if self.evaluations is not None and self.evaluations < 0:

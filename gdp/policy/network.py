@@ -57,10 +57,19 @@ class NetworkConfig:
     mask_alike: bool = True  # of empty devices that are alike, only the first
 
     def __post_init__(self) -> None:
+        for name, (least, most) in _RANGES.items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must lie in [{least}, {most}], got {getattr(self, name)}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
-        if self.sage_layers < 0 or self.attention_layers < 0:
-            raise ValueError("the numbers of layers must be at least 0")
+
+
+_RANGES = {
+    "width": (1, 1 << 14), "sage_layers": (0, 256), "attention_layers": (0, 256),
+    "heads": (1, 1 << 10), "segment": (1, 1 << 20), "memory": (0, 1 << 10),
+    "head_width": (1, 1 << 14), "max_devices": (1, 1 << 14),
+}  # fmt: skip
+"""What a network may be; a checkpoint or a recipe may come from anywhere."""
 
 
 def published(**changes: Any) -> NetworkConfig:

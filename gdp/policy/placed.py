@@ -16,6 +16,8 @@ from gdp.sim.problem import Problem
 
 WIDE = "<i4"
 """As packed: device numbers and priorities of any graph fit."""
+MAX_PACKED_BYTES = 1 << 26
+"""Of a row unpacked: 16 million ops."""
 
 
 class Placed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,6 +26,11 @@ class Placed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str  # of the graph
     device: str  # base64 of zlib of 32-bit integers, one per op
     rank: str | None = None  # priorities, alike
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` on what `pack` cannot have written."""
+        for text in (self.device, self.rank or ""):
+            unpack(text, WIDE)
 
 
 def keep(problem: Problem, assignment: Assignment) -> Placed:
@@ -40,7 +47,7 @@ def recalled(placed: Placed | None, problem: Problem) -> Assignment | None:
     rank = None if placed.rank is None else unpack(placed.rank, WIDE)
     if len(device) != problem.num_ops or (rank is not None and len(rank) != problem.num_ops):
         return None
-    if device.min() < 0 or device.max() >= problem.num_devices:
+    if not len(device) or device.min() < 0 or device.max() >= problem.num_devices:
         return None
     lead = np.zeros(problem.num_groups, dtype=np.int64)
     lead[problem.group] = device
@@ -56,5 +63,14 @@ def pack(row: Int[np.ndarray, "N"], kind: str) -> str:
 
 
 def unpack(text: str, kind: str) -> Int[np.ndarray, "N"]:
-    """The integers of `pack`."""
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=kind).astype(np.int64)
+    """The integers of `pack`, none of an empty text; raises `ValueError` on anything else."""
+    if not text:
+        return np.zeros(0, np.int64)
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(base64.b64decode(text, validate=True), MAX_PACKED_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"{text[:16]!r}... is no packed placement: {error}") from None
+    if not stream.eof or len(data) % np.dtype(kind).itemsize:
+        raise ValueError(f"{text[:16]!r}... is no packed placement: it is cut off, or too long")
+    return np.frombuffer(data, dtype=kind).astype(np.int64)

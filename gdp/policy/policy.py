@@ -17,6 +17,7 @@ from gdp.policy.decode import DecodeProblem, Head, advised, prepare
 from gdp.policy.features import features
 from gdp.policy.network import Encoded, NetworkConfig, Params, abstract, encode
 from gdp.policy.placed import Placed
+from gdp.reading import Kind, convert
 from gdp.sim.problem import Problem
 
 _BATCHES: weakref.WeakKeyDictionary[Problem, dict[tuple[str, bool], Batch]] = (
@@ -85,6 +86,14 @@ def to_head(config: NetworkConfig, encoded: Encoded, num_ops: int, num_devices: 
     )
 
 
+class _Meta(msgspec.Struct):
+    """What `save_policy` writes beside the weights, as far as it is read again."""
+
+    network: NetworkConfig
+    name: str = "policy"
+    placed: Placed | None = None
+
+
 def save_policy(
     policy: Policy,
     path: str | os.PathLike[str],
@@ -105,16 +114,10 @@ def save_policy(
 
 def load_policy(path: str | os.PathLike[str]) -> Policy:
     """Read a policy checkpoint; raises `CheckpointError` on anything else."""
-    meta = checkpoint.read_meta(path)
-    try:
-        config = msgspec.convert(meta["network"], NetworkConfig)
-        placed = msgspec.convert(meta.get("placed"), Placed | None)
-    except (KeyError, msgspec.ValidationError, ValueError) as error:
-        raise checkpoint.CheckpointError(
-            f"checkpoint {str(path)!r} holds no policy that this gdp can read: {error}"
-        ) from None
-    params = checkpoint.load(path, abstract(config))
-    return Policy(config, params, meta.get("name", "policy"), placed)
+    kind = Kind("policy that this gdp can read", checkpoint.CheckpointError)
+    meta = convert(checkpoint.read_meta(path), kind, _Meta, f"checkpoint {str(path)!r}")
+    params = checkpoint.load(path, abstract(meta.network))
+    return Policy(meta.network, params, meta.name, meta.placed)
 
 
 def default_checkpoint() -> Path:

@@ -104,7 +104,7 @@ def test_tied_weights_count_once_per_device() -> None:
                 key = int(graph.weight_id[op])
                 held[key] = max(held.get(key, 0), int(graph.weight_bytes[op]))
             wanted += max(0, sum(held.values()) - int(limit))
-        for judge in (max_load, block_latency):
+        for judge in (host_load, block_latency):
             assert judge.values(problem, device[None])[1][0] == wanted
 
 

@@ -48,6 +48,7 @@ def save_costs(
         "types": list(calibration.ensemble.types),
         "scale": calibration.scale,
         "transfer": list(calibration.transfer),
+        "segment_s": calibration.segment_s,
         "report": dict(report or {}),
     }  # fmt: skip
     checkpoint.save(path, tree, recipe=recipe, meta=meta)
@@ -78,7 +79,7 @@ def load_costs(path: str | os.PathLike[str]) -> Calibration:
 
 def _tree(calibration: Calibration) -> dict[str, np.ndarray]:
     ensemble, fusions = calibration.ensemble, calibration.fusions
-    tree = {f"layer_{name}": array for name, array in ensemble.layers.items()}
+    tree = {f"layer_{k}": np.asarray(array, np.float32) for k, array in ensemble.layers.items()}
     for name in ("other_mean", "other_scale", "noise"):
         tree[name] = np.asarray(getattr(ensemble, name), np.float32)
     tree["fusion_key"] = fusions.key
@@ -109,4 +110,5 @@ def _calibration(meta: Mapping[str, Any], found: Mapping[str, np.ndarray]) -> Ca
         ),
         scale=meta["scale"],
         transfer=tuple(meta.get("transfer", ())),
+        segment_s=meta.get("segment_s"),
     )  # fmt: skip

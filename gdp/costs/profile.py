@@ -60,6 +60,7 @@ class Overheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What executing costs beside the kernels; None where it was not measured."""
 
     session_s: float | None = None  # one call of a session, however small
+    cut_s: float | None = None  # what a further piece of a cut model adds, beyond kernels and call
     kernel_s: float | None = None  # between two kernels of one session
     handover_s: float | None = None  # waking the thread on another core
     handover_bytes_per_s: float | None = None  # reading what another core wrote

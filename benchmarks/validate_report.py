@@ -115,7 +115,8 @@ def report(models: dict[str, Any]) -> str:
         return "nothing was measured"
     lines = [
         f"{'model':14} {'n':>3} {'what':8} {'spread':>7} {'95%':>6} {'error':>7} "
-        f"{'p90':>7} {'bias':>7} {'rank':>6} {'repeat':>7} {'share':>6} | {'roofline':>8} {'rank':>6} {'share':>6}"
+        f"{'p90':>7} {'bias':>7} {'rank':>6} {'repeat':>7} {'share':>6} "
+        f"| {'roofline':>8} {'rank':>6} {'share':>6}"
     ]
     per_model = {model: figures(rows) for model, rows in document.items()}
     for model, found in per_model.items():
@@ -199,9 +200,10 @@ def _line(model: str, count: int, what: str, found: dict[str, Any]) -> str:
     ours, plain = found["predicted"], found["roofline"]
     return (
         f"{model:14} {count:3} {what:8} {found['spread']:7.0%} {found['width']:6.1%} "
-        f"{ours['median_error']:7.1%} {ours['p90_error']:7.1%} {ours['bias']:+7.1%} {ours['spearman']:6.3f} "
-        f"{found['repeat_spearman']:7.3f} {_share(found, 'predicted'):6.3f} | "
-        f"{plain['median_error']:8.1%} {plain['spearman']:6.3f} {_share(found, 'roofline'):6.3f}"
+        f"{ours['median_error']:7.1%} {ours['p90_error']:7.1%} {ours['bias']:+7.1%} "
+        f"{ours['spearman']:6.3f} {found['repeat_spearman']:7.3f} "
+        f"{_share(found, 'predicted'):6.3f} | {plain['median_error']:8.1%} "
+        f"{plain['spearman']:6.3f} {_share(found, 'roofline'):6.3f}"
     )
 
 

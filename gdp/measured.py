@@ -8,9 +8,11 @@ from gdp.graph import OpGraph
 from gdp.methods.base import Assignment
 from gdp.runtime.measure import measure
 from gdp.runtime.ort_pipeline import SideBySide
+from gdp.runtime.statistics import PER_SLOT
 
-SECONDS = 0.5  # of measuring one placement, at most
-ROUNDS = 1
+SECONDS = 1.0
+"""The cap of measuring one placement, warming up and filling the pipeline on top: a hundred samples
+of models that take up to 10 ms each. The best few are measured several times more."""
 
 
 class MeasuredReward:
@@ -51,6 +53,10 @@ class MeasuredReward:
         self.count += 1
         full = problem.objective == "throughput"
         with ready.pipeline() if full else ready.one_at_a_time() as pipeline:
+            # Time enough to count full pipelines, of models slower than predicted too.
+            full_s = 4 * PER_SLOT * pipeline.num_slots * (plan.period_s if full else 0.0)
             contenders = {"the placement": SideBySide((pipeline,))}
-            found = measure(contenders, rounds=ROUNDS, seconds=self.seconds)["the placement"]
+            found = measure(contenders, rounds=1, seconds=max(self.seconds, full_s))[
+                "the placement"
+            ]
         return 1.0 / found.throughput_per_s if full else found.latency_s

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from gdp.runtime.statistics import (
+    PER_SLOT,
     Count,
     Estimate,
     Trace,
@@ -22,7 +23,6 @@ from gdp.runtime.statistics import (
 )
 
 COMPLETIONS = 100  # of one contender, at least
-PER_SLOT = 5  # completions for every sample in flight, at least: they come in bursts
 SECONDS = 2.0  # at least
 MEASURE_SECONDS = 60.0  # of all rounds and contenders together, at most
 MIN_BATCHES = 5  # of an interval; fewer rounds than that are split
@@ -41,8 +41,8 @@ class Quota:
         """Whether another sample is let in.
 
         `slots` samples fill a pipeline, and as many are in it when the last one has entered;
-        neither count. One more than `slots` is counted whatever the cap: the slowest model too
-        must show that samples leave a pipeline as fast as they enter it.
+        neither count. So many more are let in whatever the cap: the slowest model too must show
+        that samples leave a pipeline as fast as they enter it.
         """
         if entered < 3 * slots + 1:
             return True
@@ -121,7 +121,7 @@ def summary(rounds: Sequence[tuple[Trace, ...]], counts: Sequence[Count], slots:
     """What the rounds of one contender say together."""
     per_round = -(-MIN_BATCHES // len(rounds))
     samples = [
-        np.concatenate([trace.latencies_s[c.first : c.last + 1] for trace, c in
+        np.concatenate([trace.latencies_s[c.first + 1 : c.last + 1] for trace, c in
                         zip(traces, counted.of_trace, strict=True)])
         for traces, counted in zip(rounds, counts, strict=True)
     ]  # fmt: skip

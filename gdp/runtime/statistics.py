@@ -10,6 +10,8 @@ from jaxtyping import Float
 
 from gdp.errors import MeasurementError
 
+PER_SLOT = 5
+"""Completions for every sample in flight, at least: they come in bursts of as many."""
 CONFIDENCE = 0.95
 TOO_WIDE = 0.05
 """An interval wider than this share of its value says that the machine is too noisy."""
@@ -46,9 +48,9 @@ class Trace:
 class Span:
     """The completions of one trace that count: positions, and the times of all of them."""
 
-    first: int
+    first: int  # starts the clock; -1 where the entry of the first sample does
     last: int
-    finish_s: Float[np.ndarray, "K"]  # from the first, which starts the clock, to the last
+    finish_s: Float[np.ndarray, "K"]  # from what starts the clock to the last
 
     @property
     def samples(self) -> int:
@@ -88,22 +90,30 @@ class Count:
 def count(traces: Sequence[Trace], slots: int) -> Count:
     """The completions of full pipelines: after the first `slots` samples of every trace, and until
     the last sample of any has entered, because then a pipeline runs dry, and the slower of two must
-    not be timed while it has the machine to itself. At least `slots` + 1 of each count: with fewer
-    samples than that the end of a pipeline is all that would be seen.
+    not be timed while it has the machine to itself. Where that leaves fewer than `PER_SLOT` for
+    every slot, the end of a burst could be all that is seen: then all samples count, with the time
+    in which the pipeline fills and runs dry. Such a rate is too low rather than too high.
     """
     begin_s = max(trace.finish_s[min(slots, len(trace.finish_s)) - 1] for trace in traces)
     until_s = min(max(trace.start_s) for trace in traces)
     spans = []
     for trace in traces:
         finish_s = np.array(trace.finish_s)
-        if len(finish_s) < 2 * slots + 1:
-            raise ValueError(f"{len(finish_s)} samples are too few to count with {slots} in flight")
-        first = min(int(np.searchsorted(finish_s, begin_s)), len(finish_s) - slots - 2)
-        first = max(first, 0)
+        first = int(np.searchsorted(finish_s, begin_s))
         last = int(np.searchsorted(finish_s, until_s, side="right")) - 1
-        last = min(max(last, first + slots + 1), len(finish_s) - 1)
+        if last - first < PER_SLOT * slots:
+            return Count(_whole(traces))
         spans.append(Span(first, last, finish_s[first : last + 1]))
     return Count(tuple(spans))
+
+
+def _whole(traces: Sequence[Trace]) -> tuple[Span, ...]:
+    """All samples, from the first that entered any of the pipelines to the last of them all."""
+    begin_s = min(min(trace.start_s) for trace in traces)
+    end_s = max(trace.finish_s[-1] for trace in traces)
+    return tuple(
+        Span(-1, len(t.finish_s) - 1, np.array([begin_s, *t.finish_s[:-1], end_s])) for t in traces
+    )
 
 
 @dataclass(frozen=True)
@@ -163,11 +173,13 @@ def check_physics(name: str, traces: Sequence[Trace], counted: Count, slots: int
 
     A worker completes at most 1 / (its mean busy seconds per sample). Of n samples that complete
     in a window, at most `slots` had left a worker before it began, and one run may have begun
-    before: (n - slots) * busy <= window + longest run. Where a runtime does not tell what its
-    workers do, the same holds of the slots: `slots` of them hold a sample from start to finish.
+    before: (n - slots) * busy <= window + longest run. Where all samples count, none had
+    left. Where a runtime does not tell what its workers do, the same holds of the slots: `slots` of
+    them hold a sample from start to finish.
     """
     for trace, span in zip(traces, counted.of_trace, strict=True):
-        whole, seconds = span.samples - slots, span.seconds
+        whole = span.samples - (slots if span.first >= 0 else 0)
+        seconds = span.seconds
         for worker in sorted(set(trace.worker)):
             own = [s for s, w in zip(trace.stage_runs, trace.worker, strict=True) if w == worker]
             busy_s = sum(_mean_s(runs, span) for runs in own)

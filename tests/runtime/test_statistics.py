@@ -19,11 +19,19 @@ def line(samples: int, slots: int, step_s: float, stages: tuple[float, ...] = ()
 
 def test_filling_and_running_dry_do_not_count() -> None:
     """Two slots. The pipeline fills until 5, then a sample ends every second until the last enters
-    at 9; what then runs dry ends in a burst."""
-    start = (0.0, 0.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
-    finish = (4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 9.1, 9.2)
-    found = count([Trace(start, finish)], slots=2)
-    assert (found.completions, found.seconds, found.rate_per_s) == (4, 4.0, 1.0)
+    at 15; what then runs dry ends in a burst."""
+    finish = (4.0, *[5.0 + i for i in range(11)], 15.1, 15.2)
+    trace = Trace((0.0, 0.0, *finish[:-2]), finish)
+    found = count([trace], slots=2)
+    assert (found.completions, found.seconds, found.rate_per_s) == (10, 10.0, 1.0)
+
+
+def test_few_samples_count_as_a_whole_and_too_low_rather_than_too_high() -> None:
+    """The same pipeline stopped at 9: the full part holds four completions for two slots, so all
+    eight in 9.2 s count; one second a sample would have been right."""
+    finish = (4.0, *[5.0 + i for i in range(5)], 9.1, 9.2)
+    found = count([Trace((0.0, 0.0, *finish[:-2]), finish)], slots=2)
+    assert (found.completions, found.seconds) == (8, 9.2)
 
 
 def test_a_burst_of_completions_is_no_rate() -> None:
@@ -37,17 +45,16 @@ def test_a_burst_of_completions_is_no_rate() -> None:
 
 
 def test_the_slower_of_two_replicas_counts_only_while_both_run() -> None:
-    """The second takes twice as long until the first has let in its last sample at 10, then it has
+    """The second takes twice as long until the first has let in its last sample at 14, then it has
     the machine to itself and takes as long as the first."""
-    first = line(11, 1, 1.0)
-    finish = [2.0, 4.0, 6.0, 8.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0]
+    first = line(15, 1, 1.0)
+    finish = [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 15.0, 16.0]
     second = Trace((0.0, *finish[:-1]), tuple(finish))
     assert count([first, second], slots=1).rate_per_s == pytest.approx(1.5)
-
-
-def test_few_samples_with_many_in_flight_are_refused() -> None:
-    with pytest.raises(ValueError, match="6 samples are too few to count with 3 in flight"):
-        count([line(6, 3, 1.0)], slots=3)
+    # Too few to count so: 12 samples of the first and 6 of the second in the 12 s of both.
+    few = Trace((0.0, *finish[:5]), tuple(finish[:6]))
+    assert count([line(12, 1, 1.0), few], slots=1).rate_per_s == pytest.approx(18 / 12)
+    assert count([line(6, 1, 1.0), few], slots=1).rate_per_s == pytest.approx(12 / 12)
 
 
 def test_stretches_of_a_round_have_rates_of_their_own() -> None:
@@ -97,6 +104,16 @@ def test_a_worker_that_is_never_idle_is_at_the_limit_and_no_error() -> None:
     just_above = line(120, 2, 0.005, stages=(0.0053, 0.004))
     with pytest.raises(MeasurementError, match="worker 0"):
         check_physics("placed", [just_above], count([just_above], 2), 2)
+
+
+def test_a_burst_at_the_end_of_a_run_cut_short_is_no_rate() -> None:
+    """Six samples in flight, each of which keeps the worker for a second, leave together."""
+    finish = tuple(6.0 * (i // 6 + 1) + 1e-3 * (i % 6) for i in range(19))
+    runs = tuple((float(i), float(i + 1)) for i in range(18))
+    trace = Trace((0.0,) * 6 + finish[:13], finish, (runs,), (0,))
+    found = count([trace], 6)
+    assert found.rate_per_s <= 1.0
+    check_physics("placed", [trace], found, 6)
 
 
 def test_two_stages_of_one_worker_add_up() -> None:

@@ -5,11 +5,14 @@
 Each model is cut into runs of ops that two cores take in turn, and executed as `gdp run` does it.
 A piece is a session: the costs of the cut model say what its kernels take. Beyond these, ratios say
 by how much the pieces together take longer than the uncut model on one core: one sample at a time,
-when the other core idles, and with the pipeline full, when both are busy. Give models that costs
-were fitted to, so that nothing is fitted to what predictions are tested on.
+when the other core idles, and with the pipeline full, when both are busy; the last columns say what
+that is for every cut, with a 95% interval over rounds in which the ways to cut take turns. Give
+models that costs were fitted to, so that nothing is fitted to what predictions are tested on.
+`gdp profile --only-overheads` measures the same on products of matrices, for the calibration.
 """
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,22 +25,26 @@ from gdp.costs.learned import LearnedCosts
 from gdp.fuse import fuse, group_seconds
 from gdp.graph import OpGraph
 from gdp.models import load
-from gdp.runtime.onnxruntime import prepare
+from gdp.runtime.onnxruntime import Prepared, prepare
 from gdp.runtime.ort_pipeline import Pipeline
 from gdp.runtime.ort_sessions import core_of_device
 from gdp.runtime.ort_source import Source, load_source, randomised
-from gdp.runtime.ort_stages import Prediction, make_plan
+from gdp.runtime.ort_stages import make_plan
+from gdp.runtime.prediction import Prediction
+from gdp.runtime.statistics import Estimate, estimate
 from gdp.sim.problem import make_problem
 from gdp.sim.segments import segment_values, segments
 
+ROUNDS = 5
 
-class Measured(NamedTuple):
-    """One model cut one way; seconds are sums over its pieces."""
+
+class Cut(NamedTuple):
+    """One model cut one way, ready to run; seconds of kernels are predicted."""
 
     pieces: int
-    predicted_s: float
-    alone_s: float  # one sample at a time
-    busy_s: float  # with the pipeline full
+    kernels_s: float
+    one: Pipeline  # one sample at a time
+    full: Pipeline
 
 
 def in_turns(
@@ -54,11 +61,10 @@ def in_turns(
     return lead[fused.group_of]
 
 
-def measure(
-    source: Source, graph: OpGraph, cluster: Cluster, costs: LearnedCosts, pieces: int,
-    seconds: float,
-) -> Measured:  # fmt: skip
-    """The pieces of one cut, alone and with both cores busy."""
+def prepared(
+    source: Source, graph: OpGraph, cluster: Cluster, costs: LearnedCosts, pieces: int
+) -> tuple[Prepared, float]:
+    """A model cut in turns, and the predicted seconds of its kernels."""
     device = in_turns(graph, cluster, costs, pieces)
     fused = fuse(graph, apart=device)
     where = segment_values(device, fused.group_of)
@@ -69,32 +75,45 @@ def measure(
     plan = make_plan(source.model, graph, Prediction(problem, where, fused.group_of), "throughput")
     dispatch_s = np.array([d.dispatch_s for d in cluster.devices])[plan.piece_device]
     ready = prepare(source, graph, plan, core_of_device(cluster), 0)
-    one = Pipeline(ready.stages, ready.slots[:1], ready.workers)
-    full = Pipeline(ready.stages, ready.slots, ready.workers)
-    alone: list[list[float]] = [[] for _ in ready.stages]
-    busy: list[list[float]] = [[] for _ in ready.stages]
-    with one, full:
-        runs = int(np.clip(seconds / 6 / max(one.run(3).latency_s, 1e-5), 4, 100))
-        for _ in range(3):
-            for found, pipeline in ((alone, one), (busy, full)):
-                for own, of_stage in zip(found, pipeline.run(runs).stage_s, strict=True):
-                    own += of_stage
-    sums = [sum(_fast(own) for own in found) for found in (alone, busy)]
-    return Measured(
-        len(plan.cut.pieces), float(sum(plan.piece_s) - dispatch_s.sum()), sums[0], sums[1]
-    )
+    return ready, float(sum(plan.piece_s) - dispatch_s.sum())
 
 
-def _fast(seconds: list[float]) -> float:
-    """The mean of the fastest quarter, the statistic of profiles."""
-    return float(np.sort(seconds)[: max(1, len(seconds) // 4)].mean())
+def busy_s(pipeline: Pipeline, runs: int) -> float:
+    """Seconds that a sample keeps its cores busy: medians of the pieces."""
+    return sum(float(np.median(own)) for own in pipeline.run(runs).stage_s)
+
+
+def measure(cuts: list[Cut], seconds: float) -> tuple[list[list[float]], list[list[float]]]:
+    """Busy seconds of a sample for every cut, alone and with the pipeline full, in every round."""
+    alone: list[list[float]] = [[] for _ in cuts]
+    busy: list[list[float]] = [[] for _ in cuts]
+    runs = [
+        int(np.clip(seconds / 2 / ROUNDS / max(c.one.run(4).latency_s, 1e-5), 4, 100)) for c in cuts
+    ]
+    for _ in range(ROUNDS):
+        for i, cut in enumerate(cuts):
+            alone[i].append(busy_s(cut.one, runs[i]))
+            busy[i].append(busy_s(cut.full, runs[i]))
+    return alone, busy
+
+
+def per_cut(cut: Cut, whole: Cut, found: list[float], reference: list[float]) -> Estimate:
+    """Seconds that a cut costs beyond kernels: of every round, what all pieces take longer than the
+    uncut model, scaled by what layouts and fusions lost at the cuts make kernels take."""
+    more = cut.kernels_s / whole.kernels_s
+    extra = (np.array(found) - more * np.array(reference)) / max(cut.pieces - 1, 1)
+    return estimate(extra.tolist(), extra.tolist())
+
+
+def shown(found: Estimate) -> str:
+    return f"{found.value * 1e6:6.1f} ({found.low * 1e6:6.1f} to {found.high * 1e6:6.1f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--pieces", default="2,4,8")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of measuring each cut")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of measuring each cut")
     parser.add_argument("--cluster", default="2xcpu-core")
     arguments = parser.parse_args()
     cluster = Cluster.load(arguments.cluster)
@@ -102,28 +121,33 @@ def main() -> None:
     print(label)
     if not isinstance(costs, LearnedCosts):
         raise SystemExit("no calibration matches this cluster; make one with `gdp calibrate`")
-    print(f"{'model':28} {'pieces':>6} {'alone ms':>9} {'ratio':>7} {'busy ms':>9} {'ratio':>7}")
-    ratios: list[tuple[float, float]] = []
+    print(f"{'model':28} {'pieces':>6} {'alone ms':>9} {'busy ms':>9}  us a cut, alone; busy")
+    values: list[tuple[float, float]] = []
     for model in arguments.models:
         graph, source = load(model, {}), randomised(load_source(model), 0)
-        whole = None
-        for pieces in (1, *map(int, arguments.pieces.split(","))):
-            found = measure(source, graph, cluster, costs, pieces, arguments.seconds)
-            whole = whole or found
-            more = found.predicted_s / whole.predicted_s  # layouts and fusions lost at the cuts
-            alone, busy = found.alone_s / whole.alone_s / more, found.busy_s / whole.busy_s / more
-            if found.pieces > 1:
-                ratios.append((alone, busy))
+        with ExitStack() as stack:
+            cuts = []
+            for pieces in (1, *map(int, arguments.pieces.split(","))):
+                ready, kernels_s = prepared(source, graph, cluster, costs, pieces)
+                one = stack.enter_context(ready.one_at_a_time())
+                full = stack.enter_context(ready.pipeline())
+                cuts.append(Cut(len(ready.plan.cut.pieces), kernels_s, one, full))
+            alone, busy = measure(cuts, arguments.seconds)
+        for i, cut in enumerate(cuts):
+            costs_s = [per_cut(cut, cuts[0], found[i], found[0]) for found in (alone, busy)]
+            text = "" if cut.pieces == 1 else "; ".join(map(shown, costs_s))
+            if cut.pieces > 1:
+                values.append((costs_s[0].value, costs_s[1].value))
             print(
-                f"{Path(model).stem:28} {found.pieces:6} {found.alone_s * 1e3:9.3f} {alone:7.3f} "
-                f"{found.busy_s * 1e3:9.3f} {busy:7.3f}",
+                f"{Path(model).stem:28} {cut.pieces:6} {np.median(alone[i]) * 1e3:9.3f} "
+                f"{np.median(busy[i]) * 1e3:9.3f}  {text}",
                 flush=True,
             )
     for what, found in zip(
-        ("one sample at a time", "pipeline full"), np.array(ratios).T, strict=True
+        ("one sample at a time", "pipeline full"), np.array(values).T, strict=True
     ):
-        low, middle, high = np.quantile(found, (0.25, 0.5, 0.75))
-        print(f"{what}: pieces take {middle:.3f} of the uncut model ({low:.3f} to {high:.3f})")
+        low, middle, high = np.quantile(found, (0.25, 0.5, 0.75)) * 1e6
+        print(f"{what}: a cut costs {middle:.1f} us in the median ({low:.1f} to {high:.1f})")
 
 
 if __name__ == "__main__":

@@ -2,15 +2,18 @@
 runtime's own threads and replicas; predictions against measurements.
 
     python benchmarks/run_light.py [one-core] [throughput] [latency] [overheads]
+    python benchmarks/run_light.py throughput --shipped --models resnet50,squeezenet --seconds 60
 
-Predictions are plain roofline costs of the `2xcpu-core` preset, times one constant that is fitted
-on the other light models: the median of measured over predicted seconds on one core. Every timing
-keeps both cores busy; run nothing beside it.
+Figures are medians of interleaved rounds with 95% intervals; what `gdp run` would advise ends every
+line. With --shipped predictions are those of the shipped costs; without, plain roofline costs of
+the `2xcpu-core` preset, times one constant that is fitted on the other light models: the median of
+measured over predicted seconds on one core. Every timing keeps both cores busy; run nothing beside
+it.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,22 +29,24 @@ from gdp.graph import OpGraph
 from gdp.importers.onnx import load_onnx
 from gdp.methods.base import Search
 from gdp.presets import cluster_preset
+from gdp.runtime.measure import measure
 from gdp.runtime.onnxruntime import run_onnx
 from gdp.runtime.ort_compare import reference_values
 from gdp.runtime.ort_inputs import make_inputs
-from gdp.runtime.ort_measure import Contender, measure
-from gdp.runtime.ort_pipeline import Pipeline, make_slot
-from gdp.runtime.ort_report import RunReport
+from gdp.runtime.ort_pipeline import Pipeline, SideBySide, make_slot
 from gdp.runtime.ort_sessions import core_of_device
 from gdp.runtime.ort_source import load_source, randomised
-from gdp.runtime.ort_stages import Prediction, make_plan, whole_stage
+from gdp.runtime.ort_stages import make_plan, whole_stage
+from gdp.runtime.prediction import Prediction
+from gdp.runtime.run_report import RunReport, advice
 from gdp.sim.problem import Objective
 
 LIGHT = (
     "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet",
     "squeezenet", "vgg19", "zfnet512",
 )  # fmt: skip
-PIPELINED = ("inception_v2", "densenet121", "resnet50")
+PIPELINED = ("resnet50", "densenet121", "inception_v2", "squeezenet")
+CostsOf = Callable[[str], CostModel | None]
 PARTS = ("one-core", "throughput", "latency", "overheads")
 CANDIDATES = ("heft", "etf", "local_search", "round_robin", "metis", "blocks")
 
@@ -73,7 +78,7 @@ def one_core(name: str, cluster: Cluster, seconds: float) -> OneCore:
     stages, workers = whole_stage(source, core_of_device(cluster)[:1])
     slot = make_slot(stages, feeds, expected)
     with Pipeline(stages, [slot], workers) as pipeline:
-        found = measure({name: Contender((pipeline,))}, rounds=5, seconds=seconds)[name]
+        found = measure({name: SideBySide((pipeline,))}, rounds=5, seconds=seconds)[name]
     fused = fuse(graph).graph
     costs = roofline(fused, cluster)[:, cluster.host]
     return OneCore(name, fused, found.latency_s, float(costs.sum()))
@@ -98,12 +103,12 @@ def execute(
     cluster: Cluster,
     device: Int[np.ndarray, "N"],
     objective: Objective,
-    costs: CostModel,
+    costs: CostModel | None,
     seconds: float,
 ) -> RunReport:
     graph = load_onnx(spec(name))
     return run_onnx(
-        spec(name), graph, cluster, device, objective=objective, rounds=7, seconds=seconds,
+        spec(name), graph, cluster, device, objective=objective, seconds=seconds,
         predict=prediction(graph, cluster, device, objective, costs),
     )  # fmt: skip
 
@@ -113,7 +118,7 @@ def prediction(
     cluster: Cluster,
     device: Int[np.ndarray, "N"],
     objective: Objective,
-    costs: CostModel,
+    costs: CostModel | None,
 ) -> Prediction:
     posed = api.pose(graph, cluster, objective, costs=costs, keep_apart=device)
     fused_device = np.zeros(posed.problem.num_ops, dtype=np.int64)
@@ -122,7 +127,7 @@ def prediction(
 
 
 def best_on_both_cores(
-    name: str, cluster: Cluster, costs: CostModel, seconds: float
+    name: str, cluster: Cluster, costs: CostModel | None, seconds: float
 ) -> tuple[str, Int[np.ndarray, "N"]]:
     """Of the methods' placements that give each core a fifth of the work at least, the one of the
     lowest latency as it would be executed, cut in segments."""
@@ -188,66 +193,69 @@ def best_speeds(rows: Sequence[OneCore]) -> tuple[float, float]:
     return min(found)[1:]
 
 
-def show_throughput(name: str, label: str, report: RunReport) -> None:
-    base = report.baselines
-    own, single = report.measured_throughput_per_s, base["single_device"].throughput_per_s
+def show(name: str, label: str, report: RunReport, unit: float = 1.0) -> None:
+    """The placement and its baselines for the report's objective; `unit` scales latencies."""
+    latency = report.objective == "latency"
+    field = "latency" if latency else "throughput"
+    low, high = report.latency_interval_s if latency else report.throughput_interval_per_s
+    predicted = report.predicted_latency_s if latency else report.predicted_throughput_per_s
+    own = report.measured_latency_s if latency else report.measured_throughput_per_s
+    rows = [
+        getattr(row, f"{field}_s" if latency else f"{field}_per_s")
+        for row in report.baselines.values()
+    ]
     print(
         f"{name:14s} {label:12s} {len(report.segments):3d} {equal(report):>5s} "
-        f"{report.predicted_throughput_per_s:9.2f} {own:8.2f} "
-        f"{percent(report.predicted_throughput_per_s, own)} {single:8.2f} "
-        f"{base['runtime_default'].throughput_per_s:8.2f} {base['replicas'].throughput_per_s:8.2f} "
-        f"{report.throughput_speedup:6.2f}x {report.best_throughput_per_s:8.2f} "
-        f"{base['single_device'].best_throughput_per_s:8.2f} "
-        f"{base['runtime_default'].best_throughput_per_s:8.2f}"
+        f"{unit * predicted:9.2f} {unit * own:9.2f} ({unit * low:8.2f} to {unit * high:8.2f}) "
+        f"{percent(predicted, own)} {' '.join(f'{unit * row:9.2f}' for row in rows)}  "
+        f"{advice(report.to_json())}",
+        flush=True,
     )
+    for warning in report.warnings:
+        print(f"  note: {warning}")
 
 
-def show_latency(name: str, label: str, report: RunReport) -> None:
-    base = report.baselines
-    own, single = report.measured_latency_s, base["single_device"].latency_s
-    print(
-        f"{name:14s} {label:12s} {len(report.segments):3d} {equal(report):>5s} "
-        f"{1e3 * report.predicted_latency_s:9.2f} {1e3 * own:8.2f} "
-        f"{percent(report.predicted_latency_s, own)} {1e3 * single:8.2f} "
-        f"{1e3 * base['runtime_default'].latency_s:8.2f} {report.latency_speedup:6.2f}x "
-        f"{1e3 * report.best_latency_s:8.2f} {1e3 * base['single_device'].best_latency_s:8.2f}"
-    )
+HEADER = (
+    "model          method       seg equal predicted  measured   95% interval        error    "
+    "1 core 2 threads  2 copies  fastest"
+)
 
 
-def throughput(cluster: Cluster, rows: Sequence[OneCore], seconds: float) -> None:
-    print("\nthroughput, samples/s: medians over rounds, then the best rounds")
-    print(
-        "model          method       seg equal predicted measured error  1 core  "
-        "2 threads  2 copies  gain    best   1 core  2 threads"
-    )
-    for name in PIPELINED:
-        costs = scaled(constant(rows, name))
-        result = api.place(load_onnx(spec(name)), cluster, objective="throughput", costs=costs)
+def throughput(
+    cluster: Cluster, names: Sequence[str], costs_of: CostsOf, seconds: float, search_s: float
+) -> None:
+    print(f"\nthroughput, samples/s\n{HEADER}")
+    for name in names:
+        costs = costs_of(name)
+        result = api.place(
+            load_onnx(spec(name)), cluster, objective="throughput", costs=costs,
+            search=Search(seconds=search_s),
+        )  # fmt: skip
         report = execute(name, cluster, result.placement.device, "throughput", costs, seconds)
-        show_throughput(name, result.method, report)
+        show(name, result.method, report)
 
 
-def latency(cluster: Cluster, rows: Sequence[OneCore], seconds: float) -> None:
-    print("\nlatency, ms: medians over rounds, then the best rounds")
-    print(
-        "model          method       seg equal predicted measured error  1 core "
-        "2 threads  gain   best    1 core"
-    )
+def latency(cluster: Cluster, costs_of: CostsOf, seconds: float, search_s: float) -> None:
+    print(f"\nlatency, ms\n{HEADER}")
     name = "inception_v2"
-    costs = scaled(constant(rows, name))
-    result = api.place(load_onnx(spec(name)), cluster, costs=costs)
+    costs = costs_of(name)
+    search = Search(seconds=search_s)
+    result = api.place(load_onnx(spec(name)), cluster, costs=costs, search=search)
     report = execute(name, cluster, result.placement.device, "latency", costs, seconds)
-    show_latency(name, result.method, report)
+    show(name, result.method, report, 1e3)
     method, device = best_on_both_cores(name, cluster, costs, 2.0)
     report = execute(name, cluster, device, "latency", costs, seconds)
-    show_latency(name, f"both: {method}"[:12], report)
+    show(name, f"both: {method}"[:12], report, 1e3)
 
 
 def overheads(cluster: Cluster) -> None:
     from gdp.runtime.profiler_overheads import measure_overheads
 
     found = measure_overheads(*core_of_device(cluster)[:2])
-    for field, seconds in (("per segment", found.session_s), ("per hand-over", found.handover_s)):
+    for field, seconds in (
+        ("per session call", found.session_s), ("per cut", found.cut_s),
+        ("per hand-over", found.handover_s),
+    ):  # fmt: skip
         print(f"{field}: {1e6 * (seconds or 0.0):.1f} us")
     print(f"hand-over bandwidth: {(found.handover_bytes_per_s or 0.0) / 1e9:.1f} GB/s")
 
@@ -255,19 +263,28 @@ def overheads(cluster: Cluster) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Executes light models on two cores.")
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--seconds", type=float, default=15.0, help="timing of one execution")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of timing one execution")
+    parser.add_argument("--search-seconds", type=float, default=5.0, help="of placing a model")
+    parser.add_argument("--models", default=",".join(PIPELINED), help="of the part throughput")
+    parser.add_argument("--shipped", action="store_true", help="predict with the shipped costs")
     arguments = parser.parse_args()
     parts = arguments.parts or list(PARTS)
     if unknown := set(parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     cluster = cluster_preset("2xcpu-core")
-    rows = [one_core(name, cluster, 1.5) for name in LIGHT] if parts != ["overheads"] else []
+    fitted = not arguments.shipped and {"throughput", "latency"} & set(parts)
+    rows = [one_core(name, cluster, 1.5) for name in LIGHT] if fitted or "one-core" in parts else []
+
+    def costs_of(name: str) -> CostModel | None:
+        return None if arguments.shipped else scaled(constant(rows, name))
+
     if "one-core" in parts:
         show_one_core(rows)
     if "throughput" in parts:
-        throughput(cluster, rows, arguments.seconds)
+        names = arguments.models.split(",")
+        throughput(cluster, names, costs_of, arguments.seconds, arguments.search_seconds)
     if "latency" in parts:
-        latency(cluster, rows, arguments.seconds)
+        latency(cluster, costs_of, arguments.seconds, arguments.search_seconds)
     if "overheads" in parts:
         overheads(cluster)
 

@@ -1,18 +1,19 @@
 """Predicted against measured time of real placements on pinned cores, model by model.
 
-    python -m benchmarks.validate --folder WORK -o validate.json [--models A,B] [--seconds 150]
-    python -m benchmarks.validate --folder WORK -o validate.json --predict   predict again, only
+    python -m benchmarks.validate -o validate.json --models resnet50,squeezenet --plan    first
+    python -m benchmarks.validate -o validate.json --models resnet50,squeezenet [--seconds 700]
+    python -m benchmarks.validate -o validate.json --predict   predict again, only
 
-Models are of held-out families of the calibration; `pretrain.profile_corpus.build` makes them.
-Every placement is executed as `gdp run` does it, one sample at a time for the latency and with the
-pipeline full for the throughput, in two interleaved repeats whose agreement bounds what any
-prediction can reach. The statistic is that of profiles: of several rounds the fastest, because
-other work on the machine only ever adds time; the mean over all rounds is reported beside it.
-Before every placement a few uncut models that costs were fitted to run again, on one core and on
-all cores at once: how much longer than in their profile they take is what the machine's speed has
-changed since, and what busy cores cost each other. Errors are given as measured and with that taken
-out. Placements that were measured before are kept, so the command can be repeated; `--like` takes
-those of another file once more, for `benchmarks.validate_report` to compare.
+Models are of held-out families of the calibration; `pretrain.profile_corpus.build` makes those that
+the onnx package does not carry, in --folder. Every placement is measured as `gdp run` does it, one
+sample at a time for the latency and with the pipeline full for the throughput, in interleaved
+rounds: medians of rounds and their 95% intervals. Every other round is one repeat; how well two
+repeats agree bounds what any prediction can reach. Before every placement a few uncut models that
+costs were fitted to run again, where --folder has them, on one core and on all cores at once: how
+much longer than in their profile they take is what the machine's speed has changed since, and what
+busy cores cost each other. Errors are given as measured and with that taken out. Placements that
+were measured before are kept, so the command can be repeated; `--like` takes those of another file
+once more, for `benchmarks.validate_report` to compare.
 """
 
 import argparse
@@ -25,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
-from benchmarks.validate_report import report
+from benchmarks.validate_report import FORMAT, passes, read, report
 from gdp import api
 from gdp.cluster import Cluster
 from gdp.costs.base import CostModel
@@ -41,11 +42,14 @@ from gdp.graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import load
 from gdp.resources import data_path
+from gdp.runtime.measure import Quota
+from gdp.runtime.measure import measure as measure_contenders
 from gdp.runtime.onnxruntime import prepare
-from gdp.runtime.ort_pipeline import Pipeline, Trace
+from gdp.runtime.ort_pipeline import Pipeline, SideBySide
 from gdp.runtime.ort_sessions import core_of_device
 from gdp.runtime.ort_source import Source, load_source, randomised
-from gdp.runtime.ort_stages import Plan, Prediction, make_plan
+from gdp.runtime.ort_stages import Plan, make_plan
+from gdp.runtime.prediction import Prediction
 from gdp.sim.problem import make_problem
 from gdp.sim.segments import segment_values, segments
 
@@ -129,6 +133,7 @@ def prediction(
     if isinstance(costs, LearnedCosts):
         pieces = segments(fused.graph, where)[fused.group_of]
         seconds = group_seconds(fused, costs(graph, cluster, pieces))
+        cluster = costs.charged(cluster)
     else:
         seconds = costs(fused.graph, cluster)
     problem = make_problem(fused.graph, cluster, seconds, "throughput")
@@ -158,32 +163,23 @@ def predicted(
 def measure(
     source: Source, graph: OpGraph, cluster: Cluster, plan: Plan, seconds: float
 ) -> dict[str, Any]:
-    """One placement, measured twice in alternating rounds."""
+    """One placement as `gdp run` measures it: every round, medians and intervals."""
     ready = prepare(source, graph, plan, core_of_device(cluster), 0)
-    one = Pipeline(ready.stages, ready.slots[:1], ready.workers)
-    full = Pipeline(ready.stages, ready.slots, ready.workers)
-    slots = len(ready.slots)
-    with one, full:
-        once_s = max(one.run(3).latency_s, 1e-5)
-        runs = int(np.clip(seconds / 2 / ROUNDS / once_s, 3, 200))
-        # The window between filling up and running dry must hold many samples per slot, or a
-        # stall of one worker shows as a burst after it.
-        many = 4 * slots + runs
-        latency: list[list[float]] = [[], []]
-        period: list[list[float]] = [[], []]
-        pieces: list[list[float]] = [[] for _ in ready.stages]
-        full.run(slots)
-        for i in range(ROUNDS):
-            trace = one.run(runs)
-            latency[i % 2].append(_fast(np.subtract(trace.finish_s, trace.start_s)))
-            for found, seconds_of in zip(pieces, trace.stage_s, strict=True):
-                found += seconds_of
-            period[i % 2].append(_period_s(full.run(many), slots))
+    with ready.one_at_a_time() as one, ready.pipeline() as full:
+        contenders = {"latency": SideBySide((one,)), "period": SideBySide((full,))}
+        found = measure_contenders(contenders, rounds=ROUNDS, seconds=seconds)
+    latency, rate = found["latency"].latency, found["period"].throughput
     return {
-        "latency_s": [min(found) for found in latency],
-        "period_s": [min(found) for found in period],
-        "mean_period_s": float(np.mean(period)),
-        "piece_measured_s": [_fast(np.array(found)) for found in pieces],
+        "latency_s": latency.value,
+        "latency_interval_s": [latency.low, latency.high],
+        "latency_rounds_s": list(found["latency"].round_latency_s),
+        "period_s": 1.0 / rate.value,
+        # A rate whose interval reaches down to nothing has no longest period.
+        "period_interval_s": [1.0 / rate.high, 1.0 / rate.low if rate.low > 0 else None],
+        "period_rounds_s": [1.0 / r for r in found["period"].round_throughput_per_s],
+        "completions": found["period"].completions,
+        "samples_in_flight": len(ready.slots),
+        "piece_measured_s": list(found["latency"].stage_s),
     }
 
 
@@ -196,6 +192,8 @@ class Reference:
         self._stack = ExitStack()
         for name in REFERENCES:
             path = folder / f"{name}.onnx"
+            if not path.exists():
+                continue
             graph, source = load(str(path), {}), randomised(load_source(str(path)), 0)
             copies = []
             for d in range(cluster.num_devices):
@@ -211,28 +209,17 @@ class Reference:
     def close(self) -> None:
         self._stack.close()
 
-    def ratios(self) -> tuple[float, float]:
+    def ratios(self) -> tuple[float | None, float | None]:
         """Seconds over those of the profile, on one core and with all cores busy: medians."""
         alone, busy = [], []
         for known_s, copies in self._pipelines:
-            alone.append(min(copies[0].run(4).stage_s[0]) / known_s)
-            for pipeline in copies:
-                pipeline.start(4)
-            # The first and the last run of a copy may have the machine to itself.
-            busy += [float(np.min(p.wait().stage_s[0][1:-1])) / known_s for p in copies]
+            alone.append(float(np.median(copies[0].run(5).stage_s[0])) / known_s)
+            for traces in SideBySide(tuple(copies)).run(Quota(4 * len(copies), 0.0, np.inf)):
+                # The first and the last run of a copy may have the machine to itself.
+                busy.append(float(np.median(traces.stage_s[0][1:-1])) / known_s)
+        if not alone:
+            return None, None
         return float(np.median(alone)), float(np.median(busy))
-
-
-def _period_s(trace: Trace, slots: int) -> float:
-    """Seconds per sample from when the pipeline is full to when no more samples enter."""
-    finish = np.array(trace.finish_s)[slots:]
-    finish = finish[finish <= max(trace.start_s)]
-    return float((finish[-1] - finish[0]) / (len(finish) - 1))
-
-
-def _fast(seconds: Float[np.ndarray, "R"]) -> float:
-    """The mean of the fastest quarter, the statistic of profiles."""
-    return float(np.sort(seconds)[: max(1, len(seconds) // 4)].mean())
 
 
 def main() -> None:
@@ -241,25 +228,27 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("validate.json"))
     parser.add_argument("--like", type=Path, help="an earlier output: measure its placements again")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--placements", type=int, default=20)
-    parser.add_argument("--measure-seconds", type=float, default=1.5, help="per placement")
+    parser.add_argument("--placements", type=int, default=10)
+    parser.add_argument("--measure-seconds", type=float, default=12.0, help="per placement")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="then stop; repeat")
     parser.add_argument("--plan", action="store_true", help="make the placements, measure later")
     parser.add_argument("--predict", action="store_true", help="only predict again what is there")
     parser.add_argument("--cluster", default="2xcpu-core")
     parser.add_argument("--costs", help="default: the shipped calibration")
     arguments = parser.parse_args()
+    if unknown := set(arguments.models.split(",")) - set(MODELS):
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     cluster = Cluster.load(arguments.cluster)
     costs, label = resolve_costs(arguments.costs, cluster)
     print(label)
     started_s = time.monotonic()
     path = arguments.output
-    document = json.loads(path.read_text()) if path.exists() else {}
+    document = read(path) if path.exists() else {"format": FORMAT, "costs": label, "models": {}}
     reference: Reference | None = None
     for model in arguments.models.split(","):
         spec = MODELS[model]
         spec = spec if spec.startswith("onnx:") else str(arguments.folder / spec)
-        rows = document.setdefault(model, [])
+        rows = document["models"].setdefault(model, [])
         if not arguments.predict and len(rows) >= arguments.placements:
             continue
         graph = load(spec, {})
@@ -286,7 +275,7 @@ def main() -> None:
     if reference is not None:
         reference.close()
     if not arguments.plan:
-        print(report(document))
+        print(report(passes([document])))
 
 
 def _planned(

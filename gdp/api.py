@@ -56,6 +56,7 @@ def pose(
     constraints leave an op, or ops that must share a device, no device.
     """
     from gdp.costs.default import resolve_costs
+    from gdp.costs.learned import LearnedCosts
     from gdp.fuse import fuse, group_seconds
 
     constraints = constraints or Constraints()
@@ -78,6 +79,8 @@ def pose(
         seconds = group_seconds(fused, model(graph, cluster))
     else:
         seconds = model(fused.graph, cluster)
+    if isinstance(model, LearnedCosts):
+        cluster = model.charged(cluster)
     problem = make_problem(
         fused.graph,
         cluster,

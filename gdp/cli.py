@@ -15,7 +15,7 @@ import click
 
 from gdp import cli_costs, cli_learn
 from gdp.cli_targets import force_option, permit_of, require_files
-from gdp.errors import GdpError, InfeasibleError
+from gdp.errors import GdpError, InfeasibleError, MeasurementError
 from gdp.terminal import log_to_stderr, printable, printable_lines
 
 EventObjective = Literal["latency", "throughput"]
@@ -47,7 +47,7 @@ def main() -> NoReturn:
         _fail("interrupted", 130)
     except click.ClickException as error:
         _fail(error.format_message(), 2)
-    except InfeasibleError as error:
+    except (InfeasibleError, MeasurementError) as error:
         _fail(str(error), 1)
     except (GdpError, ValueError, ImportError) as error:
         _fail(str(error), 2)
@@ -414,13 +414,15 @@ def devices(
 @_options(_cluster, _objective, _search, _costs, _constraints)
 @click.option("--method", default="auto", show_default=True)
 @click.option("--rounds", type=int, default=5, show_default=True, help="Measuring rounds.")
+@click.option("--measure-seconds", type=float, default=60.0, show_default=True,
+              help="Measuring takes at most about so long.")  # fmt: skip
 @_json
 def run(
     model: str, dims: tuple[str, ...], placement: str | None, cluster: str | None,
     max_memory: str | None, objective: EventObjective, seconds: float, evaluations: int | None,
     seed: int, checkpoint: str | None, costs: str | None, pins: tuple[str, ...],
     forbid: tuple[str, ...], together: tuple[str, ...], constraints: str | None, method: str,
-    rounds: int, as_json: bool,
+    rounds: int, measure_seconds: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Execute a placement for real: predicted beside measured, outputs checked.
 
@@ -437,6 +439,7 @@ def run(
             model, machine, None if placement is None else load_placement(placement),
             dims=dims, objective=objective, method=method, costs=costs, checkpoint=checkpoint,
             search=Search(seed, seconds, evaluations, progress=progress), rounds=rounds,
+            measure_seconds=measure_seconds,
             constraints=_read_constraints(pins, forbid, together, constraints),
         )  # fmt: skip
     if as_json:

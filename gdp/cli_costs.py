@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gdp.cli_targets import force_option, permit_of, require_files
 from gdp.errors import ClusterError
+
+if TYPE_CHECKING:
+    from gdp.costs.profile import Overheads, Profile
 
 
 def register(cli: click.Group) -> None:
@@ -17,7 +20,7 @@ def register(cli: click.Group) -> None:
 
 
 @click.command()
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.argument("models", nargs=-1, metavar="MODEL...")
 @click.option("--dim", "dims", multiple=True, metavar="NAME=VALUE", help="Bind a dimension.")
 @click.option("--device", default="cpu:0", show_default=True, help="cpu:CORE, or jax:DEVICE.")
 @click.option("--threads", type=int, default=1, show_default=True)
@@ -26,22 +29,27 @@ def register(cli: click.Group) -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of inputs and weights.")
 @click.option("--family", metavar="NAME", help="Of all these models; default: each its own.")
 @click.option("--no-overheads", is_flag=True, help="Leave session and hand-over costs out.")
+@click.option("--only-overheads", is_flag=True, help="Measure these costs, and no model.")
 @click.option("-o", "--output", required=True, metavar="PROFILE", help=".json or .json.gz")
 @force_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def profile(
     models: tuple[str, ...], dims: tuple[str, ...], device: str, threads: int, rounds: int,
-    seconds: float, seed: int, family: str | None, no_overheads: bool, output: str, force: bool,
-    as_json: bool,
+    seconds: float, seed: int, family: str | None, no_overheads: bool, only_overheads: bool,
+    output: str, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure models kernel by kernel, at the level that `gdp run` executes.
 
     MODEL is what `gdp place` takes: ONNX models with --device cpu:CORE, and
     python:package.module:function with --device jax:cpu or jax:gpu.
     """
+    from msgspec.structs import asdict
+
     from gdp.api import with_dims
     from gdp.costs.profile import save_profile
 
+    if bool(models) == only_overheads or (only_overheads and no_overheads):
+        raise ValueError("name models to profile, or --only-overheads without a model")
     require_files({"profile": output}, permit_of(*models, force=force))
     named = [(_stem(model), family or _stem(model), model) for model in models]
     kind, _, index = device.partition(":")
@@ -66,14 +74,32 @@ def profile(
         for m in made.models
     ]  # fmt: skip
     if as_json:
-        click.echo(json.dumps({"profile": output, "statistic": made.statistic, "models": rows}))
+        click.echo(
+            json.dumps(
+                {
+                    "profile": output,
+                    "statistic": made.statistic,
+                    "models": rows,
+                    "overheads": asdict(made.overheads),
+                }
+            )
+        )
         return
     for row in rows:
         click.echo(
             f"{row['model']:24} {row['latency_s'] * 1e3:10.3f} ms  "
             f"{row['kernels']:5} kernels, {row['kernel_s'] * 1e3:.3f} ms"
         )
+    click.echo(_overheads_text(made.overheads))
     click.echo(f"statistic: {made.statistic}")
+
+
+def _overheads_text(found: "Overheads") -> str:
+    """What executing costs beside the kernels."""
+    shown = {"session": found.session_s, "cut": found.cut_s, "kernel": found.kernel_s,
+             "hand-over": found.handover_s}  # fmt: skip
+    parts = [f"{name} {s * 1e6:.2f} us" for name, s in shown.items() if s is not None]
+    return f"overheads: {', '.join(parts) or 'not measured'}"
 
 
 def _jax_function(model: str) -> tuple[Any, Any]:
@@ -102,14 +128,19 @@ def _stem(model: str) -> str:
 @click.option("--hold-out", metavar="A,B", help="Families to test on; default: a fixed choice.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--steps", type=int, default=None, help="Of fitting.")
+@click.option("--base", metavar="COSTS",
+              help="Keep this folder's fit; take only overheads from the profiles.")  # fmt: skip
 @click.option("--plot", metavar="P.png", help="Predicted against measured (extra: plots).")
 @force_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def calibrate(
     profiles: tuple[str, ...], output: str, hold_out: str | None, seed: int, steps: int | None,
-    plot: str | None, force: bool, as_json: bool,
+    base: str | None, plot: str | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Fit costs to profiles, and report the error on families of models held out."""
+    """Fit costs to profiles, and report the error on families of models held out.
+
+    With --base nothing is fitted: what a session and a cut cost is all that changes.
+    """
     from dataclasses import replace
 
     from gdp.costs.calibrate import calibrate as fit_costs
@@ -127,6 +158,9 @@ def calibrate(
     if steps is not None:
         config = replace(config, steps=steps)
     merged = merge([load_profile(path) for path in profiles])
+    if base is not None:
+        click.echo(_recharged(base, merged, output, as_json))
+        return
     kind = merged.device.kind
     nearest = "cpu-core" if kind.startswith("cpu") else "a100"  # for the roofline beside it
     calibration, report = fit_costs(
@@ -138,6 +172,23 @@ def calibrate(
     if plot:
         write_plot(report, Path(plot))
     click.echo(json.dumps(summary) if as_json else report_text(report))
+
+
+def _recharged(base: str, profile: "Profile", output: str, as_json: bool) -> str:
+    """Writes the costs of a folder with the overheads of a profile; returns what to print."""
+    from gdp import checkpoint
+    from gdp.costs.calibrate import recharge
+    from gdp.costs.cost_file import load_costs, save_costs
+
+    calibration = recharge(load_costs(base), profile)
+    recipe = Path(base) / "recipe.toml"
+    save_costs(
+        calibration, output, report=checkpoint.read_meta(base)["report"],
+        recipe=recipe.read_text() if recipe.exists() else "",
+    )  # fmt: skip
+    found = {"costs": output, "segment_s": calibration.segment_s}
+    text = f"{output}: a segment costs {1e6 * (calibration.segment_s or 0.0):.1f} us"
+    return json.dumps(found) if as_json else text
 
 
 def _recipe(config: Any, profiles: tuple[str, ...]) -> str:

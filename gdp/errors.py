@@ -33,5 +33,9 @@ class InfeasibleError(GdpError):
     """No placement satisfies the memory, kernel and user constraints."""
 
 
+class MeasurementError(GdpError):
+    """A measurement that contradicts itself, such as a rate above what busy times allow."""
+
+
 class MissingExtraError(GdpError):
     """An optional library is not installed; the message names the extra."""

@@ -33,9 +33,14 @@ def run(
     search: Search | None = None,
     constraints: Constraints | None = None,
     rounds: int = 5,
+    measure_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Execute a placement (made first where none is given): predicted beside measured times, the
-    baselines of the same run, and whether outputs equal the uncut model's."""
+    baselines of the same run, and whether outputs equal the uncut model's. `measure_seconds` caps
+    what the timing takes; `gdp.runtime.measure.MEASURE_SECONDS` by default."""
+    from gdp.runtime.measure import MEASURE_SECONDS
+
+    cap_s = MEASURE_SECONDS if measure_seconds is None else measure_seconds
     bound = api.with_dims(dims)
     graph = load(model, bound)
     if placement is None:
@@ -50,7 +55,8 @@ def run(
 
         report = run_onnx(
             model, graph, cluster, placement.device,
-            dims=bound, objective=objective, rounds=rounds, seed=(search or Search()).seed,
+            dims=bound, objective=objective, rounds=rounds, seconds=cap_s,
+            seed=(search or Search()).seed,
             predict=(posed.problem, device, posed.group_of),
         )  # fmt: skip
         return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
@@ -59,7 +65,8 @@ def run(
 
         report = run_jax(
             _function(model), graph, cluster, placement.device,
-            objective=objective, rounds=rounds, seed=(search or Search()).seed,
+            objective=objective, rounds=rounds, seconds=cap_s,
+            seed=(search or Search()).seed,
             predict=(posed.problem, device, posed.group_of),
         )  # fmt: skip
         return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}

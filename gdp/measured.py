@@ -1,21 +1,18 @@
 """Measured runs as a reward: what fine-tuning uses where the machine itself is the judge."""
 
-import time
 from collections.abc import Sequence
-
-import numpy as np
-from jaxtyping import Float
 
 from gdp import api
 from gdp.cluster import Cluster
 from gdp.graph import OpGraph
 from gdp.methods.base import Assignment
-from gdp.runtime.ort_pipeline import Pipeline
+from gdp.runtime.measure import measure
+from gdp.runtime.ort_pipeline import SideBySide
+from gdp.runtime.statistics import PER_SLOT
 
-SECONDS = 0.5  # of running, at least
-WARM_UP = 2  # samples before the clock counts
-BLOCKS = 3  # of completions in a row; their median counts
-BLOCK = 8  # completions of one, at least: they come in bursts, and few tell no rate
+SECONDS = 1.0
+"""The cap of measuring one placement, warming up and filling the pipeline on top: a hundred samples
+of models that take up to 10 ms each. The best few are measured several times more."""
 
 
 class MeasuredReward:
@@ -43,9 +40,11 @@ class MeasuredReward:
         self.count = 0  # placements executed
 
     def __call__(self, assignment: Assignment) -> float:
-        """Seconds of a sample alone (median), or per sample of the full pipeline."""
+        """Seconds of a sample alone (median), or per sample of the full pipeline: measured as
+        `gdp run` measures, in one round that ends after `seconds`."""
         from gdp.runtime.onnxruntime import prepare
-        from gdp.runtime.ort_stages import Prediction, make_plan
+        from gdp.runtime.ort_stages import make_plan
+        from gdp.runtime.prediction import Prediction
 
         problem = self.posed.problem
         predict = Prediction(problem, assignment.device, self.posed.group_of)
@@ -53,26 +52,11 @@ class MeasuredReward:
         ready = prepare(self.source, self.graph, plan, self.cores, self.seed)
         self.count += 1
         full = problem.objective == "throughput"
-        slots = ready.slots if full else ready.slots[:1]
-        with Pipeline(ready.stages, slots, ready.workers) as pipeline:
-            pipeline.run(WARM_UP)
-            fill = len(slots) if full else 0
-            until_s = time.perf_counter() + self.seconds
-            trace = pipeline.run(2 * fill + BLOCKS * BLOCK + 1, until_s)
-        if not full:
-            return trace.latency_s
-        return steady_s(np.array(trace.finish_s)[fill:], max(trace.start_s))
-
-
-def steady_s(finish_s: Float[np.ndarray, "S"], until_s: float) -> float:
-    """Seconds per sample of a full pipeline: the median over blocks of completions in a row.
-
-    Completions after `until_s`, when the last sample has entered, do not count.
-
-    >>> steady_s(np.arange(31) * 0.5, 12.0)
-    0.5
-    """
-    kept = np.sort(finish_s)
-    kept = kept[kept <= max(until_s, kept[BLOCKS])]
-    edges = np.linspace(0, len(kept) - 1, BLOCKS + 1).astype(int)
-    return float(np.median(np.diff(kept[edges]) / np.diff(edges)))
+        with ready.pipeline() if full else ready.one_at_a_time() as pipeline:
+            # Time enough to count full pipelines, of models slower than predicted too.
+            full_s = 4 * PER_SLOT * pipeline.num_slots * (plan.period_s if full else 0.0)
+            contenders = {"the placement": SideBySide((pipeline,))}
+            found = measure(contenders, rounds=1, seconds=max(self.seconds, full_s))[
+                "the placement"
+            ]
+        return 1.0 / found.throughput_per_s if full else found.latency_s

@@ -180,32 +180,37 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 def run_text(report: Mapping[str, Any]) -> str:
-    """What `gdp run` prints: predicted beside measured, and the baselines of the same run."""
-    rows = [
-        [
-            "placed",
-            _milli(report["predicted_latency_s"]),
-            _milli(report["measured_latency_s"]),
-            _rate(report["predicted_throughput_per_s"]),
-            _rate(report["measured_throughput_per_s"]),
-        ]
+    """What `gdp run` prints: predicted beside measured, the baselines of the same run, and which
+    of them was fastest."""
+    from gdp.runtime.run_report import advice
+
+    placed = dict(report) | {
+        "latency_s": report["measured_latency_s"],
+        "throughput_per_s": report["measured_throughput_per_s"],
+    }
+    predicted = [
+        _milli(report["predicted_latency_s"]), _rate(report["predicted_throughput_per_s"])
+    ]  # fmt: skip
+    rows = [_measured_row("placed", placed, predicted)]
+    rows += [
+        _measured_row(name.replace("_", " "), row, ["-", "-"])
+        for name, row in report["baselines"].items()
     ]
-    for name, row in report["baselines"].items():
-        rows.append(
-            [
-                name.replace("_", " "), "-", _milli(row.get("latency_s")),
-                "-", _rate(row.get("throughput_per_s")),
-            ]
-        )  # fmt: skip
-    header = ["", "predicted ms", "measured ms", "predicted /s", "measured /s"]
+    header = [
+        "", "predicted ms", "measured ms", "95% interval",
+        "predicted /s", "measured /s", "95% interval",
+    ]  # fmt: skip
     lines = [
         f"{report['model']} on {report['cluster']}, {report['objective']}",
         table(header, rows),
+        f"medians of {report['rounds']} rounds, measured for at most "
+        f"{report['measure_seconds']:g} s in all, {report['samples_in_flight']} samples in flight",
         *_compared(report),
     ]
     if report.get("note"):
         lines.append(f"note: {report['note']}")
-    return shown(lines)
+    lines += [f"note: {warning}" for warning in report["warnings"]]
+    return shown([*lines, advice(report)])
 
 
 def _compared(report: Mapping[str, Any]) -> list[str]:
@@ -226,12 +231,21 @@ def _compared(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _milli(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.3f}"
+def _measured_row(name: str, row: Mapping[str, Any], predicted: Sequence[str]) -> list[str]:
+    low_s, high_s = row["latency_interval_s"]
+    low, high = row["throughput_interval_per_s"]
+    return [
+        name, predicted[0], _milli(row["latency_s"]), f"{_milli(low_s)} to {_milli(high_s)}",
+        predicted[1], _rate(row["throughput_per_s"]), f"{_rate(low)} to {_rate(high)}",
+    ]  # fmt: skip
 
 
-def _rate(per_second: float | None) -> str:
-    return "-" if per_second is None else f"{per_second:.1f}"
+def _milli(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}"
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:.1f}"
 
 
 def inspection_text(found: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from gdp.costs.default import resolve_costs
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.profile import load_profile
 from gdp.errors import ClusterError, ModelError
+from gdp.resources import data_path
 
 
 @pytest.fixture
@@ -53,3 +54,37 @@ def test_what_cannot_be_measured_is_named(
     args = ["profile", "onnx:light_squeezenet", "--device", device, "-o", str(tmp_path / "p.json")]
     with pytest.raises(error, match=message):
         CliRunner().invoke(cli, args, catch_exceptions=False)
+
+
+def test_overheads_alone_are_measured_and_charged_to_costs(
+    cli: click.Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gdp.costs.profile import Overheads
+    from gdp.runtime import profiler_overheads
+
+    monkeypatch.setattr(
+        profiler_overheads, "measure_overheads",
+        lambda *cores: Overheads(session_s=5e-6, cut_s=4e-5),
+    )  # fmt: skip
+    profile, costs = str(tmp_path / "p.json"), str(tmp_path / "costs")
+    result = CliRunner().invoke(
+        cli, ["profile", "--only-overheads", "-o", profile], catch_exceptions=False
+    )
+    assert "overheads: session 5.00 us, cut 40.00 us" in result.output
+    base = str(data_path("checkpoints", "costs", "cpu-core-avx2"))
+    args = ["calibrate", profile, "--base", base, "-o", costs]
+    result = CliRunner().invoke(cli, args, catch_exceptions=False)
+    assert result.output == f"{costs}: a segment costs 45.0 us\n"
+    model, _ = resolve_costs(costs, Cluster.load("2xcpu-core"))
+    assert isinstance(model, LearnedCosts)
+    assert model.calibrations[0].segment_s == pytest.approx(4.5e-5)
+
+
+@pytest.mark.parametrize("args", [[], ["onnx:light_squeezenet", "--only-overheads"]])
+def test_a_profile_is_of_models_or_of_overheads(
+    cli: click.Group, tmp_path: Path, args: list[str]
+) -> None:
+    with pytest.raises(ValueError, match="name models to profile, or --only-overheads"):
+        CliRunner().invoke(
+            cli, ["profile", *args, "-o", str(tmp_path / "p")], catch_exceptions=False
+        )

@@ -1,22 +1,54 @@
-"""Measured rewards: the rate of a full pipeline."""
+"""Measured rewards: real runs, judged as `gdp run` judges them."""
 
 import numpy as np
 import pytest
 
-from gdp.measured import steady_s
+from gdp.api import pose
+from gdp.cluster import make_cluster
+from gdp.errors import MeasurementError
+from gdp.measured import MeasuredReward
+from gdp.methods.base import Assignment
+from gdp.models import load
+from gdp.presets import device_preset
+from gdp.runtime import ort_pipeline
+from gdp.runtime.ort_sessions import usable_cores
+from gdp.runtime.statistics import Trace
+
+MODEL = "onnx:light_squeezenet"
 
 
-def test_bursts_of_completions_are_no_rate() -> None:
-    """Four samples come out at once every four seconds: a second each, not almost none."""
-    finish_s = np.repeat(np.arange(1, 9) * 4.0, 4) + np.tile(np.arange(4) * 1e-3, 8)
-    assert steady_s(finish_s, np.inf) == pytest.approx(1.0, rel=0.25)
+def reward(objective: str) -> tuple[MeasuredReward, Assignment]:
+    names = [f"core{core}" for core in sorted(usable_cores())[:2]]
+    cluster = make_cluster("cores", [device_preset("cpu-core", name) for name in names])
+    graph = load(MODEL, {})
+    posed = pose(graph, cluster, objective)  # type: ignore[arg-type]
+    n = posed.problem.num_ops
+    halves = (np.arange(n) >= n // 2) * (len(names) - 1)
+    halves[posed.problem.graph.is_io] = cluster.host
+    judge = MeasuredReward(MODEL, graph, posed, cluster, seconds=0.02)
+    return judge, Assignment(halves.astype(np.int64))
 
 
-def test_one_slow_block_does_not_count() -> None:
-    steps = np.repeat([1.0, 9.0, 1.0], 8)
-    assert steady_s(np.concatenate([[0.0], np.cumsum(steps)]), np.inf) == pytest.approx(1.0)
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_a_placement_is_executed_and_judged_by_its_objective(objective: str) -> None:
+    judge, halves = reward(objective)
+    assert 0.0 < judge(halves) < np.inf
+    assert judge.count == 1
 
 
-def test_completions_after_the_last_entry_do_not_count() -> None:
-    finish_s = np.concatenate([np.arange(13.0), 12.0 + np.arange(1, 13) * 0.1])
-    assert steady_s(finish_s, 12.0) == pytest.approx(1.0)
+def test_a_reward_that_physics_forbids_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces whose samples end a microsecond apart, although their stages keep workers busy."""
+    judge, halves = reward("throughput")
+    real = ort_pipeline.Pipeline.wait
+
+    def wait(pipeline: ort_pipeline.Pipeline) -> Trace:
+        found = real(pipeline)
+        count = 40 * pipeline.num_slots
+        first = found.finish_s[0]
+        runs = tuple((r * count)[:count] for r in found.stage_runs)
+        finish = tuple(first + 1e-6 * i for i in range(count))
+        return Trace((first,) * count, finish, runs, found.worker)
+
+    monkeypatch.setattr(ort_pipeline.Pipeline, "wait", wait)
+    with pytest.raises(MeasurementError, match=r"the placement: .* samples/s were counted"):
+        judge(halves)

@@ -1,7 +1,7 @@
 """From profiles to a calibration, and the proof of it on families of models it never saw."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from gdp.costs.features import KernelFeatures, kernel_features
 from gdp.costs.fit import FitConfig, fit, rows_of
 from gdp.costs.kernels import components, learn_fusions
 from gdp.costs.learned import Calibration, kernel_seconds, kernels_of
-from gdp.costs.profile import Profile, ProfiledModel, ProfileError
+from gdp.costs.profile import Overheads, Profile, ProfiledModel, ProfileError
 
 HELD_OUT = (
     "bert", "convnext", "densenet", "gpt2", "inception", "mobilenet_v2", "resnet", "squeezenet",
@@ -184,8 +184,34 @@ def calibrate(
         date=profile.date,
         fusions=learn_fusions(train),
         ensemble=fit(rows, config),
+        segment_s=segment_s(profile.overheads),
     )
     return calibration, evaluate(calibration, held, reference, train, note)
+
+
+def segment_s(overheads: Overheads) -> float | None:
+    """What one more piece of a cut model costs its device beyond its kernels: a session call, and
+    what a cut does to the kernels beside it. None where neither was measured."""
+    known = [s for s in (overheads.session_s, overheads.cut_s) if s is not None]
+    return sum(known) if known else None
+
+
+def recharge(calibration: Calibration, profile: Profile) -> Calibration:
+    """A calibration with the overheads of another profile, such as one measured on a quieter day.
+
+    They hardly depend on the processor's vector units, so its model may be another one; device
+    kind, runtime and threads must agree.
+    """
+    kinds = (profile.device.kind, profile.runtime), (calibration.device.kind, calibration.runtime)
+    if kinds[0] != kinds[1]:
+        raise ProfileError(
+            f"a profile of {' with '.join(kinds[0])} cannot be charged to costs of "
+            f"{' with '.join(kinds[1])}"
+        )
+    found = segment_s(profile.overheads)
+    if found is None:
+        raise ProfileError("the profile holds no overheads; profile without --no-overheads")
+    return replace(calibration, segment_s=found)
 
 
 def evaluate(

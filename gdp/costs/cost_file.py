@@ -42,6 +42,7 @@ class _Meta(msgspec.Struct):
     types: tuple[str, ...]
     scale: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
     transfer: tuple[Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)], ...] = ()
+    segment_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
 
 
 def save_costs(
@@ -74,6 +75,7 @@ def save_costs(
         "types": list(calibration.ensemble.types),
         "scale": calibration.scale,
         "transfer": list(calibration.transfer),
+        "segment_s": calibration.segment_s,
         "report": dict(report or {}),
     }  # fmt: skip
     checkpoint.save(
@@ -104,7 +106,7 @@ def load_costs(path: str | os.PathLike[str]) -> Calibration:
 
 def _tree(calibration: Calibration) -> dict[str, np.ndarray]:
     ensemble, fusions = calibration.ensemble, calibration.fusions
-    tree = {f"layer_{name}": array for name, array in ensemble.layers.items()}
+    tree = {f"layer_{k}": np.asarray(array, np.float32) for k, array in ensemble.layers.items()}
     for name in ("other_mean", "other_scale", "noise"):
         tree[name] = np.asarray(getattr(ensemble, name), np.float32)
     tree["fusion_key"] = fusions.key
@@ -137,6 +139,7 @@ def _calibration(meta: _Meta, found: Mapping[str, np.ndarray]) -> Calibration:
         ),
         scale=meta.scale,
         transfer=meta.transfer,
+        segment_s=meta.segment_s,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ measured cost what the roofline says.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -139,6 +139,7 @@ class Calibration:
     ensemble: Ensemble
     scale: float = 1.0  # of the whole
     transfer: tuple[float, ...] = ()  # coefficients of `gdp.costs.transfer`, on another device
+    segment_s: float | None = None  # one more piece of a cut model, beyond its kernels
 
     def label(self) -> str:
         """What it is, for people."""
@@ -191,6 +192,18 @@ class LearnedCosts:
                 seconds[:, chosen] = (mean * np.exp(self.sigmas * spread))[:, None]
         seconds[graph.is_io] = 0.0
         return np.where(can_run(graph, cluster), seconds, np.inf)
+
+    def charged(self, cluster: Cluster) -> Cluster:
+        """The cluster with the measured cost of a segment where a calibration holds one, on devices
+        that pay for segments."""
+        devices = []
+        for device in cluster.devices:
+            found = self.of(device)
+            measured_s = None if found is None else found.segment_s
+            if measured_s is not None and device.dispatch_per == "segment":
+                device = replace(device, dispatch_s=measured_s)
+            devices.append(device)
+        return replace(cluster, devices=tuple(devices))
 
     def of(self, device: Device) -> Calibration | None:
         """The calibration that answers for a device."""

@@ -66,6 +66,7 @@ class Overheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What executing costs beside the kernels; None where it was not measured."""
 
     session_s: _Seconds | None = None  # one call of a session, however small
+    cut_s: _Seconds | None = None  # what a further piece of a cut model adds, beyond kernels, call
     kernel_s: _Seconds | None = None  # between two kernels of one session
     handover_s: _Seconds | None = None  # waking the thread on another core
     handover_bytes_per_s: _Positive | None = None  # reading what another core wrote

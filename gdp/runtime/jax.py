@@ -11,17 +11,28 @@ from gdp.cluster import Cluster
 from gdp.errors import ModelError
 from gdp.graph import OpGraph
 from gdp.importers.jaxpr_model import JaxModel, Recorded
+from gdp.runtime.cycle import Cycle, cyclic_schedule
 from gdp.runtime.jax_devices import jax_devices
-from gdp.runtime.jax_measure import Contender, measure, piece_seconds
+from gdp.runtime.jax_measure import Issued, piece_seconds
 from gdp.runtime.jax_program import CutProgram, Layout
 from gdp.runtime.jax_values import argument_values, as_numpy, tolerance
+from gdp.runtime.measure import MEASURE_SECONDS, measure
 from gdp.runtime.ort_compare import Comparison, compare
-from gdp.runtime.ort_report import RunReport, SegmentTime, baseline
-from gdp.runtime.ort_stages import Prediction, roofline_prediction
+from gdp.runtime.prediction import Prediction, roofline_prediction
+from gdp.runtime.run_report import (
+    DEFAULT,
+    PLACED,
+    REPLICAS,
+    SINGLE,
+    RunReport,
+    SegmentTime,
+    measured_fields,
+    row,
+)
 from gdp.sim.problem import Objective
 
-MAX_IN_FLIGHT = 16
-PLACED, DEFAULT, REPLICAS = "placed", "runtime_default", "replicas"
+ONE = "one sample"
+"""Ends the name of a contender whose samples run one at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +56,16 @@ def run_jax(
     objective: Objective = "latency",
     rounds: int = 5,
     seed: int = 0,
-    seconds: float = 10.0,
+    seconds: float = MEASURE_SECONDS,
     predict: tuple[Any, ...] | None = None,
 ) -> RunReport:
     """Execute a placement: one jitted function per segment, transfers by `jax.device_put`.
 
     `graph` must be the model's. `predict` is what to predict with, a `Prediction`; without it,
     roofline costs of the fused ops. Arguments that are shapes get seeded values. Training steps
-    start from the same parameters each time. `seconds` is what the timing takes; compiling comes
-    on top. Raises `ClusterError` where JAX has fewer devices than the cluster.
+    start from the same parameters each time. `seconds` caps what the timing takes; compiling comes
+    on top. Raises `ClusterError` where JAX has fewer devices than the cluster, `MeasurementError`
+    when a measured rate is impossible.
     """
     devices = jax_devices(cluster)
     recorded = _recorded(model, graph)
@@ -66,37 +78,33 @@ def run_jax(
     whole = Uncut(model, recorded, arguments, devices[cluster.host])
     singles = whole.singles(cluster, devices)
     comparison = _compare(whole, program, recorded, devices)
-    in_flight = min(len(program.pieces) + len({p.device for p in program.pieces}), MAX_IN_FLIGHT)
-    contenders = {PLACED: Contender((program.issue,), in_flight)} | singles
+    cycle = program_cycle(program, plan)
+    contenders = {PLACED: Issued((program.issue,), cycle.in_flight)} | singles
     contenders |= whole.defaults(devices, trains=model.trains)
-    times = measure(contenders, rounds, seconds)
-    best = min(singles, key=lambda name: times[name].latency_s, default="")
-    baselines = {DEFAULT: DEFAULT, REPLICAS: REPLICAS} | ({"single_device": best} if best else {})
-    placed, single = times[PLACED], times.get(best)
+    alone = {f"{name}, {ONE}": Issued(c.issues[:1], 1) for name, c in contenders.items()}
+    times = measure(contenders | alone, rounds=rounds, seconds=seconds)
+    rows = {name: row(times[f"{name}, {ONE}"], times[name]) for name in contenders}
+    best = min(singles, key=lambda name: rows[name].latency_s, default="")
+    baselines = {DEFAULT: DEFAULT, REPLICAS: REPLICAS} | ({SINGLE: best} if best else {})
     notes = [f"devices: {', '.join(map(str, devices))}", *whole.notes]
     if best:
         notes.append(f"the single device is {best}")
     return RunReport(
-        model=graph.name,
-        objective=objective,
-        predicted_latency_s=plan.latency_s,
-        measured_latency_s=placed.latency_s,
-        predicted_throughput_per_s=1.0 / plan.period_s,
-        measured_throughput_per_s=placed.throughput_per_s,
-        best_latency_s=placed.best_latency_s,
-        best_throughput_per_s=placed.best_throughput_per_s,
-        baselines={k: baseline(times[n]) for k, n in baselines.items() if n in times},
-        latency_speedup=_ratio(single and single.round_latency_s, placed.round_latency_s),
-        throughput_speedup=_ratio(
-            placed.round_throughput_per_s, single and single.round_throughput_per_s
+        **measured_fields(
+            objective,
+            (plan.latency_s, plan.period_s),
+            rows[PLACED],
+            {k: rows[n] for k, n in baselines.items() if n in rows},
+            seconds,
         ),
+        model=graph.name,
         outputs_equal=comparison.max_relative_diff <= tolerance(graph, devices),
         max_abs_diff=comparison.max_abs_diff,
         max_relative_diff=comparison.max_relative_diff,
         compared_tensors=comparison.tensors,
         random_weights=_has_shapes(model),
         segments=_segments(program, plan, cluster, rounds),
-        samples_in_flight=in_flight,
+        samples_in_flight=cycle.in_flight,
         cores=tuple(int(d.id) for d in devices),
         pinned=False,
         note="; ".join(notes),
@@ -131,6 +139,16 @@ def make_plan(prediction: Prediction, objective: Objective) -> Plan:
         segment_s=tuple(seconds.tolist()),
         latency_s=schedule.latency_s,
         period_s=float(periods(cut, where[None])[0][0]),
+    )
+
+
+def program_cycle(program: CutProgram, plan: Plan) -> Cycle:
+    """A cycle of the pieces, for the samples that keep every device busy."""
+    maker = {value: k for k, piece in enumerate(program.pieces) for value in piece.makes}
+    return cyclic_schedule(
+        [piece.device for piece in program.pieces],
+        [plan.segment_s[p.segment] if p.segment >= 0 else 0.0 for p in program.pieces],
+        [sorted({maker[v] for v in p.reads if v in maker}) for p in program.pieces],
     )
 
 
@@ -179,27 +197,27 @@ class Uncut:
         jax.block_until_ready(issue())
         return issue
 
-    def singles(self, cluster: Cluster, devices: Sequence[Any]) -> dict[str, Contender]:
+    def singles(self, cluster: Cluster, devices: Sequence[Any]) -> dict[str, Issued]:
         """One device of each kind."""
-        found: dict[str, Contender] = {}
+        found: dict[str, Issued] = {}
         kinds = set()
         for description, device in zip(cluster.devices, devices, strict=True):
             if description.kind not in kinds and (issue := self.on(device)) is not None:
-                found[description.name] = Contender((issue,), 2)
+                found[description.name] = Issued((issue,), 2)
             kinds.add(description.kind)
         return found
 
-    def defaults(self, devices: Sequence[Any], *, trains: bool) -> dict[str, Contender]:
+    def defaults(self, devices: Sequence[Any], *, trains: bool) -> dict[str, Issued]:
         """JAX's own choice of device, and a copy on every device that takes samples in turn.
         Copies of a training step would train several models, so there are none."""
         import jax
 
         found = {}
         if (issue := self.on(jax.local_devices()[0])) is not None:
-            found[DEFAULT] = Contender((issue,), 2)
+            found[DEFAULT] = Issued((issue,), 2)
         copies = [issue for device in devices if (issue := self.on(device)) is not None]
         if copies and not trains:
-            found[REPLICAS] = Contender(tuple(copies), 2 * len(copies))
+            found[REPLICAS] = Issued(tuple(copies), 2 * len(copies))
         return found
 
     def reference(self, devices: Sequence[Any]) -> list[np.ndarray]:
@@ -246,13 +264,6 @@ def _segments(
         )
         for piece, seconds in zip(program.pieces, measured, strict=True)
     )
-
-
-def _ratio(above: Sequence[float] | None, below: Sequence[float] | None) -> float:
-    """The median over rounds of one measurement over another; 0 where one is missing."""
-    if above is None or below is None:
-        return 0.0
-    return float(np.median(np.divide(above, below)))
 
 
 def _has_shapes(model: JaxModel) -> bool:

@@ -1,80 +1,52 @@
-"""Times cut and uncut JAX programs in interleaved rounds: what disturbs one disturbs all."""
+"""Runs cut and uncut JAX programs for measuring, several samples on their way at once."""
 
 import collections
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gdp.runtime.jax_devices import block_until_ready
-from gdp.runtime.ort_measure import Measured
-
-_LEAST_SAMPLES = 3
-"""Of one measurement, however little time it has."""
+from gdp.runtime.measure import Quota
+from gdp.runtime.statistics import Trace
 
 
 @dataclass(frozen=True)
-class Contender:
-    """Ways to start one sample, taken in turn, and how many samples may be on their way at once."""
+class Issued:
+    """Ways to start one sample, taken in turn, and how many samples may be on their way at once.
+
+    JAX does not tell what its devices do when, so its traces hold samples without stages.
+    """
 
     issues: tuple[Callable[[], Any], ...]
-    in_flight: int
+    slots: int
+    clock: Callable[[], float] = time.perf_counter
+    wait: Callable[[Any], None] = block_until_ready
 
-
-def measure(
-    contenders: Mapping[str, Contender], rounds: int, seconds: float
-) -> dict[str, Measured]:
-    """Every contender's latency and throughput; `seconds` is the wall clock of all rounds."""
-    if rounds < 1 or not seconds > 0:
-        raise ValueError(f"rounds and seconds must be positive, got {rounds} and {seconds}")
-    for contender in contenders.values():  # first runs compile and allocate
-        for _ in range(2):
-            block_until_ready([issue() for issue in contender.issues])
-    share_s = seconds / (2 * rounds * max(len(contenders), 1))
-    latency_s: dict[str, list[float]] = {name: [] for name in contenders}
-    rate_per_s: dict[str, list[float]] = {name: [] for name in contenders}
-    names = list(contenders)
-    for i in range(rounds):
-        # Another order every round: what follows a contender finds other caches than what leads it.
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            latency_s[name].append(_latency_s(contenders[name].issues[0], share_s))
-            rate_per_s[name].append(_rate_per_s(contenders[name], share_s))
-    return {
-        name: Measured(tuple(latency_s[name]), tuple(rate_per_s[name]), ()) for name in contenders
-    }
-
-
-def _latency_s(issue: Callable[[], Any], seconds: float) -> float:
-    """The median of single samples, each waited for."""
-    found: list[float] = []
-    until_s = time.perf_counter() + seconds
-    while len(found) < _LEAST_SAMPLES or time.perf_counter() < until_s:
-        start_s = time.perf_counter()
-        block_until_ready(issue())
-        found.append(time.perf_counter() - start_s)
-    return float(np.median(found))
-
-
-def _rate_per_s(contender: Contender, seconds: float) -> float:
-    """Samples per second once as many are on their way as may be."""
-    waiting: collections.deque[Any] = collections.deque()
-    done = issued = 0
-    start_s = until_s = np.inf
-    while done < _LEAST_SAMPLES * contender.in_flight or time.perf_counter() < until_s:
-        waiting.append(contender.issues[issued % len(contender.issues)]())
-        issued += 1
-        if len(waiting) > contender.in_flight:
-            block_until_ready(waiting.popleft())
-            if start_s == np.inf:
-                start_s = time.perf_counter()
-                until_s = start_s + seconds
-            else:
-                done += 1
-    rate_per_s = done / (time.perf_counter() - start_s)
-    block_until_ready(list(waiting))
-    return rate_per_s
+    def run(self, quota: Quota) -> tuple[Trace, ...]:
+        """Samples are let in, each when the oldest has ended, until the quota is met."""
+        waiting: collections.deque[tuple[float, Any]] = collections.deque()
+        start_s: list[float] = []
+        finish_s: list[float] = []
+        began_s, full_s, now_s = self.clock(), math.inf, self.clock()
+        while True:
+            entered = len(finish_s) + len(waiting)
+            more = quota.wants(entered, self.slots, now_s - began_s, now_s - full_s)
+            if not more and not waiting:
+                return (Trace(tuple(start_s), tuple(finish_s)),)
+            if more and len(waiting) < self.slots:
+                waiting.append((self.clock(), self.issues[entered % len(self.issues)]()))
+                continue
+            entry_s, results = waiting.popleft()
+            self.wait(results)
+            now_s = self.clock()
+            start_s.append(entry_s)
+            finish_s.append(now_s)
+            if len(finish_s) == self.slots:
+                full_s = now_s
 
 
 def piece_seconds(

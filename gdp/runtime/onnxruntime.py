@@ -11,29 +11,29 @@ from jaxtyping import Int
 
 from gdp.cluster import Cluster
 from gdp.graph import OpGraph
+from gdp.runtime.cycle import Cycle
+from gdp.runtime.measure import MEASURE_SECONDS, Measured, measure
 from gdp.runtime.ort_compare import Verdict, judge, reference_values
 from gdp.runtime.ort_inputs import make_inputs
-from gdp.runtime.ort_measure import Contender, Measured, measure
-from gdp.runtime.ort_pipeline import Pipeline, Slot, Stage, make_slot
+from gdp.runtime.ort_pipeline import Pipeline, SideBySide, Slot, Stage, make_slot
 from gdp.runtime.ort_repeatable import Repeatable, repeatable
-from gdp.runtime.ort_report import RunReport, SegmentTime, baseline
 from gdp.runtime.ort_sessions import can_pin, core_of_device, versions
 from gdp.runtime.ort_source import Source, load_source, randomised
-from gdp.runtime.ort_stages import (
-    Plan,
-    Prediction,
-    make_plan,
-    make_stages,
-    roofline_prediction,
-    whole_stage,
-)
+from gdp.runtime.ort_stages import Plan, make_plan, make_stages, plan_cycle, whole_stage
 from gdp.runtime.ort_values import to_array
+from gdp.runtime.prediction import Prediction, roofline_prediction
+from gdp.runtime.run_report import (
+    DEFAULT,
+    REPLICAS,
+    SINGLE,
+    RunReport,
+    SegmentTime,
+    measured_fields,
+    row,
+)
 from gdp.sim.problem import Objective
 
-MAX_IN_FLIGHT = 16
-
-ONE, FULL = "one sample", "pipeline"
-SINGLE, DEFAULT, REPLICAS = "single_device", "runtime_default", "replicas"
+ONE, FULL = "the placement, one sample at a time", "the placement"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,15 @@ class Prepared:
     slots: list[Slot]
     feeds: list[dict[str, np.ndarray]]  # of each slot
     expected: list[dict[str, Any]]  # of each slot: OrtValues of the uncut model
+    cycle: Cycle
     known: Repeatable  # what of the model can be compared, and how closely
+
+    def pipeline(self) -> Pipeline:
+        """As many samples in flight as keep every worker busy."""
+        return Pipeline(self.stages, self.slots, self.workers, self.cycle)
+
+    def one_at_a_time(self) -> Pipeline:
+        return Pipeline(self.stages, self.slots[:1], self.workers)
 
 
 def run_onnx(
@@ -59,15 +67,16 @@ def run_onnx(
     objective: Objective = "latency",
     seed: int = 0,
     rounds: int = 5,
-    seconds: float = 15.0,
+    seconds: float = MEASURE_SECONDS,
     predict: tuple[Any, ...] | None = None,
 ) -> RunReport:
     """Execute a placement: one session per segment, one pinned thread per device that is a core.
 
     `graph` must be imported from `path`, with its symbolic dimensions bound. `predict` is what to
-    predict with, a `Prediction`; without it, roofline costs of the fused ops. `seconds` is what the
-    timing takes; loading comes on top. A model without weights of its own gets seeded random ones.
-    Raises `ClusterError` for devices that are no cores, `ModelError` when weights are missing.
+    predict with, a `Prediction`; without it, roofline costs of the fused ops. `seconds` caps what
+    the timing takes; loading comes on top. A model without weights of its own gets seeded random
+    ones. Raises `ClusterError` for devices that are no cores, `ModelError` when weights are
+    missing, `MeasurementError` when a measured rate is impossible.
     """
     cores = core_of_device(cluster)
     source = randomised(load_source(path, dims), seed)
@@ -78,19 +87,16 @@ def run_onnx(
     comparison = check_outputs(ready)
     with _contenders(source, ready, cores, cores[cluster.host]) as contenders:
         times = measure(contenders, rounds=rounds, seconds=seconds)
-    one, full, single = times[ONE], times[FULL], times[SINGLE]
+    baselines = {name: row(times[name]) for name in (SINGLE, DEFAULT, REPLICAS)}
     return RunReport(
+        **measured_fields(
+            objective,
+            (plan.latency_s, plan.period_s),
+            row(times[ONE], times[FULL]),
+            baselines,
+            seconds,
+        ),
         model=graph.name,
-        objective=objective,
-        predicted_latency_s=plan.latency_s,
-        measured_latency_s=one.latency_s,
-        predicted_throughput_per_s=1.0 / plan.period_s,
-        measured_throughput_per_s=full.throughput_per_s,
-        best_latency_s=one.best_latency_s,
-        best_throughput_per_s=full.best_throughput_per_s,
-        baselines={name: baseline(times[name]) for name in (SINGLE, DEFAULT, REPLICAS)},
-        latency_speedup=_ratio(single.round_latency_s, one.round_latency_s),
-        throughput_speedup=_ratio(full.round_throughput_per_s, single.round_throughput_per_s),
         outputs_equal=comparison.outputs_equal,
         inner_equal=comparison.inner_equal,
         worst_tensor=comparison.worst,
@@ -99,7 +105,7 @@ def run_onnx(
         max_relative_diff=comparison.max_relative_diff,
         compared_tensors=comparison.tensors,
         random_weights=bool(source.weights),
-        segments=_segments(ready, cluster, one),
+        segments=_segments(ready, cluster, times[ONE]),
         samples_in_flight=len(ready.slots),
         cores=cores,
         pinned=can_pin(),
@@ -114,20 +120,21 @@ def prepare(
     source: Source, graph: OpGraph, plan: Plan, cores: Sequence[int], seed: int
 ) -> Prepared:
     """Sessions for the pieces of a plan, and slots with seeded inputs, each sample another one."""
-    in_flight = min(len(plan.cut.pieces) + len(set(plan.piece_device)), MAX_IN_FLIGHT)
-    feeds = [make_inputs(source.model, graph, seed + i) for i in range(in_flight)]
+    cycle = plan_cycle(plan)
+    feeds = [make_inputs(source.model, graph, seed + i) for i in range(cycle.in_flight)]
     names = list(dict.fromkeys((*plan.cut.crossing, *plan.cut.outputs)))
     expected = reference_values(source, names, feeds)
     stages, workers = make_stages(plan, source, cores)
     slots = [make_slot(stages, f, like) for f, like in zip(feeds, expected, strict=True)]
-    return Prepared(plan, stages, workers, slots, feeds, expected, repeatable(source.model))
+    known = repeatable(source.model)
+    return Prepared(plan, stages, workers, slots, feeds, expected, cycle, known)
 
 
 def check_outputs(ready: Prepared) -> Verdict:
     """Every output and crossing tensor of every sample against the uncut model, with the pipeline
     full, so that a sample that reads another one's tensors shows."""
-    with Pipeline(ready.stages, ready.slots, ready.workers) as pipeline:
-        pipeline.run(2 * len(ready.slots))
+    with ready.pipeline() as pipeline:
+        pipeline.run(3 * len(ready.slots) + 1)
     pairs = [
         ({n: to_array(v) for n, v in values.items()}, {n: slot.read(n) for n in values})
         for slot, values in zip(ready.slots, ready.expected, strict=True)
@@ -138,32 +145,25 @@ def check_outputs(ready: Prepared) -> Verdict:
 @contextmanager
 def _contenders(
     source: Source, ready: Prepared, cores: Sequence[int], host_core: int
-) -> Iterator[dict[str, Contender]]:
+) -> Iterator[dict[str, SideBySide]]:
     """The placement and its baselines, with their threads waiting for work."""
     with ExitStack() as stack:
-
-        def pipeline(
-            stages: Sequence[Stage],
-            workers: Sequence[tuple[int, ...]],
-            slots: Sequence[Slot],
-        ) -> Pipeline:
-            return stack.enter_context(Pipeline(stages, slots, workers))
 
         def whole(own: Sequence[int]) -> Pipeline:
             stages, workers = whole_stage(source, own)
             slot = make_slot(stages, ready.feeds[0], ready.expected[0])
-            return pipeline(stages, workers, [slot])
+            return stack.enter_context(Pipeline(stages, [slot], workers))
 
-        one = pipeline(ready.stages, ready.workers, ready.slots[:1])
-        full = pipeline(ready.stages, ready.workers, ready.slots)
+        one = stack.enter_context(ready.one_at_a_time())
+        full = stack.enter_context(ready.pipeline())
         copies = {core: whole([core]) for core in dict.fromkeys((host_core, *cores))}
         default = whole(cores) if len(cores) > 1 else copies[host_core]
         yield {
-            ONE: Contender((one,)),
-            FULL: Contender((full,)),
-            SINGLE: Contender((copies[host_core],)),
-            DEFAULT: Contender((default,)),
-            REPLICAS: Contender(tuple(copies.values())),
+            ONE: SideBySide((one,)),
+            FULL: SideBySide((full,)),
+            SINGLE: SideBySide((copies[host_core],)),
+            DEFAULT: SideBySide((default,)),
+            REPLICAS: SideBySide(tuple(copies.values())),
         }
 
 
@@ -187,8 +187,3 @@ def _segments(ready: Prepared, cluster: Cluster, one: Measured) -> tuple[Segment
             plan.cut.pieces, plan.piece_device, plan.piece_s, one.stage_s, strict=True
         )
     )
-
-
-def _ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """The median over rounds of one measurement over another."""
-    return float(np.median(np.divide(above, below)))

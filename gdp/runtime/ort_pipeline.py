@@ -2,25 +2,29 @@
 
 Every sample in flight has a slot: its own tensors, allocated once and bound to the sessions, so
 that a piece reads what another wrote without a copy. A worker runs, of the pieces that are ready on
-its core, the one of the oldest sample. One slot gives the latency of single samples, several a
+its core, the one that is due first. One slot gives the latency of single samples, several a
 pipeline; the queues are bounded because there are no more samples than slots.
 """
 
 import heapq
+import math
 import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from gdp.errors import ModelError
+from gdp.runtime.cycle import Cycle
+from gdp.runtime.measure import Quota
 from gdp.runtime.ort_sessions import pinned
 from gdp.runtime.ort_values import from_array, to_array
+from gdp.runtime.statistics import Trace
 
 
 @dataclass(frozen=True)
@@ -46,32 +50,6 @@ class Slot:
     def read(self, name: str) -> np.ndarray:
         """A copy of a tensor: the memory is written again by the next sample."""
         return to_array(self.values[name])
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What happened in one run, in order of completion."""
-
-    start_s: tuple[float, ...]  # when each sample entered
-    finish_s: tuple[float, ...]  # when its last output was there
-    stage_s: tuple[tuple[float, ...], ...]  # of each stage, the seconds of each of its runs
-
-    @property
-    def latency_s(self) -> float:
-        """Median seconds from input to all outputs."""
-        return float(np.median(np.subtract(self.finish_s, self.start_s)))
-
-    def rate_per_s(self, fill: int, until_s: float) -> float:
-        """Samples per second between the completion of sample number `fill` and `until_s`.
-
-        After the last sample has entered, the pipeline runs dry: such completions do not count.
-        """
-        kept = np.array(self.finish_s)[fill - 1 :]
-        # Two completions at least, even where a sample takes longer than the window.
-        kept = kept[kept <= max(until_s, kept[min(1, len(kept) - 1)])]
-        if len(kept) < 2:
-            raise ValueError(f"{len(self.finish_s)} samples cannot fill a pipeline to {fill}")
-        return (len(kept) - 1) / float(kept[-1] - kept[0])
 
 
 def make_slot(
@@ -101,7 +79,7 @@ def make_slot(
 
 _STRING = 8  # onnx.TensorProto.STRING
 
-_Item = tuple[int, int, int, int, int]  # (sample, rank, sequence, stage, slot), smallest first
+_Item = tuple[float, int, int, int, int]  # (due, rank, sequence, stage, slot), smallest first
 
 
 class Pipeline:
@@ -112,7 +90,9 @@ class Pipeline:
         stages: Sequence[Stage],
         slots: Sequence[Slot],
         cores: Sequence[Sequence[int]],  # of each worker
+        cycle: Cycle | None = None,  # when stages are due; without it the oldest sample goes first
     ) -> None:
+        self._cycle = cycle or Cycle(1.0, (0.0,) * len(stages), len(slots))
         self._stages = tuple(stages)
         self._slots = tuple(slots)
         self._cores = [tuple(own) for own in cores]
@@ -123,7 +103,7 @@ class Pipeline:
             threading.Thread(target=self._work, args=(i,), daemon=True) for i in range(len(cores))
         ]
         self._error: BaseException | None = None
-        self._reset(0, 0.0)
+        self._reset(Quota(0, 0.0, 0.0))
 
     def __enter__(self) -> "Pipeline":
         for thread in self._threads:
@@ -145,11 +125,11 @@ class Pipeline:
     def num_slots(self) -> int:
         return len(self._slots)
 
-    def start(self, samples: int, until_s: float = 0.0) -> None:
-        """Let this many samples in, and more until this time; `wait` before the next start."""
-        self._reset(samples, until_s)
+    def start(self, quota: Quota) -> None:
+        """Let samples in until the quota is met; `wait` before the next start."""
+        self._reset(quota)
         with self._lock:
-            first = [self._admit(slot) for slot in range(min(samples, self.num_slots))]
+            first = [self._admit(slot) for slot in range(self.num_slots)]
         for slot in first:
             self._enter(slot)
 
@@ -162,16 +142,19 @@ class Pipeline:
         return Trace(
             start_s=tuple(start for _, start in finished),
             finish_s=tuple(finish for finish, _ in finished),
-            stage_s=tuple(tuple(seconds) for seconds in self._stage_s),
+            stage_runs=tuple(tuple(runs) for runs in self._stage_runs),
+            worker=tuple(stage.worker for stage in self._stages),
         )
 
-    def run(self, samples: int, until_s: float = 0.0) -> Trace:
-        self.start(samples, until_s)
+    def run(self, samples: int) -> Trace:
+        """So many samples or, where those are too few to fill the slots and count, a few more."""
+        self.start(Quota(samples - 2 * self.num_slots, 0.0, math.inf))
         return self.wait()
 
-    def _reset(self, samples: int, until_s: float) -> None:
+    def _reset(self, quota: Quota) -> None:
         self._done.clear()
-        self._samples, self._until_s = samples, until_s
+        self._quota = quota
+        self._began_s, self._full_s = time.perf_counter(), math.inf
         self._admitted = 0
         self._completed = 0
         self._sequence = 0
@@ -180,7 +163,7 @@ class Pipeline:
         self._left = [0] * len(self._slots)
         self._start_s: list[float] = []
         self._finish_s: list[float] = []
-        self._stage_s: list[list[float]] = [[] for _ in self._stages]
+        self._stage_runs: list[list[tuple[float, float]]] = [[] for _ in self._stages]
 
     def _admit(self, slot: int) -> int:
         """Give a slot to the next sample; the lock is held."""
@@ -206,7 +189,8 @@ class Pipeline:
         for position in ready:
             self._sequence += 1
             stage = self._stages[position]
-            item = (self._sample_of[slot], stage.rank, self._sequence, position, slot)
+            due_s = self._cycle.due(self._sample_of[slot], position)
+            item = (due_s, stage.rank, self._sequence, position, slot)
             found.append((stage.worker, item))
         return found
 
@@ -229,7 +213,7 @@ class Pipeline:
         begin_s = time.perf_counter()
         stage.session.run_with_iobinding(self._slots[slot].bindings[position])
         end_s = time.perf_counter()
-        self._stage_s[position].append(end_s - begin_s)
+        self._stage_runs[position].append((begin_s, end_s))
         ready, missing = [], self._missing[slot]
         with self._lock:
             for reader in stage.readers:
@@ -253,7 +237,11 @@ class Pipeline:
         with self._lock:
             self._finish_s[self._sample_of[slot]] = end_s
             self._completed += 1
-            more = self._admitted < self._samples or end_s < self._until_s
+            if self._completed == self.num_slots:
+                self._full_s = end_s
+            more = self._quota.wants(
+                self._admitted, self.num_slots, end_s - self._began_s, end_s - self._full_s
+            )
             if more:
                 self._admit(slot)
             is_last = self._completed == self._admitted
@@ -277,3 +265,22 @@ def _next_item(inbox: "queue.SimpleQueue[_Item | None]", heap: list[_Item]) -> _
         return heapq.heappop(heap)
     # Polling before this wait was measured to be slower: it contends for the interpreter lock.
     return inbox.get()
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Pipelines that run at once, each on samples of its own: one, or the replicas of a model."""
+
+    pipelines: tuple[Pipeline, ...]
+
+    @property
+    def slots(self) -> int:
+        """Samples in flight, in all pipelines together."""
+        return sum(pipeline.num_slots for pipeline in self.pipelines)
+
+    def run(self, quota: Quota) -> tuple[Trace, ...]:
+        """What happened in each pipeline until each had its share of the quota."""
+        share = replace(quota, completions=-(-quota.completions // len(self.pipelines)))
+        for pipeline in self.pipelines:
+            pipeline.start(share)
+        return tuple(pipeline.wait() for pipeline in self.pipelines)

@@ -2,29 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
 from jaxtyping import Int
 
-from gdp.cluster import Cluster
-from gdp.costs.roofline import roofline
 from gdp.exporters.ort_cut import Cut, cut_model
 from gdp.graph import OpGraph
+from gdp.runtime.cycle import Cycle, cyclic_schedule
 from gdp.runtime.ort_pipeline import Stage
 from gdp.runtime.ort_sessions import make_session, pinned
 from gdp.runtime.ort_source import Source
-from gdp.sim.problem import Objective, Problem, make_problem
+from gdp.runtime.prediction import Prediction
+from gdp.sim.problem import Objective
 from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
-
-
-class Prediction(NamedTuple):
-    """What to predict with: a problem over fused ops, and the fused op of every op."""
-
-    problem: Problem
-    device: Int[np.ndarray, "M"]
-    group_of: Int[np.ndarray, "N"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,17 +34,6 @@ class Plan:
     def piece_device(self) -> list[int]:
         """The device of each piece."""
         return [int(self.segment_device[piece.segment]) for piece in self.cut.pieces]
-
-
-def roofline_prediction(
-    graph: OpGraph, cluster: Cluster, device: Int[np.ndarray, "N"], objective: Objective
-) -> Prediction:
-    """Datasheet costs of the ops as the runtime fuses them."""
-    from gdp.fuse import fuse
-
-    fused = fuse(graph, apart=device)
-    problem = make_problem(fused.graph, cluster, roofline(fused.graph, cluster), objective)
-    return Prediction(problem, segment_values(device, fused.group_of), fused.group_of)
 
 
 def make_plan(
@@ -110,6 +91,14 @@ def make_stages(
             )
         )
     return stages, [(cores[device],) for device in used]
+
+
+def plan_cycle(plan: Plan) -> Cycle:
+    """When the pieces of several samples are due, by their predicted seconds."""
+    maker = plan.cut.maker()
+    sources = [sorted({maker[n] for n in piece.inputs if n in maker}) for piece in plan.cut.pieces]
+    used = sorted(set(plan.piece_device))
+    return cyclic_schedule([used.index(d) for d in plan.piece_device], plan.piece_s, sources)
 
 
 def whole_stage(source: Source, cores: Sequence[int]) -> tuple[list[Stage], list[tuple[int, ...]]]:

@@ -1,4 +1,4 @@
-"""What executing a cut model costs beside its kernels: session calls, and hand-overs between cores.
+"""What executing a cut model costs beside its kernels: session calls, cuts, and hand-overs.
 
 Measured with the same workers and queues that execute placements.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from gdp.costs.profile import Overheads
 from gdp.runtime.ort_pipeline import Pipeline, Stage, make_slot
@@ -20,6 +20,8 @@ from gdp.runtime.ort_source import Source
 
 SIZES_BYTES = (1 << 8, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _SAMPLES = 60
+CUT_LAYERS, CUT_PIECES = 32, (2, 16)
+_CUT_ROWS, _CUT_WIDTH = 64, 256  # 8 MFLOP a layer: a tenth of a millisecond on one core
 
 
 def measure_overheads(core: int, other: int | None, rounds: int = 5) -> Overheads:
@@ -45,6 +47,7 @@ def measure_overheads(core: int, other: int | None, rounds: int = 5) -> Overhead
     slope = np.polyfit(SIZES_BYTES[2:], np.array(extra[2:]) - latency_s, 1)[0]
     return Overheads(
         session_s=session_s,
+        cut_s=measure_cut_s(core, other, rounds),
         kernel_s=kernel_s,
         handover_s=latency_s,
         handover_bytes_per_s=float(1.0 / max(slope, 1e-13)),
@@ -70,10 +73,75 @@ def chain_latency_s(cores: Sequence[int], size_bytes: int, rounds: int) -> float
                 waits_for=0 if i == 0 else 1,
             )
         )  # fmt: skip
-    slot = make_slot(stages, {"x0": np.zeros(elements, np.float32)}, _like(len(cores), elements))
+    slot = make_slot(stages, {"x0": np.zeros(elements, np.float32)}, _like(len(cores), (elements,)))
     with Pipeline(stages, [slot], [(core,) for core in used]) as pipeline:
         pipeline.run(4)
         return min(pipeline.run(_SAMPLES).latency_s for _ in range(rounds))
+
+
+def measure_cut_s(core: int, other: int, rounds: int = 5, samples: int = _SAMPLES) -> float:
+    """Seconds that one further cut adds to what a model keeps its cores busy for.
+
+    Products of matrices in a row, in few and in many pieces that two cores take in turn: what the
+    pieces together take longer, for each piece more. The kernels are the same, so this is what a
+    cut does to them: inputs lie in the other core's cache, and weights have to be fetched again.
+    The median over rounds, in which both take turns, of the difference of medians.
+    """
+    few, many = (cut_chain([core, other], pieces) for pieces in CUT_PIECES)
+    found = []
+    with few, many:
+        for pipeline in (few, many):
+            pipeline.run(4)
+        for _ in range(rounds):
+            busy_s = [
+                sum(float(np.median(own)) for own in pipeline.run(samples).stage_s)
+                for pipeline in (few, many)
+            ]
+            found.append((busy_s[1] - busy_s[0]) / (CUT_PIECES[1] - CUT_PIECES[0]))
+    return max(float(np.median(found)), 0.0)
+
+
+def cut_chain(cores: Sequence[int], pieces: int) -> Pipeline:
+    """`CUT_LAYERS` products of matrices, cut in pieces that the cores take in turn."""
+    layers = CUT_LAYERS // pieces
+    rng = np.random.default_rng(0)
+    stages = []
+    for i in range(pieces):
+        model = _product_model(layers, f"x{i}", f"x{i + 1}", rng)
+        with pinned([cores[i % len(cores)]]):
+            session = make_session(model, Source(model, Path()))
+        stages.append(
+            Stage(
+                worker=i % len(cores), session=session, inputs=(f"x{i}",),
+                outputs=(f"x{i + 1}",), readers=(i + 1,) if i + 1 < pieces else (),
+                waits_for=0 if i == 0 else 1,
+            )
+        )  # fmt: skip
+    shape = (_CUT_ROWS, _CUT_WIDTH)
+    slot = make_slot(stages, {"x0": np.ones(shape, np.float32)}, _like(pieces, shape))
+    return Pipeline(stages, [slot], [(core,) for core in cores])
+
+
+def _product_model(layers: int, first: str, last: str, rng: np.random.Generator) -> onnx.ModelProto:
+    """Matrix products in a row, with random weights that keep the size of their input."""
+    names = [first, *(f"m{i}" for i in range(layers - 1)), last]
+    shape = (_CUT_WIDTH, _CUT_WIDTH)
+    weights = [rng.standard_normal(shape) / np.sqrt(_CUT_WIDTH) for _ in range(layers)]
+    value = [_CUT_ROWS, _CUT_WIDTH]
+    return helper.make_model(
+        helper.make_graph(
+            [
+                helper.make_node("MatMul", [a, f"w{i}"], [b], name=f"n{i}")
+                for i, (a, b) in enumerate(itertools.pairwise(names))
+            ],
+            "products",
+            [helper.make_tensor_value_info(first, TensorProto.FLOAT, value)],
+            [helper.make_tensor_value_info(last, TensorProto.FLOAT, value)],
+            [numpy_helper.from_array(w.astype(np.float32), f"w{i}") for i, w in enumerate(weights)],
+        ),
+        ir_version=8,
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
 
 
 def _kernel_s(core: int, rounds: int) -> float:
@@ -119,8 +187,8 @@ def _scale_model(nodes: int, elements: int, first: str = "x", last: str = "y") -
     )
 
 
-def _like(stages: int, elements: int) -> dict[str, Any]:
+def _like(stages: int, shape: tuple[int, ...]) -> dict[str, Any]:
     from gdp.runtime.ort import ort
 
-    value = ort.OrtValue.ortvalue_from_numpy(np.zeros(elements, np.float32))
+    value = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32))
     return {f"x{i + 1}": value for i in range(stages)}

@@ -17,7 +17,8 @@ from gdp.runtime.ort_compare import compare, merge_comparisons
 from gdp.runtime.ort_inputs import make_inputs
 from gdp.runtime.ort_sessions import usable_cores
 from gdp.runtime.ort_source import load_source
-from gdp.runtime.ort_stages import make_plan, roofline_prediction
+from gdp.runtime.ort_stages import make_plan
+from gdp.runtime.prediction import roofline_prediction
 
 CORES = sorted(usable_cores())
 

@@ -1,18 +1,18 @@
 """Samples in flight never mix, errors surface, and rates count a full pipeline only."""
 
 import threading
-from collections.abc import Mapping
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
 from gdp.cluster import make_cluster
 from gdp.errors import ClusterError
 from gdp.presets import cluster_preset, device_preset
-from gdp.runtime.ort_measure import Contender, measure
-from gdp.runtime.ort_pipeline import Pipeline, Slot, Stage, Trace, make_slot
+from gdp.runtime.cycle import Cycle
+from gdp.runtime.measure import Quota
+from gdp.runtime.ort import ort
+from gdp.runtime.ort_pipeline import Pipeline, SideBySide, Slot, Stage, make_slot
 from gdp.runtime.ort_sessions import can_pin, core_of_device, pinned, usable_cores
 
 CORE = min(usable_cores())
@@ -71,17 +71,32 @@ def test_no_more_samples_are_in_flight_than_slots() -> None:
 
 
 def test_samples_are_let_in_until_the_time_given_and_then_the_pipeline_runs_dry() -> None:
-    import time
-
     stages = diamond()
     slots, _ = slots_of(stages, 2)
     with Pipeline(stages, slots, [(CORE,), (CORE,)]) as pipeline:
-        until_s = time.perf_counter() + 0.05
-        trace = pipeline.run(1, until_s)
-        assert len(trace.finish_s) > 2
-        assert max(trace.start_s) < until_s + 0.5
-        again = pipeline.run(4)
-    assert len(again.finish_s) == 4
+        pipeline.start(Quota(0, 0.05, 100.0))
+        trace = pipeline.wait()
+        assert trace.finish_s[-1] - trace.finish_s[1] >= 0.05
+        again = pipeline.run(20)
+    assert len(again.finish_s) == 20
+
+
+def test_the_cap_ends_a_run_that_has_not_met_its_quota() -> None:
+    stages = diamond()
+    slots, _ = slots_of(stages, 2)
+    with Pipeline(stages, slots, [(CORE,), (CORE,)]) as pipeline:
+        pipeline.start(Quota(10**9, 100.0, 0.05))
+        assert 7 <= len(pipeline.wait().finish_s) < 10**6
+
+
+def test_pipelines_side_by_side_share_the_quota() -> None:
+    stages, others = diamond(), diamond()
+    first = Pipeline(stages, slots_of(stages, 1)[0], [(CORE,), (CORE,)])
+    second = Pipeline(others, slots_of(others, 1)[0], [(CORE,), (CORE,)])
+    with first, second:
+        both = SideBySide((first, second))
+        assert both.slots == 2
+        assert [len(trace.finish_s) for trace in both.run(Quota(21, 0.0, 100.0))] == [13, 13]
 
 
 def test_threads_end_with_the_context() -> None:
@@ -121,8 +136,14 @@ def test_what_a_stage_raises_reaches_the_caller() -> None:
         pipeline.run(10)
 
 
-def test_the_older_sample_goes_first() -> None:
-    """One worker, two samples: all four stages of the first run before the second ends."""
+@pytest.mark.parametrize(
+    ("cycle", "expected"),
+    [(None, ["first", "last", "first", "last"]),
+     (Cycle(1.0, (0.0, 1.5), 2), ["first", "first", "last", "first"])],
+)  # fmt: skip
+def test_the_stage_that_is_due_first_goes_first(cycle: Cycle | None, expected: list[str]) -> None:
+    """One worker, two samples. Without a cycle all of the older goes first; in one where the last
+    stage is due a period and a half after the first, the first of the next sample does."""
     order: list[str] = []
 
     class Recorder:
@@ -142,68 +163,11 @@ def test_the_older_sample_goes_first() -> None:
     ]
     like = {name: ort.OrtValue.ortvalue_from_numpy(np.zeros(4, np.float32)) for name in "ay"}
     slots = [make_slot(stages, {"x": np.ones(4, np.float32)}, like) for _ in range(2)]
-    pipeline = Pipeline(stages, slots, [(CORE,)])
-    pipeline.start(2)  # both samples wait before the worker starts
+    pipeline = Pipeline(stages, slots, [(CORE,)], cycle)
+    pipeline.start(Quota(0, 0.0, 0.0))  # both samples wait before the worker starts
     with pipeline:
         pipeline.wait()
-    assert order == ["first", "last", "first", "last"]
-
-
-def trace_of(start_s: list[float], finish_s: list[float]) -> Trace:
-    return Trace(tuple(start_s), tuple(finish_s), ())
-
-
-def test_rate_leaves_out_filling_and_running_dry() -> None:
-    """Two slots. Samples end at 5 (slow first), then one a second until 9; the last enters at 8,
-    so the one that ends at 9 does not count: 3 in 3 seconds after the first."""
-    trace = trace_of([0.0, 0.0, 5.0, 6.0, 7.0, 8.0], [5.0, 6.0, 7.0, 8.0, 8.5, 8.7])
-    assert trace.rate_per_s(1, 8.0) == pytest.approx(1.0)
-    assert trace.rate_per_s(2, 8.0) == pytest.approx(1.0)
-    assert trace.rate_per_s(1, 9.0) == pytest.approx(5 / 3.7)
-
-
-def test_rate_of_a_slow_pipeline_takes_two_completions_at_least() -> None:
-    assert trace_of([0.0, 2.0], [2.0, 4.0]).rate_per_s(1, 1.0) == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="1 samples cannot fill"):
-        trace_of([0.0], [2.0]).rate_per_s(1, 9.0)
-
-
-def test_latency_is_the_median_from_input_to_output() -> None:
-    assert trace_of([0.0, 1.0, 2.0], [0.5, 2.0, 12.0]).latency_s == 1.0
-
-
-def test_contenders_take_turns_and_each_round_counts() -> None:
-    ran: list[str] = []
-
-    class Fake:
-        num_slots = 1
-
-        def __init__(self, name: str, seconds: float) -> None:
-            self.name, self.seconds = name, seconds
-
-        def start(self, samples: int, until_s: float) -> None:
-            ran.append(self.name)
-
-        def wait(self) -> Trace:
-            finish = [self.seconds * i for i in range(1, 9)]
-            return Trace(tuple(f - self.seconds for f in finish), tuple(finish), ((self.seconds,),))
-
-    contenders: Mapping[str, Contender] = {
-        name: Contender.__new__(Contender) for name in ("slow", "fast")
-    }
-    for name, seconds in (("slow", 0.2), ("fast", 0.1)):
-        object.__setattr__(contenders[name], "pipelines", (Fake(name, seconds),))
-    found = measure(contenders, rounds=3, seconds=0.01)
-    assert ran == ["slow", "fast", "slow", "fast", "fast", "slow", "slow", "fast"]
-    assert found["slow"].latency_s == pytest.approx(0.2)
-    assert found["fast"].throughput_per_s == pytest.approx(10.0)
-    assert found["fast"].stage_s == (0.1,)
-    assert len(found["fast"].round_latency_s) == 3
-
-
-def test_rounds_and_seconds_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="positive, got 0"):
-        measure({}, rounds=0, seconds=1.0)
+    assert order[:4] == expected
 
 
 @pytest.mark.skipif(not can_pin(), reason="no core affinity on this platform")

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gdp.costs.profile import load_profile, save_profile
 from gdp.errors import ClusterError
 from gdp.importers.onnx import load_onnx
+from gdp.runtime.ort_sessions import usable_cores
 from gdp.runtime.ort_source import load_source
 from gdp.runtime.profiler import ProfileConfig, profile_models, profile_source, statistic
 from gdp.runtime.profiler_kernels import HELPERS, kernel_nodes, tagged
@@ -124,3 +125,14 @@ def test_config_bounds() -> None:
         ProfileConfig(min_runs=1)
     with pytest.raises(ValueError, match="threads"):
         ProfileConfig(threads=0)
+
+
+def test_the_chain_that_measures_cuts_runs_in_few_and_in_many_pieces() -> None:
+    from gdp.runtime.profiler_overheads import CUT_PIECES, cut_chain, measure_cut_s
+
+    core = min(usable_cores())
+    for pieces in CUT_PIECES:
+        with cut_chain([core], pieces) as pipeline:
+            trace = pipeline.run(4)
+        assert len(trace.stage_s) == pieces
+    assert measure_cut_s(core, core, rounds=1, samples=4) >= 0.0

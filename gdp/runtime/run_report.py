@@ -1,0 +1,267 @@
+"""What an execution measured, as a record, and what its user can do about it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gdp.runtime.measure import Measured
+from gdp.runtime.statistics import TOO_WIDE, Estimate
+from gdp.sim.problem import Objective
+
+PLACED, SINGLE, DEFAULT, REPLICAS = "placed", "single_device", "runtime_default", "replicas"
+SIMPLEST = (SINGLE, DEFAULT, REPLICAS, PLACED)
+"""What to prefer where measurements see no difference."""
+ADVICE = {
+    PLACED: "run the placement (gdp export)",
+    SINGLE: "run the model on one device and leave the others free",
+    DEFAULT: "leave the whole model to the runtime",
+    REPLICAS: "run a copy of the whole model on every device",
+}
+SHORTFALL = 0.95
+"""A placement below this share of its prediction or of an uncut model is remarked on."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender: medians of the rounds, with 95% intervals."""
+
+    latency_s: float
+    latency_interval_s: tuple[float, float]
+    throughput_per_s: float
+    throughput_interval_per_s: tuple[float, float]
+    completions: int  # counted for the throughput
+    is_capped: bool  # fewer than were wanted: the cap of seconds was over before
+
+
+@dataclass(frozen=True)
+class SegmentTime:
+    """One piece of the cut model."""
+
+    device: str
+    ops: int
+    input_bytes: int  # from other pieces and from outside
+    output_bytes: int
+    predicted_s: float
+    measured_s: float  # median over single samples
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which contender was fastest, for one objective."""
+
+    fastest: str
+    runner_up: str  # empty where there is one contender
+    advantage: float  # of the fastest over the runner-up, a share of its speed
+    beyond_interval: float  # the same between the near ends of both intervals; negative: they meet
+    prefer: str  # the simplest of those whose intervals meet the fastest's
+
+    @property
+    def significant(self) -> bool:
+        return self.beyond_interval > 0
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What an execution measured. Latency is of single samples, throughput of the full pipeline;
+    both are medians over the rounds, with 95% intervals by batch means."""
+
+    model: str
+    objective: str
+    predicted_latency_s: float
+    measured_latency_s: float
+    latency_interval_s: tuple[float, float]
+    predicted_throughput_per_s: float
+    measured_throughput_per_s: float
+    throughput_interval_per_s: tuple[float, float]
+    completions: int
+    is_capped: bool
+    # "single_device": one core. "runtime_default": the runtime's own threads over all cores of the
+    # cluster. "replicas": one copy of the model per core.
+    baselines: Mapping[str, Row]
+    fastest: str  # of "placed" and the baselines, for the objective
+    runner_up: str
+    advantage: float
+    advantage_beyond_interval: float
+    significant: bool
+    prefer: str
+    outputs_equal: bool | None  # None: random ops reach every output, which so cannot be compared
+    max_abs_diff: float
+    max_relative_diff: float  # of the largest magnitude of the tensor
+    compared_tensors: int  # model outputs and tensors that cross a cut, over all samples
+    random_weights: bool  # the model carried none
+    segments: tuple[SegmentTime, ...]
+    samples_in_flight: int  # of the pipeline
+    cores: tuple[int, ...]  # of each device of the cluster
+    pinned: bool
+    note: str
+    warnings: tuple[str, ...]  # what the measurement does not show, or what went less well
+    rounds: int
+    measure_seconds: float  # the cap of all rounds together
+    seed: int
+    versions: Mapping[str, str]
+    inner_equal: bool = True  # the tensors that cross a cut, within a rounding step of their type
+    worst_tensor: str = ""  # of the largest relative difference
+    random_ops: tuple[str, ...] = ()  # whose results are other ones at each run, uncut too
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return asdict(self)
+
+
+def row(latency: Measured, throughput: Measured | None = None) -> Row:
+    """A contender's figures; its throughput may be that of another way to run the same."""
+    full = throughput or latency
+    return Row(
+        latency_s=latency.latency_s,
+        latency_interval_s=_interval(latency.latency),
+        throughput_per_s=full.throughput_per_s,
+        throughput_interval_per_s=_interval(full.throughput),
+        completions=full.completions,
+        is_capped=full.is_capped,
+    )
+
+
+def measured_fields(
+    objective: Objective,
+    predicted: tuple[float, float],
+    placed: Row,
+    baselines: Mapping[str, Row],
+    seconds: float,
+) -> dict[str, Any]:
+    """The fields of a report that the measured rows say; `predicted` are seconds of a sample alone,
+    and of the period."""
+    said = verdict(objective, {PLACED: placed} | dict(baselines))
+    return {
+        "objective": objective,
+        "predicted_latency_s": predicted[0],
+        "measured_latency_s": placed.latency_s,
+        "latency_interval_s": placed.latency_interval_s,
+        "predicted_throughput_per_s": 1.0 / predicted[1],
+        "measured_throughput_per_s": placed.throughput_per_s,
+        "throughput_interval_per_s": placed.throughput_interval_per_s,
+        "completions": placed.completions,
+        "is_capped": placed.is_capped,
+        "baselines": dict(baselines),
+        "fastest": said.fastest,
+        "runner_up": said.runner_up,
+        "advantage": said.advantage,
+        "advantage_beyond_interval": said.beyond_interval,
+        "significant": said.significant,
+        "prefer": said.prefer,
+        "warnings": tuple(warnings(objective, predicted, placed, baselines, seconds)),
+        "measure_seconds": seconds,
+    }
+
+
+def verdict(objective: Objective, rows: Mapping[str, Row]) -> Verdict:
+    """Which contender was fastest, and whether its interval ends before the next one's begins.
+
+    For a latency replicas do not compete: one of them is a single device.
+    """
+    speeds = {
+        name: speed(objective, found)
+        for name, found in rows.items()
+        if objective == "throughput" or name != REPLICAS
+    }
+    order = sorted(speeds, key=lambda name: -speeds[name].value)
+    first = speeds[order[0]]
+    level = [name for name in order if speeds[name].high >= first.low]
+    prefer = min(level, key=SIMPLEST.index)
+    if len(order) == 1:
+        return Verdict(order[0], "", 0.0, 0.0, prefer)
+    second = speeds[order[1]]
+    # The runner-up is the next in the order, but another interval may reach further.
+    highest = max(speeds[name].high for name in order[1:])
+    return Verdict(
+        fastest=order[0],
+        runner_up=order[1],
+        advantage=first.value / second.value - 1.0,
+        beyond_interval=first.low / highest - 1.0,
+        prefer=prefer,
+    )
+
+
+def speed(objective: Objective, found: Row) -> Estimate:
+    """Samples per second of a row: its throughput, or one over its latency."""
+    if objective == "throughput":
+        return Estimate(found.throughput_per_s, *found.throughput_interval_per_s)
+    low, high = found.latency_interval_s
+    return Estimate(1.0 / found.latency_s, 1.0 / high, 1.0 / low if low > 0 else math.inf)
+
+
+def warnings(
+    objective: Objective,
+    predicted: tuple[float, float],
+    placed: Row,
+    baselines: Mapping[str, Row],
+    seconds: float,
+) -> list[str]:
+    """What a reader of the table must know: noise, caps, and a placement that falls short."""
+    rows = {PLACED: placed} | dict(baselines)
+    said = []
+    noisy = {n: width for n, r in rows.items() if (width := _width(objective, r)) > TOO_WIDE}
+    if noisy:
+        name = max(noisy, key=lambda n: noisy[n])
+        said.append(
+            f"the machine is too noisy to tell differences below {noisy[name]:.0%}, as wide as the "
+            f"95% interval of {words(name)}; run nothing beside it, or more --rounds"
+        )
+    capped = [name for name, r in rows.items() if r.is_capped]
+    if capped:
+        said.append(
+            f"of {', '.join(map(words, capped))} fewer samples were counted than wanted: the "
+            f"cap of {seconds:g} s for all was over; raise --measure-seconds"
+        )
+    own = speed(objective, placed).value
+    foretold = 1.0 / predicted[1 if objective == "throughput" else 0]
+    if own < SHORTFALL * foretold:
+        said.append(f"the placement runs at {own / foretold:.2f} of its predicted speed")
+    uncut = [name for name in (SINGLE, DEFAULT) if name in rows]
+    best = max(uncut, key=lambda name: speed(objective, rows[name]).value, default="")
+    if best and own < SHORTFALL * (other := speed(objective, rows[best]).value):
+        said.append(f"the placement runs at {own / other:.2f} of the speed of {words(best)}")
+    return said
+
+
+def advice(report: Mapping[str, Any]) -> str:
+    """The last line of `gdp run`: what was fastest, by how much, and what to do."""
+    rows = {PLACED: report} | dict(report["baselines"])
+    throughput = report["objective"] == "throughput"
+
+    def value(name: str) -> str:
+        if throughput:
+            found = rows[name].get("throughput_per_s", report["measured_throughput_per_s"])
+            return f"{found:.1f} samples/s"
+        found = rows[name].get("latency_s", report["measured_latency_s"])
+        return f"{found * 1e3:.3f} ms"
+
+    fastest, second = report["fastest"], report["runner_up"]
+    if not second:
+        return f"fastest: {words(fastest)}, {value(fastest)}; nothing else was measured"
+    by = f"{report['advantage']:.1%}"
+    if report["significant"]:
+        return (
+            f"fastest: {words(fastest)}, {value(fastest)}, {by} faster than {words(second)} and "
+            f"{report['advantage_beyond_interval']:.1%} beyond the 95% intervals: {ADVICE[fastest]}"
+        )
+    return (
+        f"fastest: {words(fastest)}, {value(fastest)}, {by} faster than {words(second)}, which is "
+        f"within the 95% intervals; the simplest of those level with it: {ADVICE[report['prefer']]}"
+    )
+
+
+def words(name: str) -> str:
+    """A contender's name for people."""
+    return "the placement" if name == PLACED else name.replace("_", " ")
+
+
+def _width(objective: Objective, found: Row) -> float:
+    if objective == "throughput":
+        return Estimate(found.throughput_per_s, *found.throughput_interval_per_s).width
+    return Estimate(found.latency_s, *found.latency_interval_s).width
+
+
+def _interval(found: Estimate) -> tuple[float, float]:
+    # No time and no rate is negative, however wide the interval of a few noisy rounds.
+    return max(found.low, 0.0), found.high

@@ -1,0 +1,208 @@
+"""What a run of samples says: its steady rate, confidence intervals, and what physics forbids."""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from gdp.errors import MeasurementError
+
+PER_SLOT = 5
+"""Completions for every sample in flight, at least: they come in bursts of as many."""
+CONFIDENCE = 0.95
+TOO_WIDE = 0.05
+"""An interval wider than this share of its value says that the machine is too noisy."""
+_CLOCK = 1e-3  # how far sums of times may exceed what they are part of: clocks round
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What happened in one run, samples in order of completion."""
+
+    start_s: tuple[float, ...]  # when each sample entered
+    finish_s: tuple[float, ...]  # when its last output was there
+    # Of each stage, when each of its runs began and ended; empty where a runtime does not tell.
+    stage_runs: tuple[tuple[tuple[float, float], ...], ...] = ()
+    worker: tuple[int, ...] = ()  # of each stage
+
+    @functools.cached_property
+    def latencies_s(self) -> Float[np.ndarray, "S"]:
+        """Seconds from input to all outputs."""
+        return np.subtract(self.finish_s, self.start_s)
+
+    @property
+    def latency_s(self) -> float:
+        """The median sample's."""
+        return float(np.median(self.latencies_s))
+
+    @property
+    def stage_s(self) -> tuple[tuple[float, ...], ...]:
+        """Of each stage, the seconds of each of its runs."""
+        return tuple(tuple(end - begin for begin, end in runs) for runs in self.stage_runs)
+
+
+@dataclass(frozen=True)
+class Span:
+    """The completions of one trace that count: positions, and the times of all of them."""
+
+    first: int  # starts the clock; -1 where the entry of the first sample does
+    last: int
+    finish_s: Float[np.ndarray, "K"]  # from what starts the clock to the last
+
+    @property
+    def samples(self) -> int:
+        """Completed after the clock was started."""
+        return self.last - self.first
+
+    @property
+    def seconds(self) -> float:
+        return float(self.finish_s[-1] - self.finish_s[0])
+
+
+@dataclass(frozen=True)
+class Count:
+    """What counts of one round: one span for each pipeline that ran side by side."""
+
+    of_trace: tuple[Span, ...]
+
+    @property
+    def completions(self) -> int:
+        return sum(span.samples for span in self.of_trace)
+
+    @property
+    def seconds(self) -> float:
+        return max(span.seconds for span in self.of_trace)
+
+    @property
+    def rate_per_s(self) -> float:
+        """Samples per second, of all pipelines together."""
+        return sum(span.samples / span.seconds for span in self.of_trace)
+
+    def batch_rates(self, batches: int) -> list[float]:
+        """The rate in each of so many stretches of completions in a row."""
+        steps = [batch_means(np.diff(span.finish_s), batches) for span in self.of_trace]
+        return [sum(1.0 / s for s in own) for own in zip(*steps, strict=False)]
+
+
+def count(traces: Sequence[Trace], slots: int) -> Count:
+    """The completions of full pipelines: after the first `slots` samples of every trace, and until
+    the last sample of any has entered, because then a pipeline runs dry, and the slower of two must
+    not be timed while it has the machine to itself. Where that leaves fewer than `PER_SLOT` for
+    every slot, the end of a burst could be all that is seen: then all samples count, with the time
+    in which the pipeline fills and runs dry. Such a rate is too low rather than too high.
+    """
+    begin_s = max(trace.finish_s[min(slots, len(trace.finish_s)) - 1] for trace in traces)
+    until_s = min(max(trace.start_s) for trace in traces)
+    spans = []
+    for trace in traces:
+        finish_s = np.array(trace.finish_s)
+        first = int(np.searchsorted(finish_s, begin_s))
+        last = int(np.searchsorted(finish_s, until_s, side="right")) - 1
+        if last - first < PER_SLOT * slots:
+            return Count(_whole(traces))
+        spans.append(Span(first, last, finish_s[first : last + 1]))
+    return Count(tuple(spans))
+
+
+def _whole(traces: Sequence[Trace]) -> tuple[Span, ...]:
+    """All samples, from the first that entered any of the pipelines to the last of them all."""
+    begin_s = min(min(trace.start_s) for trace in traces)
+    end_s = max(trace.finish_s[-1] for trace in traces)
+    return tuple(
+        Span(-1, len(t.finish_s) - 1, np.array([begin_s, *t.finish_s[:-1], end_s])) for t in traces
+    )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measured value with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        """Of the interval, as a share of the value."""
+        return (self.high - self.low) / self.value
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the machine was too noisy to tell small differences."""
+        return not self.width <= TOO_WIDE
+
+
+def batch_means(values: Float[np.ndarray, "K"], batches: int) -> list[float]:
+    """Means of so many stretches of values in a row, of equal length up to one; fewer where there
+    are too few values.
+
+    >>> batch_means(np.array([1.0, 3.0, 5.0, 7.0]), 2)
+    [2.0, 6.0]
+    """
+    return [float(part.mean()) for part in np.array_split(values, min(batches, len(values)))]
+
+
+def estimate(rounds: Sequence[float], batches: Sequence[float]) -> Estimate:
+    """The median of the rounds, with the interval of the batches' mean around it.
+
+    half width = t(0.975, n - 1) * s / sqrt(n) for n batches of standard deviation s
+
+    The method of batch means: samples in a row depend on each other, means of many in a row hardly
+    do. Law and Kelton 2000, Simulation Modeling and Analysis, 9.5.3. One batch has no spread to
+    judge by: its interval is infinite.
+
+    >>> found = estimate([9.0, 10.0, 14.0], [8.0, 10.0, 12.0])
+    >>> found.value, round(found.high - found.value, 3)
+    (10.0, 4.968)
+    """
+    from scipy.stats import t
+
+    n, value = len(batches), float(np.median(rounds))
+    if n < 2:
+        return Estimate(value, -math.inf, math.inf)
+    quantile = float(t.ppf(0.5 + CONFIDENCE / 2, n - 1))
+    half = quantile * float(np.std(batches, ddof=1)) / math.sqrt(n)
+    return Estimate(value, value - half, value + half)
+
+
+def check_physics(name: str, traces: Sequence[Trace], counted: Count, slots: int) -> None:
+    """Raise `MeasurementError` where more samples were counted than their own trace allows.
+
+    A worker completes at most 1 / (its mean busy seconds per sample). Of n samples that complete
+    in a window, at most `slots` had left a worker before it began, and one run may have begun
+    before: (n - slots) * busy <= window + longest run. Where all samples count, none had
+    left. Where a runtime does not tell what its workers do, the same holds of the slots: `slots` of
+    them hold a sample from start to finish.
+    """
+    for trace, span in zip(traces, counted.of_trace, strict=True):
+        whole = span.samples - (slots if span.first >= 0 else 0)
+        seconds = span.seconds
+        for worker in sorted(set(trace.worker)):
+            own = [s for s, w in zip(trace.stage_runs, trace.worker, strict=True) if w == worker]
+            busy_s = sum(_mean_s(runs, span) for runs in own)
+            longest_s = max(end - begin for runs in own for begin, end in runs)
+            if whole * busy_s > (seconds + longest_s) * (1 + _CLOCK):
+                raise _forbidden(name, f"worker {worker}", span, busy_s, 1)
+        held_s = trace.latencies_s[span.first + 1 : span.last + 1]
+        inside = np.array(trace.start_s)[span.first + 1 : span.last + 1] >= span.finish_s[0]
+        if held_s[inside].sum() > slots * seconds * (1 + _CLOCK):
+            raise _forbidden(name, f"{slots} slots", span, float(held_s[inside].mean()), slots)
+
+
+def _mean_s(runs: Sequence[tuple[float, float]], span: Span) -> float:
+    """Mean seconds of the runs that ended while the span was counted."""
+    found = np.array(runs)
+    ended = (found[:, 1] > span.finish_s[0]) & (found[:, 1] <= span.finish_s[-1])
+    seconds = found[:, 1] - found[:, 0]
+    return float(seconds[ended].mean() if ended.any() else seconds.mean())
+
+
+def _forbidden(name: str, who: str, span: Span, busy_s: float, many: int) -> MeasurementError:
+    rate = span.samples / span.seconds
+    return MeasurementError(
+        f"{name}: {rate:.4g} samples/s were counted, but {who} busy for {busy_s * 1e3:.4g} ms a "
+        f"sample cannot complete more than {many / busy_s:.4g}; please report this"
+    )

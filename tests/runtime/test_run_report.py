@@ -1,0 +1,85 @@
+"""What `gdp run` says in the end."""
+
+from dataclasses import asdict
+
+import pytest
+
+from gdp.runtime.run_report import PLACED, Row, advice, measured_fields, verdict
+from gdp.text import run_text
+
+
+def row(rate: float, half: float, latency_s: float = 0.1, *, is_capped: bool = False) -> Row:
+    """A contender of so many samples/s, give or take a half width."""
+    interval = (latency_s * (1 - half / rate), latency_s * (1 + half / rate))
+    return Row(latency_s, interval, float(rate), (rate - half, rate + half), 500, is_capped)
+
+
+def fields(placed: Row, baselines: dict[str, Row], objective: str = "throughput") -> dict:
+    return measured_fields(objective, (0.1, 0.05), placed, baselines, 60.0)  # type: ignore[arg-type]
+
+
+def test_the_fastest_is_told_beyond_the_intervals() -> None:
+    """26 +- 0.2 against 20 +- 0.2: 30% faster, 25.8 / 20.2 = 27.7% beyond."""
+    found = verdict("throughput", {"single_device": row(12, 0.1), "replicas": row(20, 0.2),
+                                   PLACED: row(26, 0.2)})  # fmt: skip
+    assert (found.fastest, found.runner_up, found.prefer) == (PLACED, "replicas", PLACED)
+    assert found.advantage == pytest.approx(0.3)
+    assert found.beyond_interval == pytest.approx(25.8 / 20.2 - 1)
+    assert found.significant
+
+
+def test_where_intervals_meet_the_simplest_is_preferred() -> None:
+    found = verdict("throughput", {"single_device": row(12, 0.1), "runtime_default": row(19.8, 0.3),
+                                   "replicas": row(19.9, 0.2), PLACED: row(20, 0.2)})  # fmt: skip
+    assert found.fastest == PLACED
+    assert not found.significant
+    assert found.prefer == "runtime_default"
+
+
+def test_a_wide_interval_behind_the_runner_up_counts_too() -> None:
+    found = verdict("throughput", {PLACED: row(20, 0.1), "replicas": row(18, 0.1),
+                                   "runtime_default": row(17, 4.0)})  # fmt: skip
+    assert not found.significant
+    assert found.prefer == "runtime_default"
+
+
+def test_replicas_do_not_compete_for_the_latency_of_one_sample() -> None:
+    rows = {"single_device": row(10, 0.1, 0.10), "replicas": row(20, 0.1, 0.05),
+            PLACED: row(10, 0.1, 0.08)}  # fmt: skip
+    assert verdict("latency", rows).fastest == PLACED
+    assert verdict("latency", rows).advantage == pytest.approx(0.25)
+
+
+def test_one_contender_alone_has_no_runner_up() -> None:
+    found = fields(row(20, 0.1), {})
+    assert found["runner_up"] == ""
+    assert "nothing else was measured" in advice(found)
+
+
+def test_a_quiet_run_that_meets_its_prediction_warns_of_nothing() -> None:
+    assert fields(row(20, 0.1), {"single_device": row(12, 0.1)})["warnings"] == ()
+
+
+def test_noise_caps_and_shortfalls_are_said_in_words() -> None:
+    found = fields(row(10, 0.1), {"single_device": row(12, 0.9, is_capped=True)})
+    said = "\n".join(found["warnings"])
+    assert "too noisy to tell differences below 15%, as wide as the 95% interval of single" in said
+    assert "of single device fewer samples were counted than wanted: the cap of 60 s" in said
+    assert "runs at 0.50 of its predicted speed" in said
+    assert "runs at 0.83 of the speed of single device" in said
+
+
+def test_the_text_shows_intervals_and_ends_with_advice() -> None:
+    found = fields(row(20, 0.2), {"single_device": row(12, 0.1), "replicas": row(26, 0.2)})
+    report = found | {
+        "baselines": {name: asdict(entry) for name, entry in found["baselines"].items()},
+        "model": "m", "cluster": "c", "outputs_equal": True, "max_abs_diff": 0.0, "note": "",
+        "rounds": 5, "samples_in_flight": 3,
+    }  # fmt: skip
+    lines = run_text(report).splitlines()
+    assert "19.8 to 20.2" in lines[2]
+    assert "for at most 60 s in all, 3 samples in flight" in "\n".join(lines)
+    assert lines[-1] == (
+        "fastest: replicas, 26.0 samples/s, 30.0% faster than the placement and 27.7% beyond the "
+        "95% intervals: run a copy of the whole model on every device"
+    )

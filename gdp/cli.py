@@ -3,10 +3,7 @@
 import contextlib
 import functools
 import json
-import logging
-import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
@@ -14,8 +11,10 @@ from typing import Any, Literal, NoReturn, get_args
 import click
 
 from gdp import cli_costs, cli_learn
+from gdp.cli_program import Verbs, verbose_option
+from gdp.cli_program import run as run_program
 from gdp.cli_targets import force_option, permit_of, require_files
-from gdp.errors import GdpError, InfeasibleError, MeasurementError
+from gdp.errors import InfeasibleError
 from gdp.terminal import log_to_stderr, printable, printable_lines
 
 EventObjective = Literal["latency", "throughput"]
@@ -33,92 +32,11 @@ def main() -> NoReturn:
     """
     cli_costs.register(cli)
     cli_learn.register(cli)
-    try:
-        code = cli.main(standalone_mode=False) or 0
-        # What is still buffered may fail to be written, which must not happen unseen at exit.
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        sys.exit(code)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
-    except (BrokenPipeError, _UnreadError):
-        _quit_unread()
-    except click.Abort:
-        _fail("interrupted", 130)
-    except click.ClickException as error:
-        _fail(error.format_message(), 2)
-    except (InfeasibleError, MeasurementError) as error:
-        _fail(str(error), 1)
-    except (GdpError, ValueError, ImportError) as error:
-        _fail(str(error), 2)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}", 2)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
-    except MemoryError:
-        _fail("out of memory; place a smaller graph or on fewer devices", 2)
-    except Exception as error:
-        _report_bug(error)
-
-
-def _quit_unread() -> NoReturn:
-    """As programs do that SIGPIPE ends: quietly, with 128 + 13."""
-    # Python flushes standard output once more at exit, and would complain.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(141)
-
-
-def _report_bug(error: Exception) -> NoReturn:
-    """What nothing foresaw is a bug, not the user's mistake."""
-    if logging.getLogger().isEnabledFor(logging.INFO):
-        traceback.print_exception(error)
-    _fail(
-        f"internal error, please report it with the output of the same command under -v: "
-        f"{type(error).__name__}: {error}",
-        3,
-    )
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo("gdp: " + printable(" ".join(message.split())), err=True)
-    sys.exit(code)
-
-
-def _be_verbose(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value:
-        logging.getLogger().setLevel(logging.INFO)
-
-
-class _UnreadError(Exception):
-    """Nobody reads standard output any more."""
-
-
-class _Verbs(click.Group):
-    """A group whose verbs all take -v, so that it may stand after the verb as well."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            # click would end the program with 1, which says that nothing fits.
-            raise _UnreadError from None
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        if not any(parameter.name == "verbose" for parameter in cmd.params):
-            cmd.params.append(_verbose_option())
-        super().add_command(cmd, name)
-
-
-def _verbose_option() -> click.Option:
-    return click.Option(
-        ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_be_verbose,
-        help="Log what is done to stderr; tracebacks of bugs.",
-    )  # fmt: skip
+    run_program(cli)
 
 
 @click.group(
-    cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(package_name="gdp")
 def cli() -> None:
@@ -130,7 +48,7 @@ def cli() -> None:
     log_to_stderr()
 
 
-cli.params.append(_verbose_option())
+cli.params.append(verbose_option())
 
 
 def _options(*options: Callable) -> Callable:

@@ -10,11 +10,12 @@ DeMillo, Lipton and Sayward 1978, doi 10.1109/C-M.1978.218136.
 """
 
 import fnmatch
+import importlib
 import json
+import multiprocessing
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -82,13 +83,41 @@ def dependants(sources: dict[str, str], module: str) -> set[str]:
     return found
 
 
+_FORK = multiprocessing.get_context("fork")
+"""Trials begin as forks: importing JAX, numba and the rest takes longer than most tests."""
+_PRELOADED = ("beartype", "jax.numpy", "jaxtyping", "numba", "optax", "onnx", "scipy.optimize")
+
+
+def _run_pytest(arguments: list[str], tree: Path, cache: Path, log: Path) -> None:
+    """Run pytest in a tree, with what it prints in a file; ends the process with its code."""
+    with log.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.chdir(tree)
+    sys.path.insert(0, str(tree))
+    sys.dont_write_bytecode = True  # a change within a second would go unnoticed
+    # For what tests start themselves as well.
+    os.environ |= {
+        "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": str(cache),
+    }  # fmt: skip
+    import numba
+    import pytest
+
+    numba.config.CACHE_DIR = str(cache)
+    code = pytest.main(arguments)
+    sys.stdout.flush()
+    os._exit(int(code))
+
+
 class Bench:
     """A copy of the tree with compiled kernels of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.tree = folder / "tree"
         self.warm, self.cold = folder / "numba", folder / "numba_mutant"
-        self.tree.mkdir()
+        shutil.rmtree(self.tree, ignore_errors=True)
+        self.tree.mkdir(parents=True)
+        self.warm.mkdir(exist_ok=True)
         for name in COPIED:
             source, target = ROOT / name, self.tree / name
             if source.is_dir():
@@ -104,22 +133,23 @@ class Bench:
         """(pytest's exit code, what it printed, seconds)."""
         began_s = time.perf_counter()
         options = ["-q", "-n", "0", "-rfE", "--tb=line", "-p", "no:cacheprovider"]
+        options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # what was preloaded
         options += ["-x"] if first else []
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self.tree),
-            "PYTHONDONTWRITEBYTECODE": "1",  # a change within a second would go unnoticed
-            "NUMBA_CACHE_DIR": str(cache),
-        }
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", *options, *tests],
-                cwd=self.tree, env=environment, capture_output=True, text=True,
-                timeout=LONGEST_S if first else None, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
+        log = self.tree.parent / "log"
+        process = _FORK.Process(
+            target=_run_pytest, args=([*options, *tests], self.tree, cache, log), daemon=False
+        )
+        process.start()
+        process.join(LONGEST_S if first else None)
+        if process.is_alive():
+            process.kill()
+            process.join()
             return 1, f"FAILED after {LONGEST_S:.0f} s without an end", LONGEST_S
-        return done.returncode, done.stdout + done.stderr, time.perf_counter() - began_s
+        seconds = time.perf_counter() - began_s
+        text = log.read_text(errors="replace")
+        if (process.exitcode or 0) < 0:  # a test crashed the interpreter: that is noticed too
+            return 1, f"{text}\nFAILED by signal {-process.exitcode}", seconds
+        return process.exitcode or 0, text, seconds
 
     def try_out(self, mutant: Mutant) -> Outcome:
         """Apply a mutant, run its tests, and take it back."""
@@ -131,9 +161,9 @@ class Bench:
         finally:
             path.write_text(source)
             os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-        if code not in (0, 1):
-            return Outcome(mutant.name, "broken", seconds, text.strip().splitlines()[-1])
         failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", text, re.MULTILINE)
+        if code not in (0, 1) or (code == 1 and failed is None):
+            return Outcome(mutant.name, "broken", seconds, text.strip().splitlines()[-1])
         by = failed[1] if failed else ""
         return Outcome(mutant.name, "killed" if code else "survived", seconds, by)
 
@@ -168,32 +198,34 @@ def summary(mutants: list[Mutant], outcomes: list[Outcome]) -> str:
 @click.command()
 @click.option("--only", default="*", help="Names to try, as a glob.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Keep the copy and its kernels.")
 @click.option("--skip-baseline", is_flag=True, help="Trust that the tests pass unchanged.")
-def main(only: str, as_json: bool, skip_baseline: bool) -> None:
+def main(only: str, as_json: bool, folder: Path | None, skip_baseline: bool) -> None:
     """Say which mutants the tests kill."""
     mutants = [m for m in read_table() if fnmatch.fnmatch(m.name, only)]
-    outcomes = []
-    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
-        bench = Bench(Path(folder))
-        bench.warm.mkdir()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    with tempfile.TemporaryDirectory(prefix="mutants") as temporary:
+        bench = Bench(folder or Path(temporary))
         if not skip_baseline:
             tests = sorted({test for mutant in mutants for test in mutant.tests})
             code, text, seconds = bench.run(tests, bench.warm, first=False)
             if code != 0:
                 raise click.ClickException(f"the tests fail unchanged:\n{text[-3000:]}")
             click.echo(f"unchanged: {len(tests)} tests pass in {seconds:.0f} s", err=True)
+        outcomes = []
         for mutant in mutants:
             outcome = bench.try_out(mutant)
             outcomes.append(outcome)
-            line = f"{outcome.result:8} {outcome.seconds:6.1f} s  {outcome.name}"
-            click.echo(f"{line}  {outcome.by}", err=as_json)
+            line = f"{outcome.result:8} {outcome.seconds:6.1f} s  {outcome.name}  {outcome.by}"
+            click.echo(line, err=as_json)
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(outcome) for outcome in outcomes], indent=1))
     else:
         click.echo(summary(mutants, outcomes))
-    sys.exit(
-        any(o.result != "killed" and not m.survives for m, o in zip(mutants, outcomes, strict=True))
-    )
+    expected = {mutant.name for mutant in mutants if mutant.survives}
+    sys.exit(any(o.result != "killed" and o.name not in expected for o in outcomes))
 
 
 if __name__ == "__main__":

@@ -62,9 +62,7 @@ def test_measurements_move_a_transfer_from_the_datasheet_to_what_they_say() -> N
 
 def test_the_most_telling_kernels_lie_far_apart() -> None:
     """Ten short kernels that are alike, and two long ones, of arithmetic and of traffic."""
-    graph = plain_graph(
-        12, [], [10] * 10 + [10, 10**9], flop=[10.0] * 10 + [1e12, 10.0]
-    )
+    graph = plain_graph(12, [], [10] * 10 + [10, 10**9], flop=[10.0] * 10 + [1e12, 10.0])
     features = kernel_features(graph, np.arange(12))
     chosen = most_telling(features, 3)
     assert len(set(chosen)) == 3

@@ -97,7 +97,7 @@ def test_the_page_has_its_parts_in_order(page: Page) -> None:
 
 
 def test_devices_show_how_busy_and_how_full_they_are(page: Page) -> None:
-    """d0 works 4 of 8 s; its weights of 6 bytes beside two tensors of 1; d1 2 s, and 3 bytes with two of 1."""
+    """d0 works 4 of 8 s and holds weights of 6 bytes and two tensors; d1 2 s, 3 bytes and two."""
     _, schedule = posed()
     assert schedule.latency_s == 8.0
     assert page.tables[0] == [

@@ -100,10 +100,10 @@ def _run_pytest(arguments: list[str], tree: Path, cache: Path, log: Path) -> Non
     os.environ |= {
         "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": str(cache),
     }  # fmt: skip
-    import numba
     import pytest
+    from numba.core.config import reload_config
 
-    numba.config.CACHE_DIR = str(cache)
+    reload_config()  # numba was imported before, with another cache
     code = pytest.main(arguments)
     sys.stdout.flush()
     os._exit(int(code))
@@ -147,9 +147,10 @@ class Bench:
             return 1, f"FAILED after {LONGEST_S:.0f} s without an end", LONGEST_S
         seconds = time.perf_counter() - began_s
         text = log.read_text(errors="replace")
-        if (process.exitcode or 0) < 0:  # a test crashed the interpreter: that is noticed too
-            return 1, f"{text}\nFAILED by signal {-process.exitcode}", seconds
-        return process.exitcode or 0, text, seconds
+        code = process.exitcode or 0
+        if code < 0:  # a test crashed the interpreter: that is noticed too
+            return 1, f"{text}\nFAILED by signal {-code}", seconds
+        return code, text, seconds
 
     def try_out(self, mutant: Mutant) -> Outcome:
         """Apply a mutant, run its tests, and take it back."""

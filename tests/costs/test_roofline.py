@@ -20,7 +20,7 @@ def chain(flop: list[float], sizes: list[int]) -> OpGraph:
 
 
 def test_an_op_takes_the_slower_of_arithmetic_and_traffic() -> None:
-    """o1: 100 FLOP at 10/s or 50 bytes at 50/s; o2: 1 FLOP or 30 bytes; an input is free on the host.
+    """o1: 100 FLOP at 10/s or 50 bytes at 50/s; o2: 1 FLOP or 30 bytes; an input is free.
 
     The second device is 100 times as fast with half the bandwidth, and runs no `Rare`.
     """

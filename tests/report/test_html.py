@@ -1,4 +1,4 @@
-"""The page of a placement: figures, bars and tables are those of the schedule; names are escaped."""
+"""The page of a placement: figures, bars and tables are those of the schedule; names escaped."""
 
 import json
 import re

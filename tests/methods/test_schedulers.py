@@ -214,6 +214,21 @@ def test_metis_finds_the_two_halves_that_blocks_cut_through(objective: Objective
     assert value_s[blocks] > value_s[metis]
 
 
+def test_metis_cuts_few_bytes_rather_than_few_edges() -> None:
+    """Two chains of 100-byte tensors; 1 byte of each op of the first goes to all of the second.
+
+    Between the chains 16 uses of 4 bytes are cut; across both, 10 uses, of which 2 of 100 bytes.
+    """
+    tensors = [(i, 100) for i in range(8)] + [(i, 1) for i in range(4)]
+    uses = [(i, i + 1) for i in (0, 1, 2, 4, 5, 6)]
+    uses += [(8 + i, j) for i in range(4) for j in range(4, 8)]
+    graph = make_graph("two", [f"o{i}" for i in range(8)], ["Op"] * 8, tensors, uses)
+    problem = make_problem(graph, unit_cluster(2), np.ones((8, 2)), "throughput")
+    answer = metis(problem, SEARCH)
+    assert answer.assignment is not None
+    assert cut_bytes(problem, answer.assignment.device) == 4
+
+
 def test_metis_gives_each_device_its_share_of_the_work() -> None:
     """d0 is three times as fast: 18 of 24 equal ops without edges."""
     problem = make_problem(
@@ -243,11 +258,12 @@ def test_round_robin_deals_out_in_turn_and_passes_over_what_is_full() -> None:
     answer = round_robin(problem, SEARCH)
     assert answer.assignment is not None
     assert answer.assignment.device.tolist() == [0, 1, 2, 0, 1, 2]
-    devices = unit_cluster(3, memory_bytes=8)
-    problem = make_problem(graph, devices, np.ones((6, 3)))
+    graph = plain_graph(5, [], 0, weight_bytes=[8, 4, 4, 4, 4])
+    problem = make_problem(graph, unit_cluster(3, memory_bytes=8), np.ones((5, 3)))
     answer = round_robin(problem, SEARCH)
     assert answer.assignment is not None
-    assert np.bincount(answer.assignment.device).tolist() == [2, 2, 2]
+    assert answer.assignment.device.tolist() == [0, 1, 2, 1, 2]
+    assert answer.reason == "", "nothing had to be repaired"
 
 
 def test_single_takes_the_fastest_device_that_holds_the_model() -> None:

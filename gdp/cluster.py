@@ -26,7 +26,7 @@ class Device:
     """One place where ops run, one at a time."""
 
     name: str
-    kind: str  # "cpu", "gpu", or the model, such as "a100": the key of calibrated costs
+    kind: str  # "cpu...", "gpu", or the model, such as "a100": the key of calibrated costs
     flop_per_s: Mapping[str, float]  # by dtype; the key "default" answers for the rest
     bytes_per_s: float  # of the device's own memory
     memory_bytes: int = UNLIMITED_BYTES
@@ -53,6 +53,11 @@ class Device:
             raise ClusterError(
                 f"{where}: dispatch_per must be 'op' or 'segment', got {self.dispatch_per!r}"
             )
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is a processor or a part of one, which works in the host's own memory."""
+        return self.kind.startswith("cpu")
 
     def speed(self, dtype: str) -> float:
         """FLOP/s in a dtype, or the default."""

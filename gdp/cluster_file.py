@@ -172,7 +172,7 @@ def with_max_memory(cluster: Cluster, limits: Mapping[Any, int | str]) -> Cluste
     whose kind begins with cpu, anything else a device name. Raises `ClusterError` on an unknown
     key.
     """
-    accelerators = [d for d in cluster.devices if not d.kind.startswith("cpu")]
+    accelerators = [d for d in cluster.devices if not d.is_cpu]
     numbered = accelerators or list(cluster.devices)
     memory: dict[str, int] = {}
     for key, size in limits.items():
@@ -182,7 +182,7 @@ def with_max_memory(cluster: Cluster, limits: Mapping[Any, int | str]) -> Cluste
         elif text.isascii() and text.isdecimal() and int(text) < len(numbered):
             names = [numbered[int(text)].name]
         elif text == "cpu":
-            names = [d.name for d in cluster.devices if d.kind.startswith("cpu")]
+            names = [d.name for d in cluster.devices if d.is_cpu]
         else:
             names = []
         if not names:

@@ -113,7 +113,7 @@ def _link(spec: str, src: tuple[Device, str], dst: tuple[Device, str], link: str
     (a, preset_a), (b, preset_b) = src, dst
     if preset_a == preset_b == "cpu-core":
         return Link(a.name, b.name, CORE_BYTES_PER_S, CORE_LATENCY_S, one_way=True)
-    to_cpu = a.kind.startswith("cpu") or b.kind.startswith("cpu")
+    to_cpu = a.is_cpu or b.is_cpu
     if link == "nvlink" and not to_cpu:
         speeds = [_presets()[p].nvlink_bytes_per_s for p in (preset_a, preset_b)]
         if None in speeds:

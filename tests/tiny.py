@@ -3,6 +3,7 @@
 `from tiny import ...` works in every test, as pytest puts this folder on the path.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from gdp.cluster import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.sim.problem import Objective, Problem, make_problem
+from gdp.sim.score import values
 
 
 def cpu(name: str, **fields) -> Device:
@@ -131,3 +133,37 @@ def random_devices(problem: Problem, seed: int, count: int = 1) -> np.ndarray:
     rng = np.random.default_rng(seed)
     scores = np.where(problem.allowed, rng.random((count, *problem.allowed.shape)), -1.0)
     return scores.argmax(axis=2)
+
+
+def all_devices(problem: Problem) -> np.ndarray:
+    """Every placement [B, N] that keeps groups together and ops where they may run."""
+    choices = [np.flatnonzero(row) for row in problem.group_allowed]
+    by_group = np.array(list(itertools.product(*choices)), dtype=np.int64)
+    return by_group[:, problem.group]
+
+
+def brute_force_s(problem: Problem) -> float:
+    """The optimum by trying every placement that fits, and every priority; inf where none fits.
+
+    Priorities matter for latency, where they order a device, and for block latency, where they cut
+    blocks in two: there ranks 0..2 for each op, as ties are what keeps a block whole.
+    """
+    devices = all_devices(problem)
+    found = [values(problem, devices)]
+    if problem.objective in ("latency", "block_latency"):
+        ranks = _all_ranks(problem)
+        both = np.repeat(devices, len(ranks), axis=0), np.tile(ranks, (len(devices), 1))
+        found.append(values(problem, *both))
+    fits = np.concatenate([value_s[overflow == 0] for value_s, overflow in found])
+    return float(fits.min(initial=np.inf))
+
+
+def _all_ranks(problem: Problem) -> np.ndarray:
+    """Every order [B, N] of the ops that work, for latency; every ranking 0..2 for blocks."""
+    if problem.objective == "block_latency":
+        return np.array(list(itertools.product(range(3), repeat=problem.num_ops)), dtype=np.int64)
+    works = np.flatnonzero(~problem.graph.is_io)
+    orders = np.array(list(itertools.permutations(range(1, len(works) + 1))), dtype=np.int64)
+    ranks = np.zeros((len(orders), problem.num_ops), dtype=np.int64)
+    ranks[:, works] = orders
+    return ranks

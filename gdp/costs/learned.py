@@ -151,7 +151,7 @@ class Calibration:
         of the very same name matches whatever kind it goes by; a processor is a core or all of
         its cores by the kind alone."""
         if device.kind != self.device.kind:
-            cpu = device.kind.startswith("cpu") or self.device.kind.startswith("cpu")
+            cpu = device.is_cpu or self.device.is_cpu
             return bool(device.model) and device.model == self.device.model and not cpu
         return not device.model or not self.device.model or (
             _vector(device.model) == _vector(self.device.model)

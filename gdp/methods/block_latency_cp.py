@@ -143,6 +143,7 @@ class _Form:
         model, count = self.model, len(self.accelerators)
         groups = range(self.problem.num_groups)
         first = [int(np.flatnonzero(self.problem.group == g)[0]) for g in groups]
+        self._cpu_groups(first)
         for v, g in enumerate(self.problem.group.tolist()):
             if v != first[g]:
                 model.add(self.on_cpu[v] == self.on_cpu[first[g]])
@@ -161,22 +162,58 @@ class _Form:
                     clause = [self.inside[v][b].negated(), self.owner[b][i].negated()]
                     model.add_bool_or([*clause, self.holds[g][i]])
 
+    def _cpu_groups(self, first: list[int]) -> None:
+        """`cpu_holds[g][j]`: CPU j holds group g; empty where any op may use its fastest CPU.
+
+        CPUs have no queues, so which one it is matters for memory and for groups alone.
+        """
+        self.cpu_holds: list[list[Any]] = []
+        problem, model = self.problem, self.model
+        work = self.work[:, self.cpus]
+        total = int(problem.graph.weight_bytes.sum())
+        roomy = bool((problem.cluster.memory_bytes[self.cpus] >= total).all())
+        if roomy and (problem.num_groups == problem.num_ops or (work == work[:, :1]).all()):
+            return
+        for v in first:
+            may = problem.group_allowed[problem.group[v], self.cpus].tolist()
+            row = [model.new_bool_var("") if x else 0 for x in may]
+            model.add(sum(row) == self.on_cpu[v])
+            self.cpu_holds.append(row)
+
+    def _on_cpus(self, v: int) -> list[tuple[Any, int]]:
+        """Where among the CPUs op v may be, and its ticks there."""
+        if not self.cpu_holds:
+            return [(self.on_cpu[v], int(self.work[v, self.cpus].min(initial=2 * TICKS)))]
+        row = self.cpu_holds[self.problem.group[v]]
+        return [(row[j], int(self.work[v, c])) for j, c in enumerate(self.cpus)]
+
     def _memory(self) -> None:
-        """Weights fit on every accelerator; a weight that groups share is there once."""
-        model = self.model
+        """Weights fit on every device; a weight that groups share is there once."""
         held, shared = group_weights(self.problem)
-        total = int(held.sum()) + sum(size for size, _ in shared)
         for i, a in enumerate(self.accelerators):
-            capacity = int(self.problem.cluster.memory_bytes[a])
-            if capacity >= total:
-                continue
-            terms = [int(size) * self.holds[g][i] for g, size in enumerate(held) if size]
-            for size, groups in shared:
-                there = model.new_bool_var("")
-                for g in groups:
-                    model.add_implication(self.holds[g][i], there)
-                terms.append(int(size) * there)
-            model.add(sum(terms) <= capacity)
+            self._fits(int(a), [row[i] for row in self.holds], held, shared)
+        for j, c in enumerate(self.cpus if self.cpu_holds else ()):
+            self._fits(int(c), [row[j] for row in self.cpu_holds], held, shared)
+
+    def _fits(
+        self,
+        d: int,
+        here: list[Any],
+        held: Int[np.ndarray, "G"],
+        shared: tuple[tuple[int, tuple[int, ...]], ...],
+    ) -> None:
+        """The weights of the groups that are `here` fit on device d."""
+        model = self.model
+        capacity = int(self.problem.cluster.memory_bytes[d])
+        if capacity >= int(held.sum()) + sum(size for size, _ in shared):
+            return
+        terms = [int(size) * here[g] for g, size in enumerate(held) if size]
+        for size, groups in shared:
+            there = model.new_bool_var("")
+            for g in groups:
+                model.add_implication(here[g], there)
+            terms.append(int(size) * there)
+        model.add(sum(terms) <= capacity)
 
     def _times(self) -> None:
         model, problem = self.model, self.problem
@@ -205,20 +242,20 @@ class _Form:
                     moved[b] += [int(self.send[t]) * reads, int(self.send[t]) * writes]
                 model.add(start[b] >= finish[u]).only_enforce_if(reads)
         self._blocks_last(start, end, moved)
-        slow = self.work[:, self.cpus].min(axis=1, initial=2 * TICKS)
         for v in range(n):
             for b in blocks:
                 model.add(finish[v] >= end[b]).only_enforce_if(self.inside[v][b])
             model.add(latency >= finish[v])
         for u, v in set(zip(src.tolist(), dst.tolist(), strict=True)):
-            own = min(int(slow[v]), TICKS)
-            model.add(finish[v] >= finish[u] + own).only_enforce_if(self.on_cpu[v])
+            for here, own in self._on_cpus(v):
+                model.add(finish[v] >= finish[u] + min(own, TICKS)).only_enforce_if(here)
             model.add(finish[v] >= finish[u])
-        for v in np.flatnonzero(slow > 0).tolist():
-            if slow[v] > TICKS:
-                model.add(self.on_cpu[v] == 0)
-            else:
-                model.add(finish[v] >= int(slow[v])).only_enforce_if(self.on_cpu[v])
+        for v in range(n):
+            for here, own in self._on_cpus(v):
+                if own > TICKS:
+                    model.add(here == 0)
+                elif own > 0:
+                    model.add(finish[v] >= own).only_enforce_if(here)
         model.minimize(latency)
 
     def _blocks_last(self, start: list[Any], end: list[Any], moved: list[list[Any]]) -> None:
@@ -267,6 +304,9 @@ class _Form:
         for v in range(problem.num_ops):
             if solver.value(self.on_cpu[v]):
                 allowed = problem.group_allowed[problem.group[v], self.cpus]
+                if self.cpu_holds:
+                    row = self.cpu_holds[problem.group[v]]
+                    allowed = np.array([bool(solver.value(here)) for here in row])
                 times = np.where(allowed, self.work[v, self.cpus], 4 * TICKS)
                 device[v] = self.cpus[int(times.argmin())]
                 continue

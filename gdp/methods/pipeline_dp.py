@@ -22,7 +22,7 @@ from gdp.methods.base import Answer, Assignment, Clock, Search
 from gdp.methods.chains import best_linear
 from gdp.methods.contraction import Contraction, contract, linear_orders, random_order
 from gdp.methods.down_sets import Found, Limits, Span, best_chain, chain_below, cost_of
-from gdp.methods.feasible import EVENT_OBJECTIVES, proven_misfit, settle
+from gdp.methods.feasible import EVENT_OBJECTIVES, missing_text, proven_misfit, settle
 from gdp.methods.feasible import _tiny as tiny_problem
 from gdp.methods.lattice import make_lattice
 from gdp.methods.stage_costs import group_costs, stage_costs, with_few_states
@@ -78,7 +78,9 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
         return Answer(None, reason=_misfit(problem, pipeline), **bound)
     if problem.objective in EVENT_OBJECTIVES:
         return dataclasses.replace(_simulated(problem, search, clock, pipeline), **bound)
-    value_s = _value_s(problem, pipeline.device)
+    value_s, over = _judged(problem, pipeline.device)
+    if over > 0:
+        return dataclasses.replace(_within_memory(problem, search, clock, pipeline), **bound)
     return Answer(
         Assignment(pipeline.device),
         reason=_certainty(problem, pipeline, value_s),
@@ -204,12 +206,28 @@ def _random_orders(
 
 def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipeline) -> Answer:
     """The pipeline as the event simulator sees it, with less memory for stages if it must be."""
-    from gdp.sim.score import values
+    devices = _with_less_memory(problem, search, clock, pipeline)
+    answer = settle(problem, search, map(Assignment, devices[::-1]), "pipeline_dp", clock)
+    if answer.assignment is None or answer.reason:
+        return answer
+    if answer.assignment.device is not devices[0]:
+        why = "heuristic: stages of less memory than devices have, as activations take the rest"
+        return dataclasses.replace(answer, reason=why)
+    value_s, _ = _judged(problem, devices[0])
+    optimal = problem.objective == "throughput" and value_s <= pipeline.bound_s * SAME
+    return dataclasses.replace(
+        answer, reason=_certainty(problem, pipeline, value_s), proven_optimal=optimal
+    )
 
+
+def _with_less_memory(
+    problem: Problem, search: Search, clock: Clock, pipeline: Pipeline
+) -> list[Int[np.ndarray, "N"]]:
+    """The pipeline, then others in a share of the memory, up to the first that fits."""
     tries = [pipeline]
     for share in _MEMORY_SHARES:
         device = tries[-1].device
-        if device is None or values(problem, device[None])[1][0] == 0:
+        if device is None or _judged(problem, device)[1] == 0:
             break
         if clock.is_over() and len(tries) > 1:
             break
@@ -217,25 +235,27 @@ def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipelin
         rest = dataclasses.replace(search, seconds=left_s)
         quick = problem.objective == "latency" or clock.is_over()
         tries.append(best_pipeline(problem, rest, linear_only=quick, memory_share=share))
-    devices = [p.device for p in tries if p.device is not None]
-    answer = settle(problem, search, map(Assignment, devices[::-1]), "pipeline_dp", clock)
-    if answer.assignment is None or answer.reason:
-        return answer
-    if answer.assignment.device is not devices[0]:
-        why = "heuristic: stages of less memory than devices have, as activations take the rest"
-        return dataclasses.replace(answer, reason=why)
-    value_s = float(values(problem, devices[0][None])[0][0])
-    optimal = problem.objective == "throughput" and value_s <= pipeline.bound_s * SAME
-    return dataclasses.replace(
-        answer, reason=_certainty(problem, pipeline, value_s), proven_optimal=optimal
+    return [p.device for p in tries if p.device is not None]
+
+
+def _within_memory(problem: Problem, search: Search, clock: Clock, pipeline: Pipeline) -> Answer:
+    """A pipeline in less memory, where weights of inputs and outputs fill the host besides."""
+    devices = _with_less_memory(problem, search, clock, pipeline)
+    if _judged(problem, devices[-1])[1] > 0:
+        missing = missing_text(problem, Assignment(devices[-1]))
+        return Answer(None, reason=f"pipeline_dp found no pipeline that fits: {missing}")
+    why = (
+        "heuristic: stages of less memory than devices have, as the host holds more than its stage"
     )
+    return Answer(Assignment(devices[-1]), reason=why, evaluations=len(devices))
 
 
-def _value_s(problem: Problem, device: Int[np.ndarray, "N"]) -> float:
-    from gdp.sim import block_latency, max_load
+def _judged(problem: Problem, device: Int[np.ndarray, "N"]) -> tuple[float, int]:
+    """(value in seconds, overflow in bytes) by the problem's own evaluator."""
+    from gdp.sim.score import values
 
-    judge = max_load if problem.objective == "max_load" else block_latency
-    return float(judge.values(problem, device[None])[0][0])
+    value_s, overflow = values(problem, device[None])
+    return float(value_s[0]), int(overflow[0])
 
 
 def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:

@@ -88,7 +88,7 @@ def device_classes(problem: Problem) -> tuple[tuple[int, ...], ...]:
             device.memory_bytes,
             device.dispatch_s,
             device.dispatch_per,
-            device.kind == "cpu",
+            device.is_cpu,
             has_io and d == cluster.host,
             *_link_prices(problem, d),
         )

@@ -17,7 +17,7 @@ def jax_devices(cluster: Cluster) -> tuple[Any, ...]:
     taken = {True: 0, False: 0}
     devices = []
     for device in cluster.devices:
-        is_cpu = device.kind.startswith("cpu")
+        is_cpu = device.is_cpu
         if taken[is_cpu] == len(found[is_cpu]):
             raise _too_few(cluster, is_cpu, len(found[is_cpu]))
         devices.append(found[is_cpu][taken[is_cpu]])
@@ -26,7 +26,7 @@ def jax_devices(cluster: Cluster) -> tuple[Any, ...]:
 
 
 def _too_few(cluster: Cluster, is_cpu: bool, have: int) -> ClusterError:
-    wanted = sum(d.kind.startswith("cpu") == is_cpu for d in cluster.devices)
+    wanted = sum(d.is_cpu == is_cpu for d in cluster.devices)
     if is_cpu:
         return ClusterError(
             f"cluster {cluster.name!r} has {wanted} CPU devices, JAX has {have} here; split "

@@ -7,7 +7,7 @@ after another, compute, store the outputs that others read, and only then may an
                 + sum of compute_s over b + sum of tensor_s over outputs
 
 CPUs are without number: an op on a CPU starts when its inputs are finished and moves nothing. Every
-device of kind "cpu" stands for all of them.
+device that is a CPU stands for all of them.
 
 The ops of one accelerator are cut into blocks so that no block waits for itself: an op's level is
 the number of times that the paths to it have come back to its device, and each level is a block.

@@ -1,6 +1,6 @@
 """Time per sample of a pipeline whose devices meet in host memory: Tarnawski et al. 2020.
 
-An accelerator (any device whose kind is not "cpu") that holds the ops S is busy for
+An accelerator (any device that is no CPU) that holds the ops S is busy for
 
     load(S) = sum of compute_s over S  +  sum of tensor_s over the tensors that S cuts
 
@@ -45,7 +45,7 @@ _CACHE: "weakref.WeakKeyDictionary[Problem, LoadArrays]" = weakref.WeakKeyDictio
 
 def is_cpu(problem: Problem) -> Bool[np.ndarray, "D"]:
     """True for the devices that share the host's memory and so pay for no transfer."""
-    return np.array([device.kind == "cpu" for device in problem.cluster.devices], dtype=bool)
+    return np.array([device.is_cpu for device in problem.cluster.devices], dtype=bool)
 
 
 def load_arrays(problem: Problem) -> LoadArrays:
@@ -106,7 +106,7 @@ def host_transfer_s(graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "T"]:
     What `tensor_s` of a problem is where nothing else states it.
     """
     host = cluster.host
-    others = [d for d, device in enumerate(cluster.devices) if device.kind != "cpu" and d != host]
+    others = [d for d, device in enumerate(cluster.devices) if not device.is_cpu and d != host]
     seconds = np.zeros(graph.num_tensors)
     for d in others:
         for i, j in ((d, host), (host, d)):

@@ -3,21 +3,28 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from tiny import random_problem
 
+from gdp.learn.finalists import confirm
 from gdp.learn.imitation import imitation_rows, perturb
 from gdp.learn.ppo import (
     PpoConfig,
     Weights,
     advantages,
+    gap_advantages,
+    gap_weights,
     gradient,
     log_probabilities,
+    loss,
     published_advantages,
     rows,
+    step,
     surrogate_loss,
 )
 from gdp.learn.rollout import sample
+from gdp.methods.base import Assignment
 from gdp.policy.network import NetworkConfig, init
 from gdp.policy.policy import Policy
 
@@ -104,3 +111,53 @@ def test_configs_refuse_nonsense() -> None:
         PpoConfig(clip=1.5)
     with pytest.raises(ValueError, match="at least 2"):
         PpoConfig(samples=1)
+
+
+def test_a_gap_is_worth_what_it_changes() -> None:
+    """Half and twice the incumbent's 2 s, and no change: +1, -1, 0 over a mean square of 2/3."""
+    found = gap_advantages(np.array([1.0, 4.0, 2.0]), 2.0)
+    np.testing.assert_allclose(found, np.array([1.0, -1.0, 0.0]) * np.sqrt(1.5), atol=1e-12)
+
+
+def test_rows_count_alike_however_few_choices_were_their_own() -> None:
+    """Of 4 choices 4, 2 and 1 were free: weights 1, 2 and 4."""
+    taken = np.ones((3, 4), dtype=bool)
+    free = np.array([[True] * 4, [True, True, False, False], [True, False, False, False]])
+    assert gap_weights(free, taken).tolist() == [1.0, 2.0, 4.0]
+
+
+def test_the_loss_rewards_entropy_and_the_label() -> None:
+    """Without advantage the loss is -c H for the bonus c, and the cross-entropy for labels."""
+    policy = Policy(CONFIG, init(CONFIG, 3))
+    problem = random_problem(5, num_ops=30, num_devices=3)
+    episode = sample(policy, problem, samples=4, seed=1)
+    batch = policy.batch(problem)
+    none, all_rows = np.zeros(4), np.ones(4)
+    own = rows(episode.rollout, none, all_rows, none)
+    logp, entropy = log_probabilities(CONFIG, policy.params, batch, own)
+    choices = float(own.taken.sum())
+    bonus, _ = loss(policy.params, CONFIG, batch, own, Weights(0.2, 0.5, 0.0))
+    assert float(entropy.sum()) > 0
+    assert float(bonus) == pytest.approx(-0.5 * float(entropy.sum()) / choices, rel=1e-4)
+    labelled = rows(episode.rollout, none, none, all_rows)
+    told, _ = loss(policy.params, CONFIG, batch, labelled, Weights(0.2, 0.0, 1.0))
+    assert float(told) == pytest.approx(-float(logp.sum()) / choices, rel=1e-4)
+
+
+def test_averaged_weights_follow_slowly() -> None:
+    """At 0.75 the average takes a quarter of the new weights, which one step of 1 made -1."""
+    transform = optax.sgd(1.0)
+    start = {"layer": {"w": jnp.zeros(2)}}
+    state = transform.init(start)
+    grads = {"layer": {"w": jnp.ones(2)}}
+    params, _, averaged = step(transform, start, state, start, grads, 0.75)
+    assert params["layer"]["w"].tolist() == [-1.0, -1.0]
+    assert averaged["layer"]["w"].tolist() == [-0.25, -0.25]
+
+
+def test_finalists_are_judged_by_their_middle_run() -> None:
+    """The first is once lucky (1 s) and else 5 s, the second always 3 s."""
+    first, second = (Assignment(np.array([d])) for d in (0, 1))
+    runs = {id(first): iter([5.0, 1.0, 5.0]), id(second): iter([3.0, 3.0, 3.0])}
+    best, seconds = confirm([first, second], lambda found: next(runs[id(found)]), 3)
+    assert (best, seconds) == (1, 3.0)

@@ -1,18 +1,23 @@
 """Bounds against the best of all placements and priorities, and against known optima."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny import fork_join, plain_graph, random_problem, unit_cluster
+from tiny import (
+    all_devices,
+    brute_force_s,
+    fork_join,
+    plain_graph,
+    random_problem,
+    unit_cluster,
+)
 
 from gdp.graph import INPUT, OUTPUT
 from gdp.methods.bounds import all_bounds, best_bound
 from gdp.methods.bounds_load_model import build
 from gdp.methods.bounds_throughput import dual_value_s
 from gdp.methods.bounds_work import shared_work_s
-from gdp.sim.latency import latencies
 from gdp.sim.problem import Problem, make_problem
 from gdp.sim.score import values
 from gdp.sim.throughput import periods
@@ -40,33 +45,12 @@ def with_groups(problem: Problem, seed: int) -> Problem:
     )
 
 
-def all_devices(problem: Problem) -> np.ndarray:
-    """Every placement that keeps groups together and ops where they may run."""
-    choices = [np.flatnonzero(row) for row in problem.group_allowed]
-    by_group = np.array(list(itertools.product(*choices)), dtype=np.int64)
-    return by_group[:, problem.group]
-
-
-def least_latency_s(problem: Problem) -> float:
-    """The best of all placements that fit and all priorities; inf where none fits."""
-    devices = all_devices(problem)
-    works = np.flatnonzero(~problem.graph.is_io)
-    orders = np.array(list(itertools.permutations(range(1, len(works) + 1))), dtype=np.int64)
-    ranks = np.zeros((len(orders), problem.num_ops), dtype=np.int64)
-    ranks[:, works] = orders
-    both = np.repeat(devices, len(ranks), axis=0), np.tile(ranks, (len(devices), 1))
-    latency_s, overflow = latencies(problem, *both, threads=1)
-    first_s, first_overflow = latencies(problem, devices, None, threads=1)
-    fits = np.concatenate([latency_s[overflow == 0], first_s[first_overflow == 0]])
-    return float(fits.min(initial=np.inf))
-
-
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("seed", range(40))
 def test_no_placement_in_any_order_is_faster_than_a_latency_bound(seed: int, devices: int) -> None:
     problem = random_problem(seed, num_ops=6 if devices == 2 else 5, num_devices=devices)
     problem = with_groups(problem, seed)
-    best_s = least_latency_s(problem)
+    best_s = brute_force_s(problem)
     for bound in all_bounds(problem, 2.0):
         assert bound.value_s <= best_s * (1 + TOLERANCE), bound.argument
 
@@ -82,7 +66,7 @@ def test_no_placement_in_any_order_is_faster_on_graphs_that_fork_and_join(seed: 
     if seed % 2:
         compute_s[:, 1] = compute_s[:, 0]
     problem = with_groups(make_problem(graph, cluster, compute_s), seed)
-    best_s = least_latency_s(problem)
+    best_s = brute_force_s(problem)
     for bound in all_bounds(problem, 2.0):
         assert bound.value_s <= best_s * (1 + TOLERANCE), bound.argument
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from reference_simulator import run
-from tiny import random_devices, random_problem
+from tiny import plain_graph, random_devices, random_problem, unit_cluster
 
 from gdp.sim.latency import latencies, simulate
+from gdp.sim.problem import make_problem
 
 
 def ranks_for(kind: str, num_ops: int, seed: int) -> np.ndarray | None:
@@ -52,4 +53,20 @@ def test_a_batch_equals_its_members_with_and_without_ranks() -> None:
             one = simulate(problem, device, rank)
             assert found_s[b] == one.latency_s
             over = np.maximum(one.peak_bytes - problem.cluster.memory_bytes, 0).sum()
-            assert found_bytes[b] == (over if np.isfinite(one.latency_s) else found_bytes[b])
+            assert np.isfinite(one.latency_s)
+            assert found_bytes[b] == over
+    assert (found_bytes > 0).any()
+
+
+def test_a_run_that_never_ends_holds_its_weights_and_says_so() -> None:
+    """o1 cannot run on d1: latency inf, and of memory the weights, 6 and 9 bytes of 8 each."""
+    graph = plain_graph(3, [(0, 1), (1, 2)], 1, weight_bytes=[6, 4, 5])
+    compute_s = np.array([[1.0, 1.0], [1.0, np.inf], [1.0, 1.0]])
+    problem = make_problem(graph, unit_cluster(2, memory_bytes=8), compute_s)
+    devices = np.array([[0, 1, 1], [1, 0, 1], [0, 0, 0]])
+    latency_s, overflow = latencies(problem, devices)
+    assert np.isinf(latency_s).tolist() == [True, False, False]
+    one = simulate(problem, devices[0])
+    assert one.latency_s == np.inf
+    assert one.peak_bytes.tolist() == [6, 9]
+    assert overflow[0] == 1

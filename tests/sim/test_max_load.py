@@ -6,7 +6,7 @@ import pytest
 from host_memory import load_problem
 from tiny import plain_graph
 
-from gdp.cluster import Device, Link, make_cluster
+from gdp.cluster import Cluster, Device, Link, make_cluster
 from gdp.sim import block_latency, max_load
 from gdp.sim.problem import Objective, Problem, make_problem
 from gdp.sim.score import score, values
@@ -122,7 +122,7 @@ def test_loads_equal_the_sum_over_cut_edges(training: bool) -> None:
         wanted = []
         for d, entry in enumerate(problem.cluster.devices):
             load = compute_s[device == d, d].sum()
-            if entry.kind != "cpu":
+            if not entry.is_cpu:
                 cut = {
                     int(t)
                     for t, op in zip(graph.use_tensor, graph.use_op, strict=True)
@@ -198,3 +198,17 @@ def test_transfers_to_the_host_take_the_slowest_link_of_an_accelerator() -> None
     graph = plain_graph(2, [(0, 1)], [8, 2])
     cluster = make_cluster("three", devices, links, host="c")
     assert max_load.host_transfer_s(graph, cluster).tolist() == [4.0, 1.0]
+
+
+def test_every_kind_of_cpu_pays_for_no_transfer() -> None:
+    """On two cores of a preset, whose kind is "cpu-core", a cut costs nothing: 3 and 7 s."""
+    cluster = Cluster.load("2xcpu-core")
+    assert [device.is_cpu for device in cluster.devices] == [True, True]
+    graph = plain_graph(4, [(0, 1), (1, 2), (2, 3)], sizes=1000)
+    assert max_load.host_transfer_s(graph, cluster).tolist() == [0.0] * 4
+    compute_s = np.repeat(np.arange(1.0, 5.0)[:, None], 2, axis=1)
+    problem = make_problem(graph, cluster, compute_s, "max_load", tensor_s=np.ones(4))
+    assert max_load.loads(problem, np.array([0, 0, 1, 1])).tolist() == [3.0, 7.0]
+    mixed = Cluster.load("1xcpu-core+1xa100")
+    assert [device.is_cpu for device in mixed.devices] == [True, False]
+    assert (max_load.host_transfer_s(graph, mixed) > 0).all()

@@ -21,6 +21,11 @@ MAX_DELAY_S = 1e9
 """Far beyond any device or link, and far from where the sums of a simulation overflow."""
 
 
+def is_cpu_kind(kind: str) -> bool:
+    """Whether devices of a kind are processors, such as "cpu" and "cpu-core"."""
+    return kind.startswith("cpu")
+
+
 @dataclass(frozen=True)
 class Device:
     """One place where ops run, one at a time."""
@@ -57,7 +62,7 @@ class Device:
     @property
     def is_cpu(self) -> bool:
         """Whether this is a processor or a part of one, which works in the host's own memory."""
-        return self.kind.startswith("cpu")
+        return is_cpu_kind(self.kind)
 
     def speed(self, dtype: str) -> float:
         """FLOP/s in a dtype, or the default."""

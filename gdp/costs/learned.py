@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.cluster import Cluster, Device
+from gdp.cluster import Cluster, Device, is_cpu_kind
 from gdp.costs.base import can_run
 from gdp.costs.features import (
     BYTES_PER_S,
@@ -151,7 +151,7 @@ class Calibration:
         of the very same name matches whatever kind it goes by; a processor is a core or all of
         its cores by the kind alone."""
         if device.kind != self.device.kind:
-            cpu = device.is_cpu or self.device.is_cpu
+            cpu = device.is_cpu or is_cpu_kind(self.device.kind)
             return bool(device.model) and device.model == self.device.model and not cpu
         return not device.model or not self.device.model or (
             _vector(device.model) == _vector(self.device.model)

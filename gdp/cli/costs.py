@@ -19,23 +19,17 @@ if TYPE_CHECKING:
 class Rounds:
     """How a model is measured."""
 
-    threads: int
-    rounds: int
-    seconds: float
-    seed: int
+    threads: int = options.option("--threads", type=int, default=1)
+    rounds: int = options.option("--rounds", type=int, default=5)
+    seconds: float = options.option("--seconds", type=float, default=2.0, help="Per model.")
+    seed: int = options.option("--seed", type=int, default=0, help="Of inputs and weights.")
 
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="MODEL...")
 @options.dims
 @click.option("--device", default="cpu:0", show_default=True, help="cpu:CORE, or jax:DEVICE.")
-@options.handing(
-    "measuring", Rounds,
-    click.option("--threads", type=int, default=1, show_default=True),
-    click.option("--rounds", type=int, default=5, show_default=True),
-    click.option("--seconds", type=float, default=2.0, show_default=True, help="Per model."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of inputs and weights."),
-)  # fmt: skip
+@options.handing_a("measuring", Rounds)
 @click.option("--family", metavar="NAME", help="Of all these models; default: each its own.")
 @click.option("--no-overheads", is_flag=True, help="Leave session and hand-over costs out.")
 @click.option("--only-overheads", is_flag=True, help="Measure these costs, and no model.")

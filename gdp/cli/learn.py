@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 class Team:
     """This process among several that train together."""
 
-    coordinator: str
-    processes: int
-    process_id: int
+    coordinator: str = options.option(
+        "--coordinator", default="", metavar="HOST:PORT", help="Of the first process."
+    )
+    processes: int = options.option("--processes", type=int, default=1)
+    process_id: int = options.option("--process-id", type=int, default=0)
 
 
 @click.command()
@@ -27,12 +29,7 @@ class Team:
 @options.outputs(run=options.required(metavar="FOLDER"))
 @click.option("--stop-after", type=float, default=None, metavar="S", help="Seconds to train for.")
 @click.option("--threads", type=int, default=1, show_default=True, help="For rollouts.")
-@options.handing(
-    "team", Team,
-    click.option("--coordinator", default="", metavar="HOST:PORT", help="Of the first process."),
-    click.option("--processes", type=int, default=1, show_default=True),
-    click.option("--process-id", type=int, default=0, show_default=True),
-)  # fmt: skip
+@options.handing_a("team", Team)
 @options.as_json
 def pretrain(
     recipe: Path, outputs: options.Outputs, stop_after: float | None, threads: int, team: Team
@@ -63,11 +60,19 @@ def pretrain(
 class Tuning:
     """What rewards a placement, and how many are tried."""
 
-    reward: str
-    recipe: str | None
-    updates: int | None
-    samples: int | None
-    seed: int
+    reward: str = options.option(
+        "--reward", type=click.Choice(("simulated", "measured")), default="simulated"
+    )
+    recipe: str | None = options.option(
+        "--recipe", metavar="TOML", help="Settings; see finetune/recipes."
+    )
+    updates: int | None = options.option(
+        "--updates", type=int, help="At most; x samples: the placements judged. [default: 50]"
+    )
+    samples: int | None = options.option(
+        "--samples", type=int, help="Placements an update. [default: 16]"
+    )
+    seed: int = options.option("--seed", type=int, default=0)
 
     def config(self) -> "FinetuneConfig":
         """The recipe's settings, or those by default, under what the command line says."""
@@ -88,17 +93,7 @@ class Tuning:
 @options.objective
 @options.trained
 @options.constraints
-@options.handing(
-    "tuning", Tuning,
-    click.option("--reward", type=click.Choice(("simulated", "measured")), default="simulated",
-                 show_default=True),
-    click.option("--recipe", metavar="TOML", help="Settings; see finetune/recipes."),
-    click.option("--updates", type=int, default=None,
-                 help="At most; x samples: the placements judged. [default: 50]"),
-    click.option("--samples", type=int, default=None,
-                 help="Placements an update. [default: 16]"),
-    options.seed,
-)  # fmt: skip
+@options.handing_a("tuning", Tuning)
 @options.outputs(policy=options.required(metavar="CHECKPOINT"))
 @options.as_json
 def finetune(

@@ -1,10 +1,9 @@
 """Options that several verbs share: each decorator hands the verb one object."""
 
 import functools
-import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,30 +24,40 @@ PLACE_OBJECTIVES = (*EVENT_OBJECTIVES, "max_load")
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
-def handing(
-    argument: str, make: Callable[..., Any], *options: Decorator, names: Sequence[str] = ()
-) -> Decorator:
-    """Hands a verb one `argument`, made from the parameters that these options have: those `names`,
-    or what `make` calls its own."""
-    names = names or list(inspect.signature(make).parameters)
+def handing(argument: str, make: Callable[..., Any], options: Mapping[str, Decorator]) -> Decorator:
+    """Hands a verb one `argument`, made from the parameters of these options, by name."""
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(verb)
         def called(**values: Any) -> None:
-            made = make(**{name: values.pop(name) for name in names})
+            made = make(**{name: values.pop(name) for name in options})
             verb(**values, **{argument: made})
 
-        return functools.reduce(lambda f, option: option(f), reversed(options), called)
+        return functools.reduce(lambda f, option: option(f), list(options.values())[::-1], called)
 
     return decorate
+
+
+def handing_a(argument: str, kind: type) -> Decorator:
+    """Hands a verb a dataclass, every field of which is an `option`."""
+    return handing(argument, kind, {f.name: f.metadata["option"](f.name) for f in fields(kind)})
+
+
+def option(*flags: str, make: Callable[..., Any] = click.option, **settings: Any) -> Any:
+    """A field of a dataclass that is a parameter of the command line."""
+    if settings.get("default") not in (None, ""):
+        settings["show_default"] = True
+    return field(metadata={"option": functools.partial(make, *flags, **settings)})
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """A model, and what its symbolic dimensions are bound to."""
 
-    spec: str
-    dims: tuple[str, ...]
+    spec: str = option(make=click.argument, metavar="MODEL")
+    dims: tuple[str, ...] = option(
+        "--dim", multiple=True, metavar="NAME=VALUE", help="Bind a dimension."
+    )
 
     def load(self) -> "OpGraph":
         from gdp.api import with_dims
@@ -57,19 +66,23 @@ class ModelOptions:
         return load(self.spec, with_dims(self.dims))
 
 
-dims = click.option("--dim", "dims", multiple=True, metavar="NAME=VALUE", help="Bind a dimension.")
-model = handing("model", ModelOptions, click.argument("spec", metavar="MODEL"), dims)
-named_model = handing(
-    "model", ModelOptions, click.option("--model", "spec", required=True, metavar="MODEL"), dims
-)
+@dataclass(frozen=True)
+class NamedModel(ModelOptions):
+    """The same where a placement is the argument."""
+
+    spec: str = option("--model", required=True, metavar="MODEL")
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
     """A machine, and what of its memory may be used."""
 
-    cluster: str | None
-    max_memory: str | None
+    cluster: str | None = option(
+        "--cluster", metavar="CLUSTER", help="TOML file or preset; default: this machine."
+    )
+    max_memory: str | None = option(
+        "--max-memory", metavar="0=20GiB,cpu=30GiB", help="Memory limits by device."
+    )
 
     def load(self) -> "Cluster":
         from gdp.cluster.file import parse_max_memory, with_max_memory
@@ -80,31 +93,15 @@ class ClusterOptions:
         return found if limits is None else with_max_memory(found, parse_max_memory(limits))
 
 
-cluster = handing(
-    "cluster", ClusterOptions,
-    click.option(
-        "--cluster", metavar="CLUSTER", help="TOML file or preset; default: this machine."
-    ),
-    click.option("--max-memory", metavar="0=20GiB,cpu=30GiB", help="Memory limits by device."),
-)  # fmt: skip
-objective = click.option(
-    "--objective", type=click.Choice(EVENT_OBJECTIVES), default="latency", show_default=True
-)
-place_objective = click.option(
-    "--objective", type=click.Choice(PLACE_OBJECTIVES), default="latency",
-    show_default=True,
-    help="max_load: seconds per sample where devices meet in host memory and compute and "
-    "transfers do not overlap.",
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class SearchOptions:
     """A search budget."""
 
-    seconds: float
-    evaluations: int | None
-    seed: int
+    seconds: float = option("--seconds", type=float, default=5.0, help="Search budget.")
+    evaluations: int | None = option(
+        "--evaluations", type=int, help="Budget in simulated placements."
+    )
+    seed: int = option("--seed", type=int, default=0)
 
     def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
         from gdp.methods.base import Search
@@ -116,47 +113,37 @@ class SearchOptions:
 class MethodOptions(SearchOptions):
     """A method with its budget."""
 
-    method: str
-
-
-seed = click.option("--seed", type=int, default=0, show_default=True)
-_budget = (
-    click.option("--seconds", type=float, default=5.0, show_default=True, help="Search budget."),
-    click.option("--evaluations", type=int, default=None, help="Budget in simulated placements."),
-    seed,
-)
-search = handing("search", SearchOptions, *_budget)
-method = handing(
-    "search", MethodOptions,
-    click.option("--method", default="auto", show_default=True, help="See `gdp compare`."),
-    *_budget,
-)  # fmt: skip
+    method: str = option("--method", default="auto", help="See `gdp compare`.")
 
 
 @dataclass(frozen=True)
 class Trained:
     """Files of what was learned; None means the shipped ones."""
 
-    checkpoint: str | None
-    costs: str | None
-
-
-costs = click.option("--costs", metavar="FILE", help="Cost model; default: the shipped one.")
-trained = handing(
-    "trained", Trained,
-    click.option("--checkpoint", metavar="CK", help="Policy checkpoint; default: the shipped one."),
-    costs,
-)  # fmt: skip
+    checkpoint: str | None = option(
+        "--checkpoint", metavar="CK", help="Policy checkpoint; default: the shipped one."
+    )
+    costs: str | None = option(
+        "--costs", metavar="FILE", help="Cost model; default: the shipped one."
+    )
 
 
 @dataclass(frozen=True)
 class ConstraintOptions:
     """What the user demands of a placement."""
 
-    pins: tuple[str, ...]
-    forbid: tuple[str, ...]
-    together: tuple[str, ...]
-    constraints: str | None
+    pins: tuple[str, ...] = option(
+        "--pin", multiple=True, metavar="GLOB=DEVICE", help="Fix ops to devices."
+    )
+    forbid: tuple[str, ...] = option(
+        "--forbid", multiple=True, metavar="GLOB=DEVICE", help="Keep ops off devices."
+    )
+    together: tuple[str, ...] = option(
+        "--together", multiple=True, metavar="GLOB", help="Keep ops on one device."
+    )
+    constraints: str | None = option(
+        "--constraints", metavar="FILE", help="The same in a TOML file."
+    )
 
     def read(self) -> "Constraints":
         from gdp.constraints import Constraints, merge, parse_pin, read_constraints
@@ -168,12 +155,29 @@ class ConstraintOptions:
         return merge([flags] if file is None else [read_constraints(file), flags])
 
 
-constraints = handing(
-    "constraints", ConstraintOptions,
-    click.option("--pin", "pins", multiple=True, metavar="GLOB=DEVICE", help="Fix ops to devices."),
-    click.option("--forbid", multiple=True, metavar="GLOB=DEVICE", help="Keep ops off devices."),
-    click.option("--together", multiple=True, metavar="GLOB", help="Keep ops on one device."),
-    click.option("--constraints", metavar="FILE", help="The same in a TOML file."),
+model, named_model = handing_a("model", ModelOptions), handing_a("model", NamedModel)
+cluster = handing_a("cluster", ClusterOptions)
+search, method = handing_a("search", SearchOptions), handing_a("search", MethodOptions)
+trained = handing_a("trained", Trained)
+constraints = handing_a("constraints", ConstraintOptions)
+
+
+def alone(kind: type, name: str) -> Decorator:
+    """One option of a dataclass, for a verb that needs no other of it."""
+    (found,) = (f for f in fields(kind) if f.name == name)
+    return found.metadata["option"](name)
+
+
+dims, costs, seed = (
+    alone(ModelOptions, "dims"), alone(Trained, "costs"), alone(SearchOptions, "seed"),
+)  # fmt: skip
+objective = click.option(
+    "--objective", type=click.Choice(EVENT_OBJECTIVES), default="latency", show_default=True
+)
+place_objective = click.option(
+    "--objective", type=click.Choice(PLACE_OBJECTIVES), default="latency", show_default=True,
+    help="max_load: seconds per sample where devices meet in host memory and compute and "
+    "transfers do not overlap.",
 )  # fmt: skip
 
 
@@ -222,8 +226,8 @@ def outputs(**options: Callable[..., Decorator]) -> Decorator:
     def make(force: bool, **paths: str | None) -> Outputs:
         return Outputs({kinds[name]: p for name, p in paths.items() if p is not None}, force)
 
-    named = [options[kind](name) for name, kind in kinds.items()]
-    return handing("outputs", make, *named, _force, names=[*kinds, "force"])
+    named = {name: options[kind](name) for name, kind in kinds.items()}
+    return handing("outputs", make, named | {"force": _force})
 
 
 written = functools.partial(functools.partial, click.option)

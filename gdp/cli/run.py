@@ -1,8 +1,8 @@
 """The verbs of models and machines as they are: `gdp run`, `export`, `inspect` and `devices`."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -13,6 +13,17 @@ from gdp.terminal import printable_lines
 TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "jax")
 
 
+@dataclass(frozen=True)
+class Timing:
+    """How long `gdp run` measures."""
+
+    rounds: int = options.option("--rounds", type=int, default=5, help="Measuring rounds.")
+    measure_seconds: float = options.option(
+        "--measure-seconds", type=float, default=60.0,
+        help="Measuring takes at most about so long.",
+    )  # fmt: skip
+
+
 @click.command()
 @options.model
 @click.argument("placement", required=False)
@@ -21,18 +32,12 @@ TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "jax")
 @options.method
 @options.trained
 @options.constraints
-@options.handing(
-    "measuring", dict,
-    click.option("--rounds", type=int, default=5, show_default=True, help="Measuring rounds."),
-    click.option("--measure-seconds", type=float, default=60.0, show_default=True,
-                 help="Measuring takes at most about so long."),
-    names=["rounds", "measure_seconds"],
-)  # fmt: skip
+@options.handing_a("timing", Timing)
 @options.as_json
 def run(
     model: options.ModelOptions, placement: str | None, cluster: options.ClusterOptions,
     objective: str, search: options.MethodOptions, trained: options.Trained,
-    constraints: options.ConstraintOptions, measuring: dict[str, Any],
+    constraints: options.ConstraintOptions, timing: Timing,
 ) -> None:  # fmt: skip
     """Execute a placement for real: predicted beside measured, outputs checked.
 
@@ -42,6 +47,7 @@ def run(
     from gdp.cli.text import run_text
     from gdp.execute import run as run_model
     from gdp.placement import load_placement
+    from gdp.runtime.measure import Measuring
 
     first_run.prepare(search.method, objective)
     machine = cluster.load()
@@ -50,7 +56,8 @@ def run(
             model.spec, machine, None if placement is None else load_placement(placement),
             dims=model.dims, objective=objective, method=search.method, costs=trained.costs,
             checkpoint=trained.checkpoint, search=search.search(progress),
-            constraints=constraints.read(), **measuring,
+            constraints=constraints.read(),
+            measuring=Measuring(timing.rounds, timing.measure_seconds, search.seed),
         )  # fmt: skip
     show(report, lambda: run_text(report))
     if report["outputs_equal"] is False or not report.get("inner_equal", True):

@@ -1,6 +1,7 @@
 """Every verb answers; bad input is one line on stderr with exit code 2, infeasible is 1."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -134,12 +135,13 @@ def test_fine_tuning_and_reports_know_memory_limits_and_constraints(
     assert not (tmp_path / "out").exists()
     placement, page = str(tmp_path / "p.json"), tmp_path / "r.html"
     gdp("place", model, *CLUSTER, *QUICK, "-o", placement)
-    gdp(
-        "report", placement, "--model", model, *CLUSTER, "--max-memory", "0=3GiB,1=5GiB",
-        "-o", str(page),
-    )  # fmt: skip
-    assert "3.00 GiB" in page.read_text()
-    assert "5.00 GiB" in page.read_text()
+    for limits, is_full in (("0=1GiB", False), ("0=20KiB,1=20KiB", True)):
+        gdp(
+            "report", placement, "--model", model, *CLUSTER, "--max-memory", limits,
+            "-o", str(page),
+        )  # fmt: skip
+        shares = re.findall(r"KiB</td><td>(\d+)%", page.read_text())
+        assert any(int(share) > 0 for share in shares) == is_full
 
 
 BAD = [

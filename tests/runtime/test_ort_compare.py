@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gdp.cli.text import run_text
-from gdp.runtime.ort.compare import compare, judge
-from gdp.runtime.ort.repeatable import Repeatable, repeatable
+from gdp.runtime.compare import Repeatable, compare, judge
+from gdp.runtime.ort.repeatable import repeatable
 
 node = helper.make_node
 

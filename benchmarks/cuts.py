@@ -30,7 +30,7 @@ from gdp.runtime.ort.pipeline import Pipeline
 from gdp.runtime.ort.run import Prepared, prepare
 from gdp.runtime.ort.sessions import core_of_device
 from gdp.runtime.ort.source import Source, load_source, randomised
-from gdp.runtime.ort.stages import make_plan
+from gdp.runtime.ort.stages import cut_plan
 from gdp.runtime.prediction import Prediction
 from gdp.runtime.statistics import Estimate, estimate
 from gdp.sim.segments import segment_values, segments
@@ -72,7 +72,7 @@ def prepared(
     problem = make_problem(
         fused.graph, cluster, group_seconds(fused, costs(graph, cluster, apart)), "throughput"
     )
-    plan = make_plan(source.model, graph, Prediction(problem, where, fused.group_of), "throughput")
+    plan = cut_plan(source.model, graph, Prediction(problem, where, fused.group_of), "throughput")
     dispatch_s = np.array([d.dispatch_s for d in cluster.devices])[plan.piece_device]
     ready = prepare(source, graph, plan, core_of_device(cluster), 0)
     return ready, float(sum(plan.piece_s) - dispatch_s.sum())

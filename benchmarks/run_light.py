@@ -29,14 +29,14 @@ from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.methods.base import Search
-from gdp.runtime.measure import measure
-from gdp.runtime.ort.compare import reference_values
+from gdp.runtime.measure import Measuring, measure
 from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.pipeline import Pipeline, SideBySide, make_slot
+from gdp.runtime.ort.reference import reference_values
 from gdp.runtime.ort.run import run_onnx
 from gdp.runtime.ort.sessions import core_of_device
 from gdp.runtime.ort.source import load_source, randomised
-from gdp.runtime.ort.stages import make_plan, whole_stage
+from gdp.runtime.ort.stages import cut_plan, whole_stage
 from gdp.runtime.prediction import Prediction
 from gdp.runtime.report import RunReport, advice
 
@@ -107,7 +107,8 @@ def execute(
 ) -> RunReport:
     graph = load_onnx(spec(name))
     return run_onnx(
-        spec(name), graph, cluster, device, objective=objective, seconds=seconds,
+        spec(name), graph, cluster, device, objective=objective,
+        measuring=Measuring(seconds=seconds),
         predict=prediction(graph, cluster, device, objective, costs),
     )  # fmt: skip
 
@@ -144,7 +145,7 @@ def best_on_both_cores(
         share = np.bincount(device, graph.flop, cluster.num_devices) / graph.flop.sum()
         if share.min() >= 0.2:
             predict = prediction(graph, cluster, device, "latency", costs)
-            plan = make_plan(source.model, graph, predict, "latency")
+            plan = cut_plan(source.model, graph, predict, "latency")
             found.append((plan.latency_s, method, device))
     if not found:
         raise SystemExit("no method uses both cores")

@@ -49,7 +49,7 @@ from gdp.runtime.ort.pipeline import Pipeline, SideBySide
 from gdp.runtime.ort.run import prepare
 from gdp.runtime.ort.sessions import core_of_device
 from gdp.runtime.ort.source import Source, load_source, randomised
-from gdp.runtime.ort.stages import Plan, make_plan
+from gdp.runtime.ort.stages import CutPlan, cut_plan
 from gdp.runtime.prediction import Prediction
 from gdp.sim.segments import segment_values, segments
 
@@ -143,10 +143,10 @@ def prediction(
 def predicted(
     source: Source, graph: OpGraph, cluster: Cluster, device: Int[np.ndarray, "N"],
     costs: CostModel,
-) -> tuple[Plan, dict[str, Any]]:  # fmt: skip
+) -> tuple[CutPlan, dict[str, Any]]:  # fmt: skip
     """How a placement is cut, and what costs and the roofline say of it."""
     ours, plain = (
-        make_plan(source.model, graph, prediction(graph, cluster, device, c), "throughput")
+        cut_plan(source.model, graph, prediction(graph, cluster, device, c), "throughput")
         for c in (costs, roofline)
     )
     return ours, {
@@ -161,7 +161,7 @@ def predicted(
 
 
 def measure(
-    source: Source, graph: OpGraph, cluster: Cluster, plan: Plan, seconds: float
+    source: Source, graph: OpGraph, cluster: Cluster, plan: CutPlan, seconds: float
 ) -> dict[str, Any]:
     """One placement as `gdp run` measures it: every round, medians and intervals."""
     ready = prepare(source, graph, plan, core_of_device(cluster), 0)
@@ -200,7 +200,7 @@ class Reference:
                 device = np.full(graph.num_ops, d)
                 device[graph.is_io] = cluster.host
                 guess = prediction(graph, cluster, device, roofline)
-                plan = make_plan(source.model, graph, guess, "throughput")
+                plan = cut_plan(source.model, graph, guess, "throughput")
                 ready = prepare(source, graph, plan, core_of_device(cluster), 0)
                 pipeline = Pipeline(ready.stages, ready.slots[:1], ready.workers)
                 copies.append(self._stack.enter_context(pipeline))

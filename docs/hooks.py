@@ -11,16 +11,6 @@ TOP = Path(__file__).resolve().parent.parent
 PAGES = {"architecture.md": "ARCHITECTURE.md", "changelog.md": "CHANGELOG.md"}
 
 
-def on_startup(command: str, dirty: bool) -> None:
-    """Give the command line all of its verbs before its page is made."""
-    del command, dirty
-    from gdp.cli import costs, learn
-    from gdp.cli.main import cli
-
-    costs.register(cli)
-    learn.register(cli)
-
-
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages and schemas."""
     for page, source in PAGES.items():

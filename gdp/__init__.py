@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gdp.placement import load_placement as load_placement
     from gdp.placement import save_placement as save_placement
     from gdp.result import Result as Result
+    from gdp.runtime.measure import Measuring as Measuring
 
     __version__: str
 
@@ -47,6 +48,7 @@ _WHERE = {
     "GdpError": "gdp.errors",
     "InfeasibleError": "gdp.errors",
     "Link": "gdp.cluster.types",
+    "Measuring": "gdp.runtime.measure",
     "ModelError": "gdp.errors",
     "OpGraph": "gdp.graph.op_graph",
     "Pin": "gdp.constraints",

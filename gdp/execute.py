@@ -1,8 +1,9 @@
 """Running and exporting placements: what `gdp run` and `gdp export` call."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from gdp import api
 from gdp.cluster.types import Cluster
@@ -14,9 +15,21 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import PYTHON_PREFIX, is_onnx, load, python_model, source_files
 from gdp.placement import Placement, require
+from gdp.runtime.measure import Measuring
+from gdp.runtime.prediction import Prediction
 
 if TYPE_CHECKING:
     from gdp.importers.jax.model import JaxModel
+    from gdp.runtime.report import RunReport
+
+
+class Placing(TypedDict, total=False):
+    """What `gdp.api.place` takes beside the question."""
+
+    method: str
+    search: Search
+    checkpoint: str | Path | None
+    constraints: Constraints | None
 
 
 def run(
@@ -26,52 +39,64 @@ def run(
     *,
     dims: Sequence[str] = (),
     objective: str = "latency",
-    method: str = "auto",
     costs: CostModel | str | Path | None = None,
-    checkpoint: str | Path | None = None,
-    search: Search | None = None,
-    constraints: Constraints | None = None,
-    rounds: int = 5,
-    measure_seconds: float | None = None,
+    measuring: Measuring | None = None,
+    **placing: Unpack[Placing],
 ) -> dict[str, Any]:
-    """Execute a placement (made first where none is given): predicted beside measured times, the
-    baselines of the same run, and whether outputs equal the uncut model's. `measure_seconds` caps
-    what the timing takes; `gdp.runtime.measure.MEASURE_SECONDS` by default."""
-    from gdp.runtime.measure import MEASURE_SECONDS
-
-    cap_s = MEASURE_SECONDS if measure_seconds is None else measure_seconds
+    """Execute a placement (made first as `placing` says where none is given): predicted beside
+    measured times, the baselines of the same run, and whether outputs equal the uncut model's.
+    Without `measuring`, inputs are drawn with the seed of the search."""
+    if unknown := placing.keys() - Placing.__annotations__:
+        raise TypeError(f"run() got unexpected keywords: {', '.join(sorted(unknown))}")
     bound = api.with_dims(dims)
     graph = load(model, bound)
     if placement is None:
-        placement = api.place(
-            graph, cluster, objective=objective, method=method, costs=costs, search=search,
-            checkpoint=checkpoint, constraints=constraints,
-        ).placement  # fmt: skip
+        placement = api.place(graph, cluster, objective=objective, costs=costs, **placing).placement
     require(placement, graph, cluster)
     posed, device, _ = api.posed_placement(graph, placement, cluster, objective, costs=costs)
-    if is_onnx(model):
-        from gdp.runtime.ort.run import run_onnx
+    runner = next((execute for has, execute in RUNTIMES if has(model)), None)
+    if runner is None:
+        raise ModelError(
+            f"{model!r} holds a graph only; `gdp run` needs an ONNX file or a JAX function"
+        )
+    report = runner(
+        model, graph, cluster, placement.device, dims=bound, objective=objective,
+        measuring=measuring or Measuring(seed=placing.get("search", Search()).seed),
+        predict=Prediction(posed.problem, device, posed.group_of),
+    )  # fmt: skip
+    return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
 
-        report = run_onnx(
-            model, graph, cluster, placement.device,
-            dims=bound, objective=objective, rounds=rounds, seconds=cap_s,
-            seed=(search or Search()).seed,
-            predict=(posed.problem, device, posed.group_of),
-        )  # fmt: skip
-        return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
-    if model.startswith(PYTHON_PREFIX):
-        from gdp.runtime.jax.run import run_jax
 
-        report = run_jax(
-            _function(model), graph, cluster, placement.device,
-            objective=objective, rounds=rounds, seconds=cap_s,
-            seed=(search or Search()).seed,
-            predict=(posed.problem, device, posed.group_of),
-        )  # fmt: skip
-        return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
-    raise ModelError(
-        f"{model!r} holds a graph only; `gdp run` needs an ONNX file or a JAX function"
-    )
+def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
+    from gdp.runtime.ort.run import run_onnx
+
+    return run_onnx(*placed, **how)
+
+
+def _run_jax(model: str, *placed: Any, dims: Mapping[str, int], **how: Any) -> "RunReport":
+    from gdp.runtime.jax.run import run_jax
+
+    del dims
+    return run_jax(_function(model), *placed, **how)
+
+
+RUNTIMES: Sequence[tuple[Callable[[str], bool], Callable[..., "RunReport"]]] = (
+    (is_onnx, _run_onnx),
+    (lambda model: model.startswith(PYTHON_PREFIX), _run_jax),
+)
+"""Which models a runtime executes, and how: a function as `gdp.runtime.ort.run.run_onnx`."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an exporter writes, and where."""
+
+    model: str
+    graph: OpGraph
+    placement: Placement
+    output: Path
+    dims: Mapping[str, int]
+    permit: Permit
 
 
 def export(
@@ -97,7 +122,7 @@ def export(
     if target not in EXPORTERS:
         raise ValueError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
     permit = Permit(lambda: [*source_files(model), *sources], force)
-    return EXPORTERS[target](model, graph, placement, output, bound, permit)
+    return EXPORTERS[target](Exported(model, graph, placement, output, bound, permit))
 
 
 def _function(model: str) -> "JaxModel":
@@ -118,82 +143,46 @@ def _named(placement: Placement) -> Cluster:
     return make_cluster("placement", devices)
 
 
-def _onnxruntime(
-    model: str,
-    graph: OpGraph,
-    placement: Placement,
-    output: Path,
-    dims: Mapping[str, int],
-    permit: Permit,
-) -> list[Path]:
+def _onnxruntime(job: Exported) -> list[Path]:
     from gdp.exporters.onnxruntime import export_onnxruntime
     from gdp.runtime.ort.source import load_source
 
-    del dims
-    _require_onnx(model, "onnxruntime")
-    source = load_source(model)
-    return export_onnxruntime(source.model, source.folder, graph, placement, output, permit=permit)
+    _require_onnx(job.model, "onnxruntime")
+    source = load_source(job.model)
+    return export_onnxruntime(
+        source.model, source.folder, job.graph, job.placement, job.output, permit=job.permit
+    )
 
 
-def _onnx(
-    model: str,
-    graph: OpGraph,
-    placement: Placement,
-    output: Path,
-    dims: Mapping[str, int],
-    permit: Permit,
-) -> list[Path]:
+def _onnx(job: Exported) -> list[Path]:
     from gdp.exporters.onnx_devices import export_onnx_devices
     from gdp.importers.onnx.model import prepare
 
-    _require_onnx(model, "onnx")
-    return export_onnx_devices(prepare(model, dims), graph, placement, output, permit)
+    _require_onnx(job.model, "onnx")
+    model = prepare(job.model, job.dims)
+    return export_onnx_devices(model, job.graph, job.placement, job.output, job.permit)
 
 
-def _openvino(
-    model: str,
-    graph: OpGraph,
-    placement: Placement,
-    output: Path,
-    dims: Mapping[str, int],
-    permit: Permit,
-) -> list[Path]:
+def _openvino(job: Exported) -> list[Path]:
     from gdp.exporters.openvino import export_openvino
 
-    del dims
-    _require_onnx(model, "openvino")
-    return export_openvino(graph, placement, output, permit)
+    _require_onnx(job.model, "openvino")
+    return export_openvino(job.graph, job.placement, job.output, job.permit)
 
 
-def _accelerate(
-    model: str,
-    graph: OpGraph,
-    placement: Placement,
-    output: Path,
-    dims: Mapping[str, int],
-    permit: Permit,
-) -> list[Path]:
+def _accelerate(job: Exported) -> list[Path]:
     from gdp.exporters.accelerate import export_accelerate
 
-    del model, dims
-    return export_accelerate(graph, placement, output, permit)
+    return export_accelerate(job.graph, job.placement, job.output, job.permit)
 
 
-def _jax(
-    model: str,
-    graph: OpGraph,
-    placement: Placement,
-    output: Path,
-    dims: Mapping[str, int],
-    permit: Permit,
-) -> list[Path]:
+def _jax(job: Exported) -> list[Path]:
     from gdp.exporters.jax import export_jax
 
-    del graph, dims
-    if not model.startswith(PYTHON_PREFIX):
-        raise ModelError(f"target 'jax' needs a python:package.module:function, got {model!r}")
-    _function(model)
-    return export_jax(model, placement, output, permit)
+    if not job.model.startswith(PYTHON_PREFIX):
+        raise ModelError(f"target 'jax' needs a python:package.module:function, got {job.model!r}")
+    _function(job.model)
+    return export_jax(job.model, job.placement, job.output, job.permit)
 
 
 def _require_onnx(model: str, target: str) -> None:
@@ -201,8 +190,7 @@ def _require_onnx(model: str, target: str) -> None:
         raise ModelError(f"target {target!r} needs an ONNX model, got {model!r}")
 
 
-Exporter = Callable[[str, OpGraph, Placement, Path, Mapping[str, int], Permit], list[Path]]
-EXPORTERS: dict[str, Exporter] = {
+EXPORTERS: dict[str, Callable[[Exported], list[Path]]] = {
     "onnxruntime": _onnxruntime,
     "onnx": _onnx,
     "openvino": _openvino,

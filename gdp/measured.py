@@ -44,12 +44,12 @@ class MeasuredReward:
         """Seconds of a sample alone (median), or per sample of the full pipeline: measured as
         `gdp run` measures, in one round that ends after `seconds`."""
         from gdp.runtime.ort.run import prepare
-        from gdp.runtime.ort.stages import make_plan
+        from gdp.runtime.ort.stages import cut_plan
         from gdp.runtime.prediction import Prediction
 
         problem = self.posed.problem
         predict = Prediction(problem, assignment.device, self.posed.group_of)
-        plan = make_plan(self.source.model, self.graph, predict, problem.objective)
+        plan = cut_plan(self.source.model, self.graph, predict, problem.objective)
         ready = prepare(self.source, self.graph, plan, self.cores, self.seed)
         self.count += 1
         full = objective_of(problem).pipelined

@@ -12,8 +12,8 @@ import gdp
 
 PUBLIC = [
     "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "InfeasibleError", "Link",
-    "ModelError", "OpGraph", "Pin", "Placement", "PlacementError", "Result", "Search", "compare",
-    "export", "finetune", "load", "load_placement", "make_cluster", "place", "run",
+    "Measuring", "ModelError", "OpGraph", "Pin", "Placement", "PlacementError", "Result", "Search",
+    "compare", "export", "finetune", "load", "load_placement", "make_cluster", "place", "run",
     "save_placement", "simulate", "trace",
 ]  # fmt: skip
 

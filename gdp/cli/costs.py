@@ -1,97 +1,87 @@
 """The verbs that measure: `gdp profile` and `gdp calibrate`."""
 
 import json
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gdp.cli.targets import force_option, permit_of, require_files
+from gdp.cli import options
+from gdp.cli.show import show
 from gdp.errors import ClusterError
 
 if TYPE_CHECKING:
     from gdp.costs.profile import Overheads, Profile
 
 
-def register(cli: click.Group) -> None:
-    """Add the verbs to the command line."""
-    cli.add_command(profile)
-    cli.add_command(calibrate)
+@dataclass(frozen=True)
+class Rounds:
+    """How a model is measured."""
+
+    threads: int = options.option("--threads", type=int, default=1)
+    rounds: int = options.option("--rounds", type=int, default=5)
+    seconds: float = options.option("--seconds", type=float, default=2.0, help="Per model.")
+    seed: int = options.option("--seed", type=int, default=0, help="Of inputs and weights.")
 
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="MODEL...")
-@click.option("--dim", "dims", multiple=True, metavar="NAME=VALUE", help="Bind a dimension.")
+@options.dims
 @click.option("--device", default="cpu:0", show_default=True, help="cpu:CORE, or jax:DEVICE.")
-@click.option("--threads", type=int, default=1, show_default=True)
-@click.option("--rounds", type=int, default=5, show_default=True)
-@click.option("--seconds", type=float, default=2.0, show_default=True, help="Per model.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of inputs and weights.")
+@options.handing_a("measuring", Rounds)
 @click.option("--family", metavar="NAME", help="Of all these models; default: each its own.")
 @click.option("--no-overheads", is_flag=True, help="Leave session and hand-over costs out.")
 @click.option("--only-overheads", is_flag=True, help="Measure these costs, and no model.")
-@click.option("-o", "--output", required=True, metavar="PROFILE", help=".json or .json.gz")
-@force_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@options.outputs(profile=options.required(metavar="PROFILE", help=".json or .json.gz"))
+@options.as_json
 def profile(
-    models: tuple[str, ...], dims: tuple[str, ...], device: str, threads: int, rounds: int,
-    seconds: float, seed: int, family: str | None, no_overheads: bool, only_overheads: bool,
-    output: str, force: bool, as_json: bool,
+    models: tuple[str, ...], dims: tuple[str, ...], device: str, measuring: Rounds,
+    family: str | None, no_overheads: bool, only_overheads: bool, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Measure models kernel by kernel, at the level that `gdp run` executes.
 
     MODEL is what `gdp place` takes: ONNX models with --device cpu:CORE, and
     python:package.module:function with --device jax:cpu or jax:gpu.
     """
-    from msgspec.structs import asdict
+    from msgspec.structs import asdict as fields_of
 
     from gdp.api import with_dims
     from gdp.costs.profile import save_profile
 
     if bool(models) == only_overheads or (only_overheads and no_overheads):
         raise ValueError("name models to profile, or --only-overheads without a model")
-    require_files({"profile": output}, permit_of(*models, force=force))
+    outputs.require(*models)
     named = [(_stem(model), family or _stem(model), model) for model in models]
     kind, _, index = device.partition(":")
     if kind == "jax":
         from gdp.runtime.profile.jax import profile_functions
 
         functions = [(name, group, *_jax_function(model)) for name, group, model in named]
-        made = profile_functions(functions, index or "cpu", rounds=rounds, seconds=seconds)
+        made = profile_functions(
+            functions, index or "cpu", rounds=measuring.rounds, seconds=measuring.seconds
+        )
     elif kind == "cpu" and (index or "0").isdigit():
         from gdp.runtime.profile.ort import ProfileConfig, profile_models
 
-        config = ProfileConfig(
-            core=int(index or 0), threads=threads, rounds=rounds, seconds=seconds, seed=seed
-        )
+        config = ProfileConfig(core=int(index or 0), **asdict(measuring))
         made = profile_models(named, config, dims=with_dims(dims), overheads=not no_overheads)
     else:
         raise ClusterError(f"--device {device!r} must be cpu:CORE, jax:cpu or jax:gpu")
-    save_profile(made, output)
+    save_profile(made, outputs.paths["profile"])
     rows = [
         {"model": m.name, "latency_s": m.latency_s, "kernels": len(m.kernels),
          "kernel_s": m.kernel_s, "rounds": m.rounds, "runs": m.runs}
         for m in made.models
     ]  # fmt: skip
-    if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "profile": output,
-                    "statistic": made.statistic,
-                    "models": rows,
-                    "overheads": asdict(made.overheads),
-                }
-            )
-        )
-        return
-    for row in rows:
-        click.echo(
-            f"{row['model']:24} {row['latency_s'] * 1e3:10.3f} ms  "
-            f"{row['kernels']:5} kernels, {row['kernel_s'] * 1e3:.3f} ms"
-        )
-    click.echo(_overheads_text(made.overheads))
-    click.echo(f"statistic: {made.statistic}")
+    found = {"profile": outputs.paths["profile"], "statistic": made.statistic, "models": rows}
+    lines = [
+        f"{row['model']:24} {row['latency_s'] * 1e3:10.3f} ms  "
+        f"{row['kernels']:5} kernels, {row['kernel_s'] * 1e3:.3f} ms"
+        for row in rows
+    ]
+    lines += [_overheads_text(made.overheads), f"statistic: {made.statistic}"]
+    show(found | {"overheads": fields_of(made.overheads)}, lambda: "\n".join(lines))
 
 
 def _overheads_text(found: "Overheads") -> str:
@@ -124,42 +114,41 @@ def _stem(model: str) -> str:
 
 @click.command()
 @click.argument("profiles", nargs=-1, required=True, metavar="PROFILE...")
-@click.option("-o", "--output", required=True, metavar="COSTS", help="A folder.")
 @click.option("--hold-out", metavar="A,B", help="Families to test on; default: a fixed choice.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@options.seed
 @click.option("--steps", type=int, default=None, help="Of fitting.")
 @click.option("--base", metavar="COSTS",
               help="Keep this folder's fit; take only overheads from the profiles.")  # fmt: skip
-@click.option("--plot", metavar="P.png", help="Predicted against measured (extra: plots).")
-@force_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@options.outputs(
+    costs=options.required(metavar="COSTS", help="A folder."),
+    plot=options.written(
+        "--plot", metavar="P.png", help="Predicted against measured (extra: plots)."
+    ),
+)
+@options.as_json
 def calibrate(
-    profiles: tuple[str, ...], output: str, hold_out: str | None, seed: int, steps: int | None,
-    base: str | None, plot: str | None, force: bool, as_json: bool,
+    profiles: tuple[str, ...], outputs: options.Outputs, hold_out: str | None, seed: int,
+    steps: int | None, base: str | None,
 ) -> None:  # fmt: skip
     """Fit costs to profiles, and report the error on families of models held out.
 
     With --base nothing is fitted: what a session and a cut cost is all that changes.
     """
-    from dataclasses import replace
-
     from gdp.cluster.presets import device_names, device_preset
     from gdp.costs.calibrate import calibrate as fit_costs
     from gdp.costs.calibrate_text import report_text, write_plot
     from gdp.costs.cost_file import save_costs
     from gdp.costs.fit import FitConfig
     from gdp.costs.profile import load_profile, merge
-    from gdp.files.targets import require_folder
 
-    permit = permit_of(*profiles, force=force)
-    require_folder(output, "costs", permit)
-    require_files({"plot": plot}, permit)
+    outputs.require(*profiles, folder="costs")
+    output = outputs.paths["costs"]
     config = FitConfig(seed=seed)
     if steps is not None:
         config = replace(config, steps=steps)
     merged = merge([load_profile(path) for path in profiles])
     if base is not None:
-        click.echo(_recharged(base, merged, output, as_json))
+        _recharge(base, merged, output)
         return
     kind = merged.device.kind
     nearest = "cpu-core" if kind.startswith("cpu") else "a100"  # for the roofline beside it
@@ -169,13 +158,13 @@ def calibrate(
     )  # fmt: skip
     summary: dict[str, Any] = report.summary()
     save_costs(calibration, output, report=summary, recipe=_recipe(config, profiles), force=True)
-    if plot:
+    if plot := outputs.paths.get("plot"):
         write_plot(report, Path(plot))
-    click.echo(json.dumps(summary) if as_json else report_text(report))
+    show(summary, lambda: report_text(report))
 
 
-def _recharged(base: str, profile: "Profile", output: str, as_json: bool) -> str:
-    """Writes the costs of a folder with the overheads of a profile; returns what to print."""
+def _recharge(base: str, profile: "Profile", output: str) -> None:
+    """Write the costs of a folder with the overheads of a profile."""
     from gdp import checkpoint
     from gdp.costs.calibrate import recharge
     from gdp.costs.cost_file import load_costs, save_costs
@@ -186,15 +175,14 @@ def _recharged(base: str, profile: "Profile", output: str, as_json: bool) -> str
         calibration, output, report=checkpoint.read_meta(base)["report"],
         recipe=recipe.read_text() if recipe.exists() else "",
     )  # fmt: skip
-    found = {"costs": output, "segment_s": calibration.segment_s}
-    text = f"{output}: a segment costs {1e6 * (calibration.segment_s or 0.0):.1f} us"
-    return json.dumps(found) if as_json else text
+    show(
+        {"costs": output, "segment_s": calibration.segment_s},
+        lambda: f"{output}: a segment costs {1e6 * (calibration.segment_s or 0.0):.1f} us",
+    )
 
 
 def _recipe(config: Any, profiles: tuple[str, ...]) -> str:
     """What was run, as TOML."""
-    from dataclasses import asdict
-
     lines = [f"{key} = {value}" for key, value in asdict(config).items()]
     names = ", ".join(json.dumps(Path(p).name) for p in profiles)
     return "\n".join(["[fit]", *lines, "", "[data]", f"profiles = [{names}]", ""])

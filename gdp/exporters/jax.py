@@ -46,7 +46,8 @@ def main():
     import gdp
 
     cluster = gdp.Cluster.load(options.cluster) if options.cluster else named_cluster(names)
-    report = gdp.run(MODEL, cluster, gdp.load_placement(PLACEMENT), rounds=options.rounds)
+    measuring = gdp.Measuring(rounds=options.rounds)
+    report = gdp.run(MODEL, cluster, gdp.load_placement(PLACEMENT), measuring=measuring)
     if not options.cluster:
         report = {k: v for k, v in report.items() if not k.startswith("predicted")}
     print(json.dumps(report, indent=1))

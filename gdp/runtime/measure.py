@@ -29,6 +29,15 @@ MIN_BATCHES = 5  # of an interval; fewer rounds than that are split
 
 
 @dataclass(frozen=True)
+class Measuring:
+    """How a placement and its baselines are measured."""
+
+    rounds: int = 5
+    seconds: float = MEASURE_SECONDS  # what the timing takes at most; loading comes on top
+    seed: int = 0  # of inputs, and of weights that a model lacks
+
+
+@dataclass(frozen=True)
 class Quota:
     """When one round of a contender ends: after so many completions and seconds of the full
     pipeline, or when the cap is over."""

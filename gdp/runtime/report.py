@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gdp.runtime.measure import Measured
+from gdp.runtime.measure import Measured, Measuring
 from gdp.runtime.statistics import TOO_WIDE, Estimate
 
 PLACED, SINGLE, DEFAULT, REPLICAS = "placed", "single_device", "runtime_default", "replicas"
@@ -126,10 +126,11 @@ def measured_fields(
     predicted: tuple[float, float],
     placed: Row,
     baselines: Mapping[str, Row],
-    seconds: float,
+    measuring: Measuring,
 ) -> dict[str, Any]:
     """The fields of a report that the measured rows say; `predicted` are seconds of a sample alone,
     and of the period."""
+    seconds = measuring.seconds
     said = verdict(objective, {PLACED: placed} | dict(baselines))
     return {
         "objective": objective,
@@ -150,6 +151,8 @@ def measured_fields(
         "prefer": said.prefer,
         "warnings": tuple(warnings(objective, predicted, placed, baselines, seconds)),
         "measure_seconds": seconds,
+        "rounds": measuring.rounds,
+        "seed": measuring.seed,
     }
 
 

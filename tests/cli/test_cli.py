@@ -1,6 +1,7 @@
 """Every verb answers; bad input is one line on stderr with exit code 2, infeasible is 1."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,24 @@ def test_clashing_pins_exit_1_and_are_named(model: str) -> None:
     assert "'b'" in done.stderr
 
 
+def test_fine_tuning_and_reports_know_memory_limits_and_constraints(
+    model: str, tmp_path: Path
+) -> None:
+    tune = ("finetune", model, *CLUSTER, "-o", str(tmp_path / "out"))
+    done = gdp(*tune, "--pin", "b=core1", "--forbid", "b=core1", code=1)
+    assert "'b'" in done.stderr
+    assert not (tmp_path / "out").exists()
+    placement, page = str(tmp_path / "p.json"), tmp_path / "r.html"
+    gdp("place", model, *CLUSTER, *QUICK, "-o", placement)
+    for limits, is_full in (("0=1GiB", False), ("0=20KiB,1=20KiB", True)):
+        gdp(
+            "report", placement, "--model", model, *CLUSTER, "--max-memory", limits,
+            "-o", str(page),
+        )  # fmt: skip
+        shares = re.findall(r"KiB</td><td>(\d+)%", page.read_text())
+        assert any(int(share) > 0 for share in shares) == is_full
+
+
 BAD = [
     (("place", "none.onnx"), "no "),
     (("place", "none"), "no model 'none'"),
@@ -143,6 +162,9 @@ BAD = [
     (("place", "MODEL", "--costs", "none"), "none"),
     (("place", "MODEL", "--objective", "beauty"), "'beauty' is not one of"),
     (("simulate", "MODEL", "none.json"), "no placement file"),
+    (("finetune", "MODEL", "-o", "out", "--max-memory", "20GiB"), "0=20GiB"),
+    (("finetune", "MODEL", "-o", "out", "--pin", "zzz=core0"), "matches 'zzz'"),
+    (("finetune", "MODEL", "-o", "out", "--constraints", "none.toml"), "no constraints file"),
     (("place",), "Missing argument"),
     (("wheel",), "No such command"),
 ]

@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from gdp.cli.costs import register
+from gdp.cli.main import cli as gdp_cli
 from gdp.cluster.types import Cluster
 from gdp.costs.default import resolve_costs
 from gdp.costs.learned import LearnedCosts
@@ -18,9 +18,7 @@ from gdp.resources import data_path
 
 @pytest.fixture
 def cli() -> click.Group:
-    group = click.Group()
-    register(group)
-    return group
+    return gdp_cli
 
 
 QUICK = ["--rounds", "1", "--seconds", "0.01", "--no-overheads"]

@@ -16,7 +16,7 @@ REPOSITORY = str(Path(first_run.__file__).resolve().parents[2])
 KERNEL = """
 import sys
 import numba
-from gdp import first_run
+from gdp.cli import first_run
 
 class Helper:
     def poll(self): return None

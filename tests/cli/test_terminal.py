@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gdp.cli import costs, learn
 from gdp.cli.main import cli
 from gdp.cli.program import _fail
 from gdp.cli.text import table
@@ -16,8 +15,6 @@ from gdp.graph.file import load_graph, save_graph
 from gdp.graph.op_graph import make_graph
 from gdp.terminal import PrintableFormatter, printable
 
-costs.register(cli)
-learn.register(cli)
 # Clears the screen, sets the title, turns the direction of writing, overwrites the line, rings.
 EVIL = "\x1b[2J\x1b]0;owned\x07a\u202eb\rc\nd\u2028e\x9b31m"
 
@@ -36,7 +33,7 @@ def save(path: Path, *, evil: bool) -> str:
 
 def printed(*arguments: str) -> str:
     found = CliRunner().invoke(cli, arguments)
-    return found.output + ("" if found.exception is None else str(found.exception))
+    return found.stdout + ("" if found.exception is None else str(found.exception))
 
 
 def harmless(text: str) -> bool:

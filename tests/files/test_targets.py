@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper
 from test_cli import TOY, branches
 
-from gdp.cli import costs, learn
 from gdp.cli.main import cli
 from gdp.files import writing
 from gdp.files.folders import put_in_place, read_manifest
@@ -21,8 +20,6 @@ from gdp.files.targets import TargetError, new_contents
 from gdp.files.writing import write_atomic
 from gdp.graph.file import save_graph
 
-costs.register(cli)
-learn.register(cli)
 FOREIGN = "years of work"
 QUICK = ("--method", "single", "--evaluations", "1")
 CLUSTER = ("--cluster", "2xcpu-core")

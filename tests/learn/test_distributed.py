@@ -50,7 +50,7 @@ def free_port() -> int:
 
 
 def start(recipe: Path, out: Path, port: int, rank: int, size: int) -> subprocess.Popen:
-    command = [sys.executable, "-m", "pretrain.run", str(recipe), "-o", str(out)]
+    command = [sys.executable, "-m", "gdp", "pretrain", str(recipe), "-o", str(out)]
     if size > 1:
         command += ["--coordinator", f"127.0.0.1:{port}"]
         command += ["--processes", str(size), "--process-id", str(rank)]

@@ -48,6 +48,7 @@ import json, sys
 import jax, numpy as np
 from gdp.models import python_model
 from gdp.runtime.jax.run import run_jax
+from gdp.runtime.measure import Measuring
 from test_jax_runtime import MODELS, devices, scattered
 
 assert len(jax.devices()) == 2
@@ -56,7 +57,7 @@ for index, name in enumerate(MODELS):
     graph = model.trace().graph
     objective = ("latency", "throughput")[index % 2]
     report = run_jax(model, graph, devices(2), scattered(graph, index), objective=objective,
-                     rounds=2, seconds=0.1)
+                     measuring=Measuring(rounds=2, seconds=0.1))
     ops = int((~graph.is_io).sum())
     print(json.dumps({"name": name, "graph_ops": ops} | report.to_json()))
 """

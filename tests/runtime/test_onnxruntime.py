@@ -12,12 +12,13 @@ from gdp.cluster.types import Cluster, make_cluster
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
-from gdp.runtime.ort.compare import compare, merge_comparisons
+from gdp.runtime.compare import compare, merge_comparisons
+from gdp.runtime.measure import Measuring
 from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.run import check_outputs, prepare, run_onnx
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
-from gdp.runtime.ort.stages import make_plan
+from gdp.runtime.ort.stages import cut_plan
 from gdp.runtime.prediction import roofline_prediction
 
 CORES = sorted(usable_cores())
@@ -65,7 +66,7 @@ def test_a_branch_on_another_core_gives_the_same_outputs(objective: str, tmp_pat
     graph = load_onnx(path, {"batch": 16})
     report = run_onnx(
         path, graph, devices, right_elsewhere(graph, devices),
-        dims={"batch": 16}, objective=objective, rounds=2, seconds=0.2,
+        dims={"batch": 16}, objective=objective, measuring=Measuring(rounds=2, seconds=0.2),
     )  # fmt: skip
     assert report.outputs_equal
     assert report.max_abs_diff < 1e-4
@@ -117,7 +118,7 @@ def test_a_piece_that_computes_something_else_is_noticed(tmp_path: Path) -> None
     source = load_source(path, {"batch": 16})
     device = right_elsewhere(graph, devices)
     prediction = roofline_prediction(graph, devices, device, "throughput")
-    plan = make_plan(source.model, graph, prediction, "throughput")
+    plan = cut_plan(source.model, graph, prediction, "throughput")
     good = prepare(source, graph, plan, CORES[:2], 0)
     assert check_outputs(good).equal
     for piece in plan.cut.pieces:
@@ -134,10 +135,14 @@ def test_missing_weights_are_one_line(tmp_path: Path) -> None:
     path, dims = branches(tmp_path, external=True), {"batch": 2}
     graph = load_onnx(path, dims)
     device = np.zeros(graph.num_ops, int)
-    run_onnx(path, graph, cluster(1), device, dims=dims, rounds=1, seconds=0.02)
+    run_onnx(
+        path, graph, cluster(1), device, dims=dims, measuring=Measuring(rounds=1, seconds=0.02)
+    )
     (tmp_path / "w.bin").unlink()
     with pytest.raises(ModelError, match=r"branches.onnx: its weights are missing, no file") as e:
-        run_onnx(path, graph, cluster(1), device, dims=dims, rounds=1, seconds=0.02)
+        run_onnx(
+            path, graph, cluster(1), device, dims=dims, measuring=Measuring(rounds=1, seconds=0.02)
+        )
     assert "\n" not in str(e.value)
 
 
@@ -146,7 +151,7 @@ def test_one_device_is_one_segment_of_the_whole_model(tmp_path: Path) -> None:
     graph = load_onnx(path, {"batch": 2})
     report = run_onnx(
         path, graph, cluster(1), np.zeros(graph.num_ops, int),
-        dims={"batch": 2}, rounds=1, seconds=0.05,
+        dims={"batch": 2}, measuring=Measuring(rounds=1, seconds=0.05),
     )  # fmt: skip
     assert [s.ops for s in report.segments] == [6]
     assert report.max_abs_diff == 0.0
@@ -160,7 +165,7 @@ def test_a_light_model_in_two_halves_equals_the_whole() -> None:
     device = np.minimum(np.where(graph.is_io, 0, device), devices.num_devices - 1)
     report = run_onnx(
         "onnx:light_squeezenet", graph, devices, device,
-        objective="throughput", rounds=1, seconds=0.5,
+        objective="throughput", measuring=Measuring(rounds=1, seconds=0.5),
     )  # fmt: skip
     assert report.outputs_equal
     assert report.random_weights

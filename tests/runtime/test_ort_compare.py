@@ -9,8 +9,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gdp.cli.text import run_text
-from gdp.runtime.ort.compare import compare, judge
-from gdp.runtime.ort.repeatable import Repeatable, repeatable
+from gdp.runtime.compare import Repeatable, compare, judge
+from gdp.runtime.measure import Measuring
+from gdp.runtime.ort.repeatable import repeatable
+from gdp.runtime.report import Row, measured_fields
 
 node = helper.make_node
 
@@ -102,15 +104,11 @@ def test_quantisers_reach_what_reads_them() -> None:
 
 
 def report(**changed: Any) -> dict[str, Any]:
+    placed = Row(1.0, (0.9, 1.1), 1.0, (0.9, 1.1), completions=100, is_capped=False)
     return {
-        "model": "m", "cluster": "c", "objective": "latency", "predicted_latency_s": 1.0,
-        "measured_latency_s": 1.0, "predicted_throughput_per_s": 1.0,
-        "measured_throughput_per_s": 1.0, "baselines": {}, "max_abs_diff": 0.5,
-        "outputs_equal": True, "inner_equal": True, "worst_tensor": "q", "random_ops": (),
-        "latency_interval_s": (1.0, 1.0), "throughput_interval_per_s": (1.0, 1.0), "rounds": 5,
-        "measure_seconds": 60.0, "samples_in_flight": 1, "warnings": (), "fastest": "placed",
-        "runner_up": "single_device", "advantage": 0.1, "advantage_beyond_interval": 0.05,
-        "significant": True, "prefer": "placed",
+        **measured_fields("latency", (1.0, 1.0), placed, {}, Measuring()),
+        "model": "m", "cluster": "c", "max_abs_diff": 0.5, "outputs_equal": True,
+        "inner_equal": True, "worst_tensor": "q", "random_ops": (), "samples_in_flight": 1,
         **changed,
     }  # fmt: skip
 

@@ -13,12 +13,12 @@ from gdp.cluster.types import make_cluster
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
-from gdp.runtime.ort.compare import Verdict
+from gdp.runtime.compare import Verdict
 from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.run import check_outputs, prepare
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
-from gdp.runtime.ort.stages import make_plan
+from gdp.runtime.ort.stages import cut_plan
 from gdp.runtime.prediction import roofline_prediction
 
 FLOAT, INT64, BOOL, BFLOAT16 = (
@@ -48,7 +48,7 @@ def checked(path: Path, graph: OpGraph, device: np.ndarray) -> Verdict:
     cluster = make_cluster("two", [device_preset("cpu-core", f"core{i}") for i in range(2)])
     source = load_source(path)
     prediction = roofline_prediction(graph, cluster, device, "latency")
-    plan = make_plan(source.model, graph, prediction, "latency")
+    plan = cut_plan(source.model, graph, prediction, "latency")
     assert not device.any() or len(plan.cut.pieces) > 1 or len(set(device[~graph.is_io])) == 1
     return check_outputs(prepare(source, graph, plan, [CORES[0], CORES[-1]], 0))
 

@@ -5,6 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from gdp.cli.text import run_text
+from gdp.runtime.measure import Measuring
 from gdp.runtime.report import PLACED, Row, advice, measured_fields, verdict
 
 
@@ -15,7 +16,7 @@ def row(rate: float, half: float, latency_s: float = 0.1, *, is_capped: bool = F
 
 
 def fields(placed: Row, baselines: dict[str, Row], objective: str = "throughput") -> dict:
-    return measured_fields(objective, (0.1, 0.05), placed, baselines, 60.0)  # type: ignore[arg-type]
+    return measured_fields(objective, (0.1, 0.05), placed, baselines, Measuring())  # type: ignore[arg-type]
 
 
 def test_the_fastest_is_told_beyond_the_intervals() -> None:

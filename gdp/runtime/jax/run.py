@@ -1,7 +1,6 @@
 """Executes a placement of a JAX function, and measures it beside its baselines."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,14 @@ from gdp.cluster.types import Cluster
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.model import JaxModel, Recorded
+from gdp.runtime.compare import Comparison, compare
 from gdp.runtime.cycle import Cycle, cyclic_schedule
 from gdp.runtime.jax.devices import jax_devices
 from gdp.runtime.jax.measure import Issued, piece_seconds
 from gdp.runtime.jax.program import CutProgram, Layout
 from gdp.runtime.jax.values import argument_values, as_numpy, tolerance
-from gdp.runtime.measure import MEASURE_SECONDS, measure
-from gdp.runtime.ort.compare import Comparison, compare
+from gdp.runtime.measure import Measuring, measure
+from gdp.runtime.plan import Plan, make_plan
 from gdp.runtime.prediction import Prediction, roofline_prediction
 from gdp.runtime.report import (
     DEFAULT,
@@ -34,18 +34,6 @@ ONE = "one sample"
 """Ends the name of a contender whose samples run one at a time."""
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """A placement as segments in the order in which they run. Axes: N ops, S segments."""
-
-    segment: Int[np.ndarray, "N"]
-    segment_device: Int[np.ndarray, "S"]
-    order: tuple[int, ...]
-    segment_s: tuple[float, ...]  # predicted, dispatch included
-    latency_s: float
-    period_s: float
-
-
 def run_jax(
     model: JaxModel,
     graph: OpGraph,
@@ -53,25 +41,21 @@ def run_jax(
     device: Int[np.ndarray, "N"],
     *,
     objective: str = "latency",
-    rounds: int = 5,
-    seed: int = 0,
-    seconds: float = MEASURE_SECONDS,
-    predict: tuple[Any, ...] | None = None,
+    measuring: Measuring = Measuring(),  # noqa: B008  # frozen
+    predict: Prediction | None = None,
 ) -> RunReport:
     """Execute a placement: one jitted function per segment, transfers by `jax.device_put`.
 
-    `graph` must be the model's. `predict` is what to predict with, a `Prediction`; without it,
-    roofline costs of the fused ops. Arguments that are shapes get seeded values. Training steps
-    start from the same parameters each time. `seconds` caps what the timing takes; compiling comes
-    on top. Raises `ClusterError` where JAX has fewer devices than the cluster, `MeasurementError`
-    when a measured rate is impossible.
+    `graph` must be the model's. Without `predict`, predictions are of roofline costs of the fused
+    ops. Arguments that are shapes get seeded values. Training steps start from the same parameters
+    each time. Raises `ClusterError` where JAX has fewer devices than the cluster, and
+    `MeasurementError` when a measured rate is impossible.
     """
     devices = jax_devices(cluster)
     recorded = _recorded(model, graph)
-    arguments = argument_values(model, seed)
-    if predict is None:
-        predict = roofline_prediction(graph, cluster, device, objective)
-    plan = make_plan(Prediction._make(predict), objective)
+    arguments = argument_values(model, measuring.seed)
+    predict = predict or roofline_prediction(graph, cluster, device, objective)
+    plan = make_plan(predict, objective)
     layout = Layout(plan.segment, plan.segment_device, plan.order, devices, cluster.host)
     program = CutProgram(recorded, layout, arguments)
     whole = Uncut(model, recorded, arguments, devices[cluster.host])
@@ -81,7 +65,7 @@ def run_jax(
     contenders = {PLACED: Issued((program.issue,), cycle.in_flight)} | singles
     contenders |= whole.defaults(devices, trains=model.trains)
     alone = {f"{name}, {ONE}": Issued(c.issues[:1], 1) for name, c in contenders.items()}
-    times = measure(contenders | alone, rounds=rounds, seconds=seconds)
+    times = measure(contenders | alone, rounds=measuring.rounds, seconds=measuring.seconds)
     rows = {name: row(times[f"{name}, {ONE}"], times[name]) for name in contenders}
     best = min(singles, key=lambda name: rows[name].latency_s, default="")
     baselines = {DEFAULT: DEFAULT, REPLICAS: REPLICAS} | ({SINGLE: best} if best else {})
@@ -94,7 +78,7 @@ def run_jax(
             (plan.latency_s, plan.period_s),
             rows[PLACED],
             {k: rows[n] for k, n in baselines.items() if n in rows},
-            seconds,
+            measuring,
         ),
         model=graph.name,
         outputs_equal=comparison.max_relative_diff <= tolerance(graph, devices),
@@ -102,43 +86,12 @@ def run_jax(
         max_relative_diff=comparison.max_relative_diff,
         compared_tensors=comparison.tensors,
         random_weights=_has_shapes(model),
-        segments=_segments(program, plan, cluster, rounds),
+        segments=_segments(program, plan, cluster, measuring.rounds),
         samples_in_flight=cycle.in_flight,
         cores=tuple(int(d.id) for d in devices),
         pinned=False,
         note="; ".join(notes),
-        rounds=rounds,
-        seed=seed,
         versions=_versions(),
-    )
-
-
-def make_plan(prediction: Prediction, objective: str) -> Plan:
-    """Segments for an objective, as the simulator runs them: few for throughput, those that let
-    other devices start early for latency."""
-    from gdp.sim.latency import simulate
-    from gdp.sim.objectives import find_objective
-    from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
-    from gdp.sim.throughput import periods
-
-    problem, device, group_of = prediction
-    if not find_objective(objective).pipelined:
-        segment = latency_segments(problem, device)
-    else:
-        segment = segments(problem.graph, device)
-    where = segment_values(device, segment)
-    cut = segment_problem(problem, segment)
-    schedule = simulate(cut, where, None)
-    dispatch_s = np.array([d.dispatch_s for d in cut.cluster.devices])
-    seconds = cut.compute_s[np.arange(len(where)), where] + dispatch_s[where]
-    return Plan(
-        segment=segment[group_of],
-        segment_device=where,
-        # Ids are topological, so they decide between segments that start together.
-        order=tuple(np.lexsort((np.arange(len(where)), schedule.start_s)).tolist()),
-        segment_s=tuple(seconds.tolist()),
-        latency_s=schedule.latency_s,
-        period_s=float(periods(cut, where[None])[0][0]),
     )
 
 

@@ -5,11 +5,11 @@ scale, and whatever is computed from it may be off by as much; a random operator
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 
+from gdp.runtime.compare import Repeatable
 from gdp.runtime.ort.inputs import bodies
 
 _RANDOM = {
@@ -18,16 +18,6 @@ _RANDOM = {
 }  # fmt: skip
 # Random in training mode, by the input that says so.
 _TRAINING = {"Dropout": 2, "BiasDropout": 4, "BitmaskDropout": 2, "BitmaskBiasDropout": 4}
-
-
-@dataclass(frozen=True)
-class Repeatable:
-    """By name of a value of the main graph."""
-
-    random_ops: tuple[str, ...] = ()  # "RandomNormal 'noise'"
-    random: frozenset[str] = frozenset()  # drawn, or computed from what was drawn
-    # Behind a quantiser; how far a rounding step moves the value, 0 where only its type tells.
-    step: Mapping[str, float] = field(default_factory=dict)
 
 
 def repeatable(model: onnx.ModelProto) -> Repeatable:

@@ -11,15 +11,16 @@ from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
+from gdp.runtime.compare import Repeatable, Verdict, judge
 from gdp.runtime.cycle import Cycle
-from gdp.runtime.measure import MEASURE_SECONDS, Measured, measure
-from gdp.runtime.ort.compare import Verdict, judge, reference_values
+from gdp.runtime.measure import Measured, Measuring, measure
 from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.pipeline import Pipeline, SideBySide, Slot, Stage, make_slot
-from gdp.runtime.ort.repeatable import Repeatable, repeatable
+from gdp.runtime.ort.reference import reference_values
+from gdp.runtime.ort.repeatable import repeatable
 from gdp.runtime.ort.sessions import can_pin, core_of_device, versions
 from gdp.runtime.ort.source import Source, load_source, randomised
-from gdp.runtime.ort.stages import Plan, make_plan, make_stages, plan_cycle, whole_stage
+from gdp.runtime.ort.stages import CutPlan, cut_plan, make_stages, plan_cycle, whole_stage
 from gdp.runtime.ort.values import to_array
 from gdp.runtime.prediction import Prediction, roofline_prediction
 from gdp.runtime.report import (
@@ -39,7 +40,7 @@ ONE, FULL = "the placement, one sample at a time", "the placement"
 class Prepared:
     """A placement ready to run: its pieces as sessions, and a slot for every sample in flight."""
 
-    plan: Plan
+    plan: CutPlan
     stages: list[Stage]
     workers: list[tuple[int, ...]]  # cores of each
     slots: list[Slot]
@@ -64,28 +65,24 @@ def run_onnx(
     *,
     dims: Mapping[str, int] | None = None,
     objective: str = "latency",
-    seed: int = 0,
-    rounds: int = 5,
-    seconds: float = MEASURE_SECONDS,
-    predict: tuple[Any, ...] | None = None,
+    measuring: Measuring = Measuring(),  # noqa: B008  # frozen
+    predict: Prediction | None = None,
 ) -> RunReport:
     """Execute a placement: one session per segment, one pinned thread per device that is a core.
 
-    `graph` must be imported from `path`, with its symbolic dimensions bound. `predict` is what to
-    predict with, a `Prediction`; without it, roofline costs of the fused ops. `seconds` caps what
-    the timing takes; loading comes on top. A model without weights of its own gets seeded random
-    ones. Raises `ClusterError` for devices that are no cores, `ModelError` when weights are
-    missing, `MeasurementError` when a measured rate is impossible.
+    `graph` must be imported from `path`, with its symbolic dimensions bound. Without `predict`,
+    predictions are of roofline costs of the fused ops. A model without weights of its own gets
+    seeded random ones. Raises `ClusterError` for devices that are no cores, `ModelError` when
+    weights are missing, `MeasurementError` when a measured rate is impossible.
     """
     cores = core_of_device(cluster)
-    source = randomised(load_source(path, dims), seed)
-    if predict is None:
-        predict = roofline_prediction(graph, cluster, device, objective)
-    plan = make_plan(source.model, graph, Prediction._make(predict), objective)
-    ready = prepare(source, graph, plan, cores, seed)
+    source = randomised(load_source(path, dims), measuring.seed)
+    predict = predict or roofline_prediction(graph, cluster, device, objective)
+    plan = cut_plan(source.model, graph, predict, objective)
+    ready = prepare(source, graph, plan, cores, measuring.seed)
     comparison = check_outputs(ready)
     with _contenders(source, ready, cores, cores[cluster.host]) as contenders:
-        times = measure(contenders, rounds=rounds, seconds=seconds)
+        times = measure(contenders, rounds=measuring.rounds, seconds=measuring.seconds)
     baselines = {name: row(times[name]) for name in (SINGLE, DEFAULT, REPLICAS)}
     return RunReport(
         **measured_fields(
@@ -93,7 +90,7 @@ def run_onnx(
             (plan.latency_s, plan.period_s),
             row(times[ONE], times[FULL]),
             baselines,
-            seconds,
+            measuring,
         ),
         model=graph.name,
         outputs_equal=comparison.outputs_equal,
@@ -109,14 +106,12 @@ def run_onnx(
         cores=cores,
         pinned=can_pin(),
         note="" if can_pin() else "this platform has no core affinity: threads ran unpinned",
-        rounds=rounds,
-        seed=seed,
         versions=versions(),
     )
 
 
 def prepare(
-    source: Source, graph: OpGraph, plan: Plan, cores: Sequence[int], seed: int
+    source: Source, graph: OpGraph, plan: CutPlan, cores: Sequence[int], seed: int
 ) -> Prepared:
     """Sessions for the pieces of a plan, and slots with seeded inputs, each sample another one."""
     cycle = plan_cycle(plan)

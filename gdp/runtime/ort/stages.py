@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
-from jaxtyping import Int
 
 from gdp.exporters.ort_cut import Cut, cut_model
 from gdp.graph.op_graph import OpGraph
@@ -14,62 +12,37 @@ from gdp.runtime.cycle import Cycle, cyclic_schedule
 from gdp.runtime.ort.pipeline import Stage
 from gdp.runtime.ort.sessions import make_session, pinned
 from gdp.runtime.ort.source import Source
+from gdp.runtime.plan import Plan, make_plan
 from gdp.runtime.prediction import Prediction
-from gdp.sim.objectives import find_objective
-from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """A placement as pieces, with what the simulator says of them. Axes: N ops, S segments."""
+class CutPlan(Plan):
+    """A plan with the model cut as it says; a segment may be several pieces."""
 
     cut: Cut
-    segment: Int[np.ndarray, "N"]
-    segment_device: Int[np.ndarray, "S"]  # index into the cluster's devices
-    piece_s: tuple[float, ...]  # predicted seconds of each piece, dispatch included
-    latency_s: float
-    period_s: float
 
     @property
     def piece_device(self) -> list[int]:
         """The device of each piece."""
         return [int(self.segment_device[piece.segment]) for piece in self.cut.pieces]
 
+    @property
+    def piece_s(self) -> list[float]:
+        """Predicted seconds of each piece, dispatch included."""
+        return [self.segment_s[piece.segment] for piece in self.cut.pieces]
 
-def make_plan(
+
+def cut_plan(
     model: onnx.ModelProto, graph: OpGraph, prediction: Prediction, objective: str
-) -> Plan:
-    """The model cut for an objective: few segments for throughput, those that let other devices
-    start early for latency."""
-    from gdp.sim.latency import simulate
-    from gdp.sim.throughput import periods
-
-    problem, device, group_of = prediction
-    if not find_objective(objective).pipelined:
-        fused_segment = latency_segments(problem, device)
-    else:
-        fused_segment = segments(problem.graph, device)
-    segment = fused_segment[group_of]
-    segment_device = segment_values(device, fused_segment)
-    cut = segment_problem(problem, fused_segment)
-    dispatch_s = np.array([d.dispatch_s for d in cut.cluster.devices])
-    pieces = cut_model(model, graph, segment)
-    return Plan(
-        cut=pieces,
-        segment=segment,
-        segment_device=segment_device,
-        piece_s=tuple(
-            float(cut.compute_s[p.segment, d] + dispatch_s[d])
-            for p in pieces.pieces
-            for d in [segment_device[p.segment]]
-        ),
-        latency_s=simulate(cut, segment_device, None).latency_s,
-        period_s=float(periods(cut, segment_device[None])[0][0]),
-    )
+) -> CutPlan:
+    """The model cut for an objective."""
+    plan = make_plan(prediction, objective)
+    return CutPlan(**vars(plan), cut=cut_model(model, graph, plan.segment))
 
 
 def make_stages(
-    plan: Plan, source: Source, cores: Sequence[int]
+    plan: CutPlan, source: Source, cores: Sequence[int]
 ) -> tuple[list[Stage], list[tuple[int, ...]]]:
     """A stage with its session for every piece, and the cores of the workers that run them."""
     used = sorted(set(plan.piece_device))
@@ -93,7 +66,7 @@ def make_stages(
     return stages, [(cores[device],) for device in used]
 
 
-def plan_cycle(plan: Plan) -> Cycle:
+def plan_cycle(plan: CutPlan) -> Cycle:
     """When the pieces of several samples are due, by their predicted seconds."""
     maker = plan.cut.maker()
     sources = [sorted({maker[n] for n in piece.inputs if n in maker}) for piece in plan.cut.pieces]

@@ -1,18 +1,10 @@
-"""Runs the uncut model for reference, and compares what the pieces computed with it."""
+"""Compares what the pieces of a cut model computed with what the uncut one did."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
-import onnx
-
-from gdp.errors import ModelError
-from gdp.runtime.ort.repeatable import Repeatable
-from gdp.runtime.ort.sessions import make_session
-from gdp.runtime.ort.source import Source
-from gdp.runtime.ort.values import from_array
 
 RELATIVE_TOLERANCE = 1e-4
 """Of the largest magnitude in a tensor: other fusions add up in another order. Types of fewer
@@ -21,6 +13,16 @@ QUANTISED_TOLERANCE = 1 / 128
 """Of the largest magnitude, for what is computed from quantised values: one step of 8 bits."""
 
 Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Repeatable:
+    """What can be expected to come out alike, by name of a value of the model."""
+
+    random_ops: tuple[str, ...] = ()  # "RandomNormal 'noise'"
+    random: frozenset[str] = frozenset()  # drawn, or computed from what was drawn
+    # Behind a quantiser; how far a rounding step moves the value, 0 where only its type tells.
+    step: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,36 +43,6 @@ class Verdict(Comparison):
     outputs_equal: bool | None  # None: every output is random
     inner_equal: bool  # the tensors between pieces
     random_ops: tuple[str, ...]  # what they reach cannot be compared
-
-
-def reference_values(
-    source: Source, names: Sequence[str], feeds: Sequence[Arrays]
-) -> list[dict[str, Any]]:
-    """Of each feed, the named tensors of the uncut model as OrtValues.
-
-    Raises `ModelError` when the model cannot run on the feeds.
-    """
-    model = onnx.ModelProto()
-    model.CopyFrom(source.model)
-    outputs = {value.name for value in model.graph.output}
-    model.graph.output.extend(
-        onnx.ValueInfoProto(name=name) for name in names if name not in outputs
-    )
-    session = make_session(model, source)
-    wanted = {value.name for value in session.get_inputs()}
-    found = []
-    for feed in feeds:
-        values = {name: from_array(array) for name, array in feed.items() if name in wanted}
-        try:
-            made = session.run_with_ort_values(list(names), values)
-        except Exception as error:  # onnxruntime raises classes of its own, most undocumented
-            reason = " ".join(str(error).split())
-            raise ModelError(
-                f"model {source.model.graph.name!r} does not run, uncut, on inputs that are made "
-                f"up (integers 0 and 1, normal floats): {reason}"
-            ) from None
-        found.append(dict(zip(names, made, strict=True)))
-    return found
 
 
 def judge(
@@ -101,7 +73,7 @@ def judge(
 def compare(
     expected: Arrays,
     found: Arrays,
-    known: Repeatable = Repeatable(),  # noqa: B008  # frozen, and empty
+    known: Repeatable = Repeatable(),  # frozen, and empty
     *,
     is_output: bool = True,
 ) -> Comparison:

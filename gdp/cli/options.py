@@ -1,0 +1,243 @@
+"""Options that several verbs share: each decorator hands the verb one object."""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gdp.cli.show import AS_JSON
+from gdp.files.targets import Permit, TargetError, require_file, require_folder
+from gdp.files.writing import is_stream
+
+if TYPE_CHECKING:
+    from gdp.cluster.types import Cluster
+    from gdp.constraints import Constraints
+    from gdp.graph.op_graph import OpGraph
+    from gdp.methods.base import Search
+
+EVENT_OBJECTIVES = ("latency", "throughput")
+PLACE_OBJECTIVES = (*EVENT_OBJECTIVES, "max_load")
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def handing(argument: str, make: Callable[..., Any], options: Mapping[str, Decorator]) -> Decorator:
+    """Hands a verb one `argument`, made from the parameters of these options, by name."""
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def called(**values: Any) -> None:
+            made = make(**{name: values.pop(name) for name in options})
+            verb(**values, **{argument: made})
+
+        return functools.reduce(lambda f, option: option(f), list(options.values())[::-1], called)
+
+    return decorate
+
+
+def handing_a(argument: str, kind: type) -> Decorator:
+    """Hands a verb a dataclass, every field of which is an `option`."""
+    return handing(argument, kind, {f.name: f.metadata["option"](f.name) for f in fields(kind)})
+
+
+def option(*flags: str, make: Callable[..., Any] = click.option, **settings: Any) -> Any:
+    """A field of a dataclass that is a parameter of the command line."""
+    if settings.get("default") not in (None, ""):
+        settings["show_default"] = True
+    return field(metadata={"option": functools.partial(make, *flags, **settings)})
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A model, and what its symbolic dimensions are bound to."""
+
+    spec: str = option(make=click.argument, metavar="MODEL")
+    dims: tuple[str, ...] = option(
+        "--dim", multiple=True, metavar="NAME=VALUE", help="Bind a dimension."
+    )
+
+    def load(self) -> "OpGraph":
+        from gdp.api import with_dims
+        from gdp.models import load
+
+        return load(self.spec, with_dims(self.dims))
+
+
+@dataclass(frozen=True)
+class NamedModel(ModelOptions):
+    """The same where a placement is the argument."""
+
+    spec: str = option("--model", required=True, metavar="MODEL")
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """A machine, and what of its memory may be used."""
+
+    cluster: str | None = option(
+        "--cluster", metavar="CLUSTER", help="TOML file or preset; default: this machine."
+    )
+    max_memory: str | None = option(
+        "--max-memory", metavar="0=20GiB,cpu=30GiB", help="Memory limits by device."
+    )
+
+    def load(self) -> "Cluster":
+        from gdp.cluster.file import parse_max_memory, with_max_memory
+        from gdp.cluster.types import Cluster
+
+        found = Cluster.local() if self.cluster is None else Cluster.load(self.cluster)
+        limits = self.max_memory
+        return found if limits is None else with_max_memory(found, parse_max_memory(limits))
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """A search budget."""
+
+    seconds: float = option("--seconds", type=float, default=5.0, help="Search budget.")
+    evaluations: int | None = option(
+        "--evaluations", type=int, help="Budget in simulated placements."
+    )
+    seed: int = option("--seed", type=int, default=0)
+
+    def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
+        from gdp.methods.base import Search
+
+        return Search(self.seed, self.seconds, self.evaluations, progress=progress)
+
+
+@dataclass(frozen=True)
+class MethodOptions(SearchOptions):
+    """A method with its budget."""
+
+    method: str = option("--method", default="auto", help="See `gdp compare`.")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Files of what was learned; None means the shipped ones."""
+
+    checkpoint: str | None = option(
+        "--checkpoint", metavar="CK", help="Policy checkpoint; default: the shipped one."
+    )
+    costs: str | None = option(
+        "--costs", metavar="FILE", help="Cost model; default: the shipped one."
+    )
+
+
+@dataclass(frozen=True)
+class ConstraintOptions:
+    """What the user demands of a placement."""
+
+    pins: tuple[str, ...] = option(
+        "--pin", multiple=True, metavar="GLOB=DEVICE", help="Fix ops to devices."
+    )
+    forbid: tuple[str, ...] = option(
+        "--forbid", multiple=True, metavar="GLOB=DEVICE", help="Keep ops off devices."
+    )
+    together: tuple[str, ...] = option(
+        "--together", multiple=True, metavar="GLOB", help="Keep ops on one device."
+    )
+    constraints: str | None = option(
+        "--constraints", metavar="FILE", help="The same in a TOML file."
+    )
+
+    def read(self) -> "Constraints":
+        from gdp.constraints import Constraints, merge, parse_pin, read_constraints
+
+        flags = Constraints(
+            tuple(map(parse_pin, self.pins)), tuple(map(parse_pin, self.forbid)), self.together
+        )
+        file = self.constraints
+        return merge([flags] if file is None else [read_constraints(file), flags])
+
+
+model, named_model = handing_a("model", ModelOptions), handing_a("model", NamedModel)
+cluster = handing_a("cluster", ClusterOptions)
+search, method = handing_a("search", SearchOptions), handing_a("search", MethodOptions)
+trained = handing_a("trained", Trained)
+constraints = handing_a("constraints", ConstraintOptions)
+
+
+def alone(kind: type, name: str) -> Decorator:
+    """One option of a dataclass, for a verb that needs no other of it."""
+    (found,) = (f for f in fields(kind) if f.name == name)
+    return found.metadata["option"](name)
+
+
+dims, costs, seed = (
+    alone(ModelOptions, "dims"), alone(Trained, "costs"), alone(SearchOptions, "seed"),
+)  # fmt: skip
+objective = click.option(
+    "--objective", type=click.Choice(EVENT_OBJECTIVES), default="latency", show_default=True
+)
+place_objective = click.option(
+    "--objective", type=click.Choice(PLACE_OBJECTIVES), default="latency", show_default=True,
+    help="max_load: seconds per sample where devices meet in host memory and compute and "
+    "transfers do not overlap.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a verb writes: paths by kind, of those that are asked for."""
+
+    paths: Mapping[str, str]
+    force: bool
+
+    def require(self, *read: str | os.PathLike[str] | None, folder: str | None = None) -> Permit:
+        """Asks before the work: `TargetError` where the folder of this kind, or a file, may not be
+        written. `read` are the models and files that the verb reads, which it writes over never.
+        """
+        permit = permit_of(*read, force=self.force)
+        if folder is not None:
+            require_folder(self.paths[folder], folder, permit)
+        taken: dict[str, str] = {}
+        for kind, path in self.paths.items():
+            if kind == folder:
+                continue
+            require_file(path, kind, permit)
+            place = os.path.realpath(path)
+            if place in taken and not is_stream(path):
+                raise TargetError(f"{path!r} is given for the {taken[place]} and for the {kind}")
+            taken[place] = kind
+        return permit
+
+
+def permit_of(*read: str | os.PathLike[str] | None, force: bool) -> Permit:
+    """What a verb that reads these models and files may write over."""
+
+    def sources() -> list[Path]:
+        from gdp.models import source_files
+
+        given = [os.fspath(spec) for spec in read if spec is not None]
+        return [path for spec in given for path in (Path(spec), *source_files(spec))]
+
+    return Permit(sources, force)
+
+
+def outputs(**options: Callable[..., Decorator]) -> Decorator:
+    """Options that name what to write, by kind, and `--force`; hands the verb `outputs`."""
+    kinds = {f"write_{kind}": kind for kind in options}
+
+    def make(force: bool, **paths: str | None) -> Outputs:
+        return Outputs({kinds[name]: p for name, p in paths.items() if p is not None}, force)
+
+    named = {name: options[kind](name) for name, kind in kinds.items()}
+    return handing("outputs", make, named | {"force": _force})
+
+
+written = functools.partial(functools.partial, click.option)
+"""An option of `outputs`, whose name is still to come."""
+required = functools.partial(written, "-o", "--output", required=True)
+trace = written("--trace", metavar="T.json", help="Write a Chrome/Perfetto trace of the schedule.")
+_force = click.option(
+    "--force", is_flag=True, help="Write over, or among, files that gdp did not write."
+)
+as_json = click.option(
+    "--json", is_flag=True, expose_value=False, help="Print one JSON object on stdout.",
+    callback=lambda context, _, value: context.meta.update({AS_JSON: value}),
+)  # fmt: skip

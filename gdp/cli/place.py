@@ -1,0 +1,167 @@
+"""The verbs that place and judge: `gdp place`, `compare`, `simulate` and `report`."""
+
+import sys
+from typing import Any
+
+import click
+
+from gdp.cli import options
+from gdp.cli.show import progress_bar, show
+from gdp.errors import InfeasibleError
+from gdp.terminal import printable
+
+
+@click.command()
+@options.model
+@options.cluster
+@options.place_objective
+@options.method
+@options.trained
+@options.constraints
+@options.outputs(
+    placement=options.written("-o", "--output", metavar="P", help="Write the placement (JSON)."),
+    report=options.written("--report", metavar="R.html", help="Write an HTML report."),
+    trace=options.trace,
+)
+@options.as_json
+def place(
+    model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
+    search: options.MethodOptions, trained: options.Trained, constraints: options.ConstraintOptions,
+    outputs: options.Outputs,
+) -> None:  # fmt: skip
+    """Place a model on a cluster."""
+    from gdp import api
+    from gdp.cli import first_run
+    from gdp.cli.text import result_text
+    from gdp.placement import save_placement
+
+    first_run.prepare(search.method, objective)
+    graph, machine = model.load(), cluster.load()
+    outputs.require(
+        model.spec, cluster.cluster, trained.checkpoint, trained.costs, constraints.constraints
+    )
+    with progress_bar("placing") as progress:
+        result = api.place(
+            graph, machine, objective=objective, method=search.method, costs=trained.costs,
+            search=search.search(progress), checkpoint=trained.checkpoint,
+            constraints=constraints.read(),
+        )  # fmt: skip
+    if path := outputs.paths.get("placement"):
+        save_placement(result.placement, path)
+    if outputs.paths.keys() & {"report", "trace"}:
+        shown = api.schedule_of(graph, result.placement, machine, costs=trained.costs)
+        _write_views(outputs, shown, result.to_json())
+    show(result.to_json(), lambda: result_text(graph, machine, result))
+
+
+def _write_views(outputs: options.Outputs, shown: Any, result: dict[str, Any]) -> None:
+    """The views asked for of what `gdp.api.schedule_of` returns."""
+    problem, schedule, device = shown
+    if path := outputs.paths.get("trace"):
+        from gdp.report.trace import write_trace
+
+        write_trace(problem, schedule, device, path)
+    if path := outputs.paths.get("report"):
+        from gdp.report.html import write_report
+
+        write_report(problem, schedule, device, result, path)
+
+
+@click.command()
+@options.model
+@options.cluster
+@options.place_objective
+@options.search
+@options.trained
+@options.constraints
+@click.option("--methods", metavar="A,B", help="Only these methods.")
+@options.as_json
+def compare(
+    model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
+    search: options.SearchOptions, trained: options.Trained, constraints: options.ConstraintOptions,
+    methods: str | None,
+) -> None:  # fmt: skip
+    """Run every method and print one table."""
+    from gdp import api
+    from gdp.cli import first_run
+    from gdp.cli.text import compare_text
+
+    def say(name: str) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"gdp: {name} ...", err=True)
+
+    first_run.prepare("auto", objective)
+    graph, machine = model.load(), cluster.load()
+    rows = api.compare(
+        graph, machine, objective=objective, names=methods.split(",") if methods else None,
+        costs=trained.costs, search=search.search(), checkpoint=trained.checkpoint,
+        constraints=constraints.read(), progress=say,
+    )  # fmt: skip
+    plain = [
+        {"method": name, "feasible": False, "reason": row}
+        if isinstance(row, str)
+        else row.to_json()
+        for name, row in rows.items()
+    ]
+    show({"rows": plain}, lambda: compare_text(graph, machine, rows))
+    if all(isinstance(row, str) for row in rows.values()):
+        raise InfeasibleError("no method found a placement")
+
+
+@click.command()
+@options.model
+@click.argument("placement")
+@options.cluster
+@options.objective
+@options.costs
+@options.outputs(trace=options.trace)
+@options.as_json
+def simulate(
+    model: options.ModelOptions, placement: str, cluster: options.ClusterOptions, objective: str,
+    costs: str | None, outputs: options.Outputs,
+) -> None:  # fmt: skip
+    """Predict time and memory of a placement."""
+    from gdp import api
+    from gdp.placement import load_placement
+
+    graph, machine = model.load(), cluster.load()
+    placed = load_placement(placement)
+    outputs.require(model.spec, placement, cluster.cluster, costs)
+    score = api.simulate(graph, placed, machine, objective=objective, costs=costs)
+    if outputs.paths:
+        _write_views(outputs, api.schedule_of(graph, placed, machine, costs=costs), {})
+    found = {
+        "objective": objective,
+        "latency_s": score.latency_s,
+        "period_s": score.period_s,
+        "feasible": score.feasible,
+        "overflow_bytes": score.overflow_bytes,
+        "peak_bytes": dict(zip(machine.device_names, score.peak_bytes.tolist(), strict=True)),
+    }
+    show(found, lambda: printable(str(score)))
+    if not score.feasible:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("placement")
+@options.named_model
+@options.cluster
+@options.objective
+@options.costs
+@options.outputs(report=options.required(metavar="R.html"))
+def report(
+    placement: str, model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
+    costs: str | None, outputs: options.Outputs,
+) -> None:  # fmt: skip
+    """Write an HTML report of a placement."""
+    from gdp import api
+    from gdp.placement import load_placement
+
+    graph = model.load()
+    outputs.require(model.spec, placement, cluster.cluster, costs)
+    machine, placed = cluster.load(), load_placement(placement)
+    shown = api.schedule_of(graph, placed, machine, costs=costs)
+    result = api.judged(graph, placed, machine, objective=objective, costs=costs)
+    _write_views(outputs, shown, result.to_json())
+    click.echo(outputs.paths["report"])

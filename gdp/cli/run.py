@@ -1,0 +1,125 @@
+"""The verbs of models and machines as they are: `gdp run`, `export`, `inspect` and `devices`."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from gdp.cli import options
+from gdp.cli.show import progress_bar, show
+from gdp.terminal import printable_lines
+
+TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "jax")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long `gdp run` measures."""
+
+    rounds: int = options.option("--rounds", type=int, default=5, help="Measuring rounds.")
+    measure_seconds: float = options.option(
+        "--measure-seconds", type=float, default=60.0,
+        help="Measuring takes at most about so long.",
+    )  # fmt: skip
+
+
+@click.command()
+@options.model
+@click.argument("placement", required=False)
+@options.cluster
+@options.objective
+@options.method
+@options.trained
+@options.constraints
+@options.handing_a("timing", Timing)
+@options.as_json
+def run(
+    model: options.ModelOptions, placement: str | None, cluster: options.ClusterOptions,
+    objective: str, search: options.MethodOptions, trained: options.Trained,
+    constraints: options.ConstraintOptions, timing: Timing,
+) -> None:  # fmt: skip
+    """Execute a placement for real: predicted beside measured, outputs checked.
+
+    Without PLACEMENT the model is placed first.
+    """
+    from gdp.cli import first_run
+    from gdp.cli.text import run_text
+    from gdp.execute import run as run_model
+    from gdp.placement import load_placement
+    from gdp.runtime.measure import Measuring
+
+    first_run.prepare(search.method, objective)
+    machine = cluster.load()
+    with progress_bar("running") as progress:
+        report = run_model(
+            model.spec, machine, None if placement is None else load_placement(placement),
+            dims=model.dims, objective=objective, method=search.method, costs=trained.costs,
+            checkpoint=trained.checkpoint, search=search.search(progress),
+            constraints=constraints.read(),
+            measuring=Measuring(timing.rounds, timing.measure_seconds, search.seed),
+        )  # fmt: skip
+    show(report, lambda: run_text(report))
+    if report["outputs_equal"] is False or not report.get("inner_equal", True):
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("placement")
+@options.named_model
+@options.cluster
+@click.option("--to", "target", required=True, type=click.Choice(TARGETS))
+@options.outputs(export=options.required(metavar="DIR"))
+@options.as_json
+def export(
+    placement: str,
+    model: options.ModelOptions,
+    cluster: options.ClusterOptions,
+    target: str,
+    outputs: options.Outputs,
+) -> None:
+    """Write what a runtime needs to execute a placement."""
+    from gdp.execute import export as export_placement
+    from gdp.placement import load_placement
+
+    machine = None if cluster.cluster is None else cluster.load()
+    files = export_placement(
+        load_placement(placement), model.spec, target, Path(outputs.paths["export"]), machine,
+        model.dims, sources=[Path(path) for path in (placement, cluster.cluster) if path],
+        force=outputs.force,
+    )  # fmt: skip
+    names = [str(path) for path in files]
+    show({"target": target, "files": names}, lambda: printable_lines(names))
+
+
+@click.command()
+@options.model
+@click.option("--ops", is_flag=True, help="List every op.")
+@options.as_json
+def inspect(model: options.ModelOptions, ops: bool) -> None:
+    """Show ops, FLOPs, bytes, and the ops that are only estimated."""
+    from gdp.cli.text import inspection_text
+    from gdp.inspection import inspect_model
+
+    found = inspect_model(model.spec, model.dims, ops=ops)
+    show(found, lambda: inspection_text(found))
+
+
+@click.command()
+@options.outputs(
+    cluster=options.written(
+        "-o", "--output", metavar="cluster.toml", help="Write a cluster file to edit."
+    )
+)
+@options.cluster
+@options.as_json
+def devices(cluster: options.ClusterOptions, outputs: options.Outputs) -> None:
+    """Show what this machine (or a cluster) has."""
+    from gdp.cli.text import cluster_json, cluster_text
+    from gdp.cluster.file import write_cluster
+
+    machine = cluster.load()
+    outputs.require(cluster.cluster)
+    if path := outputs.paths.get("cluster"):
+        write_cluster(machine, path)
+    show(cluster_json(machine), lambda: cluster_text(machine))

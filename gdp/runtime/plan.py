@@ -1,0 +1,49 @@
+"""A placement as the segments that a runtime executes, with what the simulator says of them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.runtime.prediction import Prediction
+from gdp.sim.objectives import find_objective
+from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A placement as segments. Axes: N ops, S segments."""
+
+    segment: Int[np.ndarray, "N"]
+    segment_device: Int[np.ndarray, "S"]  # index into the cluster's devices
+    order: tuple[int, ...]  # in which the segments run
+    segment_s: tuple[float, ...]  # predicted, dispatch included
+    latency_s: float
+    period_s: float
+
+
+def make_plan(prediction: Prediction, objective: str) -> Plan:
+    """Segments for an objective, as the simulator runs them: few for throughput, those that let
+    other devices start early for latency."""
+    from gdp.sim.latency import simulate
+    from gdp.sim.throughput import periods
+
+    problem, device, group_of = prediction
+    if not find_objective(objective).pipelined:
+        segment = latency_segments(problem, device)
+    else:
+        segment = segments(problem.graph, device)
+    where = segment_values(device, segment)
+    cut = segment_problem(problem, segment)
+    schedule = simulate(cut, where, None)
+    dispatch_s = np.array([d.dispatch_s for d in cut.cluster.devices])
+    seconds = cut.compute_s[np.arange(len(where)), where] + dispatch_s[where]
+    return Plan(
+        segment=segment[group_of],
+        segment_device=where,
+        # Ids are topological, so they decide between segments that start together.
+        order=tuple(np.lexsort((np.arange(len(where)), schedule.start_s)).tolist()),
+        segment_s=tuple(seconds.tolist()),
+        latency_s=schedule.latency_s,
+        period_s=float(periods(cut, where[None])[0][0]),
+    )

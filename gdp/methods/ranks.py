@@ -11,15 +11,17 @@ from gdp.sim.objectives import objective_of
 def upward_rank(problem: Problem) -> Int[np.ndarray, "N"]:
     """HEFT's priorities as ranks 0..N-1, the first to run being 0; ties in topological order."""
     a = arrays_of(problem)
-    return as_rank(-longest_s(a, mean_send_s(a)))
+    return as_rank(-longest_s(a, mean_compute_s(a), mean_send_s(a)))
 
 
-def longest_s(a: Arrays, send_s: Float[np.ndarray, "T"]) -> Float[np.ndarray, "N"]:
-    """Mean seconds from the start of each op to the end, on the longest path."""
+def longest_s(
+    a: Arrays, op_s: Float[np.ndarray, "N"], send_s: Float[np.ndarray, "T"]
+) -> Float[np.ndarray, "N"]:
+    """Seconds from the start of each op to the end, on the longest path, transfers included."""
     from gdp.methods.ranks_kernels import fill_upward_ranks
 
-    seconds = np.zeros(len(a.compute_s))
-    fill_upward_ranks(a, mean_compute_s(a), send_s, seconds)
+    seconds = np.zeros(len(op_s))
+    fill_upward_ranks(a, op_s, send_s, seconds)
     return seconds
 
 

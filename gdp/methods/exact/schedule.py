@@ -37,15 +37,10 @@ class Schedule:
     is_complete: bool
 
 
-def num_intervals(problem: Problem) -> int:
-    """How many optional intervals the model has at most."""
-    d = problem.num_devices
-    return problem.num_ops * d + problem.graph.num_tensors * d * (d - 1)
-
-
 def too_large(problem: Problem) -> str:
     """How many intervals, where they are too many; nothing where a solver gets through."""
-    count = num_intervals(problem)
+    d = problem.num_devices
+    count = problem.num_ops * d + problem.graph.num_tensors * d * (d - 1)
     return f"{count} intervals" if count > MOST_INTERVALS else ""
 
 

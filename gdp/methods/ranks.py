@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.graph.index import inverse
 from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
@@ -31,9 +32,7 @@ def as_rank(key: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
     >>> as_rank(np.array([3.0, 1.0, 1.0]))
     array([2, 0, 1])
     """
-    rank = np.empty(len(key), dtype=np.int64)
-    rank[np.argsort(key, kind="stable")] = np.arange(len(key))
-    return rank
+    return inverse(np.argsort(key, kind="stable"))
 
 
 def mean_compute_s(a: Arrays) -> Float[np.ndarray, "N"]:
@@ -76,6 +75,4 @@ def depth_first_rank(problem: Problem) -> Int[np.ndarray, "N"]:
                 waits[reader] -= 1
                 if waits[reader] == 0:
                     stack.append(reader)
-    rank = np.empty(problem.num_ops, dtype=np.int64)
-    rank[order] = np.arange(problem.num_ops)
-    return rank
+    return inverse(np.array(order))

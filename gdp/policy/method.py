@@ -114,8 +114,7 @@ def search_with_policy(
         spent = first.evaluations
         if first.assignment is None or clock.is_over() or (left is not None and left < 1):
             return first
-        seconds = None if search.seconds is None else max(0.0, clock.remaining_s())
-        search = replace(search, start=first.assignment, seconds=seconds, evaluations=left)
+        search = replace(search, start=first.assignment, seconds=clock.left_s(), evaluations=left)
     share = SHARE if problem.num_ops <= LARGEST else 0.0
     answer = guided_search(problem, policy, search, share=share)
     return replace(answer, evaluations=answer.evaluations + spent)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.graph.index import inverse
 from gdp.methods.ranks import longest_s, mean_send_s
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, derived
@@ -85,6 +86,4 @@ def down(
 
 def priority(problem: Problem) -> Int[np.ndarray, "N"]:
     """The rank of every op: its place in the decode order (decreasing longest path to the end)."""
-    rank = np.empty(problem.num_ops, dtype=np.int64)
-    rank[timing(problem).order] = np.arange(problem.num_ops)
-    return rank
+    return inverse(timing(problem).order)

@@ -84,7 +84,7 @@ def test_a_checkpoint_without_a_list_of_its_files_is_known_and_replaced(tmp_path
     checkpoint.save(tmp_path / "ck", TREE, meta={"step": 2})
     assert checkpoint.read_meta(tmp_path / "ck")["step"] == 2
     assert {p.name for p in (tmp_path / "ck").iterdir()} == {
-        "weights", "recipe.toml", "meta.json", "gdp.json", "curve.png",
+        "weights", "weights.npz", "recipe.toml", "meta.json", "gdp.json", "curve.png",
     }  # fmt: skip
 
 

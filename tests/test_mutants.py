@@ -40,14 +40,14 @@ def test_kernels_that_call_a_changed_one_are_compiled_anew() -> None:
     folder = ROOT / "gdp"
     sources = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text()
-        for path in folder.rglob("*_kernels.py")
+        for path in folder.rglob("*.py")
     }
-    proposals = next(m.file for m in TABLE if m.file.endswith("proposal_kernels.py"))
+    proposals = next(m.file for m in TABLE if m.file.endswith("/moves_kernels.py"))
     module = proposals.removesuffix(".py").replace("/", ".")
     found = BENCH["dependants"](sources, module)
     assert module in found
-    assert any(name.endswith("local_search_kernels") for name in found)
-    assert not any(name.endswith("max_load_kernels") for name in found)
+    assert any(name.endswith("annealer_kernels") for name in found)
+    assert not any(name.endswith("repair_kernels") for name in found)
 
 
 def test_survivors_are_listed_with_their_reason() -> None:

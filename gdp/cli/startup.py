@@ -4,8 +4,8 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 DEFERRED = ("sympy", "onnx_ir._symbolic_shapes")
 """Half a second of imports for onnx_ir's arithmetic on symbolic dimensions, which few models need;
@@ -28,7 +28,7 @@ class _Deferring:
     """Finds the deferred modules as usual, with a loader that waits."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, name: str, path: Any, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """None for every other module, which leaves it to the finders that follow."""
         if name not in DEFERRED:

@@ -8,7 +8,7 @@ import gdp
 
 SCRIPT = """
 import sys
-from gdp import startup
+from gdp.cli import startup
 startup.prepare_process()
 startup.prepare_process()
 assert sum(type(finder).__name__ == "_Deferring" for finder in sys.meta_path) == 1

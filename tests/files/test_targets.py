@@ -329,8 +329,11 @@ def test_one_export_does_not_replace_one_of_another_kind(
     done(*command, "onnx", "--force")
     manifest = read_manifest(tmp_path / "out")
     assert manifest is not None
-    assert (manifest.kind, list(manifest.files)) == ("export to onnx", ["model.onnx"])
-    assert set(contents(tmp_path / "out")) == {"gdp.json", "model.onnx"}
+    assert (manifest.kind, list(manifest.files)) == (
+        "export to onnx",
+        ["model.onnx", "model.onnx.data"],
+    )
+    assert set(contents(tmp_path / "out")) == {"gdp.json", "model.onnx", "model.onnx.data"}
 
 
 # Folders of training and calibration: asked before the work, which takes minutes.

@@ -93,4 +93,4 @@ def test_a_user_without_a_home_compiles_without_a_cache(monkeypatch: pytest.Monk
 def test_every_kernel_asks_where_it_is_kept() -> None:
     package = Path(cache.__file__).parents[1]
     found = [path.name for path in package.rglob("*.py") if "cache=True" in path.read_text()]
-    assert found == ["kernel_cache.py"]
+    assert found == ["cache.py"]

@@ -212,7 +212,7 @@ def test_every_method_keeps_the_contract(name: str, objective: str) -> None:
         assert all(len(set(device[problem.group == g])) == 1 for g in problem.group), where
         value_s, overflow = values(problem, device[None], rank)
         assert overflow[0] == 0, where
-        assert score(problem, device, rank).value_s(objective) == value_s[0]
+        assert score(problem, device, rank).value_s == value_s[0]
         assert value_s[0] >= best_s * (1 - ROUNDING), where
         if answer.proven_optimal:
             assert value_s[0] <= bounded_s * (1 + SOLVER), where

@@ -190,7 +190,7 @@ def test_what_fits_comes_before_what_is_fast() -> None:
 def test_what_is_missing_names_the_devices_and_the_bytes() -> None:
     problem = lumpy()
     wrong = Assignment(np.zeros(5, dtype=np.int64))
-    assert missing_text(problem, wrong) == "12 bytes on d0 (needs 24 bytes of 12 bytes)"
+    assert missing_text(problem, wrong) == "12 B on d0 (needs 24 B of 12 B)"
 
 
 def test_weights_that_are_confined_to_some_devices_are_proven_not_to_fit() -> None:
@@ -201,6 +201,4 @@ def test_weights_that_are_confined_to_some_devices_are_proven_not_to_fit() -> No
     assert proven_misfit(free) is None
     allowed = np.array([[True, False], [True, False], [True, True]])
     reason = proven_misfit(make_problem(graph, cluster, np.ones((3, 2)), allowed=allowed))
-    assert reason == (
-        "no placement can fit: weights need 10 bytes, d0 holds 8 bytes: 2 bytes missing"
-    )
+    assert reason == ("no placement can fit: weights need 10 B, d0 holds 8 B: 2 B missing")

@@ -57,7 +57,10 @@ def test_both_forms_of_the_network_agree(config: NetworkConfig) -> None:
     plain = encode(config, params, found)
     n, d = problem.num_ops, problem.num_devices
     cut = {"prior": (slice(n), slice(d)), "node": (slice(n),), "device": (slice(d),)}
-    for name, value in plain._asdict().items():
+    assert plain.dynamic == wanted.dynamic == (config.decode == "autoregressive")
+    for name, value in plain._replace(dynamic=None)._asdict().items():
+        if value is None:
+            continue
         assert value.dtype == np.float32
         expected = np.asarray(getattr(wanted, name))[cut.get(name, ())]
         np.testing.assert_allclose(value, expected, rtol=2e-4, atol=2e-5, err_msg=name)
@@ -100,7 +103,7 @@ def test_a_plain_copy_of_other_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(checkpoint.CheckpointError, match="is damaged"):
         load_policy(tmp_path / "new")
     (tmp_path / "new" / "weights.npz").write_bytes(b"PK")
-    with pytest.raises(checkpoint.CheckpointError, match="cannot be read"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"weights\.npz is not a"):
         load_policy(tmp_path / "new")
 
 

@@ -107,6 +107,10 @@ def report(**changed: Any) -> dict[str, Any]:
         "measured_latency_s": 1.0, "predicted_throughput_per_s": 1.0,
         "measured_throughput_per_s": 1.0, "baselines": {}, "max_abs_diff": 0.5,
         "outputs_equal": True, "inner_equal": True, "worst_tensor": "q", "random_ops": (),
+        "latency_interval_s": (1.0, 1.0), "throughput_interval_per_s": (1.0, 1.0), "rounds": 5,
+        "measure_seconds": 60.0, "samples_in_flight": 1, "warnings": (), "fastest": "placed",
+        "runner_up": "single_device", "advantage": 0.1, "advantage_beyond_interval": 0.05,
+        "significant": True, "prefer": "placed",
         **changed,
     }  # fmt: skip
 

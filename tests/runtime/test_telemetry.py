@@ -51,12 +51,12 @@ def test_the_runtime_is_imported_in_one_module_and_in_the_exported_runner() -> N
         for path in PACKAGE.rglob("*.py")
         if "onnxruntime" in imports(ast.parse(path.read_text()))
     }
-    assert found == {"runtime/ort.py", "exporters/runner_template.py"}
+    assert found == {"runtime/ort/library.py", "exporters/runner_template.py"}
 
 
 def test_both_switch_it_off_before_they_import_it() -> None:
     for path in (
-        PACKAGE / "runtime" / "ort.py",
+        PACKAGE / "runtime" / "ort" / "library.py",
         Path(exporter.__file__).parent / "runner_template.py",
     ):
         lines = path.read_text().splitlines()

@@ -16,7 +16,7 @@ from gdp.methods.scoring import best_of
 from gdp.policy.advice import advice, advise, incumbents
 from gdp.policy.evaluate import assignment, best_row, evaluate, rate
 from gdp.policy.placed import recalled
-from gdp.policy.policy import Policy
+from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.policy.priorities import rules_of
 from gdp.policy.propose import propose
 from gdp.problem.contract import contracted
@@ -136,8 +136,6 @@ def _advised(problem: Problem, below_s: float) -> tuple[Int[np.ndarray, "N"], fl
 def policy_methods(checkpoint: str | os.PathLike[str] | None = None) -> dict[str, Method]:
     """`place_with_policy` and `search_with_policy` as methods; none where no checkpoint is named
     and none is shipped."""
-    from gdp.policy.policy import default_checkpoint
-
     if checkpoint is None and not _is(default_checkpoint()):
         return {}
 
@@ -152,16 +150,12 @@ def policy_methods(checkpoint: str | os.PathLike[str] | None = None) -> dict[str
 
 def load(checkpoint: str | os.PathLike[str] | None) -> Policy:
     """The policy of a folder, or the shipped one; read once per process."""
-    from gdp.policy.policy import default_checkpoint
-
     folder = default_checkpoint() if checkpoint is None else Path(checkpoint)
     return _loaded(str(folder), (folder / "meta.json").stat().st_mtime_ns if _is(folder) else 0)
 
 
 @functools.lru_cache(maxsize=4)
 def _loaded(folder: str, version: int):
-    from gdp.policy.policy import load_policy
-
     del version  # a checkpoint that was written again is another one
     return load_policy(folder)
 

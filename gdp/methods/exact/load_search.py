@@ -96,8 +96,9 @@ def _incidence(
     """(start, sets of each node, start, nodes of each set)."""
     pin = np.array([v for nodes in sets for v in nodes], dtype=np.int64)
     owner = np.repeat(np.arange(len(sets)), [len(nodes) for nodes in sets]).astype(np.int64)
+    sizes = np.array([len(nodes) for nodes in sets], dtype=np.int64)
     start, index = lists(pin, num_nodes)
-    return start, owner[index], starts(np.array([len(nodes) for nodes in sets])), pin
+    return start, owner[index], starts(sizes), pin
 
 
 def _starts(

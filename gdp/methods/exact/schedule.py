@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from gdp.graph.index import inverse
 from gdp.methods.exact.cp_sat import TICKS, cp_model_library, run_cp, ticks
 from gdp.methods.exact.hypergraph import group_weights
-from gdp.methods.ranks import as_rank
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 
@@ -66,7 +66,7 @@ def solve_schedule(
     start = np.array([solution.solver.value(s) for s in form.start])
     on = [[solution.solver.value(literal) for literal in row] for row in form.on]
     device = np.array(on).argmax(axis=1)[problem.group]
-    rank = as_rank(start)
+    rank = inverse(np.argsort(start, kind="stable"))
     return Schedule(device, rank, bound_s, solution.is_complete)
 
 

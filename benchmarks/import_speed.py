@@ -32,14 +32,15 @@ _IMPORT = """
 import json, resource, sys, time
 start, used = time.perf_counter(), time.process_time()
 from gdp.importers.onnx.model import load_onnx_model
+from gdp.inspection import summary
 found = load_onnx_model(sys.argv[1], {"batch": 1, "seq": 512})
 seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - used
-inspection = found.inspection
+graph = found.graph
 print(json.dumps({
     "import_s": seconds, "import_cpu_s": cpu_seconds,
     "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    "ops": inspection.ops, "parameters": inspection.parameters, "flop": inspection.flop,
-    "dropped_nodes": inspection.dropped_nodes, "weight_nodes": inspection.weight_nodes,
+    "ops": int((~graph.is_io).sum()), "weight_bytes": summary(graph)["weight_bytes"],
+    "flop": float(graph.flop.sum()), "weight_nodes": len(found.weight_nodes),
 }))
 """
 
@@ -243,7 +244,7 @@ def main() -> None:
         print(json.dumps(row))
         return
     print(f"nodes        {row['nodes']:,} ({row['ops']:,} ops after constants are folded)")
-    print(f"parameters   {row['parameters'] / 1e9:.1f} G, none of them loaded")
+    print(f"parameters   {row['weight_bytes'] / 2e9:.1f} G of two bytes, none of them loaded")
     print(f"file         {row['file_bytes'] / 1e6:.1f} MB")
     print(
         f"import       {row['import_s']:.2f} s (target: under 10), "

@@ -22,8 +22,8 @@ from benchmarks.policy_instances import geomean, hard, spread
 from gdp.api import pose
 from gdp.cluster.types import Cluster
 from gdp.files.writing import write_atomic
-from gdp.learn.finalists import FINALISTS, confirm, turns_of
 from gdp.learn.finetune import FinetuneConfig, finetune
+from gdp.learn.judge import FINALISTS, confirm, turns_of
 from gdp.measured import MeasuredReward
 from gdp.methods.base import Assignment
 from gdp.models import load

@@ -19,6 +19,11 @@ class Clock:
         """Seconds left, below 0 when it is over; inf without a budget."""
         return math.inf if self.seconds is None else self.seconds - self.elapsed_s()
 
+    def left_s(self, share: float = 1.0) -> float | None:
+        """A budget out of what is left, never below 0; None without a budget."""
+        left_s = self.remaining_s()
+        return None if math.isinf(left_s) else max(0.0, share * left_s)
+
     def is_over(self) -> bool:
         """Whether the budget is spent."""
         return self.remaining_s() <= 0

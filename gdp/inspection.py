@@ -16,13 +16,12 @@ def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) ->
     estimated: list[str] = []
     assumptions: list[str] = []
     if is_onnx(model):
-        from gdp.importers.onnx.model import inspect_onnx, load_onnx
+        from gdp.importers.onnx.model import load_onnx_model
 
         # An op that placing would refuse is listed here instead.
-        inspection = inspect_onnx(model, with_dims(dims), unknown="estimate")
-        estimated = sorted({entry.op_type for entry in inspection.op_types if entry.estimated})
-        assumptions = list(inspection.assumptions)
-        graph = load_onnx(model, with_dims(dims), unknown="estimate")
+        imported = load_onnx_model(model, with_dims(dims), unknown="estimate")
+        graph, assumptions = imported.graph, list(imported.assumptions)
+        estimated = sorted({graph.op_types[graph.op_index[op]] for op in imported.estimated})
     elif model.startswith(PYTHON_PREFIX) and not isinstance(made := python_model(model), OpGraph):
         traced = made.trace()
         graph, estimated = traced.graph, list(traced.estimated)

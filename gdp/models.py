@@ -145,8 +145,7 @@ def source_files(spec: str | os.PathLike[str]) -> list[Path]:
         return [Path(origin)] if origin else []
     if text.endswith(GRAPH_SUFFIXES):
         return [Path(text)]
-    from gdp.importers.onnx.files import external_files
-    from gdp.importers.onnx.read import resolve_spec
+    from gdp.importers.onnx.read import external_files, resolve_spec
 
     try:
         path = resolve_spec(text)

@@ -5,6 +5,7 @@ there is the start of the search.
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -12,9 +13,11 @@ import numpy as np
 
 from gdp.errors import InfeasibleError
 from gdp.learn.instances import Instance, draw
-from gdp.learn.labels import LabelStore, load_labels, search_label
+from gdp.learn.labels import Label, LabelStore, load_labels, starts
 from gdp.learn.problems import Problems, load_problems
-from gdp.methods.base import Method
+from gdp.methods.base import Method, Search
+from gdp.policy.evaluate import assignment, judge
+from gdp.problem.problem import Problem
 
 
 def quick_methods() -> tuple[dict[str, Method], Method]:
@@ -31,6 +34,43 @@ def wanted(problems: Problems, per_graph: int, held_per_graph: int, seed: int) -
     held = [draw(rng, [name]) for name in problems.validation for _ in range(held_per_graph)]
     learnt = [draw(rng, [name]) for _ in range(per_graph) for name in problems.train]
     return held + learnt
+
+
+def search_label(
+    store: LabelStore,
+    instance: Instance,
+    problem: Problem,
+    methods: Mapping[str, Method],
+    polish: Method,
+    *,
+    evaluations: int,
+    seed: int,
+) -> Label:
+    """Label an instance: the best of some methods, polished by search; better labels are kept."""
+    candidates = starts(problem, methods, seed)
+    known = store.get(instance, problem)
+    if known is not None:
+        candidates["label"] = known.placement()
+    start, best = None, "none"
+    if candidates:
+        names = list(candidates)
+        cost_s, _ = judge(problem, np.stack([candidates[name] for name in names]))
+        best = names[int(np.argmin(cost_s))]
+        start = assignment(problem, candidates[best])
+    search = Search(seed=seed, seconds=None, evaluations=evaluations, start=start)
+    answer = polish(problem, search)
+    improved = {best: candidates[best]} if candidates else {}
+    if answer.assignment is not None:
+        improved["search"] = answer.assignment.device
+    label = None
+    for name, device in improved.items():
+        spent = answer.evaluations if name == "search" else len(candidates)
+        label = store.improve(
+            instance, problem, device, evaluations=spent, found_by=f"{best}+{name}"
+        )
+    if label is None:
+        raise InfeasibleError(f"no method places instance {instance.key!r}; it is left out")
+    return label
 
 
 def label_all(

@@ -1,7 +1,7 @@
 """From profiles to a calibration, and the proof of it on families of models it never saw."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,6 @@ class Report:
     train_families: int
     held_families: tuple[str, ...]
     note: str = ""
-    extra: dict[str, float] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
         """The figures of the report, learned beside roofline."""

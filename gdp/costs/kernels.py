@@ -200,17 +200,6 @@ def _hash(*parts: str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def agreement(
-    model: ProfiledModel, predicted: Int[np.ndarray, "N"]
-) -> tuple[Bool[np.ndarray, "E"], Bool[np.ndarray, "E"]]:
-    """Of every edge between ops with a cost: whether it was, and was said to be, in a kernel."""
-    measured = kernel_ids(model)
-    src, dst = model.graph.edges
-    known = (measured[src] >= 0) & (measured[dst] >= 0)
-    src, dst = src[known], dst[known]
-    return measured[src] == measured[dst], predicted[src] == predicted[dst]
-
-
 def components(
     kernels: Sequence[Sequence[int]], group: Int[np.ndarray, "N"]
 ) -> tuple[list[list[int]], Mapping[int, int]]:

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import onnx
-from jaxtyping import Int
 
 from gdp.errors import ModelError
 from gdp.exporters.ort_cut import Cut, Piece, cut_model
@@ -79,18 +78,16 @@ def export_onnxruntime(
     placement: Placement,
     output: Path,
     *,
-    segment: Int[np.ndarray, "N"] | None = None,
     permit: Permit = OWN,
 ) -> list[Path]:
     """Write the folder and return its files; it is complete or not there at all.
 
     `model` holds the nodes of `graph` by name, its external weights lie in `weights_folder`.
-    Without `segment` (see `gdp.sim.segments`) the cut has the fewest segments. Raises
-    `ModelError` when weights are missing. See `gdp.files.targets` for `permit`.
+    The cut has the fewest segments (see `gdp.sim.segments`). Raises `ModelError` when weights are
+    missing. See `gdp.files.targets` for `permit`.
     """
     require_folder(output, KIND, permit)
-    if segment is None:
-        segment = segments(graph, placement.device)
+    segment = segments(graph, placement.device)
     cut = cut_model(model, graph, segment)
     device_of = segment_values(placement.device, segment)
     with new_contents(output, KIND, permit) as folder:

@@ -38,28 +38,20 @@ def group_seconds(fused: Fused, seconds: Float[np.ndarray, "N D"]) -> Float[np.n
     return sum_per_group(seconds, fused.group_of)
 
 
-def fuse(
-    graph: OpGraph, *, apart: Int[np.ndarray, "N"] | None = None, keep_traffic: bool = False
-) -> Fused:
+def fuse(graph: OpGraph, *, apart: Int[np.ndarray, "N"] | None = None) -> Fused:
     """Cheap ops merged into the op that makes or reads their data, as runtimes and compilers do.
 
     Views and element-wise ops join a producer or, where they blow data up, their only reader;
     reductions join element-wise ops. A group holds one heavy op at most. Graph inputs and outputs
     stay alone, and forward and backward ops apart, as do ops whose `apart` ids differ (for pins
-    and for ops that some device lacks). Tensors inside a group cost no memory traffic, unless
-    `keep_traffic`. O((N + E) log N) a pass, a few passes.
+    and for ops that some device lacks). Tensors inside a group cost no memory traffic.
+    O((N + E) log N) a pass, a few passes.
     """
     group_of = _fused_groups(graph, _labels(graph, apart))
-    return Fused(_contracted(graph, group_of, keep_traffic), group_of)
+    return Fused(_contracted(graph, group_of), group_of)
 
 
-def coarsen(
-    graph: OpGraph,
-    max_ops: int,
-    *,
-    apart: Int[np.ndarray, "N"] | None = None,
-    keep_traffic: bool = False,
-) -> Fused:
+def coarsen(graph: OpGraph, max_ops: int, *, apart: Int[np.ndarray, "N"] | None = None) -> Fused:
     """At most `max_ops` groups where possible: fused, then chains, heavy edges, siblings, blocks.
 
     Groups are kept balanced: their work and weights are capped, and the caps doubled while there
@@ -72,7 +64,7 @@ def coarsen(
     label = _labels(graph, apart)
     group_of = _fused_groups(graph, label)
     group_of = _coarse_groups(graph, group_of, label, max_ops)
-    return Fused(_contracted(graph, group_of, keep_traffic), group_of)
+    return Fused(_contracted(graph, group_of), group_of)
 
 
 def _labels(graph: OpGraph, apart: Int[np.ndarray, "N"] | None) -> Int[np.ndarray, "N"]:
@@ -290,7 +282,7 @@ def _sum(
     return np.bincount(index, values, int(index.max()) + 1 if size is None else size).astype(float)
 
 
-def _contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"], keep_traffic: bool) -> OpGraph:
+def _contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
     """The graph of the groups, numbered in topological order."""
     work = _work_s(graph) + np.where(is_cheap(graph), 0.0, 1e3)
     order = np.lexsort((-np.arange(graph.num_ops), work, group_of))
@@ -301,9 +293,7 @@ def _contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"], keep_traffic: bo
     keep = ~read
     keep[groups.use_tensor] = True
     number = np.cumsum(keep) - 1
-    traffic = graph.memory_traffic_bytes
-    if not keep_traffic:
-        traffic = traffic - _saved_bytes(graph, group_of, keep)
+    traffic = graph.memory_traffic_bytes - _saved_bytes(graph, group_of, keep)
     weight_bytes, weight_id = _group_weights(graph, group_of)
     return make_graph(
         graph.name,

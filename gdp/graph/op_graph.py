@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from gdp.errors import ModelError
+from gdp.graph.index import inverse
 
 INPUT = "Input"
 """Op type of a graph input: no work, fixed to the cluster's host."""
@@ -147,10 +148,10 @@ def make_graph(
     pairs = np.array(sorted(set(uses)), dtype=np.int64).reshape(-1, 2)
     _check_ids(name, n, t, producer, pairs)
     order = _op_order(name, op_names, producer[pairs[:, 0]], pairs[:, 1])
-    position = _inverse(order)
+    position = inverse(order)
     # Tensors are renumbered by producer, so that an op's tensors are contiguous.
     by_producer = np.lexsort((np.arange(t), position[producer] if t else producer))
-    use_op, use_tensor = position[pairs[:, 1]], _inverse(by_producer)[pairs[:, 0]]
+    use_op, use_tensor = position[pairs[:, 1]], inverse(by_producer)[pairs[:, 0]]
     by_op = np.lexsort((use_tensor, use_op))
     zeros, own = np.zeros(n), np.arange(n)
     return OpGraph(
@@ -191,13 +192,6 @@ def _op_order(
         stuck = op_names[int(np.setdiff1d(np.arange(len(op_names)), order)[0])]
         raise ModelError(f"graph {name!r} has a cycle through or before op {stuck!r}")
     return order
-
-
-def _inverse(order: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-    """The position of each index in an order of all of them."""
-    position = np.empty(len(order), dtype=np.int64)
-    position[order] = np.arange(len(order))
-    return position
 
 
 def topological_order(

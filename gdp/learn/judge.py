@@ -1,14 +1,14 @@
 """The placements of one problem judged so far: what each costs, and the best of them.
 
-The simulator judges, or a reward: a measured run. Placements seen before cost nothing.
+The simulator judges, or a reward: a measured run. Placements seen before cost nothing. The lowest
+of many noisy measurements is low by luck too, so the best few are measured again in the end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.learn.finalists import FINALISTS, confirm, turns_of
 from gdp.methods.base import Assignment
 from gdp.policy.evaluate import Rated, best_row, cost, rate
 from gdp.policy.priorities import RULES, Rule, rank_under, rules_of
@@ -19,6 +19,10 @@ Reward = Callable[[Assignment], float]
 
 NEAR = 1.01
 """A placement is tried under all rules of priority if it comes so close to the best."""
+
+FINALISTS = 4  # measured again
+TURNS = 5  # at most
+SHARE = 0.2  # of the measured runs, at most
 
 
 class Judge:
@@ -77,15 +81,15 @@ class Judge:
 
         One of them is what the simulator prefers, which no lucky measurement has chosen.
         """
-        found = [assignment for _, _, assignment in self.finalists]
-        if self.simulated is not None and all(row is not self.simulated[1] for row in found):
-            found = [*found[: FINALISTS - 1], self.simulated[1]]
-        turns = min(turns_of(self.budget), self.left // max(1, len(found)))
-        if self.reward is None or len(found) < 2 or turns < 1:
+        finalists = [assignment for _, _, assignment in self.finalists]
+        if self.simulated is not None and all(row is not self.simulated[1] for row in finalists):
+            finalists = [*finalists[: FINALISTS - 1], self.simulated[1]]
+        turns = min(turns_of(self.budget), self.left // max(1, len(finalists)))
+        if self.reward is None or len(finalists) < 2 or turns < 1:
             return self.answer(), self.best_s
-        self.evaluations += turns * len(found)
-        row, seconds = confirm(found, self.reward, turns)
-        return found[row], seconds
+        self.evaluations += turns * len(finalists)
+        row, seconds = confirm(finalists, self.reward, turns)
+        return finalists[row], seconds
 
     def _rate(
         self, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...]
@@ -121,13 +125,29 @@ class Judge:
         rated = rate(self.problem, device[None])
         rule = RULES[int(rated.rule[0])]
         self.evaluations += 1
-        found = Assignment(device.copy(), rank_under(self.problem, device, rule))
-        seconds = reward(found)
+        run = Assignment(device.copy(), rank_under(self.problem, device, rule))
+        seconds = reward(run)
         if rated.overflow[0] == 0 and np.isfinite(seconds):
-            self.finalists = sorted([*self.finalists, (seconds, self.evaluations, found)])
+            self.finalists = sorted([*self.finalists, (seconds, self.evaluations, run)])
             self.finalists = self.finalists[:FINALISTS]
             if self.simulated is None or rated.seconds[0] < self.simulated[0]:
-                self.simulated = (float(rated.seconds[0]), found)
+                self.simulated = (float(rated.seconds[0]), run)
             if seconds < self.best_s:
-                self.best, self.best_s, self.rule = found.device, seconds, rule
+                self.best, self.best_s, self.rule = run.device, seconds, rule
         return seconds
+
+
+def turns_of(evaluations: int) -> int:
+    """How often each finalist is measured again out of so many measured runs; maybe never."""
+    return min(TURNS, int(SHARE * evaluations) // FINALISTS)
+
+
+def confirm(
+    finalists: Sequence[Assignment], reward: Callable[[Assignment], float], turns: int
+) -> tuple[int, float]:
+    """(which is best, its seconds) by the medians over `turns` new measurements of each."""
+    # In turns: what disturbs the machine for a while disturbs all of them.
+    seconds = np.array([[reward(finalist) for finalist in finalists] for _ in range(turns)])
+    middle = np.median(seconds, axis=0)
+    best = int(np.argmin(middle))
+    return best, float(middle[best])

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 from jaxtyping import Int
 
-from gdp.errors import GdpError, InfeasibleError
+from gdp.errors import GdpError
 from gdp.files.reading import Kind, decode_json, read_bytes
 from gdp.files.writing import write_atomic
 from gdp.learn.instances import Instance
 from gdp.methods.base import Answer, Search
-from gdp.policy.evaluate import assignment, judge
+from gdp.policy.evaluate import judge
 from gdp.policy.placed import pack, unpack
 from gdp.policy.timing import timing
 from gdp.problem.problem import Problem
@@ -112,43 +112,6 @@ def load_labels(path: str | os.PathLike[str]) -> LabelStore:
             for number, line in enumerate(lines, start=1)
         ]
     )
-
-
-def search_label(
-    store: LabelStore,
-    instance: Instance,
-    problem: Problem,
-    methods: Mapping[str, Callable[[Problem, Search], Answer]],
-    polish: Callable[[Problem, Search], Answer],
-    *,
-    evaluations: int,
-    seed: int,
-) -> Label:
-    """Label an instance: the best of some methods, polished by search; better labels are kept."""
-    candidates = starts(problem, methods, seed)
-    known = store.get(instance, problem)
-    if known is not None:
-        candidates["label"] = known.placement()
-    start, best = None, "none"
-    if candidates:
-        names = list(candidates)
-        cost_s, _ = judge(problem, np.stack([candidates[name] for name in names]))
-        best = names[int(np.argmin(cost_s))]
-        start = assignment(problem, candidates[best])
-    search = Search(seed=seed, seconds=None, evaluations=evaluations, start=start)
-    answer = polish(problem, search)
-    found = {best: candidates[best]} if candidates else {}
-    if answer.assignment is not None:
-        found["search"] = answer.assignment.device
-    label = None
-    for name, device in found.items():
-        spent = answer.evaluations if name == "search" else len(candidates)
-        label = store.improve(
-            instance, problem, device, evaluations=spent, found_by=f"{best}+{name}"
-        )
-    if label is None:
-        raise InfeasibleError(f"no method places instance {instance.key!r}; it is left out")
-    return label
 
 
 def starts(

@@ -15,7 +15,7 @@ from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
 from gdp.methods.scoring import Scored, compile_once, unsupported
-from gdp.methods.search.local_search import as_answer, improve, local_search, share_of
+from gdp.methods.search.local_search import as_answer, improve, local_search
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, objective_of
 from gdp.sim.score import score
@@ -44,7 +44,7 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
         return refusal
     compile_once("auto", auto, problem.objective)
     clock = Clock(search.seconds)
-    limit = share_of(clock, _CANDIDATE_SHARE)
+    limit = Clock(clock.left_s(_CANDIDATE_SHARE))
     tried: list[Candidate] = []
     fitting: list[Scored] = []
     known: dict[str, Answer] = {}
@@ -75,9 +75,7 @@ def _try(
 ) -> tuple[Candidate, Scored | None, Answer | None]:
     """One candidate's row, its placement if it has one that fits, and its answer."""
     began_s = time.perf_counter()
-    remaining_s = clock.remaining_s()
-    seconds = None if np.isinf(remaining_s) else max(0.0, remaining_s)
-    inner = Search(seed=search.seed, seconds=seconds, known=search.known)
+    inner = Search(seed=search.seed, seconds=clock.left_s(), known=search.known)
     try:
         answer = method(problem, inner)
     except MissingExtraError as error:
@@ -113,7 +111,7 @@ def _improved(
     """Local search from the two best distinct candidates, or from anywhere where none fits."""
     began_s = time.perf_counter()
     if not fitting:
-        answer = local_search(problem, replace(search, seconds=_left(clock)))
+        answer = local_search(problem, replace(search, seconds=clock.left_s()))
         return replace(answer, evaluations=answer.evaluations + used)
     starts = _distinct(sorted(fitting, key=lambda scored: scored.key))[:2]
     # Only the search's own evaluations count against the budget: what the candidates took is small
@@ -125,11 +123,6 @@ def _improved(
     tried.append(_candidate("local_search", judged, took_s))
     answer = as_answer(problem, best, "auto")
     return replace(answer, evaluations=answer.evaluations + used)
-
-
-def _left(clock: Clock) -> float | None:
-    left_s = clock.remaining_s()
-    return None if np.isinf(left_s) else max(0.0, left_s)
 
 
 def _distinct(scored: list[Scored]) -> list[Scored]:

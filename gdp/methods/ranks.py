@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.graph.index import inverse
 from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
@@ -11,15 +12,17 @@ from gdp.sim.objectives import objective_of
 def upward_rank(problem: Problem) -> Int[np.ndarray, "N"]:
     """HEFT's priorities as ranks 0..N-1, the first to run being 0; ties in topological order."""
     a = arrays_of(problem)
-    return as_rank(-longest_s(a, mean_send_s(a)))
+    return as_rank(-longest_s(a, mean_compute_s(a), mean_send_s(a)))
 
 
-def longest_s(a: Arrays, send_s: Float[np.ndarray, "T"]) -> Float[np.ndarray, "N"]:
-    """Mean seconds from the start of each op to the end, on the longest path."""
+def longest_s(
+    a: Arrays, op_s: Float[np.ndarray, "N"], send_s: Float[np.ndarray, "T"]
+) -> Float[np.ndarray, "N"]:
+    """Seconds from the start of each op to the end, on the longest path, transfers included."""
     from gdp.methods.ranks_kernels import fill_upward_ranks
 
-    seconds = np.zeros(len(a.compute_s))
-    fill_upward_ranks(a, mean_compute_s(a), send_s, seconds)
+    seconds = np.zeros(len(op_s))
+    fill_upward_ranks(a, op_s, send_s, seconds)
     return seconds
 
 
@@ -29,9 +32,7 @@ def as_rank(key: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
     >>> as_rank(np.array([3.0, 1.0, 1.0]))
     array([2, 0, 1])
     """
-    rank = np.empty(len(key), dtype=np.int64)
-    rank[np.argsort(key, kind="stable")] = np.arange(len(key))
-    return rank
+    return inverse(np.argsort(key, kind="stable"))
 
 
 def mean_compute_s(a: Arrays) -> Float[np.ndarray, "N"]:
@@ -74,6 +75,4 @@ def depth_first_rank(problem: Problem) -> Int[np.ndarray, "N"]:
                 waits[reader] -= 1
                 if waits[reader] == 0:
                     stack.append(reader)
-    rank = np.empty(problem.num_ops, dtype=np.int64)
-    rank[order] = np.arange(problem.num_ops)
-    return rank
+    return inverse(np.array(order))

@@ -5,7 +5,6 @@ Which groups of ops are moved and where to is then drawn from its answers, most 
 moves themselves, their judge and the schedule are those of `local_search`.
 """
 
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +19,7 @@ from gdp.policy.advice import advice, with_incumbent
 from gdp.policy.decode import decode
 from gdp.policy.evaluate import assignment
 from gdp.policy.model.head import score
-from gdp.policy.policy import Policy, default_checkpoint, load_policy
+from gdp.policy.policy import Policy
 from gdp.policy.priorities import rules_of
 from gdp.policy.propose import propose
 from gdp.problem.problem import Problem
@@ -34,11 +33,7 @@ ASKING = 0.15
 
 
 def guided_search(
-    problem: Problem,
-    checkpoint: str | os.PathLike[str] | Policy | None,
-    search: Search,
-    *,
-    share: float = SHARE,
+    problem: Problem, policy: Policy, search: Search, *, share: float = SHARE
 ) -> Answer:
     """The best placement that annealing finds from `search.start`, or from the policy's best.
 
@@ -46,10 +41,6 @@ def guided_search(
     """
     if search.seconds is None and search.evaluations is None:
         raise ValueError("guided search needs a limit: give seconds or evaluations")
-    if isinstance(checkpoint, Policy):
-        policy = checkpoint
-    else:
-        policy = load_policy(default_checkpoint() if checkpoint is None else checkpoint)
     clock = Clock(search.seconds)
     start, spent = search.start, 0
     if start is None:

@@ -16,7 +16,7 @@ from gdp.methods.scoring import best_of
 from gdp.policy.advice import advice, advise, incumbents
 from gdp.policy.evaluate import assignment, best_row, evaluate, rate
 from gdp.policy.placed import recalled
-from gdp.policy.policy import Policy
+from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.policy.priorities import rules_of
 from gdp.policy.propose import propose
 from gdp.problem.contract import contracted
@@ -114,8 +114,7 @@ def search_with_policy(
         spent = first.evaluations
         if first.assignment is None or clock.is_over() or (left is not None and left < 1):
             return first
-        seconds = None if search.seconds is None else max(0.0, clock.remaining_s())
-        search = replace(search, start=first.assignment, seconds=seconds, evaluations=left)
+        search = replace(search, start=first.assignment, seconds=clock.left_s(), evaluations=left)
     share = SHARE if problem.num_ops <= LARGEST else 0.0
     answer = guided_search(problem, policy, search, share=share)
     return replace(answer, evaluations=answer.evaluations + spent)
@@ -137,8 +136,6 @@ def _advised(problem: Problem, below_s: float) -> tuple[Int[np.ndarray, "N"], fl
 def policy_methods(checkpoint: str | os.PathLike[str] | None = None) -> dict[str, Method]:
     """`place_with_policy` and `search_with_policy` as methods; none where no checkpoint is named
     and none is shipped."""
-    from gdp.policy.policy import default_checkpoint
-
     if checkpoint is None and not _is(default_checkpoint()):
         return {}
 
@@ -153,16 +150,12 @@ def policy_methods(checkpoint: str | os.PathLike[str] | None = None) -> dict[str
 
 def load(checkpoint: str | os.PathLike[str] | None) -> Policy:
     """The policy of a folder, or the shipped one; read once per process."""
-    from gdp.policy.policy import default_checkpoint
-
     folder = default_checkpoint() if checkpoint is None else Path(checkpoint)
     return _loaded(str(folder), (folder / "meta.json").stat().st_mtime_ns if _is(folder) else 0)
 
 
 @functools.lru_cache(maxsize=4)
 def _loaded(folder: str, version: int):
-    from gdp.policy.policy import load_policy
-
     del version  # a checkpoint that was written again is another one
     return load_policy(folder)
 

@@ -15,6 +15,8 @@ from gdp.problem.problem import Problem
 
 TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 """Memory limits tried in the mask, over the true ones."""
+ROUNDS = 400  # of single moves, at most
+TRIES = 24  # moves in each
 
 
 def fitting_greedy(
@@ -52,12 +54,7 @@ def decode_tighter(
 
 
 def move_until_fits(
-    problem: Problem,
-    device: Int[np.ndarray, "N"],
-    *,
-    seed: int,
-    rounds: int = 400,
-    tries: int = 24,
+    problem: Problem, device: Int[np.ndarray, "N"], *, seed: int
 ) -> tuple[Int[np.ndarray, "N"], int]:
     """(the placement with groups moved until memory fits or no move helps; evaluations).
 
@@ -69,12 +66,12 @@ def move_until_fits(
     seconds, overflow = evaluate(problem, device[None])
     best, spent, stuck = (int(overflow[0]), float(seconds[0])), 1, 0
     longest = max(1, problem.num_groups // (2 * problem.num_devices))
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         if best[0] == 0 or stuck > 12:
             break
-        moved = np.stack([_move(problem, device, longest, rng) for _ in range(tries)])
+        moved = np.stack([_move(problem, device, longest, rng) for _ in range(TRIES)])
         seconds, overflow = evaluate(problem, moved)
-        spent += tries
+        spent += TRIES
         row = best_row(seconds, overflow)
         if (int(overflow[row]), float(seconds[row])) < best:
             device, best, stuck = moved[row], (int(overflow[row]), float(seconds[row])), 0

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.ranks import mean_send_s
+from gdp.graph.index import inverse
+from gdp.methods.ranks import longest_s, mean_send_s
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, derived
 
@@ -49,7 +50,7 @@ def timing(problem: Problem) -> Timing:
     send_s = mean_send_s(a) if problem.tensor_s is None else 2.0 * problem.tensor_s
     works = mean_cost_s > 0
     scale_s = float(mean_cost_s[works].mean()) if works.any() else max(mean_link(problem)[1], 1e-9)
-    up_s = up(problem, mean_cost_s, send_s)
+    up_s = longest_s(a, mean_cost_s, send_s)
     order = np.lexsort((np.arange(problem.num_ops), -up_s))
     return Timing(cost_s, mean_cost_s, send_s, scale_s, up_s, order)
 
@@ -72,17 +73,6 @@ def links(problem: Problem) -> tuple[Float[np.ndarray, "D D"], Float[np.ndarray,
     return np.zeros_like(s_per_byte), np.where(s_per_byte > 0, per_byte, 0.0)
 
 
-def up(
-    problem: Problem, seconds: Float[np.ndarray, "N"], send_s: Float[np.ndarray, "T"]
-) -> Float[np.ndarray, "N"]:
-    """Seconds from the start of each op to the end on the longest path, its transfers included."""
-    from gdp.methods.ranks_kernels import fill_upward_ranks
-
-    rank = np.zeros(problem.num_ops)
-    fill_upward_ranks(arrays_of(problem), seconds, send_s, rank)
-    return rank
-
-
 def down(
     problem: Problem, seconds: Float[np.ndarray, "N"], send_s: Float[np.ndarray, "T"]
 ) -> Float[np.ndarray, "N"]:
@@ -96,6 +86,4 @@ def down(
 
 def priority(problem: Problem) -> Int[np.ndarray, "N"]:
     """The rank of every op: its place in the decode order (decreasing longest path to the end)."""
-    rank = np.empty(problem.num_ops, dtype=np.int64)
-    rank[timing(problem).order] = np.arange(problem.num_ops)
-    return rank
+    return inverse(timing(problem).order)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.graph.index import lists
 from gdp.graph.op_graph import INPUT
 from gdp.problem.problem import Problem, derived
 
@@ -50,10 +51,10 @@ def arrays_of(problem: Problem) -> Arrays:
     """The flat arrays of a problem. O((N + E) log + N D)."""
     graph, cluster = problem.graph, problem.cluster
     n, t = graph.num_ops, graph.num_tensors
-    in_start, in_use = _lists(graph.use_op, n)
-    out_start, out_tensor = _lists(graph.producer, n)
-    use_start, tensor_use = _lists(graph.use_tensor, t)
-    group_start, group_op = _lists(problem.group, problem.num_groups)
+    in_start, in_use = lists(graph.use_op, n)
+    out_start, out_tensor = lists(graph.producer, n)
+    use_start, tensor_use = lists(graph.use_tensor, t)
+    group_start, group_op = lists(problem.group, problem.num_groups)
     weight_bytes, group_weight_start, group_weight = _weights(problem)
     is_input = np.array([kind == INPUT for kind in graph.op_types], dtype=bool)
     opens = np.diff(in_start) == 0
@@ -95,20 +96,6 @@ def _int(values: np.ndarray) -> Int[np.ndarray, "..."]:
     return np.array(values, dtype=np.int64, order="C")
 
 
-def _lists(
-    owner: Int[np.ndarray, "K"], num_owners: int
-) -> tuple[Int[np.ndarray, "L"], Int[np.ndarray, "K"]]:
-    """(start, index): the positions of each owner's entries, in order.
-
-    >>> _lists(np.array([1, 0, 1]), 3)
-    (array([0, 1, 3, 3]), array([1, 0, 2]))
-    """
-    index = np.argsort(owner, kind="stable")
-    start = np.zeros(num_owners + 1, dtype=np.int64)
-    np.cumsum(np.bincount(owner, minlength=num_owners), out=start[1:])
-    return start, _int(index)
-
-
 def _weights(
     problem: Problem,
 ) -> tuple[Int[np.ndarray, "W"], Int[np.ndarray, "L"], Int[np.ndarray, "M"]]:
@@ -122,5 +109,5 @@ def _weights(
     np.maximum.at(size, weight, graph.weight_bytes)
     heavy = np.flatnonzero(graph.weight_bytes > 0)
     pairs = np.unique(np.stack([problem.group[heavy], weight[heavy]], axis=1), axis=0)
-    start, index = _lists(pairs[:, 0], problem.num_groups)
+    start, index = lists(pairs[:, 0], problem.num_groups)
     return size, start, _int(pairs[index, 1])

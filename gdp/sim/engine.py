@@ -114,7 +114,6 @@ class Workspace(NamedTuple):
     sent_by_lane: Int[np.ndarray, "E"]
     stream: Int[np.ndarray, "M 2"]
     hold: Int[np.ndarray, "D 4"]
-    hold_s: Float[np.ndarray, "D"]
     peak_bytes: Int[np.ndarray, "D"]
 
 
@@ -218,7 +217,6 @@ def workspace(problem: Problem) -> Workspace:
         sent_by_lane=np.zeros(e, np.int64),
         stream=np.zeros((d * d + 1, 2), np.int64),
         hold=np.zeros((d, 4), np.int64),
-        hold_s=np.zeros(d),
         peak_bytes=np.zeros(d, np.int64),
     )
 

@@ -58,11 +58,7 @@ def segments(graph: OpGraph, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N
     return _with_io(graph, np.array(best, dtype=np.int64))
 
 
-def latency_segments(
-    problem: Problem,
-    device: Int[np.ndarray, "N"],
-    rank: Int[np.ndarray, "N"] | None = None,
-) -> Int[np.ndarray, "N"]:
+def latency_segments(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
     """A segment id for every op, in topological order, for the lowest simulated latency.
 
     The fewest segments make a reader on another device wait for work that it does not need. So the
@@ -74,8 +70,8 @@ def latency_segments(
         return fewest
     finest = _finest(problem.graph, device)
     if finest.max() > fewest.max():
-        merged = _merge(problem, finest, device, rank)
-        if _latency_s(problem, merged, device, rank) < _latency_s(problem, fewest, device, rank):
+        merged = _merge(problem, finest, device)
+        if _latency_s(problem, merged, device) < _latency_s(problem, fewest, device):
             return merged
     return fewest
 
@@ -97,7 +93,7 @@ def segment_problem(problem: Problem, segment: Int[np.ndarray, "N"]) -> Problem:
 def segment_values(
     values: Int[np.ndarray, "N"], segment: Int[np.ndarray, "N"]
 ) -> Int[np.ndarray, "S"]:
-    """The smallest value of each segment's ops: its device, or its rank."""
+    """The smallest value of each segment's ops: its device."""
     smallest = np.full(int(segment.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(smallest, segment, values)
     return smallest
@@ -245,34 +241,26 @@ def _once_per_segment(graph: OpGraph, segment: Int[np.ndarray, "N"]) -> Bool[np.
 
 
 def _latency_s(
-    problem: Problem,
-    segment: Int[np.ndarray, "N"],
-    device: Int[np.ndarray, "N"],
-    rank: Int[np.ndarray, "N"] | None,
+    problem: Problem, segment: Int[np.ndarray, "N"], device: Int[np.ndarray, "N"]
 ) -> float:
     from gdp.sim.latency import simulate
 
-    ranks = None if rank is None else segment_values(rank, segment)
     whole = segment_problem(problem, segment)
-    return simulate(whole, segment_values(device, segment), ranks).latency_s
+    return simulate(whole, segment_values(device, segment)).latency_s
 
 
 def _merge(
-    problem: Problem,
-    segment: Int[np.ndarray, "N"],
-    device: Int[np.ndarray, "N"],
-    rank: Int[np.ndarray, "N"] | None,
+    problem: Problem, segment: Int[np.ndarray, "N"], device: Int[np.ndarray, "N"]
 ) -> Int[np.ndarray, "N"]:
     """Segments merged with the next one on their device wherever latency does not grow."""
     from gdp.sim.latency import simulate
 
     cut = segment_problem(problem, segment)
     where = segment_values(device, segment)
-    ranks = None if rank is None else segment_values(rank, segment)
     tries, improved = 0, True
     while improved:
         improved = False
-        schedule = simulate(cut, where, ranks)
+        schedule = simulate(cut, where)
         latency_s = schedule.latency_s
         now = np.arange(cut.num_ops)  # [id at the start of this pass]: the id it has become
         for a, b in _neighbours(cut.graph, where, schedule.start_s):
@@ -286,10 +274,9 @@ def _merge(
             label = _in_order(cut.graph, label)
             fewer = _contract(cut, label, cut.compute_s, cut.cluster)
             there = segment_values(where, label)
-            fewer_ranks = None if ranks is None else segment_values(ranks, label)
-            merged_s = simulate(fewer, there, fewer_ranks).latency_s
+            merged_s = simulate(fewer, there).latency_s
             if merged_s <= latency_s:
-                cut, where, ranks, latency_s = fewer, there, fewer_ranks, merged_s
+                cut, where, latency_s = fewer, there, merged_s
                 now, segment, improved = label[now], label[segment], True
     return segment
 

@@ -11,7 +11,8 @@ import pytest
 from gdp.errors import ModelError
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
-from gdp.importers.jax.trace import inspect_trace, trace, trace_training_step
+from gdp.importers.jax.model import JaxModel
+from gdp.importers.jax.trace import trace, trace_training_step
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -104,7 +105,7 @@ def test_a_while_loop_costs_its_trip_count_which_is_assumed_aloud(
     def loop(x):
         return jax.lax.while_loop(lambda c: c[0] < 9, lambda c: (c[0] + 1, c[1] @ c[1]), (0, x))
 
-    given = inspect_trace(loop, f32(8, 8), trip_count=9)
+    given = JaxModel("loop", loop, (f32(8, 8),), {"trip_count": 9}).trace()
     assert not given.assumptions
     assert given.graph.flop[ops(given.graph, "while")[0]] == 9 * (2 * 8**3 + 1 + 1)
     with caplog.at_level(logging.WARNING):
@@ -160,7 +161,7 @@ def test_convolutions_cost_the_same_forward_and_backward() -> None:
     ],
 )
 def test_costs_of_other_primitives(fn, shapes, op_type: str, flop: float) -> None:
-    traced = inspect_trace(fn, *(f32(*shape) for shape in shapes))
+    traced = JaxModel("fn", fn, tuple(f32(*shape) for shape in shapes)).trace()
     assert traced.graph.flop[ops(traced.graph, op_type)].tolist() == [flop]
     assert traced.estimated == ()
 

@@ -11,7 +11,7 @@ from onnx_tiny import BOOL, FLOAT, INT64, external, ints, model, node, save, val
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.onnx.model import inspect_onnx, load_onnx, load_onnx_model
+from gdp.importers.onnx.model import load_onnx, load_onnx_model
 
 
 def output_shapes(graph: OpGraph) -> list[tuple[int, ...]]:
@@ -158,7 +158,6 @@ def test_weights_in_missing_files_are_known_by_shape(tmp_path: Path) -> None:
     made.graph.initializer.append(external("w", TensorProto.BFLOAT16, [3, 50_000], "none.data"))
     found = load_onnx_model(save(tmp_path, made))
     assert found.graph.weight_bytes[found.graph.op_index["mul"]] == 300_000
-    assert found.inspection.parameters == 150_000
 
 
 def branch(name: str, nodes: list[onnx.NodeProto], output: str) -> onnx.GraphProto:
@@ -183,7 +182,7 @@ def test_if_with_a_known_condition_costs_its_branch(
     graph = found.graph
     op = graph.op_index["choose"]
     assert graph.flop[op] == flop
-    assert not found.inspection.assumptions
+    assert not found.assumptions
     # The value that a body reads from outside is a use of the op.
     assert ("input:x", "choose") in named_edges(graph)
 
@@ -197,7 +196,7 @@ def test_if_with_an_open_condition_costs_the_dearer_branch_and_says_so(
     assert found.graph.flop[op] == 64
     assert found.graph.weight_bytes[op] == 64  # w, read inside the branch
     assert found.graph.memory_traffic_bytes[op] == 4 * (8 + 16 + 8)
-    assert "then branch" in found.inspection.assumptions[0]
+    assert "then branch" in found.assumptions[0]
     assert "then branch" in caplog.text
 
 
@@ -237,7 +236,7 @@ def test_a_loop_costs_its_body_times_its_constant_trip_count(tmp_path: Path) -> 
     assert found.graph.flop[op] == 5 * (64 + 8)
     assert found.graph.weight_bytes[op] == 64 + 8 + 1  # w, the trip count and the condition
     assert output_shapes(found.graph) == [(2, 4), (5,)]
-    assert not found.inspection.assumptions
+    assert not found.assumptions
 
 
 def test_a_loop_whose_state_grows_is_followed(tmp_path: Path) -> None:
@@ -257,11 +256,11 @@ def test_an_open_trip_count_is_assumed_and_said_or_given(tmp_path: Path) -> None
     path = save(tmp_path, loop_model(None))
     once = load_onnx_model(path)
     assert once.graph.flop[once.graph.op_index["loop"]] == 72
-    assert "'loop' (Loop): the trip count depends on data" in once.inspection.assumptions[0]
+    assert "'loop' (Loop): the trip count depends on data" in once.assumptions[0]
     given = load_onnx_model(path, trips=7)
     assert given.graph.flop[given.graph.op_index["loop"]] == 7 * 72
     assert output_shapes(given.graph) == [(2, 4), (7,)]
-    assert not given.inspection.assumptions
+    assert not given.assumptions
 
 
 def test_a_scan_costs_its_body_per_step(tmp_path: Path) -> None:
@@ -333,6 +332,6 @@ def test_a_custom_operator_is_estimated_on_request(tmp_path: Path) -> None:
     path = save(tmp_path, model(nodes, {"x": [2, 3]}, ["y"], domains={"my.ops": 1}))
     with pytest.raises(ModelError, match=r"'what'.*'Mystery'.*domain 'my.ops'"):
         load_onnx(path)
-    found = inspect_onnx(path)
-    assert found.estimated_ops == ["what"]
+    found = load_onnx_model(path, unknown="estimate")
+    assert found.estimated == ("what",)
     assert "'m' is assumed to be like its first input, [2, 3]" in found.assumptions[0]

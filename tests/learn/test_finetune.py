@@ -9,9 +9,9 @@ import pytest
 from tiny import fork_join, random_problem
 
 from gdp.api import methods
-from gdp.learn.finalists import FINALISTS, turns_of
 from gdp.learn.finetune import FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
+from gdp.learn.judge import FINALISTS, turns_of
 from gdp.learn.recipe import RecipeError, load_finetune
 from gdp.methods.annealing.annealer import AnnealConfig, make_annealer
 from gdp.methods.base import Assignment, Search

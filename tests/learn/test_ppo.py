@@ -7,8 +7,8 @@ import optax
 import pytest
 from tiny import random_problem
 
-from gdp.learn.finalists import confirm
 from gdp.learn.imitation import imitation_rows, perturb
+from gdp.learn.judge import confirm
 from gdp.learn.ppo import (
     PpoConfig,
     Weights,

@@ -36,24 +36,7 @@ def trace(
     unroll_scan: bool | int = False,
     trip_count: int | None = None,
 ) -> OpGraph:
-    """The graph of `fn(*args)`; what was estimated or assumed is logged. See `inspect_trace`."""
-    found = inspect_trace(
-        fn, *args, weight_argnums=weight_argnums, name=name, unroll_scan=unroll_scan,
-        trip_count=trip_count,
-    )  # fmt: skip
-    report(found)
-    return found.graph
-
-
-def inspect_trace(
-    fn: Callable[..., Any],
-    *args: Any,
-    weight_argnums: int | Sequence[int] = (),
-    name: str | None = None,
-    unroll_scan: bool | int = False,
-    trip_count: int | None = None,
-) -> Traced:
-    """The graph of `fn(*args)` with what was estimated or assumed.
+    """The graph of `fn(*args)`; what was estimated or assumed is logged.
 
     Arguments in `weight_argnums` are weights that the ops hold, as are arrays that `fn` closes
     over; the others are graph inputs. `unroll_scan` is True, or the greatest length to unroll;
@@ -65,7 +48,9 @@ def inspect_trace(
         raise ValueError(f"weight_argnums {sorted(held)} do not fit {len(args)} arguments")
     program = Program(Options(unroll_scan, trip_count, mark_transposed=True))
     label = name or getattr(fn, "__name__", "traced")
-    return traced(list_call(fn, args, held, label, program))
+    found = traced(list_call(fn, args, held, label, program))
+    report(found)
+    return found.graph
 
 
 def trace_training_step(

@@ -11,22 +11,16 @@ from gdp.importers.onnx.shapes.types import Tensor
 # The output holds the numbers of the input under another shape. A transpose counts too: a product
 # can read the transposed weight in place, as where an embedding is also the output layer.
 _VIEWS = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"}
-_NO_PARAMETERS = {
-    ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64,
-    ir.DataType.BOOL, ir.DataType.STRING,
-}  # fmt: skip
 
 
-def fold(facts: Facts) -> int:
+def fold(facts: Facts) -> None:
     """Turn what is computed from the shapes of activations into initialisers and drop what then
-    feeds nothing; the number of nodes dropped. Nodes that make graph outputs stay, but nothing
-    else reads them.
+    feeds nothing. Nodes that make graph outputs stay, but nothing else reads them.
 
     Such values are constants once the dimensions are bound; left in place, they would tie ops to
     tensors whose data they never read.
     """
     graph = facts.model.graph
-    before = len(graph)
     for node in list(graph):
         if all(value in facts.by_shape for value in node.outputs):
             for value in node.outputs:
@@ -38,7 +32,6 @@ def fold(facts: Facts) -> int:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
-    return before - len(graph)
 
 
 def annotate(facts: Facts) -> None:
@@ -105,31 +98,6 @@ class Roles:
             value = source
         return value
 
-    def parameters(self) -> int:
-        """Numbers stored in the distinct weights that ops read. Integers of 32 bits or more are
-        indices and shapes, not parameters."""
-        stored: dict[ir.Value, None] = {}
-        for node in self.ops:
-            for value in self.weights(node):
-                stored.update(dict.fromkeys(self._sources(value)))
-        facts = (self.facts.tensors.get(value) for value in stored)
-        return sum(fact.elements for fact in facts if isinstance(fact, Tensor) and _counts(fact))
-
-    def _sources(self, value: ir.Value) -> Iterator[ir.Value]:
-        """The stored values that a weight is computed from. A weight that is filled with a constant
-        stands for a stored one: that is how models are published without their weights."""
-        stack, seen = [value], {value}
-        while stack:
-            here = stack.pop()
-            maker = here.producer()
-            filled = here is value and maker is not None and maker.op_type == "ConstantOfShape"
-            if maker is None or maker.op_type == "Constant" or filled:
-                yield here
-                continue
-            inputs = [v for v in maker.inputs if v is not None and v not in seen]
-            stack.extend(inputs)
-            seen.update(inputs)
-
     def _read(self, node: ir.Node) -> Iterator[ir.Value]:
         for value in node.inputs:
             if value is not None:
@@ -139,10 +107,6 @@ class Roles:
                 if not all(value in self.facts.constant for value in inner.outputs):
                     yield from self._read(inner)
             yield from body.outputs
-
-
-def _counts(fact: Tensor) -> bool:
-    return fact.dtype not in _NO_PARAMETERS
 
 
 def _makes_output(node: ir.Node) -> bool:

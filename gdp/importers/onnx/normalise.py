@@ -123,8 +123,6 @@ def _inlined_nodes(model: ir.Model) -> int:
 
 
 def _sort(graph: ir.Graph, source: str) -> None:
-    if _is_sorted(graph):
-        return
     try:
         graph.sort()
     except ValueError:
@@ -133,20 +131,6 @@ def _sort(graph: ir.Graph, source: str) -> None:
             f"{source}: the graph has a cycle through {describe(node.name, node.op_type)}, "
             f"which makes {node.outputs[0].name!r}"
         ) from None
-
-
-def _is_sorted(graph: ir.Graph) -> bool:
-    done: set[ir.Node] = set()
-    for node in graph:
-        for value in node.inputs:
-            maker = None if value is None else value.producer()
-            if maker is not None and maker.graph is graph and maker not in done:
-                return False
-        for attribute in node.attributes.values():
-            if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-                return False  # bodies read from outside: leave it to the full sort
-        done.add(node)
-    return True
 
 
 def _node_on_cycle(graph: ir.Graph) -> ir.Node:

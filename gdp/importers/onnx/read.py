@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from gdp.errors import ModelError
 from gdp.importers.onnx.check import check_fields
@@ -119,6 +120,30 @@ def read_model(path: Path, *, weights: bool) -> ir.Model:
         raise ModelError(f"{path}: is not a valid ONNX model: {root_cause(error)}") from None
     ir.external_data.set_base_dir(model.graph, path.parent)
     return model
+
+
+def external_files(path: Path) -> list[Path]:
+    """The files beside a model that hold its weights; none where it cannot be read."""
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except (OSError, DecodeError):
+        return []
+    names = {
+        ExternalDataInfo(tensor).location
+        for tensor in _tensors(graph)
+        if uses_external_data(tensor)
+    }
+    return [path.parent / name for name in sorted(names)]
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield attribute.t
+            yield from attribute.tensors
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _tensors(inner)
 
 
 def root_cause(error: BaseException) -> str:

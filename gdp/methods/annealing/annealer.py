@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import Clock
+from gdp.graph.index import inverse
 from gdp.methods.base import Assignment
 from gdp.methods.scoring import Scored, score_all
 from gdp.problem.arrays import arrays_of
@@ -330,11 +331,7 @@ class LatencyAnnealer(_Run):
 
     def best(self) -> Scored:
         """The best placement so far, with its priorities."""
-        if not self._by_rank:
-            return self.best_with(None)
-        rank = np.empty(self.problem.num_ops, dtype=np.int64)
-        rank[self.chain.order] = np.arange(len(rank))
-        return self.best_with(rank)
+        return self.best_with(inverse(self.chain.order) if self._by_rank else None)
 
 
 class PeriodAnnealer(_Run):

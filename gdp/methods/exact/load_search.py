@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.clock import Clock
+from gdp.graph.index import lists, starts
 from gdp.methods.exact.hypergraph import LoadModel
 
 if TYPE_CHECKING:
@@ -95,10 +96,9 @@ def _incidence(
     """(start, sets of each node, start, nodes of each set)."""
     pin = np.array([v for nodes in sets for v in nodes], dtype=np.int64)
     owner = np.repeat(np.arange(len(sets)), [len(nodes) for nodes in sets]).astype(np.int64)
-    counts = np.bincount(pin, minlength=num_nodes)
     sizes = np.array([len(nodes) for nodes in sets], dtype=np.int64)
-    starts = [np.concatenate([[0], np.cumsum(x)]).astype(np.int64) for x in (counts, sizes)]
-    return starts[0], owner[np.argsort(pin, kind="stable")], starts[1], pin
+    start, index = lists(pin, num_nodes)
+    return start, owner[index], starts(sizes), pin
 
 
 def _starts(

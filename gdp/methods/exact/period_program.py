@@ -20,21 +20,14 @@ MOST_VARIABLES = 150_000
 """Above this the linear relaxation alone takes minutes."""
 
 
-def num_variables(problem: Problem) -> int:
-    """How many variables the program has, roughly."""
-    d = problem.num_devices
-    return problem.num_groups * d + problem.graph.num_tensors * d * (d - 1)
-
-
 def too_large(problem: Problem) -> str:
     """How many variables, where they are too many; nothing where a solver gets through."""
-    count = num_variables(problem)
+    d = problem.num_devices
+    count = problem.num_groups * d + problem.graph.num_tensors * d * (d - 1)
     return f"{count} variables" if count > MOST_VARIABLES else ""
 
 
-def solve_period(
-    problem: Problem, upper_s: float, seconds: float | None, relative_gap: float = 1e-6
-) -> LoadSolution:
+def solve_period(problem: Problem, upper_s: float, seconds: float | None) -> LoadSolution:
     """The devices of the groups with the least period below `upper_s`."""
     work_s = group_seconds(problem)
     finite = np.isfinite(upper_s)
@@ -44,7 +37,7 @@ def solve_period(
     possible = model.possible.copy()
     possible[: may.size] &= may.reshape(-1)
     model = model._replace(possible=possible)
-    solution = least_whole(model, (0.0, upper_s / unit_s), seconds, relative_gap)
+    solution = least_whole(model, (0.0, upper_s / unit_s), seconds, 1e-6)
     return read_solution(solution, np.arange(may.size).reshape(may.shape), upper_s, 1.0 / unit_s)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from gdp.graph.index import inverse
 from gdp.methods.exact.cp_sat import TICKS, cp_model_library, run_cp, ticks
 from gdp.methods.exact.hypergraph import group_weights
 from gdp.problem.arrays import arrays_of
@@ -37,15 +38,10 @@ class Schedule:
     is_complete: bool
 
 
-def num_intervals(problem: Problem) -> int:
-    """How many optional intervals the model has at most."""
-    d = problem.num_devices
-    return problem.num_ops * d + problem.graph.num_tensors * d * (d - 1)
-
-
 def too_large(problem: Problem) -> str:
     """How many intervals, where they are too many; nothing where a solver gets through."""
-    count = num_intervals(problem)
+    d = problem.num_devices
+    count = problem.num_ops * d + problem.graph.num_tensors * d * (d - 1)
     return f"{count} intervals" if count > MOST_INTERVALS else ""
 
 
@@ -70,7 +66,7 @@ def solve_schedule(
     start = np.array([solution.solver.value(s) for s in form.start])
     on = [[solution.solver.value(literal) for literal in row] for row in form.on]
     device = np.array(on).argmax(axis=1)[problem.group]
-    rank = np.argsort(np.argsort(start, kind="stable"), kind="stable")
+    rank = inverse(np.argsort(start, kind="stable"))
     return Schedule(device, rank, bound_s, solution.is_complete)
 
 

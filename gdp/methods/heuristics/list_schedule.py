@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.ranks import as_rank, longest_s, upward_rank
+from gdp.methods.ranks import as_rank, longest_s, mean_compute_s, upward_rank
 from gdp.methods.repair import settle
 from gdp.methods.scoring import compile_once, unsupported
 from gdp.problem.arrays import arrays_of
@@ -64,7 +64,7 @@ def etf_assignments(problem: Problem) -> Iterator[Assignment]:
     from gdp.methods.heuristics.etf_kernels import etf_plan
 
     a = arrays_of(problem)
-    level_s = longest_s(a, np.zeros(len(a.tensor_bytes)))
+    level_s = longest_s(a, mean_compute_s(a), np.zeros(len(a.tensor_bytes)))
     rank = upward_rank(problem)
     for queues in (False, True):
         plan = etf_plan(a, level_s, queues)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
+from gdp.graph.index import lists, starts
 from gdp.methods.pipeline.elements import Contraction
 from gdp.methods.pipeline.stage_costs import StageCosts
 from gdp.problem.problem import Problem
@@ -111,8 +112,8 @@ def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) 
     pins = [edge.pins for edge in costs.edges]
     pin_edge = np.repeat(np.arange(len(pins)), [len(p) for p in pins])
     pin = np.array([e for p in pins for e in p], dtype=np.int64)
-    element_start, order = _lists(pin, m)
-    next_start, arc = _lists(contraction.src, m)
+    element_start, order = lists(pin, m)
+    next_start, arc = lists(contraction.src, m)
     counts = [len(devices) for devices in costs.devices]
     following, previous = state_moves(counts)
     lanes = [lane for own in costs.lanes for lane in own]
@@ -129,7 +130,7 @@ def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) 
         next=contraction.dst[arc],
         element_start=element_start,
         element_edge=pin_edge[order],
-        pin_start=_starts(size),
+        pin_start=starts(size),
         pin=pin,
         pins_of=size + low + high,
         low=low,
@@ -142,7 +143,7 @@ def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) 
         shared=shared,
         shared_bytes=shared_bytes,
         capacity_bytes=costs.memory_bytes,
-        lane_start=_starts(np.array([len(own) for own in costs.lanes])),
+        lane_start=starts(np.array([len(own) for own in costs.lanes])),
         lane_works=np.array([works for works, _ in lanes], dtype=bool),
         lane_row=np.array([row for _, row in lanes], dtype=np.int64),
         count=np.array(counts, dtype=np.int64),
@@ -221,18 +222,6 @@ def as_bits(flags: Bool[np.ndarray, "X S"]) -> UInt[np.ndarray, "X V"]:
     for s in range(size):
         packed[flags[:, s], s >> 6] |= np.uint64(1 << (s & 63))
     return packed
-
-
-def _starts(sizes: Int[np.ndarray, "X"]) -> Int[np.ndarray, "X+1"]:
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-
-
-def _lists(
-    owner: Int[np.ndarray, "X"], num_owners: int
-) -> tuple[Int[np.ndarray, "Y"], Int[np.ndarray, "X"]]:
-    """(start, index): the positions of each owner's entries, in order."""
-    order = np.argsort(owner, kind="stable").astype(np.int64)
-    return _starts(np.bincount(owner, minlength=num_owners)), order
 
 
 def _weights(

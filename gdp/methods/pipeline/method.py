@@ -107,8 +107,7 @@ def best_pipeline(
     spans = best_linear(task.program, orders, task.pipeline_bound_s, clock)
     if linear_only:
         return _pipeline(task, spans, False, 0, 0)
-    share = None if search.seconds is None else max(0.0, clock.remaining_s() * _EXACT_SHARE)
-    limits = Limits(Clock(share), _MOST_SEEN, _MOST_BYTES)
+    limits = Limits(Clock(clock.left_s(_EXACT_SHARE)), _MOST_SEEN, _MOST_BYTES)
     try:
         best, is_optimal, seen, pairs = _best_exact(task, spans, limits)
     except KeyboardInterrupt:
@@ -234,8 +233,7 @@ def _with_less_memory(
             break
         if clock.is_over() and len(tries) > 1:
             break
-        left_s = None if search.seconds is None else max(0.0, clock.remaining_s())
-        rest = dataclasses.replace(search, seconds=left_s)
+        rest = dataclasses.replace(search, seconds=clock.left_s())
         quick = _is_quick(objective_of(problem)) or clock.is_over()
         tries.append(best_pipeline(problem, rest, linear_only=quick, memory_share=share))
     return [p.device for p in tries if p.device is not None]

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.clock import Clock
+from gdp.graph.index import inverse
 from gdp.methods.pipeline.down_sets import Span, cost_of
 from gdp.methods.pipeline.pruning import Program
 
@@ -98,8 +99,7 @@ class _Order:
     def _near(self, best: list[Span], few: int) -> Int[np.ndarray, "X"]:
         """Even cuts, and as many around the places where the stages of a pipeline end."""
         m = len(self.order)
-        position = np.empty(m, dtype=np.int64)
-        position[self.order] = np.arange(m)
+        position = inverse(self.order)
         ends = np.array([int(position[span.elements].max(initial=-1)) + 1 for span in best])
         reach = max(1, few // (2 * max(1, len(ends))))
         around = (ends[:, None] + np.arange(-reach, reach + 1)[None]).ravel()

@@ -114,14 +114,14 @@ def group_costs(problem: Problem, costs: StageCosts) -> StageCosts:
     return replace(costs, work_s=work_s, barred=barred)
 
 
-def with_few_states(costs: StageCosts, most: int = _MOST_STATES) -> StageCosts:
+def with_few_states(costs: StageCosts) -> StageCosts:
     """The costs without the slowest devices, where devices are so unlike that states are many.
 
     A state is the number of devices used of each class.
     """
     classes = [list(devices) for devices in costs.devices]
     slow = np.argsort(-np.where(costs.barred, costs.work_s.max(initial=0.0), costs.work_s).sum(1))
-    while math.prod(len(devices) + 1 for devices in classes) > most:
+    while math.prod(len(devices) + 1 for devices in classes) > _MOST_STATES:
         next(classes[c] for c in slow if classes[c]).pop()
     return replace(costs, devices=tuple(tuple(devices) for devices in classes))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.graph.index import inverse
 from gdp.methods.base import Assignment
 from gdp.methods.ranks import upward_rank
 from gdp.problem.arrays import arrays_of
@@ -38,9 +39,7 @@ class Coarse:
             ranks.append(upward_rank(problem))
             if assignment.rank is not None:
                 by_part = np.lexsort((np.arange(problem.num_ops), assignment.rank[self.part_of]))
-                rank = np.empty(problem.num_ops, dtype=np.int64)
-                rank[by_part] = np.arange(problem.num_ops)
-                ranks.append(rank)
+                ranks.append(inverse(by_part))
         return [Assignment(device, rank) for rank in ranks]
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from gdp.clock import Clock
 from gdp.methods.annealing.annealer import (
     AnnealConfig,
@@ -74,7 +72,7 @@ def local_search(problem: Problem, search: Search) -> Answer:
         candidates = itertools.chain(
             single_assignments(problem), block_assignments(problem), heft_assignments(problem)
         )
-    first = best_of(problem, candidates, share_of(clock, config.start_share))
+    first = best_of(problem, candidates, Clock(clock.left_s(config.start_share)))
     if first.overflow_bytes > 0 and (proof := proven_misfit(problem)) is not None:
         return Answer(None, reason=proof, evaluations=first.evaluations)
     best = improve(problem, [first], search, clock, config)
@@ -91,12 +89,6 @@ def as_answer(problem: Problem, best: Scored, name: str) -> Answer:
         f"{missing_text(problem, best.assignment)}",
         evaluations=best.evaluations,
     )
-
-
-def share_of(clock: Clock, share: float) -> Clock:
-    """A clock over a share of what another has left."""
-    left_s = clock.remaining_s()
-    return Clock(None if np.isinf(left_s) else max(0.0, share * left_s))
 
 
 def improve(
@@ -252,7 +244,7 @@ def _search_coarse(
     coarse = coarse_problem(problem, config.coarse_ops)
     if coarse is None:
         return []
-    clock = share_of(budget.clock, config.coarse_share)
+    clock = Clock(budget.clock.left_s(config.coarse_share))
     left = budget.left()
     limit = None if left is None else int(config.coarse_share * left)
     inner = _Budget(clock, replace(search, evaluations=limit, progress=None), config, 0)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
+from gdp.graph.index import inverse
 from gdp.policy.model.config import MAX_SUMMARIES, NetworkConfig, Params
 from gdp.policy.model.head import Head
 from gdp.policy.view.buckets import OP_SIZES, bucket
@@ -23,8 +24,7 @@ MASKED = np.float32(-1e9)  # a score that no softmax keeps
 
 def encode(config: NetworkConfig, params: Params, features: Features) -> Head:
     """The network's result for one problem, in the problem's own order of ops."""
-    position = np.empty(len(features.order), dtype=np.int64)
-    position[features.order] = np.arange(len(position))
+    position = inverse(features.order)
     h, whole = _embed(config, params, features, position)
     for i in range(config.attention_layers):
         h = _block(config, params["attention"][i], h, whole)

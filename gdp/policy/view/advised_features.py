@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.methods.ranks import longest_s
 from gdp.policy.advice import ADVISERS, Advice
 from gdp.policy.priorities import RULES, rank_under
-from gdp.policy.timing import links, squash, timing, up
+from gdp.policy.timing import links, squash, timing
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
@@ -102,7 +103,8 @@ def _whole(problem: Problem, found: Advice) -> Float[np.ndarray, "12"]:
     times = timing(problem)
     cost = np.where(problem.allowed, times.cost_s, np.inf).min(axis=1)
     cost = np.where(np.isfinite(cost), cost, 0.0)
-    path_s = float(up(problem, cost, np.zeros(problem.graph.num_tensors)).max())
+    free_send = np.zeros(problem.graph.num_tensors)
+    path_s = float(longest_s(arrays_of(problem), cost, free_send).max())
     total = np.where(problem.allowed, times.cost_s, times.mean_cost_s[:, None]).sum(axis=0)
     fair_s = float(1.0 / (1.0 / np.maximum(total, 1e-30)).sum())
     lowest = np.maximum(np.array([path_s, fair_s]), 1e-12)

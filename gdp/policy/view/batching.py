@@ -11,6 +11,7 @@ import jraph
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from gdp.graph.index import inverse
 from gdp.policy.view.buckets import DEVICE_SIZES, OP_SIZES, bucket
 from gdp.policy.view.features import Features
 
@@ -37,8 +38,7 @@ def pad(features: Features) -> Batch:
     wide_n = bucket(n + 1, OP_SIZES)
     wide_p = bucket(len(features.src) + 1, tuple(2 * wide_n * k for k in (1, 2, 4, 8, 16)))
     wide_d = bucket(d, DEVICE_SIZES)
-    position = np.empty(n, dtype=np.int64)
-    position[features.order] = np.arange(n)
+    position = inverse(features.order)
     # NumPy goes in, and JAX comes in where it is used: nothing is copied to a device twice.
     graph: dict[str, Any] = {
         "nodes": features.op[features.order],

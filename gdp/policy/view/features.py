@@ -10,9 +10,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.methods.ranks import longest_s
 from gdp.policy.advice import Advice
-from gdp.policy.timing import Timing, down, mean_link, pairs, squash, timing, up
+from gdp.policy.timing import Timing, down, mean_link, pairs, squash, timing
 from gdp.policy.view.advised_features import NUM_ADVISED, advised_features
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, derived
 from gdp.sim.objectives import objective_of
 
@@ -75,7 +77,7 @@ def _full(
     np.add.at(in_bytes, graph.use_op, graph.tensor_bytes[graph.use_tensor])
     up_s = times.up_s
     down_s = down(problem, times.mean_cost_s, times.send_s)
-    up_free = up(problem, times.mean_cost_s, free_send)
+    up_free = longest_s(arrays_of(problem), times.mean_cost_s, free_send)
     down_free = down(problem, times.mean_cost_s, free_send)
     path, path_free = max(up_s.max(), 1e-12), max(up_free.max(), 1e-12)
     position = np.empty(n)

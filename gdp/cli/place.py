@@ -35,11 +35,11 @@ def place(
     from gdp.cli.text import result_text
     from gdp.placement import save_placement
 
-    first_run.prepare(search.method, objective)
     graph, machine = model.load(), cluster.load()
     outputs.require(
         model.spec, cluster.cluster, trained.checkpoint, trained.costs, constraints.constraints
     )
+    first_run.prepare(search.method, objective)
     with progress_bar("placing") as progress:
         result = api.place(
             graph, machine, objective=objective, method=search.method, costs=trained.costs,
@@ -90,8 +90,8 @@ def compare(
         if sys.stderr.isatty():
             click.echo(f"gdp: {name} ...", err=True)
 
-    first_run.prepare("auto", objective)
     graph, machine = model.load(), cluster.load()
+    first_run.prepare("auto", objective)
     rows = api.compare(
         graph, machine, objective=objective, names=methods.split(",") if methods else None,
         costs=trained.costs, search=search.search(), checkpoint=trained.checkpoint,

@@ -49,11 +49,12 @@ def run(
     from gdp.placement import load_placement
     from gdp.runtime.measure import Measuring
 
-    first_run.prepare(search.method, objective)
     machine = cluster.load()
+    placed = None if placement is None else load_placement(placement)
+    first_run.prepare(search.method, objective)
     with progress_bar("running") as progress:
         report = run_model(
-            model.spec, machine, None if placement is None else load_placement(placement),
+            model.spec, machine, placed,
             dims=model.dims, objective=objective, method=search.method, costs=trained.costs,
             checkpoint=trained.checkpoint, search=search.search(progress),
             constraints=constraints.read(),

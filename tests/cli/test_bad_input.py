@@ -1,81 +1,21 @@
 """Bad input, whatever it is: one line that names file and field, exit code 2; a bug is 3."""
 
 import gzip
-import io
-import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from refusals import CLUSTER, DEVICE, Run, changed, refused, small
 
 from gdp import api
-from gdp.cli import main
 from gdp.cluster.types import Cluster
 from gdp.errors import GdpError
-from gdp.graph.file import save_graph
-from gdp.graph.op_graph import OpGraph, make_graph
-from gdp.learn.labels import load_labels
 from gdp.models import load
 from gdp.placement import make_placement, save_placement
-from gdp.policy.placed import WIDE, Placed, pack, unpack
-from gdp.policy.policy import default_checkpoint
-from gdp.resources import data_path
 from gdp.units import parse_bytes
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Runs the program in this process: (exit code, stdout, stderr)."""
-
-    def program(*args: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gdp", *map(str, args)])
-        with pytest.raises(SystemExit) as done:
-            main.main()
-        out, err = capfd.readouterr()
-        return int(done.value.code or 0), out, err
-
-    return program
-
-
-def refused(run: Run, *args: str | Path) -> str:
-    """The one line of a program that refuses its input."""
-    code, out, err = run(*args)
-    assert (code, out) == (2, ""), err
-    assert err.startswith("gdp: ")
-    assert err.count("\n") == 1, err
-    return err
-
-
-def small() -> OpGraph:
-    return make_graph(
-        "small", ["a", "b"], ["Conv", "Conv"], [(0, 100), (1, 100)], [(0, 1)], flop=[1e6, 1e6]
-    )
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    save_graph(small(), tmp_path / "small.json")
-    return tmp_path / "small.json"
-
-
-def changed(path: Path, **changes: Any) -> Path:
-    document = json.loads(path.read_bytes()) | changes
-    path.write_text(json.dumps(document))
-    return path
-
-
-CLUSTER = ("--cluster", "2xcpu-core")
-QUICK = ("--evaluations", "10", "--method", "heft")
-DEVICE = '[[device]]\nname = "a"\nflop_per_s = 1e9\nbytes_per_s = 1e9\n'
 
 
 @pytest.mark.parametrize(
@@ -194,153 +134,6 @@ def test_a_constraints_file_of_a_wrong_type(run: Run, model: Path, tmp_path: Pat
     line = refused(run, "place", model, *CLUSTER, "--constraints", path)
     assert "demands.toml is not a constraints file" in line
     assert "$.pin" in line
-
-
-@pytest.fixture
-def costs(tmp_path: Path) -> Path:
-    folder = tmp_path / "costs"
-    shipped = data_path("checkpoints", "costs") / "cpu-core-avx2"
-    folder.mkdir()
-    for name in ("meta.json", "costs.npz"):
-        shutil.copy(shipped / name, folder / name)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"device": []}, r"$.device"),
-        ({"device": {"kind": "x"}}, r"$.device"),
-        ({"scale": 0}, r"$.scale"),
-        ({"scale": 10**400}, "meta.json"),
-        ({"types": "x"}, r"$.types"),
-        ({"types": ["Conv"]}, "noise has shape (50,), (1,) wanted"),
-        ({"versions": 3}, r"$.versions"),
-        ({"transfer": [1.0]}, "transfer has 1 coefficients"),
-        ({"arrays_sha256": "0"}, "costs.npz is damaged"),
-        ({"costs_format": 9}, "no cost file of format 1"),
-        ({"schema": "1"}, r"$.schema"),
-    ],
-)
-def test_a_broken_meta_of_costs(
-    run: Run, model: Path, costs: Path, changes: dict, field: str
-) -> None:
-    changed(costs / "meta.json", **changes)
-    line = refused(run, "place", model, *CLUSTER, "--costs", costs)
-    assert "costs" in line
-    assert field in line
-
-
-def test_a_meta_that_is_a_list(run: Run, model: Path, costs: Path) -> None:
-    (costs / "meta.json").write_text("[1]")
-    assert "meta.json" in refused(run, "place", model, *CLUSTER, "--costs", costs)
-    (costs / "meta.json").write_text("{}")
-    assert "no cost file of format" in refused(
-        run, "place", model, *CLUSTER, "--costs", costs
-    ) or "schema" in refused(run, "place", model, *CLUSTER, "--costs", costs)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda a: a.pop("layer_b2"), "array 'layer_b2' is missing"),
-        (lambda a: a.pop("noise"), "array 'noise' is missing"),
-        (lambda a: a.update(layer_b2=a["layer_b2"][:, :3]), "layer_b2 has shape"),
-        (lambda a: a.update(layer_c1=a["layer_c1"][0]), "layer_"),
-        (lambda a: a.update(other_mean=a["other_mean"][:5]), "other_mean has shape (5,)"),
-        (lambda a: a.update(other_scale=0 * a["other_scale"]), "other_scale must be > 0"),
-        (lambda a: a.update(layer_b1=a["layer_b1"] + np.nan), "not finite"),
-        (lambda a: a.update(layer_b1=a["layer_b1"] + np.float32(1e30)), "weights beyond"),
-        (lambda a: a.update(fusion_key=a["fusion_key"][::-1]), "fusion_key must be a sorted row"),
-        (lambda a: a.update(fusion_yes=a["fusion_yes"][:3]), "fusion_yes has shape (3,)"),
-        (lambda a: a.update(noise=a["noise"].astype("U3")), "array 'noise.npy'"),
-    ],
-)
-def test_broken_arrays_of_costs(
-    run: Run, model: Path, costs: Path, change: Callable[[dict], None], message: str
-) -> None:
-    import hashlib
-
-    with np.load(costs / "costs.npz") as stored:
-        arrays = {name: stored[name] for name in stored.files}
-    change(arrays)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    (costs / "costs.npz").write_bytes(buffer.getvalue())
-    digest = hashlib.sha256(buffer.getvalue()).hexdigest()
-    changed(costs / "meta.json", arrays_sha256=digest)
-    line = refused(run, "place", model, *CLUSTER, "--costs", costs)
-    assert "costs.npz" in line
-    assert message in line
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(default_checkpoint(), tmp_path / "policy"))
-
-
-ROW = pack(np.zeros(2, np.int64), WIDE)
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"placed": {"digest": "x", "device": "AAAA"}}, r"$.placed"),
-        ({"placed": {"digest": "x", "device": "é"}}, r"$.placed"),
-        ({"placed": {"digest": "x", "device": ROW, "rank": ROW[:-8]}}, r"$.placed"),
-        ({"placed": 3}, r"$.placed"),
-        ({"network": []}, r"$.network"),
-        ({"network": {"heads": 0}}, "heads must lie in [1, 1024], got 0"),
-        ({"network": {"sage_layers": 10**9}}, "sage_layers must lie in"),
-        ({"network": {"witdh": 1}}, "unknown key 'witdh'"),
-        ({"sha256": 3}, r"$.sha256"),
-        ({"name": None}, r"$.name"),
-    ],
-)
-def test_a_broken_meta_of_a_checkpoint(
-    run: Run, model: Path, checkpoint: Path, changes: dict, field: str
-) -> None:
-    changed(checkpoint / "meta.json", **changes)
-    line = refused(run, "place", model, *CLUSTER, "--method", "policy", "--checkpoint", checkpoint)
-    assert "policy" in line
-    assert field in line
-
-
-def test_damaged_weights_are_told_before_they_are_read(checkpoint: Path) -> None:
-    from gdp.policy.policy import load_policy
-
-    (checkpoint / "weights.npz").unlink()  # which is read where it is there
-    chosen = max((checkpoint / "weights").rglob("*"), key=lambda p: p.stat().st_size)
-    data = bytearray(chosen.read_bytes())
-    data[len(data) // 2] ^= 1
-    chosen.write_bytes(data)
-    with pytest.raises(GdpError, match="is damaged: a file of its weights"):
-        load_policy(checkpoint)
-
-
-def test_a_packed_row_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gdp.policy import placed
-
-    row = np.arange(1000)
-    assert unpack(pack(row, WIDE), WIDE).tolist() == row.tolist()
-    monkeypatch.setattr(placed, "MAX_PACKED_BYTES", 3999)
-    with pytest.raises(ValueError, match="it is cut off, or too long"):
-        unpack(pack(row, WIDE), WIDE)
-    with pytest.raises(msgspec.ValidationError, match="is no packed placement"):
-        msgspec.convert({"digest": "x", "device": "eJw="}, Placed)
-
-
-def test_a_label_that_is_not_packed_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "labels.jsonl"
-    label = {
-        "instance": {"graph": "g", "cluster": 1}, "digest": "0", "value_s": 1.0, "evaluations": 1,
-        "device": "AAAA",
-    }  # fmt: skip
-    path.write_text(json.dumps(label | {"device": pack(np.zeros(2, np.int64), "u1")}) + "\n")
-    assert len(load_labels(path)) == 1
-    path.write_text(path.read_text() + json.dumps(label))
-    with pytest.raises(GdpError, match=r"labels.jsonl, line 2, is not a label: .*packed"):
-        load_labels(path)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gdp.errors import ModelError
 from gdp.exporters.ort_cut import Cut, cut_model
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx_model
-from gdp.runtime.ort.library import ort
+from gdp.runtime.ort.telemetry import ort
 from gdp.sim.segments import segments
 
 FLOAT = TensorProto.FLOAT

@@ -11,9 +11,9 @@ from gdp.cluster.types import make_cluster
 from gdp.errors import ClusterError
 from gdp.runtime.cycle import Cycle
 from gdp.runtime.measure import Quota
-from gdp.runtime.ort.library import ort
 from gdp.runtime.ort.pipeline import Pipeline, SideBySide, Slot, Stage, make_slot
 from gdp.runtime.ort.sessions import can_pin, core_of_device, pinned, usable_cores
+from gdp.runtime.ort.telemetry import ort
 
 CORE = min(usable_cores())
 

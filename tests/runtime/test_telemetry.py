@@ -14,7 +14,7 @@ SWITCH = "ORT_DISABLE_TELEMETRY"
 SESSION = """
 import os
 from onnx import TensorProto, helper
-from gdp.runtime.ort.library import ort
+from gdp.runtime.ort.telemetry import ort
 ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
 graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", ends[:1], ends[1:])
 model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
@@ -51,12 +51,12 @@ def test_the_runtime_is_imported_in_one_module_and_in_the_exported_runner() -> N
         for path in PACKAGE.rglob("*.py")
         if "onnxruntime" in imports(ast.parse(path.read_text()))
     }
-    assert found == {"runtime/ort/library.py", "exporters/runner_template.py"}
+    assert found == {"runtime/ort/telemetry.py", "exporters/runner_template.py"}
 
 
 def test_both_switch_it_off_before_they_import_it() -> None:
     for path in (
-        PACKAGE / "runtime" / "ort" / "library.py",
+        PACKAGE / "runtime" / "ort" / "telemetry.py",
         Path(exporter.__file__).parent / "runner_template.py",
     ):
         lines = path.read_text().splitlines()

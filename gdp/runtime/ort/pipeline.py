@@ -57,7 +57,7 @@ def make_slot(
 ) -> Slot:
     """A slot that holds the feeds; `like` gives every tensor that a stage makes, as an OrtValue of
     the same type and shape."""
-    from gdp.runtime.ort.library import ort
+    from gdp.runtime.ort.telemetry import ort
 
     values = {name: from_array(array) for name, array in feeds.items()}
     for stage in stages:

@@ -78,7 +78,7 @@ def make_session(
     level: str = "all",
 ) -> Any:
     """An `onnxruntime.InferenceSession` of a model that was cut from a source, or of all of it."""
-    from gdp.runtime.ort.library import ort
+    from gdp.runtime.ort.telemetry import ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -113,6 +113,6 @@ def make_session(
 @functools.cache
 def versions() -> dict[str, str]:
     """The libraries that decide what is executed."""
-    from gdp.runtime.ort.library import ort
+    from gdp.runtime.ort.telemetry import ort
 
     return {"onnxruntime": ort.__version__, "onnx": onnx.__version__, "numpy": np.__version__}

@@ -19,7 +19,7 @@ def to_array(value: Any) -> np.ndarray:
 
 def from_array(array: np.ndarray) -> Any:
     """An OrtValue of a tensor; its memory is the array's own where NumPy knows the type."""
-    from gdp.runtime.ort.library import ort
+    from gdp.runtime.ort.telemetry import ort
 
     if array.dtype.isbuiltin == 1:
         return ort.OrtValue.ortvalue_from_numpy(array)

@@ -194,7 +194,7 @@ def _session(
     profile: Path | None = None,
 ) -> Any:
     """A session at level all that saves its optimised form and its times where asked."""
-    from gdp.runtime.ort.library import ort
+    from gdp.runtime.ort.telemetry import ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = config.threads
@@ -225,7 +225,7 @@ def _session(
 
 def _runner(session: Any, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]:
     """A call with everything bound beforehand, as the runtime of cut models does it."""
-    from gdp.runtime.ort.library import ort
+    from gdp.runtime.ort.telemetry import ort
 
     binding = session.io_binding()
     values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}

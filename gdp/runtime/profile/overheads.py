@@ -153,7 +153,7 @@ def _kernel_s(core: int, rounds: int) -> float:
 
 
 def _run_s(model: onnx.ModelProto, rounds: int) -> float:
-    from gdp.runtime.ort.library import ort
+    from gdp.runtime.ort.telemetry import ort
 
     session = make_session(model, Source(model, Path()))
     binding = session.io_binding()
@@ -188,7 +188,7 @@ def _scale_model(nodes: int, elements: int, first: str = "x", last: str = "y") -
 
 
 def _like(stages: int, shape: tuple[int, ...]) -> dict[str, Any]:
-    from gdp.runtime.ort.library import ort
+    from gdp.runtime.ort.telemetry import ort
 
     value = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32))
     return {f"x{i + 1}": value for i in range(stages)}

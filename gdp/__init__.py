@@ -69,8 +69,8 @@ _WHERE = {
     "trace": "gdp.importers.jax.trace",
 }
 __all__ = sorted(_WHERE)
-_DISTRIBUTIONS = ("gdp-placement", "gdp")
-"""The names under which this package may be installed."""
+_DISTRIBUTION = "gdp-placement"
+"""What pip calls this package: the name gdp belongs to another project there."""
 
 
 def __getattr__(name: str) -> Any:
@@ -89,9 +89,7 @@ def _version() -> str:
     """The version of the installed distribution, or "0+unknown" in a tree that is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
-    for name in _DISTRIBUTIONS:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "0+unknown"
+    try:
+        return version(_DISTRIBUTION)
+    except PackageNotFoundError:
+        return "0+unknown"

@@ -123,7 +123,7 @@ def _load_python(spec: str) -> OpGraph:
     made = python_model(spec)
     if isinstance(made, OpGraph):
         return made
-    from gdp.importers.jax.trace import report
+    from gdp.importers.program.traced import report
 
     try:
         found = made.trace()

@@ -144,22 +144,33 @@ def _hold_weights(
 ) -> tuple[list[int], list[int]]:
     """Bytes and weight id of every op, such that a device counts a weight once.
 
-    Where the readers of a weight share a device, the first holds it. Otherwise readers of one
-    and the same weight share an id; a reader of several weights holds them all by itself, so that
-    a device may count one of them twice, never too little.
+    Where the readers of a weight share a device, the first holds it. Otherwise the readers of a
+    weight that several read share an id, and each has the bytes of all that they hold: of an
+    embedding that is tied to a layer with a bias, the bias too. A reader of several such weights
+    holds them all by itself, so that a device may count one of them twice, never too little.
     """
     readers: dict[Key, list[int]] = {}
     for op, found in enumerate(keys):
         for key in found:
             readers.setdefault(key, []).append(op)
+    size = {key: _key_bytes(program, key) for key in readers}
     weight_bytes, weight_id = [0] * len(keys), list(range(len(keys)))
-    for key, ops in readers.items():
-        size = _key_bytes(program, key)
-        alone = [op for op in ops if len(keys[op]) == 1]
-        for op in ops[:1] if together else ops:
-            weight_bytes[op] += size
-            if not together and len(keys[op]) == 1:
-                weight_id[op] = alone[0]
+    if together:
+        for key, ops in readers.items():
+            weight_bytes[ops[0]] += size[key]
+        return weight_bytes, weight_id
+    for op, found in enumerate(keys):
+        weight_bytes[op] = sum(size[key] for key in found)
+    tied = {key for key, ops in readers.items() if len(ops) > 1}
+    for key in sorted(tied):
+        ops = [op for op in readers[key] if sum(k in tied for k in keys[op]) == 1]
+        beside = sum(size[k] for op in ops for k in keys[op] if k != key)
+        if beside > size[key]:
+            # Holding the tied weight twice costs less than holding all else everywhere.
+            ops = [op for op in ops if len(keys[op]) == 1]
+            beside = 0
+        for op in ops:
+            weight_bytes[op], weight_id[op] = size[key] + beside, ops[0]
     return weight_bytes, weight_id
 
 

@@ -15,6 +15,7 @@ class Traced:
     graph: OpGraph
     estimated: tuple[str, ...]  # primitives without a formula: one operation per output element
     assumptions: tuple[str, ...]
+    parameters: int | None = None  # numbers in all of them, tied ones once, where that is known
 
 
 def report(traced: Traced) -> None:

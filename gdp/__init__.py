@@ -69,13 +69,13 @@ _WHERE = {
     "trace": "gdp.importers.jax.trace",
 }
 __all__ = sorted(_WHERE)
-_DISTRIBUTIONS = ("gdp-placement", "gdp")
-"""The names under which this package may be installed."""
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version()
+        from gdp.version import gdp_version
+
+        return gdp_version()
     if name not in _WHERE:
         raise AttributeError(f"module 'gdp' has no attribute {name!r}")
     return getattr(import_module(_WHERE[name]), name)
@@ -83,15 +83,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *_WHERE, "__version__"]
-
-
-def _version() -> str:
-    """The version of the installed distribution, or "0+unknown" in a tree that is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    for name in _DISTRIBUTIONS:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "0+unknown"

@@ -1,8 +1,9 @@
 """Networks whose matrix products are cut into tiles: much to send, and every op could be anywhere.
 
 A product of a grid of p x r tiles with one of r x q makes p q r small products and p q sums over r
-of them. Placing these on few devices is the question of tensor parallelism, asked of the placer: each
-weight tile is held where its own op runs and is sent to whoever multiplies by it. 100 to 500 ops.
+of them. Placing these on few devices is the question of tensor parallelism, asked of the placer:
+each weight tile is held where its own op runs and is sent to whoever multiplies by it. 100 to 500
+ops.
 """
 
 from collections.abc import Callable

@@ -69,7 +69,7 @@ def make_labels(folder: Path) -> Path:
     from gdp.learn.labels import LabelStore
     from gdp.learn.problems import load_problems
 
-    problems = load_problems("", random_graphs=3, seed=3, min_ops=30, max_ops=60)
+    problems = load_problems("", random_graphs=3, seed=0, min_ops=30, max_ops=60)
     store = LabelStore([])
     for name in problems.train:
         instance = Instance(graph=name, cluster=3)

@@ -50,12 +50,12 @@ def test_advantages_have_mean_zero_and_favour_the_fast() -> None:
 
 
 def test_published_advantage_by_hand() -> None:
-    """Rewards -2 (4 s), -3 (9 s), -10 (invalid); past mean -1 over two trials."""
+    """Rewards -2 (4 units), -3 (9), -10 (invalid); past mean -1 over two trials."""
     cost, feasible = np.array([4.0, 9.0, 1.0]), np.array([True, True, False])
-    found, past = published_advantages(cost, feasible, (-2.0, 2))
+    found, past = published_advantages(4 * cost, feasible, (-2.0, 2), 4.0)
     np.testing.assert_allclose(found, [-1.0, -2.0, -9.0])
     assert past == (-17.0, 5)
-    first, _ = published_advantages(cost, feasible, (0.0, 0))
+    first, _ = published_advantages(cost, feasible, (0.0, 0), 1.0)
     np.testing.assert_allclose(first, [3.0, 2.0, -5.0])
 
 
@@ -64,7 +64,7 @@ def test_rescored_log_probabilities_are_those_of_the_rollout() -> None:
     problem = random_problem(5, num_ops=30, num_devices=3)
     episode = sample(policy, problem, samples=4, seed=1)
     made = rows(episode.rollout, np.zeros(4), np.ones(4), np.zeros(4))
-    logp, _ = log_probabilities(CONFIG, policy.params, policy.batch(problem), made)
+    logp, _, _ = log_probabilities(CONFIG, policy.params, policy.batch(problem), made)
     np.testing.assert_allclose(
         logp.sum(axis=1), episode.rollout.log_probability, rtol=1e-4, atol=1e-4
     )
@@ -79,7 +79,7 @@ def test_gradient_of_the_surrogate_raises_good_placements() -> None:
     batch = policy.batch(problem)
     grads, metrics = gradient(CONFIG, policy.params, batch, made, Weights(0.2, 0.0, 0.0))
     moved = jax.tree.map(lambda p, g: p - 0.05 * g, policy.params, grads)
-    after, _ = log_probabilities(CONFIG, moved, batch, made)
+    after, _, _ = log_probabilities(CONFIG, moved, batch, made)
     change = np.asarray((after - metrics.log_probability).sum(axis=1))
     assert change[0] > change[1]
     assert float(metrics.norm) > 0
@@ -137,7 +137,7 @@ def test_the_loss_rewards_entropy_and_the_label() -> None:
     batch = policy.batch(problem)
     none, all_rows = np.zeros(4), np.ones(4)
     own = rows(episode.rollout, none, all_rows, none)
-    logp, entropy = log_probabilities(CONFIG, policy.params, batch, own)
+    logp, _, entropy = log_probabilities(CONFIG, policy.params, batch, own)
     choices = float(own.taken.sum())
     bonus, _ = loss(policy.params, CONFIG, batch, own, Weights(0.2, 0.5, 0.0))
     assert float(entropy.sum()) > 0

@@ -69,13 +69,13 @@ _WHERE = {
     "trace": "gdp.importers.jax.trace",
 }
 __all__ = sorted(_WHERE)
-_DISTRIBUTION = "gdp-placement"
-"""What pip calls this package: the name gdp belongs to another project there."""
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version()
+        from gdp.version import gdp_version
+
+        return gdp_version()
     if name not in _WHERE:
         raise AttributeError(f"module 'gdp' has no attribute {name!r}")
     return getattr(import_module(_WHERE[name]), name)
@@ -83,13 +83,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *_WHERE, "__version__"]
-
-
-def _version() -> str:
-    """The version of the installed distribution, or "0+unknown" in a tree that is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(_DISTRIBUTION)
-    except PackageNotFoundError:
-        return "0+unknown"

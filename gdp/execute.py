@@ -117,7 +117,7 @@ def export(
     """
     bound = api.with_dims(dims)
     graph = load(model, bound)
-    cluster = cluster or _named(placement)
+    cluster = cluster or _named(graph, placement)
     require(placement, graph, cluster)
     if target not in EXPORTERS:
         raise ValueError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
@@ -135,12 +135,17 @@ def _function(model: str) -> "JaxModel":
     return found
 
 
-def _named(placement: Placement) -> Cluster:
-    """A cluster with the placement's device names: exporters need no speeds."""
+def _named(graph: OpGraph, placement: Placement) -> Cluster:
+    """A cluster with the placement's device names, whose host is where the model's inputs are:
+    exporters need no speeds."""
     from gdp.cluster.types import Device, make_cluster
 
+    same_graph = placement.op_names == graph.op_names
+    homes = placement.device[graph.is_io] if same_graph else placement.device[:0]
+    host = int(homes[0]) if len(homes) else 0
+
     devices = [Device(name, name, {"default": 1.0}, 1.0) for name in placement.device_names]
-    return make_cluster("placement", devices)
+    return make_cluster("placement", devices, host=host)
 
 
 def _onnxruntime(job: Exported) -> list[Path]:

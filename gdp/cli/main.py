@@ -8,6 +8,7 @@ from gdp.cli import costs, learn, place, run, startup
 from gdp.cli.program import Verbs, verbose_option
 from gdp.cli.program import run as run_program
 from gdp.terminal import log_to_stderr
+from gdp.version import gdp_version
 
 
 def main() -> NoReturn:
@@ -24,9 +25,7 @@ def main() -> NoReturn:
 def _say_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     """Of the tree that runs, which need not be installed."""
     if wanted and not context.resilient_parsing:
-        import gdp
-
-        click.echo(f"gdp, version {gdp.__version__}")
+        click.echo(f"gdp, version {gdp_version()}")
         context.exit()
 
 

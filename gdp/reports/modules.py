@@ -1,6 +1,6 @@
 """The module tree of a placed model, and the level of it that is worth a table."""
 
-from collections import Counter
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,21 +48,28 @@ def module_tree(view: View) -> ModuleTree:
     return ModuleTree(tuple(names), tuple(parent), module_of, by_type)
 
 
-def level_of(tree: ModuleTree, view: View) -> Int[np.ndarray, "M"]:
-    """The module of each kernel at the deepest level of at most `FEW` modules: layers, mostly."""
+def layers(tree: ModuleTree, view: View) -> tuple[list[str], Int[np.ndarray, "M"]]:
+    """Names of few groups of kernels, and the group of each kernel: the deepest level of the tree
+    with at most `FEW` modules. Where that is one module of many alike, as of a deep stack of
+    layers, the groups are their parts, whatever the layer: `model.layers.*.attention`.
+    """
     depth = [0] * len(tree.names)
     for module in range(1, len(tree.names)):
         depth[module] = depth[tree.parent[module]] + 1
-    used = set(tree.module_of[view.is_work].tolist())
+    used = np.unique(tree.module_of[view.is_work])
     best = np.zeros(len(tree.names), dtype=np.int64)
     for level in range(1, max(depth) + 1):
         ancestor = np.arange(len(tree.names))
         for module in range(1, len(tree.names)):
             if depth[module] > level:
                 ancestor[module] = ancestor[tree.parent[module]]
-        groups = Counter(ancestor[list(used)].tolist())
-        if len(groups) > FEW:
-            # A first level that is too wide is better than none: it is cut where it is shown.
-            return best[tree.module_of] if level > 1 else ancestor[tree.module_of]
+        if len(np.unique(ancestor[used])) > FEW:
+            break
         best = ancestor
-    return best[tree.module_of]
+    # Modules beside the stack, such as an embedding, do not make it worth showing as one.
+    if len(np.unique(best[used])) <= 3 < len(used):
+        names = [re.sub(r"(?<![^.])\d+(?![^.])", "*", tree.path(m)) for m in range(len(best))]
+    else:
+        names = [tree.path(m) for m in best.tolist()]
+    labels, group = np.unique([name or "(no module)" for name in names], return_inverse=True)
+    return labels.tolist(), group.reshape(-1)[tree.module_of]

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.cluster.types import UNLIMITED_BYTES
-from gdp.reports.modules import ModuleTree, level_of
+from gdp.reports.modules import ModuleTree, layers
 from gdp.reports.view import View, channel_names, op_label
 from gdp.sim.memory import Held, held_over_time
 
@@ -61,6 +61,7 @@ def _longest(view: View) -> tuple[Int[np.ndarray, "K"], int]:
 def _ops(view: View, tree: ModuleTree, ops: Int[np.ndarray, "K"]) -> dict[str, Any]:
     graph, schedule = view.problem.graph, view.schedule
     types = sorted({graph.op_types[op] for op in ops})
+    names, layer = layers(tree, view)
     index = {name: i for i, name in enumerate(types)}
     return {
         "label": [op_label(graph, op) for op in ops.tolist()],
@@ -73,7 +74,8 @@ def _ops(view: View, tree: ModuleTree, ops: Int[np.ndarray, "K"]) -> dict[str, A
         "bytes": graph.weight_bytes[ops].tolist(),
         "count": view.ops_in[ops].tolist(),
         "module": tree.module_of[ops].tolist(),
-        "level": level_of(tree, view)[ops].tolist(),
+        "layer": layer[ops].tolist(),
+        "layers": names,
     }
 
 

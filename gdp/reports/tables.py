@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.cluster.types import UNLIMITED_BYTES
-from gdp.reports.modules import FEW, ModuleTree, level_of
+from gdp.reports.modules import FEW, ModuleTree, layers
 from gdp.reports.view import View, op_label
 
 MAX_ROWS = 200
@@ -63,9 +63,7 @@ def cut_rows(view: View) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["seconds"], -row["bytes"]))
 
 
-def time_by(
-    view: View, labels: Sequence[str], group: Int[np.ndarray, "M"]
-) -> list[dict[str, Any]]:
+def time_by(view: View, labels: Sequence[str], group: Int[np.ndarray, "M"]) -> list[dict[str, Any]]:
     """Seconds of the kernels of each group on each device, the costliest group first; what comes
     after the first `FEW` is one row."""
     work, seconds = view.is_work, _seconds(view)
@@ -80,9 +78,7 @@ def time_by(
     return rows
 
 
-def _time_row(
-    label: str, by_device_s: Float[np.ndarray, "D"], kernels: int
-) -> dict[str, Any]:
+def _time_row(label: str, by_device_s: Float[np.ndarray, "D"], kernels: int) -> dict[str, Any]:
     return {
         "label": label, "seconds": float(by_device_s.sum()), "kernels": kernels,
         "by_device_s": by_device_s.tolist(),
@@ -96,8 +92,7 @@ def breakdowns(view: View, tree: ModuleTree) -> dict[str, list[dict[str, Any]]]:
     type_of = np.array([index[name] for name in view.problem.graph.op_types])
     found = {"op type": time_by(view, types, type_of)}
     if not tree.by_type:
-        labels = [tree.path(module) or "(no module)" for module in range(len(tree.names))]
-        found["module"] = time_by(view, labels, level_of(tree, view))
+        found["module"] = time_by(view, *layers(tree, view))
     return found
 
 

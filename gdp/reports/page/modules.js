@@ -25,7 +25,10 @@ tree.forEach((node) => node.children.reverse());
 const workTotal = Math.max(tree[0].time, 1);
 
 function nodePath(i) {
-  return tree[i].op >= 0 ? tree[i].name : i ? pathOf(i) : tree[0].name;
+  if (tree[i].op >= 0 || !i) return tree[i].name;
+  const parts = [];
+  for (let m = i; m; m = tree[m].parent) parts.unshift(tree[m].name);
+  return parts.join(".");
 }
 
 function nodeText(i) {

@@ -22,15 +22,9 @@ function ranked(values, weights) {
   return new Map(order.slice(0, COLOURS - 1).map((v, i) => [v, i]));
 }
 
-function pathOf(module) {
-  const parts = [];
-  for (let m = module; m; m = data.modules.parent[m]) parts.unshift(data.modules.name[m]);
-  return parts.join(".") || "(no module)";
-}
-
 const rankings = {
   type: {of: ops.type, rank: ranked(ops.type, ops.length), name: (v) => ops.types[v]},
-  module: {of: ops.level, rank: ranked(ops.level, ops.length), name: pathOf},
+  module: {of: ops.layer, rank: ranked(ops.layer, ops.length), name: (v) => ops.layers[v]},
 };
 
 function colourIndex(i) {
@@ -86,7 +80,8 @@ function drawTimeline() {
       const isOp = lane.device >= 0;
       const hit = !timeline.matches || (isOp && timeline.matches.has(i));
       if (right - x < 0.7 && right <= drawnTo && !(timeline.matches && hit)) continue;
-      const colour = isOp ? colours.devices[colourIndex(i)] : colours.devices[sent.source[i] % COLOURS];
+      const colour = isOp ? colours.devices[colourIndex(i)]
+        : timeline.colour === "device" ? colours.devices[sent.source[i] % COLOURS] : colours.soft;
       const left = Math.max(x, -2), w = Math.max(Math.min(right, width + 2) - left, 0.7);
       pen.fillStyle = hit ? colour : colours.dim;
       pen.fillRect(left, top + NAME, w > 3 ? w - 0.7 : w, isOp ? BAR : BAR / 2);

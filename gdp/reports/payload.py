@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.reports.modules import ModuleTree, layers
-from gdp.reports.view import View, channel_names, op_label
+from gdp.reports.view import View, lanes, op_label
 from gdp.sim.memory import Held, held_over_time
 
 MAX_DRAWN = 20_000
@@ -80,17 +80,15 @@ def _ops(view: View, tree: ModuleTree, ops: Int[np.ndarray, "K"]) -> dict[str, A
 
 
 def _transfers(view: View) -> dict[str, Any]:
-    graph, cluster, sent = view.problem.graph, view.problem.cluster, view.schedule.transfers
+    graph, sent = view.problem.graph, view.schedule.transfers
     drawn = np.flatnonzero(np.isfinite(sent.arrive_s))
     if len(drawn) > MAX_DRAWN:
         length_s = (sent.arrive_s - sent.start_s)[drawn]
         drawn = np.sort(drawn[np.argsort(-length_s, kind="stable")[:MAX_DRAWN]])
-    channel = cluster.channel[sent.source[drawn], sent.destination[drawn]]
-    used, lane = np.unique(channel, return_inverse=True)
-    names = channel_names(cluster)
+    lane, names = lanes(view)
     return {
-        "channels": [names[c] for c in used],
-        "channel": lane.reshape(-1).tolist(),
+        "channels": names,
+        "channel": lane[drawn].tolist(),
         "label": [graph.tensor_names[t] for t in sent.tensor[drawn]],
         "source": sent.source[drawn].tolist(),
         "destination": sent.destination[drawn].tolist(),

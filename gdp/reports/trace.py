@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from gdp.files.writing import write_atomic
-from gdp.reports.view import View, channel_names, op_label
+from gdp.reports.view import View, lanes, op_label
 from gdp.sim.memory import held_over_time
 
 DEVICES, CHANNELS = 0, 1
@@ -41,14 +41,12 @@ def _lasts(start_s: float, end_s: float) -> dict[str, float]:
 
 
 def _names(view: View) -> Iterator[Event]:
-    cluster, sent = view.problem.cluster, view.schedule.transfers
+    cluster = view.problem.cluster
     for pid, name in ((DEVICES, "devices"), (CHANNELS, "channels")):
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-    channels = channel_names(cluster)
-    used = np.unique(cluster.channel[sent.source, sent.destination]).tolist()
     threads = [(DEVICES, d, name) for d, name in enumerate(cluster.device_names)]
-    threads += [(CHANNELS, channel, channels[channel]) for channel in used]
+    threads += [(CHANNELS, lane, name) for lane, name in enumerate(lanes(view)[1])]
     for pid, tid, name in threads:
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
         yield {
@@ -73,13 +71,13 @@ def _ops(view: View) -> Iterator[Event]:
 
 def _transfers(view: View) -> Iterator[Event]:
     graph, cluster, schedule = view.problem.graph, view.problem.cluster, view.schedule
-    sent, names = schedule.transfers, cluster.device_names
+    sent, names, (lane, _) = schedule.transfers, cluster.device_names, lanes(view)
     use_of = np.argsort(graph.use_tensor, kind="stable")
     first = np.searchsorted(graph.use_tensor[use_of], np.arange(graph.num_tensors + 1))
     for k in np.flatnonzero(np.isfinite(sent.arrive_s)).tolist():
         tensor, a, b = int(sent.tensor[k]), int(sent.source[k]), int(sent.destination[k])
         start_s, arrive_s = float(sent.start_s[k]), float(sent.arrive_s[k])
-        channel = int(cluster.channel[a, b])
+        channel = int(lane[k])
         maker = int(graph.producer[tensor])
         yield {
             "ph": "X", "pid": CHANNELS, "tid": channel,

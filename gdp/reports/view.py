@@ -66,12 +66,37 @@ def module_path(scope: str) -> tuple[str, ...]:
     return tuple(part for part in re.split(r"[/.]", scope) if part)
 
 
+def lanes(view: View) -> tuple[Int[np.ndarray, "X"], list[str]]:
+    """The lane of each transfer, and the names of the lanes: one for each channel in use.
+
+    Copies on a link without a channel overlap; each goes to the first lane of the link that is
+    free.
+    """
+    cluster, sent = view.problem.cluster, view.schedule.transfers
+    channels, names = channel_names(cluster), cluster.device_names
+    index: dict[str, int] = {}
+    free_s: dict[tuple[int, int], list[float]] = {}
+    lane = np.zeros(len(sent.tensor), dtype=np.int64)
+    for k in np.argsort(sent.start_s, kind="stable").tolist():
+        i, j = int(sent.source[k]), int(sent.destination[k])
+        if cluster.queues[i, j]:
+            name = channels[cluster.channel[i, j]]
+        else:
+            until_s = free_s.setdefault((i, j), [])
+            free = (n for n, end_s in enumerate(until_s) if end_s <= sent.start_s[k])
+            track = next(free, len(until_s))
+            until_s[track : track + 1] = [float(sent.arrive_s[k])]
+            name = f"{names[i]} → {names[j]}" + (f" ({track + 1})" if track else "")
+        lane[k] = index.setdefault(name, len(index))
+    return lane, list(index)
+
+
 def channel_names(cluster: Cluster) -> list[str]:
     """A name for each channel: the links that queue on it."""
     names: list[list[str]] = [[] for _ in range(cluster.num_channels)]
     for i, source in enumerate(cluster.device_names):
         for j, destination in enumerate(cluster.device_names):
-            if i != j:
+            if cluster.queues[i, j]:
                 names[int(cluster.channel[i, j])].append(f"{source} → {destination}")
     return [
         ", ".join(links)

@@ -1,6 +1,7 @@
 """The trace of a placement keeps the rules of its format, and shows the schedule."""
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 from reports.shared import shown_view
-from tiny import random_problem
+from tiny import plain_graph, random_problem, unit_cluster
 
+from gdp.cluster.types import NO_CHANNEL
+from gdp.problem.problem import make_problem
 from gdp.reports.trace import trace_events, write_trace
 from gdp.reports.view import View
 from gdp.sim.latency import simulate
@@ -121,3 +124,23 @@ def test_the_file_says_what_it_is_of(tmp_path: Path) -> None:
     assert about["latency_s"] == 8.0
     assert (about["ops"], about["kernels"]) == (4, 3)
     assert about["memory_bytes"] == {"d0": 10, "d1": 10}
+
+
+def test_copies_that_overlap_are_on_tracks_of_their_own() -> None:
+    """d0 sends 4 and 2 bytes from 0 s on and 1 byte from 3 s on: two tracks without a channel."""
+    graph = plain_graph(6, [(0, 3), (1, 4), (2, 5)], [4, 2, 1, 1, 1, 1])
+    cluster = unit_cluster(2)
+    free = replace(cluster, channel=np.full((2, 2), NO_CHANNEL))
+    compute_s = np.repeat([[0.0], [0.0], [3.0], [1.0], [1.0], [1.0]], 2, axis=1)
+    device = np.array([0, 0, 0, 1, 1, 1])
+    tracks, names = [], []
+    for machine in (cluster, free):
+        problem = make_problem(graph, machine, compute_s)
+        view = View(graph, problem, simulate(problem, device), device, np.arange(6))
+        events = trace_events(view)
+        assert violations(events) == []
+        tracks.append([e["tid"] for e in events if e["ph"] == "X" and e["cat"] == "transfer"])
+        names.append([e["args"]["name"] for e in events
+                      if e["name"] == "thread_name" and e["pid"] == 1])  # fmt: skip
+    assert tracks == [[0, 0, 0], [0, 1, 1]]
+    assert names == [["d0 → d1"], ["d0 → d1", "d0 → d1 (2)"]]

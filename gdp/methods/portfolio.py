@@ -72,6 +72,20 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     return replace(answer, candidates=tuple(tried), notes=_notes(problem, answer))
 
 
+def heuristic_candidates(problem: Problem, seed: int = 0) -> tuple[Candidate, ...]:
+    """What the heuristics alone would answer: the yardstick of a placement made elsewhere."""
+    if unsupported(problem, "auto") is not None:
+        return ()
+    tried: list[Candidate] = []
+    known: dict[str, Answer] = {}
+    for name, method in HEURISTICS:
+        row, _, answer = _try(problem, name, method, Search(seed=seed, known=known), Clock(None))
+        tried.append(row)
+        if answer is not None:
+            known[name] = answer
+    return tuple(tried)
+
+
 def _try(
     problem: Problem, name: str, method: Method, search: Search, clock: Clock
 ) -> tuple[Candidate, Scored | None, Answer | None]:

@@ -13,14 +13,14 @@ from jaxtyping import Float, Int
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError, MissingExtraError
+from gdp.errors import InfeasibleError, MissingExtraError, PlacementError
 from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.placement import Placement, make_placement, require
 from gdp.problem.problem import Problem, make_problem
+from gdp.reports.view import View
 from gdp.result import Result
-from gdp.sim.latency import Schedule
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def methods(checkpoint: str | Path | None = None) -> dict[str, Method]:
     from gdp.methods.portfolio import auto
     from gdp.methods.table import METHODS
 
-    table = dict(METHODS)
+    table = METHODS | {"hsdag": _hsdag}
     trained = _trained(checkpoint)
     if trained:
         policy = trained["policy"]
@@ -122,6 +122,13 @@ def _trained(checkpoint: str | Path | None) -> dict[str, Method]:
     except ModuleNotFoundError:
         return {}
     return policy_methods(checkpoint)
+
+
+def _hsdag(problem: Problem, search: Search) -> Answer:
+    """Training from scratch on the problem; JAX is imported where it is called."""
+    from gdp.learn.hsdag.method import hsdag
+
+    return hsdag(problem, search)
 
 
 def _warm(method: Method, policy: Method) -> Method:
@@ -162,8 +169,22 @@ def place(
     posed = pose(graph, cluster, objective, costs=costs, constraints=constraints, replicas=True)
     if search.seconds is not None:
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
-    answer = table[method](posed.problem, search)
-    return _result(graph, posed, answer, method, search, started_s)
+    curve: list[tuple[float, float]] = []
+    answer = table[method](posed.problem, _recorded(search, curve, started_s))
+    result = _result(graph, posed, answer, method, search, started_s)
+    return replace(result, curve=tuple(curve))
+
+
+def _recorded(search: Search, curve: list[tuple[float, float]], started_s: float) -> Search:
+    """The same search, whose progress is kept as well: (seconds, value) where it got better."""
+
+    def record(fraction: float, value_s: float) -> None:
+        if not curve or value_s < curve[-1][1]:
+            curve.append((time.perf_counter() - started_s, value_s))
+        if search.progress is not None:
+            search.progress(fraction, value_s)
+
+    return replace(search, progress=record)
 
 
 def _result(
@@ -335,22 +356,31 @@ def posed_placement(
     device, rank = np.zeros(size, np.int64), np.zeros(size, np.int64)
     device[posed.group_of] = placement.device
     rank[posed.group_of] = placement.rank
+    never = np.flatnonzero(np.isinf(posed.problem.compute_s[np.arange(size), device]))
+    if never.size:
+        op = int(never[0])
+        raise PlacementError(
+            f"{never.size} ops cannot run where they are placed, first "
+            f"{posed.problem.graph.op_names[op]!r} on {cluster.device_names[device[op]]}: "
+            f"{posed.costs} gives it no time there"
+        )
     return posed, device, rank
 
 
-def schedule_of(
+def view_of(
     graph: OpGraph,
     placement: Placement,
     cluster: Cluster,
     *,
     costs: CostModel | str | Path | None = None,
-) -> tuple[Problem, Schedule, Int[np.ndarray, "M"]]:
-    """The fused problem of a placed model, its simulated schedule, and the devices of its ops."""
+) -> View:
+    """The simulated schedule of a placed model, to be shown."""
     from gdp.sim.latency import simulate as simulate_latency
 
     require(placement, graph, cluster)
     posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
-    return posed.problem, simulate_latency(posed.problem, device, rank), device
+    schedule = simulate_latency(posed.problem, device, rank)
+    return View(graph, posed.problem, schedule, device, posed.group_of)
 
 
 def with_dims(dims: Sequence[str]) -> Mapping[str, int]:

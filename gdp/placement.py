@@ -121,7 +121,7 @@ def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
     faults = list(team_faults(placement.teams, len(placement.device_names)))
     if placement.teams and not (found or faults):
         faults = list(_team_misfits(placement, graph, cluster))
-    return found + faults
+    return found + faults or _misplaced(placement, graph, cluster)
 
 
 def _team_misfits(placement: Placement, graph: OpGraph, cluster: Cluster) -> Iterable[str]:
@@ -129,7 +129,14 @@ def _team_misfits(placement: Placement, graph: OpGraph, cluster: Cluster) -> Ite
     if graph.is_backward.any():
         yield f"graph {graph.name!r} is a training step, whose stages cannot be replicated"
     names = cluster.device_names
+    at_home = np.isin(graph.colocate, graph.colocate[graph.is_io]) & ~graph.is_io
     for team in placement.teams:
+        bound = np.flatnonzero((placement.device == team[0]) & at_home)
+        if bound.size:
+            yield (
+                f"op {graph.op_names[bound[0]]!r} must be where an input or output of the model "
+                f"is, so that {', '.join(names[d] for d in team)} cannot take its samples in turn"
+            )
         here = [cluster.devices[d] for d in team]
         if len({(device.kind, device.supported) for device in here}) > 1:
             kinds = ", ".join(f"{device.name} ({device.kind})" for device in here)
@@ -141,6 +148,32 @@ def _team_misfits(placement: Placement, graph: OpGraph, cluster: Cluster) -> Ite
                 f"op {graph.op_names[op]!r} is on {names[placement.device[op]]}, which serves in "
                 f"the team of {names[team[0]]}; ops of a team are placed on its first device"
             )
+
+
+def _misplaced(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
+    """Ops on devices that cannot hold them, of a placement whose names agree."""
+    found: list[str] = []
+    device, names = placement.device, cluster.device_names
+
+    def name(ops: Int[np.ndarray, "M"], what: str) -> None:
+        if ops.size:
+            op = int(ops[0])
+            found.append(
+                f"{what}: {ops.size} of {graph.num_ops} ops, first {graph.op_names[op]!r} "
+                f"({graph.op_types[op]}) on {names[device[op]]}"
+            )
+
+    away = np.flatnonzero(graph.is_io & (device != cluster.host))
+    name(away, f"inputs and outputs of the model belong to the host {names[cluster.host]}")
+    for d, entry in enumerate(cluster.devices):
+        if entry.supported is not None:
+            mine = np.flatnonzero((device == d) & ~graph.is_io)
+            alien = [op for op in mine if graph.op_types[op] not in entry.supported]
+            name(np.array(alien, np.int64), f"{entry.name} does not support what it is given")
+    _, first, group = np.unique(graph.colocate, return_index=True, return_inverse=True)
+    torn = np.flatnonzero(device != device[first[group]])
+    name(torn, "ops that must share a device do not")
+    return found
 
 
 def require(placement: Placement, graph: OpGraph, cluster: Cluster) -> None:

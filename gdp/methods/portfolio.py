@@ -14,7 +14,7 @@ from gdp.methods.heuristics.blocks import blocks
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
-from gdp.methods.pipeline.method import replicated_pipeline
+from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
 from gdp.methods.scoring import Scored, compile_once, unsupported
 from gdp.methods.search.local_search import as_answer, improve, local_search
 from gdp.problem.problem import Problem
@@ -46,6 +46,8 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     if (refusal := unsupported(problem, "auto")) is not None:
         return refusal
     compile_once("auto", auto, problem.objective)
+    if may_replicate(problem):
+        compile_pipelines()
     clock = Clock(search.seconds)
     limit = Clock(clock.left_s(_CANDIDATE_SHARE))
     tried: list[Candidate] = []
@@ -55,8 +57,9 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     replicated: Scored | None = None
     try:
         if may_replicate(problem):
-            row, replicated, _ = _try(problem, "replicas", _replicas, search, limit)
+            row, replicated, answer = _try(problem, "replicas", _replicas, search, limit)
             tried.append(row)
+            used += 0 if answer is None else answer.evaluations
         for name, method in (*HEURISTICS, *extra):
             if fitting and limit.is_over():
                 tried.append(_without(name, 0.0, "no time was left"))
@@ -71,11 +74,26 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
         answer = _improved(problem, fitting, search, clock, used, tried)
         answer = _better(problem, answer, replicated)
     except KeyboardInterrupt:
+        fitting += [] if replicated is None else [replicated]
         if not fitting:
             raise
         best = min(fitting, key=lambda scored: scored.key)
         answer = Answer(best.assignment, reason="interrupted", evaluations=used)
     return replace(answer, candidates=tuple(tried), notes=_notes(problem, answer))
+
+
+def heuristic_candidates(problem: Problem, seed: int = 0) -> tuple[Candidate, ...]:
+    """What the heuristics alone would answer: the yardstick of a placement made elsewhere."""
+    if unsupported(problem, "auto") is not None:
+        return ()
+    tried: list[Candidate] = []
+    known: dict[str, Answer] = {}
+    for name, method in HEURISTICS:
+        row, _, answer = _try(problem, name, method, Search(seed=seed, known=known), Clock(None))
+        tried.append(row)
+        if answer is not None:
+            known[name] = answer
+    return tuple(tried)
 
 
 def _try(

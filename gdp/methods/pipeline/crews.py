@@ -116,6 +116,8 @@ def _alike(problem: Problem) -> np.ndarray:
         np.array([device.dispatch_per == "op" for device in devices]),
         is_cpu(problem),
         np.array([link_prices(problem, d) for d in range(len(devices))]).T,
+        problem.cluster.queues.sum(axis=1),
+        problem.cluster.queues.sum(axis=0),
     )
 
 

@@ -79,7 +79,7 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
     Where stages may be replicated, the better of the best with and without: never worse than
     without, given the time. Half of the seconds go to each.
     """
-    _compile_once()
+    compile_pipelines()
     if not may_replicate(problem):
         return _plain_pipeline(problem, search)
     clock = Clock(search.seconds)
@@ -378,7 +378,7 @@ def _misfit(problem: Problem, pipeline: Pipeline) -> str:
 _COMPILED: list[bool] = []
 
 
-def _compile_once() -> None:
+def compile_pipelines() -> None:
     """Run every kernel on a tiny problem, once per process: budgets start after compilation."""
     if _COMPILED:
         return

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.cluster.types import NO_CHANNEL
 from gdp.graph.op_graph import INPUT
 from gdp.methods.pipeline.crews import (
     Crew,
@@ -245,17 +246,23 @@ def _lane_kinds(problem: Problem, d: int) -> tuple[list[tuple[bool, bool]], bool
     """The (takes in, takes out) of a device's transfer lanes, and whether they bound its channels.
 
     What comes in over one channel is a lane, and so is what goes out. Over several channels it is
-    none; where that holds both ways, one lane for each way is a guess.
+    none; where that holds both ways, one lane for each way is a guess. What does not queue keeps
+    nothing busy.
     """
     if problem.num_devices == 1:
         return [], True
     others = np.arange(problem.num_devices) != d
     channel = problem.cluster.channel
     into, out = set(channel[others, d].tolist()), set(channel[d, others].tolist())
+    idle_in, idle_out = into == {NO_CHANNEL}, out == {NO_CHANNEL}
+    if idle_in and idle_out:
+        return [], True
     if len(into | out) == 1:
         return [(True, True)], True
-    kinds = [(True, False)] * (len(into) == 1) + [(False, True)] * (len(out) == 1)
-    return kinds or [(True, False), (False, True)], bool(kinds)
+    kinds = [(True, False)] * (len(into) == 1 and not idle_in)
+    kinds += [(False, True)] * (len(out) == 1 and not idle_out)
+    guess = [(True, False)] * (not idle_in) + [(False, True)] * (not idle_out)
+    return kinds or guess, bool(kinds)
 
 
 def _is_shared(problem: Problem, devices: tuple[int, ...], takes_in: bool, takes_out: bool) -> bool:
@@ -268,7 +275,7 @@ def _is_shared(problem: Problem, devices: tuple[int, ...], takes_in: bool, takes
             used |= set(channel[others[:, d], d].tolist())
         if takes_out:
             used |= set(channel[d, others[d]].tolist())
-    return len(devices) > 1 and len(used) == 1
+    return len(devices) > 1 and len(used - {NO_CHANNEL}) == 1
 
 
 def _segment_edges(

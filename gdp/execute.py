@@ -169,7 +169,11 @@ def _named(graph: OpGraph, placement: Placement) -> Cluster:
     homes = placement.device[graph.is_io] if same_graph else placement.device[:0]
     host = int(homes[0]) if len(homes) else 0
 
-    devices = [Device(name, name, {"default": 1.0}, 1.0) for name in placement.device_names]
+    names = placement.device_names
+    kinds = {d: names[team[0]] for team in placement.teams for d in team}  # of one kind, whichever
+    devices = [
+        Device(name, kinds.get(d, name), {"default": 1.0}, 1.0) for d, name in enumerate(names)
+    ]
     return make_cluster("placement", devices, host=host)
 
 

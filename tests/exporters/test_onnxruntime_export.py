@@ -140,6 +140,8 @@ def test_other_targets_refuse_replicas_in_one_line(target: str, tmp_path: Path) 
     with pytest.raises(PlacementError, match=message):
         export(placement, str(tmp_path / "m.onnx"), target, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    written = export(placement, str(tmp_path / "m.onnx"), "onnxruntime", tmp_path / "out")
+    assert tmp_path / "out" / "run.py" in written
 
 
 def test_a_failing_segment_ends_the_runner(tmp_path: Path) -> None:

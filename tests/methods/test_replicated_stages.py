@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,7 +239,10 @@ def test_ops_bound_to_the_host_keep_it_out_of_teams() -> None:
 def test_placing_replicates_unless_told_not_to() -> None:
     graph = plain_graph(3, [(0, 1), (1, 2)], flop=[5e9, 1e9, 1e9])
     cluster, search = cluster_preset("2xcpu-core"), Search(seconds=None, evaluations=50)
-    how = {"objective": "throughput", "costs": roofline, "search": search, "method": "pipeline_dp"}
+    how: dict[str, Any] = {"costs": roofline, "search": search, "method": "pipeline_dp"}
+    latency = api.place(graph, cluster, **how)
+    assert latency.placement.teams == ()
+    how["objective"] = "throughput"
     free = api.place(graph, cluster, **how)
     assert free.placement.teams == ((0, 1),)
     assert free.to_json()["teams"] == [["core0", "core1"]]
@@ -253,6 +257,4 @@ def test_placing_replicates_unless_told_not_to() -> None:
     ).value_s == pytest.approx(free.value_s)
     again = api.judged(graph, free.placement, cluster, objective="throughput", costs=roofline)
     assert again.value_s == pytest.approx(free.value_s)
-    latency = api.place(graph, cluster, **how | {"objective": "latency"})
-    assert latency.placement.teams == ()
     assert not merge([Constraints(), Constraints(replicas=False)]).replicas

@@ -54,10 +54,10 @@ def dealt_s(problem: Problem, device: list[int], teams: Teams, samples: int) -> 
 
 def served(problem: Problem, seed: int, teams: Teams) -> np.ndarray:
     """A random placement in which members of teams other than the first hold no op."""
-    leads = {d: team[0] for team in teams for d in team}
+    leads: dict[int, int] = {d: team[0] for team in teams for d in team}
     device = random_devices(problem, seed)[0]
     io = problem.graph.is_io
-    return np.where(io, device, [leads.get(d, d) for d in device.tolist()])
+    return np.where(io, device, np.array([leads.get(d, d) for d in device.tolist()]))
 
 
 @pytest.mark.parametrize("teams", TEAMS)

@@ -147,10 +147,13 @@ def place(
 ) -> Result:
     """The best placement that a method finds, scored by the simulator, with a proven bound.
 
+    Of those that are as good within `search.simplicity`, the one with fewest transfers and cuts.
     `costs` is a cost model, a cost file, or None for the shipped calibration where it matches the
     devices and datasheet numbers elsewhere. Raises `InfeasibleError` when nothing fits, and
     `ValueError` for an unknown method.
     """
+    from gdp.methods.simplify import simpler
+
     search = search or Search()
     table = methods(checkpoint)
     if method not in table:
@@ -159,7 +162,7 @@ def place(
     posed = pose(graph, cluster, objective, costs=costs, constraints=constraints)
     if search.seconds is not None:
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
-    answer = table[method](posed.problem, search)
+    answer = simpler(posed.problem, table[method](posed.problem, search), search)
     return _result(graph, posed, answer, method, search, started_s)
 
 
@@ -225,8 +228,12 @@ def compare(
     constraints: Constraints | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Result | str]:
-    """Every method's result, or the reason why it has none. `search` budgets each of them."""
+    """Every method's result, or the reason why it has none. `search` budgets each of them.
+
+    Values are what is compared, so that none of them is given for simplicity.
+    """
     table = methods(checkpoint)
+    search = replace(search or Search(), simplicity=0.0)
     rows: dict[str, Result | str] = {}
     for name in names or table:
         if progress is not None:

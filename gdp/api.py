@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids
 from gdp.costs.base import CostModel
@@ -128,7 +129,8 @@ def _warm(method: Method, policy: Method) -> Method:
         # One greedy placement pays for both. On large graphs decoding itself takes seconds, which
         # belong to the budget.
         if problem.num_ops <= WARM_UP_OPS:
-            policy(problem, Search(seed=search.seed, evaluations=1))
+            with waiting_for(COMPILE):
+                policy(problem, Search(seed=search.seed, evaluations=1))
         return method(problem, search)
 
     return warm
@@ -158,16 +160,20 @@ def place(
     table = methods(checkpoint)
     if method not in table:
         raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
-    started_s = time.perf_counter()
+    phases = Phases()
     posed = pose(graph, cluster, objective, costs=costs, constraints=constraints)
+    phases.ended("costs")
     if search.seconds is not None:
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
-    answer = simpler(posed.problem, table[method](posed.problem, search), search)
-    return _result(graph, posed, answer, method, search, started_s)
+    answer = table[method](posed.problem, search)
+    phases.ended("search")
+    answer = simpler(posed.problem, answer, search)
+    phases.ended("simplify")
+    return _result(graph, posed, answer, method, search, phases)
 
 
 def _result(
-    graph: OpGraph, posed: Posed, answer: Answer, method: str, search: Search, started_s: float
+    graph: OpGraph, posed: Posed, answer: Answer, method: str, search: Search, phases: Phases
 ) -> Result:
     from gdp.sim.score import score
 
@@ -178,6 +184,7 @@ def _result(
     if not placed.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {placed}")
     bound_s, bound_by = _bound(problem, answer, search, placed.value_s)
+    phases.ended("bound")
     rank = answer.assignment.rank
     placement = make_placement(
         graph,
@@ -198,7 +205,8 @@ def _result(
         proven_optimal=answer.proven_optimal or bound_s >= value_s * (1 - 1e-9),
         candidates=answer.candidates,
         evaluations=answer.evaluations,
-        seconds=time.perf_counter() - started_s,
+        seconds=sum(phases.seconds.values()),
+        phases=phases.seconds,
         seed=search.seed,
         costs=posed.costs,
         notes=answer.notes or ((answer.reason,) if answer.reason else ()),

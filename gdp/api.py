@@ -20,8 +20,8 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.placement import Placement, make_placement, require
 from gdp.problem.problem import Problem, make_problem
+from gdp.reports.view import View
 from gdp.result import Result
-from gdp.sim.latency import Schedule
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def methods(checkpoint: str | Path | None = None) -> dict[str, Method]:
     from gdp.methods.portfolio import auto
     from gdp.methods.table import METHODS
 
-    table = dict(METHODS)
+    table = METHODS | {"hsdag": _hsdag}
     trained = _trained(checkpoint)
     if trained:
         policy = trained["policy"]
@@ -120,6 +120,13 @@ def _trained(checkpoint: str | Path | None) -> dict[str, Method]:
     except ModuleNotFoundError:
         return {}
     return policy_methods(checkpoint)
+
+
+def _hsdag(problem: Problem, search: Search) -> Answer:
+    """Training from scratch on the problem; JAX is imported where it is called."""
+    from gdp.learn.hsdag.method import hsdag
+
+    return hsdag(problem, search)
 
 
 def _warm(method: Method, policy: Method) -> Method:
@@ -165,11 +172,26 @@ def place(
     phases.ended("costs")
     if search.seconds is not None:
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
-    answer = table[method](posed.problem, search)
+    curve: list[tuple[float, float]] = []
+    started_s = time.perf_counter() - sum(phases.seconds.values())
+    answer = table[method](posed.problem, _recorded(search, curve, started_s))
     phases.ended("search")
     answer = simpler(posed.problem, answer, search)
     phases.ended("simplify")
-    return _result(graph, posed, answer, method, search, phases)
+    result = _result(graph, posed, answer, method, search, phases)
+    return replace(result, curve=tuple(curve))
+
+
+def _recorded(search: Search, curve: list[tuple[float, float]], started_s: float) -> Search:
+    """The same search, whose progress is kept as well: (seconds, value) where it got better."""
+
+    def record(fraction: float, value_s: float) -> None:
+        if not curve or value_s < curve[-1][1]:
+            curve.append((time.perf_counter() - started_s, value_s))
+        if search.progress is not None:
+            search.progress(fraction, value_s)
+
+    return replace(search, progress=record)
 
 
 def _result(
@@ -356,19 +378,20 @@ def posed_placement(
     return posed, device, rank
 
 
-def schedule_of(
+def view_of(
     graph: OpGraph,
     placement: Placement,
     cluster: Cluster,
     *,
     costs: CostModel | str | Path | None = None,
-) -> tuple[Problem, Schedule, Int[np.ndarray, "M"]]:
-    """The fused problem of a placed model, its simulated schedule, and the devices of its ops."""
+) -> View:
+    """The simulated schedule of a placed model, to be shown."""
     from gdp.sim.latency import simulate as simulate_latency
 
     require(placement, graph, cluster)
     posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
-    return posed.problem, simulate_latency(posed.problem, device, rank), device
+    schedule = simulate_latency(posed.problem, device, rank)
+    return View(graph, posed.problem, schedule, device, posed.group_of)
 
 
 def with_dims(dims: Sequence[str]) -> Mapping[str, int]:

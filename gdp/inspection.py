@@ -8,13 +8,14 @@ import numpy as np
 
 from gdp.api import with_dims
 from gdp.graph.op_graph import OpGraph
-from gdp.models import PYTHON_PREFIX, is_onnx, load, python_model
+from gdp.models import is_onnx, is_traced, load, traced_model
 
 
 def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) -> dict[str, Any]:
     """Counts, FLOPs and bytes by op type, what was only estimated, and what was assumed."""
     estimated: list[str] = []
     assumptions: list[str] = []
+    parameters: int | None = None
     if is_onnx(model):
         from gdp.importers.onnx.model import load_onnx_model
 
@@ -22,14 +23,16 @@ def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) ->
         imported = load_onnx_model(model, with_dims(dims), unknown="estimate")
         graph, assumptions = imported.graph, list(imported.assumptions)
         estimated = sorted({graph.op_types[graph.op_index[op]] for op in imported.estimated})
-    elif model.startswith(PYTHON_PREFIX) and not isinstance(made := python_model(model), OpGraph):
+    elif is_traced(model) and not isinstance(made := traced_model(model), OpGraph):
         traced = made.trace()
         graph, estimated = traced.graph, list(traced.estimated)
-        assumptions = list(traced.assumptions)
+        assumptions, parameters = list(traced.assumptions), traced.parameters
     else:
         graph = load(model, with_dims(dims))
     found = summary(graph)
     found |= {"estimated": estimated, "assumptions": assumptions}
+    if parameters is not None:
+        found["parameters"] = parameters
     if ops:
         found["ops"] = [
             {

@@ -13,8 +13,9 @@ from gdp.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
     from gdp.importers.jax.model import JaxModel
+    from gdp.importers.torch.model import TorchModel
 
-ONNX_PREFIX, PYTHON_PREFIX = "onnx:", "python:"
+ONNX_PREFIX, PYTHON_PREFIX, HF_PREFIX = "onnx:", "python:", "hf:"
 GRAPH_SUFFIXES = (".json", ".json.gz", ".gdpgraph")
 
 
@@ -24,8 +25,14 @@ def is_onnx(spec: str | os.PathLike[str]) -> bool:
     return text.startswith(ONNX_PREFIX) or text.endswith(".onnx")
 
 
+def is_traced(spec: str | os.PathLike[str]) -> bool:
+    """Whether a model is code that is traced: a JAX function or a PyTorch module."""
+    return str(spec).startswith((PYTHON_PREFIX, HF_PREFIX))
+
+
 def load(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) -> OpGraph:
-    """The graph of an .onnx path, `onnx:NAME`, a graph file, or `python:package.module:function`.
+    """The graph of an .onnx path, `onnx:NAME`, a graph file, `python:package.module:function`, or
+    `hf:PATH`, a configuration of transformers (see `gdp.importers.torch.huggingface`).
 
     `dims` binds symbolic dimensions of ONNX models. Raises `ModelError` when it cannot be read.
 
@@ -38,11 +45,14 @@ def load(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) ->
       `name`, `unroll_scan`, `trip_count`.
     - `(loss, (params, batch), {"optimizer": optax.sgd(0.1), "microbatches": 4})`: a training step
       of `loss(params, batch)`, as `trace_training_step` makes it.
+    - `(module, inputs)` or `(module, inputs, options)`: a `torch.nn.Module` with example inputs,
+      a tuple of positional ones or a mapping of named ones, which may lie on the meta device;
+      options as `gdp.importers.torch.model.TorchModel` has them.
     - an `OpGraph`, which can be placed but not executed.
     """
     text = str(spec)
-    if text.startswith(PYTHON_PREFIX):
-        return _load_python(text)
+    if is_traced(text):
+        return _load_traced(text)
     if is_onnx(spec):
         from gdp.importers.onnx.model import load_onnx
 
@@ -54,7 +64,7 @@ def load(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) ->
     if not Path(text).exists():
         raise ModelError(
             f"no model {text!r}: give an .onnx path, onnx:NAME, a graph file "
-            f"({', '.join(GRAPH_SUFFIXES)}) or python:package.module:function"
+            f"({', '.join(GRAPH_SUFFIXES)}), python:package.module:function or hf:CONFIG"
         )
     # A file without a telling suffix: most exporters write ONNX.
     from gdp.importers.onnx.model import load_onnx
@@ -109,21 +119,37 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def python_model(spec: str) -> "JaxModel | OpGraph":
-    """The JAX function of a `python:` spec, ready to be traced or executed, or its graph."""
+def traced_model(spec: str) -> "JaxModel | TorchModel | OpGraph":
+    """The JAX function or PyTorch module of a `python:` or `hf:` spec, ready to be traced or
+    executed, or its graph."""
+    if spec.startswith(HF_PREFIX):
+        from gdp.importers.torch.huggingface import huggingface_model
+
+        return huggingface_model(spec)
     made = python_function(spec)
     if isinstance(made, OpGraph):
         return made
+    if _holds_module(made):
+        from gdp.importers.torch.model import torch_model
+
+        return torch_model(made, spec)
     from gdp.importers.jax.model import jax_model
 
     return jax_model(made, spec)
 
 
-def _load_python(spec: str) -> OpGraph:
-    made = python_model(spec)
+def _holds_module(made: object) -> bool:
+    """Whether a tuple begins with a `torch.nn.Module`; without torch there is none."""
+    torch = sys.modules.get("torch")
+    first = made[0] if isinstance(made, tuple | list) and made else made
+    return torch is not None and isinstance(first, torch.nn.Module)
+
+
+def _load_traced(spec: str) -> OpGraph:
+    made = traced_model(spec)
     if isinstance(made, OpGraph):
         return made
-    from gdp.importers.jax.trace import report
+    from gdp.importers.program.traced import report
 
     try:
         found = made.trace()
@@ -143,6 +169,10 @@ def source_files(spec: str | os.PathLike[str]) -> list[Path]:
         module = sys.modules.get(text.removeprefix(PYTHON_PREFIX).rpartition(":")[0])
         origin = getattr(module, "__file__", None)
         return [Path(origin)] if origin else []
+    if text.startswith(HF_PREFIX):
+        from gdp.importers.torch.huggingface import config_file
+
+        return [config_file(text)]
     if text.endswith(GRAPH_SUFFIXES):
         return [Path(text)]
     from gdp.importers.onnx.read import external_files, resolve_spec

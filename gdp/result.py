@@ -27,6 +27,8 @@ class Result:
     costs: str  # which cost model, and why it
     notes: tuple[str, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds of each, in order
+    # Seconds since the start and the best value known then, where the method searches.
+    curve: tuple[tuple[float, float], ...] = ()
 
     @property
     def value_s(self) -> float:
@@ -65,4 +67,5 @@ class Result:
             "costs": self.costs,
             "candidates": [vars(candidate) for candidate in self.candidates],
             "notes": list(self.notes),
+            "curve": [list(point) for point in self.curve],
         }

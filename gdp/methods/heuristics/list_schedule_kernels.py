@@ -65,6 +65,21 @@ def send_seconds(a, t, src, dst):
     return a.latency_s[src, dst] + a.tensor_bytes[t] / a.bytes_per_s[src, dst]
 
 
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def free_from(channel_s, channel, at):
+    """From when, not before a time, a transfer can start: at once where there is no channel."""
+    return at if channel < 0 else max(at, channel_s[channel])
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def keep_busy(channel_s, channel, until):
+    """Have a channel, where there is one, busy until a time."""
+    if channel >= 0:
+        channel_s[channel] = max(channel_s[channel], until)
+
+
 @numba.njit(**INNER)
 @no_type_check
 def ready_seconds(a, plan, i, d, queues, channel_s):
@@ -76,14 +91,16 @@ def ready_seconds(a, plan, i, d, queues, channel_s):
     for x in range(a.in_start[i], a.in_start[i + 1]):
         t = a.in_tensor[x]
         arrival = plan.arrival_s[t, d]
+        src = plan.device[a.producer[t]]
+        if src == a.compute_s.shape[1]:
+            continue  # to be placed with its first reader, see critical_path_kernels
         if arrival == np.inf:
-            src = plan.device[a.producer[t]]
             begin = plan.finish_s[a.producer[t]]
             if queues:
-                begin = max(begin, channel_s[a.channel[src, d]])
+                begin = free_from(channel_s, a.channel[src, d], begin)
             arrival = begin + send_seconds(a, t, src, d)
             if queues:
-                channel_s[a.channel[src, d]] = arrival
+                keep_busy(channel_s, a.channel[src, d], arrival)
         ready = max(ready, arrival)
     return ready
 
@@ -103,9 +120,10 @@ def run_seconds(a, plan, i, d):
 
 @numba.njit(**INNER)
 @no_type_check
-def excess_bytes(a, plan, i, d):
-    """By how much device d would be over its memory with op i and the weights of its group."""
-    need = plan.live_bytes[d] - a.memory_bytes[d]
+def excess_bytes(a, plan, i, d, besides):
+    """By how much device d would be over its memory with op i, the weights of its group, and some
+    bytes besides."""
+    need = plan.live_bytes[d] - a.memory_bytes[d] + besides
     g = a.group[i]
     if plan.group_device[g] != d:
         for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
@@ -188,9 +206,9 @@ def place_op(a, plan, i, d, insertion, queues):
             src = plan.device[a.producer[t]]
             begin = plan.finish_s[a.producer[t]]
             if queues:
-                begin = max(begin, plan.channel_s[a.channel[src, d]])
+                begin = free_from(plan.channel_s, a.channel[src, d], begin)
             arrival = begin + send_seconds(a, t, src, d)
-            plan.channel_s[a.channel[src, d]] = max(plan.channel_s[a.channel[src, d]], arrival)
+            keep_busy(plan.channel_s, a.channel[src, d], arrival)
             plan.arrival_s[t, d] = arrival
             plan.live_bytes[d] += a.tensor_bytes[t]
         ready = max(ready, plan.arrival_s[t, d])
@@ -246,7 +264,7 @@ def best_device(a, plan, i, insertion, queues, channel_s):
     for d in range(num_devices):
         if not a.group_allowed[g, d]:
             continue
-        excess = excess_bytes(a, plan, i, d)
+        excess = excess_bytes(a, plan, i, d, 0)
         ready = ready_seconds(a, plan, i, d, queues, channel_s)
         seconds = run_seconds(a, plan, i, d)
         start = max(ready, plan.free_s[d])

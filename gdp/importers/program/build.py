@@ -1,0 +1,236 @@
+"""Makes an `OpGraph` of a listed program: live ops, weights, colocation, names."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph
+from gdp.importers.program.values import Key, Listed, Op, Stacked, Value
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a program is run for."""
+
+    outputs: Sequence[Value] = ()  # made by `Output` ops, which the program lists
+    # New values of weights, and the weights that they replace in place.
+    state: Sequence[tuple[Value | Stacked, Value | Stacked]] = ()
+    together: bool = False  # ops that read or update a weight share a device
+
+
+@dataclass
+class _Sets:
+    """Disjoint sets of anything hashable."""
+
+    parent: dict = field(default_factory=dict)
+
+    def find(self, x: object) -> object:
+        while self.parent.setdefault(x, x) != x:
+            self.parent[x] = self.parent[self.parent[x]]
+            x = self.parent[x]
+        return x
+
+    def union(self, x: object, y: object) -> None:
+        self.parent[self.find(y)] = self.find(x)
+
+
+def build(name: str, program: Listed, results: Results) -> OpGraph:
+    """The graph of the ops that some output or new weight needs."""
+    live = _live(program, results)
+    number = {op: i for i, op in enumerate(live)}
+    ops = [program.ops[i] for i in live]
+    tensor: dict[tuple[int, int], int] = {}
+    tensors: list[tuple[int, int]] = []
+    uses: list[tuple[int, int]] = []
+    for i, op in enumerate(ops):
+        for value in _read(op):
+            if value.maker < 0:
+                continue
+            key = (number[value.maker], value.out)
+            if key not in tensor:
+                tensor[key] = len(tensors)
+                tensors.append((key[0], value.nbytes))
+            uses.append((tensor[key], i))
+    keys = _weights_read(program, ops)
+    weight_bytes, weight_id = _hold_weights(program, keys, results.together)
+    return make_graph(
+        name,
+        _names(ops),
+        [op.op_type for op in ops],
+        tensors,
+        uses,
+        flop=[float(op.flop) for op in ops],
+        memory_traffic_bytes=[float(op.traffic_bytes) for op in ops],
+        weight_bytes=weight_bytes,
+        weight_id=weight_id,
+        colocate=_colocate(program, results, live, keys) if results.together else None,
+        is_backward=_backward(ops, uses, tensors),
+        scope=[op.scope for op in ops],
+        detail=[_detail(op) for op in ops],
+    )
+
+
+def positions(graph: OpGraph, program: Listed, results: Results) -> dict[int, int]:
+    """The op of the graph that every live op of the program has become."""
+    live = _live(program, results)
+    names = _names([program.ops[i] for i in live])
+    return {i: graph.op_index[name] for i, name in zip(live, names, strict=True)}
+
+
+def _backward(
+    ops: Sequence[Op], uses: Sequence[tuple[int, int]], tensors: Sequence[tuple[int, int]]
+) -> list[bool]:
+    """Ops marked so, and constants that only such ops read."""
+    marked = [op.backward and op.op_type not in (INPUT, OUTPUT) for op in ops]
+    readers: list[list[int]] = [[] for _ in ops]
+    for tensor, reader in uses:
+        readers[tensors[tensor][0]].append(reader)
+    constant = [False] * len(ops)
+    for i, op in enumerate(ops):
+        constant[i] = op.op_type != INPUT and all(v.weight is None for v in op.ins)
+    for tensor, reader in sorted(uses, key=lambda use: use[1]):
+        constant[reader] &= constant[tensors[tensor][0]]
+    for i in reversed(range(len(ops))):
+        if constant[i] and readers[i] and all(marked[r] for r in readers[i]):
+            marked[i] = True
+    return marked
+
+
+def _live(program: Listed, results: Results) -> list[int]:
+    """Indices of the ops that something needs, in order."""
+    todo = [i for i, op in enumerate(program.ops) if op.op_type == OUTPUT]
+    todo += [row.maker for value, _ in results.state for row in _rows(value)]
+    seen: set[int] = set()
+    while todo:
+        op = todo.pop()
+        if op >= 0 and op not in seen:
+            seen.add(op)
+            todo += [value.maker for value in _read(program.ops[op])]
+    return sorted(seen)
+
+
+def _read(op: Op) -> Iterable[Value]:
+    return (*op.ins, *op.waits_for)
+
+
+def _rows(value: Value | Stacked) -> list[Value]:
+    return value.rows if isinstance(value, Stacked) else [value]
+
+
+def _weights_read(program: Listed, ops: Sequence[Op]) -> list[list[Key]]:
+    """The weights that each op reads. Rows count as the whole weight where they overlap."""
+    keys = [list(dict.fromkeys(v.weight for v in op.ins if v.weight is not None)) for op in ops]
+    parts: dict[int, set[Key]] = {}
+    for key in (key for found in keys for key in found):
+        parts.setdefault(key[0], set()).add(key)
+    whole = set()
+    for leaf, found in parts.items():
+        spans = sorted((key[1], key[2]) for key in found if len(key) == 3)
+        overlap = any(b[0] < a[1] for a, b in itertools.pairwise(spans))
+        if overlap or (leaf,) in found:
+            whole.add(leaf)
+    return [
+        list(dict.fromkeys(key[:1] if key[0] in whole else key for key in found)) for found in keys
+    ]
+
+
+def _key_bytes(program: Listed, key: Key) -> int:
+    leaf = program.weights[key[0]]
+    return leaf.nbytes if len(key) == 1 else leaf.nbytes * (key[2] - key[1]) // leaf.dims[0]
+
+
+def _hold_weights(
+    program: Listed, keys: Sequence[Sequence[Key]], together: bool
+) -> tuple[list[int], list[int]]:
+    """Bytes and weight id of every op, such that a device counts a weight once.
+
+    Where the readers of a weight share a device, the first holds it. Otherwise the readers of a
+    weight that several read share an id, and each has the bytes of all that they hold: of an
+    embedding that is tied to a layer with a bias, the bias too. A reader of several such weights
+    holds them all by itself, so that a device may count one of them twice, never too little.
+    """
+    readers: dict[Key, list[int]] = {}
+    for op, found in enumerate(keys):
+        for key in found:
+            readers.setdefault(key, []).append(op)
+    size = {key: _key_bytes(program, key) for key in readers}
+    weight_bytes, weight_id = [0] * len(keys), list(range(len(keys)))
+    if together:
+        for key, ops in readers.items():
+            weight_bytes[ops[0]] += size[key]
+        return weight_bytes, weight_id
+    for op, found in enumerate(keys):
+        weight_bytes[op] = sum(size[key] for key in found)
+    tied = {key for key, ops in readers.items() if len(ops) > 1}
+    for key in sorted(tied):
+        ops = [op for op in readers[key] if sum(k in tied for k in keys[op]) == 1]
+        beside = sum(size[k] for op in ops for k in keys[op] if k != key)
+        if beside > size[key]:
+            # Holding the tied weight twice costs less than holding all else everywhere.
+            ops = [op for op in ops if len(keys[op]) == 1]
+            beside = 0
+        for op in ops:
+            weight_bytes[op], weight_id[op] = size[key] + beside, ops[0]
+    return weight_bytes, weight_id
+
+
+def _colocate(
+    program: Listed, results: Results, live: Sequence[int], keys: Sequence[Sequence[Key]]
+) -> list[int]:
+    """Ids such that all that reads or updates a weight shares a device: its state never moves."""
+    sets = _Sets()
+    present = {key for found in keys for key in found}
+    for op, found in zip(live, keys, strict=True):
+        for key in found:
+            sets.union(key, op)
+    updates = _Sets()
+    start = len(program.ops) if program.optimizer_starts is None else program.optimizer_starts
+    for op, found in zip(live, keys, strict=True):
+        if op >= start:
+            for key in found:
+                updates.union(key, op)
+            # Numbers such as learning rates and norms serve all weights; arrays serve one.
+            for value in program.ops[op].ins:
+                if value.maker >= start and len(value.dims) and value.nbytes > value.itemsize:
+                    updates.union(value.maker, op)
+    for new, old in results.state:
+        for row, kept in zip(_rows(new), _rows(old), strict=False):
+            key = kept.weight if kept.weight in present else (kept.weight or ())[:1]
+            if key in present and row.maker >= 0:
+                updates.union(key, row.maker)
+                sets.union(key, row.maker)
+    members: dict[object, list[object]] = {}
+    for item in list(updates.parent):
+        members.setdefault(updates.find(item), []).append(item)
+    for group in members.values():
+        held = [item for item in group if isinstance(item, tuple)]
+        for item in group if held else ():
+            sets.union(held[0], item)
+    ids: dict[object, int] = {}
+    return [ids.setdefault(sets.find(op), len(ids)) for op in live]
+
+
+def _names(ops: Sequence[Op]) -> list[str]:
+    """Scope and type of each op, numbered where they repeat."""
+    counts: dict[str, int] = {}
+    taken: set[str] = set()
+    names = []
+    for op in ops:
+        base = op.name or (f"{op.scope}/{op.op_type}" if op.scope else op.op_type)
+        name, k = base, counts.get(base, 0)
+        while name in taken:
+            k += 1
+            name = f"{base}.{k}"
+        counts[base] = k
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _detail(op: Op) -> OpDetail:
+    return OpDetail(
+        dtype=op.dtype,
+        input_shapes=op.in_dims,
+        output_shapes=tuple(out.dims for out in op.outs),
+        attributes=op.attributes,
+    )

@@ -11,6 +11,7 @@ from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Candidate, Method, Search
 from gdp.methods.heuristics.blocks import blocks
+from gdp.methods.heuristics.critical_path import critical_path
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
@@ -29,6 +30,7 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
     ("metis", metis),
     ("heft", heft),
     ("etf", etf),
+    ("critical_path", critical_path),
 )
 # Share of what is left of the seconds that all candidates together may take.
 _CANDIDATE_SHARE = 0.6

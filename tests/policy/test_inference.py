@@ -32,6 +32,9 @@ CONFIGS = {
     "one segment": replace(CONFIG, segment=512),
     "independent": replace(CONFIG, decode="independent", max_devices=2),
     "published messages": replace(CONFIG, pooling="published", zero_kernels=True),
+    "attention to devices": replace(CONFIG, device_attention=True),
+    "diffusion": replace(CONFIG, diffusion=2),
+    "attention to devices, diffusion": replace(CONFIG, device_attention=True, diffusion=3),
     "features as published": replace(CONFIG, features="published", advice=False),
 }
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())

@@ -48,6 +48,7 @@ def cli() -> None:
 cli.params.append(verbose_option())
 for verb in (
     place.place, place.compare, place.simulate, place.report, explain.explain, run.run,
-    run.export, run.inspect, run.devices, costs.profile, costs.calibrate, learn.pretrain, learn.finetune,
+    run.export, run.inspect, run.devices, costs.profile, costs.calibrate, learn.pretrain,
+    learn.finetune,
 ):  # fmt: skip
     cli.add_command(verb)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @options.constraints
 @options.outputs(
     placement=options.written("-o", "--output", metavar="P", help="Write the placement (JSON)."),
-    report=options.written("--report", metavar="R.html", help="Write an HTML report."),
+    report=options.report,
     trace=options.trace,
 )
 @options.as_json

@@ -9,8 +9,8 @@ from jaxtyping import Int
 
 from gdp.methods.base import Search
 from gdp.methods.search.local_search import local_search
+from gdp.methods.timing import timing
 from gdp.policy.evaluate import assignment, judge
-from gdp.policy.timing import timing
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import canonical
 

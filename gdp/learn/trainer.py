@@ -29,10 +29,10 @@ from gdp.learn.ppo import (
 from gdp.learn.problems import Problems
 from gdp.learn.recipe import Recipe, RecipeError
 from gdp.learn.rollout import Episode, advance, sample, with_label
+from gdp.methods.timing import timing
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent, without_advisers
 from gdp.policy.model.config import Params
 from gdp.policy.policy import Policy
-from gdp.policy.timing import timing
 from gdp.problem.problem import Problem
 
 

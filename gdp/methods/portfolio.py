@@ -11,6 +11,7 @@ from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Candidate, Method, Search
 from gdp.methods.heuristics.blocks import blocks
+from gdp.methods.heuristics.critical_path import critical_path
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
@@ -31,6 +32,7 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
     ("metis", metis),
     ("heft", heft),
     ("etf", etf),
+    ("critical_path", critical_path),
 )
 # Share of what is left of the seconds that all candidates together may take.
 _CANDIDATE_SHARE = 0.6
@@ -79,7 +81,8 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
             raise
         best = min(fitting, key=lambda scored: scored.key)
         answer = Answer(best.assignment, reason="interrupted", evaluations=used)
-    return replace(answer, candidates=tuple(tried), notes=_notes(problem, answer))
+    seen = tuple(scored.assignment for scored in fitting)
+    return replace(answer, candidates=tuple(tried), seen=seen, notes=_notes(problem, answer))
 
 
 def heuristic_candidates(problem: Problem, seed: int = 0) -> tuple[Candidate, ...]:

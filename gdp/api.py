@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError, MissingExtraError
+from gdp.errors import InfeasibleError, MissingExtraError, PlacementError
 from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
@@ -102,7 +102,7 @@ def methods(checkpoint: str | Path | None = None) -> dict[str, Method]:
     from gdp.methods.portfolio import auto
     from gdp.methods.table import METHODS
 
-    table = dict(METHODS)
+    table = METHODS | {"hsdag": _hsdag}
     trained = _trained(checkpoint)
     if trained:
         policy = trained["policy"]
@@ -119,6 +119,13 @@ def _trained(checkpoint: str | Path | None) -> dict[str, Method]:
     except ModuleNotFoundError:
         return {}
     return policy_methods(checkpoint)
+
+
+def _hsdag(problem: Problem, search: Search) -> Answer:
+    """Training from scratch on the problem; JAX is imported where it is called."""
+    from gdp.learn.hsdag.method import hsdag
+
+    return hsdag(problem, search)
 
 
 def _warm(method: Method, policy: Method) -> Method:
@@ -330,6 +337,14 @@ def posed_placement(
     device, rank = np.zeros(size, np.int64), np.zeros(size, np.int64)
     device[posed.group_of] = placement.device
     rank[posed.group_of] = placement.rank
+    never = np.flatnonzero(np.isinf(posed.problem.compute_s[np.arange(size), device]))
+    if never.size:
+        op = int(never[0])
+        raise PlacementError(
+            f"{never.size} ops cannot run where they are placed, first "
+            f"{posed.problem.graph.op_names[op]!r} on {cluster.device_names[device[op]]}: "
+            f"{posed.costs} gives it no time there"
+        )
     return posed, device, rank
 
 

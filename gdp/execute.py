@@ -117,7 +117,7 @@ def export(
     """
     bound = api.with_dims(dims)
     graph = load(model, bound)
-    cluster = cluster or _named(placement)
+    cluster = cluster or _named(graph, placement)
     require(placement, graph, cluster)
     if target not in EXPORTERS:
         raise ValueError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
@@ -127,20 +127,29 @@ def export(
 
 def _function(model: str) -> "JaxModel":
     """The JAX function behind a `python:` model; a graph alone cannot be executed."""
+    from gdp.importers.jax.model import JaxModel
+
     found = python_model(model)
     if isinstance(found, OpGraph):
         raise ModelError(
             f"{model!r} returns a graph only; return (function, arguments) to execute it"
         )
+    if not isinstance(found, JaxModel):
+        raise ModelError(f"{model!r} is a PyTorch module; a JAX function is needed here")
     return found
 
 
-def _named(placement: Placement) -> Cluster:
-    """A cluster with the placement's device names: exporters need no speeds."""
+def _named(graph: OpGraph, placement: Placement) -> Cluster:
+    """A cluster with the placement's device names, whose host is where the model's inputs are:
+    exporters need no speeds."""
     from gdp.cluster.types import Device, make_cluster
 
+    same_graph = placement.op_names == graph.op_names
+    homes = placement.device[graph.is_io] if same_graph else placement.device[:0]
+    host = int(homes[0]) if len(homes) else 0
+
     devices = [Device(name, name, {"default": 1.0}, 1.0) for name in placement.device_names]
-    return make_cluster("placement", devices)
+    return make_cluster("placement", devices, host=host)
 
 
 def _onnxruntime(job: Exported) -> list[Path]:

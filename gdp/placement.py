@@ -93,6 +93,32 @@ def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
         placement.device.min() < 0 or placement.device.max() >= len(placement.device_names)
     ):
         found.append("a device index lies outside the list of devices")
+    return found or _misplaced(placement, graph, cluster)
+
+
+def _misplaced(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
+    """Ops on devices that cannot hold them, of a placement whose names agree."""
+    found: list[str] = []
+    device, names = placement.device, cluster.device_names
+
+    def name(ops: Int[np.ndarray, "M"], what: str) -> None:
+        if ops.size:
+            op = int(ops[0])
+            found.append(
+                f"{what}: {ops.size} of {graph.num_ops} ops, first {graph.op_names[op]!r} "
+                f"({graph.op_types[op]}) on {names[device[op]]}"
+            )
+
+    away = np.flatnonzero(graph.is_io & (device != cluster.host))
+    name(away, f"inputs and outputs of the model belong to the host {names[cluster.host]}")
+    for d, entry in enumerate(cluster.devices):
+        if entry.supported is not None:
+            mine = np.flatnonzero((device == d) & ~graph.is_io)
+            alien = [op for op in mine if graph.op_types[op] not in entry.supported]
+            name(np.array(alien, np.int64), f"{entry.name} does not support what it is given")
+    _, first, group = np.unique(graph.colocate, return_index=True, return_inverse=True)
+    torn = np.flatnonzero(device != device[first[group]])
+    name(torn, "ops that must share a device do not")
     return found
 
 

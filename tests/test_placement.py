@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gdp.api import simulate
 from gdp.cluster.presets import cluster_preset
+from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.errors import PlacementError
-from gdp.graph.op_graph import OpGraph, make_graph
-from gdp.placement import load_placement, make_placement, require, save_placement
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.placement import check, load_placement, make_placement, require, save_placement
 
 
 def pair(size: int = 4, second: str = "b") -> OpGraph:
@@ -35,6 +37,54 @@ def test_a_placement_for_another_graph_names_the_first_op_without_device() -> No
         require(placement, pair(size=8), cluster)
     with pytest.raises(PlacementError, match="names devices core0, core1"):
         require(placement, pair(), cluster_preset("2xt4"))
+
+
+def hosted(colocate: list[int] | None = None) -> OpGraph:
+    """x -> a -> b -> y, the model's input and output at both ends."""
+    edges, kinds = [(0, 1), (1, 2), (2, 3)], [INPUT, "Relu", "Conv", OUTPUT]
+    return make_graph(
+        "g", list("xaby"), kinds, [(i, 4) for i in range(3)], edges, colocate=colocate
+    )
+
+
+def machine(host: int = 0) -> Cluster:
+    """Two devices, of which the second runs no convolution."""
+    relu = Device("relu", "npu", {"default": 1.0}, 1.0, supported=frozenset({"Relu"}))
+    return make_cluster("m", [Device("cpu", "cpu", {"default": 1.0}, 1.0), relu], host=host)
+
+
+@pytest.mark.parametrize(
+    ("device", "colocate", "message"),
+    [
+        ([0, 1, 0, 1], None, "belong to the host cpu: 1 of 4 ops, first 'y' .* on relu"),
+        ([1, 1, 0, 1], None, "belong to the host cpu: 2 of 4 ops, first 'x'"),
+        ([0, 1, 1, 0], None, "relu does not support .*: 1 of 4 ops, first 'b' .Conv. on relu"),
+        ([0, 1, 0, 0], [0, 3, 3, 7], "must share a device do not: 1 of 4 ops, first 'b'"),
+    ],
+)
+def test_an_op_where_it_cannot_be_is_named(
+    device: list[int], colocate: list[int] | None, message: str
+) -> None:
+    graph = hosted(colocate)
+    with pytest.raises(PlacementError, match=message):
+        require(make_placement(graph, machine(), np.array(device)), graph, machine())
+
+
+def test_the_same_placement_fits_where_the_host_is_another() -> None:
+    graph, cluster = hosted(), machine(host=1)
+    assert check(make_placement(graph, cluster, np.array([1, 1, 0, 1])), graph, cluster) == []
+
+
+def test_an_op_without_a_time_on_its_device_is_named() -> None:
+    def costs(graph: OpGraph, cluster: Cluster) -> np.ndarray:
+        seconds = np.ones((graph.num_ops, cluster.num_devices))
+        seconds[graph.op_index["b"], 1] = np.inf
+        return seconds
+
+    graph, cluster = pair(), cluster_preset("2xcpu-core")
+    placement = make_placement(graph, cluster, np.array([0, 1]))
+    with pytest.raises(PlacementError, match=r"1 ops cannot run .* first 'b' on core1"):
+        simulate(graph, placement, cluster, costs=costs)
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,20 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import gdp
+from gdp.cli.main import cli
 
 PUBLIC = [
     "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "InfeasibleError", "Link",
     "Measuring", "ModelError", "OpGraph", "Pin", "Placement", "PlacementError", "Result", "Search",
     "compare", "export", "finetune", "load", "load_placement", "make_cluster", "place", "run",
-    "save_placement", "simulate", "trace",
+    "save_placement", "simulate", "trace", "trace_torch",
 ]  # fmt: skip
 
 
@@ -29,6 +32,25 @@ def test_every_public_name_resolves(name: str) -> None:
 
 def test_the_version_is_that_of_the_installed_distribution() -> None:
     assert re.match(r"\d+[.+]", gdp.__version__)
+
+
+def test_the_command_tells_the_same_version() -> None:
+    said = CliRunner().invoke(cli, ["--version"])
+    assert (said.exit_code, said.output) == (0, f"gdp, version {gdp.__version__}\n")
+
+
+def test_every_hint_to_install_names_this_distribution_and_an_extra_it_has() -> None:
+    top = Path(gdp.__file__).parents[1]
+    extras = tomllib.loads((top / "pyproject.toml").read_text())["project"]
+    hints = [
+        hint
+        for path in Path(gdp.__file__).parent.rglob("*.py")
+        for hint in re.findall(r"pip install '?([\w-]+)\[(\w+)\]", path.read_text())
+    ]
+    assert len(hints) >= 4
+    for name, extra in hints:
+        assert name == extras["name"] == "gdp-placement"
+        assert extra in extras["optional-dependencies"]
 
 
 def test_a_type_checker_reads_the_annotations() -> None:

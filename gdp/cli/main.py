@@ -8,6 +8,7 @@ from gdp.cli import costs, learn, place, run, startup
 from gdp.cli.program import Verbs, verbose_option
 from gdp.cli.program import run as run_program
 from gdp.terminal import log_to_stderr
+from gdp.version import gdp_version
 
 
 def main() -> NoReturn:
@@ -21,10 +22,20 @@ def main() -> NoReturn:
     run_program(cli)
 
 
+def _say_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    """Of the tree that runs, which need not be installed."""
+    if wanted and not context.resilient_parsing:
+        click.echo(f"gdp, version {gdp_version()}")
+        context.exit()
+
+
 @click.group(
     cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(package_name="gdp")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_say_version,
+    help="Show the version and exit.",
+)  # fmt: skip
 def cli() -> None:
     """Decide on which device each operator of a neural network runs.
 

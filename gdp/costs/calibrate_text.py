@@ -58,7 +58,9 @@ def write_plot(report: Report, path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise MissingExtraError("a plot needs matplotlib: pip install gdp[plots]") from None
+        raise MissingExtraError(
+            "a plot needs matplotlib: pip install 'gdp-placement[plots]'"
+        ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -17,6 +17,7 @@ from gdp.files.targets import OWN, Permit, new_contents, require_folder
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segment_values, segments
+from gdp.version import gdp_version
 
 FORMAT = "gdp-onnxruntime"
 SCHEMA = 1
@@ -101,7 +102,8 @@ def export_onnxruntime(
             model=graph.name,
             graph_digest=graph.digest,
             made_by=placement.made_by,
-            versions={name: version(name) for name in ("gdp", "onnx", "onnxruntime")},
+            versions={"gdp": gdp_version()}
+            | {name: version(name) for name in ("onnx", "onnxruntime")},
             devices=_devices(placement.device_names),
             segments=entries,
             links=_links(cut, [entry.name for entry in entries]),

@@ -69,7 +69,7 @@ def sinks(folder: Path, from_step: int) -> list[Sink]:
     try:
         found.append(TensorBoard(folder / "tensorboard"))
     except ImportError:
-        log.info("no TensorBoard files: pip install gdp[plots]")
+        log.info("no TensorBoard files: pip install 'gdp-placement[plots]'")
     return found
 
 

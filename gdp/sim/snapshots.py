@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
 from gdp.problem.problem import Problem
-from gdp.sim.engine import EngineArrays, Workspace
+from gdp.sim.engine import Workspace
 
 
 class Snapshots(NamedTuple):
@@ -42,9 +42,9 @@ class Tails(NamedTuple):
 
     start_s: Float[np.ndarray, "N"]  # from the start of an op
     finish_s: Float[np.ndarray, "N"]  # from its end
-    channel_s: Float[np.ndarray, "K C"]  # from the next transfer that is requested after state k
+    channel_s: Float[np.ndarray, "K C+1"]  # from the next transfer that is requested after state k
     device_s: Float[np.ndarray, "D"]  # scratch
-    next_s: Float[np.ndarray, "C"]  # scratch
+    next_s: Float[np.ndarray, "C+1"]  # scratch
 
 
 def snapshots(problem: Problem, work: Workspace, count: int) -> Snapshots:
@@ -67,10 +67,9 @@ def snapshots(problem: Problem, work: Workspace, count: int) -> Snapshots:
     )
 
 
-def new_tails(flat: EngineArrays, states: Snapshots) -> Tails:
+def new_tails(work: Workspace, states: Snapshots) -> Tails:
     """Empty tails; `gdp.sim.kernels.resume.find_tails` fills them."""
-    n, d = flat.op_s.shape
-    channels = int(flat.channel.max()) + 1
+    n, d, channels = len(work.state), len(work.busy_s), len(work.channel_s)
     return Tails(
         start_s=np.zeros(n),
         finish_s=np.zeros(n),

@@ -89,11 +89,11 @@ def test_without_cp_sat_the_extra_is_named_and_exact_goes_on(
     for name in [name for name in sys.modules if name.split(".")[0] == "ortools"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ortools", None)
-    with pytest.raises(MissingExtraError, match=r"pip install gdp\[exact\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'gdp-placement\[exact\]'"):
         mip(fork_join("latency"), SEARCH)
     answer = exact(fork_join("latency"), SEARCH)
     assert answer.assignment is not None
-    assert "gdp[exact]" in answer.notes[0]
+    assert "gdp-placement[exact]" in answer.notes[0]
 
 
 def test_place_reports_the_proof() -> None:

@@ -104,7 +104,7 @@ def test_without_metis_the_best_of_the_others_takes_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def missing(*_: object) -> None:
-        raise MissingExtraError("method 'metis' needs pymetis: pip install gdp[metis]")
+        raise MissingExtraError("method 'metis' needs pymetis: pip install 'gdp-placement[metis]'")
 
     monkeypatch.setattr("gdp.methods.heuristics.metis.metis", missing)
     found = advice(random_problem(0, num_ops=30, num_devices=3))

@@ -28,7 +28,7 @@ def cp_model_library() -> Any:
         from ortools.sat.python import cp_model
     except ImportError as error:
         raise MissingExtraError(
-            "exact latency needs ortools (CP-SAT): pip install gdp[exact]"
+            "exact latency needs ortools (CP-SAT): pip install 'gdp-placement[exact]'"
         ) from error
     return cp_model
 

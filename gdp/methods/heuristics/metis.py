@@ -47,7 +47,9 @@ def _pymetis() -> Any:
     try:
         import pymetis
     except ImportError as error:
-        raise MissingExtraError("method 'metis' needs pymetis: pip install gdp[metis]") from error
+        raise MissingExtraError(
+            "method 'metis' needs pymetis: pip install 'gdp-placement[metis]'"
+        ) from error
     return pymetis
 
 

@@ -60,7 +60,7 @@ class Windows:
         n, groups = problem.num_ops, problem.num_groups
         count = int(np.clip(n // self.config.state_ops, 2, self.config.most_states))
         self.states = snapshots(problem, self.chain.work, count)
-        self.tails = new_tails(self.chain.engine, self.states)
+        self.tails = new_tails(self.chain.work, self.states)
         self.window = Window(
             place=np.zeros(n, np.int64),
             first=np.zeros(groups, np.int64),

@@ -216,7 +216,8 @@ def find_tails(a, w, s, t, device):
                 if device[a.use_op[u]] == to:
                     after_s = max(after_s, t.start_s[a.use_op[u]])
             after_s += w.sent_arrive_s[sent] - w.sent_start_s[sent]
-            t.next_s[channel] = after_s
+            if channel < len(t.next_s) - 1:  # on the last one nothing queues
+                t.next_s[channel] = after_s
             tail_s = max(tail_s, after_s)
         for u in range(a.op_first_use[op], a.op_first_use[op + 1]):
             if device[a.use_op[u]] == i:

@@ -48,8 +48,12 @@ class Tails(NamedTuple):
 
 
 def snapshots(problem: Problem, work: Workspace, count: int) -> Snapshots:
-    """Room for `count` states of runs in this workspace, at equal shares of the ops. O(K (N + E))."""
+    """Room for `count` states (N at most) of runs in this workspace, at equal shares of the ops.
+
+    O(K (N + E)) bytes.
+    """
     n, d = problem.num_ops, problem.num_devices
+    count = min(count, n)
     room = min(problem.graph.num_uses, max(4096, n // 4))
     return Snapshots(
         goal=np.arange(count) * n // count,

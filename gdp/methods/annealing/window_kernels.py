@@ -181,9 +181,7 @@ def anneal_window(m, a, w, s, t, h, c, p, by_rank, done, steps, of, hot_s, cold_
             swap_places(w, j, k)
         else:
             g = h.group[below(p.random, h.number[GROUPS])]
-            propose(
-                m, p, c.device, w.done_op, h.place, min(kind, NUM_KINDS - 1), g, h.number[OPS]
-            )
+            propose(m, p, c.device, w.done_op, h.place, min(kind, NUM_KINDS - 1), g, h.number[OPS])
             keep_inside(s, h, p)
             put(m, c, p)
         if p.size[0] == 0 and j == k:

@@ -18,6 +18,7 @@ class SearchConfig:
     """How the budget is spent."""
 
     coarse_above: int = 3000  # ops; where steps simulate, larger graphs are searched coarsely first
+    windows_above: int = 3000  # ops; schedules of larger graphs are searched stretch by stretch
     coarse_ops: int = 1000  # groups that are moved and simulated as one
     coarse_share: float = 0.6  # of the budget
     start_share: float = 0.3  # of the seconds, for finding starts where none is given

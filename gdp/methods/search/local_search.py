@@ -2,8 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from gdp.clock import Clock
@@ -36,6 +35,7 @@ from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
 
 LOG = logging.getLogger(__name__)
+
 
 def local_search(problem: Problem, search: Search) -> Answer:
     """The best placement that annealing finds from `search.start`, or from simple placements.
@@ -106,7 +106,7 @@ def improve(
             found = _search_coarse(problem, starts, search, budget, config)
             starts = [*found, *starts][:2]
             best = min(best, *starts, key=lambda scored: scored.key)
-        if Windows.serve(problem, best) and problem.num_ops > config.coarse_above:
+        if problem.num_ops > config.windows_above and Windows.serve(problem, best):
             best = search_windows(problem, best, search.seed, budget)
         else:
             best = _search(problem, starts, search.seed, budget, best)

@@ -1,8 +1,8 @@
 """Search of large graphs stretch by stretch of their schedule.
 
 A step of annealing that simulates everything costs O(N); here it costs what a stretch of the
-schedule holds. Where a stretch ends the rest is taken to follow as it did, and what the steps led to
-is kept only if the exact simulation of all of it says so.
+schedule holds. Where a stretch ends the rest is taken to follow as it did, and what the steps led
+to is kept only if the exact simulation of all of it says so.
 """
 
 from dataclasses import dataclass
@@ -159,10 +159,12 @@ class Windows:
             missed = 0 if self.step(budget.clock, left) else missed + 1
 
     def whole(self, steps: int, budget: Budget, guide: Guide | None) -> None:
-        """Steps that simulate everything: only they move what is spread over all of the schedule."""
+        """Steps that simulate everything: only they move what is spread over the schedule."""
         call = None if guide is None else partial(guide, self.problem, self.chain)
         left = budget.left()
-        anneal(self.chain, steps, WHOLE, budget.clock, None if left is None else left, call)
+        if left is not None:
+            left = max(0, left - 1)  # the record takes one
+        anneal(self.chain, steps, WHOLE, budget.clock, left, call)
         self._back()
         self.value_s = self.chain.best().value_s
         self._record(0)
@@ -205,7 +207,10 @@ def search_windows(problem: Problem, start: Scored, seed: int, budget: Budget) -
 
     Both kinds of turns cost the same; the one that won more last time is taken three times of four.
     """
+    if (left := budget.left()) is not None and left < 2:
+        return start
     windows, best = Windows(problem, start, seed), start
+    budget.used += windows.evaluations
     gains = [np.inf, np.inf]
     turn = 0
     while not budget.is_over():
@@ -223,6 +228,6 @@ def search_windows(problem: Problem, start: Scored, seed: int, budget: Budget) -
         budget.used += spent
         best = min(best, windows.best(), key=lambda scored: scored.key)
         budget.report(best)
-        if spent == 0 and gains == [0.0, 0.0]:
-            break  # there is nothing to move
+        if spent <= 1 and gains == [0.0, 0.0]:
+            break  # there is nothing to move, or too little left
     return best

@@ -165,6 +165,10 @@ def record_run(a, w, s, device, by_rank, k):
             stop = s.goal[j]
         # 0 where several ops that end at one instant passed this goal with the last one.
         latency_s = max(latency_s, run_until(a, w, by_rank, record, np.uint64(stop)))
+        if latency_s == np.inf:
+            for never in range(j, len(s.goal)):
+                s.kept[never] = False
+            break
         if j < len(s.goal):
             save(w, s, j, by_rank)
     return latency_s

@@ -17,9 +17,9 @@ from gdp.files.reading import Kind, decode_json, read_bytes
 from gdp.files.writing import write_atomic
 from gdp.learn.instances import Instance
 from gdp.methods.base import Answer, Search
+from gdp.methods.timing import timing
 from gdp.policy.evaluate import judge
 from gdp.policy.placed import pack, unpack
-from gdp.policy.timing import timing
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import canonical
 
@@ -93,6 +93,17 @@ class LabelStore:
             )
         self._labels[instance.key] = label
         return label
+
+    def merge(self, labels: list[Label]) -> None:
+        """Take over the labels that are better than what is known of their instances."""
+        for label in labels:
+            known = self._labels.get(label.instance.key)
+            if known is None or label.value_s < known.value_s:
+                self._labels[label.instance.key] = label
+
+    def all(self) -> list[Label]:
+        """The labels, in the order they came."""
+        return list(self._labels.values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all labels, one line each."""

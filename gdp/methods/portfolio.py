@@ -11,6 +11,7 @@ from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Candidate, Method, Search
 from gdp.methods.heuristics.blocks import blocks
+from gdp.methods.heuristics.critical_path import critical_path
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
@@ -29,6 +30,7 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
     ("metis", metis),
     ("heft", heft),
     ("etf", etf),
+    ("critical_path", critical_path),
 )
 # Share of what is left of the seconds that all candidates together may take.
 _CANDIDATE_SHARE = 0.6
@@ -68,6 +70,20 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
         best = min(fitting, key=lambda scored: scored.key)
         answer = Answer(best.assignment, reason="interrupted", evaluations=used)
     return replace(answer, candidates=tuple(tried), notes=_notes(problem, answer))
+
+
+def heuristic_candidates(problem: Problem, seed: int = 0) -> tuple[Candidate, ...]:
+    """What the heuristics alone would answer: the yardstick of a placement made elsewhere."""
+    if unsupported(problem, "auto") is not None:
+        return ()
+    tried: list[Candidate] = []
+    known: dict[str, Answer] = {}
+    for name, method in HEURISTICS:
+        row, _, answer = _try(problem, name, method, Search(seed=seed, known=known), Clock(None))
+        tried.append(row)
+        if answer is not None:
+            known[name] = answer
+    return tuple(tried)
 
 
 def _try(

@@ -2,6 +2,7 @@
 
 import math
 import time
+from typing import Self
 
 
 class Clock:
@@ -23,6 +24,10 @@ class Clock:
         """A budget out of what is left, never below 0; None without a budget."""
         left_s = self.remaining_s()
         return None if math.isinf(left_s) else max(0.0, share * left_s)
+
+    def part(self, share: float) -> Self:
+        """A clock of the same kind for a share of what is left, started now."""
+        return type(self)(self.left_s(share))
 
     def is_over(self) -> bool:
         """Whether the budget is spent."""

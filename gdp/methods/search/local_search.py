@@ -198,7 +198,7 @@ def _search_coarse(
     coarse = coarse_problem(problem, config.coarse_ops)
     if coarse is None:
         return []
-    clock = Clock(budget.clock.left_s(config.coarse_share))
+    clock = budget.clock.part(config.coarse_share)
     left = budget.left()
     limit = None if left is None else int(config.coarse_share * left)
     inner = Budget(clock, replace(search, evaluations=limit, progress=None), config, 0)

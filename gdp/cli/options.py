@@ -252,6 +252,7 @@ def outputs(**options: Callable[..., Decorator]) -> Decorator:
 written = functools.partial(functools.partial, click.option)
 """An option of `outputs`, whose name is still to come."""
 required = functools.partial(written, "-o", "--output", required=True)
+report = written("--report", metavar="R.html", help="Write an HTML report.")
 trace = written("--trace", metavar="T.json", help="Write a Chrome/Perfetto trace of the schedule.")
 _force = click.option(
     "--force", is_flag=True, help="Write over, or among, files that gdp did not write."

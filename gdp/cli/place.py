@@ -19,7 +19,7 @@ from gdp.terminal import printable
 @options.constraints
 @options.outputs(
     placement=options.written("-o", "--output", metavar="P", help="Write the placement (JSON)."),
-    report=options.written("--report", metavar="R.html", help="Write an HTML report."),
+    report=options.report,
     trace=options.trace,
 )
 @options.as_json

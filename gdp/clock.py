@@ -2,7 +2,6 @@
 
 import math
 import time
-from typing import Self
 
 
 class Clock:
@@ -25,7 +24,7 @@ class Clock:
         left_s = self.remaining_s()
         return None if math.isinf(left_s) else max(0.0, share * left_s)
 
-    def part(self, share: float) -> Self:
+    def part(self, share: float) -> "Clock":
         """A clock of the same kind for a share of what is left, started now."""
         return type(self)(self.left_s(share))
 

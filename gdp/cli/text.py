@@ -76,7 +76,7 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
         f"latency  {format_seconds(result.score.latency_s)}",
         f"period   {format_seconds(result.score.period_s)} per sample",
         f"bound    {bound}: {'optimal' if result.proven_optimal else f'gap {result.gap:.1%}'}",
-        f"found in {result.seconds:.2f} s with {result.evaluations} evaluations",
+        f"waited   {result.seconds:.2f} s: {_phases(result)}; {result.evaluations} evaluations",
         "",
         table(["device", "ops", "GFLOP", "peak", "memory", "full"], rows),
     ]
@@ -84,6 +84,10 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
         lines += ["", _candidates(result)]
     lines += [f"note: {note}" for note in result.notes]
     return shown(lines)
+
+
+def _phases(result: Result) -> str:
+    return ", ".join(f"{name} {s:.2f}" for name, s in result.phases.items() if s >= 0.005)
 
 
 def _candidates(result: Result) -> Shown:
@@ -111,7 +115,7 @@ def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | s
             name,
             format_seconds(results[name].score.latency_s),
             format_seconds(results[name].score.period_s),
-            f"{results[name].gap:.1%}",
+            "proven" if results[name].proven_optimal else f"{results[name].gap:.1%}, not proven",
             f"{results[name].seconds:.2f} s",
             str(results[name].evaluations),
         ]

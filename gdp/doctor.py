@@ -119,7 +119,7 @@ def _jax_devices() -> list[str]:
 
 
 def _openvino_devices() -> list[str]:
-    # Its tools report to their makers at import, from a forked process; they do without this module.
+    # At import its tools report to their makers, from a forked process, where this module is.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import openvino
 

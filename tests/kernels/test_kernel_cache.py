@@ -1,8 +1,8 @@
 """Kernels are compiled even where numba can keep them nowhere."""
 
-import re
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path

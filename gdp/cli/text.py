@@ -206,13 +206,9 @@ def run_text(report: Mapping[str, Any]) -> str:
         "latency_s": report["measured_latency_s"],
         "throughput_per_s": report["measured_throughput_per_s"],
     }
-    predicted = [
-        _milli(report["predicted_latency_s"]), _rate(report["predicted_throughput_per_s"])
-    ]  # fmt: skip
-    rows = [_measured_row("placed", placed, predicted)]
+    rows = [_measured_row("placed", placed)]
     rows += [
-        _measured_row(name.replace("_", " "), row, ["-", "-"])
-        for name, row in report["baselines"].items()
+        _measured_row(name.replace("_", " "), row) for name, row in report["baselines"].items()
     ]
     header = [
         "", "predicted ms", "measured ms", "95% interval",
@@ -249,13 +245,15 @@ def _compared(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _measured_row(name: str, row: Mapping[str, Any], predicted: Sequence[str]) -> list[str]:
-    low_s, high_s = row["latency_interval_s"]
-    low, high = row["throughput_interval_per_s"]
-    return [
-        name, predicted[0], _milli(row["latency_s"]), f"{_milli(low_s)} to {_milli(high_s)}",
-        predicted[1], _rate(row["throughput_per_s"]), f"{_rate(low)} to {_rate(high)}",
-    ]  # fmt: skip
+def _measured_row(name: str, row: Mapping[str, Any]) -> list[str]:
+    """A contender's cells: for each quantity predicted, measured, and its interval."""
+    cells = [name]
+    for quantity, text in (("latency_s", _milli), ("throughput_per_s", _rate)):
+        expected = row.get(f"predicted_{quantity}")
+        low, high = row[quantity.replace("_", "_interval_", 1)]
+        cells += ["-" if expected is None else text(expected), text(row[quantity])]
+        cells.append(f"{text(low)} to {text(high)}")
+    return cells
 
 
 def _milli(seconds: float) -> str:

@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,25 @@ class ModelOptions:
         "--dim", multiple=True, metavar="NAME=VALUE", help="Bind a dimension."
     )
 
+    task: str | None = option("--task", metavar="TASK", help="Of hf: models, such as causal-lm.")
+    batch: int | None = option("--batch", type=int, help="Samples; hf: models.")
+    sequence: int | None = option("--sequence", type=int, help="Tokens; hf: models.")
+    decode: bool = option("--decode", is_flag=True, help="One token, with its cache; hf: models.")
+
+    def __post_init__(self) -> None:
+        """What else is asked of the model becomes a part of its spec."""
+        from gdp.models import HF_PREFIX
+
+        names = ("task", "batch", "sequence")
+        asked = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+        parts = [f"{name}={value}" for name, value in asked.items()] + ["decode"] * self.decode
+        if parts and not self.spec.startswith(HF_PREFIX):
+            flag = parts[0].partition("=")[0]
+            raise click.UsageError(f"--{flag} is for hf:CONFIG models, not for {self.spec!r}")
+        if parts:
+            joint = "&" if "?" in self.spec else "?"
+            object.__setattr__(self, "spec", self.spec + joint + "&".join(parts))
+
     def load(self) -> "OpGraph":
         from gdp.api import with_dims
         from gdp.models import load
@@ -111,9 +130,20 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class MethodOptions(SearchOptions):
-    """A method with its budget."""
+    """A method with its budget, and what of the best value fewer cuts may cost."""
 
     method: str = option("--method", default="auto", help="See `gdp compare`.")
+    simplicity: float = option(
+        "--simplicity", type=float, default=2.0, metavar="PERCENT",
+        help="Of the time, that fewer transfers and cuts may cost; 0: the best placement found.",
+    )  # fmt: skip
+
+    def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
+        if not 0 <= self.simplicity < 100:
+            raise ValueError(
+                f"--simplicity must be at least 0 and below 100, got {self.simplicity:g}"
+            )
+        return replace(super().search(progress), simplicity=self.simplicity / 100)
 
 
 @dataclass(frozen=True)
@@ -144,13 +174,18 @@ class ConstraintOptions:
     constraints: str | None = option(
         "--constraints", metavar="FILE", help="The same in a TOML file."
     )
+    no_replicas: bool = option(
+        "--no-replicas", is_flag=True,
+        help="For throughput: one device for each stage, none that take samples in turn.",
+    )  # fmt: skip
 
     def read(self) -> "Constraints":
         from gdp.constraints import Constraints, merge, parse_pin, read_constraints
 
         flags = Constraints(
-            tuple(map(parse_pin, self.pins)), tuple(map(parse_pin, self.forbid)), self.together
-        )
+            tuple(map(parse_pin, self.pins)), tuple(map(parse_pin, self.forbid)), self.together,
+            not self.no_replicas,
+        )  # fmt: skip
         file = self.constraints
         return merge([flags] if file is None else [read_constraints(file), flags])
 
@@ -233,6 +268,7 @@ def outputs(**options: Callable[..., Decorator]) -> Decorator:
 written = functools.partial(functools.partial, click.option)
 """An option of `outputs`, whose name is still to come."""
 required = functools.partial(written, "-o", "--output", required=True)
+report = written("--report", metavar="R.html", help="Write an HTML report.")
 trace = written("--trace", metavar="T.json", help="Write a Chrome/Perfetto trace of the schedule.")
 _force = click.option(
     "--force", is_flag=True, help="Write over, or among, files that gdp did not write."

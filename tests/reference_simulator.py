@@ -101,7 +101,9 @@ def run(problem: Problem, device: list[int], rank: list[int] | None = None) -> R
                     if destination == device[op]:
                         continue
                     channel = int(cluster.channel[device[op], destination])
-                    start_s = max(channel_free_s.get(channel, 0.0), now_s)
+                    start_s = now_s
+                    if channel >= 0:
+                        start_s = max(channel_free_s.get(channel, 0.0), now_s)
                     seconds = transfer_seconds(problem, tensor, device[op], destination)
                     sent = Sent(tensor, device[op], destination, start_s, start_s + seconds)
                     channel_free_s[channel] = sent.arrive_s
@@ -188,6 +190,8 @@ def period(problem: Problem, device: list[int]) -> float:
             for destination in sorted({device[reader] for reader in readers[tensor]}):
                 if destination != device[op]:
                     channel = int(cluster.channel[device[op], destination])
+                    if channel < 0:
+                        continue  # nothing queues there, so it bounds no pace
                     channel_s[channel] = channel_s.get(channel, 0.0) + transfer_seconds(
                         problem, tensor, device[op], destination
                     )

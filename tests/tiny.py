@@ -5,10 +5,11 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
+from gdp.cluster.types import NO_CHANNEL, UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import values
@@ -126,6 +127,14 @@ def random_problem(
     compute_s[graph.is_io] = np.inf
     compute_s[graph.is_io, cluster.host] = 0.0
     return make_problem(graph, cluster, compute_s, objective)
+
+
+def without_queues(problem: Problem, seed: int, share: float = 0.5) -> Problem:
+    """The same problem with a share of its links, drawn at random, on which nothing queues."""
+    channel = problem.cluster.channel.copy()
+    channel[np.random.default_rng(seed).random(channel.shape) < share] = NO_CHANNEL
+    np.fill_diagonal(channel, 0)
+    return replace(problem, cluster=replace(problem.cluster, channel=channel))
 
 
 def random_devices(problem: Problem, seed: int, count: int = 1) -> np.ndarray:

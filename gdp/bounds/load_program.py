@@ -88,14 +88,14 @@ def build(problem: Problem, unit_s: float, marks: Marks = NO_MARKS) -> LoadModel
     rows.add(np.tile(np.arange(d), g + len(opens[0])), columns, values, np.zeros(d))
     names = [f"device {name}" for name in problem.cluster.device_names]
     if links and len(cut.tensor):
-        channels = np.array([a.channel[s, to] for s, to in links])
-        used, number = np.unique(channels, return_inverse=True)
+        # Links on which nothing queues are no load.
+        loaded = [(k, *link) for k, link in enumerate(links) if a.channel[link] >= 0]
+        used, number = np.unique([a.channel[s, to] for _, s, to in loaded], return_inverse=True)
         size = a.tensor_bytes[cut.tensor].astype(np.float64)
-        send_s = np.stack(
-            [a.latency_s[link] + size / a.bytes_per_s[link] for link in links], axis=1
-        )
-        column = first_y + np.arange(len(cut.tensor) * len(links))
-        rows.add(np.tile(number, len(cut.tensor)), column, send_s.reshape(-1) / unit_s,
+        send_s = np.array([a.latency_s[s, to] + size / a.bytes_per_s[s, to] for _, s, to in loaded])
+        column = first_y + np.arange(len(cut.tensor))[:, None] * len(links)
+        column = (column + np.array([k for k, _, _ in loaded], dtype=np.int64)).reshape(-1)
+        rows.add(np.tile(number, len(cut.tensor)), column, send_s.T.reshape(-1) / unit_s,
                  np.zeros(len(used)))  # fmt: skip
         names += [_channel_name(problem, int(c)) for c in used]
     num_loads = rows.count

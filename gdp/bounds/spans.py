@@ -26,7 +26,6 @@ from gdp.bounds.work import shared_work_s
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import links_alike, same
-from gdp.sim.engine import arrays
 
 MAX_DEVICES = 64
 MAX_OPS = 10_000  # bit sets of ancestors take N * N / 8 bytes, pairs N * N / 2 steps
@@ -173,7 +172,7 @@ def _part(problem: Problem, arcs: Arcs, u: int, v: int, inner: Int[np.ndarray, "
             tied[k] = TIED_TO_SOURCE
         elif len(earlier):
             tied[k] = earlier[0]
-    op_s, opens_s, channel = arcs.op_s[ops], arcs.opens_s[ops], arrays(problem).channel
+    op_s, opens_s = arcs.op_s[ops], arcs.opens_s[ops]
     return Part(
         op_s=op_s,
         opens_s=opens_s,
@@ -185,8 +184,8 @@ def _part(problem: Problem, arcs: Arcs, u: int, v: int, inner: Int[np.ndarray, "
         tensor_bytes=a.tensor_bytes[list(tensors)].astype(np.float64),
         latency_s=arcs.latency_s,
         s_per_byte=arcs.s_per_byte,
-        channel=channel,
-        num_channels=int(channel.max()) + 1,
+        channel=a.channel,
+        num_channels=problem.cluster.num_channels,
         alike=(links_alike(problem) & same(op_s, opens_s)).argmax(axis=1),
     )
 

@@ -162,7 +162,9 @@ def _place(p, w, op, d, count, home):
         w.head_s[count], w.before[count] = 0.0, 0
         _follow(w.head_s, w.busy_s, w.before, w.path_s, count, w.node[u] if u >= 0 else -1)
         seconds = p.latency_s[e, d] + p.tensor_bytes[tensor] * p.s_per_byte[e, d]
-        w.machine[count], w.busy_s[count] = num_devices + p.channel[e, d], seconds
+        # Where nothing queues a transfer is on a machine that is never looked at.
+        channel = p.channel[e, d] if p.channel[e, d] >= 0 else p.num_channels
+        w.machine[count], w.busy_s[count] = num_devices + channel, seconds
         w.tail_s[count] = p.op_s[op, d] + w.after_s[op, d]
         count += 1
     w.node_tensor[count] = -1

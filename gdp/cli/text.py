@@ -172,10 +172,18 @@ def cluster_text(cluster: Cluster) -> str:
         delays = cluster.link_latency_s[off] * 1e6
         text.append(
             f"links {speeds.min():.4g} to {speeds.max():.4g} GB/s, "
-            f"{delays.min():.3g} to {delays.max():.3g} us, "
-            f"{len(set(cluster.channel[off].tolist()))} channels"
+            f"{delays.min():.3g} to {delays.max():.3g} us, " + _channels_text(cluster)
         )
     return shown(text)
+
+
+def _channels_text(cluster: Cluster) -> str:
+    """How many channels there are, and whether some links do without."""
+    channels = len(set(cluster.channel[cluster.queues].tolist()))
+    if channels == 0:
+        return "no contention"
+    free = int((~cluster.queues).sum()) - cluster.num_devices
+    return f"{channels} channels" + (f", {free} links without contention" if free else "")
 
 
 def run_text(report: Mapping[str, Any]) -> str:

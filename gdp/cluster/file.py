@@ -35,7 +35,7 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LinkEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A `[[link]]` of a cluster file; both ways unless `one_way`."""
+    """A `[[link]]` of a cluster file; both ways unless `one_way`. Copies queue unless told."""
 
     src: str
     dst: str
@@ -43,10 +43,11 @@ class LinkEntry(msgspec.Struct, forbid_unknown_fields=True):
     latency_s: float = 0.0
     channel: str | None = None
     one_way: bool = False
+    contention: bool | None = None
 
 
 class ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A cluster file."""
+    """A cluster file. `contention` is for links that do not say, and pairs without a link."""
 
     device: list[DeviceEntry]
     link: list[LinkEntry] = []
@@ -54,6 +55,7 @@ class ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
     host: str | int = 0
     default_bytes_per_s: float = 16e9
     default_latency_s: float = 10e-6
+    contention: bool = True
 
 
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
@@ -64,13 +66,22 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
         return make_cluster(
             entry.name or path.stem,
             [_device(device) for device in entry.device],
-            [Link(**msgspec.structs.asdict(link)) for link in entry.link],
+            [_link(link, entry.contention) for link in entry.link],
             default_bytes_per_s=entry.default_bytes_per_s,
             default_latency_s=entry.default_latency_s,
+            default_contention=entry.contention,
             host=entry.host,
         )
     except ClusterError as error:
         raise ClusterError(f"{path}: {error}") from None
+
+
+def _link(entry: LinkEntry, contention: bool) -> Link:
+    """A link; without a word of its own it queues as the cluster says, or on the channel named."""
+    given = msgspec.structs.asdict(entry)
+    if entry.contention is None:
+        given["contention"] = contention or entry.channel is not None
+    return Link(**given)
 
 
 def _device(entry: DeviceEntry) -> Device:
@@ -139,7 +150,9 @@ def cluster_toml(cluster: Cluster) -> str:
                     f"dst = {_quote(dst)}",
                     f"bytes_per_s = {float(cluster.link_bytes_per_s[i, j])!r}",
                     f"latency_s = {float(cluster.link_latency_s[i, j])!r}",
-                    f"channel = {_quote(f'c{cluster.channel[i, j]}')}",
+                    f"channel = {_quote(f'c{cluster.channel[i, j]}')}"
+                    if cluster.queues[i, j]
+                    else "contention = false",
                     "one_way = true",
                 ]  # fmt: skip
     return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.errors import ClusterError
 from gdp.units import MAX_SIZE_BYTES
@@ -17,6 +17,8 @@ UNLIMITED_BYTES = MAX_SIZE_BYTES
 MAX_DEVICES = 1024
 """Of one cluster: what is known of every pair of them has to fit in memory."""
 MIN_RATE, MAX_RATE = 1e-6, 1e30
+NO_CHANNEL = -1
+"""Instead of a channel: the copies on this link do not queue, several are under way at once."""
 MAX_DELAY_S = 1e9
 """Far beyond any device or link, and far from where the sums of a simulation overflow."""
 
@@ -82,13 +84,16 @@ def _check_delay(where: str, key: str, value: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Devices and links. A transfer takes latency + bytes / bandwidth, queued on its channel."""
+    """Devices and links. A transfer takes latency + bytes / bandwidth, queued on its channel.
+
+    A link without contention has no channel: its copies start at once, however many there are.
+    """
 
     name: str
     devices: tuple[Device, ...]
     link_bytes_per_s: Float[np.ndarray, "D D"]  # [i, j]: i sends to j; inf on the diagonal
     link_latency_s: Float[np.ndarray, "D D"]  # zero on the diagonal
-    channel: Int[np.ndarray, "D D"]  # pairs with one id share a bus; diagonal unused
+    channel: Int[np.ndarray, "D D"]  # pairs with one id share a bus, or NO_CHANNEL; diagonal unused
     host: int = 0  # holds graph inputs and receives outputs
 
     # `gdp.cluster` sets both: files, presets and detection make clusters, so they stand above.
@@ -111,8 +116,10 @@ class Cluster:
             raise ClusterError(f"cluster {self.name!r}: every link bandwidth must be > 0")
         if not (np.isfinite(self.link_latency_s) & (self.link_latency_s >= 0)).all():
             raise ClusterError(f"cluster {self.name!r}: link latencies must be finite and >= 0")
-        if not (self.channel[off] >= 0).all():
-            raise ClusterError(f"cluster {self.name!r}: channel ids must be >= 0")
+        if not (self.channel[off] >= NO_CHANNEL).all():
+            raise ClusterError(
+                f"cluster {self.name!r}: channel ids must be >= 0, or {NO_CHANNEL} for none"
+            )
         if not 0 <= self.host < d:
             raise ClusterError(f"cluster {self.name!r}: host {self.host} lies outside 0..{d - 1}")
         for key in ("link_bytes_per_s", "link_latency_s", "channel"):
@@ -131,6 +138,11 @@ class Cluster:
         return int(self.channel.max()) + 1
 
     @functools.cached_property
+    def queues(self) -> Bool[np.ndarray, "D D"]:
+        """Between which devices transfers wait for each other."""
+        return (self.channel != NO_CHANNEL) & ~np.eye(self.num_devices, dtype=bool)
+
+    @functools.cached_property
     def memory_bytes(self) -> Int[np.ndarray, "D"]:
         return np.array([device.memory_bytes for device in self.devices], dtype=np.int64)
 
@@ -145,6 +157,7 @@ class Link:
     latency_s: float = 0.0
     channel: str | None = None  # links that name one channel share it; None: one per direction
     one_way: bool = field(default=False)
+    contention: bool = True  # False: copies do not queue, each has the whole bandwidth
 
 
 def make_cluster(
@@ -154,9 +167,12 @@ def make_cluster(
     *,
     default_bytes_per_s: float = 16e9,
     default_latency_s: float = 10e-6,
+    default_contention: bool = True,
     host: int | str = 0,
 ) -> Cluster:
     """A cluster from devices and links; pairs without a link get the default, one channel each way.
+
+    Raises `ClusterError` naming what is out of range, unknown, or contradicts itself.
 
     >>> a, b = (Device(n, "cpu", {"default": 1e9}, 1e9) for n in "ab")
     >>> make_cluster("two", [a, b], [Link("a", "b", 1e9, channel="bus")]).channel
@@ -174,7 +190,10 @@ def make_cluster(
     latency = np.full((d, d), float(default_latency_s))
     np.fill_diagonal(bandwidth, np.inf)
     np.fill_diagonal(latency, 0.0)
-    label: dict[tuple[int, int], str] = {}
+    pairs = [(i, j) for i in range(d) for j in range(d) if i != j]
+    label: dict[tuple[int, int], str | None] = {
+        (i, j): f"{i}>{j}" if default_contention else None for i, j in pairs
+    }
     for link in links:
         for end in (link.src, link.dst):
             if end not in index:
@@ -186,13 +205,19 @@ def make_cluster(
             raise ClusterError(f"link {link.src!r} -> {link.dst!r} joins a device to itself")
         if link.bytes_per_s != np.inf:  # nothing has to be moved
             _check_rate(f"link {link.src!r} -> {link.dst!r}", "bytes_per_s", link.bytes_per_s)
+        if link.channel is not None and not link.contention:
+            raise ClusterError(
+                f"link {link.src!r} -> {link.dst!r}: channel {link.channel!r} is what transfers "
+                "queue on, and contention = false says that they do not; give one of them"
+            )
         _check_delay(f"link {link.src!r} -> {link.dst!r}", "latency_s", link.latency_s)
         ends = [(index[link.src], index[link.dst])]
         if not link.one_way:
             ends.append((index[link.dst], index[link.src]))
         for i, j in ends:
             bandwidth[i, j], latency[i, j] = link.bytes_per_s, link.latency_s
-            label[i, j] = f"{i}>{j}" if link.channel is None else f"named {link.channel}"
+            own = f"{i}>{j}" if link.contention else None
+            label[i, j] = own if link.channel is None else f"named {link.channel}"
     return Cluster(
         name=name,
         devices=tuple(devices),
@@ -203,13 +228,12 @@ def make_cluster(
     )
 
 
-def _channels(d: int, label: Mapping[tuple[int, int], str]) -> Int[np.ndarray, "D D"]:
+def _channels(d: int, label: Mapping[tuple[int, int], str | None]) -> Int[np.ndarray, "D D"]:
+    """Ids by label, in the order of the pairs; no channel where there is no label."""
     ids: dict[str, int] = {}
     channel = np.zeros((d, d), dtype=np.int64)
-    for i in range(d):
-        for j in range(d):
-            if i != j:
-                channel[i, j] = ids.setdefault(label.get((i, j), f"{i}>{j}"), len(ids))
+    for pair, text in label.items():
+        channel[pair] = NO_CHANNEL if text is None else ids.setdefault(text, len(ids))
     return channel
 
 

@@ -276,8 +276,9 @@ def commit(p, s, op, i):
         if s.arrival_s[t, i] == np.inf:
             at, seconds = arrival(p, s, t, i)
             channel = p.channel[s.placed[p.producer[t], 0], i]
-            s.channel_s[channel] = at
-            s.channel_load_s[channel] += seconds
+            if channel >= 0:
+                s.channel_s[channel] = at
+                s.channel_load_s[channel] += seconds
             s.arrival_s[t, i] = at
             s.live_bytes[i] += p.copies * p.tensor_bytes[t]
         ready = max(ready, s.arrival_s[t, i])

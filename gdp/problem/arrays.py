@@ -31,7 +31,7 @@ class Arrays(NamedTuple):
     segment_s: Float[np.ndarray, "D"]  # the dispatch that is paid per segment, 0 elsewhere
     latency_s: Float[np.ndarray, "D D"]
     bytes_per_s: Float[np.ndarray, "D D"]
-    channel: Int[np.ndarray, "D D"]
+    channel: Int[np.ndarray, "D D"]  # NO_CHANNEL, below zero, where copies do not queue
     is_io: Bool[np.ndarray, "N"]
     is_input: Bool[np.ndarray, "N"]
     is_backward: Bool[np.ndarray, "N"]

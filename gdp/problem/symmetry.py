@@ -45,7 +45,7 @@ def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
     cluster, d = problem.cluster, problem.num_devices
     alike = np.eye(d, dtype=bool)
     off = ~alike
-    channel = np.unique(cluster.channel[off], return_inverse=True)[1]
+    num_channels = len(np.unique(cluster.channel[off]))
     for i in range(d):
         for j in range(i):
             swap = np.arange(d)
@@ -56,8 +56,9 @@ def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
             ).all()
             # One to one: as many pairs (channel before, channel after) as there are channels.
             pairs = np.stack([cluster.channel[off], cluster.channel[moved][off]])
-            renamed = len(np.unique(pairs, axis=1).T) == channel.max(initial=-1) + 1
-            alike[i, j] = alike[j, i] = kept and renamed
+            renamed = len(np.unique(pairs, axis=1).T) == num_channels
+            queues = (cluster.queues[moved] == cluster.queues).all()
+            alike[i, j] = alike[j, i] = kept and renamed and queues
     return alike
 
 

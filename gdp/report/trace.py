@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int
 
+from gdp.cluster.types import Cluster
 from gdp.files.writing import write_atomic
 from gdp.problem.problem import Problem
 from gdp.sim.latency import Schedule
@@ -17,6 +18,8 @@ def trace_events(
     problem: Problem, schedule: Schedule, device: Int[np.ndarray, "N"]
 ) -> list[dict[str, object]]:
     """One track per device and per channel in use, times in microseconds.
+
+    Copies on links without a channel overlap; each goes to the first track that is free.
 
     The format: "Trace Event Format", Google, complete events (ph "X"). Measured traces of ONNX
     Runtime's profiler have the same form and can be laid beside it.
@@ -40,20 +43,36 @@ def trace_events(
                 "args": {"flop": float(graph.flop[op]), "scope": graph.scope[op]},
             }
         )  # fmt: skip
-    sent = schedule.transfers
+    sent, tracks = schedule.transfers, _Tracks(problem.cluster)
     for tensor, a, b, start_s, arrive_s in zip(
         sent.tensor.tolist(), sent.source.tolist(), sent.destination.tolist(),
         sent.start_s.tolist(), sent.arrive_s.tolist(), strict=True,
     ):  # fmt: skip
         events.append(
             {
-                "ph": "X", "pid": 1, "tid": int(problem.cluster.channel[a, b]),
+                "ph": "X", "pid": 1, "tid": tracks.of(a, b, start_s, arrive_s),
                 "name": f"{graph.tensor_names[tensor]}: {names[a]} to {names[b]}",
                 "cat": "transfer", "ts": start_s * US, "dur": (arrive_s - start_s) * US,
                 "args": {"bytes": int(graph.tensor_bytes[tensor])},
             }
         )  # fmt: skip
     return events
+
+
+class _Tracks:
+    """The track of each transfer: its channel's, or beyond all channels one that is free then."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.free_s: list[float] = []
+
+    def of(self, source: int, destination: int, start_s: float, arrive_s: float) -> int:
+        if self.cluster.queues[source, destination]:
+            return int(self.cluster.channel[source, destination])
+        free = (k for k, until_s in enumerate(self.free_s) if until_s <= start_s)
+        track = next(free, len(self.free_s))
+        self.free_s[track : track + 1] = [arrive_s]
+        return self.cluster.num_channels + track
 
 
 def write_trace(

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
+from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OUTPUT
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, derived
@@ -65,7 +66,7 @@ class EngineArrays(NamedTuple):
     output_bytes: Int[np.ndarray, "N"]  # of all tensors of an op
     latency_s: Float[np.ndarray, "D D"]
     bytes_per_s: Float[np.ndarray, "D D"]
-    channel: Int[np.ndarray, "D D"]  # 0..C-1
+    channel: Int[np.ndarray, "D D"]  # 0..C-1; C, where copies do not queue: it is always free
     op_s_flat: Float[np.ndarray, "ND"]  # views and copies for the loops of the engine
     segment_pairs_s: Float[np.ndarray, "2D"]  # (0, segment_s) of each device
     link_pairs: Float[np.ndarray, "2DD"]  # (latency_s, bytes_per_s) of each link
@@ -85,8 +86,9 @@ class Workspace(NamedTuple):
 
     A lane is a pair (source, destination) of devices. Channels are first come first served, so a
     transfer's arrival is known when it is requested and the arrivals of a lane never overtake: a
-    lane is a queue, kept in chunks of `CHUNK` entries (axis X) that are reused. L = D * D lanes,
-    C channels, K chunks, B = words of a set of N positions.
+    lane is a queue, kept in chunks of `CHUNK` entries (axis X) that are reused. Where copies do not
+    queue a small one overtakes a large one, and takes its place in the lane before it. L = D * D
+    lanes, C channels, K chunks, B = words of a set of N positions.
     """
 
     state: UInt[np.ndarray, "N"]  # see above
@@ -95,7 +97,7 @@ class Workspace(NamedTuple):
     mark: UInt[np.ndarray, "Y"]  # the same for integers
     entry_s: Float[np.ndarray, "Z"]  # when an op gets an input
     entry_op: UInt[np.ndarray, "Z"]
-    next_chunk: Int[np.ndarray, "K"]
+    next_chunk: Int[np.ndarray, "2K"]  # of a chunk; then the one before it on its lane
     position: Int[np.ndarray, "N"]  # of an op in the order of (rank, op)
     by_position: Int[np.ndarray, "N"]  # its inverse
     ready_bits: UInt[np.ndarray, "DB"]  # a set of positions for each device, in three levels
@@ -107,11 +109,12 @@ class Workspace(NamedTuple):
     sent_start_s: Float[np.ndarray, "E"]
     sent_arrive_s: Float[np.ndarray, "E"]
     num_sent: Int[np.ndarray, "one"]
-    channel_s: Float[np.ndarray, "C"]  # busy seconds, of throughput_kernels
+    channel_s: Float[np.ndarray, "C+1"]  # busy seconds, of throughput_kernels
     sent_to: Int[np.ndarray, "D"]  # the tensor last sent to each device, likewise
     free_bytes: Int[np.ndarray, "N"]  # scratch of memory_kernels, as all that follows
     free_sent_bytes: Int[np.ndarray, "E"]
     sent_by_lane: Int[np.ndarray, "E"]
+    arrived_by_lane: Int[np.ndarray, "E"]
     stream: Int[np.ndarray, "M 2"]
     hold: Int[np.ndarray, "D 4"]
     peak_bytes: Int[np.ndarray, "D"]
@@ -125,7 +128,7 @@ def arrays(problem: Problem) -> EngineArrays:
     use_tensor = np.repeat(np.arange(graph.num_tensors), np.diff(a.use_start))
     num_inputs = np.diff(a.in_start)
     pays = np.where(a.is_io, 0, PAYS)
-    channel, ordered = _channels(cluster.channel)
+    channel, ordered = _channels(cluster)
     weight_op = np.flatnonzero(graph.weight_bytes)
     weight_op = weight_op[np.argsort(graph.weight_id[weight_op], kind="stable")]
     output_bytes = np.zeros(n, dtype=np.int64)
@@ -172,15 +175,13 @@ def arrays(problem: Problem) -> EngineArrays:
     )
 
 
-def _channels(
-    channel: Int[np.ndarray, "D D"],
-) -> tuple[Int[np.ndarray, "D D"], Bool[np.ndarray, "D"]]:
-    """Channel ids 0..C-1, and the devices of which two outgoing links share a channel."""
-    d = len(channel)
-    off = ~np.eye(d, dtype=bool)
+def _channels(cluster: Cluster) -> tuple[Int[np.ndarray, "D D"], Bool[np.ndarray, "D"]]:
+    """Channel ids 0..C-1, or C; and the devices of which two outgoing links share a channel."""
+    d, queues = cluster.num_devices, cluster.queues
     dense = np.zeros((d, d), dtype=np.int64)
-    dense[off] = np.unique(channel[off], return_inverse=True)[1]
-    ordered = [len(np.unique(dense[i][off[i]])) < d - 1 for i in range(d)]
+    used, dense[queues] = np.unique(cluster.channel[queues], return_inverse=True)
+    dense[~queues & ~np.eye(d, dtype=bool)] = len(used)
+    ordered = [len(np.unique(dense[i][queues[i]])) < queues[i].sum() for i in range(d)]
     return dense, np.array(ordered, dtype=bool)
 
 
@@ -190,7 +191,7 @@ def workspace(problem: Problem) -> Workspace:
     n, e = graph.num_ops, graph.num_uses
     # Every lane may leave one chunk half full.
     chunks = e // CHUNK + d * d + 1
-    channels = int(arrays(problem).channel.max()) + 1
+    channels = len(np.unique(problem.cluster.channel[problem.cluster.queues])) + 1
     return Workspace(
         state=np.zeros(n, np.uint32),
         queue_op=np.zeros(d * n, np.uint32),
@@ -198,7 +199,7 @@ def workspace(problem: Problem) -> Workspace:
         mark=np.zeros(6 * d + 2 * d * d, np.uint64),
         entry_s=np.zeros(chunks * CHUNK),
         entry_op=np.zeros(chunks * CHUNK, np.uint32),
-        next_chunk=np.zeros(chunks, np.int64),
+        next_chunk=np.zeros(2 * chunks, np.int64),
         position=np.arange(n),
         by_position=np.arange(n),
         ready_bits=np.zeros(d * sum(level_words(n)), np.uint64),
@@ -215,6 +216,7 @@ def workspace(problem: Problem) -> Workspace:
         free_bytes=np.zeros(n, np.int64),
         free_sent_bytes=np.zeros(e, np.int64),
         sent_by_lane=np.zeros(e, np.int64),
+        arrived_by_lane=np.zeros(e, np.int64),
         stream=np.zeros((d * d + 1, 2), np.int64),
         hold=np.zeros((d, 4), np.int64),
         peak_bytes=np.zeros(d, np.int64),

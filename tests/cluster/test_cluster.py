@@ -39,6 +39,11 @@ def write(folder: Path, text: str) -> Path:
             TWO + '[[link]]\nsrc = "a"\ndst = "b"\nbytes_per_s = 1.0\nlatency_s = -1.0\n',
             "latency_s must be >= 0",
         ),
+        (
+            TWO + '[[link]]\nsrc = "a"\ndst = "b"\nbytes_per_s = 1.0\nchannel = "x"\n'
+            "contention = false\n",
+            "'a' -> 'b': channel 'x' .* contention = false",
+        ),
         ("default_bytes_per_s = -1.0\n" + TWO, "default_bytes_per_s must be > 0"),
         ('host = "z"\n' + TWO, "host 'z' is no device"),
         ("device = []\n", "has no devices"),
@@ -70,6 +75,21 @@ def test_unnamed_links_have_a_channel_per_direction() -> None:
     a, b = (Device(name, "cpu", {"default": 1e9}, 1e9) for name in "ab")
     cluster = make_cluster("c", [a, b], [Link("a", "b", 1e9)])
     assert cluster.channel[0, 1] != cluster.channel[1, 0]
+
+
+def test_links_without_contention_have_no_channel(tmp_path: Path) -> None:
+    """One link says so itself; the cluster says so for the others, but not where one is named."""
+    link = '[[link]]\nsrc = "a"\ndst = "{}"\nbytes_per_s = 2e9\n'
+    three = TWO + DEVICE.replace('"a"', '"c"')
+    own = read_cluster(write(tmp_path, three + link.format("b") + "contention = false\n"))
+    assert own.queues.tolist() == [[False, False, True], [False, False, True], [True, True, False]]
+    text = "contention = false\n" + three + link.format("b") + link.format("c") + 'channel = "x"\n'
+    mostly = read_cluster(write(tmp_path, text))
+    assert np.argwhere(mostly.queues).tolist() == [[0, 2], [2, 0]]
+    for cluster in (own, mostly):
+        again = read_cluster(write(tmp_path, cluster_toml(cluster)))
+        assert (again.queues == cluster.queues).all()
+        assert (again.channel == cluster.channel).all()
 
 
 @pytest.mark.parametrize("spec", ["2xcpu-core", "4xa100-nvlink", "cpu+2xt4-pcie4", "h100"])

@@ -11,7 +11,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny import all_devices, brute_force_s, cpu, plain_graph, random_problem, unit_cluster
+from tiny import (
+    all_devices,
+    brute_force_s,
+    cpu,
+    plain_graph,
+    random_problem,
+    unit_cluster,
+    without_queues,
+)
 
 from gdp import api
 from gdp.bounds.best import all_bounds
@@ -155,6 +163,7 @@ INSTANCES: dict[str, Callable[[str], Problem]] = {
     "drawn 5 on 2": drawn(1, 5, 2),
     "drawn 5 on 2, other": drawn(2, 5, 2),
     "drawn 5 on 3": drawn(4, 5, 3),
+    "without queues": lambda objective: without_queues(drawn(9, 5, 3)(objective), 1, 0.7),
 }
 MISFITS = ("too_large", "too_lumpy")
 MISSED = {"single": ("tight", "unequal", "on_accelerators")}

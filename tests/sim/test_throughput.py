@@ -4,16 +4,18 @@ import numpy as np
 import pytest
 from reference_simulator import period
 from reference_simulator import pipeline_peaks as wanted_peaks
-from tiny import random_devices, random_problem
+from tiny import random_devices, random_problem, without_queues
 
 from gdp.sim.memory import pipeline_peaks
 from gdp.sim.throughput import periods
 
 
+@pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 5])
-def test_periods_and_memory_equal_the_reference_to_the_bit(num_devices: int) -> None:
+def test_periods_and_memory_equal_the_reference_to_the_bit(num_devices: int, free: bool) -> None:
     for seed in range(40):
         problem = random_problem(seed, objective="throughput", num_devices=num_devices)
+        problem = without_queues(problem, seed) if free else problem
         devices = random_devices(problem, seed, count=3)
         found_s, found_bytes = periods(problem, devices)
         for b, device in enumerate(devices):

@@ -88,7 +88,8 @@ def pays_segment(m, loads, op):
 def add_send(m, loads, t, source, to, sign):
     """Count (or, with sign -1, no longer count) a transfer and its two buffers."""
     seconds = m.latency_s[source, to] + m.tensor_bytes[t] / m.bytes_per_s[source, to]
-    loads.channel_s[m.channel[source, to]] += sign * seconds
+    if m.channel[source, to] >= 0:
+        loads.channel_s[m.channel[source, to]] += sign * seconds
     loads.room_bytes[to] += sign * (2 + loads.kept[t]) * m.tensor_bytes[t]
 
 

@@ -184,10 +184,10 @@ class _Form:
                     elif size > 0:
                         channel = int(a.channel[i, j])
                         interval = (begin, size, arrive, sent, "")
-                        channels.setdefault(channel, []).append(
-                            model.new_optional_interval_var(*interval)
-                        )
-                        loads.setdefault(channel, []).append(size * sent)
+                        task = model.new_optional_interval_var(*interval)
+                        if channel >= 0:
+                            channels.setdefault(channel, []).append(task)
+                            loads.setdefault(channel, []).append(size * sent)
                     else:
                         model.add(arrive >= begin).only_enforce_if(sent)
         for channel, intervals in channels.items():

@@ -131,6 +131,8 @@ def _alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
         np.sort(a.latency_s, axis=1).T,
         np.sort(a.bytes_per_s, axis=1).T,
         np.sort(a.bytes_per_s, axis=0),
+        np.sort(problem.cluster.queues, axis=1).T,
+        np.sort(problem.cluster.queues, axis=0),
         is_host(problem),
     )
 
@@ -239,9 +241,9 @@ def _best_cuts(
 
     a = arrays_of(problem)
     cuts = _candidate_cuts(work_s)
-    off = ~np.eye(problem.num_devices, dtype=bool)
-    latency_s = float(a.latency_s[off].mean()) if off.any() else 0.0
-    s_per_byte = float((1.0 / a.bytes_per_s[off]).mean()) if off.any() else 0.0
+    off, busy = ~np.eye(problem.num_devices, dtype=bool), problem.cluster.queues
+    latency_s = float(np.where(busy, a.latency_s, 0.0)[off].mean()) if off.any() else 0.0
+    s_per_byte = float(np.where(busy, 1.0 / a.bytes_per_s, 0.0)[off].mean()) if off.any() else 0.0
     place = np.full(problem.num_groups, -1, dtype=np.int64)
     place[sequence] = np.arange(len(sequence))
     counted = np.empty(problem.graph.num_tensors, dtype=np.int64)

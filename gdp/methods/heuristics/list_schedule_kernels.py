@@ -65,6 +65,21 @@ def send_seconds(a, t, src, dst):
     return a.latency_s[src, dst] + a.tensor_bytes[t] / a.bytes_per_s[src, dst]
 
 
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def free_from(channel_s, channel, at):
+    """From when, not before a time, a transfer can start: at once where there is no channel."""
+    return at if channel < 0 else max(at, channel_s[channel])
+
+
+@numba.njit(**INNER_INLINE)
+@no_type_check
+def keep_busy(channel_s, channel, until):
+    """Have a channel, where there is one, busy until a time."""
+    if channel >= 0:
+        channel_s[channel] = max(channel_s[channel], until)
+
+
 @numba.njit(**INNER)
 @no_type_check
 def ready_seconds(a, plan, i, d, queues, channel_s):
@@ -80,10 +95,10 @@ def ready_seconds(a, plan, i, d, queues, channel_s):
             src = plan.device[a.producer[t]]
             begin = plan.finish_s[a.producer[t]]
             if queues:
-                begin = max(begin, channel_s[a.channel[src, d]])
+                begin = free_from(channel_s, a.channel[src, d], begin)
             arrival = begin + send_seconds(a, t, src, d)
             if queues:
-                channel_s[a.channel[src, d]] = arrival
+                keep_busy(channel_s, a.channel[src, d], arrival)
         ready = max(ready, arrival)
     return ready
 
@@ -188,9 +203,9 @@ def place_op(a, plan, i, d, insertion, queues):
             src = plan.device[a.producer[t]]
             begin = plan.finish_s[a.producer[t]]
             if queues:
-                begin = max(begin, plan.channel_s[a.channel[src, d]])
+                begin = free_from(plan.channel_s, a.channel[src, d], begin)
             arrival = begin + send_seconds(a, t, src, d)
-            plan.channel_s[a.channel[src, d]] = max(plan.channel_s[a.channel[src, d]], arrival)
+            keep_busy(plan.channel_s, a.channel[src, d], arrival)
             plan.arrival_s[t, d] = arrival
             plan.live_bytes[d] += a.tensor_bytes[t]
         ready = max(ready, plan.arrival_s[t, d])

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.cluster.types import NO_CHANNEL
 from gdp.graph.op_graph import INPUT
 from gdp.methods.pipeline.elements import Contraction
 from gdp.problem.problem import Problem
@@ -90,6 +91,8 @@ def device_classes(problem: Problem) -> tuple[tuple[int, ...], ...]:
         is_cpu(problem),
         is_host(problem),
         np.array([_link_prices(problem, d) for d in range(len(devices))]).T,
+        problem.cluster.queues.sum(axis=1),
+        problem.cluster.queues.sum(axis=0),
     )
     return tuple(tuple(found) for found in classes_of(alike))
 
@@ -250,17 +253,23 @@ def _lane_kinds(problem: Problem, d: int) -> tuple[list[tuple[bool, bool]], bool
     """The (takes in, takes out) of a device's transfer lanes, and whether they bound its channels.
 
     What comes in over one channel is a lane, and so is what goes out. Over several channels it is
-    none; where that holds both ways, one lane for each way is a guess.
+    none; where that holds both ways, one lane for each way is a guess. What does not queue keeps
+    nothing busy.
     """
     if problem.num_devices == 1:
         return [], True
     others = np.arange(problem.num_devices) != d
     channel = problem.cluster.channel
     into, out = set(channel[others, d].tolist()), set(channel[d, others].tolist())
+    idle_in, idle_out = into == {NO_CHANNEL}, out == {NO_CHANNEL}
+    if idle_in and idle_out:
+        return [], True
     if len(into | out) == 1:
         return [(True, True)], True
-    kinds = [(True, False)] * (len(into) == 1) + [(False, True)] * (len(out) == 1)
-    return kinds or [(True, False), (False, True)], bool(kinds)
+    kinds = [(True, False)] * (len(into) == 1 and not idle_in)
+    kinds += [(False, True)] * (len(out) == 1 and not idle_out)
+    guess = [(True, False)] * (not idle_in) + [(False, True)] * (not idle_out)
+    return kinds or guess, bool(kinds)
 
 
 def _segment_edges(

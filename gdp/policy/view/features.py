@@ -147,7 +147,7 @@ def _devices(problem: Problem, times: Timing) -> Float[np.ndarray, "D G"]:
     shared = np.zeros(d)
     for i in range(d):
         for j in range(d):
-            if i != j:
+            if cluster.queues[i, j]:
                 shared[i] += (cluster.channel[off] == cluster.channel[i, j]).sum() - 1
     need = max(float(problem.graph.weight_bytes.sum()), 1.0)
     columns = [

@@ -60,7 +60,9 @@ def arrival(p, s, t, i):
         return s.arrival_s[t, i], 0.0
     home = s.placed[p.producer[t], 0]
     seconds = p.latency_s[home, i] + p.tensor_bytes[t] * p.s_per_byte[home, i]
-    start = max(s.finish_s[p.producer[t]], s.channel_s[p.channel[home, i]])
+    start, channel = s.finish_s[p.producer[t]], p.channel[home, i]
+    if channel >= 0:
+        start = max(start, s.channel_s[channel])
     return start + seconds, seconds
 
 

@@ -2,7 +2,8 @@
 
 An op that becomes ready joins its device's queue; a device that finishes takes the next. Channels
 are first come first served, so a transfer's arrival is known when it is requested: there are no
-arrival events, each lane (pair of devices) is a queue of arrivals in order of time, and a device
+arrival events, each lane (pair of devices) is a queue of arrivals in order of time (where copies
+do not queue a new one goes before those that it overtakes), and a device
 merges its lanes when it is about to start an op. Events are therefore one time per device, its
 finish or, while idle, its next arrival. O((N + E) D).
 
@@ -38,7 +39,8 @@ NONE = np.uint64(0xFFFFFFFF)
 
 # Sections of Workspace.clock_s, in units of D: next event; inf while busy; the instant that the
 # newest op of the queue became ready at; arrival of the tensor last sent there; next arrival on the
-# lanes into a device ([to, from]); when each channel is free.
+# lanes into a device ([to, from]); when each channel is free, and last a zero for links on which
+# nothing queues.
 WHILE_BUSY, LAST_READY, SENT, HEAD = (np.uint64(k) for k in range(1, 5))
 # Sections of Workspace.mark: the running op; the queue's next, its end, and the first op of its
 # last instant; tensor last sent there; tensor wanted there; lanes: next entry, next to fill.
@@ -143,7 +145,7 @@ def _reset(a, w, device, by_rank, record):
         w.mark[LANE * d + U2 * lane] = lane * CHUNK_SIZE
         w.mark[LANE * d + U2 * lane + U1] = lane * CHUNK_SIZE
     # Chunks beyond the first D * D are free, as a list that starts at the last entry.
-    chunks = np.uint64(len(w.next_chunk))
+    chunks = np.uint64(len(w.next_chunk)) >> U1
     for k in range(d * d, chunks):
         w.next_chunk[k] = k + U1
     w.next_chunk[chunks - U1] = d * d
@@ -207,7 +209,7 @@ def _arrivals(
         after = entry + U1
         if after & CHUNK_MASK == U0:
             # The chunk is used up and becomes free.
-            chunk, last = entry // CHUNK_SIZE, np.uint64(len(next_chunk)) - U1
+            chunk, last = entry // CHUNK_SIZE, (np.uint64(len(next_chunk)) >> U1) - U1
             after = np.uint64(next_chunk[chunk]) * CHUNK_SIZE
             next_chunk[chunk] = next_chunk[last]
             next_chunk[last] = chunk
@@ -227,15 +229,26 @@ def _arrivals(
 def _append(clock_s, mark, entry_s, entry_op, next_chunk, d, source, to, arrive_s, op):
     """Queue that op on device `to` gets an input from device `source` at a time."""
     fill = LANE * d + U2 * (to * d + source) + U1
-    entry = mark[fill]
-    entry_s[entry] = arrive_s
-    entry_op[entry] = op
+    entry, chunks = mark[fill], np.uint64(len(next_chunk)) >> U1
+    place = entry
+    while place != mark[fill - U1]:
+        # Only what does not queue overtakes, so elsewhere the first look is the last.
+        before = place - U1
+        if place & CHUNK_MASK == U0:
+            before = np.uint64(next_chunk[chunks + place // CHUNK_SIZE]) * CHUNK_SIZE + CHUNK_MASK
+        if entry_s[before] <= arrive_s:
+            break
+        entry_s[place], entry_op[place] = entry_s[before], entry_op[before]
+        place = before
+    entry_s[place] = arrive_s
+    entry_op[place] = op
     after = entry + U1
     if after & CHUNK_MASK == U0:
-        last = np.uint64(len(next_chunk)) - U1
+        last = chunks - U1
         chunk = np.uint64(next_chunk[last])
         next_chunk[last] = next_chunk[chunk]
         next_chunk[entry // CHUNK_SIZE] = chunk
+        next_chunk[chunks + chunk] = entry // CHUNK_SIZE
         after = chunk * CHUNK_SIZE
     mark[fill] = after
     head = HEAD * d + to * d + source
@@ -255,6 +268,7 @@ def _send(
     start_s = max(clock_s[free], now_s)
     arrive_s = start_s + seconds
     clock_s[free] = arrive_s
+    clock_s[np.uint64(len(clock_s)) - U1] = 0.0
     clock_s[SENT * d + to] = arrive_s
     mark[TENSOR * d + to] = tensor
     if record:

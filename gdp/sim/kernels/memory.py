@@ -150,7 +150,10 @@ def _find_frees(a, w, device):
 @numba.njit(**INNER)
 @typing.no_type_check
 def _sort_by_lane(a, w):
-    """Leave the transfers of lane l, in order, at sent_by_lane[stream[l, 1] : stream[l + 1, 1]]."""
+    """Leave the transfers of lane l at sent_by_lane[stream[l, 1] : stream[l + 1, 1]], in order.
+
+    And likewise in `arrived_by_lane` by arrival, which differs where copies do not queue.
+    """
     w.stream[:, 1] = 0
     for k in range(w.num_sent[0]):
         w.stream[w.sent_lane[k] + 1, 1] += 1
@@ -161,6 +164,13 @@ def _sort_by_lane(a, w):
     for k in range(w.num_sent[0]):
         lane = w.sent_lane[k]
         w.sent_by_lane[w.stream[lane, 0]] = k
+        at = w.stream[lane, 0]
+        while at > w.stream[lane, 1]:
+            if w.sent_arrive_s[w.arrived_by_lane[at - 1]] <= w.sent_arrive_s[k]:
+                break
+            w.arrived_by_lane[at] = w.arrived_by_lane[at - 1]
+            at -= 1
+        w.arrived_by_lane[at] = k
         w.stream[lane, 0] += 1
 
 
@@ -193,8 +203,8 @@ def _sweep(a, w, device, i):
             finished += 1
         for j in range(d):
             at, end = w.stream[j * d + i, 0], w.stream[j * d + i + 1, 1]
-            while at < end and w.sent_arrive_s[w.sent_by_lane[at]] <= now_s:
-                held -= w.free_sent_bytes[w.sent_by_lane[at]]
+            while at < end and w.sent_arrive_s[w.arrived_by_lane[at]] <= now_s:
+                held -= w.free_sent_bytes[w.arrived_by_lane[at]]
                 at += 1
             w.stream[j * d + i, 0] = at
         if lane < 0:

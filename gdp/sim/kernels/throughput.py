@@ -38,7 +38,7 @@ def period(a, w, device):
     longest_s = 0.0
     for i in range(len(w.busy_s)):
         longest_s = max(longest_s, w.busy_s[i])
-    for i in range(len(w.channel_s)):
+    for i in range(len(w.channel_s) - 1):  # the last is of links on which nothing queues
         longest_s = max(longest_s, w.channel_s[i])
     return longest_s
 

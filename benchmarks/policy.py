@@ -36,9 +36,9 @@ from gdp.learn.instances import Instance, limit_memory, make, random_graph
 from gdp.learn.instances import draw as draw_instance
 from gdp.learn.validate import MISFIT
 from gdp.methods.base import Assignment, Search
+from gdp.methods.priorities import rate
 from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import incumbents
-from gdp.policy.evaluate import rate
 from gdp.policy.guided import SHARE, guided_search
 from gdp.policy.method import place_with_policy
 from gdp.policy.policy import Policy, default_checkpoint, load_policy

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gdp.execute import run as run
     from gdp.graph.op_graph import OpGraph as OpGraph
     from gdp.importers.jax.trace import trace as trace
+    from gdp.importers.torch.model import trace_torch as trace_torch
     from gdp.learn.finetune import finetune as finetune
     from gdp.methods.base import Search as Search
     from gdp.models import load as load
@@ -67,6 +68,7 @@ _WHERE = {
     "save_placement": "gdp.placement",
     "simulate": "gdp.api",
     "trace": "gdp.importers.jax.trace",
+    "trace_torch": "gdp.importers.torch.model",
 }
 __all__ = sorted(_WHERE)
 

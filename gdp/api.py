@@ -102,7 +102,7 @@ def methods(checkpoint: str | Path | None = None) -> dict[str, Method]:
     from gdp.methods.portfolio import auto
     from gdp.methods.table import METHODS
 
-    table = dict(METHODS)
+    table = METHODS | {"hsdag": _hsdag}
     trained = _trained(checkpoint)
     if trained:
         policy = trained["policy"]
@@ -119,6 +119,13 @@ def _trained(checkpoint: str | Path | None) -> dict[str, Method]:
     except ModuleNotFoundError:
         return {}
     return policy_methods(checkpoint)
+
+
+def _hsdag(problem: Problem, search: Search) -> Answer:
+    """Training from scratch on the problem; JAX is imported where it is called."""
+    from gdp.learn.hsdag.method import hsdag
+
+    return hsdag(problem, search)
 
 
 def _warm(method: Method, policy: Method) -> Method:

@@ -127,11 +127,15 @@ def export(
 
 def _function(model: str) -> "JaxModel":
     """The JAX function behind a `python:` model; a graph alone cannot be executed."""
+    from gdp.importers.jax.model import JaxModel
+
     found = python_model(model)
     if isinstance(found, OpGraph):
         raise ModelError(
             f"{model!r} returns a graph only; return (function, arguments) to execute it"
         )
+    if not isinstance(found, JaxModel):
+        raise ModelError(f"{model!r} is a PyTorch module; a JAX function is needed here")
     return found
 
 

@@ -15,6 +15,7 @@ def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) ->
     """Counts, FLOPs and bytes by op type, what was only estimated, and what was assumed."""
     estimated: list[str] = []
     assumptions: list[str] = []
+    parameters: int | None = None
     if is_onnx(model):
         from gdp.importers.onnx.model import load_onnx_model
 
@@ -25,11 +26,13 @@ def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) ->
     elif model.startswith(PYTHON_PREFIX) and not isinstance(made := python_model(model), OpGraph):
         traced = made.trace()
         graph, estimated = traced.graph, list(traced.estimated)
-        assumptions = list(traced.assumptions)
+        assumptions, parameters = list(traced.assumptions), traced.parameters
     else:
         graph = load(model, with_dims(dims))
     found = summary(graph)
     found |= {"estimated": estimated, "assumptions": assumptions}
+    if parameters is not None:
+        found["parameters"] = parameters
     if ops:
         found["ops"] = [
             {

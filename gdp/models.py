@@ -13,6 +13,7 @@ from gdp.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
     from gdp.importers.jax.model import JaxModel
+    from gdp.importers.torch.model import TorchModel
 
 ONNX_PREFIX, PYTHON_PREFIX = "onnx:", "python:"
 GRAPH_SUFFIXES = (".json", ".json.gz", ".gdpgraph")
@@ -38,6 +39,9 @@ def load(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) ->
       `name`, `unroll_scan`, `trip_count`.
     - `(loss, (params, batch), {"optimizer": optax.sgd(0.1), "microbatches": 4})`: a training step
       of `loss(params, batch)`, as `trace_training_step` makes it.
+    - `(module, inputs)` or `(module, inputs, options)`: a `torch.nn.Module` with example inputs,
+      a tuple of positional ones or a mapping of named ones, which may lie on the meta device;
+      options as `gdp.importers.torch.model.TorchModel` has them.
     - an `OpGraph`, which can be placed but not executed.
     """
     text = str(spec)
@@ -109,21 +113,33 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def python_model(spec: str) -> "JaxModel | OpGraph":
-    """The JAX function of a `python:` spec, ready to be traced or executed, or its graph."""
+def python_model(spec: str) -> "JaxModel | TorchModel | OpGraph":
+    """The JAX function or PyTorch module of a `python:` spec, ready to be traced or executed, or
+    its graph."""
     made = python_function(spec)
     if isinstance(made, OpGraph):
         return made
+    if _holds_module(made):
+        from gdp.importers.torch.model import torch_model
+
+        return torch_model(made, spec)
     from gdp.importers.jax.model import jax_model
 
     return jax_model(made, spec)
+
+
+def _holds_module(made: object) -> bool:
+    """Whether a tuple begins with a `torch.nn.Module`; without torch there is none."""
+    torch = sys.modules.get("torch")
+    first = made[0] if isinstance(made, tuple | list) and made else made
+    return torch is not None and isinstance(first, torch.nn.Module)
 
 
 def _load_python(spec: str) -> OpGraph:
     made = python_model(spec)
     if isinstance(made, OpGraph):
         return made
-    from gdp.importers.jax.trace import report
+    from gdp.importers.program.traced import report
 
     try:
         found = made.trace()

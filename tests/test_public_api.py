@@ -17,7 +17,7 @@ PUBLIC = [
     "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "InfeasibleError", "Link",
     "Measuring", "ModelError", "OpGraph", "Pin", "Placement", "PlacementError", "Result", "Search",
     "compare", "export", "finetune", "load", "load_placement", "make_cluster", "place", "run",
-    "save_placement", "simulate", "trace",
+    "save_placement", "simulate", "trace", "trace_torch",
 ]  # fmt: skip
 
 

@@ -261,6 +261,8 @@ def inspection_text(found: Mapping[str, Any]) -> str:
         f"{found['name']}: {found['num_ops']} ops, {found['flop'] / 1e9:.3f} GFLOP, "
         f"{format_bytes(found['weight_bytes'])} of weights, {found['num_tensors']} tensors"
     ]
+    if "parameters" in found:
+        lines.append(f"{found['parameters']:,} parameters, tied ones counted once")
     rows = [
         [
             entry["op_type"],

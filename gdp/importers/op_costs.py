@@ -7,6 +7,7 @@ Moving data is no operation.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 Number = int | float
 
@@ -16,6 +17,31 @@ RMS_NORMALISE_FLOP = 4  # per element: square, sum, multiply by 1/rms, scale
 SIGMOID_FLOP = 4  # per element: negate, exp, add one, reciprocal
 GELU_ERF_FLOP = 5  # per element: x / sqrt(2), erf, add one, times x, times a half
 GELU_TANH_FLOP = 9  # per element: x**2, times c, add one, times x, times c, tanh, add, x, a half
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a cost needs to know of an array."""
+
+    dims: tuple[int, ...]
+    itemsize: int
+    stored_bytes: int | None = None  # of what a broadcast view shows; None: all of it
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.dims)
+
+    @property
+    def nbytes(self) -> int:
+        shown = self.size * self.itemsize
+        return shown if self.stored_bytes is None else min(shown, self.stored_bytes)
+
+
+@dataclass(frozen=True)
+class Cost:
+    flop: float
+    traffic_bytes: float
+    known: bool = True  # False: the fallback, one operation per output element
 
 
 def matmul_flop(batch: int, rows: int, columns: int, inner: int) -> float:

@@ -35,6 +35,7 @@ from gdp.learn.ppo import (
 )
 from gdp.learn.rollout import with_gaps
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.priorities import RULES, rules_of
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.compilation import use_cache
 from gdp.policy.decode import DecodeProblem, Rollout, decode
@@ -43,7 +44,6 @@ from gdp.policy.model.config import Params
 from gdp.policy.model.head import Head
 from gdp.policy.placed import keep
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
-from gdp.policy.priorities import RULES, rules_of
 from gdp.policy.repair import fitting_greedy
 from gdp.policy.view.batching import Batch
 from gdp.problem.problem import Problem

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.methods.base import Assignment
-from gdp.policy.evaluate import Rated, best_row, cost, rate
-from gdp.policy.priorities import RULES, Rule, rank_under, rules_of
+from gdp.methods.priorities import RULES, Rated, Rule, rank_under, rate, rules_of
+from gdp.policy.evaluate import best_row, cost
 from gdp.problem.problem import Problem
 
 Reward = Callable[[Assignment], float]

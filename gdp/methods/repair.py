@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.methods.annealing.annealer import anneal_to_fit
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.priorities import under_rules
 from gdp.methods.ranks import ranks_to_try
 from gdp.methods.scoring import Scored, best_of, expand, missing_text, proven_misfit
 from gdp.problem.arrays import arrays_of
@@ -33,14 +34,17 @@ def settle(
     name: str,
     clock: Clock | None = None,
 ) -> Answer:
-    """The best assignment as an answer: repaired where memory overflows, None where that fails."""
+    """The best assignment as an answer, under the priorities that suit it best.
+
+    Repaired where memory overflows, None where that fails.
+    """
     clock = clock or Clock(search.seconds)
-    best = best_of(problem, assignments, clock)
+    best = under_rules(problem, best_of(problem, assignments, clock))
     if best.overflow_bytes == 0:
         return Answer(best.assignment, evaluations=best.evaluations)
     if (proof := proven_misfit(problem)) is not None:
         return Answer(None, reason=proof, evaluations=best.evaluations)
-    fixed = repair(problem, best, clock, search.seed)
+    fixed = under_rules(problem, repair(problem, best, clock, search.seed))
     if fixed.overflow_bytes == 0:
         return Answer(
             fixed.assignment,

@@ -15,8 +15,9 @@ from jaxtyping import Float, Int
 
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Search
-from gdp.policy.evaluate import cost, rate
-from gdp.policy.timing import timing
+from gdp.methods.priorities import rate
+from gdp.methods.timing import timing
+from gdp.policy.evaluate import cost
 from gdp.problem.problem import Problem, derived
 from gdp.problem.symmetry import canonical
 from gdp.sim.objectives import objective_of
@@ -66,11 +67,46 @@ def advise(problem: Problem, known: Mapping[str, Answer]) -> Advice:
     return advice(problem)
 
 
+def heuristic_answers(problem: Problem) -> Mapping[str, Answer]:
+    """What every heuristic answers, each asked once per problem; none of a missing package."""
+    from gdp.methods.portfolio import HEURISTICS
+
+    return {
+        name: answer for name, _ in HEURISTICS if (answer := _answer(problem, name)) is not None
+    }
+
+
+def asked(problem: Problem) -> Mapping[str, Answer]:
+    """The answers of the heuristics that were run for the advice, not told by `advise`."""
+    return _own(problem)
+
+
 @derived
 def _answers(problem: Problem) -> dict[str, Answer]:
-    """Answers of advisers that need not be run."""
+    """Answers that are known already."""
     del problem
     return {}
+
+
+@derived
+def _own(problem: Problem) -> dict[str, Answer]:
+    """Those of them that were asked for here."""
+    del problem
+    return {}
+
+
+def _answer(problem: Problem, name: str) -> Answer | None:
+    """A heuristic's answer; None where its optional package is not installed."""
+    from gdp.methods.portfolio import HEURISTICS
+
+    known = _answers(problem)
+    if name not in known:
+        try:
+            known[name] = dict(HEURISTICS)[name](problem, Search(seconds=None))
+        except MissingExtraError:
+            return None
+        _own(problem)[name] = known[name]
+    return known[name]
 
 
 @derived
@@ -118,15 +154,8 @@ def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"] | None:
 
     None where the adviser is an optional package that is not installed.
     """
-    from gdp.methods.heuristics.blocks import blocks
-    from gdp.methods.heuristics.list_schedule import etf, heft
-    from gdp.methods.heuristics.metis import metis
-    from gdp.methods.heuristics.simple import single
-
-    methods = {"single": single, "blocks": blocks, "heft": heft, "etf": etf, "metis": metis}
-    try:
-        answer = _answers(problem).get(name) or methods[name](problem, Search(seconds=None))
-    except MissingExtraError:
+    answer = _answer(problem, name)
+    if answer is None:
         return None
     if answer.assignment is None:
         return problem.allowed.argmax(axis=1).astype(np.int64)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
+from gdp.methods.timing import links, timing
 from gdp.policy.model.head import Head
-from gdp.policy.timing import links, timing
 from gdp.policy.view.decode_problem import SHARED, DecodeProblem
 from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 from gdp.problem.arrays import arrays_of

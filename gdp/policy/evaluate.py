@@ -1,48 +1,14 @@
 """Values of placements under any objective, each with the priorities that suit it best.
 
-Axes: K placements, N ops, R rules of priority.
+Axes: K placements, N ops.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.methods.base import Assignment
-from gdp.policy.priorities import RULES, Rule, rank_under, ranks, rules_of
+from gdp.methods.priorities import RULES, Rated, Rule, rank_under, rate
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import objective_of
-from gdp.sim.score import values
-
-
-class Rated(NamedTuple):
-    """What the simulator says of placements, each under the best of the rules tried."""
-
-    seconds: Float[np.ndarray, "K"]  # of the objective
-    overflow: Int[np.ndarray, "K"]  # bytes over device memory
-    rule: Int[np.ndarray, "K"]  # index into RULES
-    evaluations: int  # runs of the simulator
-
-
-def rate(
-    problem: Problem, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] | None = None
-) -> Rated:
-    """Simulate placements under each rule: the least overflow counts, then the least seconds.
-
-    Without `rules`, under all that can make a difference for the objective.
-    """
-    count, n = devices.shape
-    rules = rules_of(problem) if rules is None else rules
-    if objective_of(problem).ordered:
-        rows = ranks(problem, devices, rules).reshape(len(rules) * count, n)
-        seconds, overflow = values(problem, np.tile(devices, (len(rules), 1)), rows)
-    else:
-        seconds, overflow = values(problem, devices)
-    seconds, overflow = seconds.reshape(-1, count), overflow.reshape(-1, count)
-    best = np.lexsort((seconds, overflow), axis=0)[0]
-    column = np.arange(count)
-    index = np.array([RULES.index(rule) for rule in rules])
-    return Rated(seconds[best, column], overflow[best, column], index[best], seconds.size)
 
 
 def evaluate(

@@ -7,7 +7,7 @@ what came before and, through its features, where the ops that stay are.
 import numpy as np
 from jaxtyping import Int
 
-from gdp.policy.timing import timing
+from gdp.methods.timing import timing
 from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem
 

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.methods.annealing.annealer import Annealer
 from gdp.methods.base import Answer, Search
+from gdp.methods.priorities import rules_of
 from gdp.methods.scoring import best_of
 from gdp.methods.search.local_search import as_answer, improve
 from gdp.policy.advice import advice, with_incumbent
@@ -20,7 +21,6 @@ from gdp.policy.decode import decode
 from gdp.policy.evaluate import assignment
 from gdp.policy.model.head import score
 from gdp.policy.policy import Policy
-from gdp.policy.priorities import rules_of
 from gdp.policy.propose import propose
 from gdp.problem.problem import Problem
 

@@ -11,23 +11,26 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.clock import Clock
-from gdp.methods.base import Answer, Method, Search
-from gdp.methods.scoring import best_of
-from gdp.policy.advice import advice, advise, incumbents
-from gdp.policy.evaluate import assignment, best_row, evaluate, rate
+from gdp.methods.base import Answer, Assignment, Method, Search
+from gdp.methods.priorities import rules_of, under_rules
+from gdp.methods.scoring import Scored, best_of, missing_text
+from gdp.policy.advice import advice, advise, asked, heuristic_answers, incumbents
+from gdp.policy.evaluate import assignment, best_row, evaluate
 from gdp.policy.placed import recalled
 from gdp.policy.policy import Policy, default_checkpoint, load_policy
-from gdp.policy.priorities import rules_of
 from gdp.policy.propose import propose
 from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem
 
 LOG = logging.getLogger(__name__)
 
+Widen = Callable[[Int[np.ndarray, "M"]], Int[np.ndarray, "N"]]
+"""What holds for M groups of ops, for every op."""
+
 SAMPLES = 16
 """Placements sampled beside the greedy one, unless the evaluation budget is smaller."""
 MENDING = 1000
-"""Evaluations of the search that mends a placement when all else fails."""
+"""Evaluations of the search that mends and polishes a placement where memory is short."""
 LARGEST = 60_000
 """Ops above which the graph is coarsened first; what is placed is then groups of ops."""
 
@@ -35,7 +38,7 @@ LARGEST = 60_000
 def place_with_policy(
     problem: Problem, checkpoint: str | os.PathLike[str] | None, search: Search
 ) -> Answer:
-    """The best of the policy's greedy placement, its samples and its advisers' placements.
+    """The best of the policy's greedy placement, its samples and what any heuristic answers.
 
     `checkpoint` is a folder, or None for the shipped policy. Greedy and `SAMPLES` samples, each
     under every rule of priority; with an evaluation budget, as many as it allows. A policy that
@@ -57,7 +60,10 @@ def place_with_policy(
 
 
 def _decoded(problem: Problem, policy: Policy, search: Search) -> Answer:
-    """The best of the decoded placements and the advisers', made to fit."""
+    """The best of what was decoded, made to fit, and of what the heuristics answer.
+
+    Where memory is short the best of both is polished.
+    """
     small, widen = _coarse(problem)
     if policy.config.advice and small is problem:
         advise(problem, search.known)
@@ -67,30 +73,30 @@ def _decoded(problem: Problem, policy: Policy, search: Search) -> Answer:
     found = propose(policy, small, max(1, count), search.seed)
     row, spent = found.best, found.evaluations
     device = found.device[row]
-    advised = _advised(small, found.value_s[row]) if policy.config.advice else None
-    if advised is not None:
-        device = advised[0]
-    elif found.overflow[row] > 0:
+    if found.overflow[row] > 0:
         device, more = _repair(small, policy, device, search.seed)
         spent += more
-    device = widen(device)
-    overflow = evaluate(problem, device[None])[1]
-    spent += small is not problem
-    if overflow[0] > 0 and problem.tensor_s is None:
-        return _searched(problem, policy, search.seed, spent)
-    if overflow[0] > 0:
-        return Answer(
-            None,
-            reason=f"the policy's best placement is {overflow[0] / 2**30:.2f} GiB over memory",
-            evaluations=spent,
-        )
+    decoded = under_rules(problem, best_of(problem, [Assignment(widen(device))]))
+    best, spent = decoded, spent + decoded.evaluations
+    if policy.config.advice:
+        others = best_of(problem, _advised(small, widen))
+        best = min(decoded, others, key=lambda scored: scored.key)
+        spent += others.evaluations + sum(answer.evaluations for answer in asked(small).values())
+    if (found.overflow > 0).any() or best.overflow_bytes > 0:
+        left = None if search.evaluations is None else search.evaluations - spent
+        best, more = _polished(problem, best, search.seed, left)
+        spent += more
+    if best.overflow_bytes > 0:
+        missing = missing_text(problem, best.assignment)
+        reason = f"policy {policy.name!r}: the closest placement misses {missing}"
+        return Answer(None, reason=reason, evaluations=spent)
     reason = (
         f"policy {policy.name!r}: greedy {found.seconds[0]:.4g} s, best of {len(found.device)} "
         f"{found.seconds[row]:.4g} s"
     )
-    if advised is not None:
-        reason += f"; an adviser's is better, {advised[1]:.4g} s"
-    return Answer(assignment(problem, device), reason=reason, evaluations=spent)
+    if best.key < decoded.key:
+        reason += f"; an adviser's or a search's is better, {best.value_s:.4g} s"
+    return Answer(best.assignment, reason=reason, evaluations=spent)
 
 
 def search_with_policy(
@@ -120,17 +126,12 @@ def search_with_policy(
     return replace(answer, evaluations=answer.evaluations + spent)
 
 
-def _advised(problem: Problem, below_s: float) -> tuple[Int[np.ndarray, "N"], float] | None:
-    """The best placement of an adviser that fits, and its seconds, if it is faster than that.
-
-    Under the policy's priorities it can be better than what the adviser itself answers.
-    """
-    rows = incumbents(problem)
-    rated = rate(problem, rows)
-    row = best_row(rated.seconds, rated.overflow)
-    if rated.overflow[row] > 0 or rated.seconds[row] >= below_s:
-        return None
-    return rows[row], float(rated.seconds[row])
+def _advised(problem: Problem, widen: Widen) -> list[Assignment]:
+    """What every heuristic answers, and what the policy decoded from under its own priorities."""
+    answers = heuristic_answers(problem).values()
+    found = [answer.assignment for answer in answers if answer.assignment is not None]
+    found += [assignment(problem, device) for device in incumbents(problem)]
+    return [Assignment(widen(x.device), None if x.rank is None else widen(x.rank)) for x in found]
 
 
 def policy_methods(checkpoint: str | os.PathLike[str] | None = None) -> dict[str, Method]:
@@ -185,22 +186,25 @@ def _repair(
     return device, spent
 
 
-def _searched(problem: Problem, policy: Policy, seed: int, spent: int) -> Answer:
-    """A short search for a placement that fits, over priorities too: peaks depend on them."""
-    from gdp.methods.search.local_search import local_search
+def _polished(problem: Problem, start: Scored, seed: int, left: int | None) -> tuple[Scored, int]:
+    """(what a short search finds from a placement, evaluations spent); where memory is short, moves
+    over priorities and devices find what no rule of decoding does.
 
-    answer = local_search(problem, Search(seed=seed, seconds=None, evaluations=MENDING))
-    spent += answer.evaluations
-    if answer.assignment is None:
-        reason = f"the policy's best placement does not fit, nor any of {MENDING} found by search"
-        return Answer(None, reason=reason, evaluations=spent)
-    reason = f"policy {policy.name!r}: nothing decoded fits; mended by search"
-    return Answer(answer.assignment, reason=reason, evaluations=spent)
+    A placement that does not fit is mended whatever is `left` of the evaluations.
+    """
+    from gdp.methods.search.local_search import improve
+
+    if problem.tensor_s is not None:
+        return start, 0
+    steps = MENDING if start.overflow_bytes > 0 else min(MENDING, MENDING if left is None else left)
+    if steps <= 0:
+        return start, 0
+    search = Search(seed=seed, seconds=None, evaluations=steps)
+    best = improve(problem, [replace(start, evaluations=0)], search, Clock(None))
+    return min(start, best, key=lambda scored: scored.key), best.evaluations
 
 
-def _coarse(
-    problem: Problem,
-) -> tuple[Problem, Callable[[Int[np.ndarray, "M"]], Int[np.ndarray, "N"]]]:
+def _coarse(problem: Problem) -> tuple[Problem, Widen]:
     """The problem over groups of ops where it is too large, and the way back."""
     if problem.num_ops <= LARGEST or problem.tensor_s is not None:
         return problem, lambda device: device

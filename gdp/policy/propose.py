@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.methods.priorities import Rated, rate
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.decode import DecodeProblem, decode
-from gdp.policy.evaluate import Rated, best_row, rate
+from gdp.policy.evaluate import best_row
 from gdp.policy.model.head import Head
 from gdp.policy.policy import Policy
 from gdp.policy.repair import fitting_greedy

@@ -7,10 +7,10 @@ simulator decides, and the decoder tries again under limits lowered by what was 
 import numpy as np
 from jaxtyping import Int
 
+from gdp.methods.timing import timing
 from gdp.policy.decode import DecodeProblem, decode
 from gdp.policy.evaluate import best_row, evaluate
 from gdp.policy.model.head import Head
-from gdp.policy.timing import timing
 from gdp.problem.problem import Problem
 
 TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)

@@ -19,6 +19,7 @@ from gdp.importers.jax.trace import trace, trace_training_step
 from pretrain.corpus import random_graphs
 from pretrain.corpus.families import TEST, VALIDATION, Variant, variants
 from pretrain.corpus.layers import Params, parameter_shapes
+from pretrain.corpus.tiled_graphs import TILED
 
 LARGE_LAYERED = ((100, 50), (200, 50), (160, 120), (500, 80), (300, 200))
 """(layers, width) of the largest random graphs."""
@@ -92,13 +93,18 @@ def items() -> Iterator[Item]:
         by_size.setdefault(15 + index, []).append(
             _random("series_parallel", random_graphs.series_parallel, arguments)
         )
+    for family, (builder, sizes) in TILED.items():
+        for index, arguments in enumerate(sizes):
+            by_size.setdefault(index, []).append(_random(family, builder, arguments, "tiled"))
     for size in sorted(by_size):
         yield from by_size[size]
 
 
-def _random(family: str, builder: Callable[..., OpGraph], arguments: dict[str, Any]) -> Item:
+def _random(
+    family: str, builder: Callable[..., OpGraph], arguments: dict[str, Any], kind: str = "random"
+) -> Item:
     name = "-".join([family, *(f"{key}{value}" for key, value in arguments.items())])
-    return Item(name, family, "random", arguments, lambda: builder(**arguments))
+    return Item(name, family, kind, arguments, lambda: builder(**arguments))
 
 
 def _item(variant: Variant) -> Item:

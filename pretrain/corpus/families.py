@@ -10,10 +10,13 @@ from typing import Any
 
 from pretrain.corpus import cnn, other, rnn, transformer
 
-VALIDATION = frozenset({"mixer", "multi_modal", "gru_encoder", "densenet"})
+VALIDATION = frozenset({"mixer", "multi_modal", "gru_encoder", "densenet", "tiled_gated"})
 TEST = frozenset(
-    {"gnmt", "wavenet", "nasnet", "amoebanet", "diffusion_unet", "swin", "transformer_xl", "dlrm"}
-)
+    {
+        "gnmt", "wavenet", "nasnet", "amoebanet", "diffusion_unet", "swin", "transformer_xl",
+        "dlrm", "tiled_attention",
+    }
+)  # fmt: skip
 FEW = 4
 """Microbatches of the smaller steps."""
 

@@ -15,6 +15,7 @@ from gdp.learn.judge import FINALISTS, turns_of
 from gdp.learn.recipe import RecipeError, load_finetune
 from gdp.methods.annealing.annealer import AnnealConfig, make_annealer
 from gdp.methods.base import Assignment, Search
+from gdp.methods.priorities import RULES
 from gdp.methods.scoring import best_of
 from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import advice, with_incumbent
@@ -26,7 +27,6 @@ from gdp.policy.method import search_with_policy
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, load_policy
-from gdp.policy.priorities import RULES
 from gdp.sim.score import values
 
 CONFIG = NetworkConfig(

@@ -14,8 +14,8 @@ from tiny import plain_graph, unit_cluster
 import gdp
 from gdp.bounds.best import best_bound
 from gdp.methods.base import Search
+from gdp.methods.priorities import rate
 from gdp.methods.table import METHODS
-from gdp.policy.evaluate import rate
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import OBJECTIVES, Objective, Score, Values
 from gdp.sim.score import score, values

@@ -7,13 +7,13 @@ from tiny import fork_join, random_problem
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.pipeline.method import best_pipeline
+from gdp.methods.timing import timing
 from gdp.policy.advice import ADVISERS, advice, advise, incumbents, with_incumbent
 from gdp.policy.decode import decode, prepare
 from gdp.policy.evaluate import judge
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, advised
-from gdp.policy.timing import timing
 from gdp.policy.view.features import NUM_OP_FEATURES, features
 from gdp.policy.view.pair_features import PAIR, PairFeatures
 from gdp.problem.symmetry import canonical

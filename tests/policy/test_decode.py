@@ -9,13 +9,13 @@ import pytest
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
 from gdp.costs.roofline import roofline
+from gdp.methods.timing import timing
 from gdp.policy.decode import decode, prepare
 from gdp.policy.model import network
 from gdp.policy.model.config import NetworkConfig, published
 from gdp.policy.model.head import Head, score
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
-from gdp.policy.timing import timing
 from gdp.policy.view.pair_features import NUM_PAIR_FEATURES, PAIR
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.symmetry import canonical, twins

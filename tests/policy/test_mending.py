@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from tiny import plain_graph, unit_cluster
 
+from gdp.methods.timing import timing
 from gdp.policy.evaluate import evaluate
 from gdp.policy.gaps import gap
 from gdp.policy.repair import move_until_fits
-from gdp.policy.timing import timing
 from gdp.problem.problem import Problem, make_problem
 
 

@@ -7,17 +7,19 @@ import numpy as np
 import pytest
 
 from gdp.graph.file import load_graph
+from gdp.graph.op_graph import INPUT, OUTPUT
 from pretrain.corpus.build import build, compact, items, read_manifest, traced
 from pretrain.corpus.families import FAMILIES, TEST, VALIDATION, variants
 from pretrain.corpus.layers import parameter_shapes
 from pretrain.corpus.random_graphs import layered, series_parallel
+from pretrain.corpus.tiled_graphs import TILED, chain
 
 CORPUS = Path(__file__).parents[2] / "data" / "corpus"
 
 
 def test_the_split_is_by_whole_families() -> None:
     assert not TEST & VALIDATION
-    assert set(FAMILIES) >= TEST | VALIDATION
+    assert {*FAMILIES, *TILED} >= TEST | VALIDATION
     split_of: dict[str, set[str]] = {}
     for item in items():
         split_of.setdefault(item.family, set()).add(item.split)
@@ -63,6 +65,30 @@ def test_the_same_model_is_built_to_the_same_file(tmp_path: Path) -> None:
 def test_random_graphs_depend_on_their_seed_alone(builder) -> None:  # type: ignore[no-untyped-def]
     assert builder(3).digest == builder(3).digest
     assert builder(3).digest != builder(4).digest
+
+
+def test_tiles_add_up_to_the_matrices_they_are_cut_from() -> None:
+    """x A B + x C D over 2 x 2 tiles of 8: four products of 8 small ones and 4 sums each."""
+    graph = chain(grid=2, products=4, side=8)
+    count = {kind: graph.op_types.count(kind) for kind in set(graph.op_types)}
+    assert count == {
+        INPUT: 1, "tile": 16, "tile_product": 32, "tile_sum": 16, "add": 4, OUTPUT: 1,
+    }  # fmt: skip
+    matrix = 16  # two tiles
+    assert graph.flop.sum() == 4 * 2 * matrix**3 + (16 + 4) * 2 * 8**2
+    assert graph.weight_bytes.sum() == 4 * 4 * matrix**2
+    # Every tile of x and of a weight is read by two products, as a tile of either factor.
+    reads = np.bincount(graph.use_tensor, minlength=graph.num_tensors)
+    made_by = [graph.op_types[op] for op in graph.producer]
+    assert all(reads[t] == 4 for t in range(graph.num_tensors) if made_by[t] == INPUT)
+    assert all(reads[t] == 2 for t in range(graph.num_tensors) if made_by[t] == "tile")
+
+
+@pytest.mark.parametrize("family", TILED)
+def test_tiled_graphs_have_some_hundred_ops(family: str) -> None:
+    builder, sizes = TILED[family]
+    for arguments in sizes:
+        assert 100 <= compact(builder(**arguments)).num_ops <= 500, arguments
 
 
 def test_shipped_files_are_those_of_the_manifest() -> None:

@@ -7,11 +7,10 @@ only part of its operand (gather, slices, in-place updates) or nothing (bitcasts
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gdp.graph.op_classes import ELEMENTWISE, REDUCTIONS, VIEWS, names
-from gdp.importers.op_costs import convolution_flop, matmul_flop
+from gdp.importers.op_costs import Cost, Shape, convolution_flop, matmul_flop
 
 BITCASTS = names(
     "reshape squeeze expand_dims stop_gradient bitcast_convert_type copy_p optimization_barrier "
@@ -24,29 +23,6 @@ _RANDOM = names(
     "random_bits threefry2x32 random_seed random_fold_in random_split rng_bit_generator rng_uniform"
 )
 _MOVES = VIEWS | names("pad concatenate stack gather dynamic_update_slice scatter")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a cost needs to know of an array."""
-
-    dims: tuple[int, ...]
-    itemsize: int
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.dims)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.itemsize
-
-
-@dataclass(frozen=True)
-class Cost:
-    flop: float
-    traffic_bytes: float
-    known: bool = True  # False: the fallback, one operation per output element
 
 
 def primitive_cost(

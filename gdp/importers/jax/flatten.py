@@ -8,9 +8,10 @@ from typing import Any
 
 from gdp.graph.op_classes import ELEMENTWISE, names
 from gdp.graph.op_graph import Attribute
-from gdp.importers.jax.costs import Cost, Shape, primitive_cost
+from gdp.importers.jax.costs import primitive_cost
 from gdp.importers.jax.steps import Run, Step, equation, row_of, scan_parts, stack_rows
-from gdp.importers.jax.values import Op, Stacked, Value, attributes_of
+from gdp.importers.op_costs import Cost, Shape
+from gdp.importers.program.values import Listed, Op, Stacked, Value, attributes_of
 
 _CALLS = names(
     "jit pjit closed_call core_call call core_closed_call custom_jvp_call custom_vjp_call "
@@ -34,17 +35,12 @@ class Options:
 
 
 @dataclass
-class Program:
-    """Ops in the order of evaluation, as they are listed. Not frozen: the walk appends to it."""
+class Program(Listed):
+    """A jaxpr as it is walked."""
 
-    options: Options
-    ops: list[Op] = field(default_factory=list)
-    estimated: set[str] = field(default_factory=set)  # primitives costed by the fallback
-    assumptions: list[str] = field(default_factory=list)
+    options: Options = field(default_factory=Options)
     constants: dict[int, tuple[Value, Any]] = field(default_factory=dict)  # by id, kept alive
-    weights: list[Value] = field(default_factory=list)  # the leaves
     backward: bool = False  # all that is listed from now on
-    optimizer_starts: int | None = None  # index of the first op that updates weights
     steps: list[Step] | None = None  # what to compute, where that is asked for
 
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
-from gdp.importers.jax.build import Results
 from gdp.importers.jax.flatten import (
     Program,
     add_op,
@@ -20,7 +19,8 @@ from gdp.importers.jax.flatten import (
     whole,
 )
 from gdp.importers.jax.steps import add_arrays, rows_of
-from gdp.importers.jax.values import Stacked, Value
+from gdp.importers.program.build import Results
+from gdp.importers.program.values import Stacked, Value
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,12 @@ from typing import Any
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.jax.build import positions
 from gdp.importers.jax.flatten import Options, Program
 from gdp.importers.jax.listing import Listing, cut_batch, list_call, list_training_step
 from gdp.importers.jax.steps import Step
 from gdp.importers.jax.trace import Traced, traced
-from gdp.importers.jax.values import Stacked, Value
+from gdp.importers.program.build import positions
+from gdp.importers.program.values import Stacked, Value
 
 _CALL_OPTIONS = ("name", "weight_argnums", "unroll_scan", "trip_count")
 _STEP_OPTIONS = ("name", "optimizer", "microbatches", "has_aux", "unroll_scan", "trip_count")
@@ -97,7 +97,7 @@ class JaxModel:
             chosen.get("unroll_scan", False), chosen.get("trip_count"),
             mark_transposed=not self.trains,
         )  # fmt: skip
-        program = Program(options, steps=[] if record else None)
+        program = Program(options=options, steps=[] if record else None)
         label = str(chosen.get("name") or self.name)
         if not self.trains:
             return list_call(self.fn, self.args, self.held, label, program)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gdp.importers.jax.values import Value
+from gdp.importers.program.values import Value
 
 Run = Callable[..., Sequence[Any]]
 """From the arrays of a step's `ins` to those of its `outs`."""

@@ -6,26 +6,14 @@ one op. Nothing is executed and no array is allocated: arguments may be
 `jax.ShapeDtypeStruct`.
 """
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.jax.build import build
 from gdp.importers.jax.flatten import Options, Program
 from gdp.importers.jax.listing import Listing, list_call, list_training_step
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class Traced:
-    """A graph, and what was not computed exactly on the way to it."""
-
-    graph: OpGraph
-    estimated: tuple[str, ...]  # primitives without a formula: one operation per output element
-    assumptions: tuple[str, ...]
+from gdp.importers.program.build import build
+from gdp.importers.program.traced import Traced, report
 
 
 def trace(
@@ -46,7 +34,7 @@ def trace(
     held = {i + len(args) if i < 0 else i for i in held}
     if not held <= set(range(len(args))):
         raise ValueError(f"weight_argnums {sorted(held)} do not fit {len(args)} arguments")
-    program = Program(Options(unroll_scan, trip_count, mark_transposed=True))
+    program = Program(options=Options(unroll_scan, trip_count, mark_transposed=True))
     label = name or getattr(fn, "__name__", "traced")
     found = traced(list_call(fn, args, held, label, program))
     report(found)
@@ -75,7 +63,7 @@ def trace_training_step(
     optimizer the gradients stay where they are made.
     """
     label = name or getattr(loss_fn, "__name__", "loss") + "_step"
-    program = Program(Options(unroll_scan, trip_count))
+    program = Program(options=Options(unroll_scan, trip_count))
     found = traced(
         list_training_step(loss_fn, params, batch, optimizer, microbatches, has_aux, label, program)
     )
@@ -91,14 +79,3 @@ def traced(listing: Listing) -> Traced:
         tuple(sorted(program.estimated)),
         tuple(dict.fromkeys(program.assumptions)),
     )
-
-
-def report(traced: Traced) -> None:
-    """Logs what was estimated or assumed."""
-    if traced.estimated:
-        _log.warning(
-            "%s: no cost formula for %s; one operation per output element is assumed",
-            traced.graph.name, ", ".join(traced.estimated),
-        )  # fmt: skip
-    for assumption in traced.assumptions:
-        _log.warning("%s: %s", traced.graph.name, assumption)

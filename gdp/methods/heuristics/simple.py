@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.priorities import under_rules
 from gdp.methods.repair import settle
 from gdp.methods.scoring import (
     best_of,
@@ -31,7 +32,7 @@ def single(problem: Problem, search: Search) -> Answer:
     if (refusal := unsupported(problem, "single")) is not None:
         return refusal
     del search  # D simulations: nothing to cut short
-    best = best_of(problem, single_assignments(problem))
+    best = under_rules(problem, best_of(problem, single_assignments(problem)))
     if best.overflow_bytes > 0:
         return Answer(
             None,

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.methods.priorities import RULES, rank_under
 from gdp.methods.ranks import longest_s
+from gdp.methods.timing import links, squash, timing
 from gdp.policy.advice import ADVISERS, Advice
-from gdp.policy.priorities import RULES, rank_under
-from gdp.policy.timing import links, squash, timing
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.methods.ranks import longest_s
+from gdp.methods.timing import Timing, down, mean_link, pairs, squash, timing
 from gdp.policy.advice import Advice
-from gdp.policy.timing import Timing, down, mean_link, pairs, squash, timing
 from gdp.policy.view.advised_features import NUM_ADVISED, advised_features
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, derived

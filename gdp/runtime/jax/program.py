@@ -16,7 +16,7 @@ from gdp.errors import ModelError
 from gdp.graph.op_graph import OUTPUT
 from gdp.importers.jax.model import Recorded
 from gdp.importers.jax.steps import Step
-from gdp.importers.jax.values import Stacked, Value
+from gdp.importers.program.values import Stacked, Value
 from gdp.runtime.jax.values import as_numpy, stacked
 
 

@@ -58,6 +58,17 @@ class Op:
     waits_for: list[Value] = field(default_factory=list)  # read for their order in time only
 
 
+@dataclass
+class Listed:
+    """Ops in the order of evaluation. Not frozen: an importer appends to it."""
+
+    ops: list[Op] = field(default_factory=list)
+    weights: list[Value] = field(default_factory=list)  # the leaves
+    estimated: set[str] = field(default_factory=set)  # op types costed by the fallback
+    assumptions: list[str] = field(default_factory=list)
+    optimizer_starts: int | None = None  # index of the first op that updates weights
+
+
 def attributes_of(params: dict[str, Any]) -> dict[str, Attribute]:
     """The parameters of a primitive that are plain numbers, texts or tuples of integers."""
     found: dict[str, Attribute] = {}

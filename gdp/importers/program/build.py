@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph
-from gdp.importers.jax.flatten import Program
-from gdp.importers.jax.values import Key, Op, Stacked, Value
+from gdp.importers.program.values import Key, Listed, Op, Stacked, Value
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class _Sets:
         self.parent[self.find(y)] = self.find(x)
 
 
-def build(name: str, program: Program, results: Results) -> OpGraph:
+def build(name: str, program: Listed, results: Results) -> OpGraph:
     """The graph of the ops that some output or new weight needs."""
     live = _live(program, results)
     number = {op: i for i, op in enumerate(live)}
@@ -71,7 +70,7 @@ def build(name: str, program: Program, results: Results) -> OpGraph:
     )
 
 
-def positions(graph: OpGraph, program: Program, results: Results) -> dict[int, int]:
+def positions(graph: OpGraph, program: Listed, results: Results) -> dict[int, int]:
     """The op of the graph that every live op of the program has become."""
     live = _live(program, results)
     names = _names([program.ops[i] for i in live])
@@ -97,7 +96,7 @@ def _backward(
     return marked
 
 
-def _live(program: Program, results: Results) -> list[int]:
+def _live(program: Listed, results: Results) -> list[int]:
     """Indices of the ops that something needs, in order."""
     todo = [i for i, op in enumerate(program.ops) if op.op_type == OUTPUT]
     todo += [row.maker for value, _ in results.state for row in _rows(value)]
@@ -118,7 +117,7 @@ def _rows(value: Value | Stacked) -> list[Value]:
     return value.rows if isinstance(value, Stacked) else [value]
 
 
-def _weights_read(program: Program, ops: Sequence[Op]) -> list[list[Key]]:
+def _weights_read(program: Listed, ops: Sequence[Op]) -> list[list[Key]]:
     """The weights that each op reads. Rows count as the whole weight where they overlap."""
     keys = [list(dict.fromkeys(v.weight for v in op.ins if v.weight is not None)) for op in ops]
     parts: dict[int, set[Key]] = {}
@@ -135,37 +134,48 @@ def _weights_read(program: Program, ops: Sequence[Op]) -> list[list[Key]]:
     ]
 
 
-def _key_bytes(program: Program, key: Key) -> int:
+def _key_bytes(program: Listed, key: Key) -> int:
     leaf = program.weights[key[0]]
     return leaf.nbytes if len(key) == 1 else leaf.nbytes * (key[2] - key[1]) // leaf.dims[0]
 
 
 def _hold_weights(
-    program: Program, keys: Sequence[Sequence[Key]], together: bool
+    program: Listed, keys: Sequence[Sequence[Key]], together: bool
 ) -> tuple[list[int], list[int]]:
     """Bytes and weight id of every op, such that a device counts a weight once.
 
-    Where the readers of a weight share a device, the first holds it. Otherwise readers of one
-    and the same weight share an id; a reader of several weights holds them all by itself, so that
-    a device may count one of them twice, never too little.
+    Where the readers of a weight share a device, the first holds it. Otherwise the readers of a
+    weight that several read share an id, and each has the bytes of all that they hold: of an
+    embedding that is tied to a layer with a bias, the bias too. A reader of several such weights
+    holds them all by itself, so that a device may count one of them twice, never too little.
     """
     readers: dict[Key, list[int]] = {}
     for op, found in enumerate(keys):
         for key in found:
             readers.setdefault(key, []).append(op)
+    size = {key: _key_bytes(program, key) for key in readers}
     weight_bytes, weight_id = [0] * len(keys), list(range(len(keys)))
-    for key, ops in readers.items():
-        size = _key_bytes(program, key)
-        alone = [op for op in ops if len(keys[op]) == 1]
-        for op in ops[:1] if together else ops:
-            weight_bytes[op] += size
-            if not together and len(keys[op]) == 1:
-                weight_id[op] = alone[0]
+    if together:
+        for key, ops in readers.items():
+            weight_bytes[ops[0]] += size[key]
+        return weight_bytes, weight_id
+    for op, found in enumerate(keys):
+        weight_bytes[op] = sum(size[key] for key in found)
+    tied = {key for key, ops in readers.items() if len(ops) > 1}
+    for key in sorted(tied):
+        ops = [op for op in readers[key] if sum(k in tied for k in keys[op]) == 1]
+        beside = sum(size[k] for op in ops for k in keys[op] if k != key)
+        if beside > size[key]:
+            # Holding the tied weight twice costs less than holding all else everywhere.
+            ops = [op for op in ops if len(keys[op]) == 1]
+            beside = 0
+        for op in ops:
+            weight_bytes[op], weight_id[op] = size[key] + beside, ops[0]
     return weight_bytes, weight_id
 
 
 def _colocate(
-    program: Program, results: Results, live: Sequence[int], keys: Sequence[Sequence[Key]]
+    program: Listed, results: Results, live: Sequence[int], keys: Sequence[Sequence[Key]]
 ) -> list[int]:
     """Ids such that all that reads or updates a weight shares a device: its state never moves."""
     sets = _Sets()

@@ -77,7 +77,7 @@ def down(
     problem: Problem, seconds: Float[np.ndarray, "N"], send_s: Float[np.ndarray, "T"]
 ) -> Float[np.ndarray, "N"]:
     """Seconds before the start of each op on the longest path from an entry."""
-    from gdp.policy.path_kernels import fill_downward_ranks
+    from gdp.methods.path_kernels import fill_downward_ranks
 
     rank = np.zeros(problem.num_ops)
     fill_downward_ranks(arrays_of(problem), seconds, send_s, rank)

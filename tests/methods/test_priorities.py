@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from tiny import fork_join, random_problem
 
+from gdp.methods.priorities import RULES, rank_under, ranks, rate, rules_of
+from gdp.methods.timing import links, priority, timing
 from gdp.policy.advice import advice, incumbents
-from gdp.policy.evaluate import assignment, evaluate, judge, rate
+from gdp.policy.evaluate import assignment, evaluate, judge
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
-from gdp.policy.priorities import RULES, rank_under, ranks, rules_of
 from gdp.policy.propose import propose
-from gdp.policy.timing import links, priority, timing
 from gdp.policy.view.advised_features import advised_features
 from gdp.policy.view.feature_kernels import slacks
 from gdp.problem.arrays import arrays_of

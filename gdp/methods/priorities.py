@@ -6,16 +6,20 @@ micro-batches, first come first served what is bound by links. All are computed 
 placement. Axes: K placements, N ops, R rules.
 """
 
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
+from gdp.methods.base import Assignment
 from gdp.methods.ranks import as_rank
-from gdp.policy.timing import links, priority, timing
+from gdp.methods.scoring import Scored, score_all
+from gdp.methods.timing import links, priority, timing
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
+from gdp.sim.score import values
 
 Rule = Literal["upward", "placed", "arrival", "program", "critical"]
 
@@ -38,7 +42,7 @@ def ranks(
     found = np.zeros((len(rules), count, n), dtype=np.int64)
     up_s, down_s = np.zeros((count, n)), np.zeros((count, n))
     if "placed" in rules or "critical" in rules:
-        from gdp.policy.path_kernels import path_seconds
+        from gdp.methods.path_kernels import path_seconds
 
         times, rows = timing(problem), np.ascontiguousarray(devices)
         path_seconds(
@@ -63,3 +67,43 @@ def rank_under(
     if rule == "arrival":
         return None
     return ranks(problem, device[None], (rule,))[0, 0]
+
+
+class Rated(NamedTuple):
+    """What the simulator says of placements, each under the best of the rules tried."""
+
+    seconds: Float[np.ndarray, "K"]  # of the objective
+    overflow: Int[np.ndarray, "K"]  # bytes over device memory
+    rule: Int[np.ndarray, "K"]  # index into RULES
+    evaluations: int  # runs of the simulator
+
+
+def rate(
+    problem: Problem, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] | None = None
+) -> Rated:
+    """Simulate placements under each rule: the least overflow counts, then the least seconds.
+
+    Without `rules`, under all that can make a difference for the objective.
+    """
+    count, n = devices.shape
+    rules = rules_of(problem) if rules is None else rules
+    if objective_of(problem).ordered:
+        rows = ranks(problem, devices, rules).reshape(len(rules) * count, n)
+        seconds, overflow = values(problem, np.tile(devices, (len(rules), 1)), rows)
+    else:
+        seconds, overflow = values(problem, devices)
+    seconds, overflow = seconds.reshape(-1, count), overflow.reshape(-1, count)
+    best = np.lexsort((seconds, overflow), axis=0)[0]
+    column = np.arange(count)
+    index = np.array([RULES.index(rule) for rule in rules])
+    return Rated(seconds[best, column], overflow[best, column], index[best], seconds.size)
+
+
+def under_rules(problem: Problem, scored: Scored) -> Scored:
+    """The same devices under their own ranks or the rule that suits them best: never worse."""
+    if not objective_of(problem).ordered:
+        return scored
+    device = scored.assignment.device
+    tried = [Assignment(device, rank_under(problem, device, rule)) for rule in RULES]
+    best = min(scored, *score_all(problem, tried), key=lambda entry: entry.key)
+    return replace(best, evaluations=scored.evaluations + len(tried))

@@ -1,0 +1,1 @@
+"""Programs listed op by op, whatever they were traced with, and the graphs made of them."""

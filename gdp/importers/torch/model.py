@@ -1,0 +1,252 @@
+"""A PyTorch module with its example inputs: what is traced, executed and exported."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gdp.errors import ModelError
+from gdp.graph.op_graph import OpGraph
+from gdp.importers.program.build import Results, build, positions
+from gdp.importers.program.traced import Traced, report
+from gdp.importers.program.values import Value
+from gdp.importers.torch.export import exported, import_torch
+from gdp.importers.torch.listing import (
+    Listing,
+    list_call,
+    list_inputs,
+    list_output,
+    require_function,
+)
+
+_OPTIONS = ("name", "dynamic_shapes", "held", "optimizer", "loss")
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A graph with all that it takes to execute it."""
+
+    graph: OpGraph
+    program: Any  # torch.export.ExportedProgram
+    listing: Listing
+    op_of: Mapping[int, int]  # the graph's op of each op of the listing that is needed
+
+
+@dataclass(frozen=True, eq=False)
+class TorchModel:
+    """A module and its example inputs, or one with a loss that a training step is made of.
+
+    Inputs may be real tensors, or on the meta device, as may the module's parameters. Options:
+
+    - `name` of the graph;
+    - `dynamic_shapes`, as `torch.export.export` takes them: sizes are those of the example inputs;
+    - `held`, names of inputs that stay on the devices that read them, such as caches;
+    - `optimizer`: "sgd", "momentum", "adam", "adamw", a class of `torch.optim` or None, which makes
+      it a training step; `loss`: a function from what the module returns to the loss.
+    """
+
+    name: str
+    module: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    prefix: str = ""  # of module paths, where a wrapper stands around the module
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.options) - set(_OPTIONS))
+        if unknown:
+            raise ModelError(
+                f"{self.name}: no option {unknown[0]!r}; there are {', '.join(_OPTIONS)}"
+            )
+
+    @property
+    def trains(self) -> bool:
+        """Whether a training step is meant."""
+        return "optimizer" in self.options
+
+    @property
+    def label(self) -> str:
+        return str(self.options.get("name") or self.name)
+
+    def trace(self) -> Traced:
+        """The graph, with what was estimated or assumed."""
+        if self.trains:
+            from gdp.importers.torch.training import list_training_step
+
+            listing, results = list_training_step(self)
+        else:
+            listing, results, _ = self._listed()
+        return Traced(
+            build(self.label, listing, results),
+            tuple(sorted(listing.estimated)),
+            tuple(dict.fromkeys(listing.assumptions)),
+            listing.parameters,
+        )
+
+    def record(self) -> Recorded:
+        """The graph, and how each of its values is computed. For inference only."""
+        if self.trains:
+            raise ModelError(f"{self.name}: training steps of torch are placed, not executed")
+        listing, results, program = self._listed()
+        graph = build(self.label, listing, results)
+        return Recorded(graph, program, listing, positions(graph, listing, results))
+
+    def _listed(self) -> tuple[Listing, Results, Any]:
+        program = exported(
+            self.module, self.args, self.kwargs, self.options.get("dynamic_shapes"),
+            label=self.name,
+        )  # fmt: skip
+        listing, results = list_program(
+            program, self.name, self.options.get("held", ()), self.prefix
+        )
+        return listing, results, program
+
+
+def list_program(
+    program: Any, label: str, held: Sequence[str] = (), prefix: str = ""
+) -> tuple[Listing, Results]:
+    """The ops of an exported program, and what it is run for."""
+    signature = program.graph_signature
+    nodes = {node.name: node for node in program.graph.nodes}
+    listing = Listing(prefix=prefix)
+    weights = {
+        nodes[name]: _identity(program, name)
+        for name in (*_weight_inputs(signature), *_held_inputs(signature, held, label))
+    }
+    list_inputs(listing, [n for n in nodes.values() if n.op == "placeholder"], weights)
+    listing.parameters = sum(
+        math.prod(listing.weight_of[identity].dims)
+        for identity in {weights[nodes[name]] for name in signature.inputs_to_parameters}
+    )
+    for node in program.graph.nodes:
+        require_function(node, label)
+        if node.op == "call_function":
+            list_call(listing, node)
+    returned = [
+        (spec.arg.name, listing.value_of[nodes[spec.arg.name]])
+        for spec in signature.output_specs
+        if spec.kind.name == "USER_OUTPUT" and getattr(spec.arg, "name", None) in nodes
+    ]
+    seen: dict[int, str] = {}
+    for _, value in returned:
+        if isinstance(value, Value) and id(value) not in seen:
+            seen[id(value)] = f"output_{len(seen)}" if seen else "output"
+            list_output(listing, seen[id(value)], value)
+    return listing, Results(state=_state(signature, nodes, listing))
+
+
+def _state(signature: Any, nodes: Mapping[str, Any], listing: Listing) -> list[tuple[Value, Value]]:
+    """New values of buffers, and the buffers: they are kept where they are made."""
+    replaced = []
+    inputs = dict(signature.inputs_to_buffers)
+    by_target = {target: name for name, target in inputs.items()}
+    for name, target in dict(signature.buffers_to_mutate).items():
+        new, old = listing.value_of[nodes[name]], listing.value_of[nodes[by_target[target]]]
+        if isinstance(new, Value) and new.maker >= 0:
+            replaced.append((new, old))
+    return replaced
+
+
+def _weight_inputs(signature: Any) -> list[str]:
+    return [
+        *signature.inputs_to_parameters, *signature.inputs_to_buffers,
+        *signature.inputs_to_lifted_tensor_constants,
+    ]  # fmt: skip
+
+
+def _held_inputs(signature: Any, held: Sequence[str], label: str) -> list[str]:
+    found = []
+    for wanted in held:
+        names = [
+            n for n in map(str, signature.user_inputs) if n == wanted or n.startswith(f"{wanted}_")
+        ]
+        if not names:
+            raise ModelError(
+                f"{label}: no input {wanted!r} to hold; there are {signature.user_inputs}"
+            )
+        found += names
+    return found
+
+
+def _identity(program: Any, name: str) -> object:
+    """What tied weights share: their memory."""
+    signature = program.graph_signature
+    target = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.get(name)
+    tensor = program.state_dict.get(target)
+    if tensor is None:
+        tensor = program.constants.get(
+            target or signature.inputs_to_lifted_tensor_constants.get(name)
+        )
+    return name if tensor is None else int(tensor.untyped_storage()._cdata)
+
+
+def torch_model(made: object, name: str) -> TorchModel:
+    """The model that a function's `(module, inputs)` or `(module, inputs, options)` is.
+
+    Inputs are a tuple of positional ones, a mapping of named ones, or one tensor; the option
+    `kwargs` holds named ones beside positional ones.
+    """
+    parts = tuple(made) if isinstance(made, tuple | list) else ()
+    if len(parts) not in (2, 3):
+        raise ModelError(
+            f"{name}: a PyTorch model is (module, inputs) or (module, inputs, options)"
+        )
+    options = dict(parts[2]) if len(parts) == 3 else {}
+    kwargs = dict(options.pop("kwargs", {}))
+    inputs = parts[1]
+    if isinstance(inputs, Mapping):
+        return TorchModel(name, parts[0], (), {**inputs, **kwargs}, options)
+    args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    return TorchModel(name, parts[0], args, kwargs, options)
+
+
+def trace_torch(
+    module: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    held: Sequence[str] = (),
+    name: str | None = None,
+) -> OpGraph:
+    """The graph of `module(*args, **kwargs)`; what was estimated or assumed is logged.
+
+    Nothing is computed and no weight is allocated: the module and its inputs may lie on the meta
+    device. Parameters, buffers and the inputs named in `held` are weights; tied ones count once.
+    Views are no ops: what reads a view reads its base. Raises `ModelError` where `torch.export`
+    refuses the module, and `MissingExtraError` without torch.
+    """
+    _require_module(module)
+    options = {"dynamic_shapes": dynamic_shapes, "held": tuple(held), "name": name}
+    return _reported(TorchModel(type(module).__name__, module, tuple(args), kwargs or {}, options))
+
+
+def trace_torch_training_step(
+    module: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    optimizer: Any = "adamw",
+    loss: Callable[[Any], Any] | None = None,
+    name: str | None = None,
+) -> OpGraph:
+    """The graph of one training step: forward, gradients of the loss, and the optimizer's update.
+
+    The loss is `loss(module(...))`, or the module's own: a number, or what its result calls
+    `loss`. All that reads or updates a parameter shares a device with it and the optimizer's state.
+    """
+    _require_module(module)
+    options = {"optimizer": optimizer, "loss": loss, "name": name}
+    label = f"{type(module).__name__}_step"
+    return _reported(TorchModel(label, module, tuple(args), kwargs or {}, options))
+
+
+def _reported(model: TorchModel) -> OpGraph:
+    found = model.trace()
+    report(found)
+    return found.graph
+
+
+def _require_module(value: object) -> None:
+    if not isinstance(value, import_torch().nn.Module):
+        raise ValueError(f"a torch.nn.Module is needed, got {type(value).__name__}")

@@ -1,0 +1,213 @@
+"""PyTorch modules become graphs: FLOPs as torch counts them, weights once, views merged."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdp.errors import ModelError
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
+from gdp.importers.torch.model import TorchModel, trace_torch
+from gdp.inspection import inspect_model, summary
+
+torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+nn = torch.nn
+
+
+def inner(graph: OpGraph) -> list[str]:
+    return [kind for kind in graph.op_types if kind not in (INPUT, OUTPUT)]
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(torch.relu(self.up(x)))
+
+
+class Function(nn.Module):
+    """A function as a module, with a buffer."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("scale", torch.full((4,), 2.0))
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(self, *args)
+
+
+def meta(*shape: int) -> Any:
+    return torch.empty(*shape, device="meta")
+
+
+def test_a_small_network_by_hand() -> None:
+    graph = trace_torch(Mlp(), (meta(2, 8),))
+    assert graph.op_types == ("Input", "linear", "relu", "linear", "Output")
+    assert graph.op_names == ("x", "up/linear", "relu", "down/linear", "output")
+    assert graph.flop.tolist() == [0, 2 * 2 * 8 * 16 + 32, 32, 2 * 2 * 16 * 4 + 8, 0]
+    assert graph.weight_bytes.tolist() == [0, 4 * (128 + 16), 0, 4 * (64 + 4), 0]
+    # x 64 B, weight 512, bias 64 in, 128 out.
+    assert graph.memory_traffic_bytes[1] == 64 + 512 + 64 + 128
+    assert graph.tensor_bytes.tolist() == [64, 128, 128, 32]
+    assert graph.scope == ("", "up", "", "down", "")
+
+
+def test_views_are_their_base_and_copies_are_ops() -> None:
+    def function(module: Any, x: Any) -> Any:
+        halves = x.reshape(2, 8).t().chunk(2)
+        return halves[0] * 2 + halves[1].reshape(-1)[:1]
+
+    graph = trace_torch(Function(function), (meta(16),))
+    assert inner(graph) == ["mul", "reshape", "add"]  # the last view has to be copied
+    by_name = dict(zip(graph.op_names, graph.memory_traffic_bytes, strict=True))
+    assert by_name["mul"] == 32 + 32  # the half it reads, not all of x
+
+
+def test_what_is_written_in_place_is_read_by_those_who_read_later() -> None:
+    def function(module: Any, x: Any) -> Any:
+        y = x * 2
+        y[0].add_(1)
+        return y * 3
+
+    graph = trace_torch(Function(function), (meta(4, 4),))
+    kinds = inner(graph)
+    assert "add" in kinds
+    assert not any(kind.endswith("_") for kind in kinds)
+    last = graph.op_index["mul.1"]
+    src, dst = graph.edges
+    before = {graph.op_types[s] for s in src[dst == last]}
+    assert before == {"select_scatter"}
+
+
+def test_a_buffer_that_is_updated_stays_where_it_is_read() -> None:
+    norm = nn.BatchNorm1d(4).train()
+    graph = trace_torch(norm, (meta(8, 4),))
+    assert graph.weight_bytes.sum() >= 4 * 4 * 4  # scale, shift, mean, variance
+    counted = Function(lambda module, x: x + module.scale.add_(1.0))
+    graph = trace_torch(counted, (meta(8, 4),))
+    assert inner(graph) == ["add", "add"]
+    assert graph.weight_bytes.tolist().count(16) == 1
+
+
+def test_dropout_outside_of_training_is_no_op() -> None:
+    graph = trace_torch(nn.Sequential(nn.Dropout(0.5), nn.ReLU()).eval(), (meta(4),))
+    assert inner(graph) == ["relu"]
+
+
+def test_a_tied_weight_counts_once_where_both_readers_are() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: Any) -> Any:
+            return self.head(self.embed(ids))
+
+    graph = trace_torch(Tied(), (torch.zeros(3, dtype=torch.long, device="meta"),))
+    embed, head = graph.op_index["embed/embedding"], graph.op_index["head/linear"]
+    assert graph.weight_id[embed] == graph.weight_id[head]
+    assert summary(graph)["weight_bytes"] == 4 * (50 * 8 + 50)
+    assert graph.memory_traffic_bytes[embed] == 3 * (32 + 32 + 8)
+
+
+def test_an_input_that_is_held_is_a_weight() -> None:
+    function = Function(lambda module, x, cache: x @ cache)
+    free = trace_torch(function, (meta(2, 8), meta(8, 4)))
+    held = trace_torch(function, (meta(2, 8), meta(8, 4)), held=("args_1",))
+    assert [free.op_types.count(INPUT), held.op_types.count(INPUT)] == [2, 1]
+    assert held.weight_bytes.sum() == 128
+    with pytest.raises(ModelError, match="no input 'cash' to hold"):
+        trace_torch(function, (meta(2, 8), meta(8, 4)), held=("cash",))
+
+
+def test_dynamic_sizes_are_those_of_the_example() -> None:
+    batch = torch.export.Dim("batch", min=2, max=64)
+    free = trace_torch(Mlp(), (meta(4, 8),), dynamic_shapes={"x": {0: batch}})
+    fixed = trace_torch(Mlp(), (meta(4, 8),))
+    assert free.flop.tolist() == fixed.flop.tolist()
+    assert free.tensor_bytes.tolist() == fixed.tensor_bytes.tolist()
+
+
+def test_a_branch_on_data_is_refused_in_torchs_words() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + 1 if x.sum() > 0 else x
+
+    with pytest.raises(ModelError, match=r"Branches: torch\.export failed: "):
+        trace_torch(Branches(), (meta(4),))
+    with pytest.raises(ValueError, match=r"a torch\.nn\.Module is needed, got int"):
+        trace_torch(3)
+    with pytest.raises(ModelError, match="no option 'lr'"):
+        TorchModel("m", Mlp(), (), {}, {"lr": 1})
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "mixtral"])
+def test_flop_are_those_of_torchs_counter_and_parameters_equal(family: str) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from tests.torch_models import build
+
+    # Wide enough that products dominate, as in models that are used; never allocated by gdp.
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 2000}
+    model, inputs = build(family, "cpu", **sizes)
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**inputs)
+    found = TorchModel(family, model, (), inputs).trace()
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert found.estimated == ()
+    counted = counter.get_total_flops()
+    if family == "mixtral":  # the counter does not see the experts' products
+        counted += 2 * 16 * 2 * 3 * 2 * 256 * 1024
+    products = sum(
+        f
+        for f, kind in zip(found.graph.flop, found.graph.op_types, strict=True)
+        if kind in ("linear", "scaled_dot_product_attention", "grouped_mm_fallback", "_grouped_mm")
+    )
+    assert counted <= products <= 1.01 * counted
+    assert found.graph.flop.sum() == pytest.approx(counted, rel=0.02)
+    buffers = sum(b.numel() * b.element_size() for b in model.buffers())
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    # What several ops read beside tied weights, such as positions, may be counted twice.
+    assert weights <= summary(found.graph)["weight_bytes"] <= weights + 2 * buffers
+
+
+def test_a_model_of_69_billion_parameters_is_traced_without_its_weights() -> None:
+    code = (
+        "import resource, torch; from torch import nn;"
+        "from gdp.importers.torch.model import TorchModel;"
+        "torch.set_default_device('meta');"
+        "layers = [nn.Linear(65536, 65536, bias=False) for _ in range(16)];"
+        "found = TorchModel('big', nn.Sequential(*layers), (torch.empty(1, 65536),)).trace();"
+        "print(found.parameters, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    parameters, peak_kib = map(int, done.stdout.split()[-2:])
+    assert parameters == 16 * 65536**2
+    assert peak_kib < 2_000_000
+
+
+def test_inputs_go_where_the_weights_are() -> None:
+    """Shapes alone are wanted, so a module with weights takes inputs without, and the other way."""
+    with torch.device("meta"):
+        empty = Mlp()
+    graphs = [trace_torch(m, (x,)) for m in (Mlp(), empty) for x in (meta(2, 8), torch.ones(2, 8))]
+    assert len({graph.digest for graph in graphs}) == 1
+
+
+@pytest.mark.parametrize("inputs", ["(x,)", "{'input': x}", "x"])
+def test_a_python_function_may_return_a_module(
+    inputs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"torch_model_{len(inputs)}"
+    (tmp_path / f"{name}.py").write_text(
+        "import torch\ndef make():\n"
+        f"    x = torch.empty(2, 8, device='meta')\n    return torch.nn.Linear(8, 4), {inputs}\n"
+    )
+    found = inspect_model(f"python:{name}:make")
+    assert (found["parameters"], found["flop"]) == (36, 2 * 2 * 8 * 4 + 8)

@@ -12,10 +12,11 @@ every tensor that was sent. So for every device d and op p (a mark)
     weights + sum of 2 b(t) y(t, s, d) + sum over t alive at p of b(t) x(maker of t, d)
             + sum over t with last reader before p of b(t) sent(t, d)  <=  memory of d
 
-with sent(t, d) at least the mean of y(t, d, e) over the others e. There are N D such rows, nearly
-all of them slack: those are added that a solution breaks most, and it is solved again.
+with sent(t, d) >= x(maker, d) - x(v, d) for each reader v; with whole x that is what an inference
+pipeline holds, exactly. There are N D such rows,
+nearly all of them slack: those are added that a solution breaks most, and it is solved again.
 
-Axes: G groups, D devices, T tensors, K tensors between groups, L links, A marks.
+Axes: G groups, D devices, T tensors, K tensors between groups, A marks, Z entries.
 """
 
 from typing import NamedTuple
@@ -65,6 +66,8 @@ def memory_rows(
     place = np.full(len(sharers), -1)
     place[shared] = np.arange(len(shared))
     first_h = rows.more_columns(len(shared) * d)
+    first_sent = _sent_columns(rows, problem, cut) if len(marks.op) and buffers else 0
+    extra = len(shared) * d + (len(cut.tensor) * d if len(marks.op) and buffers else 0)
     tied = sharers[weight] > 1
     for i in range(d):
         limit = max(1.0, float(a.memory_bytes[i]))
@@ -76,14 +79,14 @@ def memory_rows(
                 value.append(2.0 * a.tensor_bytes[cut.tensor] / limit)
         _add(rows, column, value)
         for op in marks.op[marks.device == i].tolist() if buffers else ():
-            alive, kept = _at_mark(problem, cut, links, first_y, (i, op))
-            _add(rows, [*column, alive[0], kept[0]], [*value, alive[1] / limit, kept[1] / limit])
+            columns, held = _at_mark(problem, cut, first_sent, i, op)
+            _add(rows, [*column, columns], [*value, held / limit])
         if tied.any():
             r = np.arange(int(tied.sum()))
             columns = np.concatenate([group[tied] * d + i, first_h + place[weight[tied]] * d + i])
             one = np.ones(len(r))
             rows.add(np.tile(r, 2), columns, np.concatenate([one, -one]), np.zeros(len(r)))
-    return len(shared) * d
+    return extra
 
 
 def _add(rows: Rows, column: list[np.ndarray], value: list[np.ndarray]) -> None:
@@ -92,43 +95,64 @@ def _add(rows: Rows, column: list[np.ndarray], value: list[np.ndarray]) -> None:
     rows.add(np.zeros(len(columns), np.int64), columns, np.concatenate(value), np.ones(1))
 
 
-Entries = tuple[Int[np.ndarray, "Z"], Float[np.ndarray, "Z"]]
+def _sent_columns(rows: Rows, problem: Problem, cut: Cuts) -> int:
+    """New columns sent(t, d), tensor by tensor, and the rows that raise them; the first of them."""
+    d = problem.num_devices
+    first = rows.more_columns(len(cut.tensor) * d)
+    uses = len(cut.use_cut)
+    r, one = np.arange(uses), np.ones(uses)
+    for i in range(d):
+        maker, sent = cut.maker[cut.use_cut] * d + i, first + cut.use_cut * d + i
+        columns = np.concatenate([maker, cut.use_group * d + i, sent])
+        rows.add(np.tile(r, 3), columns, np.concatenate([one, -one, -one]), np.zeros(uses))
+    return first
 
 
 def _at_mark(
-    problem: Problem, cut: Cuts, links: Links, first_y: int, mark: tuple[int, int]
-) -> tuple[Entries, Entries]:
-    """Columns and bytes of what a device holds at an op: made there and alive; sent before."""
+    problem: Problem, cut: Cuts, first_sent: int, device: int, op: int
+) -> tuple[Int[np.ndarray, "Z"], Float[np.ndarray, "Z"]]:
+    """Columns and bytes of what a device holds at an op: made there and alive, or sent before."""
     a, d = arrays_of(problem), problem.num_devices
-    device, op = mark
     last = last_readers(a)
     alive = (a.producer <= op) & (op <= last)
     held = np.zeros(problem.num_groups)
     np.add.at(held, problem.group[a.producer[alive]], a.tensor_bytes[alive].astype(np.float64))
     groups = np.flatnonzero(held > 0.0)
     sent = np.flatnonzero(last[cut.tensor] < op)
-    out = [k for k, (source, _) in enumerate(links) if source == device]
-    columns = [first_y + sent * len(links) + k for k in out]
-    share = a.tensor_bytes[cut.tensor[sent]] / max(1, len(out))
     return (
-        (groups * d + device, held[groups]),
-        (
-            np.concatenate(columns) if columns else np.zeros(0, np.int64),
-            np.tile(share, len(out)).astype(np.float64),
-        ),
+        np.concatenate([groups * d + device, first_sent + sent * d + device]),
+        np.concatenate([held[groups], a.tensor_bytes[cut.tensor[sent]].astype(np.float64)]),
     )
 
 
-def worst_marks(problem: Problem, x: Float[np.ndarray, "G D"]) -> Marks:
-    """For each device the op at which it holds most of what is made there, for shares x. O(T D)."""
+def worst_marks(
+    problem: Problem, x: Float[np.ndarray, "G D"], sent: Float[np.ndarray, "T D"] | None = None
+) -> Marks:
+    """For each device the op at which it holds most of what is made there, for shares x. O(T D).
+
+    With `sent`, the share of each tensor that leaves each device, what was sent is kept.
+    """
     a = arrays_of(problem)
     last = last_readers(a)
     change = np.zeros((problem.num_ops + 1, problem.num_devices))
     held = a.tensor_bytes[:, None] * x[problem.group[a.producer]]
     np.add.at(change, a.producer, held)
-    np.add.at(change, last + 1, -held)
+    np.add.at(change, last + 1, -held if sent is None else a.tensor_bytes[:, None] * sent - held)
     devices = np.arange(problem.num_devices)
     return Marks(devices, np.cumsum(change, axis=0)[:-1].argmax(axis=0).astype(np.int64))
+
+
+def placed_marks(problem: Problem, device: Int[np.ndarray, "N"]) -> Marks:
+    """For each device the op at which it is fullest in a placement of whole groups."""
+    a, devices = arrays_of(problem), np.arange(problem.num_devices)
+    x = np.zeros((problem.num_groups, problem.num_devices))
+    x[problem.group, device] = 1.0
+    maker = device[a.producer]
+    away = np.zeros(len(maker), dtype=bool)
+    tensor = np.repeat(np.arange(len(maker)), np.diff(a.use_start))
+    np.logical_or.at(away, tensor, device[a.use_op] != maker[tensor])
+    sent = (away[:, None] & (maker[:, None] == devices)).astype(np.float64)
+    return worst_marks(problem, x, sent)
 
 
 def more_marks(marks: Marks, new: Marks) -> Marks:

@@ -66,7 +66,7 @@ def model_size(problem: Problem) -> int:
 
 
 def build(problem: Problem, unit_s: float, marks: Marks = NO_MARKS) -> LoadModel:
-    """The linear program of a problem, memory of a pipeline at some ops included. O(N D + E D^2)."""
+    """The linear program of a problem, with memory at the marks. O(N D + E D^2)."""
     a = arrays_of(problem)
     g, d = problem.num_groups, problem.num_devices
     seconds = group_seconds(problem)
@@ -180,6 +180,7 @@ def least_whole(
     between: tuple[float, float],
     seconds: float | None,
     relative_gap: float,
+    nodes: int | None = None,
 ) -> Solution:
     """HiGHS's answer for whole x and a period between two values, all in the model's units."""
     program = linear_arguments(model)
@@ -191,7 +192,7 @@ def least_whole(
         (program["A_ub"], -np.inf, program["b_ub"]),
         (program["A_eq"], program["b_eq"], program["b_eq"]),
     ]
-    return solve(program["c"], rows, (low, high), kind, seconds, relative_gap)
+    return solve(program["c"], rows, (low, high), kind, seconds, relative_gap, nodes)
 
 
 def linear_arguments(model: LoadModel) -> dict[str, Any]:

@@ -95,23 +95,24 @@ def _with_marks(problem: Problem, unit_s: float, clock: Clock) -> tuple[LoadMode
     marks = NO_MARKS
     if memory_binds(problem) and objective_of(problem).memory == "pipeline":
         marks = worst_marks(problem, np.full((problem.num_groups, problem.num_devices), 1.0))
-    best: Bound | None = None
+    model = build(problem, unit_s, marks)
+    best, x = _linear(model, clock)
     for _ in range(_MARK_ROUNDS):
-        model = build(problem, unit_s, marks)
-        solved, x = _linear(model, clock)
-        if solved is None or x is None:
+        if x is None or not len(marks.op) or clock.is_over():
             break
-        if best is None or solved.value_s > best.value_s:
-            best = solved
-        more = more_marks(marks, worst_marks(problem, x)) if len(marks.op) else marks
-        if len(more.op) == len(marks.op) or clock.is_over():
+        more = more_marks(marks, worst_marks(problem, x))
+        if len(more.op) == len(marks.op):
             break
         marks = more
+        model = build(problem, unit_s, marks)
+        solved, x = _linear(model, clock)
+        if solved is not None and (best is None or solved.value_s > best.value_s):
+            best = solved
     return model, best
 
 
 def _linear(model: LoadModel, clock: Clock) -> tuple[Bound | None, Float[np.ndarray, "G D"] | None]:
-    """(the linear program's value, from its dual solution alone, so that no tolerance enters; x)."""
+    """(its value, from the dual solution alone, so that no tolerance enters; x)."""
     from scipy.optimize import linprog
 
     solved = linprog(

@@ -14,6 +14,8 @@ from gdp.methods.heuristics.blocks import blocks
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
+from gdp.methods.period.fit import applies as period_applies
+from gdp.methods.period.fit import period_fit
 from gdp.methods.scoring import Scored, compile_once, unsupported
 from gdp.methods.search.local_search import as_answer, improve, local_search
 from gdp.problem.problem import Problem
@@ -54,11 +56,22 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
             if fitting and limit.is_over():
                 tried.append(_without(name, 0.0, "no time was left"))
                 continue
-            row, scored, answer = _try(problem, name, method, replace(search, known=known), limit)
+            row, scored, answer = _try(
+                problem, name, method, replace(search, start=None, known=known), limit
+            )
             tried.append(row)
             if answer is not None:
                 known[name] = answer
                 used += answer.evaluations + (answer.assignment is not None)
+            if scored is not None:
+                fitting.append(scored)
+        if period_applies(problem):
+            # Where memory binds a program finds what no search from these does.
+            inner = replace(search, start=min(fitting, key=_key).assignment if fitting else None)
+            row, scored, program = _try(problem, "period_fit", period_fit, inner, limit)
+            tried.append(row)
+            if program is not None:
+                used += program.evaluations
             if scored is not None:
                 fitting.append(scored)
         answer = _improved(problem, fitting, search, clock, used, tried)
@@ -70,12 +83,16 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     return replace(answer, candidates=tuple(tried), notes=_notes(problem, answer))
 
 
+def _key(scored: Scored) -> tuple[int, float]:
+    return scored.key
+
+
 def _try(
     problem: Problem, name: str, method: Method, search: Search, clock: Clock
 ) -> tuple[Candidate, Scored | None, Answer | None]:
     """One candidate's row, its placement if it has one that fits, and its answer."""
     began_s = time.perf_counter()
-    inner = Search(seed=search.seed, seconds=clock.left_s(), known=search.known)
+    inner = Search(seed=search.seed, seconds=clock.left_s(), start=search.start, known=search.known)
     try:
         answer = method(problem, inner)
     except MissingExtraError as error:

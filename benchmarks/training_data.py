@@ -21,7 +21,7 @@ def counts(path: str) -> list[str]:
     recipe, _ = load_recipe(path)
     data = recipe.data
     problems = load_problems(
-        data.corpus, random_graphs=data.random_graphs, seed=recipe.seed,
+        data.corpus, random_graphs=data.random_graphs, seed=data.graph_seed,
         min_ops=data.min_ops, max_ops=data.max_ops,
     )  # fmt: skip
     store = load_labels(data.labels)

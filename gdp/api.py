@@ -19,8 +19,8 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.placement import Placement, make_placement, require
 from gdp.problem.problem import Problem, make_problem
+from gdp.reports.view import View
 from gdp.result import Result
-from gdp.sim.latency import Schedule
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
@@ -166,8 +166,22 @@ def place(
     posed = pose(graph, cluster, objective, costs=costs, constraints=constraints)
     if search.seconds is not None:
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
-    answer = table[method](posed.problem, search)
-    return _result(graph, posed, answer, method, search, started_s)
+    curve: list[tuple[float, float]] = []
+    answer = table[method](posed.problem, _recorded(search, curve, started_s))
+    result = _result(graph, posed, answer, method, search, started_s)
+    return replace(result, curve=tuple(curve))
+
+
+def _recorded(search: Search, curve: list[tuple[float, float]], started_s: float) -> Search:
+    """The same search, whose progress is kept as well: (seconds, value) where it got better."""
+
+    def record(fraction: float, value_s: float) -> None:
+        if not curve or value_s < curve[-1][1]:
+            curve.append((time.perf_counter() - started_s, value_s))
+        if search.progress is not None:
+            search.progress(fraction, value_s)
+
+    return replace(search, progress=record)
 
 
 def _result(
@@ -348,19 +362,20 @@ def posed_placement(
     return posed, device, rank
 
 
-def schedule_of(
+def view_of(
     graph: OpGraph,
     placement: Placement,
     cluster: Cluster,
     *,
     costs: CostModel | str | Path | None = None,
-) -> tuple[Problem, Schedule, Int[np.ndarray, "M"]]:
-    """The fused problem of a placed model, its simulated schedule, and the devices of its ops."""
+) -> View:
+    """The simulated schedule of a placed model, to be shown."""
     from gdp.sim.latency import simulate as simulate_latency
 
     require(placement, graph, cluster)
     posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
-    return posed.problem, simulate_latency(posed.problem, device, rank), device
+    schedule = simulate_latency(posed.problem, device, rank)
+    return View(graph, posed.problem, schedule, device, posed.group_of)
 
 
 def with_dims(dims: Sequence[str]) -> Mapping[str, int]:

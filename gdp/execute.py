@@ -13,7 +13,7 @@ from gdp.errors import ModelError
 from gdp.files.targets import Permit
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
-from gdp.models import PYTHON_PREFIX, is_onnx, load, python_model, source_files
+from gdp.models import PYTHON_PREFIX, is_onnx, load, source_files, traced_model
 from gdp.placement import Placement, require
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
@@ -129,7 +129,7 @@ def _function(model: str) -> "JaxModel":
     """The JAX function behind a `python:` model; a graph alone cannot be executed."""
     from gdp.importers.jax.model import JaxModel
 
-    found = python_model(model)
+    found = traced_model(model)
     if isinstance(found, OpGraph):
         raise ModelError(
             f"{model!r} returns a graph only; return (function, arguments) to execute it"

@@ -8,7 +8,7 @@ import numpy as np
 
 from gdp.api import with_dims
 from gdp.graph.op_graph import OpGraph
-from gdp.models import PYTHON_PREFIX, is_onnx, load, python_model
+from gdp.models import is_onnx, is_traced, load, traced_model
 
 
 def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) ->
         imported = load_onnx_model(model, with_dims(dims), unknown="estimate")
         graph, assumptions = imported.graph, list(imported.assumptions)
         estimated = sorted({graph.op_types[graph.op_index[op]] for op in imported.estimated})
-    elif model.startswith(PYTHON_PREFIX) and not isinstance(made := python_model(model), OpGraph):
+    elif is_traced(model) and not isinstance(made := traced_model(model), OpGraph):
         traced = made.trace()
         graph, estimated = traced.graph, list(traced.estimated)
         assumptions, parameters = list(traced.assumptions), traced.parameters

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gdp.importers.jax.model import JaxModel
     from gdp.importers.torch.model import TorchModel
 
-ONNX_PREFIX, PYTHON_PREFIX = "onnx:", "python:"
+ONNX_PREFIX, PYTHON_PREFIX, HF_PREFIX = "onnx:", "python:", "hf:"
 GRAPH_SUFFIXES = (".json", ".json.gz", ".gdpgraph")
 
 
@@ -25,8 +25,14 @@ def is_onnx(spec: str | os.PathLike[str]) -> bool:
     return text.startswith(ONNX_PREFIX) or text.endswith(".onnx")
 
 
+def is_traced(spec: str | os.PathLike[str]) -> bool:
+    """Whether a model is code that is traced: a JAX function or a PyTorch module."""
+    return str(spec).startswith((PYTHON_PREFIX, HF_PREFIX))
+
+
 def load(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) -> OpGraph:
-    """The graph of an .onnx path, `onnx:NAME`, a graph file, or `python:package.module:function`.
+    """The graph of an .onnx path, `onnx:NAME`, a graph file, `python:package.module:function`, or
+    `hf:PATH`, a configuration of transformers (see `gdp.importers.torch.huggingface`).
 
     `dims` binds symbolic dimensions of ONNX models. Raises `ModelError` when it cannot be read.
 
@@ -45,8 +51,8 @@ def load(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) ->
     - an `OpGraph`, which can be placed but not executed.
     """
     text = str(spec)
-    if text.startswith(PYTHON_PREFIX):
-        return _load_python(text)
+    if is_traced(text):
+        return _load_traced(text)
     if is_onnx(spec):
         from gdp.importers.onnx.model import load_onnx
 
@@ -58,7 +64,7 @@ def load(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) ->
     if not Path(text).exists():
         raise ModelError(
             f"no model {text!r}: give an .onnx path, onnx:NAME, a graph file "
-            f"({', '.join(GRAPH_SUFFIXES)}) or python:package.module:function"
+            f"({', '.join(GRAPH_SUFFIXES)}), python:package.module:function or hf:CONFIG"
         )
     # A file without a telling suffix: most exporters write ONNX.
     from gdp.importers.onnx.model import load_onnx
@@ -113,9 +119,13 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def python_model(spec: str) -> "JaxModel | TorchModel | OpGraph":
-    """The JAX function or PyTorch module of a `python:` spec, ready to be traced or executed, or
-    its graph."""
+def traced_model(spec: str) -> "JaxModel | TorchModel | OpGraph":
+    """The JAX function or PyTorch module of a `python:` or `hf:` spec, ready to be traced or
+    executed, or its graph."""
+    if spec.startswith(HF_PREFIX):
+        from gdp.importers.torch.huggingface import huggingface_model
+
+        return huggingface_model(spec)
     made = python_function(spec)
     if isinstance(made, OpGraph):
         return made
@@ -135,8 +145,8 @@ def _holds_module(made: object) -> bool:
     return torch is not None and isinstance(first, torch.nn.Module)
 
 
-def _load_python(spec: str) -> OpGraph:
-    made = python_model(spec)
+def _load_traced(spec: str) -> OpGraph:
+    made = traced_model(spec)
     if isinstance(made, OpGraph):
         return made
     from gdp.importers.program.traced import report
@@ -159,6 +169,10 @@ def source_files(spec: str | os.PathLike[str]) -> list[Path]:
         module = sys.modules.get(text.removeprefix(PYTHON_PREFIX).rpartition(":")[0])
         origin = getattr(module, "__file__", None)
         return [Path(origin)] if origin else []
+    if text.startswith(HF_PREFIX):
+        from gdp.importers.torch.huggingface import config_file
+
+        return [config_file(text)]
     if text.endswith(GRAPH_SUFFIXES):
         return [Path(text)]
     from gdp.importers.onnx.read import external_files, resolve_spec

@@ -25,6 +25,8 @@ class Result:
     seed: int
     costs: str  # which cost model, and why it
     notes: tuple[str, ...] = ()
+    # Seconds since the start and the best value known then, where the method searches.
+    curve: tuple[tuple[float, float], ...] = ()
 
     @property
     def value_s(self) -> float:
@@ -62,4 +64,5 @@ class Result:
             "costs": self.costs,
             "candidates": [vars(candidate) for candidate in self.candidates],
             "notes": list(self.notes),
+            "curve": [list(point) for point in self.curve],
         }

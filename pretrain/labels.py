@@ -28,12 +28,15 @@ def quick_methods() -> tuple[dict[str, Method], Method]:
     return dict(HEURISTICS), local_search
 
 
-def wanted(problems: Problems, per_graph: int, held_per_graph: int, seed: int) -> list[Instance]:
+def wanted(
+    problems: Problems, per_graph: int, held_per_graph: int, seed: int, limited: float = 0.3,
+    memory: tuple[float, float] = (1.15, 2.5),
+) -> list[Instance]:  # fmt: skip
     """Random instances over the training and validation graphs, validation first."""
     rng = np.random.default_rng([seed, 5])
-    held = [draw(rng, [name]) for name in problems.validation for _ in range(held_per_graph)]
-    learnt = [draw(rng, [name]) for _ in range(per_graph) for name in problems.train]
-    return held + learnt
+    names = [name for name in problems.validation for _ in range(held_per_graph)]
+    names += problems.train * per_graph
+    return [draw(rng, [name], limited=limited, memory=memory) for name in names]
 
 
 def search_label(
@@ -116,6 +119,14 @@ def label_all(
 @click.option("--held-per-graph", default=2, show_default=True, help="Validation ones.")
 @click.option("--max-ops", default=1000, show_default=True)
 @click.option("--random-graphs", default=40, show_default=True)
+@click.option("--limited", default=0.3, show_default=True, help="Share with limited memory.")
+@click.option(
+    "--memory",
+    type=(float, float),
+    default=(1.15, 2.5),
+    show_default=True,
+    help="Range of the limit, over the fair share.",
+)
 @click.option("--seconds", default=1e9, help="Stop after so long.")
 @click.option("--seed", default=0, show_default=True)
 def main(
@@ -126,6 +137,8 @@ def main(
     held_per_graph: int,
     max_ops: int,
     random_graphs: int,
+    limited: float,
+    memory: tuple[float, float],
     seconds: float,
     seed: int,
 ) -> None:
@@ -134,7 +147,7 @@ def main(
         corpus, random_graphs=random_graphs, seed=0, min_ops=30, max_ops=max_ops
     )
     store = load_labels(out)
-    todo = wanted(problems, per_graph, held_per_graph, seed)
+    todo = wanted(problems, per_graph, held_per_graph, seed, limited, memory)
     done = label_all(store, problems, todo, evaluations, seed, seconds, out)
     click.echo(f"{done} instances labelled, {len(store)} in {out}")
 

@@ -16,8 +16,8 @@ from gdp.cli.main import cli
 PUBLIC = [
     "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "InfeasibleError", "Link",
     "Measuring", "ModelError", "OpGraph", "Pin", "Placement", "PlacementError", "Result", "Search",
-    "compare", "export", "finetune", "load", "load_placement", "make_cluster", "place", "run",
-    "save_placement", "simulate", "trace", "trace_torch",
+    "compare", "explain", "export", "finetune", "load", "load_placement", "make_cluster", "place",
+    "run", "save_placement", "simulate", "trace", "trace_torch",
 ]  # fmt: skip
 
 
@@ -66,5 +66,5 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_importing_loads_no_heavy_library(module: str) -> None:
     code = f"import sys, json, {module}; print(json.dumps(list(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"jax", "numba", "onnx", "onnx_ir", "onnxruntime", "scipy", "plotly", "rich"}
+    heavy = {"jax", "numba", "onnx", "onnx_ir", "onnxruntime", "scipy", "jinja2", "rich"}
     assert not heavy & set(json.loads(out.stdout))

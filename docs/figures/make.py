@@ -25,7 +25,7 @@ EVALUATIONS = 2000
 def before_after() -> str:
     """A training step on three GPUs: on one, in turn, and as gdp places it."""
     import gdp
-    from gdp.api import schedule_of
+    from gdp.api import view_of
 
     graph = gdp.load(CORPUS / "multi_modal" / "multi_modal-layers2-training.json.gz")
     cluster = gdp.Cluster.load("3xt4-pcie4")
@@ -35,7 +35,8 @@ def before_after() -> str:
     ):  # fmt: skip
         search = gdp.Search(seed=0, seconds=None, evaluations=EVALUATIONS)
         result = gdp.place(graph, cluster, method=method, search=search)
-        panels.append((title, *schedule_of(graph, result.placement, cluster)))
+        view = view_of(graph, result.placement, cluster)
+        panels.append((title, view.problem, view.schedule, view.device))
     longest_s = max(schedule.latency_s for _, _, schedule, _ in panels)
     left, top, row, gap = 165.0, 64.0, 20.0, 34.0
     scale = (900 - left - 90) / longest_s

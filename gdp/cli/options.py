@@ -59,6 +59,25 @@ class ModelOptions:
         "--dim", multiple=True, metavar="NAME=VALUE", help="Bind a dimension."
     )
 
+    task: str | None = option("--task", metavar="TASK", help="Of hf: models, such as causal-lm.")
+    batch: int | None = option("--batch", type=int, help="Samples; hf: models.")
+    sequence: int | None = option("--sequence", type=int, help="Tokens; hf: models.")
+    decode: bool = option("--decode", is_flag=True, help="One token, with its cache; hf: models.")
+
+    def __post_init__(self) -> None:
+        """What else is asked of the model becomes a part of its spec."""
+        from gdp.models import HF_PREFIX
+
+        names = ("task", "batch", "sequence")
+        asked = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+        parts = [f"{name}={value}" for name, value in asked.items()] + ["decode"] * self.decode
+        if parts and not self.spec.startswith(HF_PREFIX):
+            flag = parts[0].partition("=")[0]
+            raise click.UsageError(f"--{flag} is for hf:CONFIG models, not for {self.spec!r}")
+        if parts:
+            joint = "&" if "?" in self.spec else "?"
+            object.__setattr__(self, "spec", self.spec + joint + "&".join(parts))
+
     def load(self) -> "OpGraph":
         from gdp.api import with_dims
         from gdp.models import load
@@ -233,6 +252,7 @@ def outputs(**options: Callable[..., Decorator]) -> Decorator:
 written = functools.partial(functools.partial, click.option)
 """An option of `outputs`, whose name is still to come."""
 required = functools.partial(written, "-o", "--output", required=True)
+report = written("--report", metavar="R.html", help="Write an HTML report.")
 trace = written("--trace", metavar="T.json", help="Write a Chrome/Perfetto trace of the schedule.")
 _force = click.option(
     "--force", is_flag=True, help="Write over, or among, files that gdp did not write."

@@ -1,7 +1,6 @@
 """The verbs that place and judge: `gdp place`, `compare`, `simulate` and `report`."""
 
 import sys
-from typing import Any
 
 import click
 
@@ -20,7 +19,7 @@ from gdp.terminal import printable
 @options.constraints
 @options.outputs(
     placement=options.written("-o", "--output", metavar="P", help="Write the placement (JSON)."),
-    report=options.written("--report", metavar="R.html", help="Write an HTML report."),
+    report=options.report,
     trace=options.trace,
 )
 @options.as_json
@@ -30,7 +29,7 @@ def place(
     outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
-    from gdp import api
+    from gdp import api, shown
     from gdp.cli import first_run
     from gdp.cli.text import result_text
     from gdp.placement import save_placement
@@ -48,23 +47,11 @@ def place(
         )  # fmt: skip
     if path := outputs.paths.get("placement"):
         save_placement(result.placement, path)
-    if outputs.paths.keys() & {"report", "trace"}:
-        shown = api.schedule_of(graph, result.placement, machine, costs=trained.costs)
-        _write_views(outputs, shown, result.to_json())
-    show(result.to_json(), lambda: result_text(graph, machine, result))
-
-
-def _write_views(outputs: options.Outputs, shown: Any, result: dict[str, Any]) -> None:
-    """The views asked for of what `gdp.api.schedule_of` returns."""
-    problem, schedule, device = shown
     if path := outputs.paths.get("trace"):
-        from gdp.report.trace import write_trace
-
-        write_trace(problem, schedule, device, path)
+        shown.trace(graph, result.placement, machine, path, costs=trained.costs)
     if path := outputs.paths.get("report"):
-        from gdp.report.html import write_report
-
-        write_report(problem, schedule, device, result, path)
+        shown.report(graph, result, machine, path, costs=trained.costs)
+    show(result.to_json(), lambda: result_text(graph, machine, result))
 
 
 @click.command()
@@ -121,15 +108,15 @@ def simulate(
     costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Predict time and memory of a placement."""
-    from gdp import api
+    from gdp import api, shown
     from gdp.placement import load_placement
 
     graph, machine = model.load(), cluster.load()
     placed = load_placement(placement)
     outputs.require(model.spec, placement, cluster.cluster, costs)
     score = api.simulate(graph, placed, machine, objective=objective, costs=costs)
-    if outputs.paths:
-        _write_views(outputs, api.schedule_of(graph, placed, machine, costs=costs), {})
+    if path := outputs.paths.get("trace"):
+        shown.trace(graph, placed, machine, path, costs=costs)
     found = {
         "objective": objective,
         "latency_s": score.latency_s,
@@ -150,18 +137,18 @@ def simulate(
 @options.objective
 @options.costs
 @options.outputs(report=options.required(metavar="R.html"))
+@options.as_json
 def report(
     placement: str, model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
     costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Write an HTML report of a placement."""
-    from gdp import api
+    from gdp import shown
     from gdp.placement import load_placement
 
     graph = model.load()
     outputs.require(model.spec, placement, cluster.cluster, costs)
     machine, placed = cluster.load(), load_placement(placement)
-    shown = api.schedule_of(graph, placed, machine, costs=costs)
-    result = api.judged(graph, placed, machine, objective=objective, costs=costs)
-    _write_views(outputs, shown, result.to_json())
-    click.echo(outputs.paths["report"])
+    path = outputs.paths["report"]
+    shown.report(graph, placed, machine, path, objective=objective, costs=costs)
+    show({"report": path}, lambda: path)

@@ -30,6 +30,20 @@ MAX_WEIGHT = 1e6
 _KIND = Kind("cost file", ProfileError)
 
 
+class _Learned(msgspec.Struct):
+    mean: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+class _ModelError(msgspec.Struct):
+    learned: _Learned = msgspec.field(default_factory=_Learned)
+
+
+class _Report(msgspec.Struct):
+    """What a calibration found on the models that it held out, as far as it is shown."""
+
+    model_error: _ModelError = msgspec.field(default_factory=_ModelError)
+
+
 class _Meta(msgspec.Struct):
     """What `save_costs` writes beside the arrays, as far as it is read again."""
 
@@ -43,6 +57,7 @@ class _Meta(msgspec.Struct):
     scale: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
     transfer: tuple[Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)], ...] = ()
     segment_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+    report: _Report = msgspec.field(default_factory=_Report)
 
 
 def save_costs(
@@ -140,6 +155,7 @@ def _calibration(meta: _Meta, found: Mapping[str, np.ndarray]) -> Calibration:
         scale=meta.scale,
         transfer=meta.transfer,
         segment_s=meta.segment_s,
+        mean_error=meta.report.model_error.learned.mean,
     )  # fmt: skip
 
 

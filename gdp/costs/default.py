@@ -37,7 +37,11 @@ def _described(model: LearnedCosts, cluster: Cluster) -> tuple[CostModel, str]:
     by_label: dict[str, list[str]] = {}
     for device in cluster.devices:
         found = model.of(device)
-        label = "roofline from datasheet numbers" if found is None else found.label()
+        label = "roofline from datasheet numbers"
+        if found is not None:
+            label = found.label()
+            if found.mean_error is not None:
+                label += f", whole models held out {found.mean_error:.1%} off in the mean"
         names = by_label.setdefault(label, [])
         if device.kind not in names:
             names.append(device.kind)

@@ -140,6 +140,7 @@ class Calibration:
     scale: float = 1.0  # of the whole
     transfer: tuple[float, ...] = ()  # coefficients of `gdp.costs.transfer`, on another device
     segment_s: float | None = None  # one more piece of a cut model, beyond its kernels
+    mean_error: float | None = None  # of whole models that were held out, a share of their time
 
     def label(self) -> str:
         """What it is, for people."""

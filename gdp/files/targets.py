@@ -31,7 +31,7 @@ _HEAD_BYTES = 1 << 16
 _MARKS = {
     "placement": rb'\s*\{\s*"schema":\s*\d+,\s*"graph_digest":',
     "profile": rb'\s*\{\s*"gdp_profile":',
-    "trace": rb'\{"otherData":\{"generator":"gdp"\}',
+    "trace": rb'\{"otherData":\{"generator":"gdp"',
     "report": rb"<!doctype html><html lang=.en.><head><meta name=.generator. content=.gdp.>",
     "plot": rb"\x89PNG\r\n.{0,200}tEXtSoftware\x00gdp",
 }

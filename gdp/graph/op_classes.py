@@ -73,8 +73,9 @@ REDUCTIONS = names(
     "reduce_xor reduce pad concatenate stack "
     # ATen
     "sum mean amax amin prod var std var_mean std_mean any all norm linalg_vector_norm logsumexp "
-    "softmax _softmax log_softmax _log_softmax layer_norm native_layer_norm group_norm rms_norm "
-    "native_group_norm _fused_rms_norm cat constant_pad_nd cumsum cumprod diff histc bincount "
+    "softmax _softmax _safe_softmax log_softmax _log_softmax layer_norm native_layer_norm "
+    "group_norm rms_norm native_group_norm _fused_rms_norm cat constant_pad_nd cumsum cumprod "
+    "diff histc bincount "
     "_softmax_backward_data _log_softmax_backward_data native_layer_norm_backward "
     "native_group_norm_backward native_batch_norm native_batch_norm_backward nll_loss "
     "nll_loss_forward nll_loss_backward cross_entropy_loss mse_loss"

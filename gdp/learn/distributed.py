@@ -76,6 +76,17 @@ class Team:
         with self.together():
             return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
+    def gather(self, text: bytes) -> list[bytes]:
+        """What every process has to say, in the order of their ranks, known to all."""
+        if self.size == 1:
+            return [text]
+        with self.together():
+            sizes = multihost_utils.process_allgather(np.int64(len(text)))
+            row = np.zeros(int(sizes.max()), np.uint8)
+            row[: len(text)] = np.frombuffer(text, np.uint8)
+            rows = np.asarray(multihost_utils.process_allgather(row))
+        return [row[:size].tobytes() for row, size in zip(rows, sizes.tolist(), strict=True)]
+
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """What all processes do at once: it fails where another one is gone.
@@ -162,7 +173,9 @@ def _probe(host: str, port: int, timeout_s: float) -> None:
 @functools.cache
 def _summing() -> tuple[Any, Any]:
     """(sharding over processes, compiled sum over them)."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("process",))
+    # One device of each process: a process has one row, however many devices it has.
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = jax.sharding.Mesh(np.array([first[rank] for rank in sorted(first)]), ("process",))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     return rows, jax.jit(lambda x: x.sum(axis=0), out_shardings=everywhere)

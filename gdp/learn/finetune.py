@@ -249,13 +249,14 @@ class _Tuner:
         # The last row is not judged again; in the first update there is no label, and it is idle.
         count = config.samples
         self.before_s, before = self.judge.best_s, len(self.judge.known)
+        temperature = self.temperature
         cost_s = self.judge.judge(drawn.device[:count])
         self.warm(len(self.judge.known) - before)
         follow = forced is not None and config.imitate > 0
         own = np.append(np.isfinite(cost_s), False).astype(float)
         label = np.append(np.zeros(count), float(follow))
         whole = count if forced is None else count + 1 - len(forced)
-        made = rows(drawn, self.advantage(cost_s, whole), own, label)
+        made = rows(drawn, self.advantage(cost_s, whole), own, label, temperature)
         if forced is not None:
             chosen = self.free(forced, made.taken.shape)
             taken = np.asarray(made.taken)
@@ -339,7 +340,7 @@ class _Tuner:
             grads, metrics = gradient(self.network, self.params, batch, made, weights)
             entropy = float(metrics.entropy)
             if epoch == 0:
-                made = made._replace(old=metrics.log_probability, fresh=jnp.asarray(False))
+                made = made._replace(old=metrics.old, fresh=jnp.asarray(False))
             grads = free(grads, self.freedom(at))
             self.params, self.state, _ = step(
                 self.transform, self.params, self.state, self.params, grads, 0.0

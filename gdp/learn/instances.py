@@ -60,15 +60,21 @@ def make(instance: Instance, source: Source, cluster: Cluster | None = None) -> 
     return limit_memory(problem, instance.memory) if instance.memory else problem
 
 
-def draw(rng: np.random.Generator, graphs: list[str]) -> Instance:
-    """A random instance over the graphs named."""
+def draw(
+    rng: np.random.Generator,
+    graphs: list[str],
+    *,
+    limited: float = 0.3,
+    memory: tuple[float, float] = (1.15, 2.5),
+) -> Instance:
+    """A random instance over the graphs named, a share of them with limited memory."""
     tight = rng.random()
-    memory = 0.0 if tight < 0.7 else round(float(rng.uniform(1.15, 2.5)), 2)
+    factor = 0.0 if tight < 1.0 - limited else round(float(rng.uniform(*memory)), 2)
     return Instance(
         graph=graphs[int(rng.integers(len(graphs)))],
         cluster=int(rng.integers(1 << 30)),
         objective="throughput" if rng.random() < 0.25 else "latency",
-        memory=memory,
+        memory=factor,
     )
 
 

@@ -94,6 +94,17 @@ class LabelStore:
         self._labels[instance.key] = label
         return label
 
+    def merge(self, labels: list[Label]) -> None:
+        """Take over the labels that are better than what is known of their instances."""
+        for label in labels:
+            known = self._labels.get(label.instance.key)
+            if known is None or label.value_s < known.value_s:
+                self._labels[label.instance.key] = label
+
+    def all(self) -> list[Label]:
+        """The labels, in the order they came."""
+        return list(self._labels.values())
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all labels, one line each."""
         lines = [msgspec.json.encode(label) + b"\n" for label in self._labels.values()]

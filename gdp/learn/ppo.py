@@ -21,7 +21,8 @@ from gdp.policy.model.network import apply
 from gdp.policy.view.batching import Batch
 
 Advantage = Literal["normalised", "published"]
-"""normalised: by mean and deviation of the batch. published: minus the mean of the past."""
+"""normalised: by mean and deviation of the batch. published: minus the mean of the past, seconds
+over those of the best single device."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class PpoConfig:
     rate_end: float = 1e-4
     advantage: Advantage = "normalised"
     imitate: float = 0.1  # weight of the label's cross-entropy beside the surrogate
+    expert: int = 0  # evaluations of annealing from the best sample; what it finds is the label
     average: float = 0.995  # of the averaged weights, per step
 
     def __post_init__(self) -> None:
@@ -51,6 +53,10 @@ class PpoConfig:
             raise ValueError(f"samples must be at least 2 to have a baseline, got {self.samples}")
         if not 0.0 <= self.gaps < 1.0:
             raise ValueError(f"gaps must lie in [0, 1), got {self.gaps}")
+        if self.expert < 0:
+            raise ValueError(f"expert must be at least 0, got {self.expert}")
+        if self.expert and not self.imitate:
+            raise ValueError("expert finds labels, which imitate = 0 ignores")
 
 
 class Rows(NamedTuple):
@@ -62,6 +68,7 @@ class Rows(NamedTuple):
     action: Int[Array, "K N"]
     old: Float[Array, "K N"]  # log-probabilities when drawn
     fresh: Bool[Array, ""]  # first step since they were drawn: old is not known yet
+    temperature: Float[Array, ""]  # at which they were drawn
     advantage: Float[Array, "K"]
     surrogate: Float[Array, "K"]  # weight of the row in the surrogate loss
     imitation: Float[Array, "K"]  # weight of the row in the cross-entropy
@@ -79,6 +86,7 @@ class Metrics(NamedTuple):
     """What one gradient says of itself; means over free choices."""
 
     log_probability: Float[Array, "K N"]
+    old: Float[Array, "K N"]  # log-probabilities when drawn, for the next steps
     entropy: Float[Array, ""]
     cross_entropy: Float[Array, ""]
     clipped: Float[Array, ""]
@@ -90,6 +98,7 @@ def rows(
     advantage: Float[np.ndarray, "K"],
     surrogate: Float[np.ndarray, "K"],
     imitation: Float[np.ndarray, "K"],
+    temperature: float = 1.0,
 ) -> Rows:
     """The arrays of a rollout, ready for `gradient`."""
     assert rollout.feats is not None
@@ -105,6 +114,7 @@ def rows(
         action=jnp.asarray(action),
         old=jnp.zeros((samples, wide), dtype=jnp.float32),
         fresh=jnp.asarray(True),
+        temperature=jnp.asarray(temperature, dtype=jnp.float32),
         advantage=jnp.asarray(advantage, dtype=jnp.float32),
         surrogate=jnp.asarray(surrogate, dtype=jnp.float32),
         imitation=jnp.asarray(imitation, dtype=jnp.float32),
@@ -113,8 +123,9 @@ def rows(
 
 def log_probabilities(
     config: NetworkConfig, params: Params, batch: Batch, rows: Rows
-) -> tuple[Float[Array, "K N"], Float[Array, "K N"]]:
-    """(log-probability of each action, entropy of each choice), zero where nothing was free.
+) -> tuple[Float[Array, "K N"], Float[Array, "K N"], Float[Array, "K N"]]:
+    """(log-probability of each action, the same at the temperature at which it was drawn, entropy
+    of each choice), zero where nothing was free.
 
     No step depends on another: the features of every choice were recorded while decoding.
     """
@@ -122,9 +133,13 @@ def log_probabilities(
         rows.legal, score(apply(config, params, batch), rows.feats, jax.nn.relu), -1e9
     )
     logp = jax.nn.log_softmax(logits, axis=-1)
-    chosen = jnp.take_along_axis(logp, rows.action[..., None], axis=-1)[..., 0]
+    drawn = jax.nn.log_softmax(logits / rows.temperature, axis=-1)
+    chosen, drawn = (
+        jnp.where(rows.taken, jnp.take_along_axis(x, rows.action[..., None], axis=-1)[..., 0], 0.0)
+        for x in (logp, drawn)
+    )
     entropy = -jnp.where(rows.legal, jnp.exp(logp) * logp, 0.0).sum(axis=-1)
-    return jnp.where(rows.taken, chosen, 0.0), jnp.where(rows.taken, entropy, 0.0)
+    return chosen, drawn, jnp.where(rows.taken, entropy, 0.0)
 
 
 def surrogate_loss(
@@ -147,8 +162,8 @@ def loss(
     clip_whole: bool = False,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Surrogate, minus the entropy bonus, plus the cross-entropy of the rows that are labels."""
-    logp, entropy = log_probabilities(config, params, batch, rows)
-    old = jnp.where(rows.fresh, jax.lax.stop_gradient(logp), rows.old)
+    logp, drawn, entropy = log_probabilities(config, params, batch, rows)
+    old = jnp.where(rows.fresh, jax.lax.stop_gradient(drawn), rows.old)
     log_ratio = logp - old
     if clip_whole:
         log_ratio = jnp.broadcast_to(log_ratio.sum(axis=1, keepdims=True), logp.shape)
@@ -161,7 +176,12 @@ def loss(
     total = (own * surrogate).sum() / count - weights.entropy * bonus
     total = total + weights.imitate * cross_entropy
     clipped = (own * (jnp.abs(jnp.expm1(log_ratio)) > weights.clip)).sum() / count
-    return total, Metrics(logp, bonus, cross_entropy, clipped, jnp.zeros(()))
+    return total, Metrics(logp, old, bonus, cross_entropy, clipped, jnp.zeros(()))
+
+
+FAINT = 0.05
+"""Norm of a gradient below which it is not scaled to 1; of those in training a quarter are below
+2.5e-3 and the largest near 3."""
 
 
 @functools.partial(jax.jit, static_argnames=("config", "clip_whole"))
@@ -173,10 +193,13 @@ def gradient(
     weights: Weights,
     clip_whole: bool = False,
 ) -> tuple[Params, Metrics]:
-    """The gradient of `loss`, scaled to norm 1 so that no graph drowns another."""
+    """The gradient of `loss`, scaled to norm 1 so that no graph drowns another.
+
+    One below `FAINT` keeps its proportion: it is mostly noise, which nothing shall amplify.
+    """
     grads, metrics = jax.grad(loss, has_aux=True)(params, config, batch, rows, weights, clip_whole)
     norm = optax.tree.norm(grads)
-    scaled = jax.tree.map(lambda g: g / (norm + 1e-6), grads)
+    scaled = jax.tree.map(lambda g: g / jnp.maximum(norm, FAINT), grads)
     return scaled, metrics._replace(norm=norm)
 
 
@@ -220,13 +243,14 @@ def gap_weights(
 
 
 def published_advantages(
-    cost_s: Float[np.ndarray, "K"], feasible: np.ndarray, past: tuple[float, int]
+    cost_s: Float[np.ndarray, "K"], feasible: np.ndarray, past: tuple[float, int], unit_s: float
 ) -> tuple[Float[np.ndarray, "K"], tuple[float, int]]:
     """GDP's advantage: -sqrt(seconds), -10 where invalid, minus the mean of all earlier trials.
 
+    Seconds count in units of the problem's own, so that a reward of milliseconds is a signal too.
     `past` is (sum of rewards, number of trials); the new one comes back.
     """
-    reward = np.where(feasible, -np.sqrt(cost_s), -10.0)
+    reward = np.where(feasible, -np.sqrt(cost_s / unit_s), -10.0)
     total, count = past
     baseline = total / count if count else float(reward.mean())
     return reward - baseline, (total + float(reward.sum()), count + len(reward))

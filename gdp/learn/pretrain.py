@@ -17,12 +17,12 @@ from gdp.files.reading import Kind, convert
 from gdp.files.targets import Permit, require_folder, require_not_source
 from gdp.learn.distributed import Team
 from gdp.learn.instances import Instance
-from gdp.learn.labels import LabelStore, load_labels
+from gdp.learn.labels import Label, LabelStore, load_labels
 from gdp.learn.metrics import progress_bar, sinks
 from gdp.learn.problems import load_problems
 from gdp.learn.recipe import Recipe, RecipeError
 from gdp.learn.trainer import Trainer, TrainState
-from gdp.learn.validate import Quality, validate
+from gdp.learn.validate import Quality, by_regime, outcomes, quality_of
 from gdp.policy.compilation import use_cache
 from gdp.policy.model.config import Params
 from gdp.policy.model.network import init
@@ -94,14 +94,15 @@ class _Run:
         self.recipe, self.folder, self.text, self.team = recipe, folder, text, team
         data = recipe.data
         self.problems = load_problems(
-            data.corpus, random_graphs=data.random_graphs, seed=recipe.seed,
+            data.corpus, random_graphs=data.random_graphs, seed=data.graph_seed,
             min_ops=data.min_ops, max_ops=data.max_ops,
         )  # fmt: skip
         self.labels = self._labels()
         known = self.labels.instances()
         validation = set(self.problems.validation)
-        held = [i for i in known if i.graph in validation]
-        self.held = held[: data.validation]
+        self.known = load_labels(data.held) if data.held else self.labels
+        held = [i for i in self.known.instances() if i.graph in validation]
+        self.held = held if data.held else held[: data.validation]
         usable = set(data.graphs or self.problems.train)
         self.problems.train = sorted(usable)
         learnt = [i for i in known if i.graph in usable and i.graph not in validation]
@@ -155,13 +156,18 @@ class _Run:
         network = self.recipe.network
         if self.recipe.start:
             found = load_policy(self.recipe.start)
-            # How attention starts is no matter of shape.
-            if replace(found.config, zero_kernels=network.zero_kernels) != network:
+            # How attention starts is no matter of shape, and what begins anew need not be there.
+            same = {"zero_kernels": network.zero_kernels}
+            if "across" in self.recipe.anew:
+                same |= {
+                    "device_attention": network.device_attention, "diffusion": network.diffusion
+                }  # fmt: skip
+            if replace(found.config, **same) != network:
                 raise checkpoint.CheckpointError(
                     f"checkpoint {self.recipe.start!r} has another network than the recipe; copy "
                     "its [network] table"
                 )
-            params = found.params | self._anew(found.params)
+            params = found.params | self._anew()
         else:
             params = init(network, self.recipe.seed)
         state = self.trainer.fresh(params)
@@ -185,19 +191,20 @@ class _Run:
         log.info("resuming at update %d", meta.step)
         return TrainState(*checkpoint.load(self.folder / "state", state))
 
-    def _anew(self, params: Params) -> Params:
+    def _anew(self) -> Params:
         """Fresh weights of the parts that the recipe names."""
-        unknown = set(self.recipe.anew) - set(params)
+        fresh = init(self.recipe.network, self.recipe.seed)
+        unknown = set(self.recipe.anew) - set(fresh)
         if unknown:
             raise RecipeError(
                 f"anew: no part {sorted(unknown)[0]!r} in the network; known are "
-                f"{', '.join(sorted(params))}"
+                f"{', '.join(sorted(fresh))}"
             )
-        fresh = init(self.recipe.network, self.recipe.seed)
         return {name: fresh[name] for name in self.recipe.anew}
 
     def _save(self, state: TrainState) -> None:
         at = int(state.step)
+        self._share_labels()
         if self.team.rank == 0:
             merged = _merge(self.labels, self.trainer.labels)
             merged.save(self.folder / "labels.jsonl")
@@ -215,18 +222,26 @@ class _Run:
             checkpoint.save(self.folder / "state", state, recipe=self.text, force=True, meta=meta)
         self._ship(state, "last", None)
 
+    def _share_labels(self) -> None:
+        """Every process gets the labels that the others have improved, resumed or not."""
+        own = msgspec.json.encode(self.trainer.labels.all())
+        for said in self.team.gather(own):
+            self.trainer.labels.merge(msgspec.json.decode(said, type=list[Label]))
+
     def _validate(self, state: TrainState) -> dict[str, float]:
         """Numbers of the first process; all of them write the policy where it is the best yet."""
-        quality = Quality(np.nan, np.nan, np.nan)
+        quality, parts = Quality(np.nan, np.nan, np.nan), {}
         if self.team.rank == 0:
             policy = Policy(self.recipe.network, state.averaged, self.recipe.name)
-            quality = validate(policy, self.problems, self.labels, self.held)
+            found = outcomes(policy, self.problems, self.known, self.held)
+            quality = quality_of(found)
+            parts = {f"val_{key}": value for key, value in by_regime(found).items()}
         value = np.sqrt(quality.greedy * quality.best)
         better = np.isfinite(value) and value < self.best and self.recipe.run.keep_best
         if self.team.agree(int(better)):
             self.best, self.best_quality = float(value), quality
             self._ship(state, "best", quality)
-        return {f"val_{name}": float(x) for name, x in quality._asdict().items()}
+        return {f"val_{name}": float(x) for name, x in quality._asdict().items()} | parts
 
     def _ship(self, state: TrainState, name: str, quality: Quality | None) -> None:
         said = {} if quality is None else {"validation": quality._asdict()}

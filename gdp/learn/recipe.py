@@ -21,10 +21,15 @@ class DataConfig:
 
     corpus: str = ""  # folder with a manifest, relative to where the run starts; empty: random only
     labels: str = ""  # file of labels, read at the start
+    held: str = ""  # file of labels to validate with, all of them; without one, from `labels`
     min_ops: int = 30
     max_ops: int = 1000  # larger graphs are left out
     random_graphs: int = 40  # layered and series-parallel DAGs beside the corpus
+    graph_seed: int = 0  # of the random graphs: labels bear their names
     fresh: float = 0.5  # share of problems in PPO that are drawn anew, without a label
+    limited: float = 0.3  # share of those with limited memory
+    memory: tuple[float, float] = (1.15, 2.5)  # the limit, over the fair share of the footprint
+    drop_advice: float = 0.0  # share of problems on which all advisers' rows are dropped
     validation: int = 32  # problems of the validation families
     graphs: tuple[str, ...] = ()  # only these graphs
     instances: tuple[str, ...] = ()  # only these problems (keys), for runs on one graph and cluster
@@ -32,6 +37,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0.0 <= self.fresh <= 1.0:
             raise ValueError(f"fresh must lie in [0, 1], got {self.fresh}")
+        for name in ("limited", "drop_advice"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not 0.0 < self.memory[0] <= self.memory[1]:
+            raise ValueError(f"memory must be two rising factors, got {list(self.memory)}")
         for key in self.instances:
             parse_key(key)
 

@@ -3,7 +3,7 @@
 Axes: K placements, N ops, D devices; wide N and D are those of the padded network.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -31,6 +31,7 @@ class Episode:
     incumbent_s: float  # cost of the incumbent
     cost_s: Float[np.ndarray, "K"]  # value of the objective, raised where memory overflows
     feasible: np.ndarray  # [K] bool
+    labelled: bool = False  # whether the last row follows a label
 
 
 def sample(
@@ -39,15 +40,14 @@ def sample(
     *,
     samples: int,
     seed: int,
-    label: Int[np.ndarray, "N"] | None = None,
     told: Advice | None = None,
     gaps: int = 0,
     threads: int = 1,
 ) -> Episode:
-    """`samples` placements with all that was seen; the last follows the label, if there is one.
+    """`samples` placements with all that was seen.
 
-    `told` is advice around another incumbent than the best adviser. The `gaps` rows before the
-    label are the incumbent with a gap each that is decoded again.
+    `told` is advice around another incumbent than the best adviser. The last `gaps` rows are the
+    incumbent with a gap each that is decoded again.
     """
     batch = policy.batch(problem, told)
     forced = np.zeros((0, problem.num_ops), dtype=np.int64)
@@ -56,8 +56,6 @@ def sample(
         found = told or advice(problem)
         incumbent_s = float(found.cost_s[0])
         forced = with_gaps(problem, found.device[0], gaps, np.random.default_rng([seed, 5]))
-    if label is not None:
-        forced = np.concatenate([forced, label[None]])
     rollout = decode(
         policy.view(problem, told),
         policy.head_of(problem, batch),
@@ -74,6 +72,32 @@ def sample(
     free[first : first + gaps, : problem.num_ops] = forced[:gaps] < 0
     rows = slice(first, first + gaps)
     return Episode(problem, batch, rollout, free, rows, incumbent_s, cost_s, feasible)
+
+
+def with_label(
+    policy: Policy, episode: Episode, label: Int[np.ndarray, "N"], told: Advice | None
+) -> Episode:
+    """The episode with one more row, which follows a label."""
+    batch, followed = follow(policy, episode.problem, label[None], told, episode.batch)
+    cost_s, feasible = judge(episode.problem, followed.device)
+    old = episode.rollout
+    return replace(
+        episode,
+        batch=batch,
+        rollout=Rollout(
+            *(np.concatenate(pair) for pair in zip(_parts(old), _parts(followed), strict=True))
+        ),
+        free=np.concatenate([episode.free, np.ones_like(episode.free[:1])]),
+        cost_s=np.concatenate([episode.cost_s, cost_s]),
+        feasible=np.concatenate([episode.feasible, feasible]),
+        labelled=True,
+    )
+
+
+def _parts(rollout: Rollout) -> tuple[np.ndarray, ...]:
+    """The arrays of a rollout that was kept, in the order of its fields."""
+    kept = (rollout.taken, rollout.legal, rollout.feats)
+    return (rollout.device, rollout.log_probability, *(part for part in kept if part is not None))
 
 
 def with_gaps(
@@ -99,10 +123,14 @@ def advance(policy: Policy, problem: Problem, told: Advice, *, samples: int, see
 
 
 def follow(
-    policy: Policy, problem: Problem, labels: Int[np.ndarray, "K N"], told: Advice | None = None
+    policy: Policy,
+    problem: Problem,
+    labels: Int[np.ndarray, "K N"],
+    told: Advice | None = None,
+    batch: Batch | None = None,
 ) -> tuple[Batch, Rollout]:
     """What the network reads and the decoder sees when it is made to follow placements."""
-    batch = policy.batch(problem, told)
+    batch = policy.batch(problem, told) if batch is None else batch
     return batch, decode(
         policy.view(problem, told),
         blank_head(policy, problem),

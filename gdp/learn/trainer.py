@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from gdp.learn.distributed import Team
+from gdp.learn.expert import improved
 from gdp.learn.imitation import imitation_rows
 from gdp.learn.instances import Instance, draw, parse_key
 from gdp.learn.labels import LabelStore
@@ -26,9 +27,10 @@ from gdp.learn.ppo import (
     step,
 )
 from gdp.learn.problems import Problems
-from gdp.learn.recipe import Recipe
-from gdp.learn.rollout import Episode, advance, sample
-from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
+from gdp.learn.recipe import Recipe, RecipeError
+from gdp.learn.rollout import Episode, advance, sample, with_label
+from gdp.methods.timing import timing
+from gdp.policy.advice import Advice, advice, incumbents, with_incumbent, without_advisers
 from gdp.policy.model.config import Params
 from gdp.policy.policy import Policy
 from gdp.problem.problem import Problem
@@ -56,6 +58,12 @@ class Trainer:
 
     def __post_init__(self) -> None:
         imitation, ppo = self.recipe.imitation, self.recipe.ppo
+        for name, phase in (("imitation", imitation), ("ppo", ppo)):
+            if phase.updates and phase.graphs < self.team.size:
+                raise RecipeError(
+                    f"{self.team.size} processes share {phase.graphs} problems per update; raise "
+                    f"graphs of [{name}] to at least {self.team.size}"
+                )
         self.transforms = (
             optimiser(imitation.rate, imitation.rate_end, imitation.updates),
             optimiser(ppo.rate, ppo.rate_end, ppo.updates * ppo.epochs),
@@ -117,10 +125,14 @@ class Trainer:
         chosen = [self._choose(rng) for _ in range(config.graphs)]
         seeds = rng.integers(1 << 31, size=config.graphs)
         policy = Policy(self.recipe.network, state.params)
-        episodes = [
+        drawn = [
             self._episode(policy, instance, int(seeds[k])) for k, instance in self.team.mine(chosen)
         ]
-        made = [self._rows(instance, episode) for instance, episode in episodes]
+        every = [(*pair, self._rows(*pair)) for pair in drawn]
+        # Without advantages and a label nothing is left but the bonus for entropy.
+        signal = [found for found in every if found[1].labelled or found[2].advantage.any()]
+        episodes = [(instance, episode) for instance, episode, _ in signal]
+        made = [rows for _, _, rows in signal]
         progress = (int(state.step) - self.recipe.imitation.updates) / max(config.updates, 1)
         weights = Weights(
             config.clip,
@@ -136,66 +148,72 @@ class Trainer:
                     weights, clip_whole=config.clip_whole,
                 )  # fmt: skip
                 if epoch == 0:
-                    made[k] = made[k]._replace(
-                        old=metrics.log_probability, fresh=jax.numpy.asarray(False)
-                    )
+                    made[k] = made[k]._replace(old=metrics.old, fresh=jax.numpy.asarray(False))
                 total = grads if total is None else jax.tree.map(np.add, total, grads)
                 said.append(metrics)
             state = self._apply(state, total, len(episodes), self.transforms[1], config.average)
-        return state, self._numbers(episodes, said)
+        idle = len(drawn) - len(episodes)
+        return state, self._numbers(drawn, said) | {"without_signal": float(idle)}
 
     def _choose(self, rng: np.random.Generator) -> Instance:
         if only := self.recipe.data.instances:
             return parse_key(only[int(rng.integers(len(only)))])
         known = self.labels.instances()
         if not known or rng.random() < self.recipe.data.fresh:
-            return draw(rng, self.problems.train)
+            data = self.recipe.data
+            return draw(rng, self.problems.train, limited=data.limited, memory=data.memory)
         return known[int(rng.integers(len(known)))]
 
     def _episode(self, policy: Policy, instance: Instance, seed: int) -> tuple[Instance, Episode]:
         """Sampled placements of one problem; the label rides along as the last row."""
-        problem = self.problems.get(instance)
+        problem, config = self.problems.get(instance), self.recipe.ppo
         label = self.labels.get(instance, problem)
+        follows = config.imitate > 0 and (label is not None or config.expert > 0)
+        told = self._told(policy, problem, seed, config.rounds)
         # Rows are as many with a label as without, so that both share one compiled gradient.
-        placement = None if label is None or not self.recipe.ppo.imitate else label.placement()
-        gaps = int(self.recipe.ppo.gaps * self.recipe.ppo.samples) if policy.config.advice else 0
         episode = sample(
-            policy, problem, samples=self.recipe.ppo.samples, seed=seed,
-            label=placement, told=self._told(policy, problem, seed, self.recipe.ppo.rounds),
-            gaps=gaps, threads=self.threads,
+            policy, problem, samples=config.samples - follows, seed=seed, told=told,
+            gaps=int(config.gaps * config.samples) if policy.config.advice else 0,
+            threads=self.threads,
         )  # fmt: skip
+        best = episode.rollout.device[int(np.argmin(episode.cost_s))]
+        known = [] if label is None else [label.placement()]
+        if config.expert:
+            best = improved(problem, [best, *known], config.expert, seed)
         if label is not None:
-            best = int(np.argmin(np.where(episode.feasible, episode.cost_s, np.inf)))
-            self.labels.improve(
-                instance, problem, episode.rollout.device[best],
-                evaluations=len(episode.cost_s), found_by="policy",
+            label = self.labels.improve(
+                instance, problem, best,
+                evaluations=len(episode.cost_s) + config.expert, found_by="policy",
             )  # fmt: skip
-        return instance, episode
+            best = label.placement()
+        return instance, with_label(policy, episode, best, told) if follows else episode
 
     def _told(self, policy: Policy, problem: Problem, seed: int, rounds: int) -> Advice | None:
         """Advice around a random incumbent: an adviser's placement, improved by a few rounds.
 
-        Half the time the best adviser's, as at the first decode of a problem; None means that.
+        Half the time the best adviser's, as at the first decode of a problem; None means that. Of
+        a share of the problems the advisers' own rows are dropped.
         """
         if not policy.config.advice:
             return None
         rng = np.random.default_rng([seed, 3])
         told, start = None, incumbents(problem)
+        alone = np.random.default_rng([seed, 4]).random() < self.recipe.data.drop_advice
         if rng.random() < 0.5 and len(start) > 1:
             device = start[int(rng.integers(1, len(start)))]
             told = with_incumbent(advice(problem), problem, device)
+        told = without_advisers(told or advice(problem)) if alone else told
         for k in range(int(rng.integers(rounds + 1))):
             told = advance(
                 policy, problem, told or advice(problem), samples=self.recipe.ppo.samples // 2,
                 seed=seed + 1 + k,
             )  # fmt: skip
-        return told
+        return without_advisers(told) if alone and told is not None else told
 
     def _rows(self, instance: Instance, episode: Episode) -> Any:
         samples = len(episode.cost_s)
         labelled = np.zeros(samples)
-        if self.recipe.ppo.imitate and self.labels.get(instance, episode.problem) is not None:
-            labelled[-1] = 1.0
+        labelled[-1] = float(episode.labelled)
         free = labelled == 0
         whole = free.copy()
         whole[episode.gaps] = False
@@ -209,8 +227,9 @@ class Trainer:
             weight[part] = gap_weights(episode.free[part], episode.rollout.taken[part])
         else:
             advantage[free], self.past[instance.key] = published_advantages(
-                episode.cost_s[free], episode.feasible[free], self.past.get(instance.key, (0.0, 0))
-            )
+                episode.cost_s[free], episode.feasible[free],
+                self.past.get(instance.key, (0.0, 0)), single_device_s(episode.problem),
+            )  # fmt: skip
         made = rows(episode.rollout, advantage, weight, labelled)
         return made._replace(taken=made.taken & jax.numpy.asarray(episode.free))
 
@@ -234,11 +253,13 @@ class Trainer:
         self, episodes: list[tuple[Instance, Episode]], said: list[Any]
     ) -> dict[str, float]:
         """Means over this process's problems; ratios are to the labels, where there are any."""
-        ratios, bests = [], []
+        ratios, bests, gains = [], [], []
         for instance, episode in episodes:
             label = self.labels.get(instance, episode.problem)
+            drawn = episode.cost_s[: episode.gaps.start]
+            if episode.labelled:
+                gains.append(np.log(drawn.min() / episode.cost_s[-1]))
             if label is not None:
-                drawn = episode.cost_s[: episode.gaps.start]
                 ratios.append(np.log(drawn / label.value_s).mean())
                 bests.append(np.log(drawn.min() / label.value_s))
         costs = np.concatenate([e.cost_s for _, e in episodes]) if episodes else np.full(1, np.nan)
@@ -251,4 +272,13 @@ class Trainer:
         }
         if ratios:
             mean |= {"sample_ratio": np.exp(np.mean(ratios)), "best_ratio": np.exp(np.mean(bests))}
+        if gains:
+            mean["label_gain"] = np.exp(np.mean(gains))
         return {name: float(value) for name, value in mean.items()}
+
+
+def single_device_s(problem: Problem) -> float:
+    """Seconds of all ops on the best single device; elsewhere what may not run there."""
+    cost_s = np.where(problem.allowed, timing(problem).cost_s, np.inf)
+    alone = np.where(problem.allowed, cost_s, cost_s.min(axis=1, keepdims=True)).sum(axis=0)
+    return max(float(alone.min()), 1e-12)

@@ -22,7 +22,21 @@ class Quality(NamedTuple):
     feasible: float  # share of greedy placements that fit in memory
 
 
-def validate(
+class Outcome(NamedTuple):
+    """One instance: costs over the best known, `MISFIT` where nothing fits."""
+
+    instance: Instance
+    num_ops: int
+    greedy: float
+    best: float
+    fits: bool  # the greedy placement
+
+
+TIGHT, LARGE = 1.7, 1000
+"""Memory over the fair share up to which an instance is tight; ops from which it is large."""
+
+
+def outcomes(
     policy: Policy,
     problems: Problems,
     labels: LabelStore,
@@ -30,9 +44,9 @@ def validate(
     *,
     samples: int = 16,
     seed: int = 0,
-) -> Quality:
+) -> list[Outcome]:
     """Greedy decode and the best of some samples, no repair and no search."""
-    greedy, best, fits = [], [], []
+    made = []
     for instance in instances:
         problem = problems.get(instance)
         label = labels.get(instance, problem)
@@ -40,11 +54,33 @@ def validate(
             continue
         found = propose(policy, problem, samples + 1, seed)
         cost_s = np.minimum(found.value_s, MISFIT * label.value_s)
-        greedy.append(np.log(cost_s[0] / label.value_s))
-        best.append(np.log(cost_s.min() / label.value_s))
-        fits.append(bool(found.overflow[0] == 0))
-    if not greedy:
+        ratio, fits = cost_s / label.value_s, bool(found.overflow[0] == 0)
+        made.append(Outcome(instance, problem.num_ops, float(ratio[0]), float(ratio.min()), fits))
+    return made
+
+
+def quality_of(found: list[Outcome]) -> Quality:
+    """Means over instances; not a number where there are none."""
+    if not found:
         return Quality(float("nan"), float("nan"), float("nan"))
+    _, _, greedy, best, fits = zip(*found, strict=True)
     return Quality(
-        float(np.exp(np.mean(greedy))), float(np.exp(np.mean(best))), float(np.mean(fits))
+        float(np.exp(np.mean(np.log(greedy)))),
+        float(np.exp(np.mean(np.log(best)))),
+        float(np.mean(fits)),
     )
+
+
+def by_regime(found: list[Outcome]) -> dict[str, float]:
+    """Greedy and best of the tight, the large and the other instances, where there are any."""
+    parts: dict[str, list[Outcome]] = {}
+    for one in found:
+        tight = 0.0 < one.instance.memory <= TIGHT
+        name = "tight" if tight else "large" if one.num_ops >= LARGE else "ample"
+        parts.setdefault(name, []).append(one)
+    return {
+        f"{name}_{field}": value
+        for name, part in sorted(parts.items())
+        for field, value in quality_of(part)._asdict().items()
+        if field != "feasible"
+    }

@@ -11,6 +11,7 @@ from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Candidate, Method, Search
 from gdp.methods.heuristics.blocks import blocks
+from gdp.methods.heuristics.critical_path import critical_path
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
@@ -31,6 +32,7 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
     ("metis", metis),
     ("heft", heft),
     ("etf", etf),
+    ("critical_path", critical_path),
 )
 # Share of what is left of the seconds that all candidates together may take.
 _CANDIDATE_SHARE = 0.6
@@ -51,27 +53,18 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     fitting: list[Scored] = []
     known: dict[str, Answer] = {}
     used = 0
+    # Last, as it starts from the best of the others. Where memory binds it finds what no search does.
+    programs = (("period_fit", period_fit),) if period_applies(problem) else ()
     try:
-        for name, method in (*HEURISTICS, *extra):
+        for name, method in (*HEURISTICS, *extra, *programs):
             if fitting and limit.is_over():
                 tried.append(_without(name, 0.0, "no time was left"))
                 continue
-            row, scored, answer = _try(
-                problem, name, method, replace(search, start=None, known=known), limit
-            )
+            row, scored, answer = _try(problem, name, method, replace(search, known=known), limit)
             tried.append(row)
             if answer is not None:
                 known[name] = answer
                 used += answer.evaluations + (answer.assignment is not None)
-            if scored is not None:
-                fitting.append(scored)
-        if period_applies(problem):
-            # Where memory binds a program finds what no search from these does.
-            inner = replace(search, start=min(fitting, key=_key).assignment if fitting else None)
-            row, scored, program = _try(problem, "period_fit", period_fit, inner, limit)
-            tried.append(row)
-            if program is not None:
-                used += program.evaluations
             if scored is not None:
                 fitting.append(scored)
         answer = _improved(problem, fitting, search, clock, used, tried)
@@ -83,8 +76,18 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     return replace(answer, candidates=tuple(tried), notes=_notes(problem, answer))
 
 
-def _key(scored: Scored) -> tuple[int, float]:
-    return scored.key
+def heuristic_candidates(problem: Problem, seed: int = 0) -> tuple[Candidate, ...]:
+    """What the heuristics alone would answer: the yardstick of a placement made elsewhere."""
+    if unsupported(problem, "auto") is not None:
+        return ()
+    tried: list[Candidate] = []
+    known: dict[str, Answer] = {}
+    for name, method in HEURISTICS:
+        row, _, answer = _try(problem, name, method, Search(seed=seed, known=known), Clock(None))
+        tried.append(row)
+        if answer is not None:
+            known[name] = answer
+    return tuple(tried)
 
 
 def _try(
@@ -92,7 +95,7 @@ def _try(
 ) -> tuple[Candidate, Scored | None, Answer | None]:
     """One candidate's row, its placement if it has one that fits, and its answer."""
     began_s = time.perf_counter()
-    inner = Search(seed=search.seed, seconds=clock.left_s(), start=search.start, known=search.known)
+    inner = Search(seed=search.seed, seconds=clock.left_s(), known=search.known)
     try:
         answer = method(problem, inner)
     except MissingExtraError as error:

@@ -20,12 +20,25 @@ A full pipeline (throughput). Each device runs its ops of one sample in topologi
   doi 10.1145/3341301.3359646). Stages are devices in the order of their first forward op.
 """
 
-import numpy as np
-from jaxtyping import Int
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.graph.op_graph import OUTPUT
 from gdp.problem.problem import Problem
 from gdp.sim.batch import borrowed, checked_devices
 from gdp.sim.engine import arrays
+
+if TYPE_CHECKING:
+    from gdp.sim.latency import Schedule
+
+
+class Held(NamedTuple):
+    """What one device holds over a run: from each instant to the next. Axis: K instants."""
+
+    time_s: Float[np.ndarray, "K"]  # ascending, from 0
+    held_bytes: Int[np.ndarray, "K"]
 
 
 def latency_peaks(
@@ -45,6 +58,76 @@ def pipeline_peaks(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.nda
     with borrowed(problem) as work:
         memory.pipeline_peaks(arrays(problem), work, placed)
         return work.peak_bytes.copy()
+
+
+def held_over_time(
+    problem: Problem, schedule: "Schedule", device: Int[np.ndarray, "N"]
+) -> list[Held]:
+    """What each device holds at every instant of one run; its largest value is the peak.
+
+    For people to look at; searches use the kernels, which find the same peaks. Where the run never
+    ends, the weights alone.
+    """
+    weights = _weights_held(problem, device)
+    if not np.isfinite(schedule.latency_s):
+        return [Held(np.zeros(1), weights[d : d + 1]) for d in range(problem.num_devices)]
+    start_s, end_s, size, where = _copies(problem, schedule, device)
+    curves = []
+    for d in range(problem.num_devices):
+        mine = (where == d) & (end_s > start_s)
+        time_s = np.concatenate([[0.0], start_s[mine], end_s[mine]])
+        change = np.concatenate([weights[d : d + 1], size[mine], -size[mine]])
+        instants, number = np.unique(time_s, return_inverse=True)
+        steps = np.zeros(len(instants), dtype=np.int64)
+        np.add.at(steps, number.reshape(-1), change)
+        kept = instants <= schedule.latency_s
+        curves.append(Held(instants[kept], np.cumsum(steps)[kept]))
+    return curves
+
+
+def _weights_held(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "D"]:
+    """Bytes of the weights of each device, every weight id once."""
+    graph = problem.graph
+    largest: dict[tuple[int, int], int] = {}
+    for op in np.flatnonzero(graph.weight_bytes).tolist():
+        key = int(device[op]), int(graph.weight_id[op])
+        largest[key] = max(largest.get(key, 0), int(graph.weight_bytes[op]))
+    held = np.zeros(problem.num_devices, dtype=np.int64)
+    for (d, _), size in largest.items():
+        held[d] += size
+    return held
+
+
+def _copies(
+    problem: Problem, schedule: "Schedule", device: Int[np.ndarray, "N"]
+) -> tuple[
+    Float[np.ndarray, "C"], Float[np.ndarray, "C"], Int[np.ndarray, "C"], Int[np.ndarray, "C"]
+]:
+    """Start, end, bytes and device of every copy of a tensor, by the rules above."""
+    graph, sent = problem.graph, schedule.transfers
+    t, d = graph.num_tensors, problem.num_devices
+    leaves = np.array([kind == OUTPUT for kind in graph.op_types], dtype=bool)[graph.use_op]
+    read_s = np.where(leaves, np.inf, schedule.finish_s[graph.use_op])
+    # Of every tensor and device that reads it: when the last reader there finishes.
+    pairs, number = np.unique(graph.use_tensor * d + device[graph.use_op], return_inverse=True)
+    last_s = np.full(len(pairs) + 1, -np.inf)
+    np.maximum.at(last_s, number, read_s)
+
+    def last_reader_s(pair: Int[np.ndarray, "P"]) -> Float[np.ndarray, "P"]:
+        at = np.searchsorted(pairs, pair)
+        return last_s[np.where(np.append(pairs, -1)[at] == pair, at, len(pairs))]
+
+    arrive_s = np.full(t, -np.inf)
+    np.maximum.at(arrive_s, sent.tensor, sent.arrive_s)
+    home = device[graph.producer]
+    kept_s = np.maximum(last_reader_s(np.arange(t) * d + home), arrive_s)
+    kept_s = np.where(np.isneginf(kept_s), schedule.finish_s[graph.producer], kept_s)
+    return (
+        np.concatenate([schedule.start_s[graph.producer], sent.start_s]),
+        np.concatenate([kept_s, last_reader_s(sent.tensor * d + sent.destination)]),
+        np.concatenate([graph.tensor_bytes, graph.tensor_bytes[sent.tensor]]),
+        np.concatenate([home, sent.destination]),
+    )
 
 
 def overflow_bytes(problem: Problem, peak_bytes: Int[np.ndarray, "D"]) -> int:

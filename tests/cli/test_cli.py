@@ -110,7 +110,8 @@ def test_inspect_devices_and_views(model: str, tmp_path: Path) -> None:
     )  # fmt: skip
     events = json.loads(trace.read_text())["traceEvents"]
     assert {e["name"] for e in events if e["ph"] == "X" and e["pid"] == 0} == set("abcd")
-    assert "<h2>Timeline</h2>" in report.read_text()
+    assert "Memory over time</h2>" in report.read_text()
+    assert "<td>single</td>" in report.read_text()
 
 
 def test_what_cannot_fit_exits_1_and_says_how_much_is_missing(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_fine_tuning_and_reports_know_memory_limits_and_constraints(
             "report", placement, "--model", model, *CLUSTER, "--max-memory", limits,
             "-o", str(page),
         )  # fmt: skip
-        shares = re.findall(r"KiB</td><td>(\d+)%", page.read_text())
+        shares = re.findall(r"<td>(\d+)%(?: <strong>over</strong>)?</td></tr>", page.read_text())
         assert any(int(share) > 0 for share in shares) == is_full
 
 

@@ -77,12 +77,14 @@ def test_a_file_that_gdp_wrote_is_replaced_and_no_other(
     done(*command, target)
     first = target.read_bytes()
     done(*command, target)
-    assert target.stat().st_size == len(first)
+    # The same again, not appended; a page holds seconds that differ.
+    assert abs(target.stat().st_size - len(first)) < 200
     target.write_text(FOREIGN)
     refused("--force to write over it", *command, target)
     assert target.read_text() == FOREIGN
     done(*command, target, "--force")
-    assert target.stat().st_size == len(first)
+    # The same again, not appended; a page holds seconds that differ.
+    assert abs(target.stat().st_size - len(first)) < 200
 
 
 @pytest.mark.parametrize("kind", KINDS)

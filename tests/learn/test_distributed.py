@@ -49,14 +49,21 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start(recipe: Path, out: Path, port: int, rank: int, size: int) -> subprocess.Popen:
+def start(
+    recipe: Path, out: Path, port: int, rank: int, size: int, devices: int = 1
+) -> subprocess.Popen:
     command = [sys.executable, "-m", "gdp", "pretrain", str(recipe), "-o", str(out)]
     if size > 1:
         command += ["--coordinator", f"127.0.0.1:{port}"]
         command += ["--processes", str(size), "--process-id", str(rank)]
+    flags = f"--xla_force_host_platform_device_count={devices}"
     with log(out, rank).open("w") as said:
         return subprocess.Popen(
-            command, cwd=ROOT, stdout=said, stderr=said, env=os.environ | {"JAX_PLATFORMS": "cpu"}
+            command,
+            cwd=ROOT,
+            stdout=said,
+            stderr=said,
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
         )
 
 
@@ -69,7 +76,7 @@ def make_labels(folder: Path) -> Path:
     from gdp.learn.labels import LabelStore
     from gdp.learn.problems import load_problems
 
-    problems = load_problems("", random_graphs=3, seed=3, min_ops=30, max_ops=60)
+    problems = load_problems("", random_graphs=3, seed=0, min_ops=30, max_ops=60)
     store = LabelStore([])
     for name in problems.train:
         instance = Instance(graph=name, cluster=3)
@@ -104,6 +111,38 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     lines = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 20
     assert all(np.isfinite(json.loads(line)["cross_entropy"]) for line in lines)
+
+
+def labels_of(folder: Path) -> dict[str, float]:
+    from gdp.learn.labels import load_labels
+
+    return {
+        label.instance.key: label.value_s for label in load_labels(folder / "labels.jsonl").all()
+    }
+
+
+@pytest.mark.slow
+def test_two_processes_of_two_devices_keep_what_each_has_improved(tmp_path: Path) -> None:
+    """One update of PPO with an expert over three problems: the labels are those of one process,
+    though each has improved those of its own problems alone."""
+    recipe, port = make_labels(tmp_path), free_port()
+    # Under this seed the three problems differ.
+    text = recipe.read_text().replace("updates = 20", "updates = 0").replace("seed = 3", "seed = 8")
+    joint = "[ppo]\nupdates = 1\ngraphs = 3\nsamples = 3\nexpert = 30\n"
+    recipe.write_text(
+        text.replace("[ppo]\nupdates = 0\n", joint).replace("[data]", "[data]\nfresh = 0.0")
+    )
+    before = labels_of(tmp_path)
+    one = start(recipe, tmp_path / "one", port, 0, 1)
+    assert one.wait(timeout=240) == 0, log(tmp_path / "one", 0).read_text()
+    team = [start(recipe, tmp_path / "two", port, rank, 2, devices=2) for rank in range(2)]
+    for rank, process in enumerate(team):
+        assert process.wait(timeout=240) == 0, log(tmp_path / "two", rank).read_text()
+    found = labels_of(tmp_path / "two")
+    assert found == labels_of(tmp_path / "one")
+    assert sum(found[key] < before[key] for key in before) >= 2
+    for a, b in zip(weights(tmp_path / "one"), weights(tmp_path / "two"), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from tiny import random_problem
 from gdp.learn.imitation import imitation_rows, perturb
 from gdp.learn.judge import confirm
 from gdp.learn.ppo import (
+    FAINT,
     PpoConfig,
     Weights,
     advantages,
@@ -23,9 +24,10 @@ from gdp.learn.ppo import (
     step,
     surrogate_loss,
 )
-from gdp.learn.rollout import sample
+from gdp.learn.rollout import sample, with_label
 from gdp.methods.base import Assignment
 from gdp.policy.model.config import NetworkConfig
+from gdp.policy.model.head import score
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 
@@ -50,12 +52,12 @@ def test_advantages_have_mean_zero_and_favour_the_fast() -> None:
 
 
 def test_published_advantage_by_hand() -> None:
-    """Rewards -2 (4 s), -3 (9 s), -10 (invalid); past mean -1 over two trials."""
+    """Rewards -2 (4 units), -3 (9), -10 (invalid); past mean -1 over two trials."""
     cost, feasible = np.array([4.0, 9.0, 1.0]), np.array([True, True, False])
-    found, past = published_advantages(cost, feasible, (-2.0, 2))
+    found, past = published_advantages(4 * cost, feasible, (-2.0, 2), 4.0)
     np.testing.assert_allclose(found, [-1.0, -2.0, -9.0])
     assert past == (-17.0, 5)
-    first, _ = published_advantages(cost, feasible, (0.0, 0))
+    first, _ = published_advantages(cost, feasible, (0.0, 0), 1.0)
     np.testing.assert_allclose(first, [3.0, 2.0, -5.0])
 
 
@@ -64,7 +66,7 @@ def test_rescored_log_probabilities_are_those_of_the_rollout() -> None:
     problem = random_problem(5, num_ops=30, num_devices=3)
     episode = sample(policy, problem, samples=4, seed=1)
     made = rows(episode.rollout, np.zeros(4), np.ones(4), np.zeros(4))
-    logp, _ = log_probabilities(CONFIG, policy.params, policy.batch(problem), made)
+    logp, _, _ = log_probabilities(CONFIG, policy.params, policy.batch(problem), made)
     np.testing.assert_allclose(
         logp.sum(axis=1), episode.rollout.log_probability, rtol=1e-4, atol=1e-4
     )
@@ -79,7 +81,7 @@ def test_gradient_of_the_surrogate_raises_good_placements() -> None:
     batch = policy.batch(problem)
     grads, metrics = gradient(CONFIG, policy.params, batch, made, Weights(0.2, 0.0, 0.0))
     moved = jax.tree.map(lambda p, g: p - 0.05 * g, policy.params, grads)
-    after, _ = log_probabilities(CONFIG, moved, batch, made)
+    after, _, _ = log_probabilities(CONFIG, moved, batch, made)
     change = np.asarray((after - metrics.log_probability).sum(axis=1))
     assert change[0] > change[1]
     assert float(metrics.norm) > 0
@@ -137,7 +139,7 @@ def test_the_loss_rewards_entropy_and_the_label() -> None:
     batch = policy.batch(problem)
     none, all_rows = np.zeros(4), np.ones(4)
     own = rows(episode.rollout, none, all_rows, none)
-    logp, entropy = log_probabilities(CONFIG, policy.params, batch, own)
+    logp, _, entropy = log_probabilities(CONFIG, policy.params, batch, own)
     choices = float(own.taken.sum())
     bonus, _ = loss(policy.params, CONFIG, batch, own, Weights(0.2, 0.5, 0.0))
     assert float(entropy.sum()) > 0
@@ -164,3 +166,59 @@ def test_finalists_are_judged_by_their_middle_run() -> None:
     runs = {id(first): iter([5.0, 1.0, 5.0]), id(second): iter([3.0, 3.0, 3.0])}
     best, seconds = confirm([first, second], lambda found: next(runs[id(found)]), 3)
     assert (best, seconds) == (1, 3.0)
+
+
+def test_a_faint_gradient_is_not_made_a_strong_one() -> None:
+    """Scaled to norm 1, but for one under `FAINT`, whose norm stays in proportion."""
+    policy = Policy(CONFIG, init(CONFIG, 3))
+    problem = random_problem(5, num_ops=30, num_devices=3)
+    episode, batch = sample(policy, problem, samples=4, seed=1), policy.batch(problem)
+    norms = []
+    for size in (1.0, 1e-4):
+        made = rows(episode.rollout, size * np.array([1, -1, 0, 0]), np.ones(4), np.zeros(4))
+        grads, metrics = gradient(CONFIG, policy.params, batch, made, Weights(0.2, 0.0, 0.0))
+        norms.append((float(optax.tree.norm(grads)), float(metrics.norm)))
+    assert norms[0][1] > FAINT > norms[1][1]
+    assert norms[0][0] == pytest.approx(1.0, rel=1e-4)
+    assert norms[1][0] == pytest.approx(norms[1][1] / FAINT, rel=1e-4)
+
+
+def test_hot_samples_are_weighed_by_the_odds_at_which_they_were_drawn() -> None:
+    """Ratio of the first step: the policy's own probability over that at temperature 2."""
+    policy = Policy(CONFIG, init(CONFIG, 3))
+    problem = random_problem(5, num_ops=30, num_devices=3)
+    episode, batch = sample(policy, problem, samples=4, seed=1), policy.batch(problem)
+    none = np.zeros(4)
+    made = rows(episode.rollout, none, np.ones(4), none, 2.0)
+    _, metrics = gradient(CONFIG, policy.params, batch, made, Weights(0.2, 0.0, 0.0))
+    head, seen = policy.head(problem), episode.rollout
+    assert seen.feats is not None
+    assert seen.legal is not None
+    assert seen.taken is not None
+    n, d = problem.num_ops, problem.num_devices
+    logit = np.where(seen.legal[:, :n, :d], score(head, seen.feats[:, :n, :d]), -1e9) / 2.0
+    highest = logit.max(axis=-1, keepdims=True)
+    logp = logit - highest - np.log(np.exp(logit - highest).sum(axis=-1, keepdims=True))
+    wanted = np.take_along_axis(logp, seen.device[..., None], axis=-1)[..., 0]
+    free = seen.taken[:, :n]
+    assert free.any()
+    np.testing.assert_allclose(np.asarray(metrics.old)[:, :n][free], wanted[free], atol=1e-4)
+    plain = rows(episode.rollout, none, np.ones(4), none)
+    _, cool = gradient(CONFIG, policy.params, batch, plain, Weights(0.2, 0.0, 0.0))
+    np.testing.assert_array_equal(cool.old, cool.log_probability)
+    assert not np.allclose(metrics.old, cool.old)
+
+
+def test_a_label_rides_along_as_the_last_row() -> None:
+    policy = Policy(CONFIG, init(CONFIG, 3))
+    problem = random_problem(5, num_ops=30, num_devices=3)
+    episode = sample(policy, problem, samples=3, seed=1)
+    label = sample(policy, problem, samples=1, seed=9).rollout.device[0]
+    found = with_label(policy, episode, label, None)
+    assert found.labelled
+    assert not episode.labelled
+    assert (found.rollout.device[3] == label).all()
+    assert (found.rollout.device[:3] == episode.rollout.device).all()
+    assert found.cost_s[:3].tolist() == episode.cost_s.tolist()
+    lengths = {len(part) for part in (found.free, found.cost_s, found.feasible)}
+    assert lengths | {len(rows(found.rollout, *np.zeros((3, 4))).feats)} == {4}

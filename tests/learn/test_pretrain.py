@@ -9,10 +9,11 @@ import pytest
 
 from gdp import checkpoint
 from gdp.errors import GdpError
+from gdp.learn.distributed import Team
 from gdp.learn.instances import Instance, draw, limit_memory, make, random_cluster, random_graph
 from gdp.learn.labels import LabelStore, load_labels
 from gdp.learn.metrics import JsonLines
-from gdp.learn.pretrain import pretrain
+from gdp.learn.pretrain import _Run, pretrain
 from gdp.learn.problems import load_problems
 from gdp.learn.recipe import Recipe, RecipeError, load_recipe, parse_recipe
 from gdp.policy.evaluate import judge
@@ -36,7 +37,9 @@ graphs = 2
 updates = 3
 graphs = 2
 samples = 3
+expert = 20
 [data]
+drop_advice = 0.5
 max_ops = 60
 random_graphs = 3
 [run]
@@ -46,7 +49,7 @@ validate_every = 2
 
 def labelled(tmp_path: Path) -> tuple[Recipe, str]:
     """The small recipe with labels: every op where it may go first."""
-    problems = load_problems("", random_graphs=3, seed=3, min_ops=30, max_ops=60)
+    problems = load_problems("", random_graphs=3, seed=0, min_ops=30, max_ops=60)
     store = LabelStore([])
     for name in problems.train + problems.validation[:1]:
         instance = Instance(graph=name, cluster=3)
@@ -120,6 +123,32 @@ def test_parts_of_a_start_policy_begin_anew(tmp_path: Path) -> None:
         jax.tree.map(np.testing.assert_array_equal, weights, wanted[name])
     with pytest.raises(RecipeError, match="no part 'attnetion' in the network"):
         pretrain(parse_recipe(start + 'anew = ["attnetion"]' + still), tmp_path / "typo")
+
+
+def test_labels_of_random_graphs_take_part_whatever_the_seed(tmp_path: Path) -> None:
+    """The labels were made under seed 0, and the recipe's seed is 3."""
+    recipe, text = labelled(tmp_path)
+    run = _Run(recipe, tmp_path / "run", text, Team(), 1)
+    assert recipe.seed == 3
+    assert {i.graph for i in run.trainer.labels.instances()} == set(run.problems.train)
+    assert len(run.held) == 1
+
+
+def test_what_begins_anew_need_not_be_in_the_start(tmp_path: Path) -> None:
+    """A policy that gains what reads the incumbent places as before."""
+    text = SMALL.replace("updates = 3", "updates = 1").replace("updates = 2", "updates = 0")
+    first = pretrain(parse_recipe(text), tmp_path / "first", recipe_text=text)
+    gains = text.replace("updates = 1", "updates = 0").replace(
+        "[network]", "[network]\ndiffusion = 2\ndevice_attention = true"
+    )
+    start = f'start = "{tmp_path / "first" / "last"}"\n'
+    with pytest.raises(checkpoint.CheckpointError, match="another network than the recipe"):
+        pretrain(parse_recipe(start + gains), tmp_path / "none")
+    anew = pretrain(parse_recipe(start + 'anew = ["across"]' + gains), tmp_path / "anew")
+    problem = make(Instance(graph="layered-50-1", cluster=5), random_graph)
+    jax.tree.map(
+        np.testing.assert_array_equal, anew.policy.head(problem), first.policy.head(problem)
+    )
 
 
 def test_labels_only_get_better(tmp_path: Path) -> None:

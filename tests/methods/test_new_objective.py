@@ -103,7 +103,8 @@ def test_a_search_finds_the_placement_of_least_energy(method: str, memory_bytes:
 
 
 @pytest.mark.parametrize(
-    "method", ["single", "round_robin", "blocks", "metis", "heft", "etf", "pipeline_dp"]
+    "method",
+    ["single", "round_robin", "blocks", "metis", "heft", "etf", "critical_path", "pipeline_dp"],
 )
 def test_every_heuristic_answers_and_is_judged_by_energy(method: str) -> None:
     problem = problem_of(4)

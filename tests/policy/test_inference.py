@@ -32,6 +32,9 @@ CONFIGS = {
     "one segment": replace(CONFIG, segment=512),
     "independent": replace(CONFIG, decode="independent", max_devices=2),
     "published messages": replace(CONFIG, pooling="published", zero_kernels=True),
+    "attention to devices": replace(CONFIG, device_attention=True),
+    "diffusion": replace(CONFIG, diffusion=2),
+    "attention to devices, diffusion": replace(CONFIG, device_attention=True, diffusion=3),
     "features as published": replace(CONFIG, features="published", advice=False),
 }
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
@@ -113,7 +116,7 @@ from tiny import random_problem
 from gdp.methods.base import Search
 from gdp.policy.method import place_with_policy
 assert place_with_policy(random_problem(1, num_ops=20), None, Search(evaluations=1)).assignment
-print(sorted({"jax", "jraph", "flax", "orbax", "optax", "plotly"} & set(sys.modules)))
+print(sorted({"jax", "jraph", "flax", "orbax", "optax", "jinja2"} & set(sys.modules)))
 """
 
 

@@ -9,6 +9,8 @@ import pytest
 from flax import nnx
 from tiny import random_problem
 
+from gdp.policy.advice import advice
+from gdp.policy.model.across import diffused
 from gdp.policy.model.attention import LAST_OF_BRANCH, SegmentAttention
 from gdp.policy.model.config import NetworkConfig, published
 from gdp.policy.model.head import score
@@ -122,9 +124,13 @@ def test_summaries_show_every_segment() -> None:
     assert jnp.any(layer.attend(h.at[0].add(1.0), mask, whole)[15] != base)
 
 
-@pytest.mark.parametrize("config", [CONFIG, published(width=16, heads=2, segment=64)])
+ACROSS = replace(CONFIG, device_attention=True, diffusion=2)
+
+
+@pytest.mark.parametrize("config", [CONFIG, ACROSS, published(width=16, heads=2, segment=64)])
 def test_padding_changes_nothing(config: NetworkConfig) -> None:
-    found = features(random_problem(0, num_ops=30, num_devices=3), config.features)
+    problem = random_problem(0, num_ops=30, num_devices=3)
+    found = features(problem, config.features, advice(problem) if config.advice else None)
     params = jax.tree.map(lambda x: x + 0.01, init(config, 0))
     batch = on_device(pad(found))
     small = apply(config, params, batch)
@@ -140,6 +146,8 @@ def test_padding_changes_nothing(config: NetworkConfig) -> None:
         op_mask=jnp.concatenate([batch.op_mask, jnp.zeros_like(batch.op_mask)]),
         pair_mask=jnp.concatenate([batch.pair_mask, jnp.zeros_like(batch.pair_mask)]),
         place=jnp.concatenate([batch.place, batch.place + len(batch.place)]),
+        home=jnp.concatenate([batch.home, jnp.full_like(batch.home, -1)]),
+        bin=jnp.concatenate([batch.bin, jnp.zeros_like(batch.bin)]),
     )
     large = apply(config, params, twice)
     np.testing.assert_allclose(small.node[:n], large.node[:n], rtol=1e-4, atol=1e-5)
@@ -164,3 +172,35 @@ def test_weights_have_the_shapes_foretold() -> None:
 
 def test_buckets_grow_past_the_largest() -> None:
     assert [bucket(k, (4, 8)) for k in (1, 4, 5, 8, 9, 17)] == [4, 4, 8, 8, 16, 24]
+
+
+def test_what_reads_the_incumbent_starts_at_zero_and_can_be_learned() -> None:
+    """A policy that gains it places as before; gradients reach its last layer."""
+    problem = random_problem(0, num_ops=30, num_devices=3)
+    batch = on_device(pad(features(problem, found=advice(problem))))
+    params = init(ACROSS, 3)
+    found, wanted = apply(ACROSS, params, batch), apply(CONFIG, init(CONFIG, 3), batch)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    grads = jax.grad(lambda p: apply(ACROSS, p, batch).prior.sum())(params)["across"]
+    assert float(jnp.abs(grads["last"]["kernel"]).max()) > 0
+
+
+def test_the_incumbents_devices_diffuse_along_edges_by_hand() -> None:
+    """0 -> 1 -> 2 and 0 -> 2, on devices 0, 1, 1: the readers of 0 are both on device 1, what 2
+    reads is half on each; two edges ahead of 0 is 2 by way of 1, and nothing by way of 2."""
+    home = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
+    graph = batch_of().graph._replace(
+        senders=jnp.array([0, 1, 0, 3]), receivers=jnp.array([1, 2, 2, 3])
+    )
+    batch = batch_of()._replace(graph=graph, pair_mask=jnp.array([True, True, True, False]))
+    found = diffused(home, batch, 2)
+    np.testing.assert_allclose(found[0, 1], [0.0, 1.0, 0.0, 0.5, 0.0])
+    np.testing.assert_allclose(found[2, 0], [0.0, 0.0, 0.5, 0.0, 0.5])
+    np.testing.assert_allclose(found[2, 1], [1.0, 0.0, 0.5, 0.0, 0.0])
+
+
+def test_forms_that_read_an_incumbent_need_advice() -> None:
+    with pytest.raises(ValueError, match="need advice"):
+        NetworkConfig(diffusion=2, advice=False)
+    with pytest.raises(ValueError, match="autoregressive"):
+        NetworkConfig(device_attention=True, decode="independent")

@@ -16,7 +16,7 @@ from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.errors import ClusterError, ModelError
 from gdp.execute import export
 from gdp.graph.file import save_graph
-from gdp.models import load, python_model
+from gdp.models import load, traced_model
 from gdp.placement import make_placement, save_placement
 from gdp.runtime.jax.devices import jax_devices
 from gdp.runtime.jax.program import CutProgram, Layout
@@ -46,14 +46,14 @@ def scattered(graph, seed: int, blocks: int = 6):  # type: ignore[no-untyped-def
 SCRIPT = """
 import json, sys
 import jax, numpy as np
-from gdp.models import python_model
+from gdp.models import traced_model
 from gdp.runtime.jax.run import run_jax
 from gdp.runtime.measure import Measuring
 from test_jax_runtime import MODELS, devices, scattered
 
 assert len(jax.devices()) == 2
 for index, name in enumerate(MODELS):
-    model = python_model(f"python:jax_models:{name}")
+    model = traced_model(f"python:jax_models:{name}")
     graph = model.trace().graph
     objective = ("latency", "throughput")[index % 2]
     report = run_jax(model, graph, devices(2), scattered(graph, index), objective=objective,
@@ -111,7 +111,7 @@ def layout_of(segment: np.ndarray) -> Layout:
 @pytest.mark.parametrize(("name", "ops"), [("cnn", 1), ("while_loop", 1), ("training_step", 9)])
 def test_segments_of_few_ops_compute_the_same(name: str, ops: int) -> None:
     """With one op each, the finest cut there is, every value of the graph crosses."""
-    model = python_model(f"python:jax_models:{name}")
+    model = traced_model(f"python:jax_models:{name}")
     assert not isinstance(model, type(load("python:jax_models:graph_only")))
     recorded = model.record()
     arguments = argument_values(model, seed=3)
@@ -127,7 +127,7 @@ def test_the_reference_of_microbatches_is_the_sum_over_slices() -> None:
     """Two microbatches against gradients written by hand, without the importer."""
     import jax
 
-    model = python_model("python:jax_models:training_step")
+    model = traced_model("python:jax_models:training_step")
     arguments = argument_values(model, seed=1)
     params = jax.tree.unflatten(jax.tree.structure(model.args[0]), arguments[:6])
     batches = [arguments[12:14], arguments[14:16]]
@@ -149,12 +149,12 @@ def test_too_few_devices_are_counted_and_the_way_out_named() -> None:
 def test_a_graph_of_another_function_is_refused() -> None:
     graph = load("python:jax_models:cnn")
     with pytest.raises(ModelError, match="changed since"):
-        run_jax(python_model("python:jax_models:while_loop"), graph, devices(1),
+        run_jax(traced_model("python:jax_models:while_loop"), graph, devices(1),
                 np.zeros(graph.num_ops, np.int64))  # fmt: skip
 
 
 def test_the_same_seed_draws_the_same_arguments() -> None:
-    model = python_model("python:jax_models:attention_model")
+    model = traced_model("python:jax_models:attention_model")
     one, two, three = (argument_values(model, seed) for seed in (5, 5, 6))
     assert all((a == b).all() for a, b in zip(one, two, strict=True))
     assert any((a != b).any() for a, b in zip(one, three, strict=True))

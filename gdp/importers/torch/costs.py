@@ -140,6 +140,7 @@ _FLOP: dict[str, Flop] = {
     "_softmax": _times(SOFTMAX_FLOP),
     "log_softmax": _times(SOFTMAX_FLOP),
     "_log_softmax": _times(SOFTMAX_FLOP),
+    "_safe_softmax": _times(SOFTMAX_FLOP),
     "_softmax_backward_data": _times(3),  # a product, its sum, a difference
     "_log_softmax_backward_data": _times(4),
     "layer_norm": _times(NORMALISE_FLOP),
@@ -162,6 +163,8 @@ _FLOP: dict[str, Flop] = {
     "mish": _times(6),
     **dict.fromkeys(["mm", "bmm", "matmul", "mv", "dot", "vdot"], _product),
     **dict.fromkeys(["_grouped_mm", "grouped_mm", "grouped_mm_fallback"], _product),
+    # Of the rows and of the matrices; the gradient comes last.
+    "grouped_mm_fallback_backward": lambda p, ins, outs: 4.0 * ins[-1].dims[-1] * outs[0].size,
     **dict.fromkeys(["conv1d", "conv2d", "conv3d"], _convolution),
     **dict.fromkeys([f"conv_transpose{n}d" for n in (1, 2, 3)], _transposed_convolution),
     **dict.fromkeys(

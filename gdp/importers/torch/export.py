@@ -43,6 +43,8 @@ def exported(
             program = export(module, given, named, dynamic_shapes=dynamic_shapes, strict=False)
             if any(map(_writes, _all_nodes(program.graph_module))):
                 program = program.run_decompositions({})
+        except ModelError:
+            raise
         except Exception as error:
             said = str(error).strip().splitlines()
             raise ModelError(

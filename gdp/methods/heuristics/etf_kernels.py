@@ -121,7 +121,7 @@ def place_earliest(a, plan, level_s, later, now, done, copies, queues, channel_s
     num_devices = a.compute_s.shape[1]
     i, d = earliest_pair(plan, level_s, later, now, done)
     bound = plan.group_device[a.group[i]]
-    if bound != d and not (bound == num_devices and excess_bytes(a, plan, i, d) == 0):
+    if bound != d and not (bound == num_devices and excess_bytes(a, plan, i, d, 0) == 0):
         if now.size[d] > 0:
             pop(now, d)
         else:

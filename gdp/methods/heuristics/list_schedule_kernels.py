@@ -91,8 +91,10 @@ def ready_seconds(a, plan, i, d, queues, channel_s):
     for x in range(a.in_start[i], a.in_start[i + 1]):
         t = a.in_tensor[x]
         arrival = plan.arrival_s[t, d]
+        src = plan.device[a.producer[t]]
+        if src == a.compute_s.shape[1]:
+            continue  # to be placed with its first reader, see critical_path_kernels
         if arrival == np.inf:
-            src = plan.device[a.producer[t]]
             begin = plan.finish_s[a.producer[t]]
             if queues:
                 begin = free_from(channel_s, a.channel[src, d], begin)
@@ -118,9 +120,10 @@ def run_seconds(a, plan, i, d):
 
 @numba.njit(**INNER)
 @no_type_check
-def excess_bytes(a, plan, i, d):
-    """By how much device d would be over its memory with op i and the weights of its group."""
-    need = plan.live_bytes[d] - a.memory_bytes[d]
+def excess_bytes(a, plan, i, d, besides):
+    """By how much device d would be over its memory with op i, the weights of its group, and some
+    bytes besides."""
+    need = plan.live_bytes[d] - a.memory_bytes[d] + besides
     g = a.group[i]
     if plan.group_device[g] != d:
         for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
@@ -261,7 +264,7 @@ def best_device(a, plan, i, insertion, queues, channel_s):
     for d in range(num_devices):
         if not a.group_allowed[g, d]:
             continue
-        excess = excess_bytes(a, plan, i, d)
+        excess = excess_bytes(a, plan, i, d, 0)
         ready = ready_seconds(a, plan, i, d, queues, channel_s)
         seconds = run_seconds(a, plan, i, d)
         start = max(ready, plan.free_s[d])

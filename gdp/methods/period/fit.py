@@ -64,10 +64,12 @@ def applies(problem: Problem) -> bool:
 
 
 def period_fit(problem: Problem, search: Search) -> Answer:
-    """The best pipeline from `search.start` on that the program's rounds find."""
+    """The best pipeline that the program's rounds find from `search.start` or what is known on."""
     clock, effort = Clock(search.seconds), Effort(_GAP, _NODES, search.seed)
-    start = search.start or Assignment(problem.group_allowed.argmax(axis=1)[problem.group])
-    known = Fitted(best_of(problem, [start]))
+    answered = [answer.assignment for answer in search.known.values()]
+    starts = [search.start] if search.start is not None else [x for x in answered if x is not None]
+    anywhere = Assignment(problem.group_allowed.argmax(axis=1)[problem.group])
+    known = Fitted(best_of(problem, starts or [anywhere]))
     rounds = fit if problem.num_devices == 2 else by_pairs
     best = rounds(problem, known, clock, effort).best
     if best.overflow_bytes > 0:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gdp.policy.view.features import (
+    NUM_BINS,
     NUM_DEVICE_FEATURES,
     NUM_GLOBAL_FEATURES,
     NUM_OP_FEATURES,
@@ -50,6 +51,8 @@ class NetworkConfig:
     zero_kernels: bool = False  # switched off by zero kernels instead of a gate at zero
     superposition: bool = True
     head_width: int = 32
+    device_attention: bool = False  # ops attend to the incumbent's schedule, device by device
+    diffusion: int = 0  # edges along which the incumbent's devices are diffused; 0: not at all
     max_devices: int = 8  # of the independent head, which is tied to device indices
     advice: bool = True  # read what heuristics propose
     mask_memory: bool = True  # decode under the memory limits
@@ -61,11 +64,20 @@ class NetworkConfig:
                 raise ValueError(f"{name} must lie in [{least}, {most}], got {getattr(self, name)}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
+        if self.across and not self.advice:
+            raise ValueError("device_attention and diffusion read the incumbent: they need advice")
+        if self.across and self.decode == "independent":
+            raise ValueError("device_attention and diffusion need an autoregressive decode")
+
+    @property
+    def across(self) -> bool:
+        """Whether the incumbent's placement is read device by device."""
+        return self.device_attention or self.diffusion > 0
 
 
 _RANGES = {
     "width": (1, 1 << 14), "sage_layers": (0, 256), "attention_layers": (0, 256),
-    "heads": (1, 1 << 10), "segment": (1, 1 << 20), "memory": (0, 1 << 10),
+    "diffusion": (0, 64), "heads": (1, 1 << 10), "segment": (1, 1 << 20), "memory": (0, 1 << 10),
     "head_width": (1, 1 << 14), "max_devices": (1, 1 << 14),
 }  # fmt: skip
 """What a network may be; a checkpoint or a recipe may come from anywhere."""
@@ -124,6 +136,8 @@ def shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     if config.decode == "independent":
         gated("index_head", width, config.max_devices)
         return found
+    if config.across:
+        _across(found, config)
     dense("device_in", NUM_DEVICE_FEATURES, inner)
     dense("device_out", inner, inner)
     gated("node_head", width, inner)
@@ -131,6 +145,21 @@ def shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     gated("mixing", inner, inner)
     gated("out_head", inner, 1)
     return found
+
+
+def _across(found: dict[str, tuple[int, ...]], config: NetworkConfig) -> None:
+    """The shapes of what reads the incumbent's placement."""
+    width, inner = config.width, config.head_width
+    layers = {"from_op": (width, inner), "from_device": (NUM_DEVICE_FEATURES, inner)}
+    if config.device_attention:
+        layers |= {"query": (width, inner), "value": (width, inner), "key": (inner, inner)}
+        layers["from_bins"] = (inner + 2, inner)
+        found["across/relative"] = (2 * NUM_BINS - 1,)
+    if config.diffusion:
+        layers["from_homes"] = (2 * config.diffusion + 1, inner)
+    for name, shape in (layers | {"last": (inner, 1)}).items():
+        found[f"across/{name}/kernel"], found[f"across/{name}/bias"] = shape, shape[1:]
+    found["across/norm/scale"], found["across/norm/bias"] = (width,), (width,)
 
 
 def nested(arrays: Mapping[str, np.ndarray]) -> Params:

@@ -12,13 +12,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
 from gdp.graph.index import inverse
+from gdp.policy.model.across_plain import across
 from gdp.policy.model.config import MAX_SUMMARIES, NetworkConfig, Params
 from gdp.policy.model.head import Head
+from gdp.policy.model.layers import dense, norm
 from gdp.policy.view.buckets import OP_SIZES, bucket
 from gdp.policy.view.features import Features
 from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 
-NORM_EPSILON = 1e-6  # flax's
 MASKED = np.float32(-1e9)  # a score that no softmax keeps
 
 
@@ -28,7 +29,11 @@ def encode(config: NetworkConfig, params: Params, features: Features) -> Head:
     h, whole = _embed(config, params, features, position)
     for i in range(config.attention_layers):
         h = _block(config, params["attention"][i], h, whole)
-    h = _norm(params["leave"], h)[position]
+    h = norm(params["leave"], h)
+    prior = np.zeros((len(h), len(features.device)), np.float32)
+    if config.across:
+        prior = across(config, params["across"], h, features, position)[position]
+    h = h[position]
     d, inner = len(features.device), config.head_width
     if config.decode == "independent":
         table = _gated(params["index_head"], h, whole)
@@ -37,12 +42,12 @@ def encode(config: NetworkConfig, params: Params, features: Features) -> Head:
         feature = np.zeros((NUM_PAIR_FEATURES, inner), np.float32)
         node, device = np.zeros((len(h), inner), np.float32), np.zeros((d, inner), np.float32)
         return Head(prior, node, device, feature, nothing, nothing[0], nothing[0], dynamic=False)
-    device = np.maximum(_dense(params["device_in"], features.device), 0.0)
+    device = np.maximum(dense(params["device_in"], features.device), 0.0)
     device = device + device.mean(axis=0)
     return Head(
-        prior=np.zeros((len(h), d), np.float32),
+        prior=prior,
         node=_gated(params["node_head"], h, whole),
-        device=_dense(params["device_out"], device),
+        device=dense(params["device_out"], device),
         feature=_kernel(params["feature_head"], whole),
         mixing=_kernel(params["mixing"], whole),
         bias=np.asarray(params["mixing"]["dense"]["bias"]),
@@ -59,7 +64,7 @@ def _embed(
     parts = [features.op[order], table[features.op_type[order]]]
     if config.features == "full":
         parts.append(np.broadcast_to(features.whole, (n, len(features.whole))))
-    h = _dense(params["enter"], np.concatenate(parts, axis=1))
+    h = dense(params["enter"], np.concatenate(parts, axis=1))
     src, dst = position[features.src], position[features.dst]
     into, out_of = _Neighbours(dst, src, n), _Neighbours(src, dst, n)
     layer = _directed if config.pooling == "directed" else _published
@@ -86,18 +91,18 @@ class _Neighbours:
 def _published(
     p: Params, h: Float32[np.ndarray, "N F"], into: _Neighbours, out_of: _Neighbours
 ) -> Float32[np.ndarray, "N F"]:
-    sent = _sigmoid(_dense(p["message"], h))
+    sent = _sigmoid(dense(p["message"], h))
     pooled = np.maximum(into(sent), out_of(sent))
-    return _dense(p["combine"], np.concatenate([h, pooled], axis=1))
+    return dense(p["combine"], np.concatenate([h, pooled], axis=1))
 
 
 def _directed(
     p: Params, h: Float32[np.ndarray, "N F"], into: _Neighbours, out_of: _Neighbours
 ) -> Float32[np.ndarray, "N F"]:
-    normed = _norm(p["norm"], h)
-    down, up = np.split(np.maximum(_dense(p["message"], normed), 0.0), 2, axis=1)
+    normed = norm(p["norm"], h)
+    down, up = np.split(np.maximum(dense(p["message"], normed), 0.0), 2, axis=1)
     parts = [normed, into(down), out_of(up)]
-    return h + np.maximum(_dense(p["combine"], np.concatenate(parts, axis=1)), 0.0)
+    return h + np.maximum(dense(p["combine"], np.concatenate(parts, axis=1)), 0.0)
 
 
 def _block(
@@ -105,8 +110,8 @@ def _block(
 ) -> Float32[np.ndarray, "N F"]:
     """Attention and feed-forward, each behind its residual connection."""
     branch = np.asarray(p["strength"]) if config.residual_gate else np.ones(2, np.float32)
-    h = h + branch[0] * _attend(config, p, _norm(p["norm"], h), whole)
-    inner = np.maximum(_gated(p["widen"], _norm(p["norm_after"], h), whole), 0.0)
+    h = h + branch[0] * _attend(config, p, norm(p["norm"], h), whole)
+    inner = np.maximum(_gated(p["widen"], norm(p["norm_after"], h), whole), 0.0)
     return h + branch[1] * _gated(p["narrow"], inner, whole)
 
 
@@ -163,35 +168,23 @@ def _summaries(
     return total / np.maximum(count, 1)[:, None].astype(np.float32), count > 0
 
 
-def _dense(p: Params, x: Float[np.ndarray, "... F"]) -> Float32[np.ndarray, "... O"]:
-    return x @ np.asarray(p["kernel"]) + np.asarray(p["bias"])
-
-
 def _factor(p: Params, whole: Float[np.ndarray, "C"]) -> Any:
     """The gate's value, one without a gate."""
     if "gate" not in p:
         return np.float32(1.0)
-    return np.float32(2.0) * _sigmoid(_dense(p["gate"]["conditioning"], whole))
+    return np.float32(2.0) * _sigmoid(dense(p["gate"]["conditioning"], whole))
 
 
 def _gated(
     p: Params, x: Float[np.ndarray, "... F"], whole: Float[np.ndarray, "C"]
 ) -> Float32[np.ndarray, "... O"]:
-    return _dense(p["dense"], x * _factor(p, whole))
+    return dense(p["dense"], x * _factor(p, whole))
 
 
 def _kernel(p: Params, whole: Float[np.ndarray, "C"]) -> Float32[np.ndarray, "F O"]:
     """The weights with the gate folded in."""
     kernel = np.asarray(p["dense"]["kernel"])
     return kernel * np.broadcast_to(_factor(p, whole), len(kernel))[:, None]
-
-
-def _norm(p: Params, x: Float32[np.ndarray, "N F"]) -> Float32[np.ndarray, "N F"]:
-    """Layer norm, with flax's formula of the variance."""
-    mean = x.mean(axis=-1, keepdims=True)
-    variance = np.maximum((x * x).mean(axis=-1, keepdims=True) - mean * mean, 0.0)
-    scale = np.asarray(p["scale"]) / np.sqrt(variance + np.float32(NORM_EPSILON))
-    return (x - mean) * scale + np.asarray(p["bias"])
 
 
 def _sigmoid(x: Float32[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:

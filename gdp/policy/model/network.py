@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
+from gdp.policy.model.across import Across
 from gdp.policy.model.attention import LAST_OF_BRANCH, SegmentAttention
 from gdp.policy.model.config import TYPE_WIDTH, NetworkConfig, Params
 from gdp.policy.model.head import Head
@@ -53,13 +54,18 @@ class PolicyNetwork(nnx.Module):
         self.feature_head = self._linear(NUM_PAIR_FEATURES, inner, rngs)
         self.mixing = self._linear(inner, inner, rngs)
         self.out_head = self._linear(inner, 1, rngs)
+        if config.across:
+            self.across = Across(config, rngs=rngs)
 
     def __call__(self, batch: Batch) -> Head:
         h, whole = self.encode(batch)
         for block in self.attention:
             h = block(h, batch.op_mask, whole)
         h = self.leave(h)
-        return self._head(h[batch.place], batch, whole)
+        found = self._head(h[batch.place], batch, whole)
+        if self.config.across:
+            found = found._replace(prior=self.across(h, batch)[batch.place])
+        return found
 
     def encode(self, batch: Batch) -> tuple[Float[Array, "N H"], Float[Array, "C"]]:
         """Embeddings of the ops in decode order, and the representation of the whole."""
@@ -125,7 +131,7 @@ def init(config: NetworkConfig, seed: int) -> Params:
 
     Kernels: normal with variance 1 / inputs; scales one; gates, biases and strengths zero, so that
     gates are 1 and gated residual branches are off; with `zero_kernels` they are off because their
-    last kernels are zero, and strengths are one.
+    last kernels are zero, and strengths are one. What reads the incumbent starts at zero.
     """
     ones = {"scale", "strength"} if config.zero_kernels else {"scale"}
 
@@ -134,6 +140,8 @@ def init(config: NetworkConfig, seed: int) -> Params:
         if names[-1] in ones:
             return np.ones(leaf.shape, np.float32)
         if config.zero_kernels and names[0] == "attention" and names[2] in LAST_OF_BRANCH:
+            return np.zeros(leaf.shape, np.float32)
+        if names[:2] == ["across", "last"]:
             return np.zeros(leaf.shape, np.float32)
         if names[-1] not in ("kernel", "embedding") or "conditioning" in names:
             return np.zeros(leaf.shape, np.float32)

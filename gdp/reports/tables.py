@@ -1,0 +1,141 @@
+"""The tables of a report, as rows of plain values that the page formats.
+
+Seconds are of one sample or training step. Names are those of `gdp.reports.view.op_label`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.cluster.types import UNLIMITED_BYTES
+from gdp.reports.modules import FEW, ModuleTree, layers
+from gdp.reports.view import View, op_label
+
+MAX_ROWS = 200
+"""Of a table that people read; what is left out is counted."""
+
+
+def device_rows(view: View, peak_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
+    """What each device does in one run; `peak_bytes` are those of the objective, by name."""
+    ops, kernels = view.counts()
+    schedule = view.schedule
+    rows = []
+    for d, device in enumerate(view.problem.cluster.devices):
+        peak = int(peak_bytes.get(device.name, schedule.peak_bytes[d]))
+        limit = None if device.memory_bytes >= UNLIMITED_BYTES else device.memory_bytes
+        busy_s = float(schedule.busy_s[d])
+        rows.append(
+            {
+                "name": device.name, "kind": device.kind, "ops": int(ops[d]),
+                "kernels": int(kernels[d]), "busy_s": busy_s,
+                "busy_share": busy_s / max(schedule.latency_s, 1e-30),
+                "peak_bytes": peak, "limit_bytes": limit,
+                "full": None if limit is None else peak / limit,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def cut_rows(view: View) -> list[dict[str, Any]]:
+    """Every tensor that is sent, the longest transfer first."""
+    graph, names, sent = view.problem.graph, view.problem.cluster.device_names, view.schedule
+    transfers = sent.transfers
+    by_tensor = np.searchsorted(np.sort(graph.use_tensor), np.arange(graph.num_tensors + 1))
+    readers = graph.use_op[np.argsort(graph.use_tensor, kind="stable")]
+    rows = []
+    for k in range(len(transfers.tensor)):
+        tensor, to = int(transfers.tensor[k]), int(transfers.destination[k])
+        maker = int(graph.producer[tensor])
+        read_by = readers[by_tensor[tensor] : by_tensor[tensor + 1]]
+        read_by = read_by[view.device[read_by] == to]
+        rows.append(
+            {
+                "tensor": graph.tensor_names[tensor], "bytes": int(graph.tensor_bytes[tensor]),
+                "seconds": float(transfers.arrive_s[k] - transfers.start_s[k]),
+                "waits_s": max(0.0, float(transfers.start_s[k] - sent.finish_s[maker])),
+                "source": names[transfers.source[k]], "destination": names[to],
+                "maker": op_label(graph, maker),
+                "readers": [op_label(graph, int(op)) for op in read_by],
+            }
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: (-row["seconds"], -row["bytes"]))
+
+
+def time_by(view: View, labels: Sequence[str], group: Int[np.ndarray, "M"]) -> list[dict[str, Any]]:
+    """Seconds of the kernels of each group on each device, the costliest group first; what comes
+    after the first `FEW` is one row."""
+    work, seconds = view.is_work, _seconds(view)
+    table = np.zeros((len(labels), view.problem.num_devices))
+    np.add.at(table, (group[work], view.device[work]), seconds[work])
+    kernels = np.bincount(group[work], minlength=len(labels))
+    order = [int(g) for g in np.argsort(-table.sum(axis=1), kind="stable") if kernels[g]]
+    rows = [_time_row(labels[g], table[g], int(kernels[g])) for g in order[:FEW]]
+    if rest := order[FEW:]:
+        total = np.sum(table[rest], axis=0)
+        rows.append(_time_row(f"{len(rest)} others", total, int(kernels[rest].sum())))
+    return rows
+
+
+def _time_row(label: str, by_device_s: Float[np.ndarray, "D"], kernels: int) -> dict[str, Any]:
+    return {
+        "label": label, "seconds": float(by_device_s.sum()), "kernels": kernels,
+        "by_device_s": by_device_s.tolist(),
+    }  # fmt: skip
+
+
+def breakdowns(view: View, tree: ModuleTree) -> dict[str, list[dict[str, Any]]]:
+    """Where the time goes: by op type and, where the model names them, by module."""
+    types = sorted(set(view.problem.graph.op_types))
+    index = {name: i for i, name in enumerate(types)}
+    type_of = np.array([index[name] for name in view.problem.graph.op_types])
+    found = {"op type": time_by(view, types, type_of)}
+    if not tree.by_type:
+        found["module"] = time_by(view, *layers(tree, view))
+    return found
+
+
+def costliest_rows(view: View) -> list[dict[str, Any]]:
+    """The kernels that take longest."""
+    graph, seconds = view.problem.graph, _seconds(view)
+    order = [op for op in np.argsort(-seconds, kind="stable") if view.is_work[op]]
+    return [
+        {
+            "label": op_label(graph, int(op)), "type": graph.op_types[op],
+            "device": view.problem.cluster.device_names[view.device[op]],
+            "seconds": float(seconds[op]), "flop": float(graph.flop[op]),
+            "weight_bytes": int(graph.weight_bytes[op]), "ops": int(view.ops_in[op]),
+        }
+        for op in order[:MAX_ROWS]
+    ]  # fmt: skip
+
+
+def _seconds(view: View) -> Float[np.ndarray, "M"]:
+    """How long each kernel takes; 0 where it never starts."""
+    schedule = view.schedule
+    ran = np.isfinite(schedule.finish_s)
+    return np.where(ran, np.where(ran, schedule.finish_s, 0.0) - np.where(
+        ran, schedule.start_s, 0.0), 0.0)  # fmt: skip
+
+
+def speed_ups(result: Mapping[str, Any], heuristics: Sequence[str]) -> dict[str, Any]:
+    """How much faster than the best single device and than the best heuristic, by the simulator.
+
+    None where no such placement fits in memory.
+    """
+    value_s = value_of(result)
+    fits = {c["method"]: c["value_s"] for c in result["candidates"] if c["feasible"]}
+    single_s = fits.get("single")
+    best = min((n for n in heuristics if n in fits), key=lambda n: fits[n], default=None)
+    return {
+        "single": None if single_s is None or value_s <= 0 else single_s / value_s,
+        "heuristic": None if best is None or value_s <= 0 else fits[best] / value_s,
+        "heuristic_name": best,
+        "asked": "single" in {c["method"] for c in result["candidates"]},
+    }
+
+
+def value_of(result: Mapping[str, Any]) -> float:
+    """The seconds that the result's objective minimises."""
+    return result["latency_s"] if result["objective"] == "latency" else result["period_s"]

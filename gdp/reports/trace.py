@@ -1,0 +1,144 @@
+"""A schedule as a Chrome trace, which ui.perfetto.dev opens.
+
+The format: "Trace Event Format", Google. Measured traces of ONNX Runtime's profiler have the same
+form and can be laid beside it.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gdp.files.writing import write_atomic
+from gdp.reports.view import View, lanes, op_label
+from gdp.sim.memory import held_over_time
+
+DEVICES, CHANNELS = 0, 1
+"""Processes of the trace: their threads are devices, and channels."""
+Event = dict[str, Any]
+
+
+def trace_events(view: View) -> list[Event]:
+    """Tracks of devices, of channels in use, and of memory; times in microseconds.
+
+    Complete events ("X") for ops and transfers, flow arrows ("s", "f") from the op that makes a
+    tensor over its transfer to the first op that reads it there, counters ("C") of held bytes.
+    What never runs is left out.
+    """
+    return [*_names(view), *_ops(view), *_transfers(view), *_memory(view)]
+
+
+def _us(seconds: float) -> float:
+    """Microseconds in whole nanoseconds: what ends when another starts does so in the trace."""
+    return round(seconds * 1e9) / 1e3
+
+
+def _lasts(start_s: float, end_s: float) -> dict[str, float]:
+    start, end = round(start_s * 1e9), round(end_s * 1e9)
+    return {"ts": start / 1e3, "dur": (end - start) / 1e3}
+
+
+def _names(view: View) -> Iterator[Event]:
+    cluster = view.problem.cluster
+    for pid, name in ((DEVICES, "devices"), (CHANNELS, "channels")):
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    threads = [(DEVICES, d, name) for d, name in enumerate(cluster.device_names)]
+    threads += [(CHANNELS, lane, name) for lane, name in enumerate(lanes(view)[1])]
+    for pid, tid, name in threads:
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+        yield {
+            "ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid,
+            "args": {"sort_index": tid},
+        }  # fmt: skip
+
+
+def _ops(view: View) -> Iterator[Event]:
+    graph, schedule = view.problem.graph, view.schedule
+    for op in np.flatnonzero(view.is_work & np.isfinite(schedule.finish_s)).tolist():
+        yield {
+            "ph": "X", "pid": DEVICES, "tid": int(view.device[op]), "name": op_label(graph, op),
+            "cat": graph.op_types[op],
+            **_lasts(float(schedule.start_s[op]), float(schedule.finish_s[op])),
+            "args": {
+                "op": graph.op_names[op], "scope": graph.scope[op], "flop": float(graph.flop[op]),
+                "weight_bytes": int(graph.weight_bytes[op]), "fused_ops": int(view.ops_in[op]),
+            },
+        }  # fmt: skip
+
+
+def _transfers(view: View) -> Iterator[Event]:
+    graph, cluster, schedule = view.problem.graph, view.problem.cluster, view.schedule
+    sent, names, (lane, _) = schedule.transfers, cluster.device_names, lanes(view)
+    use_of = np.argsort(graph.use_tensor, kind="stable")
+    first = np.searchsorted(graph.use_tensor[use_of], np.arange(graph.num_tensors + 1))
+    for k in np.flatnonzero(np.isfinite(sent.arrive_s)).tolist():
+        tensor, a, b = int(sent.tensor[k]), int(sent.source[k]), int(sent.destination[k])
+        start_s, arrive_s = float(sent.start_s[k]), float(sent.arrive_s[k])
+        channel = int(lane[k])
+        maker = int(graph.producer[tensor])
+        yield {
+            "ph": "X", "pid": CHANNELS, "tid": channel,
+            "name": f"{graph.tensor_names[tensor]}: {names[a]} to {names[b]}", "cat": "transfer",
+            **_lasts(start_s, arrive_s),
+            "args": {
+                "bytes": int(graph.tensor_bytes[tensor]), "made_by": op_label(graph, maker),
+            },
+        }  # fmt: skip
+        readers = graph.use_op[use_of[first[tensor] : first[tensor + 1]]]
+        readers = readers[(view.device[readers] == b) & view.is_work[readers]]
+        if view.is_work[maker]:
+            yield from _arrow(
+                f"{k} out", (DEVICES, a, schedule.start_s[maker]), (CHANNELS, channel, start_s)
+            )
+        if len(readers):
+            reader = int(readers[np.argmin(schedule.start_s[readers])])
+            yield from _arrow(
+                f"{k} in", (CHANNELS, channel, start_s), (DEVICES, b, schedule.start_s[reader])
+            )
+
+
+def _arrow(name: str, source: tuple[int, int, float], to: tuple[int, int, float]) -> list[Event]:
+    """A flow arrow; each end lies in the slice that starts at its time on its track."""
+    ends = []
+    for phase, (pid, tid, at_s) in (("s", source), ("f", to)):
+        ends.append(
+            {
+                "ph": phase, "id": name, "name": "tensor", "cat": "transfer", "pid": pid,
+                "tid": tid, "ts": _us(float(at_s)),
+            }
+        )  # fmt: skip
+    ends[1]["bp"] = "e"  # the enclosing slice, not the next one
+    return ends
+
+
+def _memory(view: View) -> Iterator[Event]:
+    if not np.isfinite(view.schedule.latency_s):
+        return
+    held = held_over_time(view.problem, view.schedule, view.device)
+    for name, curve in zip(view.problem.cluster.device_names, held, strict=True):
+        for time_s, size in zip(curve.time_s.tolist(), curve.held_bytes.tolist(), strict=True):
+            yield {
+                "ph": "C", "pid": DEVICES, "name": f"memory of {name}", "ts": _us(time_s),
+                "args": {"bytes": size},
+            }  # fmt: skip
+
+
+def write_trace(view: View, path: str | os.PathLike[str]) -> None:
+    """Write the trace as JSON."""
+    cluster, schedule = view.problem.cluster, view.schedule
+    finite = bool(np.isfinite(schedule.latency_s))
+    document = {
+        # First: `gdp.files.targets` knows gdp's traces by it.
+        "otherData": {
+            "generator": "gdp", "model": view.model.name, "cluster": cluster.name,
+            "latency_s": schedule.latency_s if finite else None,
+            "ops": int(view.ops_in.sum()), "kernels": int(view.is_work.sum()),
+            "memory_bytes": {d.name: d.memory_bytes for d in cluster.devices},
+        },
+        "traceEvents": trace_events(view),
+        "displayTimeUnit": "ms",
+    }  # fmt: skip
+    write_atomic(path, msgspec.json.encode(document))

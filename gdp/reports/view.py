@@ -1,0 +1,106 @@
+"""What is shown of a placement: its schedule, over ops that have names people know.
+
+Axes: N ops of the model, M fused ops (what a runtime executes as one kernel), D devices.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from gdp.cluster.types import Cluster
+from gdp.graph.op_graph import OpGraph
+from gdp.problem.problem import Problem
+from gdp.sim.latency import Schedule
+
+_MANY_LINKS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A simulated placement and the model that it is of."""
+
+    model: OpGraph
+    problem: Problem  # over fused ops
+    schedule: Schedule  # of one sample or training step
+    device: Int[np.ndarray, "M"]
+    group_of: Int[np.ndarray, "N"]  # the fused op that holds each op of the model
+
+    @cached_property
+    def ops_in(self) -> Int[np.ndarray, "M"]:
+        """How many ops of the model each fused op holds; inputs and outputs count as none."""
+        real = self.group_of[~self.model.is_io]
+        return np.bincount(real, minlength=self.problem.num_ops)
+
+    @cached_property
+    def is_work(self) -> Bool[np.ndarray, "M"]:
+        """True for kernels: all but the model's inputs and outputs."""
+        return ~self.problem.graph.is_io
+
+    def counts(self) -> tuple[Int[np.ndarray, "D"], Int[np.ndarray, "D"]]:
+        """Ops of the model, and kernels that they are fused to, on each device."""
+        size = self.problem.num_devices
+        ops = np.bincount(self.device, self.ops_in, size).astype(np.int64)
+        return ops, np.bincount(self.device[self.is_work], minlength=size)
+
+
+def op_label(graph: OpGraph, op: int) -> str:
+    """The module path of an op with its name, or the name alone where it says the path itself.
+
+    Exporters name ops after their module (`/encoder/layer.0/MatMul`), or number them.
+    """
+    name, scope = graph.op_names[op], graph.scope[op]
+    if not scope or module_path(name)[: len(path := module_path(scope))] == path:
+        return name
+    return f"{scope} / {name}"
+
+
+def module_path(scope: str) -> tuple[str, ...]:
+    """The parts of a module path, which frameworks join by dots or by slashes.
+
+    >>> module_path("/encoder/layer.0")
+    ('encoder', 'layer', '0')
+    """
+    return tuple(part for part in re.split(r"[/.]", scope) if part)
+
+
+def lanes(view: View) -> tuple[Int[np.ndarray, "X"], list[str]]:
+    """The lane of each transfer, and the names of the lanes: one for each channel in use.
+
+    Copies on a link without a channel overlap; each goes to the first lane of the link that is
+    free.
+    """
+    cluster, sent = view.problem.cluster, view.schedule.transfers
+    channels, names = channel_names(cluster), cluster.device_names
+    index: dict[str, int] = {}
+    free_s: dict[tuple[int, int], list[float]] = {}
+    lane = np.zeros(len(sent.tensor), dtype=np.int64)
+    for k in np.argsort(sent.start_s, kind="stable").tolist():
+        i, j = int(sent.source[k]), int(sent.destination[k])
+        if cluster.queues[i, j]:
+            name = channels[cluster.channel[i, j]]
+        else:
+            until_s = free_s.setdefault((i, j), [])
+            free = (n for n, end_s in enumerate(until_s) if end_s <= sent.start_s[k])
+            track = next(free, len(until_s))
+            until_s[track : track + 1] = [float(sent.arrive_s[k])]
+            name = f"{names[i]} → {names[j]}" + (f" ({track + 1})" if track else "")
+        lane[k] = index.setdefault(name, len(index))
+    return lane, list(index)
+
+
+def channel_names(cluster: Cluster) -> list[str]:
+    """A name for each channel: the links that queue on it."""
+    names: list[list[str]] = [[] for _ in range(cluster.num_channels)]
+    for i, source in enumerate(cluster.device_names):
+        for j, destination in enumerate(cluster.device_names):
+            if cluster.queues[i, j]:
+                names[int(cluster.channel[i, j])].append(f"{source} → {destination}")
+    return [
+        ", ".join(links)
+        if len(links) <= _MANY_LINKS
+        else f"{links[0]} and {len(links) - 1} more links"
+        for links in names
+    ]

@@ -1,0 +1,147 @@
+"""One step of training: what is drawn, what is told, what is skipped; and expert iteration."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from gdp.learn.distributed import Team
+from gdp.learn.expert import improved
+from gdp.learn.instances import Instance, draw, make, random_graph
+from gdp.learn.labels import LabelStore
+from gdp.learn.problems import load_problems
+from gdp.learn.recipe import Recipe, RecipeError, parse_recipe
+from gdp.learn.trainer import Trainer, single_device_s
+from gdp.learn.validate import Outcome, by_regime, quality_of
+from gdp.policy.advice import advice, without_advisers
+from gdp.policy.evaluate import judge
+from gdp.policy.model.network import init
+from gdp.policy.policy import Policy
+from gdp.problem.problem import Problem
+
+INSTANCE = Instance(graph="layered-50-1", cluster=5)
+RECIPE = parse_recipe(
+    """
+name = "step"
+[network]
+width = 8
+heads = 2
+sage_layers = 1
+attention_layers = 0
+head_width = 8
+device_attention = true
+diffusion = 1
+[imitation]
+updates = 0
+[ppo]
+updates = 2
+graphs = 2
+samples = 4
+expert = 40
+[data]
+max_ops = 60
+random_graphs = 3
+fresh = 1.0
+"""
+)
+
+
+def trainer(recipe: Recipe, **fields) -> Trainer:
+    problems = load_problems("", random_graphs=3, seed=0, min_ops=30, max_ops=60)
+    return Trainer(recipe, problems, LabelStore([]), **fields)
+
+
+def test_expert_results_are_never_worse_than_the_samples_and_reach_better() -> None:
+    problem = make(INSTANCE, random_graph)
+    worst = problem.allowed.argmax(axis=1)
+    cost_s, _ = judge(problem, worst[None])
+    found = improved(problem, [worst], 300, 0)
+    assert judge(problem, found[None])[0][0] < cost_s[0]
+    again = improved(problem, [found, worst], 1, 0)
+    assert judge(problem, again[None])[0][0] <= judge(problem, found[None])[0][0]
+
+
+def test_an_update_imitates_what_the_expert_finds() -> None:
+    """Fresh problems have no labels: with an expert each has a last row to follow all the same."""
+    made = trainer(RECIPE)
+    state, numbers = made.update(made.fresh(init(RECIPE.network, 0)))
+    assert int(state.step) == 1
+    assert numbers["label_gain"] >= 1.0
+    assert numbers["without_signal"] == 0
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.params, init(RECIPE.network, 0))
+    assert max(jax.tree.leaves(moved["across"]["last"])) > 0
+
+
+def test_an_update_without_signal_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every placement of every problem costs the same, and there are no labels."""
+    recipe = replace(RECIPE, ppo=replace(RECIPE.ppo, expert=0))
+
+    def same(problem: Problem, devices: np.ndarray, *rules) -> tuple[np.ndarray, np.ndarray]:
+        return np.ones(len(devices)), np.ones(len(devices), dtype=bool)
+
+    monkeypatch.setattr("gdp.learn.rollout.judge", same)
+    made = trainer(recipe)
+    start = made.fresh(init(recipe.network, 0))
+    state, numbers = made.update(start)
+    assert numbers["without_signal"] == 2
+    jax.tree.map(np.testing.assert_array_equal, state.params, start.params)
+
+
+def test_dropped_advisers_leave_the_incumbent_alone() -> None:
+    problem = make(INSTANCE, random_graph)
+    found = advice(problem)
+    assert (found.device[1:] != found.device[0]).any()
+    alone = without_advisers(found)
+    assert (alone.device == found.device[0]).all()
+    assert alone.cost_s.tolist() == [found.cost_s[0]] * len(found.cost_s)
+    assert alone.log_ratio.tolist() == [0.0] * len(found.cost_s)
+
+
+def test_a_share_of_the_problems_is_learned_from_without_advisers() -> None:
+    problem = make(INSTANCE, random_graph)
+    for share, wanted in ((1.0, {True}), (0.0, {False}), (0.5, {True, False})):
+        recipe = replace(RECIPE, data=replace(RECIPE.data, drop_advice=share))
+        made, policy = trainer(recipe), Policy(RECIPE.network, init(RECIPE.network, 0))
+        told = [made._told(policy, problem, seed, 2) or advice(problem) for seed in range(12)]
+        assert {bool((one.device == one.device[0]).all()) for one in told} == wanted
+
+
+def test_more_processes_than_problems_of_an_update_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"3 processes share 2 problems.*\[ppo\] to at least 3"):
+        trainer(RECIPE, team=Team(0, 3))
+    trainer(RECIPE, team=Team(1, 2))
+
+
+def test_the_unit_of_the_published_reward_is_the_best_single_device() -> None:
+    problem = make(INSTANCE, random_graph)
+    alone = single_device_s(problem)
+    assert alone > 0
+    doubled = replace(problem, compute_s=2.0 * problem.compute_s)
+    assert single_device_s(doubled) > alone
+
+
+def test_memory_is_limited_as_often_and_as_much_as_told() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [draw(rng, ["x"], limited=0.5, memory=(1.1, 1.2)) for _ in range(200)]
+    limits = [one.memory for one in drawn if one.memory]
+    assert 70 < len(limits) < 130
+    assert 1.1 <= min(limits) <= max(limits) <= 1.2
+
+
+def test_regimes_are_judged_apart() -> None:
+    """Geometric means by hand: tight sqrt(2 * 8) = 4, large 3, the rest 1."""
+    tight, room = Instance("x", 0, memory=1.2), Instance("x", 0)
+    found = [
+        Outcome(tight, 5000, 2.0, 1.0, True),
+        Outcome(tight, 50, 8.0, 1.0, False),
+        Outcome(room, 1000, 3.0, 2.0, True),
+        Outcome(room, 50, 1.0, 1.0, True),
+    ]
+    wanted = {
+        "tight_greedy": 4.0, "tight_best": 1.0, "large_greedy": 3.0, "large_best": 2.0,
+        "ample_greedy": 1.0, "ample_best": 1.0,
+    }  # fmt: skip
+    assert by_regime(found) == pytest.approx(wanted)
+    assert quality_of(found).feasible == 0.75
+    assert np.isnan(quality_of([]).greedy)

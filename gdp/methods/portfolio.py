@@ -53,7 +53,7 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     fitting: list[Scored] = []
     known: dict[str, Answer] = {}
     used = 0
-    # Last, as it starts from the best of the others. Where memory binds it finds what no search does.
+    # Last, as it starts from the best of the others: where memory binds it goes beyond search.
     programs = (("period_fit", period_fit),) if period_applies(problem) else ()
     try:
         for name, method in (*HEURISTICS, *extra, *programs):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids
 from gdp.costs.base import CostModel
@@ -135,7 +136,8 @@ def _warm(method: Method, policy: Method) -> Method:
         # One greedy placement pays for both. On large graphs decoding itself takes seconds, which
         # belong to the budget.
         if problem.num_ops <= WARM_UP_OPS:
-            policy(problem, Search(seed=search.seed, evaluations=1))
+            with waiting_for(COMPILE):
+                policy(problem, Search(seed=search.seed, evaluations=1))
         return method(problem, search)
 
     return warm
@@ -154,21 +156,29 @@ def place(
 ) -> Result:
     """The best placement that a method finds, scored by the simulator, with a proven bound.
 
+    Of those that are as good within `search.simplicity`, the one with fewest transfers and cuts.
     `costs` is a cost model, a cost file, or None for the shipped calibration where it matches the
     devices and datasheet numbers elsewhere. Raises `InfeasibleError` when nothing fits, and
     `ValueError` for an unknown method.
     """
+    from gdp.methods.simplify import simpler
+
     search = search or Search()
     table = methods(checkpoint)
     if method not in table:
         raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
-    started_s = time.perf_counter()
+    phases = Phases()
     posed = pose(graph, cluster, objective, costs=costs, constraints=constraints)
+    phases.ended("costs")
     if search.seconds is not None:
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
     curve: list[tuple[float, float]] = []
+    started_s = time.perf_counter() - sum(phases.seconds.values())
     answer = table[method](posed.problem, _recorded(search, curve, started_s))
-    result = _result(graph, posed, answer, method, search, started_s)
+    phases.ended("search")
+    answer = simpler(posed.problem, answer, search)
+    phases.ended("simplify")
+    result = _result(graph, posed, answer, method, search, phases)
     return replace(result, curve=tuple(curve))
 
 
@@ -185,7 +195,7 @@ def _recorded(search: Search, curve: list[tuple[float, float]], started_s: float
 
 
 def _result(
-    graph: OpGraph, posed: Posed, answer: Answer, method: str, search: Search, started_s: float
+    graph: OpGraph, posed: Posed, answer: Answer, method: str, search: Search, phases: Phases
 ) -> Result:
     from gdp.sim.score import score
 
@@ -196,6 +206,7 @@ def _result(
     if not placed.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {placed}")
     bound_s, bound_by = _bound(problem, answer, search, placed.value_s)
+    phases.ended("bound")
     rank = answer.assignment.rank
     placement = make_placement(
         graph,
@@ -216,7 +227,8 @@ def _result(
         proven_optimal=answer.proven_optimal or bound_s >= value_s * (1 - 1e-9),
         candidates=answer.candidates,
         evaluations=answer.evaluations,
-        seconds=time.perf_counter() - started_s,
+        seconds=sum(phases.seconds.values()),
+        phases=phases.seconds,
         seed=search.seed,
         costs=posed.costs,
         notes=answer.notes or ((answer.reason,) if answer.reason else ()),
@@ -246,8 +258,12 @@ def compare(
     constraints: Constraints | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Result | str]:
-    """Every method's result, or the reason why it has none. `search` budgets each of them."""
+    """Every method's result, or the reason why it has none. `search` budgets each of them.
+
+    Values are what is compared, so that none of them is given for simplicity.
+    """
     table = methods(checkpoint)
+    search = replace(search or Search(), simplicity=0.0)
     rows: dict[str, Result | str] = {}
     for name in names or table:
         if progress is not None:

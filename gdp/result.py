@@ -1,6 +1,7 @@
 """What a placement run says: the placement, its score, how far from the optimum it can be."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from gdp.methods.base import Candidate as Candidate
@@ -21,10 +22,11 @@ class Result:
     proven_optimal: bool
     candidates: tuple[Candidate, ...]
     evaluations: int
-    seconds: float  # wall clock
+    seconds: float  # wall clock of all phases
     seed: int
     costs: str  # which cost model, and why it
     notes: tuple[str, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds of each, in order
     # Seconds since the start and the best value known then, where the method searches.
     curve: tuple[tuple[float, float], ...] = ()
 
@@ -59,6 +61,7 @@ class Result:
             ),
             "devices": counts,
             "seconds": self.seconds,
+            "phases": dict(self.phases),
             "evaluations": self.evaluations,
             "seed": self.seed,
             "costs": self.costs,

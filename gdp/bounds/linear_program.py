@@ -91,10 +91,8 @@ def solve(
     relative_gap: float,
     nodes: int | None = None,
 ) -> Solution:
-    """HiGHS's answer for rows (matrix, low, high) over variables between their limits.
-
-    Seconds end it, nodes of the search tree end it at the same place each time.
-    """
+    """HiGHS's answer for rows (matrix, low, high) over variables between their limits, after so
+    many nodes of its search tree at most."""
     # SciPy takes arrays for limits, its published types know only floats: so they are `Any`.
     from scipy.optimize import Bounds, LinearConstraint, milp
 

@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,9 +130,20 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class MethodOptions(SearchOptions):
-    """A method with its budget."""
+    """A method with its budget, and what of the best value fewer cuts may cost."""
 
     method: str = option("--method", default="auto", help="See `gdp compare`.")
+    simplicity: float = option(
+        "--simplicity", type=float, default=2.0, metavar="PERCENT",
+        help="Of the time, that fewer transfers and cuts may cost; 0: the best placement found.",
+    )  # fmt: skip
+
+    def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
+        if not 0 <= self.simplicity < 100:
+            raise ValueError(
+                f"--simplicity must be at least 0 and below 100, got {self.simplicity:g}"
+            )
+        return replace(super().search(progress), simplicity=self.simplicity / 100)
 
 
 @dataclass(frozen=True)

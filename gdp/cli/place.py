@@ -1,13 +1,19 @@
 """The verbs that place and judge: `gdp place`, `compare`, `simulate` and `report`."""
 
 import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
-from gdp.cli import options
+from gdp.cli import options, startup
 from gdp.cli.show import progress_bar, show
+from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.errors import InfeasibleError
 from gdp.terminal import printable
+
+if TYPE_CHECKING:
+    from gdp.result import Result
 
 
 @click.command()
@@ -34,17 +40,22 @@ def place(
     from gdp.cli.text import result_text
     from gdp.placement import save_placement
 
+    phases = Phases(startup.STARTED_S)
+    phases.ended("import")
     graph, machine = model.load(), cluster.load()
     outputs.require(
         model.spec, cluster.cluster, trained.checkpoint, trained.costs, constraints.constraints
     )
-    first_run.prepare(search.method, objective)
+    with waiting_for(COMPILE):
+        first_run.prepare(search.method, objective)
+    phases.ended("read")
     with progress_bar("placing") as progress:
         result = api.place(
             graph, machine, objective=objective, method=search.method, costs=trained.costs,
             search=search.search(progress), checkpoint=trained.checkpoint,
             constraints=constraints.read(),
         )  # fmt: skip
+    result = _all_waited(phases, result)
     if path := outputs.paths.get("placement"):
         save_placement(result.placement, path)
     if path := outputs.paths.get("trace"):
@@ -52,6 +63,15 @@ def place(
     if path := outputs.paths.get("report"):
         shown.report(graph, result, machine, path, costs=trained.costs)
     show(result.to_json(), lambda: result_text(graph, machine, result))
+
+
+def _all_waited(phases: Phases, result: "Result") -> "Result":
+    """The result with what the program waited for before it was asked."""
+    seconds = {
+        name: phases.seconds.get(name, 0.0) + result.phases.get(name, 0.0)
+        for name in (*phases.seconds, *result.phases)
+    }
+    return replace(result, phases=seconds, seconds=sum(seconds.values()))
 
 
 @click.command()

@@ -73,7 +73,8 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
             raise
         best = min(fitting, key=lambda scored: scored.key)
         answer = Answer(best.assignment, reason="interrupted", evaluations=used)
-    return replace(answer, candidates=tuple(tried), notes=_notes(problem, answer))
+    seen = tuple(scored.assignment for scored in fitting)
+    return replace(answer, candidates=tuple(tried), seen=seen, notes=_notes(problem, answer))
 
 
 def heuristic_candidates(problem: Problem, seed: int = 0) -> tuple[Candidate, ...]:

@@ -47,3 +47,26 @@ def make_plan(prediction: Prediction, objective: str) -> Plan:
         latency_s=schedule.latency_s,
         period_s=float(periods(cut, where[None])[0][0]),
     )
+
+
+def uncut_s(prediction: Prediction, objective: str, d: int) -> tuple[float, float] | None:
+    """Predicted (seconds of a sample alone, seconds per sample of many) of the model on device d,
+    its inputs and outputs on the host; None where d may not run all of it."""
+    problem = prediction.problem
+    device = np.where(problem.graph.is_io, problem.cluster.host, d)
+    if not np.isfinite(problem.compute_s[np.arange(problem.num_ops), device]).all():
+        return None
+    plan = make_plan(prediction._replace(device=device), objective)
+    return plan.latency_s, plan.period_s
+
+
+def replicas_s(prediction: Prediction, objective: str) -> tuple[float, float] | None:
+    """The same of a copy on every device that may run the whole model, samples dealt out."""
+    copies = [
+        found
+        for d in range(prediction.problem.num_devices)
+        if (found := uncut_s(prediction, objective, d)) is not None
+    ]
+    if not copies:
+        return None
+    return min(latency_s for latency_s, _ in copies), 1.0 / sum(1.0 / s for _, s in copies)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tiny import all_devices, brute_force_s, plain_graph, random_problem, unit_cluster
 
+from gdp.bounds.effort import Effort
 from gdp.bounds.load_memory import NO_MARKS, Marks, more_marks, placed_marks, worst_marks
 from gdp.bounds.throughput import load_bounds
 from gdp.cluster.types import Cluster
@@ -106,7 +107,7 @@ def test_bounds_hold_and_the_program_is_exact_where_memory_is_tight(num_devices:
     for seed in range(6):
         problem = tight_random(seed, num_devices)
         best_s = brute_force_s(problem)
-        for bound in load_bounds(problem, 5.0):
+        for bound in load_bounds(problem, Effort(5.0)):
             assert bound.value_s <= best_s * (1 + 1e-9), bound.argument
         answer = mip(problem, Search(seconds=None, evaluations=100, seed=1))
         assert answer.assignment is not None

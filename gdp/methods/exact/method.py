@@ -24,6 +24,7 @@ from gdp.sim.objectives import objective_of
 from gdp.sim.score import values
 
 _PIPELINE_SHARE = 0.3  # of the seconds, where a pipeline's program comes before the portfolio
+_BOUND_SHARE = 0.2  # of the seconds, for bounds that know no placement
 
 
 def exact(problem: Problem, search: Search) -> Answer:
@@ -87,8 +88,12 @@ def _with_bound(problem: Problem, answer: Answer, clock: Clock) -> Answer:
         return answer
     from gdp.bounds.best import best_bound
 
-    seconds = None if clock.seconds is None else max(0.1, clock.remaining_s())
-    bound = best_bound(problem, seconds)
+    if clock.seconds is None:
+        bound = best_bound(problem)
+    else:
+        # The work is that of a share of the seconds asked for, however many of them are left.
+        share_s = _BOUND_SHARE * clock.seconds
+        bound = best_bound(problem, share_s, cap_s=max(share_s, clock.remaining_s()))
     if bound.value_s <= answer.bound_s:
         return answer
     return dataclasses.replace(answer, bound_s=bound.value_s, bound_by=bound.argument)

@@ -22,6 +22,7 @@ from gdp.runtime.ort.sessions import can_pin, core_of_device, versions
 from gdp.runtime.ort.source import Source, load_source, randomised
 from gdp.runtime.ort.stages import CutPlan, cut_plan, make_stages, plan_cycle, whole_stage
 from gdp.runtime.ort.values import to_array
+from gdp.runtime.plan import replicas_s, uncut_s
 from gdp.runtime.prediction import Prediction, roofline_prediction
 from gdp.runtime.report import (
     DEFAULT,
@@ -29,6 +30,7 @@ from gdp.runtime.report import (
     SINGLE,
     RunReport,
     SegmentTime,
+    foretold,
     measured_fields,
     row,
 )
@@ -83,7 +85,12 @@ def run_onnx(
     comparison = check_outputs(ready)
     with _contenders(source, ready, cores, cores[cluster.host]) as contenders:
         times = measure(contenders, rounds=measuring.rounds, seconds=measuring.seconds)
-    baselines = {name: row(times[name]) for name in (SINGLE, DEFAULT, REPLICAS)}
+    expected = {
+        SINGLE: uncut_s(predict, objective, cluster.host), REPLICAS: replicas_s(predict, objective)
+    }  # fmt: skip
+    baselines = {
+        name: foretold(row(times[name]), expected.get(name)) for name in (SINGLE, DEFAULT, REPLICAS)
+    }
     return RunReport(
         **measured_fields(
             objective,

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
+from gdp.placement import Teams
 from gdp.problem.problem import Problem
 
 
@@ -16,6 +17,7 @@ class Assignment:
 
     device: Int[np.ndarray, "N"]
     rank: Int[np.ndarray, "N"] | None = None  # None: first ready first
+    teams: Teams = ()  # of replicated stages; their ops are on the first member
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,8 +43,11 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
         counts = dict.fromkeys(self.placement.device_names, 0)
-        for device in self.placement.device:
-            counts[self.placement.device_names[device]] += 1
+        names, serving = self.placement.device_names, {t[0]: t for t in self.placement.teams}
+        for lead in self.placement.device:
+            for device in serving.get(int(lead), (lead,)):
+                counts[names[device]] += 1
+        teams = [[names[d] for d in team] for team in self.placement.teams]
         return {
             "method": self.method,
             "objective": self.objective,
@@ -60,6 +63,7 @@ class Result:
                 zip(self.placement.device_names, self.score.peak_bytes.tolist(), strict=True)
             ),
             "devices": counts,
+            "teams": teams,
             "seconds": self.seconds,
             "phases": dict(self.phases),
             "evaluations": self.evaluations,

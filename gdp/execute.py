@@ -56,10 +56,8 @@ def run(
             f"{model!r} holds a graph only; `gdp run` needs an ONNX file or a JAX function"
         )
     if placement is None:
-        if runner not in REPLICATING:
-            constraints = placing.get("constraints") or Constraints()
-            placing["constraints"] = replace(constraints, replicas=False)
-        placement = api.place(graph, cluster, objective=objective, costs=costs, **placing).placement
+        how = runnable(model, placing)
+        placement = api.place(graph, cluster, objective=objective, costs=costs, **how).placement
     require(placement, graph, cluster)
     if placement.teams and runner not in REPLICATING:
         raise ModelError(f"{model!r} cannot be executed so: {_in_turn(placement)}")
@@ -71,6 +69,15 @@ def run(
         predict=Prediction(posed.problem, device, posed.group_of),
     )  # fmt: skip
     return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
+
+
+def runnable(model: str, placing: Placing) -> Placing:
+    """The same for a placement that the model's runtime can execute."""
+    runner = next((execute for has, execute in RUNTIMES if has(model)), None)
+    if runner in REPLICATING:
+        return placing
+    constraints = placing.get("constraints") or Constraints()
+    return {**placing, "constraints": replace(constraints, replicas=False)}
 
 
 def _run_onnx(*placed: Any, **how: Any) -> "RunReport":

@@ -17,6 +17,7 @@ from gdp.terminal import printable
 @options.method
 @options.trained
 @options.constraints
+@options.destination
 @options.outputs(
     placement=options.written("-o", "--output", metavar="P", help="Write the placement (JSON)."),
     report=options.written("--report", metavar="R.html", help="Write an HTML report."),
@@ -26,10 +27,11 @@ from gdp.terminal import printable
 def place(
     model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
     search: options.MethodOptions, trained: options.Trained, constraints: options.ConstraintOptions,
-    outputs: options.Outputs,
+    destination: options.Destination, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
-    from gdp import api, shown
+    from gdp import shown
+    from gdp.accelerate import place_for
     from gdp.cli import first_run
     from gdp.cli.text import result_text
     from gdp.placement import save_placement
@@ -40,17 +42,20 @@ def place(
     )
     first_run.prepare(search.method, objective)
     with progress_bar("placing") as progress:
-        result = api.place(
-            graph, machine, objective=objective, method=search.method, costs=trained.costs,
+        placed = place_for(
+            destination.runtime, graph, machine, model=model.spec,
+            granularity=destination.granularity, offload=destination.offload,
+            objective=objective, method=search.method, costs=trained.costs,
             search=search.search(progress), checkpoint=trained.checkpoint,
             constraints=constraints.read(),
         )  # fmt: skip
+    result, machine, costs = placed.result, placed.cluster, placed.costs
     if path := outputs.paths.get("placement"):
         save_placement(result.placement, path)
     if path := outputs.paths.get("trace"):
-        shown.trace(graph, result.placement, machine, path, costs=trained.costs)
+        shown.trace(graph, result.placement, machine, path, costs=costs)
     if path := outputs.paths.get("report"):
-        shown.report(graph, result, machine, path, costs=trained.costs)
+        shown.report(graph, result, machine, path, costs=costs)
     show(result.to_json(), lambda: result_text(graph, machine, result))
 
 

@@ -80,7 +80,13 @@ def row(
     began_s = time.perf_counter()
     bounds = all_bounds(problem, bound_seconds)
     took_s = time.perf_counter() - began_s
-    best = place(graph, machine, objective=goal, costs=roofline, search=Search(seconds=seconds))
+    best = place(
+        graph,
+        machine,
+        objective=goal,
+        costs=roofline,
+        search=Search(seconds=seconds, simplicity=0.0),
+    )
     bound = max(bounds, key=lambda b: b.value_s)
     return {
         "model": model,

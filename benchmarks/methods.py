@@ -26,7 +26,7 @@ def row(model: str, cluster: str, objective: str, seconds: float) -> dict[str, A
         gdp.load(f"onnx:light_{model}"),
         gdp.Cluster.load(cluster),
         objective="throughput" if objective == "throughput" else "latency",
-        search=gdp.Search(seconds=seconds),
+        search=gdp.Search(seconds=seconds, simplicity=0.0),
     )
     key = "latency_s" if objective == "latency" else "period_s"
     values = {c.method: getattr(c, key) for c in result.candidates if c.feasible}

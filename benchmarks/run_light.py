@@ -3,6 +3,7 @@ runtime's own threads and replicas; predictions against measurements.
 
     python benchmarks/run_light.py [one-core] [throughput] [latency] [overheads]
     python benchmarks/run_light.py throughput --shipped --models resnet50,squeezenet --seconds 60
+    python benchmarks/run_light.py throughput --shipped --simplicity 0,2   # what fewer cuts buy
 
 Figures are medians of interleaved rounds with 95% intervals; what `gdp run` would advise ends every
 line. With --shipped predictions are those of the shipped costs; without, plain roofline costs of
@@ -222,17 +223,18 @@ HEADER = (
 
 
 def throughput(
-    cluster: Cluster, names: Sequence[str], costs_of: CostsOf, seconds: float, search_s: float
+    cluster: Cluster, names: Sequence[str], costs_of: CostsOf, seconds: float, search: Search
 ) -> None:
-    print(f"\nthroughput, samples/s\n{HEADER}")
+    print(f"\nthroughput, samples/s; {search.simplicity:.1%} for simplicity\n{HEADER}")
     for name in names:
         costs = costs_of(name)
         result = api.place(
-            load_onnx(spec(name)), cluster, objective="throughput", costs=costs,
-            search=Search(seconds=search_s),
-        )  # fmt: skip
+            load_onnx(spec(name)), cluster, objective="throughput", costs=costs, search=search
+        )
         report = execute(name, cluster, result.placement.device, "throughput", costs, seconds)
         show(name, result.method, report)
+        for note in result.notes:
+            print(f"  {note}")
 
 
 def latency(cluster: Cluster, costs_of: CostsOf, seconds: float, search_s: float) -> None:
@@ -265,6 +267,9 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--seconds", type=float, default=60.0, help="of timing one execution")
     parser.add_argument("--search-seconds", type=float, default=5.0, help="of placing a model")
+    parser.add_argument(
+        "--simplicity", default="2", help="percent, of the part throughput; 0,2 runs it twice"
+    )
     parser.add_argument("--models", default=",".join(PIPELINED), help="of the part throughput")
     parser.add_argument("--shipped", action="store_true", help="predict with the shipped costs")
     arguments = parser.parse_args()
@@ -282,7 +287,9 @@ def main() -> None:
         show_one_core(rows)
     if "throughput" in parts:
         names = arguments.models.split(",")
-        throughput(cluster, names, costs_of, arguments.seconds, arguments.search_seconds)
+        for percent_given in arguments.simplicity.split(","):
+            search = Search(seconds=arguments.search_seconds, simplicity=float(percent_given) / 100)
+            throughput(cluster, names, costs_of, arguments.seconds, search)
     if "latency" in parts:
         latency(cluster, costs_of, arguments.seconds, arguments.search_seconds)
     if "overheads" in parts:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ def asked() -> Iterator[tuple[str, str, str, str]]:
 def answer(file: str, cluster: str, objective: str, method: str) -> dict[str, Any]:
     """The digest of one answer: devices, ranks, value, bound and effort."""
     search = gdp.Search(seed=3, seconds=None, evaluations=EVALUATIONS)
+    if hasattr(search, "simplicity"):  # earlier versions gave nothing for it
+        search = replace(search, simplicity=0.0)
     graph, box = gdp.load(file), gdp.Cluster.load(cluster)
     try:
         result = gdp.place(graph, box, objective=objective, method=method, search=search)  # pyright: ignore[reportArgumentType]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gdp.errors import PlacementError as PlacementError
     from gdp.execute import export as export
     from gdp.execute import run as run
+    from gdp.explained import explain as explain
     from gdp.graph.op_graph import OpGraph as OpGraph
     from gdp.importers.jax.trace import trace as trace
     from gdp.importers.torch.model import trace_torch as trace_torch
@@ -58,6 +59,7 @@ _WHERE = {
     "Result": "gdp.result",
     "Search": "gdp.methods.base",
     "compare": "gdp.api",
+    "explain": "gdp.explained",
     "export": "gdp.execute",
     "finetune": "gdp.learn.finetune",
     "load": "gdp.models",

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.base import CostModel
@@ -50,10 +51,12 @@ def pose(
     costs: CostModel | str | Path | None = None,
     constraints: Constraints | None = None,
     keep_apart: Int[np.ndarray, "N"] | None = None,
+    replicas: bool = False,
 ) -> Posed:
     """The problem of a model on a cluster, with the ops that runtimes fuse merged.
 
-    Ops of different `keep_apart` labels are not merged. Raises `InfeasibleError` when the
+    Ops of different `keep_apart` labels are not merged. With `replicas`, and unless the constraints
+    forbid it, a pipeline may have replicated stages. Raises `InfeasibleError` when the
     constraints leave an op, or ops that must share a device, no device.
     """
     from gdp.costs.default import resolve_costs
@@ -88,6 +91,7 @@ def pose(
         allowed=all_per_group(allowed, fused.group_of),
         together=None if together is None else joined(fused.group_of, together),
         tensor_s=_tensor_s(fused.graph, cluster, objective),
+        replicas=replicas and constraints.replicas,
     )
     return Posed(problem, fused.group_of, label)
 
@@ -139,7 +143,8 @@ def _warm(method: Method, policy: Method) -> Method:
         # One greedy placement pays for both. On large graphs decoding itself takes seconds, which
         # belong to the budget.
         if problem.num_ops <= WARM_UP_OPS:
-            policy(problem, Search(seed=search.seed, evaluations=1))
+            with waiting_for(COMPILE):
+                policy(problem, Search(seed=search.seed, evaluations=1))
         return method(problem, search)
 
     return warm
@@ -158,21 +163,29 @@ def place(
 ) -> Result:
     """The best placement that a method finds, scored by the simulator, with a proven bound.
 
+    Of those that are as good within `search.simplicity`, the one with fewest transfers and cuts.
     `costs` is a cost model, a cost file, or None for the shipped calibration where it matches the
     devices and datasheet numbers elsewhere. Raises `InfeasibleError` when nothing fits, and
     `ValueError` for an unknown method.
     """
+    from gdp.methods.simplify import simpler
+
     search = search or Search()
     table = methods(checkpoint)
     if method not in table:
         raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
-    started_s = time.perf_counter()
-    posed = pose(graph, cluster, objective, costs=costs, constraints=constraints)
+    phases = Phases()
+    posed = pose(graph, cluster, objective, costs=costs, constraints=constraints, replicas=True)
+    phases.ended("costs")
     if search.seconds is not None:
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
     curve: list[tuple[float, float]] = []
+    started_s = time.perf_counter() - sum(phases.seconds.values())
     answer = table[method](posed.problem, _recorded(search, curve, started_s))
-    result = _result(graph, posed, answer, method, search, started_s)
+    phases.ended("search")
+    answer = simpler(posed.problem, answer, search)
+    phases.ended("simplify")
+    result = _result(graph, posed, answer, method, search, phases)
     return replace(result, curve=tuple(curve))
 
 
@@ -189,17 +202,19 @@ def _recorded(search: Search, curve: list[tuple[float, float]], started_s: float
 
 
 def _result(
-    graph: OpGraph, posed: Posed, answer: Answer, method: str, search: Search, started_s: float
+    graph: OpGraph, posed: Posed, answer: Answer, method: str, search: Search, phases: Phases
 ) -> Result:
     from gdp.sim.score import score
 
     problem = posed.problem
     if answer.assignment is None:
         raise InfeasibleError(f"method {method!r} found no placement: {answer.reason}")
-    placed = score(problem, answer.assignment.device, answer.assignment.rank)
+    teams = answer.assignment.teams
+    placed = score(problem, answer.assignment.device, answer.assignment.rank, teams)
     if not placed.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {placed}")
     bound_s, bound_by = _bound(problem, answer, search, placed.value_s)
+    phases.ended("bound")
     rank = answer.assignment.rank
     placement = make_placement(
         graph,
@@ -207,6 +222,7 @@ def _result(
         posed.expand(answer.assignment.device),
         None if rank is None else posed.expand(rank),
         made_by=f"gdp {method} seed={search.seed}",
+        teams=teams,
     )
     value_s = placed.value_s
     return Result(
@@ -220,7 +236,8 @@ def _result(
         proven_optimal=answer.proven_optimal or bound_s >= value_s * (1 - 1e-9),
         candidates=answer.candidates,
         evaluations=answer.evaluations,
-        seconds=time.perf_counter() - started_s,
+        seconds=sum(phases.seconds.values()),
+        phases=phases.seconds,
         seed=search.seed,
         costs=posed.costs,
         notes=answer.notes or ((answer.reason,) if answer.reason else ()),
@@ -250,8 +267,12 @@ def compare(
     constraints: Constraints | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Result | str]:
-    """Every method's result, or the reason why it has none. `search` budgets each of them."""
+    """Every method's result, or the reason why it has none. `search` budgets each of them.
+
+    Values are what is compared, so that none of them is given for simplicity.
+    """
     table = methods(checkpoint)
+    search = replace(search or Search(), simplicity=0.0)
     rows: dict[str, Result | str] = {}
     for name in names or table:
         if progress is not None:
@@ -304,7 +325,7 @@ def simulate(
 
     require(placement, graph, cluster)
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
-    return score(posed.problem, device, rank)
+    return score(posed.problem, device, rank, placement.teams)
 
 
 def judged(
@@ -321,8 +342,8 @@ def judged(
     require(placement, graph, cluster)
     started_s = time.perf_counter()
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
-    scored = score(posed.problem, device, rank)
-    free = pose(graph, cluster, objective, costs=costs)
+    scored = score(posed.problem, device, rank, placement.teams)
+    free = pose(graph, cluster, objective, costs=costs, replicas=True)
     value_s = scored.value_s
     bound_s, bound_by = _bound(free.problem, Answer(None), Search(), value_s)
     return Result(

@@ -32,6 +32,7 @@ class Constraints:
     pins: tuple[Pin, ...] = ()
     forbid: tuple[Pin, ...] = ()  # ops that match stay off these devices
     together: tuple[str, ...] = ()  # all ops that match one glob share a device
+    replicas: bool = True  # a pipeline for throughput may give a stage several devices in turn
     # Module paths: what lies in or below each shares a device, as do ops that read one weight.
     whole: tuple[str, ...] = ()
 
@@ -42,6 +43,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     pin: list[Pin] = []
     forbid: list[Pin] = []
     together: list[str] = []
+    replicas: bool = True
     whole: list[str] = []
 
 
@@ -49,8 +51,9 @@ def read_constraints(path: str | os.PathLike[str]) -> Constraints:
     """The constraints of a TOML file; raises `ValueError` naming the key at fault."""
     entry = read_toml(path, _KIND, _File)
     return Constraints(
-        tuple(entry.pin), tuple(entry.forbid), tuple(entry.together), tuple(entry.whole)
-    )
+        tuple(entry.pin), tuple(entry.forbid), tuple(entry.together), entry.replicas,
+        tuple(entry.whole),
+    )  # fmt: skip
 
 
 def parse_pin(text: str) -> Pin:
@@ -72,6 +75,7 @@ def merge(parts: Sequence[Constraints]) -> Constraints:
         pins=tuple(pin for part in parts for pin in part.pins),
         forbid=tuple(pin for part in parts for pin in part.forbid),
         together=tuple(glob for part in parts for glob in part.together),
+        replicas=all(part.replicas for part in parts),
         whole=tuple(path for part in parts for path in part.whole),
     )
 

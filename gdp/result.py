@@ -1,6 +1,7 @@
 """What a placement run says: the placement, its score, how far from the optimum it can be."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from gdp.methods.base import Candidate as Candidate
@@ -21,10 +22,11 @@ class Result:
     proven_optimal: bool
     candidates: tuple[Candidate, ...]
     evaluations: int
-    seconds: float  # wall clock
+    seconds: float  # wall clock of all phases
     seed: int
     costs: str  # which cost model, and why it
     notes: tuple[str, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds of each, in order
     # Seconds since the start and the best value known then, where the method searches.
     curve: tuple[tuple[float, float], ...] = ()
 
@@ -41,8 +43,11 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
         counts = dict.fromkeys(self.placement.device_names, 0)
-        for device in self.placement.device:
-            counts[self.placement.device_names[device]] += 1
+        names, serving = self.placement.device_names, {t[0]: t for t in self.placement.teams}
+        for lead in self.placement.device:
+            for device in serving.get(int(lead), (lead,)):
+                counts[names[device]] += 1
+        teams = [[names[d] for d in team] for team in self.placement.teams]
         return {
             "method": self.method,
             "objective": self.objective,
@@ -58,7 +63,9 @@ class Result:
                 zip(self.placement.device_names, self.score.peak_bytes.tolist(), strict=True)
             ),
             "devices": counts,
+            "teams": teams,
             "seconds": self.seconds,
+            "phases": dict(self.phases),
             "evaluations": self.evaluations,
             "seed": self.seed,
             "costs": self.costs,

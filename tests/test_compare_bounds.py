@@ -29,3 +29,14 @@ def test_all_methods_are_measured_against_the_best_bound_of_any() -> None:
     text = compare_text(graph, cluster, rows)
     assert "bound    at least" in text
     assert best.bound_by in text
+    assert f"{worst.gap:.1%}, not proven" in text
+    assert text.count("not proven") == sum(not row.proven_optimal for row in results)
+
+
+def test_the_phases_of_a_result_add_up_to_what_was_waited() -> None:
+    graph = make_graph("two", ["a", "b"], ["X"] * 2, [(0, 1)], [(0, 1)], flop=[1e9, 1e9])
+    result = gdp.place(graph, gdp.Cluster.load("2xt4-pcie3"), method="single", costs=roofline)
+    assert set(result.phases) <= {"costs", "compile", "search", "simplify", "bound"}
+    assert {"costs", "search", "bound"} <= set(result.phases)
+    assert result.seconds == sum(result.phases.values())
+    assert all(s > 0 for s in result.phases.values())

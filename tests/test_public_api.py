@@ -16,8 +16,8 @@ from gdp.cli.main import cli
 PUBLIC = [
     "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "InfeasibleError", "Link",
     "Measuring", "ModelError", "OpGraph", "Pin", "Placement", "PlacementError", "Result", "Search",
-    "compare", "export", "finetune", "load", "load_placement", "make_cluster", "place", "run",
-    "save_placement", "simulate", "trace", "trace_torch",
+    "compare", "explain", "export", "finetune", "load", "load_placement", "make_cluster", "place",
+    "run", "save_placement", "simulate", "trace", "trace_torch",
 ]  # fmt: skip
 
 

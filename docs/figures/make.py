@@ -33,7 +33,7 @@ def before_after() -> str:
     for title, method in (
         ("one GPU", "single"), ("round robin", "round_robin"), ("gdp place", "auto"),
     ):  # fmt: skip
-        search = gdp.Search(seed=0, seconds=None, evaluations=EVALUATIONS)
+        search = gdp.Search(seed=0, seconds=None, evaluations=EVALUATIONS, simplicity=0.0)
         result = gdp.place(graph, cluster, method=method, search=search)
         view = view_of(graph, result.placement, cluster)
         panels.append((title, view.problem, view.schedule, view.device))
@@ -143,7 +143,7 @@ def bounds() -> str:
             gdp.Cluster.load("3xt4-pcie4"),
         )
         for objective in ("latency", "throughput"):
-            search = gdp.Search(seed=0, seconds=None, evaluations=EVALUATIONS)
+            search = gdp.Search(seed=0, seconds=None, evaluations=EVALUATIONS, simplicity=0.0)
             result = gdp.place(graph, cluster, objective=objective, search=search)
             rows.append((f"{family}, {objective}", result.bound_s, result.value_s))
     canvas = Canvas(860, 76 + 26 * len(rows) + 20)

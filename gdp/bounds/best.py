@@ -6,60 +6,73 @@ import numpy as np
 from jaxtyping import Float
 
 from gdp.bounds.bound import Bound
-from gdp.clock import Clock
+from gdp.bounds.effort import Effort
 from gdp.problem.problem import Problem
 
 __all__ = ["Bound", "all_bounds", "best_bound"]
 
 DEFAULT_SECONDS = 10.0
+CUT_SHORT = "; the clock ended further proofs, so another run may prove more"
 _SLACK = 1e-10  # relative; sums here and in the simulator round in different orders
 
 
-def best_bound(problem: Problem, seconds: float | None = None, *, found_s: float = np.inf) -> Bound:
-    """The largest of the bounds that apply. The seconds end the costlier ones early.
+def best_bound(
+    problem: Problem,
+    seconds: float | None = None,
+    *,
+    found_s: float = np.inf,
+    cap_s: float | None = None,
+) -> Bound:
+    """The largest of the bounds that apply.
 
-    `found_s` is the value of a placement: what cannot prove more about it is left out.
+    The costlier ones do the work of `seconds` of a quiet core, which is counted, so that the same
+    arguments give the same bound. A clock ends them after `cap_s` (by default `PATIENCE` times the
+    seconds), and then the argument says so. `found_s` is the value of a placement: what cannot
+    prove more about it is left out.
     """
-    return max(all_bounds(problem, seconds, found_s), key=lambda bound: bound.value_s)
+    return max(all_bounds(problem, seconds, found_s, cap_s), key=lambda bound: bound.value_s)
 
 
 def all_bounds(
-    problem: Problem, seconds: float | None = None, found_s: float = np.inf
+    problem: Problem,
+    seconds: float | None = None,
+    found_s: float = np.inf,
+    cap_s: float | None = None,
 ) -> list[Bound]:
-    """Every bound that applies, each with the argument that proves it."""
-    clock = Clock(DEFAULT_SECONDS if seconds is None else seconds)
+    """Every bound that applies, each with the argument that proves it; see `best_bound`."""
+    effort = Effort(DEFAULT_SECONDS if seconds is None else seconds, cap_s)
     proofs = BOUNDS.get(problem.objective)
     if proofs is None:
         return [Bound(0.0, f"nothing: no bound is known for objective {problem.objective!r}")]
-    bounds = proofs(problem, clock, found_s)
-    return [Bound(bound.value_s * (1.0 - _SLACK), bound.argument) for bound in bounds]
+    bounds = proofs(problem, effort, found_s)
+    ended = CUT_SHORT if effort.cut_short else ""
+    return [Bound(bound.value_s * (1.0 - _SLACK), bound.argument + ended) for bound in bounds]
 
 
-def _latency(problem: Problem, clock: Clock, found_s: float) -> list[Bound]:
+def _latency(problem: Problem, effort: Effort, found_s: float) -> list[Bound]:
     from gdp.bounds.latency import latency_bounds
     from gdp.bounds.throughput import load_bounds
 
-    bounds = latency_bounds(problem, clock.remaining_s())
-    left_s = max(0.0, clock.remaining_s())
-    return [*bounds, *load_bounds(problem, left_s, found_s, only_memory=True)]
+    bounds = latency_bounds(problem, effort)
+    return [*bounds, *load_bounds(problem, effort, found_s, only_memory=True)]
 
 
-def _throughput(problem: Problem, clock: Clock, found_s: float) -> list[Bound]:
+def _throughput(problem: Problem, effort: Effort, found_s: float) -> list[Bound]:
     from gdp.bounds.throughput import load_bounds
 
-    return load_bounds(problem, clock.remaining_s(), found_s)
+    return load_bounds(problem, effort, found_s)
 
 
-def _max_load(problem: Problem, clock: Clock, found_s: float) -> list[Bound]:
+def _max_load(problem: Problem, effort: Effort, found_s: float) -> list[Bound]:
     """Compute alone: what meets in host memory is not looked at."""
-    del clock, found_s
+    del effort, found_s
     work_s = float(_fastest_s(problem).sum())
     return [Bound(work_s / problem.num_devices, "work over all devices")]
 
 
-def _block_latency(problem: Problem, clock: Clock, found_s: float) -> list[Bound]:
+def _block_latency(problem: Problem, effort: Effort, found_s: float) -> list[Bound]:
     """Compute alone, as `_max_load`."""
-    del clock, found_s
+    del effort, found_s
     fastest_s = _fastest_s(problem)
     finish_s = fastest_s.copy()
     src, dst = problem.graph.edges
@@ -72,10 +85,10 @@ def _fastest_s(problem: Problem) -> Float[np.ndarray, "N"]:
     return np.where(problem.allowed, problem.compute_s, np.inf).min(axis=1)
 
 
-BOUNDS: dict[str, Callable[[Problem, Clock, float], list[Bound]]] = {
+BOUNDS: dict[str, Callable[[Problem, Effort, float], list[Bound]]] = {
     "latency": _latency,
     "throughput": _throughput,
     "max_load": _max_load,
     "block_latency": _block_latency,
 }
-"""What proves bounds of each objective, given a clock and the value of a known placement."""
+"""What proves bounds of each objective, given an effort and the value of a known placement."""

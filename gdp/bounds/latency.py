@@ -4,33 +4,30 @@ import numpy as np
 from jaxtyping import Float
 
 from gdp.bounds.bound import Bound
+from gdp.bounds.effort import Effort
 from gdp.bounds.memory import memory_bound
 from gdp.bounds.paths import Arcs, Spans, arcs_of, heads_and_tails, no_spans
 from gdp.bounds.spans import MAX_DEVICES, MAX_OPS, find_spans
 from gdp.bounds.work import window_s
-from gdp.clock import Clock
 from gdp.problem.problem import Problem
 from gdp.units import format_seconds
 
-_LEAST_S = 0.05
 
-
-def latency_bounds(problem: Problem, seconds: float) -> list[Bound]:
+def latency_bounds(problem: Problem, effort: Effort) -> list[Bound]:
     """What each argument proves about the latency of any placement, in any order of its ops.
 
-    The critical path takes O(E D^2); spans get what is left of the seconds.
+    The critical path takes O(E D^2); spans take the branches of the effort.
     """
-    clock = Clock(seconds)
     arcs = arcs_of(problem)
     head_s, tail_s = heads_and_tails(arcs, no_spans(problem.num_devices))
     bounds = [_path(problem, arcs, head_s), _window(arcs, head_s, tail_s, "")]
     spans = no_spans(problem.num_devices)
     if problem.num_ops <= MAX_OPS and 1 < problem.num_devices <= MAX_DEVICES:
-        spans = find_spans(problem, arcs, head_s, clock.remaining_s())
+        spans = find_spans(problem, arcs, head_s, effort)
         if len(spans.source):
             head_s, tail_s = heads_and_tails(arcs, spans)
             bounds += [_modules(head_s, spans), _window(arcs, head_s, tail_s, " over modules")]
-    split = memory_bound(problem, arcs, spans, head_s, max(_LEAST_S, clock.remaining_s()))
+    split = memory_bound(problem, arcs, spans, head_s, effort)
     return bounds if split is None else [*bounds, split]
 
 

@@ -89,12 +89,16 @@ def solve(
     kind: Int[np.ndarray, "X"],
     seconds: float | None,
     relative_gap: float,
+    nodes: int | None = None,
 ) -> Solution:
-    """HiGHS's answer for rows (matrix, low, high) over variables between their limits."""
+    """HiGHS's answer for rows (matrix, low, high) over variables between their limits, after so
+    many nodes of its search tree at most."""
     # SciPy takes arrays for limits, its published types know only floats: so they are `Any`.
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     options: dict[str, float | bool] = {"mip_rel_gap": relative_gap, "presolve": True}
+    if nodes is not None:
+        options["node_limit"] = nodes
     if seconds is not None:
         options["time_limit"] = max(0.1, seconds)
     with silent_stdout():

@@ -279,6 +279,7 @@ def least_whole(
     between: tuple[float, float],
     seconds: float | None,
     relative_gap: float,
+    nodes: int | None = None,
 ) -> Solution:
     """HiGHS's answer for whole x and a period between two values, all in the model's units."""
     program = linear_arguments(model)
@@ -290,7 +291,7 @@ def least_whole(
         (program["A_ub"], -np.inf, program["b_ub"]),
         (program["A_eq"], program["b_eq"], program["b_eq"]),
     ]
-    return solve(program["c"], rows, (low, high), kind, seconds, relative_gap)
+    return solve(program["c"], rows, (low, high), kind, seconds, relative_gap, nodes)
 
 
 def linear_arguments(model: LoadModel) -> dict[str, Any]:

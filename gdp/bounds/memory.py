@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.bounds.bound import Bound
+from gdp.bounds.effort import Effort
 from gdp.bounds.paths import Arcs, Spans
-from gdp.clock import Clock
 from gdp.problem.problem import Problem
 from gdp.units import format_bytes, format_seconds
 
@@ -32,13 +32,12 @@ def memory_bound(
     arcs: Arcs,
     spans: Spans,
     head_s: Float[np.ndarray, "V D"],
-    seconds: float,
+    effort: Effort,
 ) -> Bound | None:
     """The bound of the path behind the largest head; None where its weights fit anywhere.
 
     O(L D^2) a round.
     """
-    clock = Clock(seconds)
     memory = problem.cluster.memory_bytes.astype(np.float64)
     if problem.graph.weight_bytes.sum() <= memory.min() or problem.num_ops > MAX_OPS:
         return None
@@ -52,7 +51,7 @@ def memory_bound(
     slowest_s = float(np.where(np.isfinite(steps_s), steps_s, 0.0).max(axis=(1, 2)).sum())
     step = 0.5 * slowest_s / memory
     for _ in range(_ROUNDS):
-        if clock.is_over():
+        if effort.is_over():
             break
         value_s, device = _cheapest(steps_s, weight[:, None] * price)
         best_s = max(best_s, value_s - float(price @ memory))

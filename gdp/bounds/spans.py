@@ -15,12 +15,12 @@ which neither the critical path nor the work alone can show.
 Axes: n ops of a part, the last of them v; K tensors read in it; P arcs; D devices; S spans.
 """
 
-import time
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
+from gdp.bounds.effort import Effort
 from gdp.bounds.paths import Arcs, Spans
 from gdp.bounds.work import shared_work_s
 from gdp.problem.arrays import arrays_of
@@ -31,7 +31,7 @@ MAX_DEVICES = 64
 MAX_OPS = 10_000  # bit sets of ancestors take N * N / 8 bytes, pairs N * N / 2 steps
 _MAX_INNER = 18  # larger parts count with their work alone
 _MANY_INNER = 10  # branching over more may be cut short
-_BRANCHES_PER_S = 150_000
+_PAIR = 20  # what a pair takes beside branching, in branches
 _MAX_BRANCHES = 20_000  # of one part with one pair of end devices
 
 
@@ -79,18 +79,17 @@ class Work(NamedTuple):
 
 
 def find_spans(
-    problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"], seconds: float
+    problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"], effort: Effort
 ) -> Spans:
-    """The spans of a problem that branching within the seconds gives, smallest parts first."""
-    began_s = time.perf_counter()
+    """The spans of a problem that branching within the effort gives, smallest parts first."""
+    left = effort.branches
     d = problem.num_devices
     pairs = _pairs(problem, arcs, head_s)
     pairs.sort(key=lambda pair: len(pair[2]))
     known: dict[bytes, Float[np.ndarray, "D D"]] = {}
     found: list[tuple[int, int, Float[np.ndarray, "D D"]]] = []
     for k, (u, v, inner) in enumerate(pairs):
-        left_s = seconds - (time.perf_counter() - began_s)
-        if left_s <= 0:
+        if left <= 0 or effort.is_over():
             break
         part = _part(problem, arcs, u, v, inner)
         span_s = np.tile(arcs.op_s[v], (d, 1))
@@ -99,9 +98,11 @@ def find_spans(
         if part is not None:
             key = b"".join(np.ascontiguousarray(x).tobytes() for x in part)
             if key not in known:
-                limit = int(left_s * _BRANCHES_PER_S / min(8, len(pairs) - k))
-                known[key] = _span_s(part, u >= 0, v < problem.num_ops, min(limit, _MAX_BRANCHES))
+                limit = min(left // min(8, len(pairs) - k), _MAX_BRANCHES)
+                known[key], used = _span_s(part, u >= 0, v < problem.num_ops, limit)
+                left -= used
             span_s = np.maximum(span_s, known[key])
+        left -= _PAIR
         found.append((u, v, span_s))
     found.sort(key=lambda entry: entry[1])
     return Spans(
@@ -190,23 +191,27 @@ def _part(problem: Problem, arcs: Arcs, u: int, v: int, inner: Int[np.ndarray, "
     )
 
 
-def _span_s(part: Part, has_source: bool, has_target: bool, limit: int) -> Float[np.ndarray, "D D"]:
-    """Least seconds for each device of u and of v; renamed devices are computed once."""
+def _span_s(
+    part: Part, has_source: bool, has_target: bool, limit: int
+) -> tuple[Float[np.ndarray, "D D"], int]:
+    """(least seconds for each device of u and of v, branches), renamed devices computed once."""
     from gdp.bounds.spans_kernels import least_span
 
     d = part.op_s.shape[1]
     work = _work(part)
     span_s = np.full((d, d), np.inf)
     known: dict[tuple[int, int, bool], float] = {}
+    used = 0
     for e in range(d) if has_source else [-1]:
         for to in range(d) if has_target else [0]:
             if not np.isfinite(part.op_s[-1, to]):
                 continue
             key = (int(part.alike[e]) if e >= 0 else -1, int(part.alike[to]), e == to)
             if key not in known:
-                known[key], _ = least_span(part, work, e, to, limit)
+                known[key], branches = least_span(part, work, e, to, limit)
+                used += int(branches)
             span_s[e if e >= 0 else slice(None), to if has_target else slice(None)] = known[key]
-    return span_s
+    return span_s, used
 
 
 def _work(part: Part) -> Work:

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gdp.bounds.bound import Bound
+from gdp.bounds.effort import Effort
 from gdp.bounds.load_program import (
     LoadModel,
     build,
@@ -15,14 +16,13 @@ from gdp.bounds.load_program import (
     model_size,
 )
 from gdp.bounds.work import shared_work_s
-from gdp.clock import Clock
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds
+from gdp.sim.replicas import may_replicate
 from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
-_ENTRIES_PER_S = 60_000  # of a matrix that HiGHS solves as a linear program, about
-_MIN_MIP_S = 0.2
+_MAX_ITERATIONS = 100_000  # of the simplex method
 # HiGHS keeps rows to 1e-7 and whole numbers to 1e-6, in units of about one period.
 _MIP_SLACK = 1e-5
 _MIP_GAP = 1e-4  # what HiGHS leaves open
@@ -30,33 +30,39 @@ _PROVEN = 1e-9
 
 
 def load_bounds(
-    problem: Problem, seconds: float, found_s: float = np.inf, *, only_memory: bool = False
+    problem: Problem, effort: Effort, found_s: float = np.inf, *, only_memory: bool = False
 ) -> list[Bound]:
     """What the busy times of devices and channels prove about any placement.
 
-    Work and largest ops take O(N D); the linear program is built where it is likely to be solved in
-    the seconds, and with whole placements (a mixed-integer program) in what is then left. With
+    Work and largest ops take O(N D); the linear program is built where the effort is likely to
+    solve it, and then once more with whole placements (a mixed-integer program). Where stages may
+    be replicated, each sample has a placement of its own, and loads are means over the samples:
+    what is linear in placements holds of their mean as well, and what counts whole ops on one
+    device is left out (the largest op, and the mixed-integer program). With
     `only_memory` nothing is done where memory cannot force ops apart. A placement that takes
     `found_s` ends it as soon as no better one is possible.
     """
-    clock = Clock(seconds)
     if only_memory and not memory_binds(problem):
         return []
     op_s = group_seconds(problem)
     work_s, share = shared_work_s(op_s)
-    bounds = [_work(problem, work_s, share), _crowd(op_s)]
+    bounds = [_work(problem, work_s, share)]
+    whole = not may_replicate(problem)
+    if whole:
+        bounds.append(_crowd(op_s))
     unit_s = max(bound.value_s for bound in bounds)
     if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
         return bounds
-    if model_size(problem) > _ENTRIES_PER_S * clock.remaining_s():
+    if model_size(problem) > effort.entries or effort.is_over():
         return bounds
     model = build(problem, unit_s)
-    solved = _linear(model, clock)
+    solved = _linear(model, effort)
     if solved is not None:
         bounds.append(solved)
     known_s = max(bound.value_s for bound in bounds)
-    if clock.remaining_s() > _MIN_MIP_S and known_s < found_s * (1.0 - _MIP_GAP):
-        solved = _whole(model, known_s, clock)
+    nodes = effort.nodes(model.a.nnz) if whole else 0
+    if nodes > 0 and known_s < found_s * (1.0 - _MIP_GAP) and not effort.is_over():
+        solved = _whole(model, known_s, effort, nodes)
         if solved is not None:
             bounds.append(solved)
     return bounds
@@ -89,15 +95,16 @@ def _crowd(op_s: Float[np.ndarray, "G D"]) -> Bound:
     return Bound(float(value_s[best]) * (1.0 - 1e-12), text)
 
 
-def _linear(model: LoadModel, clock: Clock) -> Bound | None:
+def _linear(model: LoadModel, effort: Effort) -> Bound | None:
     """The linear program's value, from its dual solution alone, so that no tolerance enters."""
     from scipy.optimize import linprog
 
     solved = linprog(
         **linear_arguments(model),
         method="highs",
-        options={"time_limit": max(0.1, clock.remaining_s())},
+        options={"time_limit": effort.remaining_s(), "maxiter": _MAX_ITERATIONS},
     )
+    effort.is_over()
     marginals = getattr(getattr(solved, "ineqlin", None), "marginals", None)
     if marginals is None or not np.isfinite(marginals).all():
         LOG.debug("no linear bound: %s", solved.message)
@@ -134,14 +141,15 @@ def dual_value_s(
     return float(value) * model.unit_s, scaled[: model.num_loads]
 
 
-def _whole(model: LoadModel, known_s: float, clock: Clock) -> Bound | None:
-    """The bound of the program with whole placements when the time is over."""
+def _whole(model: LoadModel, known_s: float, effort: Effort, nodes: int) -> Bound | None:
+    """The bound of the program with whole placements after so many nodes."""
     low = known_s / model.unit_s * (1.0 - 1e-6)
-    solved = least_whole(model, (low, np.inf), clock.remaining_s(), _MIP_GAP)
+    solved = least_whole(model, (low, np.inf), effort.remaining_s(), _MIP_GAP, nodes)
+    effort.is_over()
     if solved.is_infeasible or not np.isfinite(solved.bound):
         return None
     value_s = solved.bound * model.unit_s * (1.0 - _MIP_SLACK)
-    proven = "solved" if solved.is_optimal else "stopped by time"
+    proven = "solved" if solved.is_optimal else "cut short"
     return Bound(
         value_s,
         f"mixed-integer program of the loads of {len(model.load_names)} devices and links by "

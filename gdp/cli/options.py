@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,9 +130,20 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class MethodOptions(SearchOptions):
-    """A method with its budget."""
+    """A method with its budget, and what of the best value fewer cuts may cost."""
 
     method: str = option("--method", default="auto", help="See `gdp compare`.")
+    simplicity: float = option(
+        "--simplicity", type=float, default=2.0, metavar="PERCENT",
+        help="Of the time, that fewer transfers and cuts may cost; 0: the best placement found.",
+    )  # fmt: skip
+
+    def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
+        if not 0 <= self.simplicity < 100:
+            raise ValueError(
+                f"--simplicity must be at least 0 and below 100, got {self.simplicity:g}"
+            )
+        return replace(super().search(progress), simplicity=self.simplicity / 100)
 
 
 @dataclass(frozen=True)
@@ -163,13 +174,18 @@ class ConstraintOptions:
     constraints: str | None = option(
         "--constraints", metavar="FILE", help="The same in a TOML file."
     )
+    no_replicas: bool = option(
+        "--no-replicas", is_flag=True,
+        help="For throughput: one device for each stage, none that take samples in turn.",
+    )  # fmt: skip
 
     def read(self) -> "Constraints":
         from gdp.constraints import Constraints, merge, parse_pin, read_constraints
 
         flags = Constraints(
-            tuple(map(parse_pin, self.pins)), tuple(map(parse_pin, self.forbid)), self.together
-        )
+            tuple(map(parse_pin, self.pins)), tuple(map(parse_pin, self.forbid)), self.together,
+            not self.no_replicas,
+        )  # fmt: skip
         file = self.constraints
         return merge([flags] if file is None else [read_constraints(file), flags])
 
@@ -275,6 +291,7 @@ def outputs(**options: Callable[..., Decorator]) -> Decorator:
 written = functools.partial(functools.partial, click.option)
 """An option of `outputs`, whose name is still to come."""
 required = functools.partial(written, "-o", "--output", required=True)
+report = written("--report", metavar="R.html", help="Write an HTML report.")
 trace = written("--trace", metavar="T.json", help="Write a Chrome/Perfetto trace of the schedule.")
 _force = click.option(
     "--force", is_flag=True, help="Write over, or among, files that gdp did not write."

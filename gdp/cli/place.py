@@ -1,13 +1,19 @@
 """The verbs that place and judge: `gdp place`, `compare`, `simulate` and `report`."""
 
 import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
-from gdp.cli import options
+from gdp.cli import options, startup
 from gdp.cli.show import progress_bar, show
+from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.errors import InfeasibleError
 from gdp.terminal import printable
+
+if TYPE_CHECKING:
+    from gdp.result import Result
 
 
 @click.command()
@@ -20,7 +26,7 @@ from gdp.terminal import printable
 @options.destination
 @options.outputs(
     placement=options.written("-o", "--output", metavar="P", help="Write the placement (JSON)."),
-    report=options.written("--report", metavar="R.html", help="Write an HTML report."),
+    report=options.report,
     trace=options.trace,
 )
 @options.as_json
@@ -36,11 +42,15 @@ def place(
     from gdp.cli.text import result_text
     from gdp.placement import save_placement
 
+    phases = Phases(startup.STARTED_S)
+    phases.ended("import")
     graph, machine = model.load(), cluster.load()
     outputs.require(
         model.spec, cluster.cluster, trained.checkpoint, trained.costs, constraints.constraints
     )
-    first_run.prepare(search.method, objective)
+    with waiting_for(COMPILE):
+        first_run.prepare(search.method, objective)
+    phases.ended("read")
     with progress_bar("placing") as progress:
         placed = place_for(
             destination.runtime, graph, machine, model=model.spec,
@@ -49,7 +59,7 @@ def place(
             search=search.search(progress), checkpoint=trained.checkpoint,
             constraints=constraints.read(),
         )  # fmt: skip
-    result, machine, costs = placed.result, placed.cluster, placed.costs
+    result, machine, costs = _all_waited(phases, placed.result), placed.cluster, placed.costs
     if path := outputs.paths.get("placement"):
         save_placement(result.placement, path)
     if path := outputs.paths.get("trace"):
@@ -57,6 +67,15 @@ def place(
     if path := outputs.paths.get("report"):
         shown.report(graph, result, machine, path, costs=costs)
     show(result.to_json(), lambda: result_text(graph, machine, result))
+
+
+def _all_waited(phases: Phases, result: "Result") -> "Result":
+    """The result with what the program waited for before it was asked."""
+    seconds = {
+        name: phases.seconds.get(name, 0.0) + result.phases.get(name, 0.0)
+        for name in (*phases.seconds, *result.phases)
+    }
+    return replace(result, phases=seconds, seconds=sum(seconds.values()))
 
 
 @click.command()

@@ -33,16 +33,18 @@ class Timing:
 @options.trained
 @options.constraints
 @options.handing_a("timing", Timing)
+@options.outputs(report=options.report)
 @options.as_json
 def run(
     model: options.ModelOptions, placement: str | None, cluster: options.ClusterOptions,
     objective: str, search: options.MethodOptions, trained: options.Trained,
-    constraints: options.ConstraintOptions, timing: Timing,
+    constraints: options.ConstraintOptions, timing: Timing, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Execute a placement for real: predicted beside measured, outputs checked.
 
     Without PLACEMENT the model is placed first.
     """
+    from gdp import api, shown
     from gdp.cli import first_run
     from gdp.cli.text import run_text
     from gdp.execute import run as run_model
@@ -50,15 +52,29 @@ def run(
     from gdp.runtime.measure import Measuring
 
     machine = cluster.load()
+    outputs.require(model.spec, placement, cluster.cluster, trained.checkpoint, trained.costs)
     placed = None if placement is None else load_placement(placement)
     first_run.prepare(search.method, objective)
+    page, made = outputs.paths.get("report"), placed
     with progress_bar("running") as progress:
+        placing = {
+            "method": search.method, "checkpoint": trained.checkpoint,
+            "search": search.search(progress), "constraints": constraints.read(),
+        }  # fmt: skip
+        if page and placed is None:
+            made = api.place(
+                model.load(), machine, objective=objective, costs=trained.costs, **placing
+            )
+            placed = made.placement
         report = run_model(
             model.spec, machine, placed,
-            dims=model.dims, objective=objective, method=search.method, costs=trained.costs,
-            checkpoint=trained.checkpoint, search=search.search(progress),
-            constraints=constraints.read(),
+            dims=model.dims, objective=objective, costs=trained.costs, **placing,
             measuring=Measuring(timing.rounds, timing.measure_seconds, search.seed),
+        )  # fmt: skip
+    if page and made is not None:
+        shown.report(
+            model.load(), made, machine, page,
+            objective=objective, costs=trained.costs, measured=report,
         )  # fmt: skip
     show(report, lambda: run_text(report))
     if report["outputs_equal"] is False or not report.get("inner_equal", True):

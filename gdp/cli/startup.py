@@ -4,9 +4,12 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import time
 from types import ModuleType
 from typing import Any
 
+STARTED_S = time.perf_counter()
+"""When the program began, but for Python's own start."""
 DEFERRED = ("sympy", "onnx_ir._symbolic_shapes")
 """Half a second of imports for onnx_ir's arithmetic on symbolic dimensions, which few models need;
 the second of them reads the first at once."""

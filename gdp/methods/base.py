@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
+from gdp.placement import Teams
 from gdp.problem.problem import Problem
 
 
@@ -16,6 +17,7 @@ class Assignment:
 
     device: Int[np.ndarray, "N"]
     rank: Int[np.ndarray, "N"] | None = None  # None: first ready first
+    teams: Teams = ()  # of replicated stages; their ops are on the first member
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +28,9 @@ class Search:
     seconds: float | None = 5.0  # wall clock, after imports and compilation; None: no limit
     evaluations: int | None = None  # simulated placements; None: no limit
     start: Assignment | None = None
+    # Share of the best value that fewer transfers and cuts may cost. Costs are known to a few
+    # percent at best. `gdp.api.place` applies it to what a method found; methods know nothing of it
+    simplicity: float = 0.02
     known: Mapping[str, "Answer"] = field(default_factory=dict)  # what methods answered already
     progress: Callable[[float, float], None] | None = field(default=None)
     # called with (fraction of the budget used, best value so far in seconds)
@@ -37,6 +42,8 @@ class Search:
             raise ValueError(f"seconds must be >= 0, got {self.seconds}")
         if self.evaluations is not None and self.evaluations < 0:
             raise ValueError(f"evaluations must be >= 0, got {self.evaluations}")
+        if not 0 <= self.simplicity < 1:
+            raise ValueError(f"simplicity must lie in [0, 1), got {self.simplicity}")
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class Answer:
     proven_optimal: bool = False
     evaluations: int = 0
     candidates: tuple[Candidate, ...] = ()  # what the answer was chosen from
+    seen: tuple[Assignment, ...] = ()  # their placements, of those that fit
     notes: tuple[str, ...] = ()  # what is worth telling the user
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.clock import Clock
+from gdp.clock import COMPILE, Clock, waiting_for
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods.base import Answer, Assignment, Method, Search
@@ -202,7 +202,8 @@ def compile_once(name: str, method: Method, objective: str | None = None) -> Non
         _COMPILED.add((name, known))
         _COMPILING.append(known)
         try:
-            method(tiny_problem(known), Search(seconds=None, evaluations=64))
+            with waiting_for(COMPILE):
+                method(tiny_problem(known), Search(seconds=None, evaluations=64))
         finally:
             _COMPILING.pop()
 

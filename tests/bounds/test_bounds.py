@@ -1,5 +1,6 @@
 """Bounds against the best of all placements and priorities, and against known optima."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,8 @@ from tiny import (
     without_queues,
 )
 
-from gdp.bounds.best import all_bounds, best_bound
+from gdp.bounds.best import CUT_SHORT, all_bounds, best_bound
+from gdp.bounds.effort import Effort
 from gdp.bounds.load_program import build
 from gdp.bounds.throughput import dual_value_s
 from gdp.bounds.work import shared_work_s
@@ -191,3 +193,30 @@ def test_a_large_graph_gets_the_cheap_bounds() -> None:
     for objective, least_s in (("latency", n), ("throughput", n / 2)):
         problem = make_problem(graph, unit_cluster(2), np.ones((n, 2)), objective)
         assert best_bound(problem, 0.1).value_s == pytest.approx(least_s)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_a_slow_machine_proves_what_a_quick_one_does(
+    objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work is counted: a clock that runs three times as fast changes nothing."""
+    problem = random_problem(5, objective=objective, num_ops=40)
+    quick = all_bounds(problem, 0.3, cap_s=1e6)
+    now = time.perf_counter
+    monkeypatch.setattr("gdp.clock.time.perf_counter", lambda: 3.0 * now())
+    slow = all_bounds(random_problem(5, objective=objective, num_ops=40), 0.3, cap_s=1e6)
+    assert [(b.value_s, b.argument) for b in quick] == [(b.value_s, b.argument) for b in slow]
+
+
+def test_a_proof_that_the_clock_ends_says_so() -> None:
+    problem = random_problem(5, num_ops=40)
+    cut = all_bounds(problem, 1.0, cap_s=0.0)
+    whole = all_bounds(problem, 1.0, cap_s=1e6)
+    assert all(bound.argument.endswith(CUT_SHORT) for bound in cut)
+    assert not any(bound.argument.endswith(CUT_SHORT) for bound in whole)
+    assert max(b.value_s for b in cut) <= max(b.value_s for b in whole)
+
+
+def test_more_effort_branches_more() -> None:
+    assert [Effort(s).branches > 0 for s in (0.0, 0.1)] == [False, True]
+    assert Effort(1.0).nodes(10) > Effort(1.0).nodes(2_000) > Effort(1.0).nodes(10_000) == 0

@@ -8,16 +8,13 @@ belong to.
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gdp.errors import ModelError
 from gdp.importers.program.build import Results
 from gdp.importers.program.values import Op, Value
 from gdp.importers.torch.export import exported, import_torch
 from gdp.importers.torch.listing import Listing, list_call, list_inputs, list_output, scope_of
-
-if TYPE_CHECKING:
-    from gdp.importers.torch.model import TorchModel
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ OPTIMIZERS: Mapping[str, Update] = {
 """Kingma and Ba 2015, arXiv 1412.6980; Loshchilov and Hutter 2019, arXiv 1711.05101."""
 
 
-def list_training_step(model: "TorchModel") -> tuple[Listing, Results]:
+def list_training_step(model: Any) -> tuple[Listing, Results]:
     """The ops of one step, and the new values of the parameters and the optimizer's state."""
     update = _update(model.options["optimizer"], model.name)
     program = exported(
@@ -208,7 +205,7 @@ def _recorder(module: Any, of_tensor: Mapping[int, Any], marks: _Marks) -> Any:
     return Recorder()
 
 
-def _with_loss(model: "TorchModel") -> Any:
+def _with_loss(model: Any) -> Any:
     """The module with positional tensors as its inputs and the loss alone as its result."""
     torch = import_torch()
     from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -244,7 +241,7 @@ def _loss_of(made: Any, loss: Any, label: str) -> Any:
     return found
 
 
-def _tensors(model: "TorchModel") -> tuple[Any, ...]:
+def _tensors(model: Any) -> tuple[Any, ...]:
     import torch
     from torch.utils._pytree import tree_leaves
 

@@ -2,8 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from gdp.clock import Clock
@@ -29,26 +28,13 @@ from gdp.methods.scoring import (
     score_all,
     unsupported,
 )
+from gdp.methods.search.budget import Budget, Guide, SearchConfig
 from gdp.methods.search.coarse import Coarse, coarse_problem
+from gdp.methods.search.windows import Windows, search_windows
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
 
 LOG = logging.getLogger(__name__)
-
-Guide = Callable[[Problem, Annealer], None]
-"""Tells an annealing run on a problem (the graph or its coarse form) which moves to prefer."""
-
-
-@dataclass(frozen=True)
-class SearchConfig:
-    """How the budget is spent."""
-
-    coarse_above: int = 3000  # ops; where steps simulate, larger graphs are searched coarsely first
-    coarse_ops: int = 1000  # groups that are moved and simulated as one
-    coarse_share: float = 0.6  # of the budget
-    start_share: float = 0.3  # of the seconds, for finding starts where none is given
-    drop: float = 0.02  # a chain this much worse than the best ends after its first round
-    max_evaluations: int = 200_000  # where neither seconds nor evaluations end the search
 
 
 def local_search(problem: Problem, search: Search) -> Answer:
@@ -105,7 +91,7 @@ def improve(
     `guide` tells annealing which moves to prefer.
     """
     config = config or SearchConfig()
-    budget = _Budget(clock, search, config, sum(start.evaluations for start in starts))
+    budget = Budget(clock, search, config, sum(start.evaluations for start in starts))
     budget.guide = guide
     best = min(starts, key=lambda scored: scored.key)
     try:
@@ -120,49 +106,17 @@ def improve(
             found = _search_coarse(problem, starts, search, budget, config)
             starts = [*found, *starts][:2]
             best = min(best, *starts, key=lambda scored: scored.key)
-        best = _search(problem, starts, search.seed, budget, best)
+        if problem.num_ops > config.windows_above and Windows.serve(problem, best):
+            best = search_windows(problem, best, search.seed, budget)
+        else:
+            best = _search(problem, starts, search.seed, budget, best)
     except KeyboardInterrupt:
         LOG.info("interrupted; the best placement so far is kept")
         best = min(best, budget.best or best, key=lambda scored: scored.key)
     return replace(best, evaluations=budget.used)
 
 
-class _Budget:
-    """What is left of both budgets, and the best placement for whoever is interrupted."""
-
-    def __init__(
-        self, clock: Clock, search: Search, config: SearchConfig, used: int, share: float = 1.0
-    ) -> None:
-        self.clock = clock
-        self.used = used
-        self.limit = search.evaluations
-        if self.limit is None and clock.seconds is None:
-            self.limit = config.max_evaluations
-        self.progress = search.progress
-        self.guide: Guide | None = None
-        self.best: Scored | None = None
-
-    def left(self) -> int | None:
-        """Evaluations left; None: as many as the clock allows."""
-        return None if self.limit is None else max(0, self.limit - self.used)
-
-    def is_over(self) -> bool:
-        """Whether either budget is spent."""
-        return self.clock.is_over() or self.left() == 0
-
-    def report(self, best: Scored) -> None:
-        """Keep the best placement and tell whoever watches."""
-        self.best = best
-        if self.progress is None:
-            return
-        by_clock = 0.0
-        if self.clock.seconds is not None:
-            by_clock = self.clock.elapsed_s() / max(self.clock.seconds, 1e-9)
-        by_count = 0.0 if not self.limit else self.used / self.limit
-        self.progress(min(1.0, max(by_clock, by_count)), best.value_s)
-
-
-def _with_best_ranks(problem: Problem, starts: list[Scored], budget: _Budget) -> list[Scored]:
+def _with_best_ranks(problem: Problem, starts: list[Scored], budget: Budget) -> list[Scored]:
     """Each start with the priorities that suit it best: its own, none, or upward ranks."""
     if not objective_of(problem).ordered:
         return starts
@@ -188,7 +142,7 @@ def _search(
     problem: Problem,
     starts: list[Scored],
     seed: int,
-    budget: _Budget,
+    budget: Budget,
     best: Scored,
     config: AnnealConfig | None = None,
 ) -> Scored:
@@ -218,7 +172,7 @@ def _round(
     chain: Annealer,
     steps: int,
     config: AnnealConfig,
-    budget: _Budget,
+    budget: Budget,
     best: Scored,
 ) -> Scored:
     before = chain.evaluations
@@ -237,17 +191,17 @@ def _search_coarse(
     problem: Problem,
     starts: list[Scored],
     search: Search,
-    budget: _Budget,
+    budget: Budget,
     config: SearchConfig,
 ) -> list[Scored]:
     """Starts for the fine graph, found by searching the coarse one; the best first."""
     coarse = coarse_problem(problem, config.coarse_ops)
     if coarse is None:
         return []
-    clock = Clock(budget.clock.left_s(config.coarse_share))
+    clock = budget.clock.part(config.coarse_share)
     left = budget.left()
     limit = None if left is None else int(config.coarse_share * left)
-    inner = _Budget(clock, replace(search, evaluations=limit, progress=None), config, 0)
+    inner = Budget(clock, replace(search, evaluations=limit, progress=None), config, 0)
     projected = [
         variant for start in starts for variant in coarse_starts(problem, coarse, start.assignment)
     ]

@@ -1,0 +1,48 @@
+"""How much work proofs may take: counted, so that the same question gets the same bound."""
+
+from gdp.clock import Clock
+
+PATIENCE = 6.0
+"""The clock ends what takes so many times longer than a quiet core takes."""
+_LEAST_CAP_S = 2.0
+# What one quiet core does in a second.
+_BRANCHES_PER_S = 150_000
+_ENTRIES_PER_S = 60_000  # of a matrix that HiGHS solves as a linear program
+_ROOT_ENTRIES_PER_S = 4_000  # of a mixed-integer program before its first branch
+_NODE_ENTRIES_PER_S = 300_000  # entries of the matrix times nodes of a search tree
+_ROOT_SHARE = 2.0  # of the seconds, that the root alone may take
+
+
+class Effort:
+    """The work of so many seconds of a quiet core, whatever this one is busy with."""
+
+    def __init__(self, seconds: float, cap_s: float | None = None) -> None:
+        self.seconds = max(0.0, seconds)
+        self.clock = Clock(max(_LEAST_CAP_S, PATIENCE * seconds) if cap_s is None else cap_s)
+        self.cut_short = False
+
+    @property
+    def branches(self) -> int:
+        """Branches of a branch and bound over the devices of a few ops."""
+        return int(self.seconds * _BRANCHES_PER_S)
+
+    @property
+    def entries(self) -> int:
+        """Entries of the largest linear program."""
+        return int(self.seconds * _ENTRIES_PER_S)
+
+    def nodes(self, entries: int) -> int:
+        """Nodes of a mixed-integer program's search tree; 0 where its root alone is too much."""
+        root_s = entries / _ROOT_ENTRIES_PER_S
+        if root_s > _ROOT_SHARE * self.seconds:
+            return 0
+        return max(1, int((self.seconds - root_s) * _NODE_ENTRIES_PER_S / max(1, entries)))
+
+    def is_over(self) -> bool:
+        """Whether the clock ends it, which is remembered."""
+        self.cut_short |= self.clock.is_over()
+        return self.cut_short
+
+    def remaining_s(self) -> float:
+        """Seconds before the clock ends it, a tenth at least: solvers take no less."""
+        return max(0.1, self.clock.remaining_s())

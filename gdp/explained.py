@@ -1,0 +1,242 @@
+"""Why ops are where they are: what they take there and elsewhere, and what moving them does."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from gdp import api
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster
+from gdp.constraints import Constraints, allowed_mask, matching, together_ids
+from gdp.costs.base import CostModel
+from gdp.errors import InfeasibleError
+from gdp.graph.groups import merge_ids
+from gdp.graph.op_graph import OpGraph
+from gdp.placement import Placement, Teams, make_placement, require
+from gdp.problem.problem import Problem
+from gdp.reports.view import View, module_path, op_label
+from gdp.sim.objectives import Score
+from gdp.units import format_bytes
+
+NEARLY_FULL = 0.8
+"""Of a device's memory: what makes it worth a word."""
+NOTABLE = 1e-3
+"""A change of the value by less than this share is none."""
+
+
+def explain(
+    graph: OpGraph,
+    placement: Placement,
+    cluster: Cluster,
+    *,
+    op: str | None = None,
+    scope: str | None = None,
+    objective: str = "latency",
+    costs: CostModel | str | Path | None = None,
+    constraints: Constraints | None = None,
+) -> dict[str, Any]:
+    """What keeps the ops that match the glob `op`, or lie in the module `scope`, where they are.
+
+    For every device: the seconds of these ops there, and the simulated value, change and memory of
+    the same placement with them alone moved there (with what must share their device; ranks stay).
+    Beside: the transfers that their kernels cause, and what keeps them from moving. Raises
+    `ValueError` where nothing matches, or not exactly one of `op` and `scope` is given.
+    """
+    require(placement, graph, cluster)
+    constraints = constraints or Constraints()
+    chosen = _chosen(graph, op, scope)
+    if graph.is_io[chosen].all():
+        raise ValueError(
+            f"{graph.op_names[chosen[0]]!r} is an input or output of the model, which belongs to "
+            f"the host {cluster.device_names[cluster.host]}"
+        )
+    chosen = chosen[~graph.is_io[chosen]]
+    moving = _with_ties(graph, chosen, constraints)
+    posed, device, rank = api.posed_placement(graph, placement, cluster, objective, costs=costs)
+    now = _judge(posed.problem, device, rank, placement.teams)
+    lead = {d: team[0] for team in placement.teams for d in team}  # holds the ops of its team
+    view = api.view_of(graph, placement, cluster, costs=costs)
+    kernels = np.unique(view.group_of[chosen])
+    allowed = _allowed(graph, cluster, constraints)
+    rows = []
+    for d in range(cluster.num_devices):
+        row = _stay(posed.problem, kernels, d)
+        row["holds"] = int((placement.device[chosen] == lead.get(d, d)).sum())
+        barred = _barred(graph, cluster, posed.problem, allowed, moving, kernels, d)
+        if row["holds"] == len(chosen):
+            row |= _change(cluster, now, now)
+        elif barred:
+            row["reason"] = barred
+        else:
+            to = lead.get(d, d)
+            after = _moved(graph, placement, cluster, moving, to, objective, costs)
+            row |= _change(cluster, after, now)
+        rows.append(row)
+    return {
+        "matches": scope if op is None else op,
+        "ops": len(chosen),
+        "moved_along": [graph.op_names[i] for i in np.setdiff1d(moving, chosen)],
+        "kernels": [op_label(view.problem.graph, k) for k in kernels.tolist()],
+        "objective": objective,
+        "value_s": now.value_s,
+        "devices": rows,
+        "transfers": _transfers(view, kernels),
+        "limits": _limits(rows, cluster, now, len(chosen)),
+        "costs": posed.costs,
+    }
+
+
+def _chosen(graph: OpGraph, op: str | None, scope: str | None) -> Int[np.ndarray, "K"]:
+    if (op is None) == (scope is None):
+        raise ValueError("give --op GLOB or --scope MODULE, one of them")
+    if op is not None:
+        return matching(graph, op)
+    wanted = module_path(scope or "")
+    paths = [module_path(text) for text in graph.scope]
+    found = [i for i, path in enumerate(paths) if wanted and path[: len(wanted)] == wanted]
+    if found:
+        return np.array(found, dtype=np.int64)
+    known = sorted({".".join(path[: len(wanted)]) for path in paths if path})
+    if not known:
+        raise ValueError(f"graph {graph.name!r} names no modules; use --op GLOB")
+    near = difflib.get_close_matches(".".join(wanted), known, n=3, cutoff=0.0)
+    raise ValueError(
+        f"no module {scope!r} in graph {graph.name!r}; there is {', '.join(near)}; "
+        "`gdp inspect --ops` lists all"
+    )
+
+
+def _with_ties(
+    graph: OpGraph, chosen: Int[np.ndarray, "K"], constraints: Constraints
+) -> Int[np.ndarray, "L"]:
+    """The ops and those that must share a device with one of them."""
+    group = merge_ids(graph.colocate, together_ids(constraints, graph))
+    tied = np.isin(group, group[chosen]) & ~graph.is_io
+    return np.flatnonzero(tied)
+
+
+def _allowed(graph: OpGraph, cluster: Cluster, constraints: Constraints) -> Bool[np.ndarray, "N D"]:
+    """Where the user lets each op run; demands that contradict each other bar all devices."""
+    try:
+        return allowed_mask(constraints, graph, cluster)
+    except InfeasibleError:
+        return np.zeros((graph.num_ops, cluster.num_devices), dtype=bool)
+
+
+def _stay(problem: Problem, kernels: Int[np.ndarray, "K"], d: int) -> dict[str, Any]:
+    """A device's row: the seconds of the kernels there, launching them included."""
+    from gdp.sim.engine import arrays
+
+    seconds = float(arrays(problem).op_s[kernels, d].sum())
+    return {
+        "device": problem.cluster.device_names[d], "compute_s": seconds, "value_s": None,
+        "change_s": None, "feasible": False, "peak_bytes": None, "reason": "",
+    }  # fmt: skip
+
+
+def _barred(
+    graph: OpGraph, cluster: Cluster, problem: Problem, allowed: Bool[np.ndarray, "N D"],
+    moving: Int[np.ndarray, "L"], kernels: Int[np.ndarray, "K"], d: int,
+) -> str:  # fmt: skip
+    """Why the ops may not run on a device, whatever its memory; "" where they may."""
+    name, supported = cluster.device_names[d], cluster.devices[d].supported
+    alien = [i for i in moving if supported is not None and graph.op_types[i] not in supported]
+    if alien:
+        return f"{name} does not support {graph.op_types[alien[0]]} ({graph.op_names[alien[0]]!r})"
+    pinned = moving[~allowed[moving, d]]
+    if pinned.size:
+        return f"a constraint keeps {graph.op_names[pinned[0]]!r} off {name}"
+    never = kernels[np.isinf(problem.compute_s[kernels, d])]
+    if never.size:
+        return f"the costs give {problem.graph.op_names[never[0]]!r} no time on {name}"
+    return ""
+
+
+def _judge(
+    problem: Problem, device: Int[np.ndarray, "M"], rank: Int[np.ndarray, "M"], teams: Teams
+) -> Score:
+    from gdp.sim.score import score
+
+    return score(problem, device, rank, teams)
+
+
+def _moved(
+    graph: OpGraph, placement: Placement, cluster: Cluster, moving: Int[np.ndarray, "L"], d: int,
+    objective: str, costs: CostModel | str | Path | None,
+) -> Score:  # fmt: skip
+    """The score of the placement with these ops on device d; fused anew, as runtimes would."""
+    device = placement.device.copy()
+    device[moving] = d
+    other = make_placement(graph, cluster, device, placement.rank, teams=placement.teams)
+    return api.simulate(graph, other, cluster, objective=objective, costs=costs)
+
+
+def _change(cluster: Cluster, after: Score, now: Score) -> dict[str, Any]:
+    over = np.flatnonzero(after.peak_bytes > cluster.memory_bytes)
+    reason = ", ".join(
+        f"{cluster.device_names[d]} would hold {format_bytes(after.peak_bytes[d])} of "
+        f"{format_bytes(cluster.memory_bytes[d])}"
+        for d in over
+    )
+    return {
+        "value_s": after.value_s, "change_s": after.value_s - now.value_s,
+        "feasible": after.feasible, "reason": reason,
+        "peak_bytes": dict(zip(cluster.device_names, after.peak_bytes.tolist(), strict=True)),
+    }  # fmt: skip
+
+
+def _transfers(view: View, kernels: Int[np.ndarray, "K"]) -> list[dict[str, Any]]:
+    """The transfers of tensors that these kernels make, or read after them; longest first."""
+    graph, names, sent = view.problem.graph, view.problem.cluster.device_names, view.schedule
+    mine = np.zeros(graph.num_ops, dtype=bool)
+    mine[kernels] = True
+    reads = {
+        (int(t), int(view.device[i]))
+        for t, i in zip(graph.use_tensor, graph.use_op, strict=True)
+        if mine[i]
+    }
+    rows = []
+    for k in range(len(sent.transfers.tensor)):
+        tensor, to = int(sent.transfers.tensor[k]), int(sent.transfers.destination[k])
+        maker = int(graph.producer[tensor])
+        if not mine[maker] and (tensor, to) not in reads:
+            continue
+        rows.append(
+            {
+                "tensor": graph.tensor_names[tensor], "made_by": op_label(graph, maker),
+                "direction": "out" if mine[maker] else "in",
+                "source": names[sent.transfers.source[k]], "destination": names[to],
+                "bytes": int(graph.tensor_bytes[tensor]),
+                "seconds": float(sent.transfers.arrive_s[k] - sent.transfers.start_s[k]),
+            }
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: -row["seconds"])
+
+
+def _limits(rows: list[dict[str, Any]], cluster: Cluster, now: Score, count: int) -> list[str]:
+    """What binds, in words: bars, memory, or the value itself."""
+    elsewhere = [row for row in rows if row["holds"] < count]
+    said = [row["reason"] for row in elsewhere if row["reason"]]
+    for d, device in enumerate(cluster.devices):
+        full = now.peak_bytes[d] / device.memory_bytes
+        if device.memory_bytes < UNLIMITED_BYTES and full >= NEARLY_FULL:
+            said.append(f"{device.name} is {full:.0%} full as it is")
+    if not elsewhere:
+        return [*said, "there is no other device"]
+    fits = [row for row in elsewhere if row["feasible"]]
+    better = [row for row in fits if row["change_s"] < -NOTABLE * now.value_s]
+    if better:
+        best = min(better, key=lambda row: row["change_s"])
+        said.append(
+            f"moved alone to {best['device']}, the value would fall by "
+            f"{-best['change_s'] / now.value_s:.1%}: the placement can be improved"
+        )
+    elif fits:
+        least = min(row["change_s"] for row in fits)
+        slower = f"at least {least / now.value_s:.1%} slower"
+        same = "as fast, within 0.1%"
+        word = slower if least > NOTABLE * now.value_s else same
+        said.append(f"moved alone to where else they fit, the whole is {word}")
+    return said

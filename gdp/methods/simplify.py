@@ -1,0 +1,344 @@
+"""Fewer cuts where they cost next to nothing.
+
+A simulator knows costs to a few percent at best, so that differences far below that are not real,
+while every transfer and every piece of a cut model costs a runtime something that it does not know.
+Among placements within a tolerance of the best, the one with fewest transfers and pieces is taken:
+from those that a method has seen, and from what a greedy walk makes of the best of them.
+
+Axes: N ops, T tensors, D devices, K moves.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.graph.index import lists
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.heuristics.simple import single_assignments
+from gdp.methods.scoring import score_all
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem
+from gdp.sim.objectives import objective_of
+from gdp.sim.score import score, values
+from gdp.sim.segments import segments
+from gdp.units import format_seconds
+
+OPS_SIMULATED, OPS_SWEPT = 2_000_000, 500_000
+"""What a simplification may simulate and look at in all, about a second; counted, so that it
+repeats."""
+_LEAST, _MOST = 64, 2000
+_FRONT = 5  # moves kept of one island towards one device
+_AT_ONCE = 256
+
+
+class Plan(NamedTuple):
+    """A placement that fits, and how complicated it is."""
+
+    assignment: Assignment
+    value_s: float
+    transfers: int  # tensors sent, once per device that they are sent to
+    pieces: int  # sub-models that a runtime cuts the model into
+
+    @property
+    def key(self) -> tuple[int, float]:
+        """Smaller is simpler, then faster."""
+        return self.transfers + self.pieces, self.value_s
+
+
+@dataclass(frozen=True, eq=False)
+class Simplified:
+    """The simplest placement within the tolerance, beside the best."""
+
+    plan: Plan
+    best: Plan
+    evaluations: int
+
+    @property
+    def cost(self) -> float:
+        """The share of the best value that simplicity costs; below 0 where it even gains."""
+        return self.plan.value_s / self.best.value_s - 1.0 if self.best.value_s > 0 else 0.0
+
+
+def simplify(
+    problem: Problem,
+    best: Assignment,
+    tolerance: float,
+    seen: Sequence[Assignment] = (),
+    evaluations: int | None = None,
+) -> Simplified:
+    """The placement of fewest transfers and pieces within `tolerance` of the best one's value.
+
+    Never with more transfers or more pieces than the best, never infeasible, and the same at every
+    call. `seen` are other placements that are known. At most `evaluations` are simulated (by
+    default `OPS_SIMULATED` ops in all).
+    """
+    budget = _Budget(problem, evaluations)
+    (top,) = _fitting(problem, [best], budget)
+    limit_s = top.value_s * (1.0 + tolerance)
+    known = [
+        plan
+        for plan in _fitting(problem, [*single_assignments(problem), *seen], budget)
+        if plan.value_s <= limit_s and _no_more(plan, top)
+    ]
+    found = [top, *known]
+    simplest = min(found, key=lambda plan: plan.key)
+    for start in [top] if simplest is top else [simplest, top]:
+        found.append(_walk(problem, start, limit_s, budget))
+    return Simplified(min(found, key=lambda plan: plan.key), top, budget.used)
+
+
+def simpler(problem: Problem, answer: Answer, search: Search) -> Answer:
+    """A method's answer, or the simplest placement within `search.simplicity` of it, with a note of
+    what that costs."""
+    best = answer.assignment
+    # What meets in host memory is compared with published optima: nothing is given away there.
+    if best is None or search.simplicity == 0 or not objective_of(problem).on_links:
+        return answer
+    if best.teams:
+        return answer  # cut by the pipelines' program, into as few stages as it has teams for
+    if not score(problem, best.device, best.rank).feasible:
+        return answer
+    found = simplify(problem, best, search.simplicity, answer.seen, search.evaluations)
+    answer = replace(answer, evaluations=answer.evaluations + found.evaluations)
+    plan, top = found.plan, found.best
+    if plan.key >= top.key:
+        return answer
+    cost = f"costs {found.cost:.2%}" if found.cost > 0 else "costs nothing"
+    note = (
+        f"simplified to {plan.pieces} pieces and {plan.transfers} transfers from {top.pieces} and "
+        f"{top.transfers}, which {cost}: simplicity 0 answers {format_seconds(top.value_s)}"
+    )
+    return replace(
+        answer,
+        assignment=plan.assignment,
+        proven_optimal=answer.proven_optimal and found.cost <= 0,
+        notes=(*answer.notes, note),
+    )
+
+
+class _Budget:
+    """Simulations left, and ops that may still be looked at."""
+
+    def __init__(self, problem: Problem, evaluations: int | None) -> None:
+        by_size = max(_LEAST, min(_MOST, OPS_SIMULATED // problem.num_ops))
+        self.limit = by_size if evaluations is None else min(by_size, evaluations)
+        self.used = 0
+        self.sweeps = OPS_SWEPT
+
+    @property
+    def left(self) -> int:
+        """Simulations that may still be made."""
+        return max(0, self.limit - self.used)
+
+
+def _no_more(plan: Plan, than: Plan) -> bool:
+    return plan.transfers <= than.transfers and plan.pieces <= than.pieces
+
+
+def _fitting(problem: Problem, assignments: Iterable[Assignment], budget: _Budget) -> list[Plan]:
+    """Those that fit and keep the constraints, each once."""
+    kept: dict[bytes, Assignment] = {}
+    ops = np.arange(problem.num_ops)
+    for assignment in assignments:
+        if problem.allowed[ops, assignment.device].all():
+            kept.setdefault(assignment.device.astype(np.int64).tobytes(), assignment)
+    scored = score_all(problem, list(kept.values())[: max(1, budget.left)])
+    budget.used += len(scored)
+    return [
+        Plan(
+            entry.assignment,
+            entry.value_s,
+            count_transfers(problem, entry.assignment.device),
+            count_pieces(problem, entry.assignment.device),
+        )
+        for entry in scored
+        if entry.overflow_bytes == 0
+    ]
+
+
+def count_transfers(problem: Problem, device: Int[np.ndarray, "N"]) -> int:
+    """Tensors that leave the device that makes them, once per device they are sent to."""
+    graph = problem.graph
+    there = device[graph.use_op]
+    away = there != device[graph.producer[graph.use_tensor]]
+    return len(np.unique(graph.use_tensor[away] * problem.num_devices + there[away]))
+
+
+def count_pieces(problem: Problem, device: Int[np.ndarray, "N"]) -> int:
+    """The fewest sub-models that run the placement, without the model's inputs and outputs."""
+    works = ~problem.graph.is_io
+    return len(np.unique(segments(problem.graph, device)[works]))
+
+
+def _walk(problem: Problem, start: Plan, limit_s: float, budget: _Budget) -> Plan:
+    """The plan after moves that each leave fewer transfers, the cheapest first."""
+    now = start
+    while budget.left > 0:
+        before = now
+        device = now.assignment.device
+        options = list(_moves(problem, device, budget))[: budget.left]
+        if not options:
+            break
+        rate = _rated(problem, now, options, limit_s, budget)
+        for _, k in rate:
+            if budget.left <= 0:
+                break
+            now = _moved(problem, now, options[k], limit_s, budget)
+        if now is before:
+            break
+    return now
+
+
+class _Move(NamedTuple):
+    """Ops of one device that go to another together."""
+
+    ops: Int[np.ndarray, "M"]
+    source: int
+    target: int
+    saved: int  # transfers
+
+
+def _rated(
+    problem: Problem, now: Plan, options: list[_Move], limit_s: float, budget: _Budget
+) -> list[tuple[float, int]]:
+    """(seconds lost per transfer saved, move) of the moves that fit, the cheapest first."""
+    rated: list[tuple[float, int]] = []
+    for first in range(0, len(options), _AT_ONCE):
+        some = options[first : first + _AT_ONCE]
+        devices = np.repeat(now.assignment.device[None], len(some), axis=0)
+        for row, move in zip(devices, some, strict=True):
+            row[move.ops] = move.target
+        value_s, overflow = values(problem, devices, now.assignment.rank)
+        budget.used += len(some)
+        rated += [
+            (max(0.0, float(value_s[i]) - now.value_s) / move.saved, first + i)
+            for i, move in enumerate(some)
+            if overflow[i] == 0 and value_s[i] <= limit_s
+        ]
+    return sorted(rated)
+
+
+def _moved(problem: Problem, now: Plan, move: _Move, limit_s: float, budget: _Budget) -> Plan:
+    """The plan with this move, or as it was where that is not simpler or too slow."""
+    device = now.assignment.device.copy()
+    if (device[move.ops] != move.source).any():
+        return now  # an earlier move has taken some of them
+    device[move.ops] = move.target
+    transfers = count_transfers(problem, device)
+    if transfers >= now.transfers:
+        return now
+    rank = now.assignment.rank
+    value_s, overflow = values(problem, device[None], rank)
+    budget.used += 1
+    if overflow[0] > 0 or value_s[0] > limit_s:
+        return now
+    pieces = count_pieces(problem, device)
+    if pieces > now.pieces:
+        return now
+    return Plan(Assignment(device, rank), float(value_s[0]), transfers, pieces)
+
+
+def _moves(problem: Problem, device: Int[np.ndarray, "N"], budget: _Budget) -> Iterator[_Move]:
+    """Whole islands, and their first or last ops in topological order, to a device that they
+    exchange tensors with; only where fewer transfers are left. An island is a connected part of
+    what one device runs; small ones come first."""
+    count = _Counting(problem, device)
+    for groups in sorted(_islands(problem, device), key=len):
+        if budget.sweeps <= 0:
+            return
+        source = int(device[count.group_ops[groups[0]][0]])
+        for target in sorted(count.neighbours(groups, source)):
+            free = [g for g in groups if problem.group_allowed[g, target]]
+            budget.sweeps -= 2 * len(free)
+            for order in (free, free[::-1]):
+                yield from count.sweep(order, source, target)
+
+
+def _islands(problem: Problem, device: Int[np.ndarray, "N"]) -> list[list[int]]:
+    """The groups of each island in topological order, islands by their first group."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    graph, group = problem.graph, problem.group
+    src, dst = graph.edges
+    same = (device[src] == device[dst]) & ~graph.is_io[src] & ~graph.is_io[dst]
+    pairs = (group[src[same]], group[dst[same]])
+    size = problem.num_groups
+    links = coo_array((np.ones(int(same.sum())), pairs), shape=(size, size))
+    label = connected_components(links, directed=False)[1]
+    found: dict[int, list[int]] = {}
+    first_op = np.unique(group, return_index=True)[1]
+    fixed = np.zeros(size, dtype=bool)
+    fixed[group[graph.is_io]] = True
+    for g in np.argsort(first_op, kind="stable").tolist():
+        if not fixed[g]:
+            found.setdefault(int(label[g]), []).append(g)
+    return list(found.values())
+
+
+class _Counting:
+    """How many transfers are left when groups move one after the other: O(degree) a move."""
+
+    def __init__(self, problem: Problem, device: Int[np.ndarray, "N"]) -> None:
+        a, graph = arrays_of(problem), problem.graph
+        self.device: list[int] = device.tolist()
+        self.producer: list[int] = graph.producer.tolist()
+        self.reads = _split(a.in_start, a.in_tensor)
+        self.makes = _split(a.out_start, a.out_tensor)
+        self.readers = _split(a.use_start, a.use_op)
+        self.group_ops = _split(*lists(problem.group, problem.num_groups))
+        readers = np.zeros((graph.num_tensors, problem.num_devices), dtype=np.int64)
+        np.add.at(readers, (graph.use_tensor, device[graph.use_op]), 1)
+        self.count: list[list[int]] = readers.tolist()  # readers of a tensor on a device
+
+    def neighbours(self, groups: list[int], source: int) -> set[int]:
+        """The devices that these groups exchange tensors with."""
+        found: set[int] = set()
+        for g in groups:
+            for op in self.group_ops[g]:
+                found.update(self.device[self.producer[t]] for t in self.reads[op])
+                found.update(self.device[r] for t in self.makes[op] for r in self.readers[t])
+        return found - {source}
+
+    def sweep(self, groups: list[int], source: int, target: int) -> Iterator[_Move]:
+        """The first k groups moved to the target, for the few k that leave ever fewer transfers."""
+        change, least, front = 0, 0, []
+        for k, g in enumerate(groups):
+            change += sum(self._move(op, source, target) for op in self.group_ops[g])
+            if change < least:
+                least = change
+                front.append((k + 1, -change))
+        for g in reversed(groups):
+            for op in reversed(self.group_ops[g]):
+                self._move(op, target, source)
+        if len(front) > _FRONT:
+            steps = np.linspace(0, len(front) - 1, _FRONT).round().astype(int)
+            front = [front[i] for i in steps]
+        for k, saved in front:
+            ops = [op for g in groups[:k] for op in self.group_ops[g]]
+            yield _Move(np.array(ops, dtype=np.int64), source, target, saved)
+
+    def _move(self, op: int, source: int, target: int) -> int:
+        """Moves an op; how many transfers there are more."""
+        more = 0
+        for t in self.reads[op]:
+            count, home = self.count[t], self.device[self.producer[t]]
+            count[source] -= 1
+            count[target] += 1
+            more += (count[target] == 1 and home != target) - (
+                count[source] == 0 and home != source
+            )
+        for t in self.makes[op]:
+            count = self.count[t]
+            more += (count[source] > 0) - (count[target] > 0)
+        self.device[op] = target
+        return more
+
+
+def _split(start: Int[np.ndarray, "S"], items: Int[np.ndarray, "M"]) -> list[list[int]]:
+    bounds, flat = start.tolist(), items.tolist()
+    return [flat[a:b] for a, b in itertools.pairwise(bounds)]

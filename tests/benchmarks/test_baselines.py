@@ -1,0 +1,114 @@
+"""The published baselines: their parts by hand, and that each learns a toy with a known optimum."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import cpu, fork_join, plain_graph, unit_cluster
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.baselines import doppler, expert, seq2seq
+from benchmarks.baselines.common import Arena, Average
+from benchmarks.baselines.placeto import returns
+from benchmarks.baselines.table import LEARNED
+from gdp.cluster.types import make_cluster
+from gdp.problem.problem import Problem, make_problem
+
+
+def favoured() -> Problem:
+    """Eight ops in two rows with crossing edges; the even run in 1 s on d0 and 9 s on d1, the odd
+    the other way round; tensors are empty, so that nothing is lost by sending.
+
+    Every op where it is fast: four levels of 1 s, 4 s, which is the longest path at best.
+    """
+    edges = [(i, j) for i in range(6) for j in (2 * (i // 2) + 2, 2 * (i // 2) + 3)]
+    compute_s = np.array([[1.0, 9.0], [9.0, 1.0]] * 4)
+    return make_problem(plain_graph(8, edges, 0), unit_cluster(2), compute_s)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_each_learns_where_ops_are_fast(name: str) -> None:
+    """256 placements, of which one is best: 400 at most are drawn, the first far from it.
+
+    DOPPLER's first one is the critical path heuristic's, which is right here.
+    """
+    found = LEARNED[name](favoured(), 400, 1)
+    assert found.value_s == 4.0
+    assert found.evaluations <= 256
+    assert name == "DOPPLER" or found.first_s > 8.0
+
+
+@pytest.mark.parametrize("name", ["RNN", "DOPPLER"])
+def test_the_same_seed_gives_the_same_answer(name: str) -> None:
+    first, again = (LEARNED[name](fork_join(), 40, 3) for _ in range(2))
+    assert first.assignment is not None
+    assert again.assignment is not None
+    assert (first.assignment.device == again.assignment.device).all()
+    assert (first.value_s, first.first_s, first.evaluations) == (
+        again.value_s, again.first_s, again.evaluations,
+    )  # fmt: skip
+
+
+def test_returns_run_from_a_step_to_the_end() -> None:
+    """5 s at the start, then 4, 6 and 3: the first step led to 2 s less, the last one saved 3."""
+    assert returns([5.0, 4.0, 6.0, 3.0]).tolist() == [2.0, 1.0, 3.0]
+
+
+def test_forced_placements_have_the_probability_they_were_drawn_with() -> None:
+    """Over all placements of three items on two devices probabilities sum to one."""
+    rng = np.random.default_rng(0)
+    params = seq2seq.init(rng, 4, 2, 8)
+    items = rng.normal(size=(3, 4)).astype(np.float32)
+    allowed, silent = np.ones((3, 2), dtype=bool), np.zeros((3, 2), np.float32)
+    total = 0.0
+    for code in range(8):
+        action = np.array([code >> k & 1 for k in range(3)])
+        chosen, logp = seq2seq.place(params, items, allowed, silent, action, True)
+        assert np.asarray(chosen).tolist() == action.tolist()
+        total += float(np.exp(logp))
+    assert total == pytest.approx(1.0, rel=1e-5)
+
+
+def test_the_average_is_of_what_came_before() -> None:
+    average = Average(keep=0.5)
+    assert average.advantage(np.array([2.0, 4.0])).tolist() == [-1.0, 1.0]
+    assert average.advantage(np.array([5.0])).tolist() == [2.0]
+    assert average.advantage(np.array([4.0])).tolist() == [0.0]
+
+
+def test_the_critical_path_heuristic_of_doppler_by_hand() -> None:
+    """fork_join, first ready by the longest path: a, then c, which is longer than b, then b, d.
+
+    a and c on d0 end at 4 s, b could end there at 6 s but on d1 at 1 + 1 + 2 = 4 s; d then starts
+    at 5 s on d0, with b's result.
+    """
+    graph = doppler.make_graph(Arena(fork_join(), 10))
+    shown = doppler.run(graph, None, None, None)
+    assert shown.node.tolist() == [0, 2, 1, 3]
+    assert shown.device.tolist() == [0, 0, 1, 0]
+    assert shown.ready[1].tolist() == [False, True, True, False]
+    assert graph.bottom_s.tolist() == [7.0, 4.0, 5.0, 1.0]
+
+
+def test_the_expert_gives_each_layer_of_a_recurrent_model_a_device() -> None:
+    """Scopes lstm0 and lstm1, what has none with the layer before; two fast devices, one slow."""
+    graph = plain_graph(5, [(i, i + 1) for i in range(4)], 0,
+                        scope=["lstm0/a", "", "lstm1/a", "lstm1/b", "head"])  # fmt: skip
+    devices = [cpu("slow"), cpu("g0"), cpu("g1")]
+    cluster = make_cluster("c", devices, default_bytes_per_s=1.0, default_latency_s=0.0)
+    object.__setattr__(cluster.devices[1], "kind", "gpu")
+    object.__setattr__(cluster.devices[2], "kind", "gpu")
+    problem = make_problem(graph, cluster, np.array([[5.0, 1.0, 1.0]] * 5))
+    assert expert.layers(problem).tolist() == [0, 0, 1, 1, 1]
+    for family, expected in (
+        ("recurrent", [1, 1, 2, 2, 2]), ("transformer", [1, 1, 2, 2, 2]),
+        ("convolutional", [1] * 5),
+    ):  # fmt: skip
+        found = expert.expert(problem, family)
+        assert found.assignment is not None
+        nodes = Arena(problem, 10).nodes.node_of
+        assert (found.assignment.device == np.array(expected)[[np.flatnonzero(nodes == g)[0]
+                                                              for g in nodes]]).all()  # fmt: skip
+    assert expert.only_on(problem, 0).value_s == 25.0

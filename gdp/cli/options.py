@@ -203,7 +203,7 @@ class Destination:
     """What the placement is for, and in which pieces."""
 
     runtime: str | None = option(
-        "--for", "runtime", type=click.Choice(["accelerate"]),
+        "--for", type=click.Choice(["accelerate"]),
         help="Answer what this runtime can follow.",
     )  # fmt: skip
     granularity: str | None = option(

@@ -120,6 +120,7 @@ class Exported:
     model: str
     graph: OpGraph
     placement: Placement
+    cluster: Cluster
     output: Path
     dims: Mapping[str, int]
     permit: Permit
@@ -150,7 +151,18 @@ def export(
     if placement.teams and target not in REPLICATING_TARGETS:
         raise PlacementError(f"target {target!r} cannot hold this placement: {_in_turn(placement)}")
     permit = Permit(lambda: [*source_files(model), *sources], force)
-    return EXPORTERS[target](Exported(model, graph, placement, output, bound, permit))
+    return EXPORTERS[target](Exported(model, graph, placement, cluster, output, bound, permit))
+
+
+def _for_accelerate(cluster: Cluster | None, placement: Placement) -> Cluster:
+    """The cluster with the offload devices that the placement names."""
+    from gdp.accelerate import named_cluster
+
+    if cluster is None:
+        raise ValueError(
+            "target 'accelerate' needs the cluster, which tells CPUs from accelerators: --cluster"
+        )
+    return named_cluster(cluster, placement.device_names)
 
 
 def _function(model: str) -> "JaxModel":
@@ -212,9 +224,13 @@ def _openvino(job: Exported) -> list[Path]:
 
 
 def _accelerate(job: Exported) -> list[Path]:
+    from gdp.accelerate import torch_module
     from gdp.exporters.accelerate import export_accelerate
 
-    return export_accelerate(job.graph, job.placement, job.output, job.permit)
+    return export_accelerate(
+        job.graph, job.placement, job.cluster, job.output, job.permit,
+        module=torch_module(job.model),
+    )  # fmt: skip
 
 
 def _jax(job: Exported) -> list[Path]:

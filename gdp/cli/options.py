@@ -120,11 +120,19 @@ class SearchOptions:
         "--evaluations", type=int, help="Budget in simulated placements."
     )
     seed: int = option("--seed", type=int, default=0)
+    chains: int = option(
+        "--chains",
+        type=click.IntRange(min=1),
+        default=1,
+        help="Searches side by side, one a core; answers depend on their number.",
+    )
 
     def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
         from gdp.methods.base import Search
 
-        return Search(self.seed, self.seconds, self.evaluations, progress=progress)
+        return Search(
+            self.seed, self.seconds, self.evaluations, chains=self.chains, progress=progress
+        )
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,8 @@ def run(
     if placement is not None:
         placed = load_placement(placement)
     else:
-        if runner not in REPLICATING:
-            constraints = placing.get("constraints") or Constraints()
-            placing["constraints"] = replace(constraints, replicas=False)
-        placed = api.place(graph, cluster, objective=objective, costs=costs, **placing).placement
+        how = runnable(model, placing)
+        placed = api.place(graph, cluster, objective=objective, costs=costs, **how).placement
     require(placed, graph, cluster)
     if placed.teams and runner not in REPLICATING:
         raise ModelError(f"{_label(model)!r} cannot be executed so: {_in_turn(placed)}")
@@ -84,6 +82,15 @@ def run(
         predict=Prediction(posed.problem, device, posed.group_of),
     )  # fmt: skip
     return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
+
+
+def runnable(model: Model, placing: Placing) -> Placing:
+    """The same for a placement that the model's runtime can execute."""
+    runner = next((execute for has, execute in RUNTIMES if has(model)), None)
+    if runner in REPLICATING:
+        return placing
+    constraints = placing.get("constraints") or Constraints()
+    return {**placing, "constraints": replace(constraints, replicas=False)}
 
 
 def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
@@ -134,6 +141,7 @@ class Exported:
     model: Model
     graph: OpGraph
     placement: Placement
+    cluster: Cluster
     output: Path
     dims: Mapping[str, int]
     permit: Permit
@@ -164,7 +172,18 @@ def export(
     if placement.teams and target not in REPLICATING_TARGETS:
         raise PlacementError(f"target {target!r} cannot hold this placement: {_in_turn(placement)}")
     permit = Permit(lambda: [*source_files(model), *sources], force)
-    return EXPORTERS[target](Exported(model, graph, placement, output, bound, permit))
+    return EXPORTERS[target](Exported(model, graph, placement, cluster, output, bound, permit))
+
+
+def _for_accelerate(cluster: Cluster | None, placement: Placement) -> Cluster:
+    """The cluster with the offload devices that the placement names."""
+    from gdp.accelerate import named_cluster
+
+    if cluster is None:
+        raise ValueError(
+            "target 'accelerate' needs the cluster, which tells CPUs from accelerators: --cluster"
+        )
+    return named_cluster(cluster, placement.device_names)
 
 
 def _function(model: Model) -> "JaxModel":
@@ -224,9 +243,13 @@ def _openvino(job: Exported) -> list[Path]:
 
 
 def _accelerate(job: Exported) -> list[Path]:
+    from gdp.accelerate import torch_module
     from gdp.exporters.accelerate import export_accelerate
 
-    return export_accelerate(job.graph, job.placement, job.output, job.permit)
+    return export_accelerate(
+        job.graph, job.placement, job.cluster, job.output, job.permit,
+        module=torch_module(job.model),
+    )  # fmt: skip
 
 
 def _jax(job: Exported) -> list[Path]:

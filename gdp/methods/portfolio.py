@@ -65,7 +65,10 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
         if may_replicate(problem):
             row, replicated, answer = _try(problem, "replicas", _replicas, search, limit)
             tried.append(row)
-            used += 0 if answer is None else answer.evaluations
+            if answer is not None:
+                used += answer.evaluations
+                if replicated is not None and answer.proven_optimal:
+                    return replace(answer, reason="", candidates=tuple(tried))
         for name, method in (*HEURISTICS, *extra, *programs):
             if fitting and limit.is_over():
                 tried.append(_without(name, 0.0, "no time was left"))

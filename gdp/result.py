@@ -2,11 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdp.methods.base import Candidate as Candidate
 from gdp.placement import Placement
 from gdp.sim.objectives import Score
+
+
+class Counts(NamedTuple):
+    """What each device is given, without the model's inputs and outputs. Axis: D devices."""
+
+    ops: tuple[int, ...]  # of the model
+    kernels: tuple[int, ...]  # that a runtime fuses them to
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +36,7 @@ class Result:
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds of each, in order
     # Seconds since the start and the best value known then, where the method searches.
     curve: tuple[tuple[float, float], ...] = ()
+    counts: Counts = field(default_factory=lambda: Counts((), ()))
 
     @property
     def value_s(self) -> float:
@@ -42,9 +50,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
-        counts = dict.fromkeys(self.placement.device_names, 0)
-        for device in self.placement.device:
-            counts[self.placement.device_names[device]] += 1
+        names = self.placement.device_names
         return {
             "method": self.method,
             "objective": self.objective,
@@ -56,10 +62,9 @@ class Result:
             "proven_optimal": self.proven_optimal,
             "feasible": self.score.feasible,
             "overflow_bytes": self.score.overflow_bytes,
-            "peak_bytes": dict(
-                zip(self.placement.device_names, self.score.peak_bytes.tolist(), strict=True)
-            ),
-            "devices": counts,
+            "peak_bytes": dict(zip(names, self.score.peak_bytes.tolist(), strict=True)),
+            "devices": dict(zip(names, self.counts.ops, strict=False)),
+            "kernels": dict(zip(names, self.counts.kernels, strict=False)),
             "seconds": self.seconds,
             "phases": dict(self.phases),
             "evaluations": self.evaluations,

@@ -5,8 +5,9 @@
 
 Graphs of the corpus, HEFT's placement as the start. `plain`: every step simulates the whole graph.
 `coarse`: a contraction of 1,000 ops is searched first, then all. `windows`: stretches of the
-schedule, in turns with steps that simulate everything. `both`: first coarse, then in windows;
-what `auto` does. Seconds are of this process's CPU, so that other load does not decide.
+schedule, in turns with steps that simulate everything. `both`: first coarse, then in windows.
+`levels`: the same over several levels, each a quarter of the one before; what `auto` does. Seconds
+are of this process's CPU, so that other load does not decide.
 """
 
 import json
@@ -31,9 +32,10 @@ CORPUS = Path("data/corpus")
 NEVER = 1 << 60  # ops
 WAYS = {
     "plain": SearchConfig(coarse_above=NEVER, windows_above=NEVER),
-    "coarse": SearchConfig(windows_above=NEVER),
+    "coarse": SearchConfig(windows_above=NEVER, coarse_ratio=NEVER),
     "windows": SearchConfig(coarse_above=NEVER),
-    "both": SearchConfig(),
+    "both": SearchConfig(coarse_ratio=NEVER),
+    "levels": SearchConfig(),
 }
 GRAPHS = (
     "multi_modal-layers12-features768-heads12-batch32-microbatched16",
@@ -87,7 +89,7 @@ def warm_up() -> None:
 @click.option("--seconds", type=float, default=10.0, show_default=True)
 @click.option("--cluster", default="4xa100-nvlink", show_default=True)
 @click.option("--graph", "graphs", multiple=True, default=GRAPHS)
-@click.option("--way", "ways", multiple=True, type=click.Choice(list(WAYS)), default=tuple(WAYS))
+@click.option("--way", "ways", multiple=True, type=click.Choice(list(WAYS)), default=list(WAYS))
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True)
 def main(

@@ -51,10 +51,12 @@ def pose(
     costs: CostModel | str | Path | None = None,
     constraints: Constraints | None = None,
     keep_apart: Int[np.ndarray, "N"] | None = None,
+    replicas: bool = False,
 ) -> Posed:
     """The problem of a model on a cluster, with the ops that runtimes fuse merged.
 
-    Ops of different `keep_apart` labels are not merged. Raises `InfeasibleError` when the
+    Ops of different `keep_apart` labels are not merged. With `replicas`, and unless the constraints
+    forbid it, a pipeline may have replicated stages. Raises `InfeasibleError` when the
     constraints leave an op, or ops that must share a device, no device.
     """
     from gdp.costs.default import resolve_costs
@@ -85,6 +87,7 @@ def pose(
         allowed=all_per_group(allowed, fused.group_of),
         together=None if together is None else joined(fused.group_of, together),
         tensor_s=_tensor_s(fused.graph, cluster, objective),
+        replicas=replicas and constraints.replicas,
     )
     return Posed(problem, fused.group_of, label)
 
@@ -168,7 +171,7 @@ def place(
     if method not in table:
         raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
     phases = Phases()
-    posed = pose(graph, cluster, objective, costs=costs, constraints=constraints)
+    posed = pose(graph, cluster, objective, costs=costs, constraints=constraints, replicas=True)
     phases.ended("costs")
     if search.seconds is not None:
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
@@ -202,7 +205,8 @@ def _result(
     problem = posed.problem
     if answer.assignment is None:
         raise InfeasibleError(f"method {method!r} found no placement: {answer.reason}")
-    placed = score(problem, answer.assignment.device, answer.assignment.rank)
+    teams = answer.assignment.teams
+    placed = score(problem, answer.assignment.device, answer.assignment.rank, teams)
     if not placed.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {placed}")
     _require_shared_memory(problem.cluster, placed.peak_bytes)
@@ -215,6 +219,7 @@ def _result(
         posed.expand(answer.assignment.device),
         None if rank is None else posed.expand(rank),
         made_by=f"gdp {method} seed={search.seed}",
+        teams=teams,
     )
     value_s = placed.value_s
     return Result(
@@ -241,8 +246,15 @@ def _counts(graph: OpGraph, placement: Placement) -> Counts:
     """Ops and kernels of each device, as runtimes fuse what is on one device."""
     from gdp.graph.fuse import fuse
 
+    serving = {team[0]: team for team in placement.teams}
+
     def per_device(devices: Int[np.ndarray, "K"]) -> tuple[int, ...]:
-        return tuple(np.bincount(devices, minlength=len(placement.device_names)).tolist())
+        """Ops of a team count on each of its devices."""
+        led = np.bincount(devices, minlength=len(placement.device_names))
+        counts = led.copy()
+        for lead, team in serving.items():
+            counts[list(team)] = led[lead]
+        return tuple(counts.tolist())
 
     fused = fuse(graph, apart=placement.device)
     on = np.zeros(fused.graph.num_ops, dtype=np.int64)
@@ -339,7 +351,7 @@ def simulate(
 
     require(placement, graph, cluster)
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
-    return score(posed.problem, device, rank)
+    return score(posed.problem, device, rank, placement.teams)
 
 
 def judged(
@@ -356,8 +368,8 @@ def judged(
     require(placement, graph, cluster)
     started_s = time.perf_counter()
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
-    scored = score(posed.problem, device, rank)
-    free = pose(graph, cluster, objective, costs=costs)
+    scored = score(posed.problem, device, rank, placement.teams)
+    free = pose(graph, cluster, objective, costs=costs, replicas=True)
     value_s = scored.value_s
     bound_s, bound_by = _bound(free.problem, Answer(None), Search(), value_s)
     return Result(

@@ -32,6 +32,7 @@ class Constraints:
     pins: tuple[Pin, ...] = ()
     forbid: tuple[Pin, ...] = ()  # ops that match stay off these devices
     together: tuple[str, ...] = ()  # all ops that match one glob share a device
+    replicas: bool = True  # a pipeline for throughput may give a stage several devices in turn
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,12 +41,13 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     pin: list[Pin] = []
     forbid: list[Pin] = []
     together: list[str] = []
+    replicas: bool = True
 
 
 def read_constraints(path: str | os.PathLike[str]) -> Constraints:
     """The constraints of a TOML file; raises `ValueError` naming the key at fault."""
     entry = read_toml(path, _KIND, _File)
-    return Constraints(tuple(entry.pin), tuple(entry.forbid), tuple(entry.together))
+    return Constraints(tuple(entry.pin), tuple(entry.forbid), tuple(entry.together), entry.replicas)
 
 
 def parse_pin(text: str) -> Pin:
@@ -67,6 +69,7 @@ def merge(parts: Sequence[Constraints]) -> Constraints:
         pins=tuple(pin for part in parts for pin in part.pins),
         forbid=tuple(pin for part in parts for pin in part.forbid),
         together=tuple(glob for part in parts for glob in part.together),
+        replicas=all(part.replicas for part in parts),
     )
 
 

@@ -1,7 +1,7 @@
 """Running and exporting placements: what `gdp run` and `gdp export` call."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -9,12 +9,12 @@ from gdp import api
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.errors import ModelError
+from gdp.errors import ModelError, PlacementError
 from gdp.files.targets import Permit
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import PYTHON_PREFIX, is_onnx, load, source_files, traced_model
-from gdp.placement import Placement, require
+from gdp.placement import Placement, Teams, require
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
 
@@ -50,17 +50,23 @@ def run(
         raise TypeError(f"run() got unexpected keywords: {', '.join(sorted(unknown))}")
     bound = api.with_dims(dims)
     graph = load(model, bound)
-    if placement is None:
-        placement = api.place(graph, cluster, objective=objective, costs=costs, **placing).placement
-    require(placement, graph, cluster)
-    posed, device, _ = api.posed_placement(graph, placement, cluster, objective, costs=costs)
     runner = next((execute for has, execute in RUNTIMES if has(model)), None)
     if runner is None:
         raise ModelError(
             f"{model!r} holds a graph only; `gdp run` needs an ONNX file or a JAX function"
         )
+    if placement is None:
+        if runner not in REPLICATING:
+            constraints = placing.get("constraints") or Constraints()
+            placing["constraints"] = replace(constraints, replicas=False)
+        placement = api.place(graph, cluster, objective=objective, costs=costs, **placing).placement
+    require(placement, graph, cluster)
+    if placement.teams and runner not in REPLICATING:
+        raise ModelError(f"{model!r} cannot be executed so: {_in_turn(placement)}")
+    posed, device, _ = api.posed_placement(graph, placement, cluster, objective, costs=costs)
     report = runner(
-        model, graph, cluster, placement.device, dims=bound, objective=objective,
+        model, graph, cluster, placement.device, teams=placement.teams, dims=bound,
+        objective=objective,
         measuring=measuring or Measuring(seed=placing.get("search", Search()).seed),
         predict=Prediction(posed.problem, device, posed.group_of),
     )  # fmt: skip
@@ -73,10 +79,12 @@ def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
     return run_onnx(*placed, **how)
 
 
-def _run_jax(model: str, *placed: Any, dims: Mapping[str, int], **how: Any) -> "RunReport":
+def _run_jax(
+    model: str, *placed: Any, dims: Mapping[str, int], teams: Teams, **how: Any
+) -> "RunReport":
     from gdp.runtime.jax.run import run_jax
 
-    del dims
+    del dims, teams  # the runtime is not in REPLICATING
     return run_jax(_function(model), *placed, **how)
 
 
@@ -85,6 +93,17 @@ RUNTIMES: Sequence[tuple[Callable[[str], bool], Callable[..., "RunReport"]]] = (
     (lambda model: model.startswith(PYTHON_PREFIX), _run_jax),
 )
 """Which models a runtime executes, and how: a function as `gdp.runtime.ort.run.run_onnx`."""
+REPLICATING: Sequence[Callable[..., "RunReport"]] = (_run_onnx,)
+"""The runtimes that let devices take samples in turn."""
+
+
+def _in_turn(placement: Placement) -> str:
+    """What of a placement has replicated stages, and the way out."""
+    teams = [", ".join(placement.device_names[d] for d in team) for team in placement.teams]
+    return (
+        f"{' and '.join(teams)} take samples in turn (replicated stages), which only onnxruntime "
+        "does here; place again with --no-replicas"
+    )
 
 
 @dataclass(frozen=True)
@@ -121,6 +140,8 @@ def export(
     require(placement, graph, cluster)
     if target not in EXPORTERS:
         raise ValueError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
+    if placement.teams and target not in REPLICATING_TARGETS:
+        raise PlacementError(f"target {target!r} cannot hold this placement: {_in_turn(placement)}")
     permit = Permit(lambda: [*source_files(model), *sources], force)
     return EXPORTERS[target](Exported(model, graph, placement, output, bound, permit))
 
@@ -148,7 +169,11 @@ def _named(graph: OpGraph, placement: Placement) -> Cluster:
     homes = placement.device[graph.is_io] if same_graph else placement.device[:0]
     host = int(homes[0]) if len(homes) else 0
 
-    devices = [Device(name, name, {"default": 1.0}, 1.0) for name in placement.device_names]
+    names = placement.device_names
+    kinds = {d: names[team[0]] for team in placement.teams for d in team}  # of one kind, whichever
+    devices = [
+        Device(name, kinds.get(d, name), {"default": 1.0}, 1.0) for d, name in enumerate(names)
+    ]
     return make_cluster("placement", devices, host=host)
 
 
@@ -206,3 +231,5 @@ EXPORTERS: dict[str, Callable[[Exported], list[Path]]] = {
     "accelerate": _accelerate,
     "jax": _jax,
 }
+REPLICATING_TARGETS = ("onnxruntime",)
+"""The targets that can say that devices take samples in turn."""

@@ -1,6 +1,7 @@
 """The artefact: which device runs each op, as JSON with a schema version."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,9 +15,16 @@ from gdp.files.reading import Kind, read_json
 from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
 
-SCHEMA = 1
+SCHEMA = 2
+_READS = (1, 2)  # schema 1 knows no teams
 _KIND = Kind("placement file", PlacementError)
 _Rank = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+_Index = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+
+Teams = tuple[tuple[int, ...], ...]
+"""Devices that take the samples of a full pipeline in turn: sample i runs on member i modulo their
+number, each of which holds the weights. The ops of a team are placed on its first member. Members
+ascend, a device is in one team at most, and inputs and outputs of the graph belong to none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +37,7 @@ class Placement:
     device: Int[np.ndarray, "N"]  # index into device_names
     rank: Int[np.ndarray, "N"]  # smallest first among ready ops; all equal: first ready first
     made_by: str = ""
+    teams: Teams = ()  # of replicated stages, as indices into device_names
 
     def __post_init__(self) -> None:
         self.device.setflags(write=False)
@@ -43,8 +52,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     made_by: str
     devices: list[str]
     ops: list[str]
-    device: list[Annotated[int, msgspec.Meta(ge=0, le=2**31)]]
+    device: list[_Index]
     rank: list[_Rank]
+    teams: list[list[_Index]] = []
 
 
 def make_placement(
@@ -53,6 +63,7 @@ def make_placement(
     device: Int[np.ndarray, "N"],
     rank: Int[np.ndarray, "N"] | None = None,
     made_by: str = "",
+    teams: Teams = (),
 ) -> Placement:
     """A placement of `graph` on `cluster`; without ranks, first ready first."""
     return Placement(
@@ -62,7 +73,21 @@ def make_placement(
         device=np.array(device, dtype=np.int64),
         rank=np.zeros(graph.num_ops, np.int64) if rank is None else np.array(rank, np.int64),
         made_by=made_by,
+        teams=teams,
     )
+
+
+def team_faults(teams: Teams, num_devices: int) -> Iterable[str]:
+    """What is wrong with teams by themselves."""
+    members = [d for team in teams for d in team]
+    for team in teams:
+        if len(team) < 2 or list(team) != sorted(set(team)):
+            yield f"team {list(team)} must be two devices or more, ascending"
+    if any(not 0 <= d < num_devices for d in members):
+        yield f"a team names a device outside 0..{num_devices - 1}"
+    twice = {d for d in members if members.count(d) > 1}
+    if twice and all(len(set(team)) == len(team) for team in teams):
+        yield f"device {min(twice)} is in two teams"
 
 
 def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
@@ -93,7 +118,36 @@ def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
         placement.device.min() < 0 or placement.device.max() >= len(placement.device_names)
     ):
         found.append("a device index lies outside the list of devices")
-    return found or _misplaced(placement, graph, cluster)
+    faults = list(team_faults(placement.teams, len(placement.device_names)))
+    if placement.teams and not (found or faults):
+        faults = list(_team_misfits(placement, graph, cluster))
+    return found + faults or _misplaced(placement, graph, cluster)
+
+
+def _team_misfits(placement: Placement, graph: OpGraph, cluster: Cluster) -> Iterable[str]:
+    """What keeps the teams of a placement from serving a graph on a cluster."""
+    if graph.is_backward.any():
+        yield f"graph {graph.name!r} is a training step, whose stages cannot be replicated"
+    names = cluster.device_names
+    at_home = np.isin(graph.colocate, graph.colocate[graph.is_io]) & ~graph.is_io
+    for team in placement.teams:
+        bound = np.flatnonzero((placement.device == team[0]) & at_home)
+        if bound.size:
+            yield (
+                f"op {graph.op_names[bound[0]]!r} must be where an input or output of the model "
+                f"is, so that {', '.join(names[d] for d in team)} cannot take its samples in turn"
+            )
+        here = [cluster.devices[d] for d in team]
+        if len({(device.kind, device.supported) for device in here}) > 1:
+            kinds = ", ".join(f"{device.name} ({device.kind})" for device in here)
+            yield f"the devices of a team must be of one kind, got {kinds}"
+        stray = np.flatnonzero(np.isin(placement.device, team[1:]) & ~graph.is_io)
+        if stray.size:
+            op = int(stray[0])
+            yield (
+                f"op {graph.op_names[op]!r} is on {names[placement.device[op]]}, which serves in "
+                f"the team of {names[team[0]]}; ops of a team are placed on its first device"
+            )
 
 
 def _misplaced(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
@@ -138,6 +192,7 @@ def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
         ops=list(placement.op_names),
         device=placement.device.tolist(),
         rank=placement.rank.tolist(),
+        teams=[list(team) for team in placement.teams],
     )
     write_atomic(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
 
@@ -145,8 +200,9 @@ def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
 def load_placement(path: str | os.PathLike[str]) -> Placement:
     """Read a placement file; raises `PlacementError` when it is malformed."""
     document = read_json(path, _KIND, _File)
-    if document.schema != SCHEMA:
-        raise PlacementError(f"{path} has schema {document.schema}, this gdp reads {SCHEMA}")
+    if document.schema not in _READS:
+        known = " and ".join(map(str, _READS))
+        raise PlacementError(f"{path} has schema {document.schema}, this gdp reads {known}")
     n = len(document.ops)
     if len(document.device) != n or len(document.rank) != n:
         raise PlacementError(
@@ -156,6 +212,9 @@ def load_placement(path: str | os.PathLike[str]) -> Placement:
     device = np.array(document.device, dtype=np.int64)
     if n and (device.min() < 0 or device.max() >= len(document.devices)):
         raise PlacementError(f"{path}: a device index lies outside 0..{len(document.devices) - 1}")
+    teams = tuple(tuple(team) for team in document.teams)
+    if faults := list(team_faults(teams, len(document.devices))):
+        raise PlacementError(f"{path}: {'; '.join(faults)}")
     return Placement(
         graph_digest=document.graph_digest,
         op_names=tuple(document.ops),
@@ -163,4 +222,5 @@ def load_placement(path: str | os.PathLike[str]) -> Placement:
         device=device,
         rank=np.array(document.rank, dtype=np.int64),
         made_by=document.made_by,
+        teams=teams,
     )

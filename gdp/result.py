@@ -51,6 +51,7 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
         names = self.placement.device_names
+        teams = [[names[d] for d in team] for team in self.placement.teams]
         return {
             "method": self.method,
             "objective": self.objective,
@@ -65,6 +66,7 @@ class Result:
             "peak_bytes": dict(zip(names, self.score.peak_bytes.tolist(), strict=True)),
             "devices": dict(zip(names, self.counts.ops, strict=False)),
             "kernels": dict(zip(names, self.counts.kernels, strict=False)),
+            "teams": teams,
             "seconds": self.seconds,
             "phases": dict(self.phases),
             "evaluations": self.evaluations,

@@ -18,6 +18,7 @@ from gdp.bounds.load_program import (
 from gdp.bounds.work import shared_work_s
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds
+from gdp.sim.replicas import may_replicate
 from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
@@ -34,7 +35,10 @@ def load_bounds(
     """What the busy times of devices and channels prove about any placement.
 
     Work and largest ops take O(N D); the linear program is built where the effort is likely to
-    solve it, and then once more with whole placements (a mixed-integer program). With
+    solve it, and then once more with whole placements (a mixed-integer program). Where stages may
+    be replicated, each sample has a placement of its own, and loads are means over the samples:
+    what is linear in placements holds of their mean as well, and what counts whole ops on one
+    device is left out (the largest op, and the mixed-integer program). With
     `only_memory` nothing is done where memory cannot force ops apart. A placement that takes
     `found_s` ends it as soon as no better one is possible.
     """
@@ -42,7 +46,10 @@ def load_bounds(
         return []
     op_s = group_seconds(problem)
     work_s, share = shared_work_s(op_s)
-    bounds = [_work(problem, work_s, share), _crowd(op_s)]
+    bounds = [_work(problem, work_s, share)]
+    whole = not may_replicate(problem)
+    if whole:
+        bounds.append(_crowd(op_s))
     unit_s = max(bound.value_s for bound in bounds)
     if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
         return bounds
@@ -53,7 +60,7 @@ def load_bounds(
     if solved is not None:
         bounds.append(solved)
     known_s = max(bound.value_s for bound in bounds)
-    nodes = effort.nodes(model.a.nnz)
+    nodes = effort.nodes(model.a.nnz) if whole else 0
     if nodes > 0 and known_s < found_s * (1.0 - _MIP_GAP) and not effort.is_over():
         solved = _whole(model, known_s, effort, nodes)
         if solved is not None:

@@ -121,11 +121,19 @@ class SearchOptions:
         "--evaluations", type=int, help="Budget in simulated placements."
     )
     seed: int = option("--seed", type=int, default=0)
+    chains: int = option(
+        "--chains",
+        type=click.IntRange(min=1),
+        default=1,
+        help="Searches side by side, one a core; answers depend on their number.",
+    )
 
     def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
         from gdp.methods.base import Search
 
-        return Search(self.seed, self.seconds, self.evaluations, progress=progress)
+        return Search(
+            self.seed, self.seconds, self.evaluations, chains=self.chains, progress=progress
+        )
 
 
 @dataclass(frozen=True)
@@ -174,13 +182,18 @@ class ConstraintOptions:
     constraints: str | None = option(
         "--constraints", metavar="FILE", help="The same in a TOML file."
     )
+    no_replicas: bool = option(
+        "--no-replicas", is_flag=True,
+        help="For throughput: one device for each stage, none that take samples in turn.",
+    )  # fmt: skip
 
     def read(self) -> "Constraints":
         from gdp.constraints import Constraints, merge, parse_pin, read_constraints
 
         flags = Constraints(
-            tuple(map(parse_pin, self.pins)), tuple(map(parse_pin, self.forbid)), self.together
-        )
+            tuple(map(parse_pin, self.pins)), tuple(map(parse_pin, self.forbid)), self.together,
+            not self.no_replicas,
+        )  # fmt: skip
         file = self.constraints
         return merge([flags] if file is None else [read_constraints(file), flags])
 

@@ -55,8 +55,9 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
     device = result.placement.device
     real = ~graph.is_io
     rows = []
+    leads = {d: team[0] for team in result.placement.teams for d in team}
     for d, entry in enumerate(cluster.devices):
-        mine = (device == d) & real
+        mine = (device == leads.get(d, d)) & real
         peak = int(result.score.peak_bytes[d])
         rows.append(
             [
@@ -69,8 +70,10 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
             ]
         )
     bound = f"at least {format_seconds(result.bound_s)} ({result.bound_by})"
+    # The members of a team run the same kernels.
+    kernels = sum(n for d, n in enumerate(result.counts.kernels) if leads.get(d, d) == d)
     lines = [
-        f"{graph.name}: {int(real.sum())} ops, run as {sum(result.counts.kernels)} kernels, on "
+        f"{graph.name}: {int(real.sum())} ops, run as {kernels} kernels, on "
         f"{cluster.name}, {result.objective}, "
         f"method {result.method}, seed {result.seed}",
         f"costs    {result.costs}",
@@ -81,10 +84,16 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
         "",
         table(["device", "ops", "GFLOP", "peak", "memory", "full"], rows),
     ]
+    lines += [_team_text(team, result) for team in result.placement.teams]
     if result.candidates:
         lines += ["", _candidates(result)]
     lines += [f"note: {note}" for note in result.notes]
     return shown(lines)
+
+
+def _team_text(team: tuple[int, ...], result: Result) -> str:
+    names = ", ".join(result.placement.device_names[d] for d in team)
+    return f"replicas {names} take the samples in turn, 1 of {len(team)} each"
 
 
 def _phases(result: Result) -> str:

@@ -39,7 +39,7 @@ class Row:
 class SegmentTime:
     """One piece of the cut model."""
 
-    device: str
+    device: str  # several, with commas between, that take the samples in turn
     ops: int
     input_bytes: int  # from other pieces and from outside
     output_bytes: int

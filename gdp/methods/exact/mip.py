@@ -29,6 +29,7 @@ from gdp.methods.exact.reduce import absorb, reduce_model
 from gdp.methods.exact.targets import CLOSE, Known, close_gap
 from gdp.methods.scoring import refusal
 from gdp.problem.problem import Problem
+from gdp.sim.replicas import may_replicate
 
 LOG = logging.getLogger(__name__)
 
@@ -44,10 +45,32 @@ _ONE_BLOCK = "CP-SAT; every accelerator is called at most once"
 
 
 def mip(problem: Problem, search: Search) -> Answer:
-    """The best placement that the solver of the objective finds, and its bound."""
+    """The best placement that the solver of the objective finds, and its bound.
+
+    The programs know no replicated stages: where these are allowed, nothing is proven.
+    """
     if problem.objective not in PROGRAMS:
         return refusal(problem, "mip", PROGRAMS)
+    if may_replicate(problem):
+        return without_proof(mip(without_replicas(problem), search))
     return PROGRAMS[problem.objective].solve(problem, search)
+
+
+def without_replicas(problem: Problem) -> Problem:
+    """The same question where every stage has one device."""
+    return dataclasses.replace(problem, replicas=False)
+
+
+def without_proof(answer: Answer) -> Answer:
+    """What a program says that left placements with replicated stages out."""
+    reason = "the best found of one device for each stage; replicated stages were not looked at"
+    return dataclasses.replace(
+        answer,
+        reason=answer.reason if answer.assignment is None else reason,
+        bound_s=0.0,
+        bound_by="",
+        proven_optimal=False,
+    )
 
 
 def least_load(problem: Problem, search: Search) -> Answer:

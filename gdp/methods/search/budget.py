@@ -1,6 +1,7 @@
 """How the budget of a search is spent, and what is left of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gdp.clock import Clock
@@ -19,8 +20,9 @@ class SearchConfig:
 
     coarse_above: int = 3000  # ops; where steps simulate, larger graphs are searched coarsely first
     windows_above: int = 3000  # ops; schedules of larger graphs are searched stretch by stretch
-    coarse_ops: int = 1000  # groups that are moved and simulated as one
-    coarse_share: float = 0.6  # of the budget
+    coarse_ratio: int = 4  # ops of a graph to those of the coarse one that is searched before it
+    coarse_ops: int = 1000  # groups that are moved and simulated as one, at least
+    coarse_share: float = 0.6  # of a graph's budget, for the coarser one
     start_share: float = 0.3  # of the seconds, for finding starts where none is given
     drop: float = 0.02  # a chain this much worse than the best ends after its first round
     max_evaluations: int = 200_000  # where neither seconds nor evaluations end the search
@@ -38,6 +40,7 @@ class Budget:
         if self.limit is None and clock.seconds is None:
             self.limit = config.max_evaluations
         self.progress = search.progress
+        self.chains = search.chains
         self.guide: Guide | None = None
         self.best: Scored | None = None
 
@@ -59,3 +62,22 @@ class Budget:
             by_clock = self.clock.elapsed_s() / max(self.clock.seconds, 1e-9)
         by_count = 0.0 if not self.limit else self.used / self.limit
         self.progress(min(1.0, max(by_clock, by_count)), best.value_s)
+
+
+def side_by_side(calls: Sequence[Callable[[Clock], None]], clock: Clock) -> None:
+    """Make calls at once, each in a thread of its own; an interrupt ends them at their next look.
+
+    Kernels hold no lock, so that each has a core.
+    """
+    if len(calls) == 1:
+        calls[0](clock)
+        return
+    shared = clock.part(1.0)
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call, shared) for call in calls]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            shared.seconds = 0.0
+            raise

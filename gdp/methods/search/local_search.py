@@ -28,7 +28,7 @@ from gdp.methods.scoring import (
     score_all,
     unsupported,
 )
-from gdp.methods.search.budget import Budget, Guide, SearchConfig
+from gdp.methods.search.budget import Budget, Guide, SearchConfig, side_by_side
 from gdp.methods.search.coarse import Coarse, coarse_problem
 from gdp.methods.search.windows import Windows, search_windows
 from gdp.problem.problem import Problem
@@ -102,14 +102,7 @@ def improve(
             best = min(best, fixed, key=lambda scored: scored.key)
         starts = _with_best_ranks(problem, starts, budget)
         best = min(best, *starts, key=lambda scored: scored.key)
-        if annealer_of(problem).simulates and problem.num_ops > config.coarse_above:
-            found = _search_coarse(problem, starts, search, budget, config)
-            starts = [*found, *starts][:2]
-            best = min(best, *starts, key=lambda scored: scored.key)
-        if problem.num_ops > config.windows_above and Windows.serve(problem, best):
-            best = search_windows(problem, best, search.seed, budget)
-        else:
-            best = _search(problem, starts, search.seed, budget, best)
+        best = _search_levels(problem, starts, search, budget, best, config)
     except KeyboardInterrupt:
         LOG.info("interrupted; the best placement so far is kept")
         best = min(best, budget.best or best, key=lambda scored: scored.key)
@@ -138,6 +131,25 @@ def _with_best_ranks(problem: Problem, starts: list[Scored], budget: Budget) -> 
     return chosen
 
 
+def _search_levels(
+    problem: Problem,
+    starts: list[Scored],
+    search: Search,
+    budget: Budget,
+    best: Scored,
+    config: SearchConfig,
+) -> Scored:
+    """Search the graph, large ones coarsely first: as METIS does for cuts (Karypis and Kumar 1998,
+    doi 10.1137/S1064827595287997), with the simulator as the judge of every level."""
+    if annealer_of(problem).simulates and problem.num_ops > config.coarse_above:
+        found = _search_coarse(problem, starts, search, budget, config)
+        starts = [*found, *starts][:2]
+        best = min(best, *starts, key=lambda scored: scored.key)
+    if problem.num_ops > config.windows_above and Windows.serve(problem, best):
+        return search_windows(problem, best, search.seed, budget)
+    return _search(problem, starts, search.seed, budget, best)
+
+
 def _search(
     problem: Problem,
     starts: list[Scored],
@@ -148,12 +160,15 @@ def _search(
 ) -> Scored:
     """Rounds of annealing from every start, then from the chains that keep up."""
     config = config or annealer_of(problem).default
-    chains = [make_annealer(problem, start, seed * 64 + k) for k, start in enumerate(starts)]
+    count = max(len(starts), budget.chains)
+    given = [starts[k % len(starts)] for k in range(count)]
+    chains = [make_annealer(problem, start, seed * 64 + k) for k, start in enumerate(given)]
     steps = config.first_steps
     for round_number in itertools.count():
         before = sum(chain.evaluations for chain in chains)
-        for chain in chains:
-            best = _round(problem, chain, steps, config, budget, best)
+        for first in range(0, len(chains), budget.chains):
+            together = chains[first : first + budget.chains]
+            best = _round(problem, together, steps, config, budget, best)
             if budget.is_over():
                 return best
         if sum(chain.evaluations for chain in chains) == before:
@@ -162,27 +177,38 @@ def _search(
         chains = [
             c for c in chains if c.best().key <= (best.overflow_bytes, best.value_s * (1 + drop))
         ]
-        chains = chains or [make_annealer(problem, best, seed * 64 + len(starts) + round_number)]
+        for k in range(budget.chains - len(chains)):
+            fresh = seed * 64 + len(starts) + round_number + 32 * k
+            chains.append(make_annealer(problem, best, fresh))
         steps = int(steps * config.growth)
     raise AssertionError("rounds end with the budget")
 
 
 def _round(
     problem: Problem,
-    chain: Annealer,
+    chains: list[Annealer],
     steps: int,
     config: AnnealConfig,
     budget: Budget,
     best: Scored,
 ) -> Scored:
-    before = chain.evaluations
-    guide = None if budget.guide is None else partial(budget.guide, problem, chain)
+    """One round of each chain, side by side, with equal shares of the evaluations left."""
+    before = sum(chain.evaluations for chain in chains)
+    left = budget.left()
+    share = None if left is None else left // len(chains)
+
+    def call(chain: Annealer, clock: Clock) -> None:
+        guide = None if budget.guide is None else partial(budget.guide, problem, chain)
+        anneal(chain, steps, config, clock, share, guide)
+
+    if share == 0:
+        chains, share = chains[:1], left
     try:
-        anneal(chain, steps, config, budget.clock, budget.left(), guide)
+        side_by_side([partial(call, chain) for chain in chains], budget.clock)
     finally:
-        # An interrupt ends the round between two calls of the kernel: the chain is whole.
-        budget.used += chain.evaluations - before
-        best = min(best, chain.best(), key=lambda scored: scored.key)
+        # An interrupt ends the round between two calls of the kernel: the chains are whole.
+        budget.used += sum(chain.evaluations for chain in chains) - before
+        best = min([best, *(c.best() for c in chains)], key=lambda scored: scored.key)
         budget.report(best)
     return best
 
@@ -194,8 +220,8 @@ def _search_coarse(
     budget: Budget,
     config: SearchConfig,
 ) -> list[Scored]:
-    """Starts for the fine graph, found by searching the coarse one; the best first."""
-    coarse = coarse_problem(problem, config.coarse_ops)
+    """Starts for the graph, found by searching a coarser one; the best first."""
+    coarse = coarse_problem(problem, max(config.coarse_ops, problem.num_ops // config.coarse_ratio))
     if coarse is None:
         return []
     clock = budget.clock.part(config.coarse_share)
@@ -207,7 +233,7 @@ def _search_coarse(
     ]
     begun = sorted(score_all(coarse.problem, projected), key=lambda scored: scored.key)[:2]
     inner.used, inner.guide = len(projected), budget.guide
-    found = _search(coarse.problem, begun, search.seed, inner, begun[0])
+    found = _search_levels(coarse.problem, begun, search, inner, begun[0], config)
     fine = coarse.expand_all(problem, found.assignment)
     budget.used += inner.used + len(fine)
     return sorted(score_all(problem, fine), key=lambda scored: scored.key)[:1]

@@ -15,7 +15,7 @@ from gdp.graph.index import inverse
 from gdp.methods.annealing.annealer import AnnealConfig, LatencyAnnealer, anneal, annealer_of
 from gdp.methods.base import Assignment
 from gdp.methods.scoring import Scored
-from gdp.methods.search.budget import Budget, Guide
+from gdp.methods.search.budget import Budget, Guide, side_by_side
 from gdp.problem.problem import Problem
 from gdp.sim.latency import simulate
 from gdp.sim.score import values
@@ -150,21 +150,32 @@ class Windows:
         self._record(k)
         return True
 
-    def turn(self, budget: Budget) -> None:
+    def turn(self, clock: Clock, left: int | None) -> None:
         """Search stretches for as long as `TURN` simulations of everything take."""
         before, missed = self.evaluations, 0
-        while self.evaluations - before < TURN and missed < MISSES and not budget.clock.is_over():
-            left = budget.left()
-            left = None if left is None else left - (self.evaluations - before)
-            missed = 0 if self.step(budget.clock, left) else missed + 1
+        while (spent := self.evaluations - before) < TURN and missed < MISSES:
+            if clock.is_over():
+                break
+            found = self.step(clock, None if left is None else left - spent)
+            missed = 0 if found else missed + 1
 
-    def whole(self, steps: int, budget: Budget, guide: Guide | None) -> None:
+    def whole(self, clock: Clock, left: int | None, guide: Guide | None) -> None:
         """Steps that simulate everything: only they move what is spread over the schedule."""
         call = None if guide is None else partial(guide, self.problem, self.chain)
-        left = budget.left()
         if left is not None:
             left = max(0, left - 1)  # the record takes one
-        anneal(self.chain, steps, WHOLE, budget.clock, left, call)
+        anneal(self.chain, TURN, WHOLE, clock, left, call)
+        self._restart()
+
+    def adopt(self, other: "Windows") -> None:
+        """Go on from another search's best placement."""
+        mine, best = self.chain.chain, other.chain.chain
+        mine.best_device[:] = best.best_device
+        mine.order[:] = best.order
+        mine.value[:] = best.value
+        self._restart()
+
+    def _restart(self) -> None:
         self._back()
         self.value_s = self.chain.best().value_s
         self._record(0)
@@ -206,28 +217,37 @@ def search_windows(problem: Problem, start: Scored, seed: int, budget: Budget) -
     """Search stretches, and all at once, in turns, until the budget ends.
 
     Both kinds of turns cost the same; the one that won more last time is taken three times of four.
+    After each turn all searches go on from the best.
     """
-    if (left := budget.left()) is not None and left < 2:
+    if (left := budget.left()) is not None and left < 2 * budget.chains:
         return start
-    windows, best = Windows(problem, start, seed), start
-    budget.used += windows.evaluations
-    gains = [np.inf, np.inf]
-    turn = 0
+    searches = [Windows(problem, start, seed * 64 + k) for k in range(budget.chains)]
+    budget.used += sum(search.evaluations for search in searches)
+    best, gains, turn = start, [np.inf, np.inf], 0
     while not budget.is_over():
         kind = int(gains[1] > gains[0])
         if turn % 4 == 3:
             kind = 1 - kind
-        before, before_s = windows.evaluations, windows.value_s
-        if kind == 1:
-            windows.whole(TURN, budget, budget.guide)
-        else:
-            windows.turn(budget)
+        before = sum(search.evaluations for search in searches)
+        before_s, left = min(search.value_s for search in searches), budget.left()
+        share = None if left is None else left // len(searches) - 1  # adopting takes one
+        calls = [
+            partial(search.whole, left=share, guide=budget.guide)
+            if kind == 1
+            else partial(search.turn, left=share)
+            for search in searches
+        ]
+        side_by_side(calls, budget.clock)
+        first = min(searches, key=lambda search: search.value_s)
+        for search in searches:
+            if search.value_s > first.value_s:
+                search.adopt(first)
         turn += 1
-        gains[kind] = before_s - windows.value_s
-        spent = windows.evaluations - before
+        gains[kind] = before_s - first.value_s
+        spent = sum(search.evaluations for search in searches) - before
         budget.used += spent
-        best = min(best, windows.best(), key=lambda scored: scored.key)
+        best = min(best, first.best(), key=lambda scored: scored.key)
         budget.report(best)
-        if spent <= 1 and gains == [0.0, 0.0]:
+        if spent <= 2 * len(searches) and gains == [0.0, 0.0]:
             break  # there is nothing to move, or too little left
     return best

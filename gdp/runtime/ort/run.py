@@ -11,6 +11,7 @@ from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
+from gdp.placement import Teams
 from gdp.runtime.compare import Repeatable, Verdict, judge
 from gdp.runtime.cycle import Cycle
 from gdp.runtime.measure import Measured, Measuring, measure
@@ -65,12 +66,14 @@ def run_onnx(
     cluster: Cluster,
     device: Int[np.ndarray, "N"],
     *,
+    teams: Teams = (),
     dims: Mapping[str, int] | None = None,
     objective: str = "latency",
     measuring: Measuring = Measuring(),  # noqa: B008  # frozen
     predict: Prediction | None = None,
 ) -> RunReport:
-    """Execute a placement: one session per segment, one pinned thread per device that is a core.
+    """Execute a placement: one session per segment, one pinned thread per device that is a core;
+    the devices of a team have a session each and take the samples in turn.
 
     `graph` must be imported from `path`, with its symbolic dimensions bound. Without `predict`,
     predictions are of roofline costs of the fused ops. A model without weights of its own gets
@@ -80,6 +83,7 @@ def run_onnx(
     cores = core_of_device(cluster)
     source = randomised(load_source(path, dims), measuring.seed)
     predict = predict or roofline_prediction(graph, cluster, device, objective)
+    predict = predict._replace(teams=teams)
     plan = cut_plan(source.model, graph, predict, objective)
     ready = prepare(source, graph, plan, cores, measuring.seed)
     comparison = check_outputs(ready)
@@ -177,7 +181,7 @@ def _segments(ready: Prepared, cluster: Cluster, one: Measured) -> tuple[Segment
     plan = ready.plan
     return tuple(
         SegmentTime(
-            device=cluster.device_names[device],
+            device=",".join(cluster.device_names[d] for d in plan.devices_of(device)),
             ops=len(piece.ops),
             input_bytes=size(piece.inputs),
             output_bytes=size(piece.outputs),

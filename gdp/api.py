@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.cluster.types import Cluster, shared_overflow
-from gdp.constraints import Constraints, allowed_mask, together_ids
+from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError, MissingExtraError, PlacementError
 from gdp.graph.groups import all_per_group, joined
@@ -67,6 +67,10 @@ def pose(
     allowed = allowed_mask(constraints, graph, cluster)
     together = together_ids(constraints, graph)
     labels = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)
+    if constraints.whole:
+        # What is fused across the border of two such modules would tie them together.
+        borders = whole_borders(constraints, graph)
+        labels = np.unique(np.stack([labels, borders]), axis=1, return_inverse=True)[1].reshape(-1)
     if keep_apart is not None:
         labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
     fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))

@@ -56,10 +56,8 @@ def run(
             f"{model!r} holds a graph only; `gdp run` needs an ONNX file or a JAX function"
         )
     if placement is None:
-        if runner not in REPLICATING:
-            constraints = placing.get("constraints") or Constraints()
-            placing["constraints"] = replace(constraints, replicas=False)
-        placement = api.place(graph, cluster, objective=objective, costs=costs, **placing).placement
+        how = runnable(model, placing)
+        placement = api.place(graph, cluster, objective=objective, costs=costs, **how).placement
     require(placement, graph, cluster)
     if placement.teams and runner not in REPLICATING:
         raise ModelError(f"{model!r} cannot be executed so: {_in_turn(placement)}")
@@ -71,6 +69,15 @@ def run(
         predict=Prediction(posed.problem, device, posed.group_of),
     )  # fmt: skip
     return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
+
+
+def runnable(model: str, placing: Placing) -> Placing:
+    """The same for a placement that the model's runtime can execute."""
+    runner = next((execute for has, execute in RUNTIMES if has(model)), None)
+    if runner in REPLICATING:
+        return placing
+    constraints = placing.get("constraints") or Constraints()
+    return {**placing, "constraints": replace(constraints, replicas=False)}
 
 
 def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
@@ -113,6 +120,7 @@ class Exported:
     model: str
     graph: OpGraph
     placement: Placement
+    cluster: Cluster
     output: Path
     dims: Mapping[str, int]
     permit: Permit
@@ -143,7 +151,18 @@ def export(
     if placement.teams and target not in REPLICATING_TARGETS:
         raise PlacementError(f"target {target!r} cannot hold this placement: {_in_turn(placement)}")
     permit = Permit(lambda: [*source_files(model), *sources], force)
-    return EXPORTERS[target](Exported(model, graph, placement, output, bound, permit))
+    return EXPORTERS[target](Exported(model, graph, placement, cluster, output, bound, permit))
+
+
+def _for_accelerate(cluster: Cluster | None, placement: Placement) -> Cluster:
+    """The cluster with the offload devices that the placement names."""
+    from gdp.accelerate import named_cluster
+
+    if cluster is None:
+        raise ValueError(
+            "target 'accelerate' needs the cluster, which tells CPUs from accelerators: --cluster"
+        )
+    return named_cluster(cluster, placement.device_names)
 
 
 def _function(model: str) -> "JaxModel":
@@ -205,9 +224,13 @@ def _openvino(job: Exported) -> list[Path]:
 
 
 def _accelerate(job: Exported) -> list[Path]:
+    from gdp.accelerate import torch_module
     from gdp.exporters.accelerate import export_accelerate
 
-    return export_accelerate(job.graph, job.placement, job.output, job.permit)
+    return export_accelerate(
+        job.graph, job.placement, job.cluster, job.output, job.permit,
+        module=torch_module(job.model),
+    )  # fmt: skip
 
 
 def _jax(job: Exported) -> list[Path]:

@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from gdp.bounds.bound import Bound
 from gdp.bounds.effort import Effort
+from gdp.bounds.load_memory import NO_MARKS, more_marks, worst_marks
 from gdp.bounds.load_program import (
     LoadModel,
     build,
@@ -17,7 +18,7 @@ from gdp.bounds.load_program import (
 )
 from gdp.bounds.work import shared_work_s
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import memory_binds
+from gdp.sim.objectives import memory_binds, objective_of
 from gdp.sim.replicas import may_replicate
 from gdp.units import format_seconds
 
@@ -27,6 +28,7 @@ _MAX_ITERATIONS = 100_000  # of the simplex method
 _MIP_SLACK = 1e-5
 _MIP_GAP = 1e-4  # what HiGHS leaves open
 _PROVEN = 1e-9
+_MARK_ROUNDS = 6
 
 
 def load_bounds(
@@ -55,8 +57,7 @@ def load_bounds(
         return bounds
     if model_size(problem) > effort.entries or effort.is_over():
         return bounds
-    model = build(problem, unit_s)
-    solved = _linear(model, effort)
+    model, solved = _with_marks(problem, unit_s, effort)
     if solved is not None:
         bounds.append(solved)
     known_s = max(bound.value_s for bound in bounds)
@@ -95,8 +96,31 @@ def _crowd(op_s: Float[np.ndarray, "G D"]) -> Bound:
     return Bound(float(value_s[best]) * (1.0 - 1e-12), text)
 
 
-def _linear(model: LoadModel, effort: Effort) -> Bound | None:
-    """The linear program's value, from its dual solution alone, so that no tolerance enters."""
+def _with_marks(problem: Problem, unit_s: float, effort: Effort) -> tuple[LoadModel, Bound | None]:
+    """The linear program with the rows of memory that its own solutions break, and its bound."""
+    marks = NO_MARKS
+    if memory_binds(problem) and objective_of(problem).memory == "pipeline":
+        marks = worst_marks(problem, np.full((problem.num_groups, problem.num_devices), 1.0))
+    model = build(problem, unit_s, marks)
+    best, x = _linear(model, effort)
+    for _ in range(min(_MARK_ROUNDS, effort.entries // max(1, model.a.nnz))):
+        if x is None or not len(marks.op) or effort.is_over():
+            break
+        more = more_marks(marks, worst_marks(problem, x))
+        if len(more.op) == len(marks.op):
+            break
+        marks = more
+        model = build(problem, unit_s, marks)
+        solved, x = _linear(model, effort)
+        if solved is not None and (best is None or solved.value_s > best.value_s):
+            best = solved
+    return model, best
+
+
+def _linear(
+    model: LoadModel, effort: Effort
+) -> tuple[Bound | None, Float[np.ndarray, "G D"] | None]:
+    """(its value, from the dual solution alone, so that no tolerance enters; x)."""
     from scipy.optimize import linprog
 
     solved = linprog(
@@ -108,10 +132,10 @@ def _linear(model: LoadModel, effort: Effort) -> Bound | None:
     marginals = getattr(getattr(solved, "ineqlin", None), "marginals", None)
     if marginals is None or not np.isfinite(marginals).all():
         LOG.debug("no linear bound: %s", solved.message)
-        return None
+        return None, None
     weight = np.maximum(-np.asarray(marginals), 0.0)
     if weight[: model.num_loads].sum() <= 0.0:
-        return None
+        return None, None
     value_s, share = dual_value_s(model, weight)
     parts = ", ".join(
         f"{part:.0%} {name}"
@@ -120,7 +144,10 @@ def _linear(model: LoadModel, effort: Effort) -> Bound | None:
         )[:4]
         if part > 0.005
     )
-    return Bound(value_s, f"linear program of loads and transfers, weighed {parts}")
+    x = None
+    if solved.x is not None:
+        x = np.asarray(solved.x)[: model.shape[0] * model.shape[1]].reshape(model.shape)
+    return Bound(value_s, f"linear program of loads and transfers, weighed {parts}"), x
 
 
 def dual_value_s(

@@ -15,6 +15,8 @@ from gdp.methods.heuristics.critical_path import critical_path
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
+from gdp.methods.period.fit import applies as period_applies
+from gdp.methods.period.fit import period_fit
 from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
 from gdp.methods.scoring import Scored, compile_once, unsupported
 from gdp.methods.search.local_search import as_answer, improve, local_search
@@ -56,13 +58,18 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     fitting: list[Scored] = []
     known: dict[str, Answer] = {}
     used = 0
+    # Last, as it starts from the best of the others: where memory binds it goes beyond search.
+    programs = (("period_fit", period_fit),) if period_applies(problem) else ()
     replicated: Scored | None = None
     try:
         if may_replicate(problem):
             row, replicated, answer = _try(problem, "replicas", _replicas, search, limit)
             tried.append(row)
-            used += 0 if answer is None else answer.evaluations
-        for name, method in (*HEURISTICS, *extra):
+            if answer is not None:
+                used += answer.evaluations
+                if replicated is not None and answer.proven_optimal:
+                    return replace(answer, reason="", candidates=tuple(tried))
+        for name, method in (*HEURISTICS, *extra, *programs):
             if fitting and limit.is_over():
                 tried.append(_without(name, 0.0, "no time was left"))
                 continue

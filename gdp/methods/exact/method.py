@@ -8,7 +8,7 @@
 | latency | mip, from the portfolio's best | the portfolio |
 
 Large means more variables or intervals than a solver gets through in minutes
-(`gdp.methods.exact.period_program.MOST_VARIABLES`, `gdp.methods.exact.schedule.MOST_INTERVALS`).
+(`gdp.methods.period.program.MOST_VARIABLES`, `gdp.methods.exact.schedule.MOST_INTERVALS`).
 The best known lower bound goes with every answer.
 """
 

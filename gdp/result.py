@@ -1,5 +1,6 @@
 """What a placement run says: the placement, its score, how far from the optimum it can be."""
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -7,6 +8,8 @@ from typing import Any, NamedTuple
 from gdp.methods.base import Candidate as Candidate
 from gdp.placement import Placement
 from gdp.sim.objectives import Score
+from gdp.terminal import html_table
+from gdp.units import format_bytes, format_seconds
 
 
 class Counts(NamedTuple):
@@ -47,6 +50,23 @@ class Result:
     def gap(self) -> float:
         """(value - bound) / value: how far from the optimum the placement can be at most."""
         return max(0.0, (self.value_s - self.bound_s) / self.value_s) if self.value_s > 0 else 0.0
+
+    def __repr__(self) -> str:
+        told = "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
+        value = format_seconds(self.value_s)
+        return f"<Result of {self.method}: {self.objective} {value}, {told}; {self.placement!r}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        names, peak = self.placement.device_names, self.score.peak_bytes.tolist()
+        rows = [
+            (name, self.placement.ops_on[name], format_bytes(held))
+            for name, held in zip(names, peak, strict=True)
+        ]
+        told = f"{self.method}: {self.objective} {format_seconds(self.value_s)}, " + (
+            "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
+        )
+        return f"<p>{html.escape(told)}</p>" + html_table(("device", "ops", "peak"), rows)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""

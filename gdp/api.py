@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,17 +11,19 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import COMPILE, Phases, waiting_for
-from gdp.cluster.types import Cluster
-from gdp.constraints import Constraints, allowed_mask, together_ids
+from gdp.cluster.load import Machine, load_cluster
+from gdp.cluster.types import Cluster, shared_overflow
+from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError, MissingExtraError, PlacementError
 from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
-from gdp.placement import Placement, make_placement, require
+from gdp.models import Model, load
+from gdp.placement import Placed, Placement, load_placement, make_placement, require
 from gdp.problem.problem import Problem, make_problem
 from gdp.reports.view import View
-from gdp.result import Result
+from gdp.result import Counts, Result
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
@@ -67,6 +69,10 @@ def pose(
     allowed = allowed_mask(constraints, graph, cluster)
     together = together_ids(constraints, graph)
     labels = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)
+    if constraints.whole:
+        # What is fused across the border of two such modules would tie them together.
+        borders = whole_borders(constraints, graph)
+        labels = np.unique(np.stack([labels, borders]), axis=1, return_inverse=True)[1].reshape(-1)
     if keep_apart is not None:
         labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
     fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
@@ -147,8 +153,8 @@ def _warm(method: Method, policy: Method) -> Method:
 
 
 def place(
-    graph: OpGraph,
-    cluster: Cluster,
+    model: Model,
+    cluster: Machine,
     *,
     objective: str = "latency",
     method: str = "auto",
@@ -167,6 +173,7 @@ def place(
     from gdp.methods.simplify import simpler
 
     search = search or Search()
+    graph, cluster = load(model), load_cluster(cluster)
     table = methods(checkpoint)
     if method not in table:
         raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
@@ -209,6 +216,7 @@ def _result(
     placed = score(problem, answer.assignment.device, answer.assignment.rank, teams)
     if not placed.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {placed}")
+    _require_shared_memory(problem.cluster, placed.peak_bytes)
     bound_s, bound_by = _bound(problem, answer, search, placed.value_s)
     phases.ended("bound")
     rank = answer.assignment.rank
@@ -237,7 +245,36 @@ def _result(
         seed=search.seed,
         costs=posed.costs,
         notes=answer.notes or ((answer.reason,) if answer.reason else ()),
+        counts=_counts(graph, placement),
     )
+
+
+def _counts(graph: OpGraph, placement: Placement) -> Counts:
+    """Ops and kernels of each device, as runtimes fuse what is on one device."""
+    from gdp.graph.fuse import fuse
+
+    serving = {team[0]: team for team in placement.teams}
+
+    def per_device(devices: Int[np.ndarray, "K"]) -> tuple[int, ...]:
+        """Ops of a team count on each of its devices."""
+        led = np.bincount(devices, minlength=len(placement.device_names))
+        counts = led.copy()
+        for lead, team in serving.items():
+            counts[list(team)] = led[lead]
+        return tuple(counts.tolist())
+
+    fused = fuse(graph, apart=placement.device)
+    on = np.zeros(fused.graph.num_ops, dtype=np.int64)
+    on[fused.group_of] = placement.device
+    return Counts(per_device(placement.device[~graph.is_io]), per_device(on[~fused.graph.is_io]))
+
+
+def _require_shared_memory(cluster: Cluster, peak_bytes: Int[np.ndarray, "D"]) -> None:
+    """Raise `InfeasibleError` where devices that share a memory hold more than it together."""
+    if said := shared_overflow(cluster, peak_bytes.tolist()):
+        raise InfeasibleError(
+            f"{said}; divide it among them with --max-memory, or place on fewer of them"
+        )
 
 
 def _bound(problem: Problem, answer: Answer, search: Search, found_s: float) -> tuple[float, str]:
@@ -252,8 +289,8 @@ def _bound(problem: Problem, answer: Answer, search: Search, found_s: float) -> 
 
 
 def compare(
-    graph: OpGraph,
-    cluster: Cluster,
+    model: Model,
+    cluster: Machine,
     *,
     objective: str = "latency",
     names: Sequence[str] | None = None,
@@ -267,6 +304,7 @@ def compare(
 
     Values are what is compared, so that none of them is given for simplicity.
     """
+    graph, cluster = load(model), load_cluster(cluster)
     table = methods(checkpoint)
     search = replace(search or Search(), simplicity=0.0)
     rows: dict[str, Result | str] = {}
@@ -309,9 +347,9 @@ def _with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
 
 
 def simulate(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
     *,
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,
@@ -319,15 +357,17 @@ def simulate(
     """What the simulator says of a placement; raises `PlacementError` when it does not belong."""
     from gdp.sim.score import score
 
+    graph, cluster = load(model), load_cluster(cluster)
+    placement = load_placement(placement)
     require(placement, graph, cluster)
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
     return score(posed.problem, device, rank, placement.teams)
 
 
 def judged(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
     *,
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,
@@ -335,6 +375,8 @@ def judged(
     """A placement made elsewhere with its score and a proven bound, as `place` returns them."""
     from gdp.sim.score import score
 
+    graph, cluster = load(model), load_cluster(cluster)
+    placement = load_placement(placement)
     require(placement, graph, cluster)
     started_s = time.perf_counter()
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
@@ -355,6 +397,8 @@ def judged(
         seconds=time.perf_counter() - started_s,
         seed=0,
         costs=posed.costs,
+        notes=tuple(filter(None, [shared_overflow(cluster, scored.peak_bytes.tolist())])),
+        counts=_counts(graph, placement),
     )
 
 
@@ -397,22 +441,3 @@ def view_of(
     posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
     schedule = simulate_latency(posed.problem, device, rank)
     return View(graph, posed.problem, schedule, device, posed.group_of)
-
-
-def with_dims(dims: Sequence[str]) -> Mapping[str, int]:
-    """Dimension bindings from `NAME=VALUE` texts; raises `ValueError` on malformed ones.
-
-    >>> with_dims(["batch=8"])
-    {'batch': 8}
-    """
-    bound: dict[str, int] = {}
-    for item in dims:
-        name, separator, value = item.partition("=")
-        # Other scripts have digits that are no numbers; ten of ours are more than any axis has.
-        whole = value.isascii() and value.isdecimal() and len(value) <= 10
-        if not separator or not whole or not 1 <= int(value) < 1 << 31:
-            raise ValueError(
-                f"--dim {item!r} must look like NAME=VALUE with a positive whole number below 2**31"
-            )
-        bound[name] = int(value)
-    return bound

@@ -79,8 +79,7 @@ class ModelOptions:
             object.__setattr__(self, "spec", self.spec + joint + "&".join(parts))
 
     def load(self) -> "OpGraph":
-        from gdp.api import with_dims
-        from gdp.models import load
+        from gdp.models import load, with_dims
 
         return load(self.spec, with_dims(self.dims))
 
@@ -198,6 +197,29 @@ class ConstraintOptions:
         return merge([flags] if file is None else [read_constraints(file), flags])
 
 
+@dataclass(frozen=True)
+class Destination:
+    """What the placement is for, and in which pieces."""
+
+    runtime: str | None = option(
+        "--for", type=click.Choice(["accelerate"]),
+        help="Answer what this runtime can follow.",
+    )  # fmt: skip
+    granularity: str | None = option(
+        "--granularity", type=click.Choice(["op", "module", "layer"]),
+        help="What stays in one piece; default: op, for accelerate module.",
+    )  # fmt: skip
+    offload: str | None = option(
+        "--offload", type=click.Choice(["cpu", "disk", "none"]),
+        help="Where accelerate keeps weights that do not fit; default: cpu.",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.offload is not None and self.runtime != "accelerate":
+            raise click.UsageError("--offload is what accelerate does: say --for accelerate")
+
+
+destination = handing_a("destination", Destination)
 model, named_model = handing_a("model", ModelOptions), handing_a("model", NamedModel)
 cluster = handing_a("cluster", ClusterOptions)
 search, method = handing_a("search", SearchOptions), handing_a("search", MethodOptions)

@@ -13,7 +13,7 @@ from gdp.errors import ModelError, PlacementError
 from gdp.files.targets import Permit
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
-from gdp.models import PYTHON_PREFIX, is_onnx, load, source_files, traced_model
+from gdp.models import PYTHON_PREFIX, is_onnx, is_traced, load, source_files, traced_model
 from gdp.placement import Placement, Teams, require
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
@@ -90,7 +90,7 @@ def _run_jax(
 
 RUNTIMES: Sequence[tuple[Callable[[str], bool], Callable[..., "RunReport"]]] = (
     (is_onnx, _run_onnx),
-    (lambda model: model.startswith(PYTHON_PREFIX), _run_jax),
+    (is_traced, _run_traced),
 )
 """Which models a runtime executes, and how: a function as `gdp.runtime.ort.run.run_onnx`."""
 REPLICATING: Sequence[Callable[..., "RunReport"]] = (_run_onnx,)

@@ -64,7 +64,7 @@ def uncut_s(prediction: Prediction, objective: str, d: int) -> tuple[float, floa
     device = np.where(problem.graph.is_io, problem.cluster.host, d)
     if not np.isfinite(problem.compute_s[np.arange(problem.num_ops), device]).all():
         return None
-    plan = make_plan(prediction._replace(device=device), objective)
+    plan = make_plan(prediction._replace(device=device, teams=()), objective)
     return plan.latency_s, plan.period_s
 
 

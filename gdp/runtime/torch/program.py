@@ -134,6 +134,7 @@ class _Builder:
 
     def _copy(self, node: Any) -> Any:
         import torch
+        from torch.fx.node import map_aggregate
 
         if node not in self.copies:
             for source in node.all_input_nodes:
@@ -143,8 +144,8 @@ class _Builder:
             def placed(value: Any) -> Any:
                 return self.device if isinstance(value, torch.device) else value
 
-            copy.args = torch.fx.node.map_aggregate(copy.args, placed)
-            copy.kwargs = torch.fx.node.map_aggregate(copy.kwargs, placed)
+            copy.args = map_aggregate(copy.args, placed)
+            copy.kwargs = map_aggregate(copy.kwargs, placed)
             self.copies[node] = copy
         return self.copies[node]
 

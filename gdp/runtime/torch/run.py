@@ -223,7 +223,7 @@ def _segments(
     found = []
     for piece in program.pieces:
         arguments = [program.resident.get((n, piece.device), made.get(n)) for n in piece.reads]
-        spent = []
+        spent, outs = [], ()
         for _ in range(rounds):
             start_s = time.perf_counter()
             outs = program.workers.submit(piece.device, _call(piece.module, arguments)).result()

@@ -65,8 +65,8 @@ def run(
     runner = next((execute for has, execute in RUNTIMES if has(model)), None)
     if runner is None:
         raise ModelError(
-            f"{_label(model)!r} holds a graph only; `gdp run` needs an ONNX file, a JAX function or "
-            "a PyTorch module"
+            f"{_label(model)!r} holds a graph only; `gdp run` needs an ONNX file, "
+            "a JAX function or a PyTorch module"
         )
     if placement is not None:
         placed = load_placement(placement)

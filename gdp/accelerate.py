@@ -21,7 +21,7 @@ from gdp.costs.default import resolve_costs
 from gdp.costs.offload import KINDS, Streamed, main_device, resident, with_offload
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph
-from gdp.models import is_traced, traced_model
+from gdp.models import Model, is_traced, spec_of, traced_model
 from gdp.result import Result
 
 GRANULARITIES = ("op", "module", "layer")
@@ -57,13 +57,11 @@ def whole_modules(model: str | None, graph: OpGraph, granularity: str) -> tuple[
     return tuple(sorted(path for path in paths if outermost(path, paths) == path))
 
 
-def torch_module(model: str | None) -> Any:
-    """The PyTorch module of a spec, None for other models."""
+def torch_module(model: Model | None) -> Any:
+    """The PyTorch module of a spec or a traced model, None for other models."""
     from gdp.importers.torch.model import TorchModel
 
-    if model is None or not is_traced(model):
-        return None
-    found = traced_model(model)
+    found = traced_model(spec_of(model)) if model is not None and is_traced(model) else model
     return found.unwrapped if isinstance(found, TorchModel) else None
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import COMPILE, Phases, waiting_for
+from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.base import CostModel
@@ -18,7 +19,8 @@ from gdp.errors import InfeasibleError, MissingExtraError, PlacementError
 from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
-from gdp.placement import Placement, make_placement, require
+from gdp.models import Model, load
+from gdp.placement import Placed, Placement, load_placement, make_placement, require
 from gdp.problem.problem import Problem, make_problem
 from gdp.reports.view import View
 from gdp.result import Result
@@ -151,8 +153,8 @@ def _warm(method: Method, policy: Method) -> Method:
 
 
 def place(
-    graph: OpGraph,
-    cluster: Cluster,
+    model: Model,
+    cluster: Machine,
     *,
     objective: str = "latency",
     method: str = "auto",
@@ -171,6 +173,7 @@ def place(
     from gdp.methods.simplify import simpler
 
     search = search or Search()
+    graph, cluster = load(model), load_cluster(cluster)
     table = methods(checkpoint)
     if method not in table:
         raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
@@ -256,8 +259,8 @@ def _bound(problem: Problem, answer: Answer, search: Search, found_s: float) -> 
 
 
 def compare(
-    graph: OpGraph,
-    cluster: Cluster,
+    model: Model,
+    cluster: Machine,
     *,
     objective: str = "latency",
     names: Sequence[str] | None = None,
@@ -271,6 +274,7 @@ def compare(
 
     Values are what is compared, so that none of them is given for simplicity.
     """
+    graph, cluster = load(model), load_cluster(cluster)
     table = methods(checkpoint)
     search = replace(search or Search(), simplicity=0.0)
     rows: dict[str, Result | str] = {}
@@ -313,9 +317,9 @@ def _with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
 
 
 def simulate(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
     *,
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,
@@ -323,15 +327,17 @@ def simulate(
     """What the simulator says of a placement; raises `PlacementError` when it does not belong."""
     from gdp.sim.score import score
 
+    graph, cluster = load(model), load_cluster(cluster)
+    placement = load_placement(placement)
     require(placement, graph, cluster)
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
     return score(posed.problem, device, rank, placement.teams)
 
 
 def judged(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
     *,
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,
@@ -339,6 +345,8 @@ def judged(
     """A placement made elsewhere with its score and a proven bound, as `place` returns them."""
     from gdp.sim.score import score
 
+    graph, cluster = load(model), load_cluster(cluster)
+    placement = load_placement(placement)
     require(placement, graph, cluster)
     started_s = time.perf_counter()
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
@@ -401,22 +409,3 @@ def view_of(
     posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
     schedule = simulate_latency(posed.problem, device, rank)
     return View(graph, posed.problem, schedule, device, posed.group_of)
-
-
-def with_dims(dims: Sequence[str]) -> Mapping[str, int]:
-    """Dimension bindings from `NAME=VALUE` texts; raises `ValueError` on malformed ones.
-
-    >>> with_dims(["batch=8"])
-    {'batch': 8}
-    """
-    bound: dict[str, int] = {}
-    for item in dims:
-        name, separator, value = item.partition("=")
-        # Other scripts have digits that are no numbers; ten of ours are more than any axis has.
-        whole = value.isascii() and value.isdecimal() and len(value) <= 10
-        if not separator or not whole or not 1 <= int(value) < 1 << 31:
-            raise ValueError(
-                f"--dim {item!r} must look like NAME=VALUE with a positive whole number below 2**31"
-            )
-        bound[name] = int(value)
-    return bound

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from gdp import api
+from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
@@ -13,8 +14,18 @@ from gdp.errors import ModelError, PlacementError
 from gdp.files.targets import Permit
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
-from gdp.models import PYTHON_PREFIX, is_onnx, load, source_files, traced_model
-from gdp.placement import Placement, Teams, require
+from gdp.models import (
+    PYTHON_PREFIX,
+    Model,
+    Traceable,
+    is_onnx,
+    load,
+    source_files,
+    spec_of,
+    traced_model,
+    with_dims,
+)
+from gdp.placement import Placed, Placement, Teams, load_placement, require
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
 
@@ -33,9 +44,9 @@ class Placing(TypedDict, total=False):
 
 
 def run(
-    model: str,
-    cluster: Cluster,
-    placement: Placement | None = None,
+    model: Model,
+    cluster: Machine,
+    placement: Placed | None = None,
     *,
     dims: Sequence[str] = (),
     objective: str = "latency",
@@ -48,22 +59,24 @@ def run(
     Without `measuring`, inputs are drawn with the seed of the search."""
     if unknown := placing.keys() - Placing.__annotations__:
         raise TypeError(f"run() got unexpected keywords: {', '.join(sorted(unknown))}")
-    bound = api.with_dims(dims)
-    graph = load(model, bound)
+    bound = with_dims(dims)
+    graph, cluster = load(model, bound), load_cluster(cluster)
     runner = next((execute for has, execute in RUNTIMES if has(model)), None)
     if runner is None:
         raise ModelError(
-            f"{model!r} holds a graph only; `gdp run` needs an ONNX file or a JAX function"
+            f"{_label(model)!r} holds a graph only; `gdp run` needs an ONNX file or a JAX function"
         )
-    if placement is None:
+    if placement is not None:
+        placed = load_placement(placement)
+    else:
         how = runnable(model, placing)
-        placement = api.place(graph, cluster, objective=objective, costs=costs, **how).placement
-    require(placement, graph, cluster)
-    if placement.teams and runner not in REPLICATING:
-        raise ModelError(f"{model!r} cannot be executed so: {_in_turn(placement)}")
-    posed, device, _ = api.posed_placement(graph, placement, cluster, objective, costs=costs)
+        placed = api.place(graph, cluster, objective=objective, costs=costs, **how).placement
+    require(placed, graph, cluster)
+    if placed.teams and runner not in REPLICATING:
+        raise ModelError(f"{_label(model)!r} cannot be executed so: {_in_turn(placed)}")
+    posed, device, _ = api.posed_placement(graph, placed, cluster, objective, costs=costs)
     report = runner(
-        model, graph, cluster, placement.device, teams=placement.teams, dims=bound,
+        model, graph, cluster, placed.device, teams=placed.teams, dims=bound,
         objective=objective,
         measuring=measuring or Measuring(seed=placing.get("search", Search()).seed),
         predict=Prediction(posed.problem, device, posed.group_of),
@@ -71,7 +84,7 @@ def run(
     return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
 
 
-def runnable(model: str, placing: Placing) -> Placing:
+def runnable(model: Model, placing: Placing) -> Placing:
     """The same for a placement that the model's runtime can execute."""
     runner = next((execute for has, execute in RUNTIMES if has(model)), None)
     if runner in REPLICATING:
@@ -87,7 +100,7 @@ def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
 
 
 def _run_jax(
-    model: str, *placed: Any, dims: Mapping[str, int], teams: Teams, **how: Any
+    model: Model, *placed: Any, dims: Mapping[str, int], teams: Teams, **how: Any
 ) -> "RunReport":
     from gdp.runtime.jax.run import run_jax
 
@@ -95,9 +108,17 @@ def _run_jax(
     return run_jax(_function(model), *placed, **how)
 
 
-RUNTIMES: Sequence[tuple[Callable[[str], bool], Callable[..., "RunReport"]]] = (
+def _label(model: Model) -> str:
+    """What a message calls a model."""
+    return model.name if isinstance(model, OpGraph | Traceable) else str(model)
+
+
+RUNTIMES: Sequence[tuple[Callable[[Model], bool], Callable[..., "RunReport"]]] = (
     (is_onnx, _run_onnx),
-    (lambda model: model.startswith(PYTHON_PREFIX), _run_jax),
+    (
+        lambda model: isinstance(model, Traceable) or spec_of(model).startswith(PYTHON_PREFIX),
+        _run_jax,
+    ),
 )
 """Which models a runtime executes, and how: a function as `gdp.runtime.ort.run.run_onnx`."""
 REPLICATING: Sequence[Callable[..., "RunReport"]] = (_run_onnx,)
@@ -117,7 +138,7 @@ def _in_turn(placement: Placement) -> str:
 class Exported:
     """What an exporter writes, and where."""
 
-    model: str
+    model: Model
     graph: OpGraph
     placement: Placement
     cluster: Cluster
@@ -127,11 +148,11 @@ class Exported:
 
 
 def export(
-    placement: Placement,
-    model: str,
+    placement: Placed,
+    model: Model,
     target: str,
-    output: Path,
-    cluster: Cluster | None = None,
+    output: str | Path,
+    cluster: Machine | None = None,
     dims: Sequence[str] = (),
     *,
     sources: Sequence[Path] = (),
@@ -142,9 +163,9 @@ def export(
     Raises `TargetError` where the folder `output` holds anything but such an export, unless
     `force`, or where the model or one of the `sources` would be written over.
     """
-    bound = api.with_dims(dims)
-    graph = load(model, bound)
-    cluster = cluster or _named(graph, placement)
+    bound = with_dims(dims)
+    graph, placement, output = load(model, bound), load_placement(placement), Path(output)
+    cluster = _named(graph, placement) if cluster is None else load_cluster(cluster)
     require(placement, graph, cluster)
     if target not in EXPORTERS:
         raise ValueError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
@@ -165,11 +186,11 @@ def _for_accelerate(cluster: Cluster | None, placement: Placement) -> Cluster:
     return named_cluster(cluster, placement.device_names)
 
 
-def _function(model: str) -> "JaxModel":
+def _function(model: Model) -> "JaxModel":
     """The JAX function behind a `python:` model; a graph alone cannot be executed."""
     from gdp.importers.jax.model import JaxModel
 
-    found = traced_model(model)
+    found = model if isinstance(model, Traceable) else traced_model(spec_of(model))
     if isinstance(found, OpGraph):
         raise ModelError(
             f"{model!r} returns a graph only; return (function, arguments) to execute it"
@@ -200,8 +221,7 @@ def _onnxruntime(job: Exported) -> list[Path]:
     from gdp.exporters.onnxruntime import export_onnxruntime
     from gdp.runtime.ort.source import load_source
 
-    _require_onnx(job.model, "onnxruntime")
-    source = load_source(job.model)
+    source = load_source(_onnx_spec(job.model, "onnxruntime"))
     return export_onnxruntime(
         source.model, source.folder, job.graph, job.placement, job.output, permit=job.permit
     )
@@ -211,15 +231,14 @@ def _onnx(job: Exported) -> list[Path]:
     from gdp.exporters.onnx_devices import export_onnx_devices
     from gdp.importers.onnx.model import prepare
 
-    _require_onnx(job.model, "onnx")
-    model = prepare(job.model, job.dims)
+    model = prepare(_onnx_spec(job.model, "onnx"), job.dims)
     return export_onnx_devices(model, job.graph, job.placement, job.output, job.permit)
 
 
 def _openvino(job: Exported) -> list[Path]:
     from gdp.exporters.openvino import export_openvino
 
-    _require_onnx(job.model, "openvino")
+    _onnx_spec(job.model, "openvino")
     return export_openvino(job.graph, job.placement, job.output, job.permit)
 
 
@@ -236,15 +255,19 @@ def _accelerate(job: Exported) -> list[Path]:
 def _jax(job: Exported) -> list[Path]:
     from gdp.exporters.jax import export_jax
 
-    if not job.model.startswith(PYTHON_PREFIX):
-        raise ModelError(f"target 'jax' needs a python:package.module:function, got {job.model!r}")
-    _function(job.model)
-    return export_jax(job.model, job.placement, job.output, job.permit)
+    spec = spec_of(job.model)
+    if not spec.startswith(PYTHON_PREFIX):
+        raise ModelError(
+            f"target 'jax' needs a python:package.module:function, got {_label(job.model)!r}"
+        )
+    _function(spec)
+    return export_jax(spec, job.placement, job.output, job.permit)
 
 
-def _require_onnx(model: str, target: str) -> None:
+def _onnx_spec(model: Model, target: str) -> str:
     if not is_onnx(model):
-        raise ModelError(f"target {target!r} needs an ONNX model, got {model!r}")
+        raise ModelError(f"target {target!r} needs an ONNX model, got {_label(model)!r}")
+    return spec_of(model)
 
 
 EXPORTERS: dict[str, Callable[[Exported], list[Path]]] = {

@@ -8,13 +8,22 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from gdp import api
+from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.constraints import Constraints, allowed_mask, matching, together_ids
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError
 from gdp.graph.groups import merge_ids
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement, Teams, make_placement, require
+from gdp.models import Model, load
+from gdp.placement import (
+    Placed,
+    Placement,
+    Teams,
+    load_placement,
+    make_placement,
+    require,
+)
 from gdp.problem.problem import Problem
 from gdp.reports.view import View, module_path, op_label
 from gdp.sim.objectives import Score
@@ -27,9 +36,9 @@ NOTABLE = 1e-3
 
 
 def explain(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
     *,
     op: str | None = None,
     scope: str | None = None,
@@ -44,6 +53,7 @@ def explain(
     Beside: the transfers that their kernels cause, and what keeps them from moving. Raises
     `ValueError` where nothing matches, or not exactly one of `op` and `scope` is given.
     """
+    graph, cluster, placement = load(model), load_cluster(cluster), load_placement(placement)
     require(placement, graph, cluster)
     constraints = constraints or Constraints()
     chosen = _chosen(graph, op, scope)

@@ -1,9 +1,9 @@
 """The artefact: which device runs each op, as JSON with a schema version."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from gdp.errors import PlacementError
 from gdp.files.reading import Kind, read_json
 from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
+from gdp.terminal import html_table
 
 SCHEMA = 2
 _READS = (1, 2)  # schema 1 knows no teams
@@ -43,6 +44,40 @@ class Placement:
         self.device.setflags(write=False)
         self.rank.setflags(write=False)
 
+    @property
+    def ops_on(self) -> dict[str, int]:
+        """How many ops each device has; those of a team count for each of its members."""
+        counts = np.bincount(self.device, minlength=len(self.device_names))
+        for team in self.teams:
+            counts[list(team)] = counts[team[0]]
+        return dict(zip(self.device_names, counts.tolist(), strict=True))
+
+    def device_map(self) -> dict[str, str]:
+        """The device's name of every op, by the op's name; `make_placement` takes such a map."""
+        return {op: self.device_names[d] for op, d in zip(self.op_names, self.device, strict=True)}
+
+    def __repr__(self) -> str:
+        ops = ", ".join(f"{name} {count}" for name, count in self.ops_on.items())
+        return f"<Placement of {len(self.op_names)} ops: {ops}; {self.made_by or 'made by hand'}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return html_table(("device", "ops"), self.ops_on.items())
+
+
+@runtime_checkable
+class HasPlacement(Protocol):
+    """What a placement came with, such as a `Result`."""
+
+    @property
+    def placement(self) -> Placement:
+        """The artefact."""
+        ...
+
+
+Placed = str | os.PathLike[str] | Placement | HasPlacement
+"""What every library call takes as a placement."""
+
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON form of a placement."""
@@ -60,12 +95,20 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def make_placement(
     graph: OpGraph,
     cluster: Cluster,
-    device: Int[np.ndarray, "N"],
+    device: Int[np.ndarray, "N"] | Mapping[str, str],
     rank: Int[np.ndarray, "N"] | None = None,
     made_by: str = "",
     teams: Teams = (),
 ) -> Placement:
-    """A placement of `graph` on `cluster`; without ranks, first ready first."""
+    """A placement of `graph` on `cluster`; without ranks, first ready first.
+
+    `device` is an index into the cluster's devices for every op, or a map from names of ops or
+    module paths to names of devices (the longest path that holds an op counts, "" holds all), as
+    `Placement.device_map` returns; what is an input or output of the model is on the host unless it
+    is named. Raises `PlacementError` for an op that the map leaves out or a device that is unknown.
+    """
+    if isinstance(device, Mapping):
+        device = _by_map(graph, cluster, device)
     return Placement(
         graph_digest=graph.digest,
         op_names=graph.op_names,
@@ -88,6 +131,33 @@ def team_faults(teams: Teams, num_devices: int) -> Iterable[str]:
     twice = {d for d in members if members.count(d) > 1}
     if twice and all(len(set(team)) == len(team) for team in teams):
         yield f"device {min(twice)} is in two teams"
+
+
+def _by_map(graph: OpGraph, cluster: Cluster, device_of: Mapping[str, str]) -> Int[np.ndarray, "N"]:
+    index = {name: d for d, name in enumerate(cluster.device_names)}
+    if unknown := sorted({str(name) for name in device_of.values()} - index.keys()):
+        raise PlacementError(
+            f"the map names device {unknown[0]!r}; cluster {cluster.name!r} has {', '.join(index)}"
+        )
+    scopes = {path for path in device_of if path not in graph.op_index}
+    used: set[str] = set()
+    found = np.full(graph.num_ops, cluster.host)
+    for op, (name, scope) in enumerate(zip(graph.op_names, graph.scope, strict=True)):
+        key = name if name in device_of else _longest_holder(scope, scopes)
+        if key is not None and (name in device_of or not graph.is_io[op]):
+            found[op] = index[device_of[key]]
+            used.add(key)
+        elif not graph.is_io[op]:
+            raise PlacementError(f"the map leaves out op {name!r} of module {scope!r}")
+    if idle := sorted(device_of.keys() - used - {""}):
+        raise PlacementError(f"the map names {idle[0]!r}, which graph {graph.name!r} does not have")
+    return found
+
+
+def _longest_holder(scope: str, paths: set[str]) -> str | None:
+    """The longest of some module paths that a scope lies in."""
+    inside = (p for p in paths if p == "" or scope == p or scope.startswith((p + ".", p + "/")))
+    return max(inside, key=len, default=None)
 
 
 def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
@@ -197,8 +267,20 @@ def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
     write_atomic(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
 
 
-def load_placement(path: str | os.PathLike[str]) -> Placement:
-    """Read a placement file; raises `PlacementError` when it is malformed."""
+def load_placement(path: Placed) -> Placement:
+    """Read a placement file; raises `PlacementError` when it is malformed.
+
+    A placement is returned as it is, and that of a result.
+    """
+    if isinstance(path, Placement):
+        return path
+    if isinstance(path, HasPlacement):
+        return path.placement
+    if not isinstance(path, str | os.PathLike):
+        raise PlacementError(
+            "a placement is a file, what gdp.load_placement or gdp.make_placement return, or a "
+            f"result of gdp.place, not of type {type(path).__name__}"
+        )
     document = read_json(path, _KIND, _File)
     if document.schema not in _READS:
         known = " and ".join(map(str, _READS))

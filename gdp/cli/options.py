@@ -79,8 +79,7 @@ class ModelOptions:
             object.__setattr__(self, "spec", self.spec + joint + "&".join(parts))
 
     def load(self) -> "OpGraph":
-        from gdp.api import with_dims
-        from gdp.models import load
+        from gdp.models import load, with_dims
 
         return load(self.spec, with_dims(self.dims))
 

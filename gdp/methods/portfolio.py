@@ -19,7 +19,7 @@ from gdp.methods.period.fit import applies as period_applies
 from gdp.methods.period.fit import period_fit
 from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
 from gdp.methods.scoring import Scored, compile_once, unsupported
-from gdp.methods.search.local_search import as_answer, improve, local_search
+from gdp.methods.search.local_search import as_answer, compile_for_large, improve, local_search
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, objective_of
 from gdp.sim.replicas import may_replicate
@@ -50,6 +50,7 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     if (refusal := unsupported(problem, "auto")) is not None:
         return refusal
     compile_once("auto", auto, problem.objective)
+    compile_for_large(problem)
     if may_replicate(problem):
         compile_pipelines()
     clock = Clock(search.seconds)

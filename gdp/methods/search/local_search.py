@@ -50,6 +50,7 @@ def local_search(problem: Problem, search: Search) -> Answer:
     if (refusal := unsupported(problem, "local_search")) is not None:
         return refusal
     compile_once("local_search", local_search, problem.objective)
+    compile_for_large(problem)
     clock = Clock(search.seconds)
     config = SearchConfig()
     if search.start is not None:
@@ -63,6 +64,19 @@ def local_search(problem: Problem, search: Search) -> Answer:
         return Answer(None, reason=proof, evaluations=first.evaluations)
     best = improve(problem, [first], search, clock, config)
     return as_answer(problem, best, "local_search")
+
+
+def compile_for_large(problem: Problem) -> None:
+    """Compile what only large graphs need, where this is one: budgets start after compilation."""
+    if problem.num_ops <= SearchConfig().windows_above or not Windows.know(problem):
+        return
+
+    def small(tiny: Problem, search: Search) -> Answer:
+        config = SearchConfig(windows_above=1)
+        first = score_all(tiny, list(single_assignments(tiny)))[:1]
+        return as_answer(tiny, improve(tiny, first, search, Clock(None), config), "windows")
+
+    compile_once("windows", small, problem.objective)
 
 
 def as_answer(problem: Problem, best: Scored, name: str) -> Answer:

@@ -78,9 +78,14 @@ class Windows:
         self._record(0)
 
     @staticmethod
+    def know(problem: Problem) -> bool:
+        """Whether this search is for the problem's objective."""
+        return annealer_of(problem) is LatencyAnnealer
+
+    @staticmethod
     def serve(problem: Problem, start: Scored) -> bool:
         """Whether this search is for the problem, and may begin here."""
-        return annealer_of(problem) is LatencyAnnealer and start.key < (1, np.inf)
+        return Windows.know(problem) and start.key < (1, np.inf)
 
     @property
     def evaluations(self) -> int:

@@ -23,7 +23,7 @@ from gdp.models import Model, load
 from gdp.placement import Placed, Placement, load_placement, make_placement, require
 from gdp.problem.problem import Problem, make_problem
 from gdp.reports.view import View
-from gdp.result import Counts, Result
+from gdp.result import Counts, Result, with_best_bound
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
@@ -324,26 +324,7 @@ def compare(
             )
         except (InfeasibleError, MissingExtraError) as error:
             rows[name] = str(error)
-    return _with_best_bound(rows)
-
-
-def _with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
-    """The same rows, each with the largest bound of all: a bound holds for any placement."""
-    results = [row for row in rows.values() if isinstance(row, Result)]
-    if not results:
-        return rows
-    best = max(results, key=lambda row: row.bound_s)
-    return {
-        name: row
-        if isinstance(row, str)
-        else replace(
-            row,
-            bound_s=min(best.bound_s, row.value_s),
-            bound_by=best.bound_by,
-            proven_optimal=row.proven_optimal or best.bound_s >= row.value_s * (1 - 1e-9),
-        )
-        for name, row in rows.items()
-    }
+    return with_best_bound(rows)
 
 
 def simulate(

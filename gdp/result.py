@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gdp.methods.base import Candidate as Candidate
@@ -96,3 +96,22 @@ class Result:
             "notes": list(self.notes),
             "curve": [list(point) for point in self.curve],
         }
+
+
+def with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
+    """The same rows, each with the largest bound of all: a bound holds for any placement."""
+    results = [row for row in rows.values() if isinstance(row, Result)]
+    if not results:
+        return rows
+    best = max(results, key=lambda row: row.bound_s)
+    return {
+        name: row
+        if isinstance(row, str)
+        else replace(
+            row,
+            bound_s=min(best.bound_s, row.value_s),
+            bound_by=best.bound_by,
+            proven_optimal=row.proven_optimal or best.bound_s >= row.value_s * (1 - 1e-9),
+        )
+        for name, row in rows.items()
+    }

@@ -19,6 +19,7 @@ from gdp.policy.evaluate import assignment, best_row, evaluate
 from gdp.policy.placed import recalled
 from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.policy.propose import propose
+from gdp.policy.view.unit import in_own_unit
 from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem
 
@@ -42,15 +43,16 @@ def place_with_policy(
 
     `checkpoint` is a folder, or None for the shipped policy. Greedy and `SAMPLES` samples, each
     under every rule of priority; with an evaluation budget, as many as it allows. A policy that
-    was fine-tuned to this graph also answers with the placement found then.
+    was fine-tuned to this graph also answers with the placement found then. All is decided in the
+    problem's own unit of time; the clock of `search.seconds` is asked between decodes.
     """
-    policy = load(checkpoint)
+    policy, clock = load(checkpoint), Clock(search.seconds)
     known = recalled(policy.placed, problem)
     if known is None:
-        return _decoded(problem, policy, search)
+        return _decoded(problem, policy, search, clock)
     if search.evaluations is not None:  # two compare what was decoded with what is known
         search = replace(search, evaluations=max(1, search.evaluations - 2))
-    answer = _decoded(problem, policy, search)
+    answer = _decoded(problem, policy, search, clock)
     both = [found for found in (answer.assignment, known) if found is not None]
     best, spent = best_of(problem, both), answer.evaluations + len(both)
     if best.assignment is not known or best.overflow_bytes > 0:
@@ -59,18 +61,19 @@ def place_with_policy(
     return Answer(known, reason=reason, evaluations=spent)
 
 
-def _decoded(problem: Problem, policy: Policy, search: Search) -> Answer:
+def _decoded(stated: Problem, policy: Policy, search: Search, clock: Clock) -> Answer:
     """The best of what was decoded, made to fit, and of what the heuristics answer.
 
     Where memory is short the best of both is polished.
     """
+    problem, unit_s = in_own_unit(stated)
     small, widen = _coarse(problem)
     if policy.config.advice and small is problem:
         advise(problem, search.known)
     count = SAMPLES + 1
     if search.evaluations is not None:
         count = min(count, search.evaluations // len(rules_of(small)))
-    found = propose(policy, small, max(1, count), search.seed)
+    found = propose(policy, small, max(1, count), search.seed, clock)
     row, spent = found.best, found.evaluations
     device = found.device[row]
     if found.overflow[row] > 0:
@@ -91,11 +94,11 @@ def _decoded(problem: Problem, policy: Policy, search: Search) -> Answer:
         reason = f"policy {policy.name!r}: the closest placement misses {missing}"
         return Answer(None, reason=reason, evaluations=spent)
     reason = (
-        f"policy {policy.name!r}: greedy {found.seconds[0]:.4g} s, best of {len(found.device)} "
-        f"{found.seconds[row]:.4g} s"
+        f"policy {policy.name!r}: greedy {unit_s * found.seconds[0]:.4g} s, best of "
+        f"{len(found.device)} {unit_s * found.seconds[row]:.4g} s"
     )
     if best.key < decoded.key:
-        reason += f"; an adviser's or a search's is better, {best.value_s:.4g} s"
+        reason += f"; an adviser's or a search's is better, {unit_s * best.value_s:.4g} s"
     return Answer(best.assignment, reason=reason, evaluations=spent)
 
 
@@ -182,7 +185,7 @@ def _repair(
         rows = advice(problem).device
         seconds, overflow = evaluate(problem, rows)
         device, more = move_until_fits(problem, rows[best_row(seconds, overflow)], seed=seed)
-        spent += len(rows) + more
+        spent += len(rows) * len(rules_of(problem)) + more
     return device, spent
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.methods.priorities import rules_of, under_rules
+from gdp.methods.priorities import RULES, rules_of, under_rules
 from gdp.methods.scoring import Scored, best_of, missing_text
 from gdp.policy.advice import advice, advise, asked, heuristic_answers, incumbents
 from gdp.policy.evaluate import assignment, best_row, evaluate
@@ -30,6 +30,8 @@ Widen = Callable[[Int[np.ndarray, "M"]], Int[np.ndarray, "N"]]
 
 SAMPLES = 16
 """Placements sampled beside the greedy one, unless the evaluation budget is smaller."""
+ONCE_MORE = 1 + len(RULES)
+"""Evaluations of what was decoded, under its own priorities and under all rules."""
 MENDING = 1000
 """Evaluations of the search that mends and polishes a placement where memory is short."""
 LARGEST = 60_000
@@ -73,18 +75,22 @@ def _decoded(stated: Problem, policy: Policy, search: Search, clock: Clock) -> A
     count = SAMPLES + 1
     if search.evaluations is not None:
         count = min(count, search.evaluations // len(rules_of(small)))
-    found = propose(policy, small, max(1, count), search.seed, clock)
-    row, spent = found.best, found.evaluations
+    others, spent = None, 0
+    if policy.config.advice:
+        others = best_of(problem, _advised(small, widen))
+        spent += others.evaluations + sum(answer.evaluations for answer in asked(small).values())
+    # Of the budget, what is decoded last is looked at once more under every rule.
+    most = None if search.evaluations is None else search.evaluations - spent - ONCE_MORE
+    found = propose(policy, small, max(1, count), search.seed, clock, most)
+    row, spent = found.best, spent + found.evaluations
     device = found.device[row]
     if found.overflow[row] > 0:
         device, more = _repair(small, policy, device, search.seed)
         spent += more
     decoded = under_rules(problem, best_of(problem, [Assignment(widen(device))]))
     best, spent = decoded, spent + decoded.evaluations
-    if policy.config.advice:
-        others = best_of(problem, _advised(small, widen))
+    if others is not None:
         best = min(decoded, others, key=lambda scored: scored.key)
-        spent += others.evaluations + sum(answer.evaluations for answer in asked(small).values())
     if (found.overflow > 0).any() or best.overflow_bytes > 0:
         left = None if search.evaluations is None else search.evaluations - spent
         best, more = _polished(problem, best, search.seed, left)

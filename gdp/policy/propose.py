@@ -49,14 +49,20 @@ class Proposals(NamedTuple):
 
 
 def propose(
-    policy: Policy, problem: Problem, count: int, seed: int, clock: Clock | None = None
+    policy: Policy,
+    problem: Problem,
+    count: int,
+    seed: int,
+    clock: Clock | None = None,
+    most: int | None = None,
 ) -> Proposals:
-    """`count` placements, fewer where the clock ends them; the greedy one comes first, always.
+    """`count` placements, fewer where the clock or `most` evaluations end them; the greedy one
+    comes first, always.
 
     Where the greedy one overflows, all are decoded under the memory limits, tightened, under which
     it fits.
     """
-    work = _Work(policy, problem, seed, clock or Clock(None))
+    work = _Work(policy, problem, seed, clock or Clock(None), most)
     work.greedy()
     if not policy.config.advice or problem.num_ops > LARGE:
         work.sample(None, count - 1)
@@ -65,22 +71,26 @@ def propose(
     advised = rate(problem, given[:1])
     work.spent += advised.evaluations
     for device in given[1:count]:
-        if not work.clock.is_over():
+        if work.may(1):
             work.greedy(work.around(device))
-    while (left := count - work.count) > 0 and not work.clock.is_over():
+    while (left := min(ROUND, count - work.count)) > 0 and work.may(1):
         found = work.found()
         device = found.device[found.best]
         if advised.overflow[0] == 0 and advised.seconds[0] < found.value_s[found.best]:
             device = given[0]
-        work.sample(work.around(device), min(ROUND, left))
+        left = max(k for k in range(1, left + 1) if k == 1 or work.may(k))
+        work.sample(work.around(device), left)
     return work.found()
 
 
 class _Work:
     """Placements decoded so far."""
 
-    def __init__(self, policy: Policy, problem: Problem, seed: int, clock: Clock) -> None:
-        self.policy, self.problem, self.seed, self.clock = policy, problem, seed, clock
+    def __init__(
+        self, policy: Policy, problem: Problem, seed: int, clock: Clock, most: int | None
+    ) -> None:
+        self.policy, self.problem, self.seed = policy, problem, seed
+        self.clock, self.most = clock, most
         self.spent = 0  # evaluations of what is not among the placements
         self.threads = num_threads() if problem.num_ops > 2000 else 1
         self.limits: Float[np.ndarray, "D"] | None = None
@@ -92,13 +102,25 @@ class _Work:
         """Placements so far."""
         return sum(len(rows) for rows in self.devices)
 
+    def may(self, count: int) -> bool:
+        """Whether time and evaluations are left for an incumbent and so many placements."""
+        if self.clock.is_over():
+            return False
+        need = (1 + count) * len(rules_of(self.problem))
+        return self.most is None or self.evaluations + need <= self.most
+
+    @property
+    def evaluations(self) -> int:
+        """So far."""
+        return self.spent + sum(rated.evaluations for rated in self.rated)
+
     def found(self) -> Proposals:
         """All so far."""
         return Proposals(
             np.concatenate(self.devices),
             np.concatenate([rated.seconds for rated in self.rated]),
             np.concatenate([rated.overflow for rated in self.rated]),
-            self.spent + sum(rated.evaluations for rated in self.rated),
+            self.evaluations,
         )
 
     def around(self, device: Int[np.ndarray, "N"]) -> Advice:

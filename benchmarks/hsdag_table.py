@@ -9,27 +9,22 @@ done, and those in it are not run again. CPU seconds are of this process, compil
 """
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
-import numpy as np
 
 from benchmarks.baselines.expert import Family, expert, only_on
+from benchmarks.baselines.rows import Runner, by_method, by_rule, by_training, kept, lines_of
 from benchmarks.baselines.table import LEARNED
 from benchmarks.hsdag_graphs import MODELS, PUBLISHED, graph_of
 from gdp import api
-from gdp.bounds.best import best_bound
 from gdp.cluster.types import Cluster
 from gdp.learn.hsdag.config import HsdagConfig, published
 from gdp.learn.hsdag.method import hsdag
 from gdp.learn.hsdag.nodes import make_nodes
-from gdp.methods.base import Method, Search
-from gdp.problem.problem import Problem
-from gdp.sim.score import score
 
 CLUSTERS = ("cpu+flex-170", "cpu+2xflex-170")
 FAMILY: dict[str, Family] = {"bert-base": "transformer"}
@@ -38,56 +33,7 @@ ABLATED = {
     "node id": HsdagConfig(node_id=False),
     "graph structure": HsdagConfig(structure=False),
 }
-SHARE = 0.01  # of the evaluations, for the row that answers in so few
-
-
-class Run(NamedTuple):
-    """One method's answer with one seed."""
-
-    value_s: float | None  # None where nothing fits
-    evaluations: int
-    cpu_s: float
-
-
-Runner = Callable[[Problem, int, int], Run]  # (problem, evaluations, seed)
-
-
-def by_method(method: Method, share: float = 1.0) -> Runner:
-    """A method of gdp with a share of the evaluations, and no limit of seconds."""
-
-    def run(problem: Problem, evaluations: int, seed: int) -> Run:
-        began_s = time.process_time()
-        budget = max(1, int(share * evaluations))
-        answer = method(problem, Search(seed=seed, seconds=None, evaluations=budget))
-        spent = time.process_time() - began_s
-        if answer.assignment is None:
-            return Run(None, answer.evaluations, spent)
-        value_s = score(problem, answer.assignment.device, answer.assignment.rank).value_s
-        return Run(value_s, answer.evaluations, spent)
-
-    return run
-
-
-def by_rule(rule: Callable[[Problem], Any]) -> Runner:
-    """A baseline that does not search."""
-
-    def run(problem: Problem, evaluations: int, seed: int) -> Run:
-        del evaluations, seed
-        found = rule(problem)
-        return Run(found.value_s, found.evaluations, found.cpu_s)
-
-    return run
-
-
-def by_training(train: Callable[[Problem, int, int], Any]) -> Runner:
-    """A learned baseline."""
-
-    def run(problem: Problem, evaluations: int, seed: int) -> Run:
-        found = train(problem, evaluations, seed)
-        value_s = None if found.assignment is None else found.value_s
-        return Run(value_s, found.evaluations, found.cpu_s)
-
-    return run
+SHARE = 0.01  # of the evaluations, for the search; its candidates are simulated before
 
 
 def rows_of(model: str) -> dict[str, tuple[Runner, bool]]:
@@ -109,38 +55,15 @@ def rows_of(model: str) -> dict[str, tuple[Runner, bool]]:
         },
         "HSDAG, published settings": (by_method(partial(hsdag, config=published())), True),
         "gdp policy": (by_method(table["policy"]), True),
-        "gdp auto, 1% of the evaluations": (by_method(table["auto"], SHARE), True),
+        "gdp auto, shortest search": (by_method(table["auto"], SHARE), True),
         "gdp auto": (by_method(table["auto"]), True),
     }  # fmt: skip
-
-
-def interval(values: np.ndarray) -> float:
-    """Half the width of the 95% interval of the mean; 0 for a single value."""
-    if len(values) < 2:
-        return 0.0
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
-
-
-def done(path: Path | None) -> dict[tuple[str, ...], dict[str, Any]]:
-    """The rows of a file, by what they are of."""
-    if path is None or not path.exists():
-        return {}
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {key(row): row for row in rows}
-
-
-def key(row: dict[str, Any]) -> tuple[str, ...]:
-    """What a row is of."""
-    return tuple(str(row[name]) for name in ("model", "cluster", "method", "evaluations", "seeds"))
 
 
 def measured(
     models: list[str], clusters: list[str], evaluations: int, seeds: int, path: Path | None
 ) -> Iterator[dict[str, Any]]:
-    """Every row, those of the file first asked for there."""
-    known = done(path)
+    """Every row of every model on every cluster."""
     for model in models:
         graph = graph_of(model, MODELS[model]())
         for cluster in clusters:
@@ -150,64 +73,19 @@ def measured(
                 "fused": problem.num_ops, "nodes": make_nodes(problem, HsdagConfig()).count,
                 "evaluations": evaluations, "seeds": seeds,
             }  # fmt: skip
-            for method, (run, draws) in rows_of(model).items():
-                row = about | {"method": method}
-                if key(row) not in known:
-                    runs = [run(problem, evaluations, s) for s in range(seeds if draws else 1)]
-                    known[key(row)] = row | summary(runs)
-                    _append(path, known[key(row)])
-                yield known[key(row)]
-            row = about | {"method": "bound"}
-            if key(row) not in known:
-                bound = best_bound(problem, 10.0)
-                known[key(row)] = row | {"value_s": bound.value_s, "argument": bound.argument}
-                _append(path, known[key(row)])
-            yield known[key(row)]
-
-
-def summary(runs: list[Run]) -> dict[str, Any]:
-    """The means of the runs with one interval; without a value where one has none."""
-    values = np.array([np.nan if run.value_s is None else run.value_s for run in runs])
-    missing = bool(np.isnan(values).any())
-    return {
-        "value_s": None if missing else float(values.mean()),
-        "interval_s": None if missing else interval(values),
-        "best_s": None if missing else float(values.min()),
-        "spent": float(np.mean([run.evaluations for run in runs])),
-        "cpu_s": float(np.mean([run.cpu_s for run in runs])),
-    }
-
-
-def _append(path: Path | None, row: dict[str, Any]) -> None:
-    if path is not None:
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            yield from kept(path, about, rows_of(model), problem)
 
 
 def table_text(rows: list[dict[str, Any]]) -> str:
     """The table of one model on one cluster, in Markdown."""
     first = rows[0]
     nodes, edges = PUBLISHED[first["model"]]
-    ours = next(row["value_s"] for row in rows if row["method"] == "gdp auto")
-    lines = [
+    title = (
         f"{first['model']} on {first['cluster']}: {first['ops']} ops and {first['edges']} edges "
         f"({nodes} and {edges} in the paper), {first['fused']} after fusion, {first['nodes']} "
-        "colocated nodes.",
-        "",
-        "| method | ms | 95% | method / auto - 1 | evaluations | CPU s |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in rows:
-        value_s = row["value_s"]
-        if value_s is None:
-            lines.append(f"| {row['method']} | fits not | | | {row['spent']:.0f} | |")
-            continue
-        cells = [row["method"], f"{value_s * 1e3:.4f}", "", f"{value_s / ours - 1:+.1%}", "", ""]
-        if "spent" in row:
-            cells[2] = f"{row['interval_s'] * 1e3:.4f}" if row["interval_s"] else ""
-            cells[4:] = [f"{row['spent']:.0f}", f"{row['cpu_s']:.1f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        "colocated nodes."
+    )
+    return "\n".join([title, "", *lines_of(rows)])
 
 
 @click.command()

@@ -27,6 +27,8 @@ def row(model: str, cluster: str, objective: str, seconds: float) -> dict[str, A
         gdp.Cluster.load(cluster),
         objective="throughput" if objective == "throughput" else "latency",
         search=gdp.Search(seconds=seconds, simplicity=0.0),
+        # Methods place single devices; how stages are replicated is no choice of theirs.
+        constraints=gdp.Constraints(replicas=False),
     )
     key = "latency_s" if objective == "latency" else "period_s"
     values = {c.method: getattr(c, key) for c in result.candidates if c.feasible}

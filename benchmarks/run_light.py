@@ -13,6 +13,7 @@ it.
 """
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from jaxtyping import Float, Int
 from gdp import api
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster
+from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.roofline import roofline
 from gdp.errors import GdpError
@@ -30,6 +32,7 @@ from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.methods.base import Search
+from gdp.placement import Teams
 from gdp.runtime.measure import Measuring, measure
 from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.pipeline import Pipeline, SideBySide, make_slot
@@ -105,11 +108,12 @@ def execute(
     objective: str,
     costs: CostModel | None,
     seconds: float,
+    teams: Teams = (),
 ) -> RunReport:
     graph = load_onnx(spec(name))
     return run_onnx(
         spec(name), graph, cluster, device, objective=objective,
-        measuring=Measuring(seconds=seconds),
+        measuring=Measuring(seconds=seconds), teams=teams,
         predict=prediction(graph, cluster, device, objective, costs),
     )  # fmt: skip
 
@@ -225,14 +229,18 @@ HEADER = (
 def throughput(
     cluster: Cluster, names: Sequence[str], costs_of: CostsOf, seconds: float, search: Search
 ) -> None:
+    """Each model as `auto` places it, and as the best pipeline without replicated stages."""
     print(f"\nthroughput, samples/s; {search.simplicity:.1%} for simplicity\n{HEADER}")
-    for name in names:
+    for name, replicas in itertools.product(names, (True, False)):
         costs = costs_of(name)
         result = api.place(
-            load_onnx(spec(name)), cluster, objective="throughput", costs=costs, search=search
-        )
-        report = execute(name, cluster, result.placement.device, "throughput", costs, seconds)
-        show(name, result.method, report)
+            load_onnx(spec(name)), cluster, objective="throughput", costs=costs, search=search,
+            constraints=Constraints(replicas=replicas),
+        )  # fmt: skip
+        placed = result.placement
+        report = execute(name, cluster, placed.device, "throughput", costs, seconds, placed.teams)
+        sizes = "+".join(str(len(team)) for team in placed.teams)
+        show(name, f"replicas {sizes}" if sizes else "pipeline", report)
         for note in result.notes:
             print(f"  {note}")
 

@@ -31,6 +31,7 @@ from jaxtyping import Int
 from benchmarks.validate_report import FORMAT, passes, read, report
 from gdp import api
 from gdp.cluster.types import Cluster
+from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
 from gdp.costs.learned import LearnedCosts
@@ -92,7 +93,7 @@ def placements(
             try:
                 result = api.place(
                     graph, cluster, objective=objective, method=method, costs=costs,
-                    search=Search(seed=seed, seconds=1.0),
+                    search=Search(seed=seed, seconds=1.0), constraints=Constraints(replicas=False),
                 )  # fmt: skip
             except (GdpError, ValueError) as error:
                 LOG.warning("%s: %s", method, error)

@@ -1,4 +1,5 @@
-"""An ONNX model, placed on two cores as a pipeline and cut into sub-models.
+"""An ONNX model, placed on two cores for throughput and exported: cut into sub-models, replicated
+where that is faster.
 
     python examples/onnx_file.py [MODEL.onnx] [FOLDER]
 

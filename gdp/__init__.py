@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gdp.adapted import finetune as finetune
     from gdp.api import compare as compare
     from gdp.api import place as place
     from gdp.api import simulate as simulate
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
     from gdp.graph.op_graph import OpGraph as OpGraph
     from gdp.importers.jax.trace import trace as trace
     from gdp.importers.torch.model import trace_torch as trace_torch
-    from gdp.learn.finetune import finetune as finetune
     from gdp.methods.base import Search as Search
     from gdp.models import load as load
     from gdp.placement import Placement as Placement
     from gdp.placement import load_placement as load_placement
+    from gdp.placement import make_placement as make_placement
     from gdp.placement import save_placement as save_placement
+    from gdp.problem.problem import Problem as Problem
     from gdp.result import Result as Result
     from gdp.runtime.measure import Measuring as Measuring
 
@@ -56,15 +58,17 @@ _WHERE = {
     "Pin": "gdp.constraints",
     "Placement": "gdp.placement",
     "PlacementError": "gdp.errors",
+    "Problem": "gdp.problem.problem",
     "Result": "gdp.result",
     "Search": "gdp.methods.base",
     "compare": "gdp.api",
     "explain": "gdp.explained",
     "export": "gdp.execute",
-    "finetune": "gdp.learn.finetune",
+    "finetune": "gdp.adapted",
     "load": "gdp.models",
     "load_placement": "gdp.placement",
     "make_cluster": "gdp.cluster.types",
+    "make_placement": "gdp.placement",
     "place": "gdp.api",
     "run": "gdp.execute",
     "save_placement": "gdp.placement",

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,14 +11,16 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import COMPILE, Phases, waiting_for
+from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster
-from gdp.constraints import Constraints, allowed_mask, together_ids
+from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError, MissingExtraError, PlacementError
 from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
-from gdp.placement import Placement, make_placement, require
+from gdp.models import Model, load
+from gdp.placement import Placed, Placement, load_placement, make_placement, require
 from gdp.problem.problem import Problem, make_problem
 from gdp.reports.view import View
 from gdp.result import Result
@@ -51,10 +53,12 @@ def pose(
     costs: CostModel | str | Path | None = None,
     constraints: Constraints | None = None,
     keep_apart: Int[np.ndarray, "N"] | None = None,
+    replicas: bool = False,
 ) -> Posed:
     """The problem of a model on a cluster, with the ops that runtimes fuse merged.
 
-    Ops of different `keep_apart` labels are not merged. Raises `InfeasibleError` when the
+    Ops of different `keep_apart` labels are not merged. With `replicas`, and unless the constraints
+    forbid it, a pipeline may have replicated stages. Raises `InfeasibleError` when the
     constraints leave an op, or ops that must share a device, no device.
     """
     from gdp.costs.default import resolve_costs
@@ -65,6 +69,10 @@ def pose(
     allowed = allowed_mask(constraints, graph, cluster)
     together = together_ids(constraints, graph)
     labels = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)
+    if constraints.whole:
+        # What is fused across the border of two such modules would tie them together.
+        borders = whole_borders(constraints, graph)
+        labels = np.unique(np.stack([labels, borders]), axis=1, return_inverse=True)[1].reshape(-1)
     if keep_apart is not None:
         labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
     fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
@@ -85,6 +93,7 @@ def pose(
         allowed=all_per_group(allowed, fused.group_of),
         together=None if together is None else joined(fused.group_of, together),
         tensor_s=_tensor_s(fused.graph, cluster, objective),
+        replicas=replicas and constraints.replicas,
     )
     return Posed(problem, fused.group_of, label)
 
@@ -144,8 +153,8 @@ def _warm(method: Method, policy: Method) -> Method:
 
 
 def place(
-    graph: OpGraph,
-    cluster: Cluster,
+    model: Model,
+    cluster: Machine,
     *,
     objective: str = "latency",
     method: str = "auto",
@@ -164,11 +173,12 @@ def place(
     from gdp.methods.simplify import simpler
 
     search = search or Search()
+    graph, cluster = load(model), load_cluster(cluster)
     table = methods(checkpoint)
     if method not in table:
         raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
     phases = Phases()
-    posed = pose(graph, cluster, objective, costs=costs, constraints=constraints)
+    posed = pose(graph, cluster, objective, costs=costs, constraints=constraints, replicas=True)
     phases.ended("costs")
     if search.seconds is not None:
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
@@ -202,7 +212,8 @@ def _result(
     problem = posed.problem
     if answer.assignment is None:
         raise InfeasibleError(f"method {method!r} found no placement: {answer.reason}")
-    placed = score(problem, answer.assignment.device, answer.assignment.rank)
+    teams = answer.assignment.teams
+    placed = score(problem, answer.assignment.device, answer.assignment.rank, teams)
     if not placed.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {placed}")
     bound_s, bound_by = _bound(problem, answer, search, placed.value_s)
@@ -214,6 +225,7 @@ def _result(
         posed.expand(answer.assignment.device),
         None if rank is None else posed.expand(rank),
         made_by=f"gdp {method} seed={search.seed}",
+        teams=teams,
     )
     value_s = placed.value_s
     return Result(
@@ -247,8 +259,8 @@ def _bound(problem: Problem, answer: Answer, search: Search, found_s: float) -> 
 
 
 def compare(
-    graph: OpGraph,
-    cluster: Cluster,
+    model: Model,
+    cluster: Machine,
     *,
     objective: str = "latency",
     names: Sequence[str] | None = None,
@@ -262,6 +274,7 @@ def compare(
 
     Values are what is compared, so that none of them is given for simplicity.
     """
+    graph, cluster = load(model), load_cluster(cluster)
     table = methods(checkpoint)
     search = replace(search or Search(), simplicity=0.0)
     rows: dict[str, Result | str] = {}
@@ -304,9 +317,9 @@ def _with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
 
 
 def simulate(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
     *,
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,
@@ -314,15 +327,17 @@ def simulate(
     """What the simulator says of a placement; raises `PlacementError` when it does not belong."""
     from gdp.sim.score import score
 
+    graph, cluster = load(model), load_cluster(cluster)
+    placement = load_placement(placement)
     require(placement, graph, cluster)
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
-    return score(posed.problem, device, rank)
+    return score(posed.problem, device, rank, placement.teams)
 
 
 def judged(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
     *,
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,
@@ -330,11 +345,13 @@ def judged(
     """A placement made elsewhere with its score and a proven bound, as `place` returns them."""
     from gdp.sim.score import score
 
+    graph, cluster = load(model), load_cluster(cluster)
+    placement = load_placement(placement)
     require(placement, graph, cluster)
     started_s = time.perf_counter()
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
-    scored = score(posed.problem, device, rank)
-    free = pose(graph, cluster, objective, costs=costs)
+    scored = score(posed.problem, device, rank, placement.teams)
+    free = pose(graph, cluster, objective, costs=costs, replicas=True)
     value_s = scored.value_s
     bound_s, bound_by = _bound(free.problem, Answer(None), Search(), value_s)
     return Result(
@@ -392,22 +409,3 @@ def view_of(
     posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
     schedule = simulate_latency(posed.problem, device, rank)
     return View(graph, posed.problem, schedule, device, posed.group_of)
-
-
-def with_dims(dims: Sequence[str]) -> Mapping[str, int]:
-    """Dimension bindings from `NAME=VALUE` texts; raises `ValueError` on malformed ones.
-
-    >>> with_dims(["batch=8"])
-    {'batch': 8}
-    """
-    bound: dict[str, int] = {}
-    for item in dims:
-        name, separator, value = item.partition("=")
-        # Other scripts have digits that are no numbers; ten of ours are more than any axis has.
-        whole = value.isascii() and value.isdecimal() and len(value) <= 10
-        if not separator or not whole or not 1 <= int(value) < 1 << 31:
-            raise ValueError(
-                f"--dim {item!r} must look like NAME=VALUE with a positive whole number below 2**31"
-            )
-        bound[name] = int(value)
-    return bound

@@ -71,6 +71,10 @@ class Clock:
         left_s = self.remaining_s()
         return None if math.isinf(left_s) else max(0.0, share * left_s)
 
+    def part(self, share: float) -> "Clock":
+        """A clock of the same kind for a share of what is left, started now."""
+        return type(self)(self.left_s(share))
+
     def is_over(self) -> bool:
         """Whether the budget is spent."""
         return self.remaining_s() <= 0

@@ -2,7 +2,7 @@
 
 import fnmatch
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -32,6 +32,9 @@ class Constraints:
     pins: tuple[Pin, ...] = ()
     forbid: tuple[Pin, ...] = ()  # ops that match stay off these devices
     together: tuple[str, ...] = ()  # all ops that match one glob share a device
+    replicas: bool = True  # a pipeline for throughput may give a stage several devices in turn
+    # Module paths: what lies in or below each shares a device, as do ops that read one weight.
+    whole: tuple[str, ...] = ()
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,12 +43,17 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     pin: list[Pin] = []
     forbid: list[Pin] = []
     together: list[str] = []
+    replicas: bool = True
+    whole: list[str] = []
 
 
 def read_constraints(path: str | os.PathLike[str]) -> Constraints:
     """The constraints of a TOML file; raises `ValueError` naming the key at fault."""
     entry = read_toml(path, _KIND, _File)
-    return Constraints(tuple(entry.pin), tuple(entry.forbid), tuple(entry.together))
+    return Constraints(
+        tuple(entry.pin), tuple(entry.forbid), tuple(entry.together), entry.replicas,
+        tuple(entry.whole),
+    )  # fmt: skip
 
 
 def parse_pin(text: str) -> Pin:
@@ -67,6 +75,8 @@ def merge(parts: Sequence[Constraints]) -> Constraints:
         pins=tuple(pin for part in parts for pin in part.pins),
         forbid=tuple(pin for part in parts for pin in part.forbid),
         together=tuple(glob for part in parts for glob in part.together),
+        replicas=all(part.replicas for part in parts),
+        whole=tuple(path for part in parts for path in part.whole),
     )
 
 
@@ -119,13 +129,54 @@ def allowed_mask(
 
 def together_ids(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N"] | None:
     """Ids that ops kept together share, or None without such demands."""
-    if not constraints.together:
+    if not constraints.together and not constraints.whole:
         return None
     ids = np.arange(graph.num_ops)
     for glob in constraints.together:
         ops = matching(graph, glob)
-        ops = ops[~graph.is_io[ops]]
-        tied = np.arange(graph.num_ops)
-        tied[ops] = ops.min(initial=graph.num_ops)
-        ids = merge_ids(ids, tied)
+        ids = merge_ids(ids, _tied(graph, ops[~graph.is_io[ops]]))
+    if constraints.whole:
+        ids = merge_ids(ids, whole_labels(constraints, graph))
+        held = np.flatnonzero(graph.weight_bytes > 0)
+        weight = np.arange(graph.num_ops) + graph.num_ops
+        weight[held] = graph.weight_id[held]
+        ids = merge_ids(ids, weight)
     return ids
+
+
+def _tied(graph: OpGraph, ops: Int[np.ndarray, "M"]) -> Int[np.ndarray, "N"]:
+    """Ids that these ops share and no other op has."""
+    tied = np.arange(graph.num_ops)
+    tied[ops] = ops.min(initial=graph.num_ops)
+    return tied
+
+
+def whole_labels(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N"]:
+    """The same id for the ops of one module that stays whole, the outermost where they nest; an id
+    of its own for every other op."""
+    roots = set(constraints.whole)
+    first: dict[str, int] = {}
+    labels = np.arange(graph.num_ops)
+    for op, scope in enumerate(graph.scope):
+        root = outermost(scope, roots)
+        if root is not None and not graph.is_io[op]:
+            labels[op] = first.setdefault(root, op)
+    return labels
+
+
+def whole_borders(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N"]:
+    """As `whole_labels`, but all ops outside of such modules share one id."""
+    labels, roots = whole_labels(constraints, graph), set(constraints.whole)
+    inside = np.array([outermost(scope, roots) is not None for scope in graph.scope], dtype=bool)
+    return np.where(inside & ~graph.is_io, labels, graph.num_ops)
+
+
+def outermost(scope: str, roots: Collection[str]) -> str | None:
+    """The shortest of the module paths that a module lies in or is, None where there is none.
+
+    >>> outermost("layers.1.mlp", {"layers.1", "layers.1.mlp", "layers"})
+    'layers'
+    """
+    parts = scope.split(".") if scope else []
+    paths = (".".join(parts[: depth + 1]) for depth in range(len(parts)))
+    return next((path for path in paths if path in roots), None)

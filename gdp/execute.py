@@ -1,20 +1,31 @@
 """Running and exporting placements: what `gdp run` and `gdp export` call."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from gdp import api
+from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.errors import ModelError
+from gdp.errors import ModelError, PlacementError
 from gdp.files.targets import Permit
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
-from gdp.models import PYTHON_PREFIX, is_onnx, load, source_files, traced_model
-from gdp.placement import Placement, require
+from gdp.models import (
+    PYTHON_PREFIX,
+    Model,
+    Traceable,
+    is_onnx,
+    load,
+    source_files,
+    spec_of,
+    traced_model,
+    with_dims,
+)
+from gdp.placement import Placed, Placement, Teams, load_placement, require
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
 
@@ -33,9 +44,9 @@ class Placing(TypedDict, total=False):
 
 
 def run(
-    model: str,
-    cluster: Cluster,
-    placement: Placement | None = None,
+    model: Model,
+    cluster: Machine,
+    placement: Placed | None = None,
     *,
     dims: Sequence[str] = (),
     objective: str = "latency",
@@ -48,23 +59,38 @@ def run(
     Without `measuring`, inputs are drawn with the seed of the search."""
     if unknown := placing.keys() - Placing.__annotations__:
         raise TypeError(f"run() got unexpected keywords: {', '.join(sorted(unknown))}")
-    bound = api.with_dims(dims)
-    graph = load(model, bound)
-    if placement is None:
-        placement = api.place(graph, cluster, objective=objective, costs=costs, **placing).placement
-    require(placement, graph, cluster)
-    posed, device, _ = api.posed_placement(graph, placement, cluster, objective, costs=costs)
+    bound = with_dims(dims)
+    graph, cluster = load(model, bound), load_cluster(cluster)
     runner = next((execute for has, execute in RUNTIMES if has(model)), None)
     if runner is None:
         raise ModelError(
-            f"{model!r} holds a graph only; `gdp run` needs an ONNX file or a JAX function"
+            f"{_label(model)!r} holds a graph only; `gdp run` needs an ONNX file or a JAX function"
         )
+    if placement is not None:
+        placed = load_placement(placement)
+    else:
+        how = runnable(model, placing)
+        placed = api.place(graph, cluster, objective=objective, costs=costs, **how).placement
+    require(placed, graph, cluster)
+    if placed.teams and runner not in REPLICATING:
+        raise ModelError(f"{_label(model)!r} cannot be executed so: {_in_turn(placed)}")
+    posed, device, _ = api.posed_placement(graph, placed, cluster, objective, costs=costs)
     report = runner(
-        model, graph, cluster, placement.device, dims=bound, objective=objective,
+        model, graph, cluster, placed.device, teams=placed.teams, dims=bound,
+        objective=objective,
         measuring=measuring or Measuring(seed=placing.get("search", Search()).seed),
         predict=Prediction(posed.problem, device, posed.group_of),
     )  # fmt: skip
     return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
+
+
+def runnable(model: Model, placing: Placing) -> Placing:
+    """The same for a placement that the model's runtime can execute."""
+    runner = next((execute for has, execute in RUNTIMES if has(model)), None)
+    if runner in REPLICATING:
+        return placing
+    constraints = placing.get("constraints") or Constraints()
+    return {**placing, "constraints": replace(constraints, replicas=False)}
 
 
 def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
@@ -73,38 +99,60 @@ def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
     return run_onnx(*placed, **how)
 
 
-def _run_jax(model: str, *placed: Any, dims: Mapping[str, int], **how: Any) -> "RunReport":
+def _run_jax(
+    model: Model, *placed: Any, dims: Mapping[str, int], teams: Teams, **how: Any
+) -> "RunReport":
     from gdp.runtime.jax.run import run_jax
 
-    del dims
+    del dims, teams  # the runtime is not in REPLICATING
     return run_jax(_function(model), *placed, **how)
 
 
-RUNTIMES: Sequence[tuple[Callable[[str], bool], Callable[..., "RunReport"]]] = (
+def _label(model: Model) -> str:
+    """What a message calls a model."""
+    return model.name if isinstance(model, OpGraph | Traceable) else str(model)
+
+
+RUNTIMES: Sequence[tuple[Callable[[Model], bool], Callable[..., "RunReport"]]] = (
     (is_onnx, _run_onnx),
-    (lambda model: model.startswith(PYTHON_PREFIX), _run_jax),
+    (
+        lambda model: isinstance(model, Traceable) or spec_of(model).startswith(PYTHON_PREFIX),
+        _run_jax,
+    ),
 )
 """Which models a runtime executes, and how: a function as `gdp.runtime.ort.run.run_onnx`."""
+REPLICATING: Sequence[Callable[..., "RunReport"]] = (_run_onnx,)
+"""The runtimes that let devices take samples in turn."""
+
+
+def _in_turn(placement: Placement) -> str:
+    """What of a placement has replicated stages, and the way out."""
+    teams = [", ".join(placement.device_names[d] for d in team) for team in placement.teams]
+    return (
+        f"{' and '.join(teams)} take samples in turn (replicated stages), which only onnxruntime "
+        "does here; place again with --no-replicas"
+    )
 
 
 @dataclass(frozen=True)
 class Exported:
     """What an exporter writes, and where."""
 
-    model: str
+    model: Model
     graph: OpGraph
     placement: Placement
+    cluster: Cluster
     output: Path
     dims: Mapping[str, int]
     permit: Permit
 
 
 def export(
-    placement: Placement,
-    model: str,
+    placement: Placed,
+    model: Model,
     target: str,
-    output: Path,
-    cluster: Cluster | None = None,
+    output: str | Path,
+    cluster: Machine | None = None,
     dims: Sequence[str] = (),
     *,
     sources: Sequence[Path] = (),
@@ -115,21 +163,34 @@ def export(
     Raises `TargetError` where the folder `output` holds anything but such an export, unless
     `force`, or where the model or one of the `sources` would be written over.
     """
-    bound = api.with_dims(dims)
-    graph = load(model, bound)
-    cluster = cluster or _named(graph, placement)
+    bound = with_dims(dims)
+    graph, placement, output = load(model, bound), load_placement(placement), Path(output)
+    cluster = _named(graph, placement) if cluster is None else load_cluster(cluster)
     require(placement, graph, cluster)
     if target not in EXPORTERS:
         raise ValueError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
+    if placement.teams and target not in REPLICATING_TARGETS:
+        raise PlacementError(f"target {target!r} cannot hold this placement: {_in_turn(placement)}")
     permit = Permit(lambda: [*source_files(model), *sources], force)
-    return EXPORTERS[target](Exported(model, graph, placement, output, bound, permit))
+    return EXPORTERS[target](Exported(model, graph, placement, cluster, output, bound, permit))
 
 
-def _function(model: str) -> "JaxModel":
+def _for_accelerate(cluster: Cluster | None, placement: Placement) -> Cluster:
+    """The cluster with the offload devices that the placement names."""
+    from gdp.accelerate import named_cluster
+
+    if cluster is None:
+        raise ValueError(
+            "target 'accelerate' needs the cluster, which tells CPUs from accelerators: --cluster"
+        )
+    return named_cluster(cluster, placement.device_names)
+
+
+def _function(model: Model) -> "JaxModel":
     """The JAX function behind a `python:` model; a graph alone cannot be executed."""
     from gdp.importers.jax.model import JaxModel
 
-    found = traced_model(model)
+    found = model if isinstance(model, Traceable) else traced_model(spec_of(model))
     if isinstance(found, OpGraph):
         raise ModelError(
             f"{model!r} returns a graph only; return (function, arguments) to execute it"
@@ -148,7 +209,11 @@ def _named(graph: OpGraph, placement: Placement) -> Cluster:
     homes = placement.device[graph.is_io] if same_graph else placement.device[:0]
     host = int(homes[0]) if len(homes) else 0
 
-    devices = [Device(name, name, {"default": 1.0}, 1.0) for name in placement.device_names]
+    names = placement.device_names
+    kinds = {d: names[team[0]] for team in placement.teams for d in team}  # of one kind, whichever
+    devices = [
+        Device(name, kinds.get(d, name), {"default": 1.0}, 1.0) for d, name in enumerate(names)
+    ]
     return make_cluster("placement", devices, host=host)
 
 
@@ -156,8 +221,7 @@ def _onnxruntime(job: Exported) -> list[Path]:
     from gdp.exporters.onnxruntime import export_onnxruntime
     from gdp.runtime.ort.source import load_source
 
-    _require_onnx(job.model, "onnxruntime")
-    source = load_source(job.model)
+    source = load_source(_onnx_spec(job.model, "onnxruntime"))
     return export_onnxruntime(
         source.model, source.folder, job.graph, job.placement, job.output, permit=job.permit
     )
@@ -167,36 +231,43 @@ def _onnx(job: Exported) -> list[Path]:
     from gdp.exporters.onnx_devices import export_onnx_devices
     from gdp.importers.onnx.model import prepare
 
-    _require_onnx(job.model, "onnx")
-    model = prepare(job.model, job.dims)
+    model = prepare(_onnx_spec(job.model, "onnx"), job.dims)
     return export_onnx_devices(model, job.graph, job.placement, job.output, job.permit)
 
 
 def _openvino(job: Exported) -> list[Path]:
     from gdp.exporters.openvino import export_openvino
 
-    _require_onnx(job.model, "openvino")
+    _onnx_spec(job.model, "openvino")
     return export_openvino(job.graph, job.placement, job.output, job.permit)
 
 
 def _accelerate(job: Exported) -> list[Path]:
+    from gdp.accelerate import torch_module
     from gdp.exporters.accelerate import export_accelerate
 
-    return export_accelerate(job.graph, job.placement, job.output, job.permit)
+    return export_accelerate(
+        job.graph, job.placement, job.cluster, job.output, job.permit,
+        module=torch_module(job.model),
+    )  # fmt: skip
 
 
 def _jax(job: Exported) -> list[Path]:
     from gdp.exporters.jax import export_jax
 
-    if not job.model.startswith(PYTHON_PREFIX):
-        raise ModelError(f"target 'jax' needs a python:package.module:function, got {job.model!r}")
-    _function(job.model)
-    return export_jax(job.model, job.placement, job.output, job.permit)
+    spec = spec_of(job.model)
+    if not spec.startswith(PYTHON_PREFIX):
+        raise ModelError(
+            f"target 'jax' needs a python:package.module:function, got {_label(job.model)!r}"
+        )
+    _function(spec)
+    return export_jax(spec, job.placement, job.output, job.permit)
 
 
-def _require_onnx(model: str, target: str) -> None:
+def _onnx_spec(model: Model, target: str) -> str:
     if not is_onnx(model):
-        raise ModelError(f"target {target!r} needs an ONNX model, got {model!r}")
+        raise ModelError(f"target {target!r} needs an ONNX model, got {_label(model)!r}")
+    return spec_of(model)
 
 
 EXPORTERS: dict[str, Callable[[Exported], list[Path]]] = {
@@ -206,3 +277,5 @@ EXPORTERS: dict[str, Callable[[Exported], list[Path]]] = {
     "accelerate": _accelerate,
     "jax": _jax,
 }
+REPLICATING_TARGETS = ("onnxruntime",)
+"""The targets that can say that devices take samples in turn."""

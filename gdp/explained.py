@@ -8,13 +8,22 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from gdp import api
+from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.constraints import Constraints, allowed_mask, matching, together_ids
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError
 from gdp.graph.groups import merge_ids
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement, make_placement, require
+from gdp.models import Model, load
+from gdp.placement import (
+    Placed,
+    Placement,
+    Teams,
+    load_placement,
+    make_placement,
+    require,
+)
 from gdp.problem.problem import Problem
 from gdp.reports.view import View, module_path, op_label
 from gdp.sim.objectives import Score
@@ -27,9 +36,9 @@ NOTABLE = 1e-3
 
 
 def explain(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
     *,
     op: str | None = None,
     scope: str | None = None,
@@ -44,6 +53,7 @@ def explain(
     Beside: the transfers that their kernels cause, and what keeps them from moving. Raises
     `ValueError` where nothing matches, or not exactly one of `op` and `scope` is given.
     """
+    graph, cluster, placement = load(model), load_cluster(cluster), load_placement(placement)
     require(placement, graph, cluster)
     constraints = constraints or Constraints()
     chosen = _chosen(graph, op, scope)
@@ -55,21 +65,23 @@ def explain(
     chosen = chosen[~graph.is_io[chosen]]
     moving = _with_ties(graph, chosen, constraints)
     posed, device, rank = api.posed_placement(graph, placement, cluster, objective, costs=costs)
-    now = _judge(posed.problem, device, rank)
+    now = _judge(posed.problem, device, rank, placement.teams)
+    lead = {d: team[0] for team in placement.teams for d in team}  # holds the ops of its team
     view = api.view_of(graph, placement, cluster, costs=costs)
     kernels = np.unique(view.group_of[chosen])
     allowed = _allowed(graph, cluster, constraints)
     rows = []
     for d in range(cluster.num_devices):
         row = _stay(posed.problem, kernels, d)
-        row["holds"] = int((placement.device[chosen] == d).sum())
+        row["holds"] = int((placement.device[chosen] == lead.get(d, d)).sum())
         barred = _barred(graph, cluster, posed.problem, allowed, moving, kernels, d)
         if row["holds"] == len(chosen):
             row |= _change(cluster, now, now)
         elif barred:
             row["reason"] = barred
         else:
-            after = _moved(graph, placement, cluster, moving, d, objective, costs)
+            to = lead.get(d, d)
+            after = _moved(graph, placement, cluster, moving, to, objective, costs)
             row |= _change(cluster, after, now)
         rows.append(row)
     return {
@@ -152,10 +164,12 @@ def _barred(
     return ""
 
 
-def _judge(problem: Problem, device: Int[np.ndarray, "M"], rank: Int[np.ndarray, "M"]) -> Score:
+def _judge(
+    problem: Problem, device: Int[np.ndarray, "M"], rank: Int[np.ndarray, "M"], teams: Teams
+) -> Score:
     from gdp.sim.score import score
 
-    return score(problem, device, rank)
+    return score(problem, device, rank, teams)
 
 
 def _moved(
@@ -165,7 +179,7 @@ def _moved(
     """The score of the placement with these ops on device d; fused anew, as runtimes would."""
     device = placement.device.copy()
     device[moving] = d
-    other = make_placement(graph, cluster, device, placement.rank)
+    other = make_placement(graph, cluster, device, placement.rank, teams=placement.teams)
     return api.simulate(graph, other, cluster, objective=objective, costs=costs)
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gdp.api import with_dims
 from gdp.graph.op_graph import OpGraph
-from gdp.models import is_onnx, is_traced, load, traced_model
+from gdp.models import is_onnx, is_traced, load, traced_model, with_dims
 
 
 def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) -> dict[str, Any]:

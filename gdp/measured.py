@@ -6,6 +6,7 @@ from gdp import api
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Assignment
+from gdp.models import with_dims
 from gdp.runtime.measure import measure
 from gdp.runtime.ort.pipeline import SideBySide
 from gdp.runtime.statistics import PER_SLOT
@@ -37,7 +38,7 @@ class MeasuredReward:
             raise ValueError(f"seconds must be positive, got {seconds}")
         self.graph, self.posed, self.seconds, self.seed = graph, posed, seconds, seed
         self.cores = core_of_device(cluster)
-        self.source = randomised(load_source(model, api.with_dims(dims)), seed)
+        self.source = randomised(load_source(model, with_dims(dims)), seed)
         self.count = 0  # placements executed
 
     def __call__(self, assignment: Assignment) -> float:

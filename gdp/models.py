@@ -4,37 +4,62 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gdp.errors import GdpError, ModelError
 from gdp.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
     from gdp.importers.jax.model import JaxModel
+    from gdp.importers.program.traced import Traced
     from gdp.importers.torch.model import TorchModel
 
 ONNX_PREFIX, PYTHON_PREFIX, HF_PREFIX = "onnx:", "python:", "hf:"
 GRAPH_SUFFIXES = (".json", ".json.gz", ".gdpgraph")
 
 
-def is_onnx(spec: str | os.PathLike[str]) -> bool:
+@runtime_checkable
+class Traceable(Protocol):
+    """A function or module with its example arguments: what `traced_model` returns."""
+
+    @property
+    def name(self) -> str:
+        """What the graph is called."""
+        ...
+
+    def trace(self) -> "Traced":
+        """The graph, with what was estimated or assumed."""
+        ...
+
+
+Model = str | os.PathLike[str] | OpGraph | Traceable
+"""What every library call takes as a model: what `load` takes."""
+
+
+def spec_of(model: Model) -> str:
+    """What a user writes for a model; empty for a graph or a traced model, which has no such."""
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else ""
+
+
+def is_onnx(spec: Model) -> bool:
     """Whether a model is an ONNX file, which ONNX Runtime can execute."""
-    text = str(spec)
+    text = spec_of(spec)
     return text.startswith(ONNX_PREFIX) or text.endswith(".onnx")
 
 
-def is_traced(spec: str | os.PathLike[str]) -> bool:
+def is_traced(spec: Model) -> bool:
     """Whether a model is code that is traced: a JAX function or a PyTorch module."""
-    return str(spec).startswith((PYTHON_PREFIX, HF_PREFIX))
+    return spec_of(spec).startswith((PYTHON_PREFIX, HF_PREFIX))
 
 
-def load(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) -> OpGraph:
+def load(spec: Model, dims: Mapping[str, int] | None = None) -> OpGraph:
     """The graph of an .onnx path, `onnx:NAME`, a graph file, `python:package.module:function`, or
     `hf:PATH`, a configuration of transformers (see `gdp.importers.torch.huggingface`).
 
-    `dims` binds symbolic dimensions of ONNX models. Raises `ModelError` when it cannot be read.
+    `dims` binds symbolic dimensions of ONNX models. A graph is returned as it is, a traced model
+    (`Traceable`) as its graph. Raises `ModelError` when it cannot be read.
 
     A Python function is called without arguments and returns what to place, one of:
 
@@ -50,6 +75,10 @@ def load(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) ->
       options as `gdp.importers.torch.model.TorchModel` has them.
     - an `OpGraph`, which can be placed but not executed.
     """
+    if isinstance(spec, OpGraph):
+        return spec
+    if not isinstance(spec, str | os.PathLike):
+        return _graph_of(spec)
     text = str(spec)
     if is_traced(text):
         return _load_traced(text)
@@ -147,24 +176,34 @@ def _holds_module(made: object) -> bool:
 
 def _load_traced(spec: str) -> OpGraph:
     made = traced_model(spec)
-    if isinstance(made, OpGraph):
-        return made
+    return made if isinstance(made, OpGraph) else _graph_of(made, spec)
+
+
+def _graph_of(made: object, spec: str = "") -> OpGraph:
+    """The graph of a traced model."""
     from gdp.importers.program.traced import report
 
+    if not isinstance(made, Traceable):
+        raise ModelError(
+            "a model is a path, onnx:NAME, python:package.module:function, hf:CONFIG, a graph "
+            f"(gdp.load, gdp.trace) or a traced model, not of type {type(made).__name__}"
+        )
     try:
         found = made.trace()
     except GdpError:
         raise
     except Exception as error:
-        raise ModelError(f"{spec!r} cannot be traced: {_said(error)}") from error
+        raise ModelError(f"{spec or made.name!r} cannot be traced: {_said(error)}") from error
     report(found)
     return found.graph
 
 
-def source_files(spec: str | os.PathLike[str]) -> list[Path]:
+def source_files(spec: Model) -> list[Path]:
     """The files that a model is read from: with those of external weights, and the module of a
     `python:` model that is loaded. Those that cannot be told are left out."""
-    text = str(spec)
+    text = spec_of(spec)
+    if not text:
+        return []
     if text.startswith(PYTHON_PREFIX):
         module = sys.modules.get(text.removeprefix(PYTHON_PREFIX).rpartition(":")[0])
         origin = getattr(module, "__file__", None)
@@ -182,3 +221,22 @@ def source_files(spec: str | os.PathLike[str]) -> list[Path]:
         return [path, *external_files(path)]
     except ModelError:
         return [Path(text)]
+
+
+def with_dims(dims: Sequence[str]) -> Mapping[str, int]:
+    """Dimension bindings from `NAME=VALUE` texts; raises `ValueError` on malformed ones.
+
+    >>> with_dims(["batch=8"])
+    {'batch': 8}
+    """
+    bound: dict[str, int] = {}
+    for item in dims:
+        name, separator, value = item.partition("=")
+        # Other scripts have digits that are no numbers; ten of ours are more than any axis has.
+        whole = value.isascii() and value.isdecimal() and len(value) <= 10
+        if not separator or not whole or not 1 <= int(value) < 1 << 31:
+            raise ValueError(
+                f"--dim {item!r} must look like NAME=VALUE with a positive whole number below 2**31"
+            )
+        bound[name] = int(value)
+    return bound

@@ -1,8 +1,9 @@
 """The artefact: which device runs each op, as JSON with a schema version."""
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -13,10 +14,18 @@ from gdp.errors import PlacementError
 from gdp.files.reading import Kind, read_json
 from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
+from gdp.terminal import html_table
 
-SCHEMA = 1
+SCHEMA = 2
+_READS = (1, 2)  # schema 1 knows no teams
 _KIND = Kind("placement file", PlacementError)
 _Rank = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+_Index = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+
+Teams = tuple[tuple[int, ...], ...]
+"""Devices that take the samples of a full pipeline in turn: sample i runs on member i modulo their
+number, each of which holds the weights. The ops of a team are placed on its first member. Members
+ascend, a device is in one team at most, and inputs and outputs of the graph belong to none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +38,45 @@ class Placement:
     device: Int[np.ndarray, "N"]  # index into device_names
     rank: Int[np.ndarray, "N"]  # smallest first among ready ops; all equal: first ready first
     made_by: str = ""
+    teams: Teams = ()  # of replicated stages, as indices into device_names
 
     def __post_init__(self) -> None:
         self.device.setflags(write=False)
         self.rank.setflags(write=False)
+
+    @property
+    def ops_on(self) -> dict[str, int]:
+        """How many ops each device has; those of a team count for each of its members."""
+        counts = np.bincount(self.device, minlength=len(self.device_names))
+        for team in self.teams:
+            counts[list(team)] = counts[team[0]]
+        return dict(zip(self.device_names, counts.tolist(), strict=True))
+
+    def device_map(self) -> dict[str, str]:
+        """The device's name of every op, by the op's name; `make_placement` takes such a map."""
+        return {op: self.device_names[d] for op, d in zip(self.op_names, self.device, strict=True)}
+
+    def __repr__(self) -> str:
+        ops = ", ".join(f"{name} {count}" for name, count in self.ops_on.items())
+        return f"<Placement of {len(self.op_names)} ops: {ops}; {self.made_by or 'made by hand'}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return html_table(("device", "ops"), self.ops_on.items())
+
+
+@runtime_checkable
+class HasPlacement(Protocol):
+    """What a placement came with, such as a `Result`."""
+
+    @property
+    def placement(self) -> Placement:
+        """The artefact."""
+        ...
+
+
+Placed = str | os.PathLike[str] | Placement | HasPlacement
+"""What every library call takes as a placement."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,18 +87,28 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     made_by: str
     devices: list[str]
     ops: list[str]
-    device: list[Annotated[int, msgspec.Meta(ge=0, le=2**31)]]
+    device: list[_Index]
     rank: list[_Rank]
+    teams: list[list[_Index]] = []
 
 
 def make_placement(
     graph: OpGraph,
     cluster: Cluster,
-    device: Int[np.ndarray, "N"],
+    device: Int[np.ndarray, "N"] | Mapping[str, str],
     rank: Int[np.ndarray, "N"] | None = None,
     made_by: str = "",
+    teams: Teams = (),
 ) -> Placement:
-    """A placement of `graph` on `cluster`; without ranks, first ready first."""
+    """A placement of `graph` on `cluster`; without ranks, first ready first.
+
+    `device` is an index into the cluster's devices for every op, or a map from names of ops or
+    module paths to names of devices (the longest path that holds an op counts, "" holds all), as
+    `Placement.device_map` returns; what is an input or output of the model is on the host unless it
+    is named. Raises `PlacementError` for an op that the map leaves out or a device that is unknown.
+    """
+    if isinstance(device, Mapping):
+        device = _by_map(graph, cluster, device)
     return Placement(
         graph_digest=graph.digest,
         op_names=graph.op_names,
@@ -62,7 +116,48 @@ def make_placement(
         device=np.array(device, dtype=np.int64),
         rank=np.zeros(graph.num_ops, np.int64) if rank is None else np.array(rank, np.int64),
         made_by=made_by,
+        teams=teams,
     )
+
+
+def team_faults(teams: Teams, num_devices: int) -> Iterable[str]:
+    """What is wrong with teams by themselves."""
+    members = [d for team in teams for d in team]
+    for team in teams:
+        if len(team) < 2 or list(team) != sorted(set(team)):
+            yield f"team {list(team)} must be two devices or more, ascending"
+    if any(not 0 <= d < num_devices for d in members):
+        yield f"a team names a device outside 0..{num_devices - 1}"
+    twice = {d for d in members if members.count(d) > 1}
+    if twice and all(len(set(team)) == len(team) for team in teams):
+        yield f"device {min(twice)} is in two teams"
+
+
+def _by_map(graph: OpGraph, cluster: Cluster, device_of: Mapping[str, str]) -> Int[np.ndarray, "N"]:
+    index = {name: d for d, name in enumerate(cluster.device_names)}
+    if unknown := sorted({str(name) for name in device_of.values()} - index.keys()):
+        raise PlacementError(
+            f"the map names device {unknown[0]!r}; cluster {cluster.name!r} has {', '.join(index)}"
+        )
+    scopes = {path for path in device_of if path not in graph.op_index}
+    used: set[str] = set()
+    found = np.full(graph.num_ops, cluster.host)
+    for op, (name, scope) in enumerate(zip(graph.op_names, graph.scope, strict=True)):
+        key = name if name in device_of else _longest_holder(scope, scopes)
+        if key is not None and (name in device_of or not graph.is_io[op]):
+            found[op] = index[device_of[key]]
+            used.add(key)
+        elif not graph.is_io[op]:
+            raise PlacementError(f"the map leaves out op {name!r} of module {scope!r}")
+    if idle := sorted(device_of.keys() - used - {""}):
+        raise PlacementError(f"the map names {idle[0]!r}, which graph {graph.name!r} does not have")
+    return found
+
+
+def _longest_holder(scope: str, paths: set[str]) -> str | None:
+    """The longest of some module paths that a scope lies in."""
+    inside = (p for p in paths if p == "" or scope == p or scope.startswith((p + ".", p + "/")))
+    return max(inside, key=len, default=None)
 
 
 def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
@@ -93,7 +188,36 @@ def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
         placement.device.min() < 0 or placement.device.max() >= len(placement.device_names)
     ):
         found.append("a device index lies outside the list of devices")
-    return found or _misplaced(placement, graph, cluster)
+    faults = list(team_faults(placement.teams, len(placement.device_names)))
+    if placement.teams and not (found or faults):
+        faults = list(_team_misfits(placement, graph, cluster))
+    return found + faults or _misplaced(placement, graph, cluster)
+
+
+def _team_misfits(placement: Placement, graph: OpGraph, cluster: Cluster) -> Iterable[str]:
+    """What keeps the teams of a placement from serving a graph on a cluster."""
+    if graph.is_backward.any():
+        yield f"graph {graph.name!r} is a training step, whose stages cannot be replicated"
+    names = cluster.device_names
+    at_home = np.isin(graph.colocate, graph.colocate[graph.is_io]) & ~graph.is_io
+    for team in placement.teams:
+        bound = np.flatnonzero((placement.device == team[0]) & at_home)
+        if bound.size:
+            yield (
+                f"op {graph.op_names[bound[0]]!r} must be where an input or output of the model "
+                f"is, so that {', '.join(names[d] for d in team)} cannot take its samples in turn"
+            )
+        here = [cluster.devices[d] for d in team]
+        if len({(device.kind, device.supported) for device in here}) > 1:
+            kinds = ", ".join(f"{device.name} ({device.kind})" for device in here)
+            yield f"the devices of a team must be of one kind, got {kinds}"
+        stray = np.flatnonzero(np.isin(placement.device, team[1:]) & ~graph.is_io)
+        if stray.size:
+            op = int(stray[0])
+            yield (
+                f"op {graph.op_names[op]!r} is on {names[placement.device[op]]}, which serves in "
+                f"the team of {names[team[0]]}; ops of a team are placed on its first device"
+            )
 
 
 def _misplaced(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
@@ -138,15 +262,29 @@ def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
         ops=list(placement.op_names),
         device=placement.device.tolist(),
         rank=placement.rank.tolist(),
+        teams=[list(team) for team in placement.teams],
     )
     write_atomic(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
 
 
-def load_placement(path: str | os.PathLike[str]) -> Placement:
-    """Read a placement file; raises `PlacementError` when it is malformed."""
+def load_placement(path: Placed) -> Placement:
+    """Read a placement file; raises `PlacementError` when it is malformed.
+
+    A placement is returned as it is, and that of a result.
+    """
+    if isinstance(path, Placement):
+        return path
+    if isinstance(path, HasPlacement):
+        return path.placement
+    if not isinstance(path, str | os.PathLike):
+        raise PlacementError(
+            "a placement is a file, what gdp.load_placement or gdp.make_placement return, or a "
+            f"result of gdp.place, not of type {type(path).__name__}"
+        )
     document = read_json(path, _KIND, _File)
-    if document.schema != SCHEMA:
-        raise PlacementError(f"{path} has schema {document.schema}, this gdp reads {SCHEMA}")
+    if document.schema not in _READS:
+        known = " and ".join(map(str, _READS))
+        raise PlacementError(f"{path} has schema {document.schema}, this gdp reads {known}")
     n = len(document.ops)
     if len(document.device) != n or len(document.rank) != n:
         raise PlacementError(
@@ -156,6 +294,9 @@ def load_placement(path: str | os.PathLike[str]) -> Placement:
     device = np.array(document.device, dtype=np.int64)
     if n and (device.min() < 0 or device.max() >= len(document.devices)):
         raise PlacementError(f"{path}: a device index lies outside 0..{len(document.devices) - 1}")
+    teams = tuple(tuple(team) for team in document.teams)
+    if faults := list(team_faults(teams, len(document.devices))):
+        raise PlacementError(f"{path}: {'; '.join(faults)}")
     return Placement(
         graph_digest=document.graph_digest,
         op_names=tuple(document.ops),
@@ -163,4 +304,5 @@ def load_placement(path: str | os.PathLike[str]) -> Placement:
         device=device,
         rank=np.array(document.rank, dtype=np.int64),
         made_by=document.made_by,
+        teams=teams,
     )

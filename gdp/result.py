@@ -1,5 +1,6 @@
 """What a placement run says: the placement, its score, how far from the optimum it can be."""
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from gdp.methods.base import Candidate as Candidate
 from gdp.placement import Placement
 from gdp.sim.objectives import Score
+from gdp.terminal import html_table
+from gdp.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +43,27 @@ class Result:
         """(value - bound) / value: how far from the optimum the placement can be at most."""
         return max(0.0, (self.value_s - self.bound_s) / self.value_s) if self.value_s > 0 else 0.0
 
+    def __repr__(self) -> str:
+        told = "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
+        value = format_seconds(self.value_s)
+        return f"<Result of {self.method}: {self.objective} {value}, {told}; {self.placement!r}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        names, peak = self.placement.device_names, self.score.peak_bytes.tolist()
+        rows = [
+            (name, self.placement.ops_on[name], format_bytes(held))
+            for name, held in zip(names, peak, strict=True)
+        ]
+        told = f"{self.method}: {self.objective} {format_seconds(self.value_s)}, " + (
+            "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
+        )
+        return f"<p>{html.escape(told)}</p>" + html_table(("device", "ops", "peak"), rows)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
-        counts = dict.fromkeys(self.placement.device_names, 0)
-        for device in self.placement.device:
-            counts[self.placement.device_names[device]] += 1
+        names = self.placement.device_names
+        teams = [[names[d] for d in team] for team in self.placement.teams]
         return {
             "method": self.method,
             "objective": self.objective,
@@ -59,7 +78,8 @@ class Result:
             "peak_bytes": dict(
                 zip(self.placement.device_names, self.score.peak_bytes.tolist(), strict=True)
             ),
-            "devices": counts,
+            "devices": self.placement.ops_on,
+            "teams": teams,
             "seconds": self.seconds,
             "phases": dict(self.phases),
             "evaluations": self.evaluations,

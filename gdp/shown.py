@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from gdp import api
-from gdp.cluster.types import Cluster
+from gdp.cluster.load import Machine, load_cluster
 from gdp.costs.base import CostModel
-from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
+from gdp.models import Model, load
+from gdp.placement import Placed, load_placement
 from gdp.result import Result
 
 
 def report(
-    graph: OpGraph,
-    placement: Placement | Result,
-    cluster: Cluster,
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
     path: str | Path,
     *,
     objective: str = "latency",
@@ -30,6 +30,7 @@ def report(
     """
     from gdp.reports.html import write_report
 
+    graph, cluster = load(model), load_cluster(cluster)
     if isinstance(placement, Result):
         result = placement
     else:
@@ -46,9 +47,9 @@ def report(
 
 
 def trace(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
     path: str | Path,
     *,
     costs: CostModel | str | Path | None = None,
@@ -56,6 +57,7 @@ def trace(
     """Write the simulated schedule of a placement as a Chrome/Perfetto trace."""
     from gdp.reports.trace import write_trace
 
+    graph, cluster, placement = load(model), load_cluster(cluster), load_placement(placement)
     write_trace(api.view_of(graph, placement, cluster, costs=costs), path)
 
 

@@ -1,8 +1,9 @@
 """Names from models and files, as a terminal may show them."""
 
+import html
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -48,3 +49,13 @@ def log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("gdp: %(message)s"))
     logging.basicConfig(handlers=[handler])
+
+
+def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A small table for notebooks, every cell escaped."""
+    lines = [("th", header), *(("td", row) for row in rows)]
+    body = "".join(
+        "<tr>" + "".join(f"<{tag}>{html.escape(str(x))}</{tag}>" for x in cells) + "</tr>"
+        for tag, cells in lines
+    )
+    return f"<table>{body}</table>"

@@ -11,6 +11,7 @@ from gdp.constraints import (
     Constraints,
     Pin,
     allowed_mask,
+    merge,
     parse_pin,
     read_constraints,
     together_ids,
@@ -77,3 +78,11 @@ def test_a_constraints_file_is_read_strictly(tmp_path: Path) -> None:
     path.write_text('[[pin]]\nmatch = "dec"\ndevice = "core1"\n')
     with pytest.raises(ValueError, match="unknown field `device`"):
         read_constraints(path)
+
+
+def test_replicas_are_forbidden_by_any_source(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("replicas = false\n")
+    forbids = read_constraints(tmp_path / "c.toml")
+    assert Constraints().replicas
+    assert not forbids.replicas
+    assert not merge([forbids, Constraints()]).replicas

@@ -1,5 +1,6 @@
 """Placement files survive a round trip and are refused where they do not belong."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.errors import PlacementError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
-from gdp.placement import check, load_placement, make_placement, require, save_placement
+from gdp.placement import Teams, check, load_placement, make_placement, require, save_placement
 
 
 def pair(size: int = 4, second: str = "b") -> OpGraph:
@@ -26,6 +27,42 @@ def test_a_placement_survives_its_file(tmp_path: Path) -> None:
     assert again.rank.tolist() == [5, 2]
     assert (again.made_by, again.graph_digest) == ("hand", pair().digest)
     require(again, pair(), cluster)
+
+
+def test_a_placement_with_teams_survives_its_file_and_old_files_are_read(tmp_path: Path) -> None:
+    cluster = cluster_preset("2xcpu-core")
+    placement = make_placement(pair(), cluster, np.array([0, 0]), teams=((0, 1),))
+    save_placement(placement, tmp_path / "p.json")
+    text = (tmp_path / "p.json").read_text()
+    assert '"schema": 2' in text
+    again = load_placement(tmp_path / "p.json")
+    assert again.teams == ((0, 1),)
+    require(again, pair(), cluster)
+    document = json.loads(text) | {"schema": 1}
+    del document["teams"]
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    assert load_placement(tmp_path / "old.json").teams == ()
+
+
+def test_teams_that_cannot_serve_are_named() -> None:
+    cluster = cluster_preset("2xcpu-core+2xt4")
+    backward = make_graph(
+        "g", ["a", "b"], ["X", "X"], [(0, 4)], [(0, 1)], is_backward=[False, True]
+    )
+
+    def found(teams: Teams, device: tuple[int, int] = (0, 0), graph: OpGraph | None = None) -> str:
+        graph = graph or pair()
+        return "; ".join(
+            check(make_placement(graph, cluster, np.array(device), teams=teams), graph, cluster)
+        )
+
+    assert found(((0, 1), (2, 3)), (0, 2)) == ""
+    assert "of one kind, got core1 (cpu-core), t4:0 (t4)" in found(((1, 2),))
+    assert "op 'b' is on core1, which serves in the team of core0" in found(((0, 1),), (0, 1))
+    assert "device 1 is in two teams" in found(((0, 1), (1, 3)))
+    assert "outside 0..3" in found(((0, 7),))
+    assert "must be two devices or more, ascending" in found(((1, 0),))
+    assert "is a training step" in found(((0, 1),), graph=backward)
 
 
 def test_a_placement_for_another_graph_names_the_first_op_without_device() -> None:
@@ -104,6 +141,10 @@ def test_an_op_without_a_time_on_its_device_is_named() -> None:
         (
             '{"schema":1,"graph_digest":"","made_by":"","devices":["a"],"ops":["x"],"device":[],"rank":[0]}',
             "equally long",
+        ),
+        (
+            '{"schema":2,"graph_digest":"","made_by":"","devices":["a"],"ops":[],"device":[],"rank":[],"teams":[[0]]}',
+            "two devices or more",
         ),
     ],
 )

@@ -15,9 +15,9 @@ from gdp.cli.main import cli
 
 PUBLIC = [
     "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "InfeasibleError", "Link",
-    "Measuring", "ModelError", "OpGraph", "Pin", "Placement", "PlacementError", "Result", "Search",
-    "compare", "explain", "export", "finetune", "load", "load_placement", "make_cluster", "place",
-    "run", "save_placement", "simulate", "trace", "trace_torch",
+    "Measuring", "ModelError", "OpGraph", "Pin", "Placement", "PlacementError", "Problem", "Result",
+    "Search", "compare", "explain", "export", "finetune", "load", "load_placement", "make_cluster",
+    "make_placement", "place", "run", "save_placement", "simulate", "trace", "trace_torch",
 ]  # fmt: skip
 
 

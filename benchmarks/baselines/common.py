@@ -18,6 +18,7 @@ from gdp.learn.hsdag.config import HsdagConfig
 from gdp.learn.hsdag.nodes import Nodes, make_nodes
 from gdp.learn.judge import Judge
 from gdp.methods.base import Assignment
+from gdp.policy.compilation import use_cache
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
@@ -41,6 +42,7 @@ class Arena:
     """One problem with its nodes, its judge and a budget."""
 
     def __init__(self, problem: Problem, evaluations: int) -> None:
+        use_cache()  # seeds share what is compiled
         self.problem, self.budget = problem, evaluations
         self.nodes: Nodes = make_nodes(problem, HsdagConfig())
         self.judge = Judge(problem, evaluations, None)

@@ -6,8 +6,8 @@ the layer before it.
 transformer: the layers in as many equal stretches as there are accelerators, the embedding with
 the first, the head with the last.
 
-A layer is known by the number in its ops' module path (`layer3`, `lstm0`); accelerators are the
-devices of the fastest kind.
+A layer is known by its ops' module path (`layer3`, `lstm0`); accelerators are the devices of the
+fastest kind.
 """
 
 import re
@@ -48,13 +48,24 @@ def fastest_kind(problem: Problem) -> np.ndarray:
     return np.flatnonzero(kinds == kinds[total.argmin()])
 
 
+_LAYER = re.compile(r"(stack\d+_layer\d+)|(?:layer|lstm|gru|cell|block|stage)(\d+(?:_\d+)?)")
+_FIRST = re.compile(r"encoder/(forward|backward)")  # the two directions of GNMT's first layer
+
+
 def layers(problem: Problem) -> np.ndarray:
-    """The layer of every op, 0.. in order; an op without a number is of the layer before it."""
-    found, number, known = np.zeros(problem.num_ops, dtype=np.int64), 0, {}
+    """The layer of every op, 0.. in order; an op without a number is of the layer before it.
+
+    `lstm1` of an encoder and `layer1` of a decoder are one layer, and so are those of all segments
+    and time steps.
+    """
+    found = np.zeros(problem.num_ops, dtype=np.int64)
+    known: dict[str, int] = {}
+    number = 0
     for op, scope in enumerate(problem.graph.scope):
-        path = re.match(r"(.*?[A-Za-z_]\d+)", scope)
-        if path is not None:
-            number = known.setdefault(path.group(1), len(known))
+        path = _LAYER.search(scope)
+        name = (path.group(1) or path.group(2)) if path else "0" if _FIRST.search(scope) else None
+        if name is not None:
+            number = known.setdefault(name, len(known))
         found[op] = number
     return found
 

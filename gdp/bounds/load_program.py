@@ -8,7 +8,7 @@
     x(u, s) - x(v, s) <= sum over d of y(t, s, d)                       likewise, seen from u
     y(t, s, d) <= x(u, s)                                               more than two devices
     x(v, d) - x(u, d) <= o(v, d)                                        v opens a segment
-    weights and receive buffers on d <= memory of d                     where memory can bind
+    what d holds <= memory of d                                         where memory can bind
 
 Whole x give the period of the simulator exactly (memory aside, of which it is a part), so the
 program, and the same with some x whole, bounds it from below: after Archer, Fahrbach, Liu and
@@ -24,9 +24,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.bounds.linear_program import INTEGRAL, Solution, solve
+from gdp.bounds.load_memory import NO_MARKS, Marks, memory_rows
+from gdp.bounds.load_rows import Cuts, Rows, cuts
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import memory_binds, objective_of
 
 
 class LoadModel(NamedTuple):
@@ -42,38 +43,6 @@ class LoadModel(NamedTuple):
     possible: Bool[np.ndarray, "Q"]  # False: 0 in any solution
     unit_s: float
     load_names: tuple[str, ...]
-
-
-class _Rows:
-    """Triples of a sparse matrix, row by row."""
-
-    def __init__(self, columns: int) -> None:
-        self.columns = columns
-        self.parts: list[tuple[Any, Any, Any]] = []
-        self.b: list[Any] = []
-        self.count = 0
-
-    def more_columns(self, count: int) -> int:
-        """Make new columns; the number of the first."""
-        first = self.columns
-        self.columns += count
-        return first
-
-    def add(self, row: Any, column: Any, value: Any, b: Any) -> None:
-        """Entries of new rows, numbered from 0 here, with their right-hand sides."""
-        self.parts.append((np.asarray(row) + self.count, np.asarray(column), np.asarray(value)))
-        self.b.append(np.asarray(b, dtype=np.float64))
-        self.count += len(self.b[-1])
-
-    def matrix(self) -> tuple[Any, Float[np.ndarray, "R"]]:
-        """The rows as a sparse matrix, and their right-hand sides."""
-        from scipy.sparse import coo_array
-
-        row = np.concatenate([part[0] for part in self.parts])
-        column = np.concatenate([part[1] for part in self.parts])
-        value = np.concatenate([part[2] for part in self.parts]).astype(np.float64)
-        made = coo_array((value, (row, column)), shape=(self.count, self.columns))
-        return made.tocsr(), np.concatenate(self.b)
 
 
 def group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
@@ -96,14 +65,14 @@ def model_size(problem: Problem) -> int:
     return problem.num_groups * d + problem.graph.num_uses * per_use
 
 
-def build(problem: Problem, unit_s: float) -> LoadModel:
-    """The linear program of a problem. O(N D + E D^2)."""
+def build(problem: Problem, unit_s: float, marks: Marks = NO_MARKS) -> LoadModel:
+    """The linear program of a problem, with memory at the marks. O(N D + E D^2)."""
     a = arrays_of(problem)
     g, d = problem.num_groups, problem.num_devices
     seconds = group_seconds(problem)
     possible = [np.isfinite(seconds).reshape(-1)]
-    rows = _Rows(g * d)
-    cut = _cuts(problem)
+    rows = Rows(g * d)
+    cut = cuts(problem)
     links = [(s, to) for s in range(d) for to in range(d) if s != to]
     first_y = rows.more_columns(len(cut.tensor) * len(links))
     maker_may = problem.group_allowed[cut.maker]
@@ -132,7 +101,7 @@ def build(problem: Problem, unit_s: float) -> LoadModel:
     num_loads = rows.count
     _cut_rows(rows, cut, links, first_y, d)
     _opening_rows(rows, opens, first_o, d)
-    extra = _memory_rows(rows, problem, cut, links, first_y)
+    extra = memory_rows(rows, problem, cut, links, first_y, marks)
     possible.append(np.ones(extra, dtype=bool))
     matrix, b = rows.matrix()
     return LoadModel(matrix, b, num_loads, (g, d), np.concatenate(possible), unit_s, tuple(names))
@@ -149,26 +118,7 @@ def _channel_name(problem: Problem, channel: int) -> str:
     return f"channel of {names[lanes[0][0]]} and {len(lanes) - 1} more"
 
 
-class _Cuts(NamedTuple):
-    """Tensors that may be sent. Axis: U distinct (tensor, reading group)."""
-
-    tensor: Int[np.ndarray, "K"]
-    maker: Int[np.ndarray, "K"]  # group
-    use_cut: Int[np.ndarray, "U"]  # which of these tensors
-    use_group: Int[np.ndarray, "U"]
-
-
-def _cuts(problem: Problem) -> _Cuts:
-    graph, group = problem.graph, problem.group
-    src, dst = graph.edges
-    across = group[src] != group[dst]
-    g = problem.num_groups
-    key = np.unique(graph.use_tensor[across] * g + group[dst[across]])
-    tensor, use_cut = np.unique(key // g, return_inverse=True)
-    return _Cuts(tensor, group[graph.producer[tensor]], use_cut, key % g)
-
-
-def _cut_rows(rows: _Rows, cut: _Cuts, links: list[tuple[int, int]], first_y: int, d: int) -> None:
+def _cut_rows(rows: Rows, cut: Cuts, links: list[tuple[int, int]], first_y: int, d: int) -> None:
     """Tensors are sent where a reader is elsewhere."""
     uses = len(cut.use_cut)
     if uses == 0 or not links:
@@ -211,7 +161,7 @@ def _openings(
     return ops, pairs, problem.group[ops]
 
 
-def _opening_rows(rows: _Rows, opens: tuple[Any, Any, Any], first_o: int, d: int) -> None:
+def _opening_rows(rows: Rows, opens: tuple[Any, Any, Any], first_o: int, d: int) -> None:
     ops, pairs, group = opens
     if len(ops) == 0:
         return
@@ -223,55 +173,6 @@ def _opening_rows(rows: _Rows, opens: tuple[Any, Any, Any], first_o: int, d: int
             [group[position] * d + i, maker * d + i, first_o + position * d + i]
         )
         rows.add(np.tile(r, 3), column, np.concatenate([one, -one, -one]), np.zeros(len(r)))
-
-
-def _memory_rows(
-    rows: _Rows, problem: Problem, cut: _Cuts, links: list[tuple[int, int]], first_y: int
-) -> int:
-    """Weights, and for a pipeline two buffers of each tensor received; how many columns more."""
-    a, d = arrays_of(problem), problem.num_devices
-    if not memory_binds(problem):
-        return 0
-    buffers = objective_of(problem).memory == "pipeline"
-    group, weight, size = _held(problem)
-    sharers = np.bincount(weight)
-    shared = np.flatnonzero(sharers > 1)
-    # Where groups disagree on the size of a weight, any of them may be the one that holds it.
-    least = np.full(len(sharers), np.inf)
-    np.minimum.at(least, weight, size)
-    place = np.full(len(sharers), -1)
-    place[shared] = np.arange(len(shared))
-    first_h = rows.more_columns(len(shared) * d)
-    tied = sharers[weight] > 1
-    for i in range(d):
-        limit = float(a.memory_bytes[i])
-        column = [group[~tied] * d + i, first_h + np.arange(len(shared)) * d + i]
-        value = [size[~tied] / limit, least[shared] / limit]
-        if buffers and len(cut.tensor):
-            for k in (k for k, (_, to) in enumerate(links) if to == i):
-                column.append(first_y + np.arange(len(cut.tensor)) * len(links) + k)
-                value.append(2.0 * a.tensor_bytes[cut.tensor] / limit)
-        columns = np.concatenate(column)
-        rows.add(np.zeros(len(columns), np.int64), columns, np.concatenate(value), np.ones(1))
-        if tied.any():
-            r = np.arange(int(tied.sum()))
-            columns = np.concatenate([group[tied] * d + i, first_h + place[weight[tied]] * d + i])
-            one = np.ones(len(r))
-            rows.add(np.tile(r, 2), columns, np.concatenate([one, -one]), np.zeros(len(r)))
-    return len(shared) * d
-
-
-def _held(
-    problem: Problem,
-) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "M"], Float[np.ndarray, "M"]]:
-    """(group, weight, bytes) of every weight of every group, each once."""
-    graph = problem.graph
-    heavy = np.flatnonzero(graph.weight_bytes > 0)
-    weight = np.unique(graph.weight_id[heavy], return_inverse=True)[1]
-    pairs, which = np.unique(np.stack([problem.group[heavy], weight]), axis=1, return_inverse=True)
-    size = np.zeros(pairs.shape[1])
-    np.maximum.at(size, which, graph.weight_bytes[heavy].astype(np.float64))
-    return pairs[0], pairs[1], size
 
 
 def least_whole(

@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from gdp.bounds.bound import Bound
 from gdp.bounds.effort import Effort
+from gdp.bounds.load_memory import NO_MARKS, more_marks, worst_marks
 from gdp.bounds.load_program import (
     LoadModel,
     build,
@@ -17,7 +18,8 @@ from gdp.bounds.load_program import (
 )
 from gdp.bounds.work import shared_work_s
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import memory_binds
+from gdp.sim.objectives import memory_binds, objective_of
+from gdp.sim.replicas import may_replicate
 from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ _MAX_ITERATIONS = 100_000  # of the simplex method
 _MIP_SLACK = 1e-5
 _MIP_GAP = 1e-4  # what HiGHS leaves open
 _PROVEN = 1e-9
+_MARK_ROUNDS = 6
 
 
 def load_bounds(
@@ -34,7 +37,10 @@ def load_bounds(
     """What the busy times of devices and channels prove about any placement.
 
     Work and largest ops take O(N D); the linear program is built where the effort is likely to
-    solve it, and then once more with whole placements (a mixed-integer program). With
+    solve it, and then once more with whole placements (a mixed-integer program). Where stages may
+    be replicated, each sample has a placement of its own, and loads are means over the samples:
+    what is linear in placements holds of their mean as well, and what counts whole ops on one
+    device is left out (the largest op, and the mixed-integer program). With
     `only_memory` nothing is done where memory cannot force ops apart. A placement that takes
     `found_s` ends it as soon as no better one is possible.
     """
@@ -42,18 +48,20 @@ def load_bounds(
         return []
     op_s = group_seconds(problem)
     work_s, share = shared_work_s(op_s)
-    bounds = [_work(problem, work_s, share), _crowd(op_s)]
+    bounds = [_work(problem, work_s, share)]
+    whole = not may_replicate(problem)
+    if whole:
+        bounds.append(_crowd(op_s))
     unit_s = max(bound.value_s for bound in bounds)
     if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
         return bounds
     if model_size(problem) > effort.entries or effort.is_over():
         return bounds
-    model = build(problem, unit_s)
-    solved = _linear(model, effort)
+    model, solved = _with_marks(problem, unit_s, effort)
     if solved is not None:
         bounds.append(solved)
     known_s = max(bound.value_s for bound in bounds)
-    nodes = effort.nodes(model.a.nnz)
+    nodes = effort.nodes(model.a.nnz) if whole else 0
     if nodes > 0 and known_s < found_s * (1.0 - _MIP_GAP) and not effort.is_over():
         solved = _whole(model, known_s, effort, nodes)
         if solved is not None:
@@ -88,8 +96,31 @@ def _crowd(op_s: Float[np.ndarray, "G D"]) -> Bound:
     return Bound(float(value_s[best]) * (1.0 - 1e-12), text)
 
 
-def _linear(model: LoadModel, effort: Effort) -> Bound | None:
-    """The linear program's value, from its dual solution alone, so that no tolerance enters."""
+def _with_marks(problem: Problem, unit_s: float, effort: Effort) -> tuple[LoadModel, Bound | None]:
+    """The linear program with the rows of memory that its own solutions break, and its bound."""
+    marks = NO_MARKS
+    if memory_binds(problem) and objective_of(problem).memory == "pipeline":
+        marks = worst_marks(problem, np.full((problem.num_groups, problem.num_devices), 1.0))
+    model = build(problem, unit_s, marks)
+    best, x = _linear(model, effort)
+    for _ in range(min(_MARK_ROUNDS, effort.entries // max(1, model.a.nnz))):
+        if x is None or not len(marks.op) or effort.is_over():
+            break
+        more = more_marks(marks, worst_marks(problem, x))
+        if len(more.op) == len(marks.op):
+            break
+        marks = more
+        model = build(problem, unit_s, marks)
+        solved, x = _linear(model, effort)
+        if solved is not None and (best is None or solved.value_s > best.value_s):
+            best = solved
+    return model, best
+
+
+def _linear(
+    model: LoadModel, effort: Effort
+) -> tuple[Bound | None, Float[np.ndarray, "G D"] | None]:
+    """(its value, from the dual solution alone, so that no tolerance enters; x)."""
     from scipy.optimize import linprog
 
     solved = linprog(
@@ -101,10 +132,10 @@ def _linear(model: LoadModel, effort: Effort) -> Bound | None:
     marginals = getattr(getattr(solved, "ineqlin", None), "marginals", None)
     if marginals is None or not np.isfinite(marginals).all():
         LOG.debug("no linear bound: %s", solved.message)
-        return None
+        return None, None
     weight = np.maximum(-np.asarray(marginals), 0.0)
     if weight[: model.num_loads].sum() <= 0.0:
-        return None
+        return None, None
     value_s, share = dual_value_s(model, weight)
     parts = ", ".join(
         f"{part:.0%} {name}"
@@ -113,7 +144,10 @@ def _linear(model: LoadModel, effort: Effort) -> Bound | None:
         )[:4]
         if part > 0.005
     )
-    return Bound(value_s, f"linear program of loads and transfers, weighed {parts}")
+    x = None
+    if solved.x is not None:
+        x = np.asarray(solved.x)[: model.shape[0] * model.shape[1]].reshape(model.shape)
+    return Bound(value_s, f"linear program of loads and transfers, weighed {parts}"), x
 
 
 def dual_value_s(

@@ -46,8 +46,8 @@ def profile(
     """
     from msgspec.structs import asdict as fields_of
 
-    from gdp.api import with_dims
     from gdp.costs.profile import save_profile
+    from gdp.models import with_dims
 
     if bool(models) == only_overheads or (only_overheads and no_overheads):
         raise ValueError("name models to profile, or --only-overheads without a model")

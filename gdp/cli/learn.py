@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -60,7 +60,7 @@ def pretrain(
 class Tuning:
     """What rewards a placement, and how many are tried."""
 
-    reward: str = options.option(
+    reward: Literal["simulated", "measured"] = options.option(
         "--reward", type=click.Choice(("simulated", "measured")), default="simulated"
     )
     recipe: str | None = options.option(
@@ -72,6 +72,9 @@ class Tuning:
     samples: int | None = options.option(
         "--samples", type=int, help="Placements an update. [default: 16]"
     )
+    seconds: float | None = options.option(
+        "--seconds", type=float, help="After which no update begins. [default: no limit]"
+    )
     seed: int = options.option("--seed", type=int, default=0)
 
     def config(self) -> "FinetuneConfig":
@@ -80,6 +83,8 @@ class Tuning:
         from gdp.learn.recipe import load_finetune
 
         config = FinetuneConfig() if self.recipe is None else load_finetune(self.recipe)
+        if self.seconds is not None:
+            config = replace(config, seconds=self.seconds)
         if self.updates is None and self.samples is None:
             return config
         updates = config.updates if self.updates is None else self.updates
@@ -106,31 +111,21 @@ def finetune(
     With a simulated reward half of the placements try other gates of the superposition network, a
     tenth teach the weights by PPO, and the rest is a search that the tuned policy guides.
     """
-    from gdp.api import pose
-    from gdp.learn.finetune import finetune as tune
+    from gdp.adapted import finetune as tune
     from gdp.learn.metrics import progress_bar
-    from gdp.measured import MeasuredReward
-    from gdp.models import is_onnx
 
-    measured = tuning.reward == "measured"
-    if measured and not is_onnx(model.spec):
-        raise ValueError(f"--reward measured executes ONNX models, got {model.spec!r}")
     graph, output = model.load(), outputs.paths["policy"]
     outputs.require(
         model.spec, cluster.cluster, trained.checkpoint, tuning.recipe, trained.costs,
         constraints.constraints, folder="policy",
     )  # fmt: skip
-    machine = cluster.load()
-    posed = pose(graph, machine, objective, costs=trained.costs, constraints=constraints.read())
-    judge = None
-    if measured:
-        judge = MeasuredReward(model.spec, graph, posed, machine, dims=model.dims, seed=tuning.seed)
-
     config = tuning.config()
     with progress_bar(config.evaluations, 0, "fine-tuning") as draw:
         tuned = tune(
-            posed.problem, trained.checkpoint, out=output, force=outputs.force, reward=judge,
-            seed=tuning.seed, config=config,
+            model.spec if tuning.reward == "measured" else graph, cluster.load(),
+            objective=objective, out=output, checkpoint=trained.checkpoint, reward=tuning.reward,
+            config=config, dims=model.dims, costs=trained.costs, constraints=constraints.read(),
+            seed=tuning.seed, force=outputs.force,
             progress=lambda at, numbers: draw(
                 numbers["evaluations"], f"best {numbers['best_s'] * 1e3:.3f} ms"
             ),
@@ -138,8 +133,9 @@ def finetune(
     show(
         {
             "checkpoint": output, "objective": objective, "reward": tuning.reward,
-            "best_s": tuned.value_s, "evaluations": tuned.evaluations,
+            "start_s": tuned.start_s, "best_s": tuned.value_s, "evaluations": tuned.evaluations,
         },
-        lambda: f"best {tuned.value_s * 1e3:.3f} ms ({tuning.reward}) after {tuned.evaluations} "
+        lambda: f"started at {tuned.start_s * 1e3:.3f} ms, best {tuned.value_s * 1e3:.3f} ms "
+        f"({tuning.reward}) after {tuned.evaluations} "
         f"evaluations; checkpoint {output}",
     )  # fmt: skip

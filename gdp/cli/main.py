@@ -4,7 +4,7 @@ from typing import NoReturn
 
 import click
 
-from gdp.cli import costs, explain, learn, place, run, startup
+from gdp.cli import costs, doctor, explain, learn, place, run, startup
 from gdp.cli.program import Verbs, verbose_option
 from gdp.cli.program import run as run_program
 from gdp.terminal import log_to_stderr
@@ -49,6 +49,6 @@ cli.params.append(verbose_option())
 for verb in (
     place.place, place.compare, place.simulate, place.report, explain.explain, run.run,
     run.export, run.inspect, run.devices, costs.profile, costs.calibrate, learn.pretrain,
-    learn.finetune,
+    learn.finetune, doctor.doctor,
 ):  # fmt: skip
     cli.add_command(verb)

@@ -79,8 +79,7 @@ class ModelOptions:
             object.__setattr__(self, "spec", self.spec + joint + "&".join(parts))
 
     def load(self) -> "OpGraph":
-        from gdp.api import with_dims
-        from gdp.models import load
+        from gdp.models import load, with_dims
 
         return load(self.spec, with_dims(self.dims))
 
@@ -121,11 +120,19 @@ class SearchOptions:
         "--evaluations", type=int, help="Budget in simulated placements."
     )
     seed: int = option("--seed", type=int, default=0)
+    chains: int = option(
+        "--chains",
+        type=click.IntRange(min=1),
+        default=1,
+        help="Searches side by side, one a core; answers depend on their number.",
+    )
 
     def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
         from gdp.methods.base import Search
 
-        return Search(self.seed, self.seconds, self.evaluations, progress=progress)
+        return Search(
+            self.seed, self.seconds, self.evaluations, chains=self.chains, progress=progress
+        )
 
 
 @dataclass(frozen=True)
@@ -174,17 +181,45 @@ class ConstraintOptions:
     constraints: str | None = option(
         "--constraints", metavar="FILE", help="The same in a TOML file."
     )
+    no_replicas: bool = option(
+        "--no-replicas", is_flag=True,
+        help="For throughput: one device for each stage, none that take samples in turn.",
+    )  # fmt: skip
 
     def read(self) -> "Constraints":
         from gdp.constraints import Constraints, merge, parse_pin, read_constraints
 
         flags = Constraints(
-            tuple(map(parse_pin, self.pins)), tuple(map(parse_pin, self.forbid)), self.together
-        )
+            tuple(map(parse_pin, self.pins)), tuple(map(parse_pin, self.forbid)), self.together,
+            not self.no_replicas,
+        )  # fmt: skip
         file = self.constraints
         return merge([flags] if file is None else [read_constraints(file), flags])
 
 
+@dataclass(frozen=True)
+class Destination:
+    """What the placement is for, and in which pieces."""
+
+    runtime: str | None = option(
+        "--for", type=click.Choice(["accelerate"]),
+        help="Answer what this runtime can follow.",
+    )  # fmt: skip
+    granularity: str | None = option(
+        "--granularity", type=click.Choice(["op", "module", "layer"]),
+        help="What stays in one piece; default: op, for accelerate module.",
+    )  # fmt: skip
+    offload: str | None = option(
+        "--offload", type=click.Choice(["cpu", "disk", "none"]),
+        help="Where accelerate keeps weights that do not fit; default: cpu.",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.offload is not None and self.runtime != "accelerate":
+            raise click.UsageError("--offload is what accelerate does: say --for accelerate")
+
+
+destination = handing_a("destination", Destination)
 model, named_model = handing_a("model", ModelOptions), handing_a("model", NamedModel)
 cluster = handing_a("cluster", ClusterOptions)
 search, method = handing_a("search", SearchOptions), handing_a("search", MethodOptions)

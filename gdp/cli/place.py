@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @options.method
 @options.trained
 @options.constraints
+@options.destination
 @options.outputs(
     placement=options.written("-o", "--output", metavar="P", help="Write the placement (JSON)."),
     report=options.report,
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
 def place(
     model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
     search: options.MethodOptions, trained: options.Trained, constraints: options.ConstraintOptions,
-    outputs: options.Outputs,
+    destination: options.Destination, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
-    from gdp import api, shown
+    from gdp import shown
+    from gdp.accelerate import place_for
     from gdp.cli import first_run
     from gdp.cli.text import result_text
     from gdp.placement import save_placement
@@ -50,18 +52,20 @@ def place(
         first_run.prepare(search.method, objective)
     phases.ended("read")
     with progress_bar("placing") as progress:
-        result = api.place(
-            graph, machine, objective=objective, method=search.method, costs=trained.costs,
+        placed = place_for(
+            destination.runtime, graph, machine, model=model.spec,
+            granularity=destination.granularity, offload=destination.offload,
+            objective=objective, method=search.method, costs=trained.costs,
             search=search.search(progress), checkpoint=trained.checkpoint,
             constraints=constraints.read(),
         )  # fmt: skip
-    result = _all_waited(phases, result)
+    result, machine, costs = _all_waited(phases, placed.result), placed.cluster, placed.costs
     if path := outputs.paths.get("placement"):
         save_placement(result.placement, path)
     if path := outputs.paths.get("trace"):
-        shown.trace(graph, result.placement, machine, path, costs=trained.costs)
+        shown.trace(graph, result.placement, machine, path, costs=costs)
     if path := outputs.paths.get("report"):
-        shown.report(graph, result, machine, path, costs=trained.costs)
+        shown.report(graph, result, machine, path, costs=costs)
     show(result.to_json(), lambda: result_text(graph, machine, result))
 
 

@@ -47,6 +47,7 @@ def run(
     from gdp import api, shown
     from gdp.cli import first_run
     from gdp.cli.text import run_text
+    from gdp.execute import Placing, runnable
     from gdp.execute import run as run_model
     from gdp.placement import load_placement
     from gdp.runtime.measure import Measuring
@@ -57,14 +58,15 @@ def run(
     first_run.prepare(search.method, objective)
     page, made = outputs.paths.get("report"), placed
     with progress_bar("running") as progress:
-        placing = {
+        placing: Placing = {
             "method": search.method, "checkpoint": trained.checkpoint,
             "search": search.search(progress), "constraints": constraints.read(),
         }  # fmt: skip
         if page and placed is None:
             made = api.place(
-                model.load(), machine, objective=objective, costs=trained.costs, **placing
-            )
+                model.load(), machine, objective=objective, costs=trained.costs,
+                **runnable(model.spec, placing),
+            )  # fmt: skip
             placed = made.placement
         report = run_model(
             model.spec, machine, placed,

@@ -55,8 +55,9 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
     device = result.placement.device
     real = ~graph.is_io
     rows = []
+    leads = {d: team[0] for team in result.placement.teams for d in team}
     for d, entry in enumerate(cluster.devices):
-        mine = (device == d) & real
+        mine = (device == leads.get(d, d)) & real
         peak = int(result.score.peak_bytes[d])
         rows.append(
             [
@@ -80,10 +81,16 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
         "",
         table(["device", "ops", "GFLOP", "peak", "memory", "full"], rows),
     ]
+    lines += [_team_text(team, result) for team in result.placement.teams]
     if result.candidates:
         lines += ["", _candidates(result)]
     lines += [f"note: {note}" for note in result.notes]
     return shown(lines)
+
+
+def _team_text(team: tuple[int, ...], result: Result) -> str:
+    names = ", ".join(result.placement.device_names[d] for d in team)
+    return f"replicas {names} take the samples in turn, 1 of {len(team)} each"
 
 
 def _phases(result: Result) -> str:
@@ -199,13 +206,9 @@ def run_text(report: Mapping[str, Any]) -> str:
         "latency_s": report["measured_latency_s"],
         "throughput_per_s": report["measured_throughput_per_s"],
     }
-    predicted = [
-        _milli(report["predicted_latency_s"]), _rate(report["predicted_throughput_per_s"])
-    ]  # fmt: skip
-    rows = [_measured_row("placed", placed, predicted)]
+    rows = [_measured_row("placed", placed)]
     rows += [
-        _measured_row(name.replace("_", " "), row, ["-", "-"])
-        for name, row in report["baselines"].items()
+        _measured_row(name.replace("_", " "), row) for name, row in report["baselines"].items()
     ]
     header = [
         "", "predicted ms", "measured ms", "95% interval",
@@ -242,13 +245,15 @@ def _compared(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _measured_row(name: str, row: Mapping[str, Any], predicted: Sequence[str]) -> list[str]:
-    low_s, high_s = row["latency_interval_s"]
-    low, high = row["throughput_interval_per_s"]
-    return [
-        name, predicted[0], _milli(row["latency_s"]), f"{_milli(low_s)} to {_milli(high_s)}",
-        predicted[1], _rate(row["throughput_per_s"]), f"{_rate(low)} to {_rate(high)}",
-    ]  # fmt: skip
+def _measured_row(name: str, row: Mapping[str, Any]) -> list[str]:
+    """A contender's cells: for each quantity predicted, measured, and its interval."""
+    cells = [name]
+    for quantity, text in (("latency_s", _milli), ("throughput_per_s", _rate)):
+        expected = row.get(f"predicted_{quantity}")
+        low, high = row[quantity.replace("_", "_interval_", 1)]
+        cells += ["-" if expected is None else text(expected), text(row[quantity])]
+        cells.append(f"{text(low)} to {text(high)}")
+    return cells
 
 
 def _milli(seconds: float) -> str:

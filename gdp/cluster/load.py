@@ -6,14 +6,30 @@ from pathlib import Path
 from gdp.cluster.file import read_cluster
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster
+from gdp.errors import ClusterError
+
+Machine = str | os.PathLike[str] | Cluster
+"""What every library call takes as a cluster."""
 
 
-def load_cluster(spec: str | os.PathLike[str]) -> Cluster:
+def load_cluster(spec: Machine) -> Cluster:
     """The cluster of a TOML file, or of a preset such as "2xcpu-core" or "4xa100-nvlink".
 
-    Raises `ClusterError` where there is no such file or preset, or the file is malformed.
+    A cluster is returned as it is. Raises `ClusterError` where there is no such file or preset, or
+    the file is malformed.
     """
+    if isinstance(spec, Cluster):
+        return spec
+    _require_path(spec)
     path = Path(spec)
     if path.suffix == ".toml" or path.exists():
         return read_cluster(path)
     return cluster_preset(str(spec))
+
+
+def _require_path(spec: object) -> None:
+    if not isinstance(spec, str | os.PathLike):
+        raise ClusterError(
+            "a cluster is a TOML file, a preset such as 2xcpu-core, or what gdp.Cluster.load, "
+            f"gdp.Cluster.local or gdp.make_cluster return, not of type {type(spec).__name__}"
+        )

@@ -97,7 +97,7 @@ class Cluster:
     host: int = 0  # holds graph inputs and receives outputs
 
     # `gdp.cluster` sets both: files, presets and detection make clusters, so they stand above.
-    load: ClassVar["staticmethod[[str | os.PathLike[str]], Cluster]"]  # load_cluster
+    load: ClassVar["staticmethod[[str | os.PathLike[str] | Cluster], Cluster]"]  # load_cluster
     local: ClassVar["staticmethod[[], Cluster]"]  # local_cluster
 
     def __post_init__(self) -> None:

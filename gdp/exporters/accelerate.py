@@ -2,22 +2,29 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from gdp.cluster.types import Cluster
+from gdp.costs.offload import KINDS, is_offload
 from gdp.errors import PlacementError
 from gdp.files.targets import OWN, Permit, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 
 
-def device_map(graph: OpGraph, placement: Placement) -> dict[str, int | str]:
-    """Module path to accelerator number or "cpu", as few entries as say it.
+def device_map(
+    graph: OpGraph, placement: Placement, cluster: Cluster, module: Any = None
+) -> dict[str, int | str]:
+    """Module path to accelerator number, "cpu" or "disk", as few entries as say it.
 
-    Only modules that hold weights count: accelerate moves modules, and activations follow. Raises
-    `PlacementError` when the graph has no module paths, or when one module's weights lie on several
-    devices (`--together 'PATH*'` keeps it whole).
+    Only modules that hold weights count: accelerate moves modules, and activations follow. With
+    accelerators in the cluster, "cpu" means offload: weights stream to accelerator 0 at every use.
+    Weights of a PyTorch `module` that no op reads lie where those tied to them do, or on the first
+    device. Raises `PlacementError` when the graph has no module paths, or when one module's weights
+    lie on several devices (`gdp place --for accelerate` keeps modules whole).
     """
     holders: dict[str, set[int]] = {}
     for op in np.flatnonzero(graph.weight_bytes > 0):
@@ -25,27 +32,54 @@ def device_map(graph: OpGraph, placement: Placement) -> dict[str, int | str]:
             holders.setdefault(graph.scope[op], set()).add(int(placement.device[op]))
     if not holders:
         raise PlacementError(
-            f"graph {graph.name!r} has no module paths; export the model with torch.onnx.export("
-            "dynamo=True), which records them"
+            f"graph {graph.name!r} has no module paths; place the PyTorch module itself, or export "
+            "it with torch.onnx.export(dynamo=True), which records them"
         )
     mixed = sorted(path for path, devices in holders.items() if len(devices) > 1)
     if mixed:
         raise PlacementError(
             f"{len(mixed)} modules have weights on several devices, first {mixed[0]!r}; place the "
-            f"model again with --together '{mixed[0]}*'"
+            "model again with --for accelerate"
         )
     owner = {path: next(iter(devices)) for path, devices in holders.items()}
-    names = _hugging_face_names(placement.device_names)
-    return {path: names[device] for path, device in _merged(owner).items()}
+    names = hugging_face_names(cluster)
+    if module is not None:
+        owner |= _unread(module, owner, min(owner.values(), key=lambda d: str(names[d])))
+    merged = {path: names[device] for path, device in _merged(owner).items()}
+    # accelerate's main device is the first of the map that is an accelerator.
+    order = sorted(merged, key=lambda path: (merged[path] != 0, isinstance(merged[path], str)))
+    return {path: merged[path] for path in order}
 
 
-def _hugging_face_names(device_names: tuple[str, ...]) -> list[int | str]:
-    """Accelerators are numbered in order, every CPU is "cpu"."""
+def hugging_face_names(cluster: Cluster) -> list[int | str]:
+    """Accelerators are numbered in order; CPUs are "cpu", and what is offloaded is where it
+    rests."""
     names: list[int | str] = []
-    for name in device_names:
-        is_cpu = name.startswith(("cpu", "core"))
-        names.append("cpu" if is_cpu else sum(isinstance(n, int) for n in names))
+    for device in cluster.devices:
+        if device.is_cpu:
+            names.append("cpu")
+        elif is_offload(device):
+            names.append(next(target for target, kind in KINDS.items() if kind == device.kind))
+        else:
+            names.append(sum(isinstance(n, int) for n in names))
     return names
+
+
+def _unread(module: Any, owner: Mapping[str, int], default: int) -> dict[str, int]:
+    """The modules that hold weights which no op reads, with a device for each."""
+    tensors: dict[int, list[str]] = {}
+    for name, tensor in module.named_parameters(remove_duplicate=False):
+        tensors.setdefault(id(tensor), []).append(name.rpartition(".")[0])
+    for name, tensor in module.named_buffers(remove_duplicate=False):
+        tensors.setdefault(id(tensor), []).append(name.rpartition(".")[0])
+    found: dict[str, int] = {}
+    for paths in tensors.values():
+        known = [owner[path] for path in paths if path in owner]
+        for path in paths:
+            if path not in owner:
+                inside = [d for p, d in owner.items() if p.startswith(f"{path}.")]
+                found.setdefault(path, (known or inside or [default])[0])
+    return found
 
 
 def _merged(owner: Mapping[str, int]) -> dict[str, int]:
@@ -70,11 +104,14 @@ def _merged(owner: Mapping[str, int]) -> dict[str, int]:
 def export_accelerate(
     graph: OpGraph,
     placement: Placement,
+    cluster: Cluster,
     output: Path,
     permit: Permit = OWN,
+    *,
+    module: Any = None,
 ) -> list[Path]:
     """Write `device_map.json` into the folder; see `gdp.files.targets` for `permit`."""
-    data = msgspec.json.encode(device_map(graph, placement))
+    data = msgspec.json.encode(device_map(graph, placement, cluster, module))
     with new_contents(output, "export to accelerate", permit) as folder:
         (folder / "device_map.json").write_bytes(msgspec.json.format(data, indent=1) + b"\n")
     return [output / "device_map.json"]

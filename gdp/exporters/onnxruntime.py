@@ -20,7 +20,7 @@ from gdp.sim.segments import segment_values, segments
 from gdp.version import gdp_version
 
 FORMAT = "gdp-onnxruntime"
-SCHEMA = 1
+SCHEMA = 2
 KIND = "export to onnxruntime"
 QUEUE_DEPTH = 2  # samples that wait on one link between segments
 MAX_INLINE_BYTES = 1_500_000_000
@@ -42,6 +42,7 @@ class SegmentEntry(msgspec.Struct):
     name: str
     file: str
     device: int  # index into devices
+    others: list[int]  # devices that take its samples in turn with that one, in this order
     ops: int
     inputs: list[str]
     outputs: list[str]
@@ -91,9 +92,11 @@ def export_onnxruntime(
     segment = segments(graph, placement.device)
     cut = cut_model(model, graph, segment)
     device_of = segment_values(placement.device, segment)
+    serving = {team[0]: team for team in placement.teams}
+    teams = [serving.get(lead, (lead,)) for lead in device_of.tolist()]
     with new_contents(output, KIND, permit) as folder:
         entries = [
-            _write_piece(piece, i, int(device_of[piece.segment]), weights_folder, folder)
+            _write_piece(piece, i, teams[piece.segment], weights_folder, folder)
             for i, piece in enumerate(cut.pieces)
         ]
         manifest = Manifest(
@@ -119,7 +122,7 @@ def export_onnxruntime(
 
 
 def _write_piece(
-    piece: Piece, index: int, device: int, weights_folder: Path, folder: Path
+    piece: Piece, index: int, team: tuple[int, ...], weights_folder: Path, folder: Path
 ) -> SegmentEntry:
     name = f"segment_{index:03d}"
     target = folder / f"{name}.onnx"
@@ -132,7 +135,8 @@ def _write_piece(
     return SegmentEntry(
         name=name,
         file=target.name,
-        device=device,
+        device=team[0],
+        others=list(team[1:]),
         ops=len(piece.ops),
         inputs=list(piece.inputs),
         outputs=list(piece.outputs),

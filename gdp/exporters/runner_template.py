@@ -1,10 +1,12 @@
-"""Runs the model in this folder: one session and one pinned thread per segment.
+"""Runs the model in this folder: one session and one pinned thread per segment, or several of
+both, which take the samples in turn, where the placement replicates it.
 
     python run.py INPUTS.npz OUTPUTS.npz [SAMPLES]
 
 or, in a program, `for outputs in run(samples)` with a dict of arrays per sample.
 """
 
+import itertools
 import json
 import os
 import queue
@@ -23,8 +25,7 @@ HERE = Path(__file__).resolve().parent
 MANIFEST = json.loads((HERE / "manifest.json").read_text(encoding="utf-8"))
 
 
-def open_session(segment):
-    device = MANIFEST["devices"][segment["device"]]
+def open_session(segment, device):
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     provider = (device["provider"], device["provider_options"])
@@ -34,46 +35,75 @@ def open_session(segment):
     return session
 
 
+def hand_over(values, sample, sinks):
+    for sink in sinks:  # one queue for each of those that take the reader's samples in turn
+        sink[sample % len(sink)].put(values)
+
+
+def collect(sample, sources):
+    """The values of one sample from all sources, None behind the last one."""
+    parts = [source[sample % len(source)].get() for source in sources]
+    if any(part is None for part in parts):
+        return None
+    return {name: value for part in parts for name, value in part.items()}
+
+
 def feed(samples, sources, sinks):
-    for sample in samples:
+    for i, sample in enumerate(samples):
         values = {n: ort.OrtValue.ortvalue_from_numpy(sample[n]) for n in MANIFEST["inputs"]}
-        for sink in sinks:
-            sink.put(values)
+        hand_over(values, i, sinks)
 
 
-def work(segment, session, sources, sinks):
-    core = MANIFEST["devices"][segment["device"]]["core"]
-    if core is not None and hasattr(os, "sched_setaffinity"):  # only Linux pins threads
-        os.sched_setaffinity(0, {core})
-    for parts in zip(*(iter(source.get, None) for source in sources), strict=False):
-        values = {name: value for part in parts for name, value in part.items()}
+def work(segment, device, turns, session, sources, sinks):
+    if device["core"] is not None and hasattr(os, "sched_setaffinity"):  # only Linux pins threads
+        os.sched_setaffinity(0, {device["core"]})
+    for i in turns:
+        if (values := collect(i, sources)) is None:
+            break
         feeds = {name: values[name] for name in segment["inputs"]}
         made = session.run_with_ort_values(segment["outputs"], feeds)
-        for sink in sinks:
-            sink.put(dict(zip(segment["outputs"], made, strict=True)))
+        hand_over(dict(zip(segment["outputs"], made, strict=True)), i, sinks)
+
+
+def plan(samples):
+    """What each thread does, by (segment, its place among those that take turns)."""
+    tasks = {("feed", 0): (feed, samples)}
+    for segment in MANIFEST["segments"]:
+        own = [MANIFEST["devices"][d] for d in (segment["device"], *segment["others"])]
+        for k, device in enumerate(own):
+            session = open_session(segment, device)
+            turns = itertools.count(k, len(own))
+            tasks[segment["name"], k] = (work, segment, device, turns, session)
+    return tasks
 
 
 def run(samples):
     """The outputs of every sample, in order; bounded queues hold the samples in flight."""
-    segments, failures = MANIFEST["segments"], []
-    tasks = {s["name"]: (work, s, open_session(s)) for s in segments} | {"feed": (feed, samples)}
-    sources, sinks = {"result": []} | {n: [] for n in tasks}, {n: [] for n in tasks}
+    tasks, failures = plan(samples), []
+    places = {name: [t for t in tasks if t[0] == name] for name, _ in tasks}
+    places["result"] = [("result", 0)]
+    sources, sinks = {("result", 0): []} | {t: [] for t in tasks}, {t: [] for t in tasks}
     for maker, reader in MANIFEST["links"]:
-        sinks[maker].append(queue.Queue(MANIFEST["queue_depth"]))
-        sources[reader].append(sinks[maker][-1])
+        depth = MANIFEST["queue_depth"]
+        pairs = {(m, r): queue.Queue(depth) for m in places[maker] for r in places[reader]}
+        for m in places[maker]:
+            sinks[m].append([pairs[m, r] for r in places[reader]])
+        for r in places[reader]:
+            sources[r].append([pairs[m, r] for m in places[maker]])
 
-    def start(task, *arguments, name):
+    def start(task, *arguments, place):
         try:
-            task(*arguments, sources[name], sinks[name])
+            task(*arguments, sources[place], sinks[place])
         except BaseException as error:
             failures.append(error)
-        for sink in sinks[name]:
+        for sink in (q for queues in sinks[place] for q in queues):
             sink.put(None)
 
-    for name, task in tasks.items():
-        threading.Thread(target=start, args=task, kwargs={"name": name}, daemon=True).start()
-    for parts in zip(*(iter(source.get, None) for source in sources["result"]), strict=False):
-        values = {name: value for part in parts for name, value in part.items()}
+    for place, task in tasks.items():
+        threading.Thread(target=start, args=task, kwargs={"place": place}, daemon=True).start()
+    for i in itertools.count():
+        if (values := collect(i, sources["result", 0])) is None:
+            break
         yield {name: values[name].numpy() for name in MANIFEST["outputs"]}
     if failures:
         raise failures[0]

@@ -8,6 +8,7 @@ import tempfile
 import numba
 
 log = logging.getLogger(__name__)
+_temporary: str | None = None  # the folder that ends with the process
 
 
 def _probe() -> None:
@@ -33,13 +34,21 @@ def keeps_compiled() -> bool:
         log.warning("no cache folder: kernels are compiled anew as they are needed; %s", advice)
         return False
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    numba.config.CACHE_DIR = folder  # type: ignore[attr-defined]
+    global _temporary
+    _temporary = numba.config.CACHE_DIR = folder  # type: ignore[attr-defined]
     log.warning(
         "no cache folder can be written to: kernels are compiled for this run alone, which takes "
         "a minute or more; %s",
         advice,
     )
     return True
+
+
+def kept_in() -> str | None:
+    """The folder where compiled kernels outlive this process, None where there is none."""
+    if not KEEP or _temporary == numba.config.CACHE_DIR:  # type: ignore[attr-defined]
+        return None
+    return numba.njit(cache=True)(_probe).stats.cache_path
 
 
 KEEP = keeps_compiled()

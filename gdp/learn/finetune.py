@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.clock import Clock
 from gdp.files.targets import Permit, require_folder
 from gdp.learn.explore import Explorer
 from gdp.learn.judge import Judge, Reward
@@ -60,6 +61,7 @@ class FinetuneConfig:
     """How a policy is adapted to one problem."""
 
     updates: int = 50  # at most
+    seconds: float | None = None  # after which no round or update begins; None: no limit
     evaluations: int = (
         800  # of placements not judged before, at most: simulations, or measured runs
     )
@@ -83,6 +85,8 @@ class FinetuneConfig:
             raise ValueError(f"samples must be at least 3, got {self.samples}")
         if self.evaluations < 1:
             raise ValueError(f"evaluations must be at least 1, got {self.evaluations}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds must be positive, got {self.seconds}")
         if self.updates < 1:
             raise ValueError(f"updates must be at least 1, got {self.updates}")
         if self.hottest < 1.0:
@@ -105,6 +109,7 @@ class Finetuned:
     policy: Policy
     assignment: Assignment
     value_s: float
+    start_s: float  # the best before anything was learned: of heuristics and the policy as it was
     evaluations: int
     history: list[dict[str, float]] = field(default_factory=list)
 
@@ -134,9 +139,11 @@ def finetune(
         require_folder(out, "policy", Permit(lambda: map(Path, given), force))
     use_cache()
     config = config or FinetuneConfig()
+    clock = Clock(config.seconds)
     policy = _policy(checkpoint)
     judge = Judge(problem, config.evaluations, reward)
     tuner = _Tuner(problem, policy, config, judge, seed)
+    start_s = judge.best_s
     history: list[dict[str, float]] = []
     simulated = reward is None
     share = 1.0 - config.search if simulated else 1.0
@@ -148,9 +155,11 @@ def finetune(
         phases.insert(0, (tuner.explore, min(config.explore * config.evaluations, budget)))
     for phase, until in phases:
         for at in range(config.updates):
-            if judge.evaluations >= until:
+            if judge.evaluations >= until or clock.is_over():
                 break
             history.append(phase(at))
+            if not np.isfinite(start_s):
+                start_s = judge.best_s
             if progress is not None:
                 progress(len(history) - 1, history[-1])
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
@@ -158,7 +167,7 @@ def finetune(
     spent = judge.evaluations
     if simulated and config.search > 0.0 and judge.left >= 1:
         start = best if np.isfinite(value_s) else None
-        search = Search(seed=seed, seconds=None, evaluations=judge.left, start=start)
+        search = Search(seed=seed, seconds=clock.left_s(), evaluations=judge.left, start=start)
         answer = guided_search(problem, tuned, search)
         spent += answer.evaluations
         best, value_s = _better(problem, answer, best, value_s)
@@ -166,7 +175,7 @@ def finetune(
         tuned = replace(tuned, placed=keep(problem, best))
     if out is not None:
         _save(tuned, Path(out), config, history, policy.name)
-    return Finetuned(tuned, best, value_s, spent, history)
+    return Finetuned(tuned, best, value_s, start_s, spent, history)
 
 
 def _better(
@@ -183,7 +192,8 @@ def _save(
     tuned: Policy, out: Path, config: FinetuneConfig, history: list[dict[str, float]], start: str
 ) -> None:
     """The checkpoint, and beside it how it was made and what the log says."""
-    recipe = "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(config).items())
+    settings = {key: value for key, value in asdict(config).items() if value is not None}
+    recipe = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
     # JSON has no infinity: the cost where nothing fits.
     rows = [{k: v if np.isfinite(v) else None for k, v in row.items()} for row in history]
     lines = "".join(json.dumps(row) + "\n" for row in rows)

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
+from gdp.placement import Teams
 from gdp.problem.problem import Problem
 
 
@@ -16,6 +17,7 @@ class Assignment:
 
     device: Int[np.ndarray, "N"]
     rank: Int[np.ndarray, "N"] | None = None  # None: first ready first
+    teams: Teams = ()  # of replicated stages; their ops are on the first member
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,7 @@ class Search:
     # Share of the best value that fewer transfers and cuts may cost. Costs are known to a few
     # percent at best. `gdp.api.place` applies it to what a method found; methods know nothing of it
     simplicity: float = 0.02
+    chains: int = 1  # searches side by side, each on a core of its own; the best is exchanged
     known: Mapping[str, "Answer"] = field(default_factory=dict)  # what methods answered already
     progress: Callable[[float, float], None] | None = field(default=None)
     # called with (fraction of the budget used, best value so far in seconds)
@@ -38,6 +41,8 @@ class Search:
             raise ValueError(f"seed must lie in 0..2**63 - 1, got {self.seed}")
         if self.seconds is not None and not self.seconds >= 0:
             raise ValueError(f"seconds must be >= 0, got {self.seconds}")
+        if self.chains < 1:
+            raise ValueError(f"chains must be at least 1, got {self.chains}")
         if self.evaluations is not None and self.evaluations < 0:
             raise ValueError(f"evaluations must be >= 0, got {self.evaluations}")
         if not 0 <= self.simplicity < 1:

@@ -15,10 +15,14 @@ from gdp.methods.heuristics.critical_path import critical_path
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
+from gdp.methods.period.fit import applies as period_applies
+from gdp.methods.period.fit import period_fit
+from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
 from gdp.methods.scoring import Scored, compile_once, unsupported
-from gdp.methods.search.local_search import as_answer, improve, local_search
+from gdp.methods.search.local_search import as_answer, compile_for_large, improve, local_search
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, objective_of
+from gdp.sim.replicas import may_replicate
 from gdp.sim.score import score
 
 LOG = logging.getLogger(__name__)
@@ -34,6 +38,7 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
 )
 # Share of what is left of the seconds that all candidates together may take.
 _CANDIDATE_SHARE = 0.6
+_SAME = 1.0 - 1e-9  # sums are added up in different orders
 
 
 def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] = ()) -> Answer:
@@ -45,14 +50,27 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     if (refusal := unsupported(problem, "auto")) is not None:
         return refusal
     compile_once("auto", auto, problem.objective)
+    compile_for_large(problem)
+    if may_replicate(problem):
+        compile_pipelines()
     clock = Clock(search.seconds)
     limit = Clock(clock.left_s(_CANDIDATE_SHARE))
     tried: list[Candidate] = []
     fitting: list[Scored] = []
     known: dict[str, Answer] = {}
     used = 0
+    # Last, as it starts from the best of the others: where memory binds it goes beyond search.
+    programs = (("period_fit", period_fit),) if period_applies(problem) else ()
+    replicated: Scored | None = None
     try:
-        for name, method in (*HEURISTICS, *extra):
+        if may_replicate(problem):
+            row, replicated, answer = _try(problem, "replicas", _replicas, search, limit)
+            tried.append(row)
+            if answer is not None:
+                used += answer.evaluations
+                if replicated is not None and answer.proven_optimal:
+                    return replace(answer, reason="", candidates=tuple(tried))
+        for name, method in (*HEURISTICS, *extra, *programs):
             if fitting and limit.is_over():
                 tried.append(_without(name, 0.0, "no time was left"))
                 continue
@@ -64,7 +82,9 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
             if scored is not None:
                 fitting.append(scored)
         answer = _improved(problem, fitting, search, clock, used, tried)
+        answer = _better(problem, answer, replicated)
     except KeyboardInterrupt:
+        fitting += [] if replicated is None else [replicated]
         if not fitting:
             raise
         best = min(fitting, key=lambda scored: scored.key)
@@ -100,10 +120,28 @@ def _try(
     took_s = time.perf_counter() - began_s
     if answer.assignment is None:
         return _without(name, took_s, answer.reason), None, answer
-    judged = score(problem, answer.assignment.device, answer.assignment.rank)
+    judged = score(
+        problem, answer.assignment.device, answer.assignment.rank, answer.assignment.teams
+    )
     row = _candidate(name, judged, took_s, answer.reason)
     scored = Scored(answer.assignment, judged.overflow_bytes, judged.value_s)
     return row, scored if judged.feasible else None, answer
+
+
+def _replicas(problem: Problem, search: Search) -> Answer:
+    """The best pipeline along a few linear orders whose stages may be replicated."""
+    return replicated_pipeline(problem, search, linear_only=True)
+
+
+def _better(problem: Problem, answer: Answer, replicated: Scored | None) -> Answer:
+    """The answer, or the one with replicated stages where that is better."""
+    if replicated is None:
+        return answer
+    if answer.assignment is not None:
+        found = score(problem, answer.assignment.device, answer.assignment.rank)
+        if (found.overflow_bytes, found.value_s) <= replicated.key:
+            return answer
+    return replace(answer, assignment=replicated.assignment, reason="")
 
 
 def _candidate(name: str, judged: Score, seconds: float, reason: str = "") -> Candidate:
@@ -155,9 +193,10 @@ def _notes(problem: Problem, answer: Answer) -> tuple[str, ...]:
     """For a pipeline: whether plain replicas of the model would be faster."""
     if not objective_of(problem).pipelined or answer.assignment is None:
         return ()
-    period_s = score(problem, answer.assignment.device, answer.assignment.rank).period_s
+    found = answer.assignment
+    period_s = score(problem, found.device, found.rank, found.teams).period_s
     replicas_s, holders = replica_period_s(problem)
-    if holders < 2 or replicas_s >= period_s:
+    if holders < 2 or replicas_s >= period_s * _SAME:
         return ()
     return (
         f"{holders} replicas of the whole model would take {replicas_s * 1e3:.3f} ms a sample, "

@@ -98,6 +98,8 @@ def simpler(problem: Problem, answer: Answer, search: Search) -> Answer:
     # What meets in host memory is compared with published optima: nothing is given away there.
     if best is None or search.simplicity == 0 or not objective_of(problem).on_links:
         return answer
+    if best.teams:
+        return answer  # cut by the pipelines' program, into as few stages as it has teams for
     if not score(problem, best.device, best.rank).feasible:
         return answer
     found = simplify(problem, best, search.simplicity, answer.seen, search.evaluations)

@@ -30,6 +30,7 @@ class Problem:
     # Time to move a tensor between an accelerator and host memory, whatever the devices; only
     # max_load and block_latency have it, the event simulator uses the cluster's links.
     tensor_s: Float[np.ndarray, "T"] | None = None
+    replicas: bool = False  # whether devices may take samples in turn; see gdp.sim.replicas
     _known: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)  # see `derived`
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,6 +90,7 @@ def make_problem(
     allowed: Bool[np.ndarray, "N D"] | None = None,
     together: Int[np.ndarray, "N"] | None = None,
     tensor_s: Float[np.ndarray, "T"] | None = None,
+    replicas: bool = False,
 ) -> Problem:
     """A problem; `allowed` and `together` (ids, ops of one id share a device) are the user's.
 
@@ -114,7 +116,7 @@ def make_problem(
                 f"first {graph.op_names[op]!r}; relax a pin or a forbidden device"
             )
     group = merge_ids(graph.colocate, together)
-    problem = Problem(graph, cluster, compute_s, objective, possible, group, tensor_s)
+    problem = Problem(graph, cluster, compute_s, objective, possible, group, tensor_s, replicas)
     torn = np.flatnonzero(~problem.group_allowed.any(axis=1))
     if torn.size:
         members = np.flatnonzero(group == torn[0])

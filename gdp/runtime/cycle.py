@@ -5,19 +5,64 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_IN_FLIGHT = 16
+MOST_UNROLLED = 5000
+"""Stages of the samples after which turns repeat: more are not worth a schedule."""
 
 
 @dataclass(frozen=True)
 class Cycle:
-    """A schedule that repeats: sample i starts stage k at i * period_s + due_s[k]."""
+    """A schedule that repeats: sample i starts stage k at i * period_s + due_s[k].
 
-    period_s: float
+    Where workers take samples in turn, it repeats after several: due_s holds the stages of each of
+    them, one sample after the other, from the start of the first.
+    """
+
+    period_s: float  # of a sample
     due_s: tuple[float, ...]
     in_flight: int  # samples that it takes
+    samples: int = 1  # after which it repeats
 
     def due(self, sample: int, stage: int) -> float:
         """When a stage of a sample is due: of the ready ones, the worker takes the first."""
-        return sample * self.period_s + self.due_s[stage]
+        turn, place = divmod(sample, self.samples)
+        stages = len(self.due_s) // self.samples
+        return turn * self.samples * self.period_s + self.due_s[place * stages + stage]
+
+
+def turn_schedule(
+    workers: Sequence[Sequence[int]], seconds: Sequence[float], sources: Sequence[Sequence[int]]
+) -> Cycle:
+    """A cycle in which the workers of each stage take samples in turn.
+
+    As `cyclic_schedule` of the stages of as many samples as it takes until the turns repeat, for
+    which they count as independent stages of one. Where that is long, the oldest sample goes first.
+
+    >>> turn_schedule([(0, 1)], [2.0], [[]])
+    Cycle(period_s=1.0, due_s=(0.0, 0.0), in_flight=4, samples=2)
+    """
+    stages, samples = len(seconds), math.lcm(*(len(own) for own in workers))
+    if samples == 1:
+        return cyclic_schedule([own[0] for own in workers], seconds, sources)
+    every = sorted({w for own in workers for w in own})
+    if samples * stages > MOST_UNROLLED:
+        return Cycle(1.0, (0.0,) * stages, _most_in_flight(2 * len(every), len(every)))
+    unrolled = cyclic_schedule(
+        [every.index(own[i % len(own)]) for i in range(samples) for own in workers],
+        [s for _ in range(samples) for s in seconds],
+        [[i * stages + j for j in reads] for i in range(samples) for reads in sources],
+    )
+    period_s, due = unrolled.period_s / samples, unrolled.due_s
+    spans_s = []
+    for first in range(0, len(due), stages):
+        own = due[first : first + stages]
+        spans_s.append(max(d + s for d, s in zip(own, seconds, strict=True)) - min(own))
+    overlap = 1 if period_s == 0 else math.ceil(max(spans_s) / period_s - 1e-9)
+    return Cycle(period_s, due, _most_in_flight(overlap + len(every), len(every)), samples)
+
+
+def _most_in_flight(samples: int, workers: int) -> int:
+    """So many samples, up to the limit; as many as there are workers in any case."""
+    return min(samples, max(MAX_IN_FLIGHT, workers))
 
 
 def cyclic_schedule(

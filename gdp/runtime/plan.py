@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from gdp.placement import Teams
 from gdp.runtime.prediction import Prediction
 from gdp.sim.objectives import find_objective
 from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
@@ -20,15 +21,20 @@ class Plan:
     segment_s: tuple[float, ...]  # predicted, dispatch included
     latency_s: float
     period_s: float
+    teams: Teams  # devices that serve the segments of their first member in turn
+
+    def devices_of(self, device: int) -> tuple[int, ...]:
+        """The devices that run what is placed on one, in the order of the samples."""
+        return next((team for team in self.teams if team[0] == device), (device,))
 
 
 def make_plan(prediction: Prediction, objective: str) -> Plan:
     """Segments for an objective, as the simulator runs them: few for throughput, those that let
     other devices start early for latency."""
     from gdp.sim.latency import simulate
-    from gdp.sim.throughput import periods
+    from gdp.sim.score import score
 
-    problem, device, group_of = prediction
+    problem, device, group_of, teams = prediction
     if not find_objective(objective).pipelined:
         segment = latency_segments(problem, device)
     else:
@@ -36,6 +42,7 @@ def make_plan(prediction: Prediction, objective: str) -> Plan:
     where = segment_values(device, segment)
     cut = segment_problem(problem, segment)
     schedule = simulate(cut, where, None)
+    judged = score(cut, where, None, teams)
     dispatch_s = np.array([d.dispatch_s for d in cut.cluster.devices])
     seconds = cut.compute_s[np.arange(len(where)), where] + dispatch_s[where]
     return Plan(
@@ -44,6 +51,30 @@ def make_plan(prediction: Prediction, objective: str) -> Plan:
         # Ids are topological, so they decide between segments that start together.
         order=tuple(np.lexsort((np.arange(len(where)), schedule.start_s)).tolist()),
         segment_s=tuple(seconds.tolist()),
-        latency_s=schedule.latency_s,
-        period_s=float(periods(cut, where[None])[0][0]),
+        latency_s=judged.latency_s,
+        period_s=judged.period_s,
+        teams=teams,
     )
+
+
+def uncut_s(prediction: Prediction, objective: str, d: int) -> tuple[float, float] | None:
+    """Predicted (seconds of a sample alone, seconds per sample of many) of the model on device d,
+    its inputs and outputs on the host; None where d may not run all of it."""
+    problem = prediction.problem
+    device = np.where(problem.graph.is_io, problem.cluster.host, d)
+    if not np.isfinite(problem.compute_s[np.arange(problem.num_ops), device]).all():
+        return None
+    plan = make_plan(prediction._replace(device=device, teams=()), objective)
+    return plan.latency_s, plan.period_s
+
+
+def replicas_s(prediction: Prediction, objective: str) -> tuple[float, float] | None:
+    """The same of a copy on every device that may run the whole model, samples dealt out."""
+    copies = [
+        found
+        for d in range(prediction.problem.num_devices)
+        if (found := uncut_s(prediction, objective, d)) is not None
+    ]
+    if not copies:
+        return None
+    return min(latency_s for latency_s, _ in copies), 1.0 / sum(1.0 / s for _, s in copies)

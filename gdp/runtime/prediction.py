@@ -8,6 +8,7 @@ from jaxtyping import Int
 from gdp.cluster.types import Cluster
 from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import OpGraph
+from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.segments import segment_values
 
@@ -18,6 +19,7 @@ class Prediction(NamedTuple):
     problem: Problem
     device: Int[np.ndarray, "M"]
     group_of: Int[np.ndarray, "N"]
+    teams: Teams = ()  # of the stages that several devices serve in turn
 
 
 def roofline_prediction(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gdp.runtime.measure import Measured, Measuring
@@ -31,13 +31,15 @@ class Row:
     throughput_interval_per_s: tuple[float, float]
     completions: int  # counted for the throughput
     is_capped: bool  # fewer than were wanted: the cap of seconds was over before
+    predicted_latency_s: float | None = None  # None: nothing predicts it
+    predicted_throughput_per_s: float | None = None
 
 
 @dataclass(frozen=True)
 class SegmentTime:
     """One piece of the cut model."""
 
-    device: str
+    device: str  # several, with commas between, that take the samples in turn
     ops: int
     input_bytes: int  # from other pieces and from outside
     output_bytes: int
@@ -219,11 +221,39 @@ def warnings(
     foretold = 1.0 / predicted[1 if objective == "throughput" else 0]
     if own < SHORTFALL * foretold:
         said.append(f"the placement runs at {own / foretold:.2f} of its predicted speed")
+    said += _slower(objective, rows)
     uncut = [name for name in (SINGLE, DEFAULT) if name in rows]
     best = max(uncut, key=lambda name: speed(objective, rows[name]).value, default="")
     if best and own < SHORTFALL * (other := speed(objective, rows[best]).value):
         said.append(f"the placement runs at {own / other:.2f} of the speed of {words(best)}")
     return said
+
+
+def _slower(objective: str, rows: Mapping[str, Row]) -> list[str]:
+    """That one device alone is faster, where the intervals leave no doubt, and what to do."""
+    if SINGLE not in rows:
+        return []
+    own, one = speed(objective, rows[PLACED]), speed(objective, rows[SINGLE])
+    if own.high >= one.low:
+        return []
+    text = (
+        f"the placement is slower than one device alone, which is {one.value / own.value:.2f} "
+        "times as fast. Run the whole model on one device (gdp place --method single)"
+    )
+    single = rows[SINGLE]
+    throughput = objective == "throughput"
+    expected = single.predicted_throughput_per_s if throughput else single.predicted_latency_s
+    if expected is not None:
+        alone = expected if throughput else 1.0 / expected
+        off = max(one.value / alone, alone / one.value) - 1.0
+        if off > 1.0 - SHORTFALL:
+            text += (
+                f"; the costs are off by {off:.0%} even there: measure this machine (gdp profile, "
+                "gdp calibrate) and place again with --costs"
+            )
+        else:
+            text += "; the costs are right there, so the cut itself costs more than was foreseen"
+    return [text]
 
 
 def advice(report: Mapping[str, Any]) -> str:
@@ -262,6 +292,15 @@ def _width(objective: str, found: Row) -> float:
     if objective == "throughput":
         return Estimate(found.throughput_per_s, *found.throughput_interval_per_s).width
     return Estimate(found.latency_s, *found.latency_interval_s).width
+
+
+def foretold(measured: Row, seconds: tuple[float, float] | None) -> Row:
+    """A row with its prediction: seconds of a sample alone, and per sample of many."""
+    if seconds is None:
+        return measured
+    return replace(
+        measured, predicted_latency_s=seconds[0], predicted_throughput_per_s=1.0 / seconds[1]
+    )
 
 
 def _interval(found: Estimate) -> tuple[float, float]:

@@ -26,7 +26,8 @@ class Trace:
     finish_s: tuple[float, ...]  # when its last output was there
     # Of each stage, when each of its runs began and ended; empty where a runtime does not tell.
     stage_runs: tuple[tuple[tuple[float, float], ...], ...] = ()
-    worker: tuple[int, ...] = ()  # of each stage
+    worker: tuple[int, ...] = ()  # of each stage; the first of those that serve it in turn
+    turns: tuple[int, ...] = ()  # how many workers serve each stage in turn; empty: one each
 
     @functools.cached_property
     def latencies_s(self) -> Float[np.ndarray, "S"]:
@@ -175,17 +176,20 @@ def check_physics(name: str, traces: Sequence[Trace], counted: Count, slots: int
     in a window, at most `slots` had left a worker before it began, and one run may have begun
     before: (n - slots) * busy <= window + longest run. Where all samples count, none had
     left. Where a runtime does not tell what its workers do, the same holds of the slots: `slots` of
-    them hold a sample from start to finish.
+    them hold a sample from start to finish. Workers that take samples in turn count together.
     """
     for trace, span in zip(traces, counted.of_trace, strict=True):
         whole = span.samples - (slots if span.first >= 0 else 0)
         seconds = span.seconds
         for worker in sorted(set(trace.worker)):
-            own = [s for s, w in zip(trace.stage_runs, trace.worker, strict=True) if w == worker]
+            mine = [k for k, w in enumerate(trace.worker) if w == worker]
+            own = [trace.stage_runs[k] for k in mine]
+            many = trace.turns[mine[0]] if trace.turns else 1
             busy_s = sum(_mean_s(runs, span) for runs in own)
             longest_s = max(end - begin for runs in own for begin, end in runs)
-            if whole * busy_s > (seconds + longest_s) * (1 + _CLOCK):
-                raise _forbidden(name, f"worker {worker}", span, busy_s, 1)
+            if whole * busy_s > many * (seconds + longest_s) * (1 + _CLOCK):
+                who = f"worker {worker}" + (f" with {many - 1} more in turn" if many > 1 else "")
+                raise _forbidden(name, who, span, busy_s, many)
         held_s = trace.latencies_s[span.first + 1 : span.last + 1]
         inside = np.array(trace.start_s)[span.first + 1 : span.last + 1] >= span.finish_s[0]
         if held_s[inside].sum() > slots * seconds * (1 + _CLOCK):

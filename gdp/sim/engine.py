@@ -109,6 +109,8 @@ class Workspace(NamedTuple):
     sent_start_s: Float[np.ndarray, "E"]
     sent_arrive_s: Float[np.ndarray, "E"]
     num_sent: Int[np.ndarray, "one"]
+    done_op: Int[np.ndarray, "N"]  # ops in the order in which they ended
+    num_done: Int[np.ndarray, "one"]
     channel_s: Float[np.ndarray, "C+1"]  # busy seconds, of throughput_kernels
     sent_to: Int[np.ndarray, "D"]  # the tensor last sent to each device, likewise
     free_bytes: Int[np.ndarray, "N"]  # scratch of memory_kernels, as all that follows
@@ -211,6 +213,8 @@ def workspace(problem: Problem) -> Workspace:
         sent_start_s=np.zeros(e),
         sent_arrive_s=np.zeros(e),
         num_sent=np.zeros(1, np.int64),
+        done_op=np.zeros(n, np.int64),
+        num_done=np.zeros(1, np.int64),
         channel_s=np.zeros(channels),
         sent_to=np.zeros(d, np.int64),
         free_bytes=np.zeros(n, np.int64),

@@ -7,15 +7,26 @@ largest load, its latency that of blocks, and its memory that of the weights.
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.placement import Teams
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score as Score
 from gdp.sim.objectives import objective_of
 
 
 def score(
-    problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None = None
+    problem: Problem,
+    device: Int[np.ndarray, "N"],
+    rank: Int[np.ndarray, "N"] | None = None,
+    teams: Teams = (),
 ) -> Score:
-    """The score of one placement. Memory is of one run, or of a full pipeline for throughput."""
+    """The score of one placement. Memory is of one run, or of a full pipeline for throughput.
+
+    Stages of `teams` are replicated: see `gdp.sim.replicas`.
+    """
+    if teams:
+        from gdp.sim.replicas import replicated_score
+
+        return replicated_score(problem, device, rank, teams)
     return objective_of(problem).score(problem, device, rank)
 
 

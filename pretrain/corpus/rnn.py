@@ -74,11 +74,12 @@ def gnmt(
         for step, x in enumerate(inputs):
             with jax.named_scope(f"decoder/step{step}"):
                 for layer in range(layers):
-                    joined = jnp.concatenate([x, context], axis=-1)
-                    states[layer] = nn.lstm_cell(p, joined, states[layer], weights[layer])
-                    x = states[layer][0] + x if layer > 1 else states[layer][0]
-                    if layer == 0:
-                        context = attend(x @ project, keys, memory, v)
+                    with jax.named_scope(f"layer{layer}"):
+                        joined = jnp.concatenate([x, context], axis=-1)
+                        states[layer] = nn.lstm_cell(p, joined, states[layer], weights[layer])
+                        x = states[layer][0] + x if layer > 1 else states[layer][0]
+                        if layer == 0:
+                            context = attend(x @ project, keys, memory, v)
                 outputs.append(jnp.concatenate([x, context], axis=-1))
         with p.scope("softmax"):
             return nn.dense(p, jnp.stack(outputs, axis=1), vocabulary)

@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 from gdp.cluster.presets import cluster_preset
+from gdp.cluster.types import Device, make_cluster
+from gdp.costs.offload import with_offload
 from gdp.errors import PlacementError
-from gdp.exporters.accelerate import device_map, export_accelerate
+from gdp.exporters.accelerate import device_map, export_accelerate, hugging_face_names
 from gdp.exporters.openvino import export_openvino
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.placement import Placement, make_placement
+
+BOX = cluster_preset("cpu+2xt4")
 
 
 def layered() -> OpGraph:
@@ -31,12 +35,35 @@ def placed(device: list[int], cluster: str = "cpu+2xt4") -> Placement:
 
 def test_a_device_map_covers_modules_and_merges_subtrees() -> None:
     """Layers 0 and 1 lie apart, the rest of `model` with layer 0: four entries."""
-    found = device_map(layered(), placed([1, 1, 2, 1, 0]))
+    found = device_map(layered(), placed([1, 1, 2, 1, 0]), BOX)
     assert found == {"head": "cpu", "model.embed": 0, "model.layers.0": 0, "model.layers.1": 1}
 
 
+def test_a_device_is_a_cpu_by_its_kind_and_not_by_its_name() -> None:
+    devices = [
+        Device("core-killer", "gpu", {"default": 1e9}, 1e9),
+        Device("epyc", "cpu", {"default": 1e9}, 1e9),
+        Device("cpu2", "gpu", {"default": 1e9}, 1e9),
+    ]
+    cluster = make_cluster("odd", devices)
+    assert hugging_face_names(cluster) == [0, "cpu", 1]
+    assert hugging_face_names(with_offload(cluster, ["cpu", "disk"])) == [
+        0,
+        "cpu",
+        1,
+        "cpu",
+        "disk",
+    ]
+
+
+def test_the_main_device_comes_first_and_what_is_offloaded_last() -> None:
+    cluster = with_offload(BOX, ["disk"])
+    placement = make_placement(layered(), cluster, np.array([3, 2, 2, 2, 1]))
+    assert list(device_map(layered(), placement, cluster).values()) == [0, 1, "disk"]
+
+
 def test_one_device_needs_one_entry() -> None:
-    assert device_map(layered(), placed([2, 2, 2, 2, 2])) == {"": 1}
+    assert device_map(layered(), placed([2, 2, 2, 2, 2]), BOX) == {"": 1}
 
 
 def test_a_module_on_two_devices_is_refused_with_a_way_out() -> None:
@@ -45,19 +72,19 @@ def test_a_module_on_two_devices_is_refused_with_a_way_out() -> None:
         weight_bytes=[8, 8], scope=["attn", "attn"],
     )  # fmt: skip
     placement = make_placement(graph, cluster_preset("2xt4"), np.array([0, 1]))
-    with pytest.raises(PlacementError, match=r"first 'attn'; .* --together 'attn\*'"):
-        device_map(graph, placement)
+    with pytest.raises(PlacementError, match=r"first 'attn'; .* --for accelerate"):
+        device_map(graph, placement, cluster_preset("2xt4"))
 
 
 def test_a_graph_without_module_paths_is_refused() -> None:
     graph = make_graph("g", ["a"], ["Gemm"], [], [], weight_bytes=[8])
     placement = make_placement(graph, cluster_preset("2xt4"), np.array([0]))
     with pytest.raises(PlacementError, match="no module paths"):
-        device_map(graph, placement)
+        device_map(graph, placement, cluster_preset("2xt4"))
 
 
 def test_the_device_map_is_written_as_json(tmp_path: Path) -> None:
-    (path,) = export_accelerate(layered(), placed([2, 2, 2, 2, 2]), tmp_path)
+    (path,) = export_accelerate(layered(), placed([2, 2, 2, 2, 2]), BOX, tmp_path)
     assert json.loads(path.read_text()) == {"": 1}
 
 

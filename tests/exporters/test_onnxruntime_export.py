@@ -1,5 +1,6 @@
 """The exported folder runs by itself and computes what the model computes."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,13 +13,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from gdp.errors import ModelError
+from gdp.errors import ModelError, PlacementError
+from gdp.execute import EXPORTERS, REPLICATING_TARGETS, export
 from gdp.exporters import onnxruntime as exporter
 from gdp.exporters.onnxruntime import export_onnxruntime
 from gdp.files.targets import TargetError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx_model
-from gdp.placement import Placement
+from gdp.placement import Placement, Teams
 
 
 def branches() -> onnx.ModelProto:
@@ -100,6 +102,46 @@ def test_the_runner_alone_computes_the_same_outputs(
     expected = ReferenceEvaluator(branches()).run(None, feeds)
     np.testing.assert_allclose(found["y"], expected[0], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(found["z"], feeds["z"])
+
+
+@pytest.mark.parametrize("teams", [((0, 2),), ((0, 2), (1, 3, 4))])
+def test_devices_that_take_samples_in_turn_keep_their_order(teams: Teams, tmp_path: Path) -> None:
+    """Seven samples, each another one, come out in their order, through two by three devices."""
+    model, graph = imported(tmp_path)
+    placement = dataclasses.replace(
+        placed(graph), device_names=("cpu:0", "cpu:1", "cpu:2", "cpu:3", "cpu:4"), teams=teams
+    )
+    export_onnxruntime(model, tmp_path, graph, placement, tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    others = {s["device"]: s["others"] for s in manifest["segments"]}
+    assert others == {0: [2], 1: [3, 4] if len(teams) > 1 else []}
+    code = (
+        "import sys, numpy as np; sys.path.insert(0, sys.argv[1]); import run\n"
+        "feeds = [{n: np.full((4, 32), i, np.float32) for n in 'xz'} for i in range(7)]\n"
+        "found = list(run.run(feeds))\n"
+        "np.savez(sys.argv[2], y=[f['y'] for f in found], z=[f['z'] for f in found])\n"
+    )
+    command = [sys.executable, "-I", "-c", code, str(tmp_path / "out"), str(tmp_path / "o.npz")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    found, evaluator = np.load(tmp_path / "o.npz"), ReferenceEvaluator(branches())
+    assert found["z"][:, 0, 0].tolist() == [float(i) for i in range(7)]
+    for i in range(7):
+        feeds = {n: np.full((4, 32), i, np.float32) for n in "xz"}
+        wanted = evaluator.run(None, feeds)[0]
+        np.testing.assert_allclose(found["y"][i], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", sorted(set(EXPORTERS) - set(REPLICATING_TARGETS)))
+def test_other_targets_refuse_replicas_in_one_line(target: str, tmp_path: Path) -> None:
+    _, graph = imported(tmp_path)
+    placement = dataclasses.replace(placed(graph, ()), teams=((0, 1),))
+    message = rf"target '{target}' .* core0, core1 take samples in turn .* --no-replicas$"
+    with pytest.raises(PlacementError, match=message):
+        export(placement, str(tmp_path / "m.onnx"), target, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    written = export(placement, str(tmp_path / "m.onnx"), "onnxruntime", tmp_path / "out")
+    assert tmp_path / "out" / "run.py" in written
 
 
 def test_a_failing_segment_ends_the_runner(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from tiny import fork_join, plain_graph, unit_cluster
 import gdp
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Search
-from gdp.methods.exact import period_program, schedule
+from gdp.methods.exact import schedule
 from gdp.methods.exact.method import exact
 from gdp.methods.exact.mip import mip
+from gdp.methods.period import program
 from gdp.problem.problem import make_problem
 from gdp.sim import host_load
 
@@ -37,7 +38,7 @@ def test_fork_join_is_solved_and_said_to_be(objective: str, best_s: float) -> No
 def test_what_is_too_large_gets_a_heuristic_and_a_bound(
     objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(period_program, "MOST_VARIABLES", 3)
+    monkeypatch.setattr(program, "MOST_VARIABLES", 3)
     monkeypatch.setattr(schedule, "MOST_INTERVALS", 3)
     graph = plain_graph(12, [(i, j) for j in range(12) for i in range(j) if (i + j) % 3 == 1])
     compute_s = np.random.default_rng(0).uniform(1.0, 2.0, (12, 2))

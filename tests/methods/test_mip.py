@@ -15,12 +15,13 @@ from gdp.methods.base import Search
 from gdp.methods.exact.block_starts import contiguous_start
 from gdp.methods.exact.blocks import ladder_positions, solve_blocks
 from gdp.methods.exact.hypergraph import LoadModel, load_model, work_bound_s
-from gdp.methods.exact.load_program import LoadSolution, solve_loads
+from gdp.methods.exact.load_program import solve_loads
 from gdp.methods.exact.load_search import flat_nodes, new_state, search_loads
 from gdp.methods.exact.mip import least_block_latency, mip
 from gdp.methods.exact.neighbourhood import load_s, polish
 from gdp.methods.exact.reduce import absorb, reduce_model
 from gdp.methods.exact.targets import Known, close_gap
+from gdp.methods.period.solution import LoadSolution
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim import block_latency, host_load
 

@@ -350,7 +350,7 @@ def test_many_unlike_devices_are_left_out_and_it_is_said() -> None:
 
 
 def test_states_are_numbered_so_that_one_more_device_is_later() -> None:
-    following, previous = state_moves([2, 1])
+    following, previous = state_moves([2, 1], [[1, 0], [0, 1]])
     counts = state_counts([2, 1])
     for s, row in enumerate(following):
         for c, after in enumerate(row):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gdp.runtime.cycle import MAX_IN_FLIGHT, Cycle, cyclic_schedule
+from gdp.runtime.cycle import MAX_IN_FLIGHT, MOST_UNROLLED, Cycle, cyclic_schedule, turn_schedule
 
 # Pieces of ResNet-50 on two cores, as a search had placed it: each core works for 47 ms a sample.
 WORKER = [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
@@ -99,3 +99,30 @@ def test_one_worker_needs_one_sample_and_no_model_more_than_the_most() -> None:
     chain = [[], *[[i] for i in range(99)]]
     assert cyclic_schedule(long, [1.0] * 100, chain).in_flight == MAX_IN_FLIGHT
     assert cyclic_schedule(long, [1.0] * 100, chain).period_s == pytest.approx(50.0)
+
+
+def test_who_takes_samples_in_turn_is_due_as_often_as_its_share() -> None:
+    """A stage of 2 s before one of 4 s that two workers share: a sample every 2 s, and
+    of the second stage every other sample is due 4 s later on the same worker."""
+    cycle = turn_schedule([(0,), (1, 2)], [2.0, 4.0], [[], [0]])
+    assert (cycle.period_s, cycle.samples) == (2.0, 2)
+    for sample in range(6):
+        assert cycle.due(sample, 0) == 2.0 * sample
+        start_s = cycle.due(sample, 1)
+        assert start_s >= cycle.due(sample, 0) + 2.0
+        assert cycle.due(sample + 2, 1) == start_s + 4.0
+    assert cycle.in_flight == 4 + 3  # a sample takes at most 8 s; one more for each worker
+    assert turn_schedule([(3,), (5,)], [2.0, 1.0], [[], [0]]) == cyclic_schedule(
+        [0, 1], [2.0, 1.0], [[], [0]]
+    )
+
+
+def test_turns_that_repeat_late_let_the_oldest_sample_go_first() -> None:
+    primes, first = [], 0
+    for size in (7, 11, 13, 5):
+        primes.append(tuple(range(first, first + size)))
+        first += size
+    cycle = turn_schedule(primes, [1.0] * 4, [[], [0], [1], [2]])
+    assert MOST_UNROLLED < 7 * 11 * 13 * 5 * 4
+    assert cycle == Cycle(1.0, (0.0,) * 4, 36)
+    assert cycle.due(3, 2) == 3.0

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.constraints import Constraints
 from gdp.errors import ClusterError, ModelError
 from gdp.execute import export
 from gdp.graph.file import save_graph
@@ -175,3 +176,25 @@ def test_an_exported_placement_runs_by_itself(tmp_path: Path) -> None:
     save_graph(graph, tmp_path / "graph.json.gz")
     with pytest.raises(ModelError, match="python:"):
         export(placement, str(tmp_path / "graph.json.gz"), "jax", tmp_path / "out")
+
+
+def test_replicas_are_refused_and_left_out_where_the_model_is_placed_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gdp import execute
+
+    placed: list[object] = []
+    stop = RuntimeError("placed")
+
+    def place(*_: object, constraints: Constraints, **__: object) -> None:
+        placed.append(constraints)
+        raise stop
+
+    monkeypatch.setattr(execute.api, "place", place)
+    with pytest.raises(RuntimeError, match="placed"):
+        execute.run("python:jax_models:cnn", devices(2), objective="throughput")
+    assert placed == [Constraints(replicas=False)]
+    graph = load("python:jax_models:cnn")
+    given = make_placement(graph, devices(2), np.zeros(graph.num_ops, np.int64), teams=((0, 1),))
+    with pytest.raises(ModelError, match=r"take samples in turn .* --no-replicas"):
+        execute.run("python:jax_models:cnn", devices(2), given, objective="throughput")

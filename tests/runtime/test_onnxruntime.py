@@ -7,11 +7,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from gdp.api import simulate
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, make_cluster
+from gdp.costs.roofline import roofline
 from gdp.errors import ModelError
+from gdp.execute import run
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
+from gdp.placement import load_placement, make_placement, save_placement
 from gdp.runtime.compare import compare, merge_comparisons
 from gdp.runtime.measure import Measuring
 from gdp.runtime.ort.inputs import make_inputs
@@ -81,6 +85,27 @@ def test_a_branch_on_another_core_gives_the_same_outputs(objective: str, tmp_pat
         assert 0 < value < np.inf
     assert set(report.baselines) == {"single_device", "runtime_default", "replicas"}
     assert report.to_json()["baselines"]["replicas"]["throughput_per_s"] > 0
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="replicas need two cores")
+def test_replicas_give_the_same_outputs(tmp_path: Path) -> None:
+    """The whole model on two cores in turn."""
+    path, devices = branches(tmp_path), cluster()
+    graph = load_onnx(path, {"batch": 16})
+    place = make_placement(graph, devices, np.zeros(graph.num_ops, np.int64), teams=((0, 1),))
+    save_placement(place, tmp_path / "p.json")
+    report = run(
+        str(path), devices, load_placement(tmp_path / "p.json"), dims=["batch=16"],
+        objective="throughput", costs=roofline, measuring=Measuring(rounds=2, seconds=0.4),
+    )  # fmt: skip
+    assert report["outputs_equal"]
+    assert {s["device"] for s in report["segments"]} == {",".join(devices.device_names)}
+    assert report["samples_in_flight"] == 4
+    scored = simulate(graph, place, devices, objective="throughput", costs=roofline)
+    single = make_placement(graph, devices, np.zeros(graph.num_ops, np.int64))
+    alone = simulate(graph, single, devices, objective="throughput", costs=roofline)
+    assert report["predicted_throughput_per_s"] == pytest.approx(1 / scored.period_s)
+    assert alone.period_s / 2 <= scored.period_s < alone.period_s
 
 
 def test_inputs_are_as_large_as_the_graph_says(tmp_path: Path) -> None:

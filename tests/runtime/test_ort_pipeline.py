@@ -1,5 +1,6 @@
 """Samples in flight never mix, errors surface, and rates count a full pipeline only."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -11,7 +12,7 @@ from gdp.cluster.types import make_cluster
 from gdp.errors import ClusterError
 from gdp.runtime.cycle import Cycle
 from gdp.runtime.measure import Quota
-from gdp.runtime.ort.pipeline import Pipeline, SideBySide, Slot, Stage, make_slot
+from gdp.runtime.ort.pipeline import Pipeline, Serving, SideBySide, Slot, Stage, make_slot
 from gdp.runtime.ort.sessions import can_pin, core_of_device, pinned, usable_cores
 from gdp.runtime.ort.telemetry import ort
 
@@ -59,6 +60,33 @@ def test_every_slot_holds_the_result_of_its_own_input(count: int) -> None:
     assert len(trace.finish_s) == 40
     assert list(trace.finish_s) == sorted(trace.finish_s)
     assert all(start < finish for start, finish in zip(trace.start_s, trace.finish_s, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_workers_that_take_samples_in_turn_serve_every_second_one(count: int) -> None:
+    """The middle of the diamond has two workers: both run half of the samples, whose results stay
+    those of their own inputs, and leave in order of their slots."""
+    stages = diamond()
+    other = Serving(2, session("Abs", ["a"], "c"))
+    stages[2] = dataclasses.replace(stages[2], others=(other,))
+    stages[0] = dataclasses.replace(stages[0], others=(Serving(3, session("Neg", ["x"], "a")),))
+    served: dict[int, list[int]] = {}
+    slots, feeds = slots_of(stages, count)
+    with Pipeline(stages, slots, [(CORE,)] * 4) as pipeline:
+        run = pipeline._run_stage
+
+        def seen(worker: int, heap: list, position: int, slot: int) -> None:
+            if position == 2:
+                served.setdefault(worker, []).append(pipeline._sample_of[slot])
+            run(worker, heap, position, slot)
+
+        pipeline._run_stage = seen  # type: ignore[method-assign]
+        trace = pipeline.run(40)
+    for slot, feed in zip(slots, feeds, strict=True):
+        np.testing.assert_array_equal(slot.read("y"), 2 * np.maximum(feed, 0))
+    assert served == {1: list(range(0, 40, 2)), 2: list(range(1, 40, 2))}
+    assert trace.turns == (2, 1, 2, 1)
+    assert [len(seconds) for seconds in trace.stage_s] == [40] * 4
 
 
 def test_no_more_samples_are_in_flight_than_slots() -> None:

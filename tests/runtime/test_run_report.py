@@ -2,11 +2,16 @@
 
 from dataclasses import asdict
 
+import numpy as np
 import pytest
+from tiny import plain_graph, unit_cluster
 
 from gdp.cli.text import run_text
+from gdp.problem.problem import make_problem
 from gdp.runtime.measure import Measuring
-from gdp.runtime.report import PLACED, Row, advice, measured_fields, verdict
+from gdp.runtime.plan import replicas_s, uncut_s
+from gdp.runtime.prediction import Prediction
+from gdp.runtime.report import PLACED, Row, advice, foretold, measured_fields, verdict
 
 
 def row(rate: float, half: float, latency_s: float = 0.1, *, is_capped: bool = False) -> Row:
@@ -84,3 +89,46 @@ def test_the_text_shows_intervals_and_ends_with_advice() -> None:
         "fastest: replicas, 26.0 samples/s, 30.0% faster than the placement and 27.7% beyond the "
         "95% intervals: run a copy of the whole model on every device"
     )
+
+
+def test_a_placement_slower_than_one_device_is_told_so_with_the_way_out() -> None:
+    """10 against 20 samples/s: twice as fast; the costs say 19 for one device, 5% off, or 8."""
+    right, wrong = (foretold(row(20, 0.2), (0.1, 1 / rate)) for rate in (19.9, 8.0))
+    said = fields(row(10, 0.2), {"single_device": right})["warnings"]
+    (slow,) = [text for text in said if "slower than one device" in text]
+    assert "which is 2.00 times as fast" in slow
+    assert "gdp place --method single" in slow
+    assert "the cut itself costs more" in slow
+    said = fields(row(10, 0.2), {"single_device": wrong})["warnings"]
+    (slow,) = [text for text in said if "slower than one device" in text]
+    assert "the costs are off by 150% even there: measure this machine (gdp profile" in slow
+    level = fields(row(19.9, 0.2), {"single_device": right})["warnings"]
+    assert not [text for text in level if "slower than one device" in text]
+
+
+def test_the_prediction_of_a_baseline_stands_beside_its_measurement() -> None:
+    single = foretold(row(20, 0.2), (0.04, 0.05))
+    report = {
+        **fields(row(10, 0.2), {"single_device": single, "runtime_default": row(15, 0.2)}),
+        "model": "m", "cluster": "c", "samples_in_flight": 1, "outputs_equal": True,
+        "max_abs_diff": 0.0, "note": "",
+    }  # fmt: skip
+    report["baselines"] = {name: asdict(entry) for name, entry in report["baselines"].items()}
+    lines = {line.split("  ")[0]: line.split() for line in run_text(report).splitlines()}
+    assert lines["single device"][2] == "40.000"
+    assert lines["single device"][7] == "20.0"
+    assert lines["runtime default"][2] == "-"
+    assert lines["placed"][1] == "100.000"
+
+
+def test_the_whole_model_on_a_device_and_on_all_is_predicted() -> None:
+    """a -> b, each 1 s on d0 and 3 s on d1: alone 2 or 6 s, together 1/2 + 1/6 samples a second."""
+    problem = make_problem(
+        plain_graph(2, [(0, 1)]), unit_cluster(2), np.array([[1.0, 3.0]] * 2), "throughput"
+    )
+    predict = Prediction(problem, np.array([0, 1]), np.arange(2))
+    assert uncut_s(predict, "throughput", 1) == (6.0, 6.0)
+    assert replicas_s(predict, "throughput") == (2.0, pytest.approx(1.5))
+    problem.compute_s[1, 1] = np.inf
+    assert uncut_s(predict, "throughput", 1) is None
+    assert replicas_s(predict, "throughput") == (2.0, 2.0)

@@ -1,5 +1,6 @@
 """Rates, intervals and what physics forbids, on traces written by hand."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -122,6 +123,18 @@ def test_two_stages_of_one_worker_add_up() -> None:
     together = Trace(trace.start_s, trace.finish_s, trace.stage_runs, (0, 0))
     with pytest.raises(MeasurementError, match="worker 0 busy for 6 ms"):
         check_physics("placed", [together], count([together], 2), 2)
+
+
+def test_workers_that_take_samples_in_turn_allow_as_many_times_the_rate() -> None:
+    """A sample every 5 ms, of a stage of 10 ms that two workers serve in turn; three cannot be."""
+    trace = dataclasses.replace(line(120, 2, 0.005, stages=(0.0099,)), turns=(2,))
+    check_physics("placed", [trace], count([trace], 2), 2)
+    slow = dataclasses.replace(line(120, 2, 0.005, stages=(0.0106,)), turns=(2,))
+    with pytest.raises(MeasurementError, match=r"worker 0 with 1 more in turn busy for 10\.6 ms"):
+        check_physics("placed", [slow], count([slow], 2), 2)
+    alone = dataclasses.replace(trace, turns=())
+    with pytest.raises(MeasurementError, match="worker 0 busy"):
+        check_physics("placed", [alone], count([alone], 2), 2)
 
 
 def test_samples_on_their_way_for_longer_than_the_slots_allow_are_an_error() -> None:

@@ -105,11 +105,6 @@ def huggingface_model(text: str) -> "TorchModel":
     return TorchModel(text, wrapped, (), kwargs, {"name": name, "held": held}, prefix="model")
 
 
-def module_of(model: "TorchModel") -> Any:
-    """The transformers model behind a `TorchModel`, without a wrapper around it."""
-    return getattr(model.module, model.prefix) if model.prefix else model.module
-
-
 def _transformers() -> Any:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:

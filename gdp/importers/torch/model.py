@@ -68,6 +68,11 @@ class TorchModel:
     def label(self) -> str:
         return str(self.options.get("name") or self.name)
 
+    @property
+    def unwrapped(self) -> Any:
+        """The user's module, without a wrapper around it."""
+        return getattr(self.module, self.prefix) if self.prefix else self.module
+
     def trace(self) -> Traced:
         """The graph, with what was estimated or assumed."""
         if self.trains:

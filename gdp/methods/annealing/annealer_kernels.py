@@ -174,7 +174,10 @@ def anneal_latency(m, a, w, c, p, plan, by_rank, steps):
             swap_places(w, j, k)
         elif c.movable.shape[0] > 0:
             g = any_group(p, c.movable)
-            propose(m, p, c.device, w.by_position, w.position, min(kind, NUM_KINDS - 1), g)
+            propose(
+                m, p, c.device, w.by_position, w.position, min(kind, NUM_KINDS - 1), g,
+                c.device.shape[0],
+            )  # fmt: skip
             put(m, c, p)
         if p.size[0] == 0 and j == k:
             continue
@@ -203,7 +206,7 @@ def propose_step(m, c, p, plan, order):
     kind = min(draw_kind(c, p.random), NUM_KINDS - 1)
     p.size[0] = 0
     if c.movable.shape[0] > 0:
-        propose(m, p, c.device, order, order, kind, any_group(p, c.movable))
+        propose(m, p, c.device, order, order, kind, any_group(p, c.movable), c.device.shape[0])
         put(m, c, p)
     if p.size[0] == 0:
         return -1
@@ -302,7 +305,7 @@ def anneal_period(m, a, w, c, p, loads, guides, plan, order, place, guide_weight
         if c.count[STEP] % REBUILD == 0:
             make_loads(m, loads, c.device)
         kind = min(draw_kind(c, p.random), NUM_KINDS - 1)
-        propose(m, p, c.device, order, place, kind, pick_group(m, c, p, loads))
+        propose(m, p, c.device, order, place, kind, pick_group(m, c, p, loads), c.device.shape[0])
         if p.size[0] == 0:
             continue
         c.tried[kind] += 1

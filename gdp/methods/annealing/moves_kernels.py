@@ -247,8 +247,11 @@ def add_cluster(m, p, device, i, to, longest):
 
 @numba.njit(**INNER)
 @no_type_check
-def propose(m, p, device, order, place, kind, g):
-    """Leave a proposal of a kind around group g; `order` orders all ops, `place` is its inverse."""
+def propose(m, p, device, order, place, kind, g, reach_ops):
+    """Leave a proposal of a kind around group g; `order` orders all ops, `place` is its inverse.
+
+    The longest moves are a share of `reach_ops`: of all ops, or of those that may be moved.
+    """
     p.number[0] += 1
     p.size[0] = 0
     num_ops = device.shape[0]
@@ -264,23 +267,23 @@ def propose(m, p, device, order, place, kind, g):
     if kind == NEIGHBOUR:
         add(m, p, device, g, to)
     elif kind == CHAIN:
-        add_chain(m, p, device, i, to, length_up_to(p.random, min(64, num_ops)))
+        add_chain(m, p, device, i, to, length_up_to(p.random, min(64, reach_ops)))
     elif kind == WINDOW:
-        longest = length_up_to(p.random, max(1, num_ops // 3))
+        longest = length_up_to(p.random, max(1, reach_ops // 3))
         start = np.int64(place[i]) - below(p.random, longest)
         only = home if uniform(p.random) < 0.5 else -1
         add_window(m, p, device, order, start, start + longest, only, to)
     elif kind == SWAP:
         add(m, p, device, g, to)
         # The partner is near in the order, so that it competes for the same time.
-        reach = length_up_to(p.random, num_ops)
+        reach = length_up_to(p.random, reach_ops)
         for _ in range(8):
             k = np.int64(place[i]) - reach + below(p.random, 2 * reach + 1)
             if 0 <= k < num_ops and device[np.int64(order[k])] == to:
                 add(m, p, device, m.group[np.int64(order[k])], home)
                 break
     elif kind == CUT:
-        longest = length_up_to(p.random, max(1, num_ops // 4))
+        longest = length_up_to(p.random, max(1, reach_ops // 4))
         add_cut_shift(m, p, device, order, np.int64(place[i]), i, longest)
     else:
-        add_cluster(m, p, device, i, to, length_up_to(p.random, max(1, min(num_ops // 3, 4096))))
+        add_cluster(m, p, device, i, to, length_up_to(p.random, max(1, min(reach_ops // 3, 4096))))

@@ -1,7 +1,7 @@
 """Exact answers for the event simulator's objectives: a heuristic's placement, then a solver.
 
 The placement always comes with the simulator's own value. Where the solver's model is a relaxation
-(`gdp.methods.exact.period_program`, `gdp.methods.exact.schedule`), an optimum is proven only when
+(`gdp.methods.period.program`, `gdp.methods.exact.schedule`), an optimum is proven only when
 the simulator confirms the model's value.
 """
 
@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int
 
+from gdp.bounds.load_memory import NO_MARKS
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.exact.targets import CLOSE, Known, close_gap
@@ -23,7 +24,8 @@ _FIRST_SHARE = 0.3  # of the seconds left, to decide the value itself
 
 def least_period(problem: Problem, search: Search) -> Answer:
     """The placement of least period, as far as the seconds suffice."""
-    from gdp.methods.exact.period_program import solve_period, too_large
+    from gdp.methods.period.fit import Effort, Fitted, fit
+    from gdp.methods.period.program import too_large
 
     clock, first = _start(problem, search)
     if isinstance(first, Answer):
@@ -33,13 +35,15 @@ def least_period(problem: Problem, search: Search) -> Answer:
         why = f"{size} are too many for a solver"
         return _answer(problem, first, _work_s(problem), work, why)
 
+    marks = NO_MARKS
+
     def below(known: Known, target_s: float, seconds: float | None) -> Known:
-        solution = solve_period(problem, target_s, seconds and max(0.5, seconds))
-        if solution.device is not None:
-            placed = best_of(problem, [Assignment(solution.device[problem.group])])
-            best = min(known.best, placed, key=lambda scored: scored.key)
-            known = dataclasses.replace(known, best=best, value_s=_value_s(best))
-        return known.after(solution, target_s, "HiGHS over all placements")
+        nonlocal marks  # a row of memory that a solution broke once holds for every target
+        limit = Clock(seconds and max(0.5, seconds))
+        rounds = fit(problem, Fitted(known.best, marks=marks), limit, Effort(), None, target_s)
+        marks = rounds.marks
+        known = dataclasses.replace(known, best=rounds.best, value_s=_value_s(rounds.best))
+        return known.after(rounds.solution, target_s, "HiGHS over all placements")
 
     known = Known(first, _value_s(first), _work_s(problem), work)
     known = close_gap(known, below, clock, _FIRST_SHARE)

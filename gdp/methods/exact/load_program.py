@@ -10,24 +10,12 @@ section 5.2, without its contiguity constraint). Equal devices are told apart by
 nodes in order of work, the i-th is on one of the first i of them.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from jaxtyping import Int
 
-from gdp.bounds.linear_program import CONTINUOUS, INTEGRAL, LinearModel, Solution
+from gdp.bounds.linear_program import CONTINUOUS, INTEGRAL, LinearModel
 from gdp.methods.exact.hypergraph import LoadModel, equal_devices
-
-UNIT = 1000.0  # what the known value becomes: the solver's tolerances are absolute
-
-
-@dataclass(frozen=True, eq=False)
-class LoadSolution:
-    """What is known of the assignments below a value. Axes: V nodes."""
-
-    device: Int[np.ndarray, "V"] | None  # the best found; None: none found
-    bound_s: float  # no assignment has a smaller load; the value itself where none is below it
-    is_complete: bool  # no better one exists
+from gdp.methods.period.solution import UNIT, LoadSolution, read_solution
 
 
 def solve_loads(
@@ -121,14 +109,3 @@ def _break_symmetry(model: LoadModel, rows: LinearModel, x: np.ndarray) -> None:
         for i, v in enumerate(inside[: len(devices)]):
             for d in devices[i + 1 :]:
                 rows.fix(x[v, d], 0.0)
-
-
-def read_solution(solution: Solution, x: np.ndarray, upper_s: float, scale: float) -> LoadSolution:
-    """The answer in seconds; the bound gives the solver's tolerances away."""
-    if solution.is_infeasible:
-        return LoadSolution(None, upper_s, True)
-    # The solver works with tolerances of 1e-6 of UNIT: the bound gives as much away.
-    bound_s = max(0.0, (solution.bound - 1e-6 * UNIT) / scale)
-    if solution.values is None:
-        return LoadSolution(None, bound_s, False)
-    return LoadSolution(solution.values[x].argmax(axis=1), bound_s, solution.is_optimal)

@@ -8,20 +8,23 @@
 | latency | mip, from the portfolio's best | the portfolio |
 
 Large means more variables or intervals than a solver gets through in minutes
-(`gdp.methods.exact.period_program.MOST_VARIABLES`, `gdp.methods.exact.schedule.MOST_INTERVALS`).
+(`gdp.methods.period.program.MOST_VARIABLES`, `gdp.methods.exact.schedule.MOST_INTERVALS`).
 The best known lower bound goes with every answer.
 """
 
 import dataclasses
 
+import numpy as np
+
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.exact.mip import PROGRAMS, mip
+from gdp.methods.exact.mip import PROGRAMS, mip, without_proof, without_replicas
 from gdp.methods.scoring import refusal
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
-from gdp.sim.score import values
+from gdp.sim.replicas import may_replicate
+from gdp.sim.score import score, values
 
 _PIPELINE_SHARE = 0.3  # of the seconds, where a pipeline's program comes before the portfolio
 _BOUND_SHARE = 0.2  # of the seconds, for bounds that know no placement
@@ -32,7 +35,10 @@ def exact(problem: Problem, search: Search) -> Answer:
     if problem.objective not in PROGRAMS:
         return refusal(problem, "exact", PROGRAMS)
     clock = Clock(search.seconds)
-    how, answer = _solved(problem, search)
+    if may_replicate(problem):
+        how, answer = _with_replicas(problem, search, clock)
+    else:
+        how, answer = _solved(problem, search)
     if (assignment := answer.assignment) is None:
         return dataclasses.replace(answer, candidates=(), notes=())
     answer = _with_bound(problem, answer, clock)
@@ -46,6 +52,26 @@ def exact(problem: Problem, search: Search) -> Answer:
     else:
         note = f"optimum not proven, no bound known ({how})"
     return dataclasses.replace(answer, proven_optimal=optimal, candidates=(), notes=(note,))
+
+
+def _with_replicas(problem: Problem, search: Search, clock: Clock) -> tuple[str, Answer]:
+    """The better of the solver's answer, of one device for each stage, and the pipeline program's,
+    whose stages may be replicated; only the latter's bound holds for both."""
+    from gdp.methods.pipeline.method import replicated_pipeline
+
+    first = dataclasses.replace(search, seconds=clock.left_s(_PIPELINE_SHARE))
+    replicated = replicated_pipeline(problem, first)
+    rest = dataclasses.replace(search, seconds=clock.left_s())
+    how, answer = _solved(without_replicas(problem), rest)
+    answer = dataclasses.replace(
+        without_proof(answer), bound_s=replicated.bound_s, bound_by=replicated.bound_by
+    )
+    if (found := replicated.assignment) is None:
+        return how, answer
+    plain_s = np.inf if answer.assignment is None else _value_s(problem, answer.assignment)
+    if plain_s <= _value_s(problem, found):
+        return how, answer
+    return "pipelines with replicated stages", replicated
 
 
 def _solved(problem: Problem, search: Search) -> tuple[str, Answer]:
@@ -101,4 +127,6 @@ def _with_bound(problem: Problem, answer: Answer, clock: Clock) -> Answer:
 
 def _value_s(problem: Problem, assignment: Assignment) -> float:
     """What the problem's own evaluator says."""
+    if assignment.teams:
+        return score(problem, assignment.device, assignment.rank, assignment.teams).value_s
     return float(values(problem, assignment.device[None], assignment.rank)[0][0])

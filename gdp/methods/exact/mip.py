@@ -3,7 +3,7 @@
 | objective | model | solver |
 | --- | --- | --- |
 | max_load | `gdp.methods.exact.load_program`, non-contiguous | HiGHS |
-| throughput | `gdp.methods.exact.period_program`, relaxed where memory or segments bind | HiGHS |
+| throughput | `gdp.methods.period.program`, memory row by row as it binds | HiGHS |
 | block_latency | `gdp.methods.exact.blocks`, one block per accelerator | CP-SAT |
 | latency | `gdp.methods.exact.schedule`, a relaxation of the event simulator's | CP-SAT |
 
@@ -21,14 +21,16 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.methods.exact import period_program, schedule
+from gdp.methods.exact import schedule
 from gdp.methods.exact.event import least_latency, least_period
 from gdp.methods.exact.hypergraph import LoadModel, load_model, work_bound_s
 from gdp.methods.exact.load_program import solve_loads
 from gdp.methods.exact.reduce import absorb, reduce_model
 from gdp.methods.exact.targets import CLOSE, Known, close_gap
+from gdp.methods.period import program
 from gdp.methods.scoring import refusal
 from gdp.problem.problem import Problem
+from gdp.sim.replicas import may_replicate
 
 LOG = logging.getLogger(__name__)
 
@@ -44,10 +46,32 @@ _ONE_BLOCK = "CP-SAT; every accelerator is called at most once"
 
 
 def mip(problem: Problem, search: Search) -> Answer:
-    """The best placement that the solver of the objective finds, and its bound."""
+    """The best placement that the solver of the objective finds, and its bound.
+
+    The programs know no replicated stages: where these are allowed, nothing is proven.
+    """
     if problem.objective not in PROGRAMS:
         return refusal(problem, "mip", PROGRAMS)
+    if may_replicate(problem):
+        return without_proof(mip(without_replicas(problem), search))
     return PROGRAMS[problem.objective].solve(problem, search)
+
+
+def without_replicas(problem: Problem) -> Problem:
+    """The same question where every stage has one device."""
+    return dataclasses.replace(problem, replicas=False)
+
+
+def without_proof(answer: Answer) -> Answer:
+    """What a program says that left placements with replicated stages out."""
+    reason = "the best found of one device for each stage; replicated stages were not looked at"
+    return dataclasses.replace(
+        answer,
+        reason=answer.reason if answer.assignment is None else reason,
+        bound_s=0.0,
+        bound_by="",
+        proven_optimal=False,
+    )
 
 
 def least_load(problem: Problem, search: Search) -> Answer:
@@ -215,7 +239,7 @@ class Program:
 PROGRAMS: dict[str, Program] = {
     "max_load": Program(least_load, "HiGHS"),
     "block_latency": Program(least_block_latency, "CP-SAT"),
-    "throughput": Program(least_period, "HiGHS", period_program.too_large),
+    "throughput": Program(least_period, "HiGHS", program.too_large),
     "latency": Program(least_latency, "CP-SAT", schedule.too_large),
 }
 """The exact program of each objective that has one."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gdp.clock import Clock
-from gdp.methods.exact.load_program import LoadSolution
+from gdp.methods.period.solution import LoadSolution
 
 BETTER = 1.0 - 1e-6
 """Of a known value: what is not smaller than this share of it is no improvement."""

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from gdp.clock import Clock
 from gdp.graph.index import inverse
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.heuristics.reserved import reserved_assignments
 from gdp.methods.ranks import as_rank, longest_s, mean_compute_s, mean_send_s
 from gdp.methods.repair import settle
 from gdp.methods.scoring import compile_once, unsupported
@@ -30,7 +31,9 @@ def critical_path(problem: Problem, search: Search) -> Answer:
     memory-constrained as `heft`. What a plan draws: the order
     of ops whose paths are equally long, the device of those that are equally good, and in turn the
     price of sending (`PRICES`). An op that reads nothing and may run anywhere (a stored weight)
-    goes where its first reader goes. O(k (E D + N D gaps)) for k plans, each simulated twice.
+    goes where its first reader goes. Where memory is short, by paths and in program order again
+    under limits lowered by what their runs missed, as in `heft`. O(k (E D + N D gaps)) for k plans,
+    each simulated twice.
     """
     if (refusal := unsupported(problem, "critical_path")) is not None:
         return refusal
@@ -54,6 +57,12 @@ def critical_path_assignments(problem: Problem, seed: int) -> Iterator[Assignmen
         plan = critical_plan(a, order, waits, PRICES[k % len(PRICES)], lot)
         yield Assignment(plan.device, as_rank(plan.start_s))
         yield Assignment(plan.device, inverse(order))
+    lot = rng.random((n, problem.num_devices))
+    for order, price in ((_drawn_order(left_s, depth, rng), 0.3), (np.arange(n), 1.0)):
+        yield from reserved_assignments(
+            problem,
+            lambda less, order=order, price=price: critical_plan(less, order, waits, price, lot),
+        )
 
 
 def _drawn_order(

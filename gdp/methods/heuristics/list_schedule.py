@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.heuristics.reserved import reserved_assignments
 from gdp.methods.ranks import as_rank, longest_s, mean_compute_s, upward_rank
 from gdp.methods.repair import settle
 from gdp.methods.scoring import compile_once, unsupported
@@ -24,7 +25,8 @@ def heft(problem: Problem, search: Search) -> Answer:
     group and the tensors alive would not fit is passed over (Baechi: Jeon et al. 2020,
     doi 10.1145/3419111.3421302); the first op of a group that is placed decides for the group.
     Every form is simulated, with the order of its starts and with the upward ranks as priorities.
-    O(E D).
+    Where memory is short, the last form is planned again under limits lowered by what its run
+    missed, until it fits (`gdp.methods.heuristics.reserved`). O(E D).
     """
     if (refusal := unsupported(problem, "heft")) is not None:
         return refusal
@@ -57,6 +59,7 @@ def heft_assignments(problem: Problem) -> Iterator[Assignment]:
     for insertion, queues in ((True, False), (False, True), (True, True), (False, False)):
         plan = heft_plan(a, order, insertion, queues)
         yield from _ranked(plan.device, plan.start_s, rank)
+    yield from reserved_assignments(problem, lambda less: heft_plan(less, order, True, True))
 
 
 def etf_assignments(problem: Problem) -> Iterator[Assignment]:
@@ -69,6 +72,7 @@ def etf_assignments(problem: Problem) -> Iterator[Assignment]:
     for queues in (False, True):
         plan = etf_plan(a, level_s, queues)
         yield from _ranked(plan.device, plan.start_s, rank)
+    yield from reserved_assignments(problem, lambda less: etf_plan(less, level_s, True))
 
 
 def _ranked(

@@ -31,7 +31,7 @@ class Span(NamedTuple):
     """One stage."""
 
     elements: Int[np.ndarray, "X"]
-    device_class: int
+    crew: int  # of the program's crews
     cost_s: float
 
 
@@ -198,9 +198,9 @@ def _trace(
     from gdp.methods.pipeline.stage_kernels import trace_back
 
     most = int(lat.count.sum())  # a stage takes a device
-    ends, classes = np.zeros(most, dtype=np.int64), np.zeros(most, dtype=np.int64)
+    ends, crews = np.zeros(most, dtype=np.int64), np.zeros(most, dtype=np.int64)
     costs_s = np.zeros(most)
-    stages = trace_back(lat, sets, scratch(lat), room, target_s, reached, ends, classes, costs_s)
+    stages = trace_back(lat, sets, scratch(lat), room, target_s, reached, ends, crews, costs_s)
     if stages < 0:
         raise RuntimeError("the stages of a pipeline could not be traced back")
     element = np.arange(lat.num_elements)
@@ -209,6 +209,6 @@ def _trace(
     before = np.zeros(lat.num_elements, dtype=bool)
     for k in range(stages - 1, -1, -1):
         inside = (sets.bits[ends[k]][element >> 6] >> shift & np.uint64(1)).astype(bool)
-        spans.append(Span(element[inside & ~before], int(classes[k]), float(costs_s[k])))
+        spans.append(Span(element[inside & ~before], int(crews[k]), float(costs_s[k])))
         before = inside
     return spans

@@ -1,19 +1,21 @@
 """The arrays that the kernels over down-sets read: the graph, the stages' costs, the windows.
 
 Axes: M elements, A arcs, W words of 64 elements, H hyperedges, P pins, C classes of devices,
-R rows of payments, L lanes, K weights that elements share, S states (devices used of each class),
-Q prices of the classes, n down-sets.
+K crews (the first C are single devices, one of each class), R rows of payments, L lanes, Z weights
+that elements share, S states (devices used of each class), Q prices of the classes, n down-sets.
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
 from gdp.graph.index import lists, starts
+from gdp.methods.pipeline.crews import Crew
 from gdp.methods.pipeline.elements import Contraction
-from gdp.methods.pipeline.stage_costs import StageCosts
+from gdp.methods.pipeline.stage_costs import Lane, StageCosts
 from gdp.problem.problem import Problem
 
 
@@ -38,17 +40,21 @@ class Lattice(NamedTuple):
     w_in: Float[np.ndarray, "H"]
     w_out: Float[np.ndarray, "H"]
     held_bytes: Int[np.ndarray, "M"]
-    shared: UInt[np.ndarray, "K W"]  # the elements that hold a shared weight
-    shared_bytes: Int[np.ndarray, "K"]
-    capacity_bytes: Int[np.ndarray, "C"]
-    lane_start: Int[np.ndarray, "C+1"]
+    shared: UInt[np.ndarray, "Z W"]  # the elements that hold a shared weight
+    shared_bytes: Int[np.ndarray, "Z"]
+    capacity_bytes: Int[np.ndarray, "K"]
+    lane_start: Int[np.ndarray, "K+1"]
     lane_works: Bool[np.ndarray, "L"]
     lane_row: Int[np.ndarray, "L"]
+    lane_share: Float[np.ndarray, "L"]  # of the samples: what each of the crew is busy with
+    crew_class: Int[np.ndarray, "K"]  # whose costs a crew has
+    crew_share: Float[np.ndarray, "K"]  # of the samples that each of a crew serves
+    most: int  # devices of the largest crew
     count: Int[np.ndarray, "C"]  # pyright: ignore[reportIncompatibleMethodOverride] # devices
-    stride: Int[np.ndarray, "C"]  # what one device more adds to the number of a state
-    can_add: UInt[np.ndarray, "C V"]  # bit s: state s leaves a device of the class
-    following: Int[np.ndarray, "S C"]  # the state with one more device of a class, or -1
-    previous: Int[np.ndarray, "S C"]
+    stride: Int[np.ndarray, "K"]  # what one crew more adds to the number of a state
+    can_add: UInt[np.ndarray, "K V"]  # bit s: state s leaves the devices of the crew
+    following: Int[np.ndarray, "S K"]  # the state with one more crew, or -1
+    previous: Int[np.ndarray, "S K"]
 
 
 class Windows(NamedTuple):
@@ -100,9 +106,9 @@ class Room(NamedTuple):
     found: Int[np.ndarray, "n"]
     paid: Float[np.ndarray, "n R"]
     live: Int[np.ndarray, "S"]
-    moves: Int[np.ndarray, "SC 3"]
+    moves: Int[np.ndarray, "SK 3"]
     wanted: UInt[np.ndarray, "V"]
-    leads: UInt[np.ndarray, "C V"]
+    leads: UInt[np.ndarray, "K V"]
     moved: UInt[np.ndarray, "V"]
 
 
@@ -115,8 +121,10 @@ def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) 
     element_start, order = lists(pin, m)
     next_start, arc = lists(contraction.src, m)
     counts = [len(devices) for devices in costs.devices]
-    following, previous = state_moves(counts)
-    lanes = [lane for own in costs.lanes for lane in own]
+    crews = costs.crews
+    following, previous = state_moves(counts, [crew.counts for crew in crews])
+    lanes = [_crew_lanes(costs, crew) for crew in crews]
+    every = [lane for own in lanes for lane in own]
     held, shared, shared_bytes = _weights(problem, contraction)
     low = np.array([edge.tail < 0 for edge in costs.edges], dtype=np.int64)
     high = np.array([edge.read_outside for edge in costs.edges], dtype=np.int64)
@@ -142,39 +150,56 @@ def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) 
         held_bytes=held,
         shared=shared,
         shared_bytes=shared_bytes,
-        capacity_bytes=costs.memory_bytes,
-        lane_start=starts(np.array([len(own) for own in costs.lanes])),
-        lane_works=np.array([works for works, _ in lanes], dtype=bool),
-        lane_row=np.array([row for _, row in lanes], dtype=np.int64),
+        capacity_bytes=costs.memory_bytes[[crew.like for crew in crews]],
+        lane_start=starts(np.array([len(own) for own in lanes])),
+        lane_works=np.array([lane.works for lane, _ in every], dtype=bool),
+        lane_row=np.array([lane.row for lane, _ in every], dtype=np.int64),
+        lane_share=np.array([share for _, share in every], dtype=float),
+        crew_class=np.array([crew.like for crew in crews], dtype=np.int64),
+        crew_share=np.array([1.0 / crew.size for crew in crews]),
+        most=max(crew.size for crew in crews),
         count=np.array(counts, dtype=np.int64),
-        stride=np.array([int(np.prod(np.array(counts[c + 1 :]) + 1)) for c in range(len(counts))]),
+        stride=np.array([crew.counts for crew in crews]) @ _strides(counts),
         can_add=as_bits(following.T >= 0),
         following=following,
         previous=previous,
     )
 
 
-def state_moves(counts: list[int]) -> tuple[Int[np.ndarray, "S C"], Int[np.ndarray, "S C"]]:
-    """(state with one device more of each class, with one less), -1 where there is none.
+def _crew_lanes(costs: StageCosts, crew: Crew) -> list[tuple[Lane, float]]:
+    """The lanes of the devices of a crew, and the share of the samples that each of them sees."""
+    members = [c for c, count in enumerate(crew.counts) if count]
+    shares = [(lane, 1.0 if lane.shared else 1.0 / crew.size) for c in members
+              for lane in costs.lanes[c]]  # fmt: skip
+    return list(dict.fromkeys(shares))
+
+
+def _strides(counts: Sequence[int]) -> Int[np.ndarray, "C"]:
+    """What one device more of each class adds to the number of a state."""
+    sizes = np.array(counts, dtype=np.int64) + 1
+    return np.array([int(np.prod(sizes[c + 1 :])) for c in range(len(sizes))], dtype=np.int64)
+
+
+def state_moves(
+    counts: Sequence[int], crews: Sequence[Sequence[int]]
+) -> tuple[Int[np.ndarray, "S K"], Int[np.ndarray, "S K"]]:
+    """(state with the devices of one crew more, with those of one less), -1 where there is none.
 
     States are numbered so that one device more is a larger number.
 
-    >>> state_moves([1, 2])[0].tolist()
-    [[3, 1], [4, 2], [5, -1], [-1, 4], [-1, 5], [-1, -1]]
+    >>> state_moves([1, 2], [[1, 0], [0, 1], [0, 2]])[0].tolist()
+    [[3, 1, 2], [4, 2, -1], [5, -1, -1], [-1, 4, 5], [-1, 5, -1], [-1, -1, -1]]
     """
-    shape = tuple(count + 1 for count in counts)
-    number = np.arange(int(np.prod(shape))).reshape(shape)
-    following = np.full((number.size, len(counts)), -1, dtype=np.int64)
-    previous = following.copy()
-    for c in range(len(counts)):
-        before = np.moveaxis(number, c, 0)[:-1].ravel()
-        after = np.moveaxis(number, c, 0)[1:].ravel()
-        following[before, c] = after
-        previous[after, c] = before
-    return following, previous
+    used, needed = state_counts(counts), np.array(crews, dtype=np.int64)
+    number, step = np.arange(len(used))[:, None], needed @ _strides(counts)
+    can_add = (used[:, None, :] + needed <= np.array(counts)).all(axis=2)
+    can_drop = (used[:, None, :] >= needed).all(axis=2)
+    following = np.where(can_add, number + step, -1)
+    previous = np.where(can_drop, number - step, -1)
+    return following.astype(np.int64), previous.astype(np.int64)
 
 
-def state_counts(counts: list[int]) -> Int[np.ndarray, "S C"]:
+def state_counts(counts: Sequence[int]) -> Int[np.ndarray, "S C"]:
     """The devices used of each class in each state."""
     every = list(itertools.product(*[range(count + 1) for count in counts]))
     return np.array(every, dtype=np.int64).reshape(len(every), len(counts))
@@ -198,7 +223,7 @@ def scratch(lat: Lattice) -> Opened:
 
 def make_room(lat: Lattice, num_sets: int) -> Room:
     """Room for the pairs of one down-set with all others."""
-    num_states, num_classes = lat.following.shape
+    num_states, num_crews = lat.following.shape
     words = lat.can_add.shape[1]
     return Room(
         found=np.zeros(num_sets, dtype=np.int64),
@@ -206,7 +231,7 @@ def make_room(lat: Lattice, num_sets: int) -> Room:
         live=np.zeros(num_states, dtype=np.int64),
         moves=np.zeros((lat.following.size, 3), dtype=np.int64),
         wanted=np.zeros(words, dtype=np.uint64),
-        leads=np.zeros((num_classes, words), dtype=np.uint64),
+        leads=np.zeros((num_crews, words), dtype=np.uint64),
         moved=np.zeros(words, dtype=np.uint64),
     )
 
@@ -226,7 +251,7 @@ def as_bits(flags: Bool[np.ndarray, "X S"]) -> UInt[np.ndarray, "X V"]:
 
 def _weights(
     problem: Problem, contraction: Contraction
-) -> tuple[Int[np.ndarray, "M"], UInt[np.ndarray, "K W"], Int[np.ndarray, "K"]]:
+) -> tuple[Int[np.ndarray, "M"], UInt[np.ndarray, "Z W"], Int[np.ndarray, "Z"]]:
     """(bytes that an element alone holds, elements of each shared weight, bytes of it)."""
     graph, m = problem.graph, contraction.num_elements
     holders: dict[int, set[int]] = {}

@@ -28,9 +28,11 @@ from gdp.methods.pipeline.pruning import Program, make_program, work_bound_s
 from gdp.methods.pipeline.stage_costs import group_costs, stage_costs, with_few_states
 from gdp.methods.repair import settle
 from gdp.methods.scoring import missing_text, proven_misfit, tiny_problem
+from gdp.placement import Teams
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Objective, objective_of
-from gdp.sim.score import values
+from gdp.sim.replicas import MAX_CYCLE, cycle_length, may_replicate
+from gdp.sim.score import score, values
 
 _MOST_SEEN = 20_000_000  # down-sets; a million takes about half a second
 _MOST_BYTES = 500_000_000
@@ -39,6 +41,7 @@ _MOST_ORDERS = 50
 _TARGETS = (1.03, 1.1)  # over the work bound; a run costs more than its preparation
 _FEW_SETS = 4000
 _FEW_STATES = 32  # so few cost less to follow by value than to ask first
+_REPLICAS_SHARE = 0.5  # of the seconds, for pipelines with replicated stages
 _MEMORY_SHARES = (0.85, 0.6, 0.35)  # tried for weights, when the simulator needs more than all
 SAME = 1.0 + 1e-9  # values this close are equal: sums are added up in different orders
 
@@ -55,6 +58,8 @@ class Pipeline:
     down_sets: int  # of the contracted graph; those counted so far where a limit was met
     pairs: int  # stages whose cost was computed over down-sets
     num_left_out: int  # devices that no pipeline was allowed, as their unlikeness has a price
+    teams: Teams = ()  # of the stages that several devices serve in turn
+    has_all_crews: bool = True  # teams of every size were looked at
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +74,68 @@ class _Task:
 
 
 def pipeline_dp(problem: Problem, search: Search) -> Answer:
-    """The best contiguous pipeline, and whether that is certain."""
-    _compile_once()
+    """The best contiguous pipeline, and whether that is certain.
+
+    Where stages may be replicated, the better of the best with and without: never worse than
+    without, given the time. Half of the seconds go to each.
+    """
+    compile_pipelines()
+    if not may_replicate(problem):
+        return _plain_pipeline(problem, search)
+    clock = Clock(search.seconds)
+    best = replicated_pipeline(
+        problem, dataclasses.replace(search, seconds=clock.left_s(_REPLICAS_SHARE))
+    )
+    if best.proven_optimal:
+        return best
+    plain = _plain_pipeline(problem, dataclasses.replace(search, seconds=clock.left_s()))
+    if plain.assignment is None:
+        return best
+    value_s, _ = _judged(problem, plain.assignment.device)
+    if best.assignment is not None:
+        teams = best.assignment.teams
+        if score(problem, best.assignment.device, None, teams).value_s <= value_s:
+            return best
+    # What bounds plain pipelines does not bound those with replicated stages.
+    return dataclasses.replace(
+        plain,
+        bound_s=best.bound_s,
+        bound_by=best.bound_by,
+        proven_optimal=value_s <= best.bound_s * SAME,
+    )
+
+
+def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = False) -> Answer:
+    """The best pipeline whose stages may be served by several devices in turn."""
+    clock = Clock(search.seconds)
+    for share in (1.0, *_MEMORY_SHARES):
+        rest = dataclasses.replace(search, seconds=clock.left_s())
+        quick = linear_only or clock.is_over()
+        pipeline = best_pipeline(problem, rest, quick, share, replicas=True)
+        bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
+        if pipeline.device is None:
+            return Answer(None, reason=_misfit(problem, pipeline), **bound)
+        if cycle_length(pipeline.teams) > MAX_CYCLE:
+            return Answer(None, reason="the replicas' ways repeat after too many samples", **bound)
+        judged = score(problem, pipeline.device, None, pipeline.teams)
+        if judged.feasible:
+            break
+    else:
+        return Answer(None, reason="no pipeline with replicated stages was found that fits")
+    why = _certainty(problem, pipeline, judged.value_s)
+    if share < 1.0:
+        why = "heuristic: stages of less memory than devices have, as activations take the rest"
+    return Answer(
+        Assignment(pipeline.device, None, pipeline.teams),
+        reason=why,
+        proven_optimal=judged.value_s <= pipeline.bound_s * SAME,
+        evaluations=1,
+        **bound,
+    )
+
+
+def _plain_pipeline(problem: Problem, search: Search) -> Answer:
+    """The best contiguous pipeline of single devices."""
     clock = Clock(search.seconds)
     objective = objective_of(problem)
     pipeline = best_pipeline(problem, search, linear_only=_is_quick(objective))
@@ -94,15 +159,20 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
 
 
 def best_pipeline(
-    problem: Problem, search: Search, linear_only: bool = False, memory_share: float = 1.0
+    problem: Problem,
+    search: Search,
+    linear_only: bool = False,
+    memory_share: float = 1.0,
+    replicas: bool = False,
 ) -> Pipeline:
     """The contiguous pipeline whose dearest stage costs least, in weights' memory times a share.
 
-    With `linear_only`, the best along a few linear orders. O(down-sets^2) in the worst case; the
+    With `linear_only`, the best along a few linear orders; with `replicas`, of those too in which
+    several devices serve a stage in turn. O(down-sets^2) in the worst case; the
     targets leave a small part of the pairs. The search's seconds end it with the best by then.
     """
     clock = Clock(search.seconds)
-    task = _prepare(problem, memory_share)
+    task = _prepare(problem, memory_share, replicas)
     orders = linear_orders(task.contraction)
     spans = best_linear(task.program, orders, task.pipeline_bound_s, clock)
     if linear_only:
@@ -158,10 +228,10 @@ def _below(task: _Task, target_s: float, limits: Limits) -> Found:
     )
 
 
-def _prepare(problem: Problem, memory_share: float) -> _Task:
+def _prepare(problem: Problem, memory_share: float, replicas: bool = False) -> _Task:
     contraction = contract(problem)
-    costs = stage_costs(problem, contraction)
-    bound_s = work_bound_s(group_costs(problem, costs))
+    costs = stage_costs(problem, contraction, replicas)
+    bound_s = work_bound_s(group_costs(problem, costs), of_any_team=replicas)
     costs = with_few_states(costs)
     if memory_share < 1.0:
         shrunk = (costs.memory_bytes * memory_share).astype(np.int64)
@@ -173,26 +243,37 @@ def _prepare(problem: Problem, memory_share: float) -> _Task:
 def _pipeline(
     task: _Task, spans: list[Span] | None, is_optimal: bool, seen: int, pairs: int
 ) -> Pipeline:
-    device = None
-    if spans is not None:
-        problem, free = task.problem, [list(devices) for devices in task.program.costs.devices]
-        of_element = np.full(task.contraction.num_elements + 1, problem.cluster.host)
-        for span in spans:
-            of_element[span.elements] = free[span.device_class].pop(0)
-        device = of_element[task.contraction.element]
+    device, teams = (None, ()) if spans is None else _placed(task, spans)
     left_out = task.problem.num_devices - sum(
         len(devices) for devices in task.program.costs.devices
     )
     return Pipeline(
         device=device,
         cost_s=cost_of(spans),
-        is_optimal=is_optimal and not left_out,
+        is_optimal=is_optimal and not left_out and task.program.costs.has_all_crews,
         bound_s=task.bound_s,
         costs_bound=task.program.costs.is_bound,
         down_sets=seen,
         pairs=pairs,
         num_left_out=left_out,
+        teams=teams,
+        has_all_crews=task.program.costs.has_all_crews,
     )
+
+
+def _placed(task: _Task, spans: list[Span]) -> tuple[Int[np.ndarray, "N"], Teams]:
+    """The device of every op, the first of its team where several serve a stage, and the teams."""
+    costs = task.program.costs
+    free = [list(devices) for devices in costs.devices]
+    of_element = np.full(task.contraction.num_elements + 1, task.problem.cluster.host)
+    teams = []
+    for span in spans:
+        counts = costs.crews[span.crew].counts
+        members = sorted(free[c].pop(0) for c, count in enumerate(counts) for _ in range(count))
+        of_element[span.elements] = members[0]
+        if len(members) > 1:
+            teams.append(tuple(members))
+    return of_element[task.contraction.element], tuple(sorted(teams))
 
 
 def _random_orders(
@@ -270,6 +351,8 @@ def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:
         return "optimal: no placement takes less than its work over the speed of all devices"
     if pipeline.num_left_out:
         return f"heuristic: too many unlike devices; {pipeline.num_left_out} were left out"
+    if not pipeline.has_all_crews:
+        return "heuristic: teams of every size are too many here; some sizes were left out"
     if not pipeline.is_optimal:
         return "heuristic: too many down-sets for the time given; best of some linear orders"
     if not pipeline.costs_bound:
@@ -295,7 +378,7 @@ def _misfit(problem: Problem, pipeline: Pipeline) -> str:
 _COMPILED: list[bool] = []
 
 
-def _compile_once() -> None:
+def compile_pipelines() -> None:
     """Run every kernel on a tiny problem, once per process: budgets start after compilation."""
     if _COMPILED:
         return

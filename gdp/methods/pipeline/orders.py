@@ -76,9 +76,10 @@ class _Order:
 
     def _steps(self, num_cuts: int) -> float:
         """Roughly the inner steps of a run: stages grow from every cut, and pairs of cuts push."""
-        m, (num_states, num_classes) = len(self.order), self.lat.following.shape
+        m, (num_states, num_crews) = len(self.order), self.lat.following.shape
         degree = len(self.lat.element_edge) / max(1, m)
-        return num_cuts * (m * (degree + num_classes) + num_cuts / 2 * num_states * num_classes)
+        num_classes = len(self.lat.count)
+        return num_cuts * (m * (degree + num_classes) + num_cuts / 2 * num_states * num_crews)
 
     def _cuts_for(self, steps: float) -> int:
         """The most cuts that stay within these steps, but at least a few."""
@@ -119,7 +120,7 @@ class _Order:
         """The best stages that end at these cuts, if they each take less than the target."""
         from gdp.methods.pipeline.orders_kernels import Chain, fill_windows, run_chain
 
-        lat, (num_states, num_classes) = self.lat, self.lat.following.shape
+        lat, num_states, num_classes = self.lat, len(self.lat.following), len(self.lat.count)
         windows = self.program.windows(target_s)
         x, h = len(cuts), len(lat.low)
         chain = Chain(

@@ -1,6 +1,6 @@
 """The dynamic program along one order of the elements. Loads numba: import it inside functions.
 
-    best(i, u) = min over j < i and classes c of max(best(j, u - c), cost_c(order[j:i]))
+    best(i, u) = min over j < i and crews k of max(best(j, u - k), cost_k(order[j:i]))
 
 The linearised form of the program over down-sets: at most M + 1 of them, in a chain. From each j
 the stage grows by one element at a time, and what it pays changes only for that element's tensors.
@@ -30,7 +30,7 @@ class Chain(NamedTuple):
     window: np.ndarray  # [X, V] the states that each may be reached in
     best: np.ndarray  # [X, S] the least dearest stage
     origin: np.ndarray  # [X, S] the cut before the last stage, -1 where a device is left unused
-    taken: np.ndarray  # [X, S] the class of the last stage, or of the unused device
+    taken: np.ndarray  # [X, S] the crew of the last stage, or the class of the unused device
     live: np.ndarray  # [S]
     count: np.ndarray  # pyright: ignore[reportIncompatibleMethodOverride] # [H] pins in the stage
     tail_in: np.ndarray  # [H]
@@ -87,16 +87,17 @@ def _grow_stage(lat, x, count, tail_in, paid):
 
 @numba.njit(**INLINE)
 @no_type_check
-def _cost(lat, c, work, barred, held, paid):
-    """Seconds of the stage on class c; inf where it may not be there."""
-    if barred[c] or held > lat.capacity_bytes[c]:
+def _cost(lat, crew, work, barred, held, paid):
+    """Seconds a sample of the stage on a crew; inf where it may not be there."""
+    c = lat.crew_class[crew]
+    if barred[c] or held > lat.capacity_bytes[crew]:
         return np.inf
     cost = 0.0
-    for lane in range(lat.lane_start[c], lat.lane_start[c + 1]):
+    for lane in range(lat.lane_start[crew], lat.lane_start[crew + 1]):
         busy = work[c] if lat.lane_works[lane] else 0.0
         if lat.lane_row[lane] >= 0:
             busy += paid[lat.lane_row[lane]]
-        cost = max(cost, busy)
+        cost = max(cost, busy * lat.lane_share[lane])
     return cost
 
 
@@ -107,7 +108,7 @@ def _live_states(lat, chain, k, target_s):
     num_live = 0
     for s in range(chain.best.shape[1]):
         dominated = False
-        for c in range(lat.previous.shape[1]):
+        for c in range(lat.count.size):
             before = lat.previous[s, c]
             if before >= 0 and chain.best[k, before] <= chain.best[k, s]:
                 chain.best[k, s] = chain.best[k, before]
@@ -135,7 +136,7 @@ def _hold(lat, chain, x, held):
 @no_type_check
 def _push(lat, chain, origin, end, num_live, held, target_s):
     """Improve the states of cut `end` by the stage that starts at cut `origin`."""
-    for c in range(chain.work.size):
+    for c in range(lat.crew_class.size):
         cost = _cost(lat, c, chain.work, chain.is_barred, held, chain.paid)
         if cost >= target_s:
             continue
@@ -177,7 +178,7 @@ def run_chain(lat, work_s, barred, chain, target_s, first, end):
                 chain.is_barred[c] |= barred[c, x]
                 if not chain.is_barred[c] and held <= lat.capacity_bytes[c]:
                     least = min(least, chain.work[c])
-            if least >= target_s:
+            if least >= target_s * lat.most:
                 break
             if chain.cut[k] == i + 1:
                 _push(lat, chain, j, k, num_live, held, target_s)

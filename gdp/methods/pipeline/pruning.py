@@ -2,7 +2,8 @@
 
 Prices y_c >= 0 of the classes measure the work of an element as min over c of y_c work_s(c). If all
 stages end within the target T, the devices used so far, u_c of each class, hold at most
-T * sum of y_c u_c of that work, and the others must be able to hold the rest. So each state reaches
+T * sum of y_c u_c of that work, and the others must be able to hold the rest. (A stage that several
+devices share is split among them, which the same sum allows.) So each state reaches
 few down-sets when the target is close to the optimum, whatever their number in all.
 
 Axes as in `gdp.methods.pipeline.lattice`.
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.methods.pipeline.crews import largest
 from gdp.methods.pipeline.lattice import Lattice, Windows, state_counts
 from gdp.methods.pipeline.stage_costs import StageCosts
 
@@ -62,14 +64,18 @@ def priced_work(costs: StageCosts, prices: Float[np.ndarray, "Q C"]) -> Float[np
     return np.where(np.isfinite(phi), phi, 0.0)
 
 
-def work_bound_s(costs: StageCosts) -> float:
-    """No pipeline has a lower dearest stage: work over speed, and the dearest single element."""
+def work_bound_s(costs: StageCosts, of_any_team: bool = False) -> float:
+    """No pipeline has a lower dearest stage: work over speed, and the dearest single element on
+    the largest crew that may take it; work over speed alone also holds `of_any_team`."""
     prices = class_prices(costs)
     counts = np.array([len(devices) for devices in costs.devices])
     phi = priced_work(costs, prices).sum(axis=1)
     everywhere = np.isfinite(prices).all(axis=1)
     bound = float((phi[everywhere] / (prices[everywhere] @ counts)).max(initial=0.0))
-    work = np.where(costs.barred, np.inf, costs.work_s).min(axis=0)
+    if of_any_team:
+        return bound
+    shared_s = costs.work_s / largest(costs.crews, len(costs.devices))[:, None]
+    work = np.where(costs.barred, np.inf, shared_s).min(axis=0)
     dearest = float(work[np.isfinite(work)].max(initial=0.0))
     return max(bound, dearest)
 
@@ -110,8 +116,8 @@ def make_program(lat: Lattice, costs: StageCosts) -> Program:
         rest_cap=unknown,
         used_row=_payments(lat, used, prices),
         rest_row=_payments(lat, rest, prices),
-        used_bytes=_memory(used, lat.capacity_bytes),
-        rest_bytes=_memory(rest, lat.capacity_bytes),
+        used_bytes=_memory(used, costs.memory_bytes),
+        rest_bytes=_memory(rest, costs.memory_bytes),
         total_bytes=int(lat.held_bytes.sum()),
     )
     return Program(lat, costs, prices, used, rest, windows)

@@ -2,9 +2,9 @@
 
 A down-set J is reached in a state (devices used of each class) when stages that each take less than
 the target cover it with them. States of a down-set are one bit vector, and to use one more device
-of a class shifts it, so a pair (J, I) costs a few word operations for all states together:
+(or crew) shifts it, so a pair (J, I) costs a few word operations for all states together:
 
-    reached(I) |= next_c(reached(J))  for every class c with cost_c(I \\ J) < target
+    reached(I) |= next_k(reached(J))  for every crew k with cost_k(I \\ J) < target
 
 Down-sets are sorted so that a subset comes first. Nothing is kept of a pair.
 """
@@ -28,7 +28,7 @@ from gdp.methods.pipeline.stage_kernels import (
 @numba.njit(**BARE)
 @no_type_check
 def _next_states(can_add, stride, states, out):
-    """Fill `out` with the states that have one device of the class more than some in `states`."""
+    """Fill `out` with the states that have the devices of a crew more than some in `states`."""
     words, bits = stride >> 6, np.uint64(stride & 63)
     for w in range(states.size - 1, -1, -1):
         moved = ZERO
@@ -41,15 +41,16 @@ def _next_states(can_add, stride, states, out):
 
 @numba.njit(**BARE)
 @no_type_check
-def _keep_light(j, found, count, leads, missing, work_s, target_s):
-    """Keep in `found` the down-sets that some useful class may reach by its work alone."""
+def _keep_light(lat, j, found, count, leads, missing, work_s, target_s):
+    """Keep in `found` the down-sets that some useful crew may reach by its work alone."""
     kept = 0
-    for k in range(count):
-        i, keep = found[k], False
-        for c in range(leads.shape[0]):
-            if work_s[i, c] - work_s[j, c] < target_s:
+    for n in range(count):
+        i, keep = found[n], False
+        for k in range(leads.shape[0]):
+            c = lat.crew_class[k]
+            if (work_s[i, c] - work_s[j, c]) * lat.crew_share[k] < target_s:
                 for w in range(leads.shape[1]):
-                    keep |= leads[c, w] & missing[i, w] != ZERO
+                    keep |= leads[k, w] & missing[i, w] != ZERO
         if keep:
             found[kept] = i
             kept += 1
@@ -60,7 +61,7 @@ def _keep_light(j, found, count, leads, missing, work_s, target_s):
 @no_type_check
 def _close_upward(lat, reached, moved):
     """A state is reached when fewer devices reach it."""
-    for c in range(lat.stride.size):
+    for c in range(lat.count.size):
         for _ in range(lat.count[c]):
             _next_states(lat.can_add[c], lat.stride[c], reached, moved)
             for w in range(moved.size):
@@ -85,7 +86,7 @@ def push_states(lat, sets, opened, room, target_s, first, end, reached, missing)
     Stops early once the full down-set is reached.
     """
     n = sets.bits.shape[0]
-    words, num_classes = reached.shape[1], lat.stride.size
+    words, num_crews = reached.shape[1], lat.stride.size
     pairs = 0
     for j in range(first, min(end, n - 1)):
         known = ZERO
@@ -94,16 +95,16 @@ def push_states(lat, sets, opened, room, target_s, first, end, reached, missing)
             room.wanted[w] = ZERO
         if known == ZERO:
             continue
-        for c in range(num_classes):
+        for c in range(num_crews):
             _next_states(lat.can_add[c], lat.stride[c], reached[j], room.leads[c])
             for w in range(words):
                 room.wanted[w] |= room.leads[c, w]
         start, stop = extent(sets, room.wanted)
-        horizon_s = sets.least_s[j] + target_s
+        horizon_s = sets.least_s[j] + target_s * lat.most
         count = candidates(
             j, start, stop, horizon_s, room.wanted, sets.bits, missing, sets.least_s, room.found
         )
-        count = _keep_light(j, room.found, count, room.leads, missing, sets.work_s, target_s)
+        count = _keep_light(lat, j, room.found, count, room.leads, missing, sets.work_s, target_s)
         pairs += count
         if count == 0:
             continue
@@ -111,7 +112,7 @@ def push_states(lat, sets, opened, room, target_s, first, end, reached, missing)
         stage_rows(opened, num_open, sets.bits, sets.base, room.found, count, room.paid)
         for k in range(count):
             i = room.found[k]
-            for c in range(num_classes):
+            for c in range(num_crews):
                 if not _brings_news(room.leads[c], missing[i]):
                     continue
                 if stage_cost(lat, sets, j, i, c, room.paid[k]) < target_s:

@@ -15,15 +15,23 @@ Axes: N ops, D devices, C classes of devices, M elements, R rows, H hyperedges, 
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import NO_CHANNEL
 from gdp.graph.op_graph import INPUT
+from gdp.methods.pipeline.crews import (
+    Crew,
+    device_classes,
+    find_crews,
+    fitting,
+    link_prices,
+    single_crews,
+)
 from gdp.methods.pipeline.elements import Contraction
 from gdp.problem.problem import Problem
-from gdp.problem.symmetry import classes_of, is_host, same
 from gdp.sim.host_load import is_cpu
 from gdp.sim.objectives import objective_of
 
@@ -42,6 +50,14 @@ class Edge:
     w_out: float  # paid by a stage that makes it and is not its only reader
 
 
+class Lane(NamedTuple):
+    """What is busy for every sample of a stage on one device."""
+
+    works: bool  # whether it adds the stage's work
+    row: int  # of what the stage pays, or -1
+    shared: bool = False  # by the devices of the class, so that replicas do not divide it
+
+
 @dataclass(frozen=True, eq=False)
 class StageCosts:
     """Classes of like devices, and what stages cost on them."""
@@ -50,14 +66,19 @@ class StageCosts:
     work_s: Float[np.ndarray, "C M"]  # 0 where barred
     barred: Bool[np.ndarray, "C M"]  # the element may not go there
     memory_bytes: Int[np.ndarray, "C"]
-    lanes: tuple[tuple[tuple[bool, int], ...], ...]  # of each class: (adds work, row or -1)
+    lanes: tuple[tuple[Lane, ...], ...]  # of each class
     num_rows: int
     edges: tuple[Edge, ...]
     is_bound: bool  # no placement in stages has a lower value than its dearest stage
+    crews: tuple[Crew, ...]  # the devices that a stage may be given: of each class one, then teams
+    has_all_crews: bool = True  # else some teams were left out
 
 
-def stage_costs(problem: Problem, contraction: Contraction) -> StageCosts:
-    """The costs of a problem's stages; latency objectives get those of the matching pipeline."""
+def stage_costs(problem: Problem, contraction: Contraction, replicas: bool = False) -> StageCosts:
+    """The costs of a problem's stages; latency objectives get those of the matching pipeline.
+
+    With `replicas` a stage may be given several devices of a class, which take samples in turn.
+    """
     classes = device_classes(problem)
     objective = objective_of(problem)
     if objective.on_links:
@@ -67,6 +88,7 @@ def stage_costs(problem: Problem, contraction: Contraction) -> StageCosts:
         is_bound = True
     m = contraction.num_elements
     work_s, barred = _work(problem, contraction.element, m, classes)
+    crews, has_all = find_crews(problem, classes) if replicas else (single_crews(classes), True)
     return StageCosts(
         devices=classes,
         work_s=work_s,
@@ -76,38 +98,8 @@ def stage_costs(problem: Problem, contraction: Contraction) -> StageCosts:
         num_rows=rows,
         edges=_merge_equal(edges),
         is_bound=is_bound and objective.pipelined,
-    )
-
-
-def device_classes(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """Devices that may be exchanged for one another: same times, memory, rules and links."""
-    devices = problem.cluster.devices
-    alike = same(
-        problem.compute_s,
-        problem.allowed,
-        problem.cluster.memory_bytes,
-        np.array([device.dispatch_s for device in devices]),
-        np.array([device.dispatch_per == "op" for device in devices]),
-        is_cpu(problem),
-        is_host(problem),
-        np.array([_link_prices(problem, d) for d in range(len(devices))]).T,
-        problem.cluster.queues.sum(axis=1),
-        problem.cluster.queues.sum(axis=0),
-    )
-    return tuple(tuple(found) for found in classes_of(alike))
-
-
-def _link_prices(problem: Problem, d: int) -> tuple[float, float, float, float]:
-    """The cheapest (latency, seconds per byte) out of a device and into it."""
-    if problem.tensor_s is not None or problem.num_devices == 1:
-        return (0.0, 0.0, 0.0, 0.0)
-    others = np.arange(problem.num_devices) != d
-    latency, speed = problem.cluster.link_latency_s, problem.cluster.link_bytes_per_s
-    return (
-        float(latency[d, others].min()),
-        float((1.0 / speed[d, others]).min()),
-        float(latency[others, d].min()),
-        float((1.0 / speed[others, d]).min()),
+        crews=crews,
+        has_all_crews=has_all,
     )
 
 
@@ -126,7 +118,8 @@ def with_few_states(costs: StageCosts) -> StageCosts:
     slow = np.argsort(-np.where(costs.barred, costs.work_s.max(initial=0.0), costs.work_s).sum(1))
     while math.prod(len(devices) + 1 for devices in classes) > _MOST_STATES:
         next(classes[c] for c in slow if classes[c]).pop()
-    return replace(costs, devices=tuple(tuple(devices) for devices in classes))
+    left = tuple(tuple(devices) for devices in classes)
+    return replace(costs, devices=left, crews=fitting(costs.crews, left))
 
 
 def _work(
@@ -184,7 +177,7 @@ def _tensor_pins(
 
 def _host_edges(
     problem: Problem, contraction: Contraction, classes: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[tuple[tuple[bool, int], ...], ...], int, list[Edge]]:
+) -> tuple[tuple[tuple[Lane, ...], ...], int, list[Edge]]:
     if problem.tensor_s is None:
         raise ValueError(f"objective {problem.objective} needs tensor_s; give it to make_problem")
     on_cpu = is_cpu(problem)
@@ -193,7 +186,7 @@ def _host_edges(
     lanes, edges = [], []
     for devices in classes:
         own_row = 1 if has_io and devices[0] == host else 0
-        lanes.append(((True, -1 if on_cpu[devices[0]] else own_row),))
+        lanes.append((Lane(True, -1 if on_cpu[devices[0]] else own_row),))
     for t, pins, tail, read_outside in _tensor_pins(problem, contraction):
         seconds = float(problem.tensor_s[t])
         w_out = 0.0 if tail < 0 else seconds
@@ -205,9 +198,9 @@ def _host_edges(
 
 def _pipeline_edges(
     problem: Problem, contraction: Contraction, classes: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[tuple[tuple[bool, int], ...], ...], int, list[Edge], bool]:
+) -> tuple[tuple[tuple[Lane, ...], ...], int, list[Edge], bool]:
     """Lanes, rows and hyperedges of the event simulator's pipeline, and whether they bound it."""
-    lanes: list[tuple[tuple[bool, int], ...]] = []
+    lanes: list[tuple[Lane, ...]] = []
     edges: list[Edge] = []
     rows: dict[tuple, int] = {}
     is_bound = True
@@ -217,10 +210,10 @@ def _pipeline_edges(
         d = devices[0]
         device = problem.cluster.devices[d]
         at_host = has_io and d == host
-        out_latency, out_pace, in_latency, in_pace = _link_prices(problem, d)
+        out_latency, out_pace, in_latency, in_pace = link_prices(problem, d)
         wanted, bounds = _lane_kinds(problem, d)
         is_bound &= bounds
-        own: list[tuple[bool, int]] = []
+        own: list[Lane] = []
         for takes_in, takes_out in wanted:
             key = (
                 at_host,
@@ -237,7 +230,7 @@ def _pipeline_edges(
                         edges.append(Edge(rows[key], pins, tail, read_outside, w_in, w_out))
                     elif tail >= 0 and len(pins) > 1:
                         edges.append(Edge(rows[key], pins, tail, False, w_in, w_out))
-            own.append((False, rows[key]))
+            own.append(Lane(False, rows[key], _is_shared(problem, devices, takes_in, takes_out)))
         row = -1
         if device.dispatch_per == "segment" and device.dispatch_s > 0:
             key = ("segment", device.dispatch_s)
@@ -245,7 +238,7 @@ def _pipeline_edges(
                 rows[key] = len(rows)
                 edges += _segment_edges(problem, contraction, rows[key], device.dispatch_s)
             row = rows[key]
-        lanes.append(((True, row), *own))
+        lanes.append((Lane(True, row), *own))
     return tuple(lanes), max(1, len(rows)), edges, is_bound
 
 
@@ -270,6 +263,19 @@ def _lane_kinds(problem: Problem, d: int) -> tuple[list[tuple[bool, bool]], bool
     kinds += [(False, True)] * (len(out) == 1 and not idle_out)
     guess = [(True, False)] * (not idle_in) + [(False, True)] * (not idle_out)
     return kinds or guess, bool(kinds)
+
+
+def _is_shared(problem: Problem, devices: tuple[int, ...], takes_in: bool, takes_out: bool) -> bool:
+    """Whether all devices of a class use one channel for a lane, and no other for it."""
+    others = ~np.eye(problem.num_devices, dtype=bool)
+    channel = problem.cluster.channel
+    used: set[int] = set()
+    for d in devices:
+        if takes_in:
+            used |= set(channel[others[:, d], d].tolist())
+        if takes_out:
+            used |= set(channel[d, others[d]].tolist())
+    return len(devices) > 1 and len(used - {NO_CHANNEL}) == 1
 
 
 def _segment_edges(

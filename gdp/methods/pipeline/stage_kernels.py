@@ -1,10 +1,11 @@
 """The dynamic program over pairs of down-sets. Loads numba: import it inside functions.
 
-    best(I, u) = min over J inside I and classes c of max(best(J, u - c), cost_c(I \\ J))
+    best(I, u) = min over J inside I and crews k of max(best(J, u - k), cost_k(I \\ J))
 
-where u counts the devices used of each class. Down-sets are sorted so that a subset comes first;
-each pushes its values to the larger ones. Nothing is kept of a pair. The arrays are those of
-`gdp.methods.pipeline.lattice`; `gdp.methods.pipeline.lattice_kernels` says what a stage pays.
+where u counts the devices used of each class, and a crew is one device or several. Down-sets are
+sorted so that a subset comes first; each pushes its values to the larger ones. Nothing is kept of a
+pair. The arrays are those of `gdp.methods.pipeline.lattice`; `lattice_kernels` beside it says what
+a stage pays.
 """
 
 from typing import no_type_check
@@ -98,8 +99,9 @@ def stage_rows(opened, num_open, bits, base, found, count, paid):
 
 @numba.njit(**BARE)
 @no_type_check
-def stage_cost(lat, sets, j, i, c, paid):
-    """Seconds of the stage between down-sets j and i on class c; inf if it does not fit."""
+def stage_cost(lat, sets, j, i, crew, paid):
+    """Seconds a sample of the stage between down-sets j and i on a crew; inf if it does not fit."""
+    c = lat.crew_class[crew]
     if sets.barred[i, c] != sets.barred[j, c]:
         return np.inf
     held = sets.held[i] - sets.held[j]
@@ -108,15 +110,15 @@ def stage_cost(lat, sets, j, i, c, paid):
             if lat.shared[k, w] & sets.bits[i, w] & ~sets.bits[j, w]:
                 held += lat.shared_bytes[k]
                 break
-    if held > lat.capacity_bytes[c]:
+    if held > lat.capacity_bytes[crew]:
         return np.inf
     work = sets.work_s[i, c] - sets.work_s[j, c]
     cost = 0.0
-    for lane in range(lat.lane_start[c], lat.lane_start[c + 1]):
+    for lane in range(lat.lane_start[crew], lat.lane_start[crew + 1]):
         busy = work if lat.lane_works[lane] else 0.0
         if lat.lane_row[lane] >= 0:
             busy += paid[lat.lane_row[lane]]
-        cost = max(cost, busy)
+        cost = max(cost, busy * lat.lane_share[lane])
     return cost
 
 
@@ -130,7 +132,7 @@ def _live_states(lat, best, j, target_s, live):
     count = 0
     for s in range(best.shape[1]):
         dominated = False
-        for c in range(lat.previous.shape[1]):
+        for c in range(lat.count.size):
             before = lat.previous[s, c]
             if before >= 0 and best[j, before] <= best[j, s]:
                 best[j, s] = best[j, before]
@@ -168,10 +170,10 @@ def candidates(j, start, stop, horizon_s, wanted, bits, window, least_s, found):
 
 @numba.njit(**BARE)
 @no_type_check
-def _promising(j, found, count, moves, num_moves, window, work_s, best, target_s):
+def _promising(lat, j, found, count, moves, num_moves, window, work_s, best, target_s):
     """Keep in `found` the down-sets of which work alone leaves some state to be improved from j.
 
-    moves [K, 3]: the state of j, the class of the next device, and the state it leads to.
+    moves [X, 3]: the state of j, the crew of the next stage, and the state it leads to.
     """
     kept = 0
     for k in range(count):
@@ -181,8 +183,9 @@ def _promising(j, found, count, moves, num_moves, window, work_s, best, target_s
             if window[i, s >> 6] & element_bit(s) == ZERO:
                 continue
             limit = min(best[i, s], target_s)
-            c = moves[n, 1]
-            if best[j, moves[n, 0]] < limit and work_s[i, c] - work_s[j, c] < limit:
+            c, share = lat.crew_class[moves[n, 1]], lat.crew_share[moves[n, 1]]
+            work = (work_s[i, c] - work_s[j, c]) * share
+            if best[j, moves[n, 0]] < limit and work < limit:
                 found[kept] = i
                 kept += 1
                 break
@@ -209,7 +212,7 @@ def _push(lat, sets, best, j, room, count, num_moves, target_s):
 @numba.njit(**BARE)
 @no_type_check
 def _moves(lat, room, num_live):
-    """Fill `room.moves` with the moves of the live states, ascending in class; the number of them.
+    """Fill `room.moves` with the moves of the live states, ascending in crew; the number of them.
 
     `room.wanted` becomes the states that they lead to.
     """
@@ -255,13 +258,14 @@ def push_values(lat, sets, opened, room, target_s, first, end, best):
             continue
         num_moves = _moves(lat, room, num_live)
         start, stop = extent(sets, room.wanted)
-        horizon_s = sets.least_s[j] + target_s
+        horizon_s = sets.least_s[j] + target_s * lat.most
         count = candidates(
             j, start, stop, horizon_s, room.wanted, sets.bits, sets.window, sets.least_s, room.found
         )
         count = _promising(
-            j, room.found, count, room.moves, num_moves, sets.window, sets.work_s, best, target_s
-        )
+            lat, j, room.found, count, room.moves, num_moves, sets.window, sets.work_s, best,
+            target_s,
+        )  # fmt: skip
         pairs += count
         if count:
             num_open = open_edges(lat, sets.bits[j], opened)
@@ -290,11 +294,11 @@ def is_subset(sets, j, i):
 @numba.njit(**BARE)
 @no_type_check
 def _stage_before(lat, sets, opened, room, target_s, reached, i, s):
-    """(cost, down-set, class) of the cheapest stage below the target that ends at i in state s."""
+    """(cost, down-set, crew) of the cheapest stage below the target that ends at i in state s."""
     best, from_j, by_class = np.inf, -1, -1
     room.found[0] = i
     # The least work is a sum in another order than the stage's own, which may be the target itself.
-    horizon_s = target_s + 1e-9 * (target_s + sets.least_s[i])
+    horizon_s = target_s * lat.most + 1e-9 * (target_s + sets.least_s[i])
     for j in range(i):
         near = sets.least_s[i] - sets.least_s[j] < horizon_s
         if not near or not is_subset(sets, j, i):
@@ -318,7 +322,7 @@ def _stage_before(lat, sets, opened, room, target_s, reached, i, s):
 @numba.njit(**BARE)
 @no_type_check
 def trace_back(lat, sets, opened, room, target_s, reached, ends, classes, costs):
-    """Fill in the (down-set, class, seconds) of each stage, last to first; the number of stages.
+    """Fill in the (down-set, crew, seconds) of each stage, last to first; the number of stages.
 
     -1 where `reached` is not what the program over pairs leaves. Stages are found again by
     computing the same costs, which saves a pointer for every value.
@@ -334,7 +338,7 @@ def trace_back(lat, sets, opened, room, target_s, reached, ends, classes, costs)
             continue
         # No last stage: the state holds because fewer devices do.
         fewer = -1
-        for c in range(lat.previous.shape[1]):
+        for c in range(lat.count.size):
             if lat.previous[s, c] >= 0 and has_state(reached, i, lat.previous[s, c]):
                 fewer = lat.previous[s, c]
         if fewer < 0:

@@ -2,8 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from gdp.clock import Clock
@@ -29,26 +28,13 @@ from gdp.methods.scoring import (
     score_all,
     unsupported,
 )
+from gdp.methods.search.budget import Budget, Guide, SearchConfig, side_by_side
 from gdp.methods.search.coarse import Coarse, coarse_problem
+from gdp.methods.search.windows import Windows, search_windows
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
 
 LOG = logging.getLogger(__name__)
-
-Guide = Callable[[Problem, Annealer], None]
-"""Tells an annealing run on a problem (the graph or its coarse form) which moves to prefer."""
-
-
-@dataclass(frozen=True)
-class SearchConfig:
-    """How the budget is spent."""
-
-    coarse_above: int = 3000  # ops; where steps simulate, larger graphs are searched coarsely first
-    coarse_ops: int = 1000  # groups that are moved and simulated as one
-    coarse_share: float = 0.6  # of the budget
-    start_share: float = 0.3  # of the seconds, for finding starts where none is given
-    drop: float = 0.02  # a chain this much worse than the best ends after its first round
-    max_evaluations: int = 200_000  # where neither seconds nor evaluations end the search
 
 
 def local_search(problem: Problem, search: Search) -> Answer:
@@ -64,6 +50,7 @@ def local_search(problem: Problem, search: Search) -> Answer:
     if (refusal := unsupported(problem, "local_search")) is not None:
         return refusal
     compile_once("local_search", local_search, problem.objective)
+    compile_for_large(problem)
     clock = Clock(search.seconds)
     config = SearchConfig()
     if search.start is not None:
@@ -77,6 +64,19 @@ def local_search(problem: Problem, search: Search) -> Answer:
         return Answer(None, reason=proof, evaluations=first.evaluations)
     best = improve(problem, [first], search, clock, config)
     return as_answer(problem, best, "local_search")
+
+
+def compile_for_large(problem: Problem) -> None:
+    """Compile what only large graphs need, where this is one: budgets start after compilation."""
+    if problem.num_ops <= SearchConfig().windows_above or not Windows.know(problem):
+        return
+
+    def small(tiny: Problem, search: Search) -> Answer:
+        config = SearchConfig(windows_above=1)
+        first = score_all(tiny, list(single_assignments(tiny)))[:1]
+        return as_answer(tiny, improve(tiny, first, search, Clock(None), config), "windows")
+
+    compile_once("windows", small, problem.objective)
 
 
 def as_answer(problem: Problem, best: Scored, name: str) -> Answer:
@@ -105,7 +105,7 @@ def improve(
     `guide` tells annealing which moves to prefer.
     """
     config = config or SearchConfig()
-    budget = _Budget(clock, search, config, sum(start.evaluations for start in starts))
+    budget = Budget(clock, search, config, sum(start.evaluations for start in starts))
     budget.guide = guide
     best = min(starts, key=lambda scored: scored.key)
     try:
@@ -116,53 +116,14 @@ def improve(
             best = min(best, fixed, key=lambda scored: scored.key)
         starts = _with_best_ranks(problem, starts, budget)
         best = min(best, *starts, key=lambda scored: scored.key)
-        if annealer_of(problem).simulates and problem.num_ops > config.coarse_above:
-            found = _search_coarse(problem, starts, search, budget, config)
-            starts = [*found, *starts][:2]
-            best = min(best, *starts, key=lambda scored: scored.key)
-        best = _search(problem, starts, search.seed, budget, best)
+        best = _search_levels(problem, starts, search, budget, best, config)
     except KeyboardInterrupt:
         LOG.info("interrupted; the best placement so far is kept")
         best = min(best, budget.best or best, key=lambda scored: scored.key)
     return replace(best, evaluations=budget.used)
 
 
-class _Budget:
-    """What is left of both budgets, and the best placement for whoever is interrupted."""
-
-    def __init__(
-        self, clock: Clock, search: Search, config: SearchConfig, used: int, share: float = 1.0
-    ) -> None:
-        self.clock = clock
-        self.used = used
-        self.limit = search.evaluations
-        if self.limit is None and clock.seconds is None:
-            self.limit = config.max_evaluations
-        self.progress = search.progress
-        self.guide: Guide | None = None
-        self.best: Scored | None = None
-
-    def left(self) -> int | None:
-        """Evaluations left; None: as many as the clock allows."""
-        return None if self.limit is None else max(0, self.limit - self.used)
-
-    def is_over(self) -> bool:
-        """Whether either budget is spent."""
-        return self.clock.is_over() or self.left() == 0
-
-    def report(self, best: Scored) -> None:
-        """Keep the best placement and tell whoever watches."""
-        self.best = best
-        if self.progress is None:
-            return
-        by_clock = 0.0
-        if self.clock.seconds is not None:
-            by_clock = self.clock.elapsed_s() / max(self.clock.seconds, 1e-9)
-        by_count = 0.0 if not self.limit else self.used / self.limit
-        self.progress(min(1.0, max(by_clock, by_count)), best.value_s)
-
-
-def _with_best_ranks(problem: Problem, starts: list[Scored], budget: _Budget) -> list[Scored]:
+def _with_best_ranks(problem: Problem, starts: list[Scored], budget: Budget) -> list[Scored]:
     """Each start with the priorities that suit it best: its own, none, or upward ranks."""
     if not objective_of(problem).ordered:
         return starts
@@ -184,22 +145,44 @@ def _with_best_ranks(problem: Problem, starts: list[Scored], budget: _Budget) ->
     return chosen
 
 
+def _search_levels(
+    problem: Problem,
+    starts: list[Scored],
+    search: Search,
+    budget: Budget,
+    best: Scored,
+    config: SearchConfig,
+) -> Scored:
+    """Search the graph, large ones coarsely first: as METIS does for cuts (Karypis and Kumar 1998,
+    doi 10.1137/S1064827595287997), with the simulator as the judge of every level."""
+    if annealer_of(problem).simulates and problem.num_ops > config.coarse_above:
+        found = _search_coarse(problem, starts, search, budget, config)
+        starts = [*found, *starts][:2]
+        best = min(best, *starts, key=lambda scored: scored.key)
+    if problem.num_ops > config.windows_above and Windows.serve(problem, best):
+        return search_windows(problem, best, search.seed, budget)
+    return _search(problem, starts, search.seed, budget, best)
+
+
 def _search(
     problem: Problem,
     starts: list[Scored],
     seed: int,
-    budget: _Budget,
+    budget: Budget,
     best: Scored,
     config: AnnealConfig | None = None,
 ) -> Scored:
     """Rounds of annealing from every start, then from the chains that keep up."""
     config = config or annealer_of(problem).default
-    chains = [make_annealer(problem, start, seed * 64 + k) for k, start in enumerate(starts)]
+    count = max(len(starts), budget.chains)
+    given = [starts[k % len(starts)] for k in range(count)]
+    chains = [make_annealer(problem, start, seed * 64 + k) for k, start in enumerate(given)]
     steps = config.first_steps
     for round_number in itertools.count():
         before = sum(chain.evaluations for chain in chains)
-        for chain in chains:
-            best = _round(problem, chain, steps, config, budget, best)
+        for first in range(0, len(chains), budget.chains):
+            together = chains[first : first + budget.chains]
+            best = _round(problem, together, steps, config, budget, best)
             if budget.is_over():
                 return best
         if sum(chain.evaluations for chain in chains) == before:
@@ -208,27 +191,38 @@ def _search(
         chains = [
             c for c in chains if c.best().key <= (best.overflow_bytes, best.value_s * (1 + drop))
         ]
-        chains = chains or [make_annealer(problem, best, seed * 64 + len(starts) + round_number)]
+        for k in range(budget.chains - len(chains)):
+            fresh = seed * 64 + len(starts) + round_number + 32 * k
+            chains.append(make_annealer(problem, best, fresh))
         steps = int(steps * config.growth)
     raise AssertionError("rounds end with the budget")
 
 
 def _round(
     problem: Problem,
-    chain: Annealer,
+    chains: list[Annealer],
     steps: int,
     config: AnnealConfig,
-    budget: _Budget,
+    budget: Budget,
     best: Scored,
 ) -> Scored:
-    before = chain.evaluations
-    guide = None if budget.guide is None else partial(budget.guide, problem, chain)
+    """One round of each chain, side by side, with equal shares of the evaluations left."""
+    before = sum(chain.evaluations for chain in chains)
+    left = budget.left()
+    share = None if left is None else left // len(chains)
+
+    def call(chain: Annealer, clock: Clock) -> None:
+        guide = None if budget.guide is None else partial(budget.guide, problem, chain)
+        anneal(chain, steps, config, clock, share, guide)
+
+    if share == 0:
+        chains, share = chains[:1], left
     try:
-        anneal(chain, steps, config, budget.clock, budget.left(), guide)
+        side_by_side([partial(call, chain) for chain in chains], budget.clock)
     finally:
-        # An interrupt ends the round between two calls of the kernel: the chain is whole.
-        budget.used += chain.evaluations - before
-        best = min(best, chain.best(), key=lambda scored: scored.key)
+        # An interrupt ends the round between two calls of the kernel: the chains are whole.
+        budget.used += sum(chain.evaluations for chain in chains) - before
+        best = min([best, *(c.best() for c in chains)], key=lambda scored: scored.key)
         budget.report(best)
     return best
 
@@ -237,23 +231,23 @@ def _search_coarse(
     problem: Problem,
     starts: list[Scored],
     search: Search,
-    budget: _Budget,
+    budget: Budget,
     config: SearchConfig,
 ) -> list[Scored]:
-    """Starts for the fine graph, found by searching the coarse one; the best first."""
-    coarse = coarse_problem(problem, config.coarse_ops)
+    """Starts for the graph, found by searching a coarser one; the best first."""
+    coarse = coarse_problem(problem, max(config.coarse_ops, problem.num_ops // config.coarse_ratio))
     if coarse is None:
         return []
-    clock = Clock(budget.clock.left_s(config.coarse_share))
+    clock = budget.clock.part(config.coarse_share)
     left = budget.left()
     limit = None if left is None else int(config.coarse_share * left)
-    inner = _Budget(clock, replace(search, evaluations=limit, progress=None), config, 0)
+    inner = Budget(clock, replace(search, evaluations=limit, progress=None), config, 0)
     projected = [
         variant for start in starts for variant in coarse_starts(problem, coarse, start.assignment)
     ]
     begun = sorted(score_all(coarse.problem, projected), key=lambda scored: scored.key)[:2]
     inner.used, inner.guide = len(projected), budget.guide
-    found = _search(coarse.problem, begun, search.seed, inner, begun[0])
+    found = _search_levels(coarse.problem, begun, search, inner, begun[0], config)
     fine = coarse.expand_all(problem, found.assignment)
     budget.used += inner.used + len(fine)
     return sorted(score_all(problem, fine), key=lambda scored: scored.key)[:1]

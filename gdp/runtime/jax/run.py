@@ -17,7 +17,7 @@ from gdp.runtime.jax.measure import Issued, piece_seconds
 from gdp.runtime.jax.program import CutProgram, Layout
 from gdp.runtime.jax.values import argument_values, as_numpy, tolerance
 from gdp.runtime.measure import Measuring, measure
-from gdp.runtime.plan import Plan, make_plan
+from gdp.runtime.plan import Plan, make_plan, replicas_s, uncut_s
 from gdp.runtime.prediction import Prediction, roofline_prediction
 from gdp.runtime.report import (
     DEFAULT,
@@ -26,6 +26,7 @@ from gdp.runtime.report import (
     SINGLE,
     RunReport,
     SegmentTime,
+    foretold,
     measured_fields,
     row,
 )
@@ -69,6 +70,9 @@ def run_jax(
     rows = {name: row(times[f"{name}, {ONE}"], times[name]) for name in contenders}
     best = min(singles, key=lambda name: rows[name].latency_s, default="")
     baselines = {DEFAULT: DEFAULT, REPLICAS: REPLICAS} | ({SINGLE: best} if best else {})
+    expected = {REPLICAS: replicas_s(predict, objective)}
+    if best:
+        expected[SINGLE] = uncut_s(predict, objective, cluster.device_names.index(best))
     notes = [f"devices: {', '.join(map(str, devices))}", *whole.notes]
     if best:
         notes.append(f"the single device is {best}")
@@ -77,7 +81,7 @@ def run_jax(
             objective,
             (plan.latency_s, plan.period_s),
             rows[PLACED],
-            {k: rows[n] for k, n in baselines.items() if n in rows},
+            {k: foretold(rows[n], expected.get(k)) for k, n in baselines.items() if n in rows},
             measuring,
         ),
         model=graph.name,

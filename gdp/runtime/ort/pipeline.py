@@ -2,8 +2,9 @@
 
 Every sample in flight has a slot: its own tensors, allocated once and bound to the sessions, so
 that a piece reads what another wrote without a copy. A worker runs, of the pieces that are ready on
-its core, the one that is due first. One slot gives the latency of single samples, several a
-pipeline; the queues are bounded because there are no more samples than slots.
+its core, the one that is due first. A piece may have several workers, each with a session of its
+own: sample i is run by worker i modulo their number. One slot gives the latency of single samples,
+several a pipeline; the queues are bounded because there are no more samples than slots.
 """
 
 import heapq
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,13 @@ from gdp.runtime.measure import Quota
 from gdp.runtime.ort.sessions import pinned
 from gdp.runtime.ort.values import from_array, to_array
 from gdp.runtime.statistics import Trace
+
+
+class Serving(NamedTuple):
+    """A worker and the session with which it runs a stage."""
+
+    worker: int
+    session: Any  # onnxruntime.InferenceSession
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,12 @@ class Stage:
     readers: tuple[int, ...] = ()  # positions of the stages that read from it
     waits_for: int = 0  # stages that it reads from
     rank: int = 0  # smallest first among the ready pieces of one sample
+    others: tuple[Serving, ...] = ()  # who serve with the worker in turn
+
+    @property
+    def serving(self) -> tuple[Serving, ...]:
+        """All who serve the stage, in the order of the samples."""
+        return (Serving(self.worker, self.session), *self.others)
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,7 @@ class Slot:
     """The tensors of one sample in flight, bound to every stage."""
 
     values: Mapping[str, Any]  # onnxruntime.OrtValue by name
-    bindings: tuple[Any, ...]  # onnxruntime.IOBinding of each stage
+    bindings: tuple[tuple[Any, ...], ...]  # onnxruntime.IOBinding of each stage and who serves it
 
     def read(self, name: str) -> np.ndarray:
         """A copy of a tensor: the memory is written again by the next sample."""
@@ -66,15 +80,20 @@ def make_slot(
             if kind == _STRING:
                 raise ModelError(f"{name!r} holds strings, which cannot be handed over")
             values[name] = ort.OrtValue.ortvalue_from_shape_and_type(like[name].shape(), kind)
-    bindings = []
-    for stage in stages:
-        binding = stage.session.io_binding()
+    return Slot(values, tuple(_bindings(stage, values) for stage in stages))
+
+
+def _bindings(stage: Stage, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The tensors of a slot bound to every session of a stage."""
+    found = []
+    for _, session in stage.serving:
+        binding = session.io_binding()
         for name in stage.inputs:
             binding.bind_ortvalue_input(name, values[name])
         for name in stage.outputs:
             binding.bind_ortvalue_output(name, values[name])
-        bindings.append(binding)
-    return Slot(values, tuple(bindings))
+        found.append(binding)
+    return tuple(found)
 
 
 _STRING = 8  # onnx.TensorProto.STRING
@@ -94,6 +113,7 @@ class Pipeline:
     ) -> None:
         self._cycle = cycle or Cycle(1.0, (0.0,) * len(stages), len(slots))
         self._stages = tuple(stages)
+        self._serving = tuple(stage.serving for stage in stages)
         self._slots = tuple(slots)
         self._cores = [tuple(own) for own in cores]
         self._lock = threading.Lock()
@@ -144,6 +164,7 @@ class Pipeline:
             finish_s=tuple(finish for finish, _ in finished),
             stage_runs=tuple(tuple(runs) for runs in self._stage_runs),
             worker=tuple(stage.worker for stage in self._stages),
+            turns=tuple(len(serving) for serving in self._serving),
         )
 
     def run(self, samples: int) -> Trace:
@@ -188,10 +209,10 @@ class Pipeline:
         found = []
         for position in ready:
             self._sequence += 1
-            stage = self._stages[position]
-            due_s = self._cycle.due(self._sample_of[slot], position)
-            item = (due_s, stage.rank, self._sequence, position, slot)
-            found.append((stage.worker, item))
+            sample, serving = self._sample_of[slot], self._serving[position]
+            due_s = self._cycle.due(sample, position)
+            item = (due_s, self._stages[position].rank, self._sequence, position, slot)
+            found.append((serving[sample % len(serving)].worker, item))
         return found
 
     def _work(self, worker: int) -> None:
@@ -209,9 +230,10 @@ class Pipeline:
             self._done.set()
 
     def _run_stage(self, worker: int, heap: list[_Item], position: int, slot: int) -> None:
-        stage = self._stages[position]
+        stage, serving = self._stages[position], self._serving[position]
+        turn = self._sample_of[slot] % len(serving)
         begin_s = time.perf_counter()
-        stage.session.run_with_iobinding(self._slots[slot].bindings[position])
+        serving[turn].session.run_with_iobinding(self._slots[slot].bindings[position][turn])
         end_s = time.perf_counter()
         self._stage_runs[position].append((begin_s, end_s))
         ready, missing = [], self._missing[slot]

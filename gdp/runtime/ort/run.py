@@ -11,6 +11,7 @@ from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
+from gdp.placement import Teams
 from gdp.runtime.compare import Repeatable, Verdict, judge
 from gdp.runtime.cycle import Cycle
 from gdp.runtime.measure import Measured, Measuring, measure
@@ -22,6 +23,7 @@ from gdp.runtime.ort.sessions import can_pin, core_of_device, versions
 from gdp.runtime.ort.source import Source, load_source, randomised
 from gdp.runtime.ort.stages import CutPlan, cut_plan, make_stages, plan_cycle, whole_stage
 from gdp.runtime.ort.values import to_array
+from gdp.runtime.plan import replicas_s, uncut_s
 from gdp.runtime.prediction import Prediction, roofline_prediction
 from gdp.runtime.report import (
     DEFAULT,
@@ -29,6 +31,7 @@ from gdp.runtime.report import (
     SINGLE,
     RunReport,
     SegmentTime,
+    foretold,
     measured_fields,
     row,
 )
@@ -63,12 +66,14 @@ def run_onnx(
     cluster: Cluster,
     device: Int[np.ndarray, "N"],
     *,
+    teams: Teams = (),
     dims: Mapping[str, int] | None = None,
     objective: str = "latency",
     measuring: Measuring = Measuring(),  # noqa: B008  # frozen
     predict: Prediction | None = None,
 ) -> RunReport:
-    """Execute a placement: one session per segment, one pinned thread per device that is a core.
+    """Execute a placement: one session per segment, one pinned thread per device that is a core;
+    the devices of a team have a session each and take the samples in turn.
 
     `graph` must be imported from `path`, with its symbolic dimensions bound. Without `predict`,
     predictions are of roofline costs of the fused ops. A model without weights of its own gets
@@ -78,12 +83,18 @@ def run_onnx(
     cores = core_of_device(cluster)
     source = randomised(load_source(path, dims), measuring.seed)
     predict = predict or roofline_prediction(graph, cluster, device, objective)
+    predict = predict._replace(teams=teams)
     plan = cut_plan(source.model, graph, predict, objective)
     ready = prepare(source, graph, plan, cores, measuring.seed)
     comparison = check_outputs(ready)
     with _contenders(source, ready, cores, cores[cluster.host]) as contenders:
         times = measure(contenders, rounds=measuring.rounds, seconds=measuring.seconds)
-    baselines = {name: row(times[name]) for name in (SINGLE, DEFAULT, REPLICAS)}
+    expected = {
+        SINGLE: uncut_s(predict, objective, cluster.host), REPLICAS: replicas_s(predict, objective)
+    }  # fmt: skip
+    baselines = {
+        name: foretold(row(times[name]), expected.get(name)) for name in (SINGLE, DEFAULT, REPLICAS)
+    }
     return RunReport(
         **measured_fields(
             objective,
@@ -170,7 +181,7 @@ def _segments(ready: Prepared, cluster: Cluster, one: Measured) -> tuple[Segment
     plan = ready.plan
     return tuple(
         SegmentTime(
-            device=cluster.device_names[device],
+            device=",".join(cluster.device_names[d] for d in plan.devices_of(device)),
             ops=len(piece.ops),
             input_bytes=size(piece.inputs),
             output_bytes=size(piece.outputs),

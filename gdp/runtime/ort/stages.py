@@ -8,8 +8,8 @@ import onnx
 
 from gdp.exporters.ort_cut import Cut, cut_model
 from gdp.graph.op_graph import OpGraph
-from gdp.runtime.cycle import Cycle, cyclic_schedule
-from gdp.runtime.ort.pipeline import Stage
+from gdp.runtime.cycle import Cycle, turn_schedule
+from gdp.runtime.ort.pipeline import Serving, Stage
 from gdp.runtime.ort.sessions import make_session, pinned
 from gdp.runtime.ort.source import Source
 from gdp.runtime.plan import Plan, make_plan
@@ -45,22 +45,25 @@ def make_stages(
     plan: CutPlan, source: Source, cores: Sequence[int]
 ) -> tuple[list[Stage], list[tuple[int, ...]]]:
     """A stage with its session for every piece, and the cores of the workers that run them."""
-    used = sorted(set(plan.piece_device))
+    used = _used_devices(plan)
     worker = {device: i for i, device in enumerate(used)}
     maker = plan.cut.maker()
     sources = [{maker[n] for n in piece.inputs if n in maker} for piece in plan.cut.pieces]
     stages = []
     for i, (piece, device) in enumerate(zip(plan.cut.pieces, plan.piece_device, strict=True)):
-        with pinned([cores[device]]):
-            session = make_session(piece.model, source)
+        serving = []
+        for member in plan.devices_of(device):
+            with pinned([cores[member]]):
+                serving.append(Serving(worker[member], make_session(piece.model, source)))
         stages.append(
             Stage(
-                worker=worker[device],
-                session=session,
+                worker=serving[0].worker,
+                session=serving[0].session,
                 inputs=piece.inputs,
                 outputs=piece.outputs,
                 readers=tuple(j for j, reads in enumerate(sources) if i in reads),
                 waits_for=len(sources[i]),
+                others=tuple(serving[1:]),
             )
         )
     return stages, [(cores[device],) for device in used]
@@ -70,8 +73,14 @@ def plan_cycle(plan: CutPlan) -> Cycle:
     """When the pieces of several samples are due, by their predicted seconds."""
     maker = plan.cut.maker()
     sources = [sorted({maker[n] for n in piece.inputs if n in maker}) for piece in plan.cut.pieces]
-    used = sorted(set(plan.piece_device))
-    return cyclic_schedule([used.index(d) for d in plan.piece_device], plan.piece_s, sources)
+    return turn_schedule(
+        [plan.devices_of(device) for device in plan.piece_device], plan.piece_s, sources
+    )
+
+
+def _used_devices(plan: CutPlan) -> list[int]:
+    """The devices that some piece needs, ascending."""
+    return sorted({d for device in plan.piece_device for d in plan.devices_of(device)})
 
 
 def whole_stage(source: Source, cores: Sequence[int]) -> tuple[list[Stage], list[tuple[int, ...]]]:

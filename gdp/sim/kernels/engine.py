@@ -51,12 +51,19 @@ NEXT, END, TIE, TENSOR, WANTED, LANE = (np.uint64(k) for k in range(1, 7))
 @typing.no_type_check
 def run_events(a, w, device, by_rank, record):
     """The latency in seconds of one placement; see `gdp.sim.engine` for the arguments."""
-    _reset(a, w, device, by_rank, record)
+    reset(a, w, device, by_rank, record)
+    return run_until(a, w, by_rank, record, np.uint64(len(device)))
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def run_until(a, w, by_rank, record, stop):
+    """Go on from the state in `w` until at least `stop` ops (uint64) are done; the time of it."""
     return _events(
         a, w, a.op_s_flat, a.segment_pairs_s, a.op_first_use, a.use_pairs, a.tensor_bytes,
         a.link_pairs, a.channel_flat, a.ordered, w.state, w.queue_op, w.clock_s, w.mark,
         w.entry_s, w.entry_op, w.next_chunk, w.ready_bits, w.position, w.by_position,
-        by_rank, record,
+        by_rank, record, stop,
     )  # fmt: skip
 
 
@@ -77,12 +84,12 @@ def set_order(w, order):
 def _events(
     a, w, op_s, segment_s, op_first_use, use_pairs, tensor_bytes, link_pairs, channel, ordered,
     state, queue_op, clock_s, mark, entry_s, entry_op, next_chunk, ready_bits, position,
-    by_position, by_rank, record,
+    by_position, by_rank, record, stop,
 ):  # fmt: skip
     n, d = np.uint64(len(state)), np.uint64(len(ordered))
     latency_s = 0.0
-    done = U0
-    while done < n:
+    done = np.uint64(w.num_done[0])
+    while done < stop:
         now_s = clock_s[U0]
         for i in range(U1, d):
             now_s = min(now_s, clock_s[i])
@@ -111,6 +118,8 @@ def _events(
             if op == NONE:
                 break
             mark[which] = NONE
+            if record:
+                w.done_op[done] = op
             done += U1
             latency_s = now_s
             _finish(
@@ -126,12 +135,14 @@ def _events(
                     w, op_s, segment_s, state, queue_op, clock_s, mark, ready_bits, by_position,
                     n, d, i, now_s, by_rank, record,
                 )  # fmt: skip
+    w.num_done[0] = done
     return latency_s
 
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def _reset(a, w, device, by_rank, record):
+def reset(a, w, device, by_rank, record):
+    """Make `w` the state before the first event."""
     n, d = np.uint64(len(a.state)), np.uint64(len(a.ordered))
     for op in range(n):
         w.state[op] = a.state[op] | np.uint32(device[op] << 1)
@@ -141,15 +152,9 @@ def _reset(a, w, device, by_rank, record):
     w.mark[:] = U0
     w.mark[:d] = NONE
     w.mark[TENSOR * d : LANE * d] = NONE
-    for lane in range(d * d):
-        w.mark[LANE * d + U2 * lane] = lane * CHUNK_SIZE
-        w.mark[LANE * d + U2 * lane + U1] = lane * CHUNK_SIZE
-    # Chunks beyond the first D * D are free, as a list that starts at the last entry.
-    chunks = np.uint64(len(w.next_chunk)) >> U1
-    for k in range(d * d, chunks):
-        w.next_chunk[k] = k + U1
-    w.next_chunk[chunks - U1] = d * d
+    clear_lanes(w.mark, w.next_chunk, d)
     w.num_sent[0] = 0
+    w.num_done[0] = 0
     if by_rank:
         clear_bits(w.ready_bits)
     if record:
@@ -162,6 +167,20 @@ def _reset(a, w, device, by_rank, record):
             w.queue_op, w.clock_s, w.mark, w.ready_bits, w.position, n, d, op,
             np.uint64(device[op]), 0.0, by_rank,
         )  # fmt: skip
+
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def clear_lanes(mark, next_chunk, d):
+    """Empty all lanes: each has one chunk, and those beyond the first D * D are free."""
+    for lane in range(d * d):
+        mark[LANE * d + U2 * lane] = lane * CHUNK_SIZE
+        mark[LANE * d + U2 * lane + U1] = lane * CHUNK_SIZE
+    # The free chunks are a list that starts at the last entry.
+    chunks = np.uint64(len(next_chunk)) >> U1
+    for k in range(d * d, chunks):
+        next_chunk[k] = k + U1
+    next_chunk[chunks - U1] = d * d
 
 
 @numba.njit(**INNER_INLINE)
@@ -226,9 +245,9 @@ def _arrivals(
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def _append(clock_s, mark, entry_s, entry_op, next_chunk, d, source, to, arrive_s, op):
-    """Queue that op on device `to` gets an input from device `source` at a time."""
-    fill = LANE * d + U2 * (to * d + source) + U1
+def push(mark, entry_s, entry_op, next_chunk, d, lane, arrive_s, op):
+    """Put an arrival into a lane, behind those that are as early."""
+    fill = LANE * d + U2 * lane + U1
     entry, chunks = mark[fill], np.uint64(len(next_chunk)) >> U1
     place = entry
     while place != mark[fill - U1]:
@@ -251,6 +270,13 @@ def _append(clock_s, mark, entry_s, entry_op, next_chunk, d, source, to, arrive_
         next_chunk[chunks + chunk] = entry // CHUNK_SIZE
         after = chunk * CHUNK_SIZE
     mark[fill] = after
+
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def _append(clock_s, mark, entry_s, entry_op, next_chunk, d, source, to, arrive_s, op):
+    """Queue that op on device `to` gets an input from device `source` at a time."""
+    push(mark, entry_s, entry_op, next_chunk, d, to * d + source, arrive_s, op)
     head = HEAD * d + to * d + source
     clock_s[head] = min(clock_s[head], arrive_s)
     clock_s[to] = min(clock_s[to], arrive_s + clock_s[WHILE_BUSY * d + to])

@@ -1,8 +1,9 @@
 """The placement of least period: the linear program of loads with whole placements.
 
 The program is that of `gdp.bounds.load_program`, which is the simulator's period exactly. Memory is
-not: of activations, only the buffers of what is received are counted, so where memory binds the
-program is a relaxation.
+there row by row (`gdp.bounds.load_memory`): where a solution overflows a device, the row that it
+breaks is added and the program solved again, until a solution fits. What a training pipeline keeps
+for the stages that follow has no row, so there the program stays a relaxation.
 
 Axes: G groups, D devices.
 """
@@ -10,8 +11,9 @@ Axes: G groups, D devices.
 import numpy as np
 from jaxtyping import Bool, Float
 
+from gdp.bounds.load_memory import NO_MARKS, Marks
 from gdp.bounds.load_program import build, group_seconds, least_whole
-from gdp.methods.exact.load_program import UNIT, LoadSolution, read_solution
+from gdp.methods.period.solution import UNIT, LoadSolution, read_solution
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import classes_of, links_alike, same
@@ -27,17 +29,30 @@ def too_large(problem: Problem) -> str:
     return f"{count} variables" if count > MOST_VARIABLES else ""
 
 
-def solve_period(problem: Problem, upper_s: float, seconds: float | None) -> LoadSolution:
-    """The devices of the groups with the least period below `upper_s`."""
+def solve_period(
+    problem: Problem,
+    upper_s: float,
+    seconds: float | None,
+    marks: Marks = NO_MARKS,
+    *,
+    may: Bool[np.ndarray, "G D"] | None = None,
+    relative_gap: float = 1e-6,
+    nodes: int | None = None,
+) -> LoadSolution:
+    """The devices of the groups with the least period below `upper_s`, memory at the marks kept.
+
+    With `may` groups go where it says; else anywhere that renaming devices does not make needless.
+    """
     work_s = group_seconds(problem)
     finite = np.isfinite(upper_s)
     unit_s = (upper_s if finite else _any_upper_s(problem, work_s)) / UNIT
-    model = build(problem, unit_s)
-    may = np.isfinite(work_s) & (work_s <= upper_s) & ~_renamed(problem, work_s)
+    model = build(problem, unit_s, marks)
+    may = ~_renamed(problem, work_s) if may is None else may
+    may = may & np.isfinite(work_s) & (work_s <= upper_s)
     possible = model.possible.copy()
     possible[: may.size] &= may.reshape(-1)
     model = model._replace(possible=possible)
-    solution = least_whole(model, (0.0, upper_s / unit_s), seconds, 1e-6)
+    solution = least_whole(model, (0.0, upper_s / unit_s), seconds, relative_gap, nodes)
     return read_solution(solution, np.arange(may.size).reshape(may.shape), upper_s, 1.0 / unit_s)
 
 

@@ -1,0 +1,124 @@
+"""Offloading as accelerate does it: weights rest in host memory or on disk, and cross the link to
+the device that computes at every use.
+
+An offload device stands for that in a cluster. An op on it takes the time of its weights' way to
+the main device and of its computation there; its tensors are the main device's, so that nothing
+has to be moved between the two. The main device keeps room for what streams through it. What this
+leaves out: the main device and its offload device could overlap here, while accelerate copies,
+then computes. Placements that keep modules whole are chains, in which nothing overlaps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
+from gdp.costs.base import CostModel
+from gdp.graph.op_graph import OpGraph
+
+KINDS = {"cpu": "offload-cpu", "disk": "offload-disk"}
+"""The kind of the device that stands for each place where weights may rest."""
+DISK_BYTES_PER_S = 2e9
+"""Of a disk that the cluster does not describe: a solid-state disk on four lanes of PCIe 3.0, with
+the copy to host memory."""
+DISK_LATENCY_S = 100e-6
+MAX_SHARE = 0.5  # of the main device's memory that is kept for what streams, at most
+
+
+def is_offload(device: Device) -> bool:
+    """Whether a device only stands for weights that rest elsewhere."""
+    return device.kind in KINDS.values()
+
+
+def main_device(cluster: Cluster) -> int | None:
+    """The device that computes what is offloaded: the first accelerator."""
+    found = (i for i, d in enumerate(cluster.devices) if not d.is_cpu and not is_offload(d))
+    return next(found, None)
+
+
+def resident(cluster: Cluster) -> Cluster:
+    """The cluster where CPUs hold inputs and outputs and compute nothing, as under accelerate."""
+    if main_device(cluster) is None:
+        return cluster
+    devices = [replace(d, supported=frozenset()) if d.is_cpu else d for d in cluster.devices]
+    return replace(cluster, devices=tuple(devices))
+
+
+def with_offload(cluster: Cluster, targets: Sequence[str], reserved_bytes: int = 0) -> Cluster:
+    """The resident cluster with an offload device per target ("cpu", "disk"), the main device's
+    memory less what streams through it. Unchanged where there is no accelerator."""
+    main = main_device(cluster)
+    if main is None:
+        return cluster
+    base, d, k = resident(cluster), cluster.num_devices, len(targets)
+    host_bytes = sum(device.memory_bytes for device in cluster.devices if device.is_cpu)
+    room = {"cpu": min(host_bytes or UNLIMITED_BYTES, UNLIMITED_BYTES), "disk": UNLIMITED_BYTES}
+    devices = list(base.devices)
+    reserved = min(reserved_bytes, int(MAX_SHARE * devices[main].memory_bytes))
+    devices[main] = replace(devices[main], memory_bytes=devices[main].memory_bytes - reserved)
+    devices += [
+        replace(base.devices[main], name=f"{t} offload", kind=KINDS[t], memory_bytes=room[t])
+        for t in targets
+    ]
+    # What is said of the main device holds for what stands for its weights, too.
+    rows = np.array([*range(d), *[main] * k])
+    same = rows[:, None] == rows[None, :]
+    bandwidth = np.where(same, np.inf, cluster.link_bytes_per_s[np.ix_(rows, rows)])
+    latency = np.where(same, 0.0, cluster.link_latency_s[np.ix_(rows, rows)])
+    channel = cluster.channel[np.ix_(rows, rows)].copy()
+    aliases = np.flatnonzero(same.reshape(-1) & ~np.eye(d + k, dtype=bool).reshape(-1))
+    channel.reshape(-1)[aliases] = cluster.num_channels + np.arange(len(aliases))
+    return replace(
+        cluster, devices=tuple(devices), link_bytes_per_s=bandwidth, link_latency_s=latency,
+        channel=channel,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Costs on a cluster of `with_offload`: those of another model, and the way of the weights."""
+
+    base: CostModel
+
+    @property
+    def reads_unfused(self) -> bool:
+        return bool(getattr(self.base, "reads_unfused", False))
+
+    @property
+    def __name__(self) -> str:
+        return f"{getattr(self.base, '__name__', type(self.base).__name__)}, weights streamed"
+
+    def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
+        plain = [i for i, device in enumerate(cluster.devices) if not is_offload(device)]
+        main = main_device(cluster)
+        seconds = np.full((graph.num_ops, cluster.num_devices), np.inf)
+        seconds[:, plain] = self.base(graph, _part(cluster, plain))
+        for i, device in enumerate(cluster.devices):
+            if is_offload(device) and main is not None:
+                way_s = weight_way_s(graph, cluster, main, device.kind)
+                seconds[:, i] = np.where(graph.is_io, np.inf, seconds[:, main] + way_s)
+        return seconds
+
+
+def weight_way_s(graph: OpGraph, cluster: Cluster, main: int, kind: str) -> Float[np.ndarray, "N"]:
+    """Seconds in which the weights of each op reach the main device."""
+    hosts = [i for i, device in enumerate(cluster.devices) if device.is_cpu]
+    host = hosts[0] if hosts else cluster.host
+    rate, latency_s = cluster.link_bytes_per_s[host, main], cluster.link_latency_s[host, main]
+    if kind == KINDS["disk"]:
+        # From disk to host memory, then over the link.
+        rate = 1.0 / (1.0 / rate + 1.0 / DISK_BYTES_PER_S)
+        latency_s += DISK_LATENCY_S
+    return np.where(graph.weight_bytes > 0, latency_s + graph.weight_bytes / rate, 0.0)
+
+
+def _part(cluster: Cluster, kept: Sequence[int]) -> Cluster:
+    index = np.ix_(kept, kept)
+    return replace(
+        cluster, devices=tuple(cluster.devices[i] for i in kept),
+        link_bytes_per_s=cluster.link_bytes_per_s[index].copy(),
+        link_latency_s=cluster.link_latency_s[index].copy(),
+        channel=cluster.channel[index].copy(),
+    )  # fmt: skip

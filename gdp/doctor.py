@@ -1,0 +1,198 @@
+"""What works here: installed libraries, devices, runtimes, costs that match, caches, the policy.
+
+Every check answers and none stops the others: what a library raises is what the check found.
+"""
+
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from gdp.cluster.types import UNLIMITED_BYTES
+from gdp.units import format_bytes
+from gdp.version import DISTRIBUTION, gdp_version
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+FOR_USERS = ("metis", "exact", "openvino", "torch", "plots")
+"""The extras that a user of gdp may want; the others are for who works on it."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    area: str
+    name: str
+    status: str  # OK; WARN: gdp works, but less well; FAIL: part of gdp does not work
+    found: str
+    advice: str = ""
+
+
+def examine() -> dict[str, Any]:
+    """Everything that `gdp doctor` says, as plain data; `healthy` where nothing fails."""
+    checks = [
+        check
+        for area, look in AREAS.items()
+        for check in _guarded(area, look)
+    ]  # fmt: skip
+    return {
+        "gdp": gdp_version(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "healthy": all(check.status != FAIL for check in checks),
+        "checks": [asdict(check) for check in checks],
+    }
+
+
+def _guarded(area: str, look: Callable[[], Iterator[Check]]) -> Iterator[Check]:
+    """The checks of an area; one that raises has failed, and ends it."""
+    try:
+        yield from look()
+    except Exception as error:  # whatever a broken library raises
+        yield Check(area, area, FAIL, f"{type(error).__name__}: {error}")
+
+
+def _libraries() -> Iterator[Check]:
+    from packaging.requirements import Requirement
+
+    try:
+        wanted = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
+    except metadata.PackageNotFoundError:
+        yield Check(
+            "libraries", DISTRIBUTION, WARN, "not installed: run from a source tree",
+            "pip install -e . says which versions of its libraries are wanted",
+        )  # fmt: skip
+        return
+    for requirement in wanted:
+        extra = _extra(str(requirement.marker or ""))
+        if extra is None or extra in FOR_USERS:
+            yield _library(requirement, extra)
+
+
+def _extra(marker: str) -> str | None:
+    found = re.search(r"""extra == ['"]([^'"]+)['"]""", marker)
+    return found and found[1]
+
+
+def _library(requirement: Any, extra: str | None) -> Check:
+    """One library: of the core, where it must be there, or of an extra, where it may."""
+    install = f"pip install '{DISTRIBUTION}{f'[{extra}]' if extra else ''}'"
+    area = f"extra {extra}" if extra else "libraries"
+    try:
+        found = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        status = FAIL if extra is None else OK
+        return Check(area, requirement.name, status, "not installed", install)
+    if requirement.specifier.contains(found, prereleases=True):
+        return Check(area, requirement.name, OK, found)
+    status = FAIL if extra is None else WARN
+    return Check(area, requirement.name, status, f"{found}, but {requirement.specifier} is wanted",
+                 install)  # fmt: skip
+
+
+def _runtimes() -> Iterator[Check]:
+    for name, package, look in RUNTIMES:
+        try:
+            metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+        try:
+            yield Check("runtimes", name, OK, ", ".join(look()))
+        except Exception as error:  # an import or a driver that fails in its own way
+            yield Check("runtimes", name, FAIL, f"{type(error).__name__}: {error}",
+                        f"reinstall {package}")  # fmt: skip
+
+
+def _onnxruntime_devices() -> list[str]:
+    from gdp.runtime.ort.telemetry import ort
+
+    return ort.get_available_providers()
+
+
+def _jax_devices() -> list[str]:
+    import jax
+
+    return [f"{device.platform}:{device.id} ({device.device_kind})" for device in jax.devices()]
+
+
+def _openvino_devices() -> list[str]:
+    # At import its tools report to their makers, from a forked process, where this module is.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    return openvino.Core().available_devices
+
+
+def _torch_devices() -> list[str]:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(count))]
+
+
+RUNTIMES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
+    ("ONNX Runtime", "onnxruntime", _onnxruntime_devices),
+    ("JAX", "jax", _jax_devices),
+    ("OpenVINO", "openvino", _openvino_devices),
+    ("PyTorch", "torch", _torch_devices),
+)
+"""Name, distribution, and what lists the devices that a runtime sees."""
+
+
+def _devices() -> Iterator[Check]:
+    """This machine's devices, and the costs that a placement on them uses."""
+    from gdp.cluster.detect import local_cluster
+    from gdp.costs.default import shipped
+    from gdp.costs.learned import LearnedCosts
+
+    costs = LearnedCosts(shipped())
+    for device in local_cluster().devices:
+        memory = format_bytes(device.memory_bytes) if device.memory_bytes < UNLIMITED_BYTES else "-"
+        model = f", {device.model}" if device.model else ""
+        yield Check("devices", device.name, OK, f"{device.kind}, {memory}{model}")
+        found = costs.of(device)
+        if found is not None:
+            yield Check("costs", device.name, OK, found.label())
+        else:
+            yield Check(
+                "costs", device.name, WARN, "no calibration matches: datasheet numbers",
+                "measure it: gdp profile MODEL... -o P, then gdp calibrate P -o COSTS",
+            )  # fmt: skip
+
+
+def _caches() -> Iterator[Check]:
+    from gdp.kernels import cache
+
+    where = cache.kept_in()
+    if where is not None:
+        yield Check("caches", "compiled kernels", OK, where)
+    else:
+        yield Check(
+            "caches", "compiled kernels", WARN,
+            "no folder can be written to: every run compiles for a minute",
+            "set NUMBA_CACHE_DIR to a folder that can be written to",
+        )  # fmt: skip
+
+
+def _checkpoints() -> Iterator[Check]:
+    from gdp.costs.default import shipped
+    from gdp.policy.method import load
+    from gdp.policy.policy import default_checkpoint
+
+    folder = default_checkpoint()
+    if (folder / "meta.json").exists():
+        load(None)
+        yield Check("checkpoints", "policy", OK, str(folder))
+    else:
+        yield Check("checkpoints", "policy", WARN, f"none at {folder}", "gdp pretrain makes one")
+    labels = [calibration.label() for calibration in shipped()]
+    yield Check("checkpoints", "costs", OK if labels else WARN, "; ".join(labels) or "none")
+
+
+AREAS: dict[str, Callable[[], Iterator[Check]]] = {
+    "libraries": _libraries, "runtimes": _runtimes, "devices": _devices, "caches": _caches,
+    "checkpoints": _checkpoints,
+}  # fmt: skip

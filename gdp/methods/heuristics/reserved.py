@@ -1,0 +1,47 @@
+"""List schedules under memory limits that are lowered by what the schedule before missed.
+
+A plan counts memory as it places ops; what a run needs shows when it is simulated, with other
+overlaps and, in a pipeline, with buffers. The difference becomes a reserve on that device.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.methods.base import Assignment
+from gdp.methods.ranks import as_rank
+from gdp.problem.arrays import Arrays, arrays_of
+from gdp.problem.problem import Problem
+from gdp.sim.objectives import memory_binds, peaks
+
+ROUNDS = 12
+_LEAST = 0.02  # of its memory is left to a device
+_MORE = 0.1  # of what is missing is reserved beyond it, times the round
+
+
+class Plan(Protocol):
+    """What a list scheduler makes."""
+
+    @property
+    def device(self) -> Int[np.ndarray, "N"]: ...
+    @property
+    def start_s(self) -> Float[np.ndarray, "N"]: ...
+
+
+def reserved_assignments(problem: Problem, make: Callable[[Arrays], Plan]) -> Iterator[Assignment]:
+    """Plans under lower and lower limits, up to the first that fits; none where memory is ample."""
+    if not memory_binds(problem):
+        return
+    a = arrays_of(problem)
+    capacity = a.memory_bytes.astype(float)
+    limit = capacity.copy()
+    for attempt in range(ROUNDS):
+        plan = make(a._replace(memory_bytes=limit.astype(np.int64)))
+        made = Assignment(plan.device, as_rank(plan.start_s))
+        yield made
+        excess = np.maximum(peaks(problem, made.device, made.rank) - capacity, 0.0)
+        if not excess.any():
+            return
+        limit = np.maximum(limit - excess * (1.0 + _MORE * attempt), _LEAST * capacity)

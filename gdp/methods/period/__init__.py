@@ -1,0 +1,1 @@
+"""The pipeline of least period, by a mixed-integer program solved in rounds."""

@@ -1,0 +1,83 @@
+"""How the budget of a search is spent, and what is left of it."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from gdp.clock import Clock
+from gdp.methods.annealing.annealer import Annealer
+from gdp.methods.base import Search
+from gdp.methods.scoring import Scored
+from gdp.problem.problem import Problem
+
+Guide = Callable[[Problem, Annealer], None]
+"""Tells an annealing run on a problem (the graph or its coarse form) which moves to prefer."""
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How the budget is spent."""
+
+    coarse_above: int = 3000  # ops; where steps simulate, larger graphs are searched coarsely first
+    windows_above: int = 3000  # ops; schedules of larger graphs are searched stretch by stretch
+    coarse_ratio: int = 4  # ops of a graph to those of the coarse one that is searched before it
+    coarse_ops: int = 1000  # groups that are moved and simulated as one, at least
+    coarse_share: float = 0.6  # of a graph's budget, for the coarser one
+    start_share: float = 0.3  # of the seconds, for finding starts where none is given
+    drop: float = 0.02  # a chain this much worse than the best ends after its first round
+    max_evaluations: int = 200_000  # where neither seconds nor evaluations end the search
+
+
+class Budget:
+    """What is left of both budgets, and the best placement for whoever is interrupted."""
+
+    def __init__(
+        self, clock: Clock, search: Search, config: SearchConfig, used: int, share: float = 1.0
+    ) -> None:
+        self.clock = clock
+        self.used = used
+        self.limit = search.evaluations
+        if self.limit is None and clock.seconds is None:
+            self.limit = config.max_evaluations
+        self.progress = search.progress
+        self.chains = search.chains
+        self.guide: Guide | None = None
+        self.best: Scored | None = None
+
+    def left(self) -> int | None:
+        """Evaluations left; None: as many as the clock allows."""
+        return None if self.limit is None else max(0, self.limit - self.used)
+
+    def is_over(self) -> bool:
+        """Whether either budget is spent."""
+        return self.clock.is_over() or self.left() == 0
+
+    def report(self, best: Scored) -> None:
+        """Keep the best placement and tell whoever watches."""
+        self.best = best
+        if self.progress is None:
+            return
+        by_clock = 0.0
+        if self.clock.seconds is not None:
+            by_clock = self.clock.elapsed_s() / max(self.clock.seconds, 1e-9)
+        by_count = 0.0 if not self.limit else self.used / self.limit
+        self.progress(min(1.0, max(by_clock, by_count)), best.value_s)
+
+
+def side_by_side(calls: Sequence[Callable[[Clock], None]], clock: Clock) -> None:
+    """Make calls at once, each in a thread of its own; an interrupt ends them at their next look.
+
+    Kernels hold no lock, so that each has a core.
+    """
+    if len(calls) == 1:
+        calls[0](clock)
+        return
+    shared = clock.part(1.0)
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call, shared) for call in calls]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            shared.seconds = 0.0
+            raise

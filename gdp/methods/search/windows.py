@@ -1,0 +1,258 @@
+"""Search of large graphs stretch by stretch of their schedule.
+
+A step of annealing that simulates everything costs O(N); here it costs what a stretch of the
+schedule holds. Where a stretch ends the rest is taken to follow as it did, and what the steps led
+to is kept only if the exact simulation of all of it says so.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from gdp.clock import Clock
+from gdp.graph.index import inverse
+from gdp.methods.annealing.annealer import AnnealConfig, LatencyAnnealer, anneal, annealer_of
+from gdp.methods.base import Assignment
+from gdp.methods.scoring import Scored
+from gdp.methods.search.budget import Budget, Guide, side_by_side
+from gdp.problem.problem import Problem
+from gdp.sim.latency import simulate
+from gdp.sim.score import values
+from gdp.sim.snapshots import new_tails, snapshots
+
+
+@dataclass(frozen=True)
+class WindowConfig:
+    """How long the stretches are and how they are searched."""
+
+    state_ops: int = 200  # between two states, where that makes no more than `most_states`
+    most_states: int = 96
+    states: tuple[int, ...] = (1, 2, 4, 8)  # lengths of a stretch, drawn anew for each
+    after: int = 1  # states that are simulated beyond a stretch before the record is believed
+    steps: int = 150  # for each stretch
+    hot: float = 1e-4  # temperatures, as shares of the latency
+    cold: float = 1e-6
+
+
+WHOLE = AnnealConfig(hot=1e-5, cold=1e-6)
+"""Steps between stretches that simulate everything: they keep what the stretches have won."""
+
+TURN = 100
+"""Simulations of the whole graph in one turn of either kind of step."""
+
+MISSES = 20
+"""Stretches in a row in which nothing may move, after which a turn ends."""
+
+
+class Windows:
+    """One search; `step` searches one stretch."""
+
+    def __init__(
+        self, problem: Problem, start: Scored, seed: int, config: WindowConfig | None = None
+    ) -> None:
+        from gdp.methods.annealing.window_kernels import Window
+
+        self.problem, self.config = problem, config or WindowConfig()
+        start = _ranked(problem, start)
+        self.chain = LatencyAnnealer(problem, start, seed)
+        self.value_s, self.rng = start.value_s, np.random.default_rng(seed)
+        n, groups = problem.num_ops, problem.num_groups
+        count = int(np.clip(n // self.config.state_ops, 2, self.config.most_states))
+        self.states = snapshots(problem, self.chain.work, count)
+        self.tails = new_tails(self.chain.work, self.states)
+        self.window = Window(
+            place=np.zeros(n, np.int64),
+            first=np.zeros(groups, np.int64),
+            last=np.zeros(groups, np.int64),
+            group=np.zeros(groups, np.int64),
+            op=np.zeros(n, np.int64),
+            best_device=np.zeros(n, np.int32),
+            best_position=np.zeros(n, np.int64),
+            number=np.zeros(5, np.int64),
+            value=np.zeros(2),
+        )
+        self.chain.plan(1, self.chain.default)  # the shares of the kinds of steps
+        self.steps = 0  # in stretches
+        self._ops = 0  # simulated in stretches
+        self._record(0)
+
+    @staticmethod
+    def know(problem: Problem) -> bool:
+        """Whether this search is for the problem's objective."""
+        return annealer_of(problem) is LatencyAnnealer
+
+    @staticmethod
+    def serve(problem: Problem, start: Scored) -> bool:
+        """Whether this search is for the problem, and may begin here."""
+        return Windows.know(problem) and start.key < (1, np.inf)
+
+    @property
+    def evaluations(self) -> int:
+        """What was simulated, in simulations of the whole graph."""
+        return self._ops // self.problem.num_ops + self.chain.evaluations
+
+    def _record(self, k: int) -> float:
+        from gdp.methods.annealing.window_kernels import record
+
+        c = self.chain
+        self._ops += self.problem.num_ops - int(self.states.done[k])
+        return record(
+            c.methods, c.engine, c.work, self.states, self.tails, self.window, c.chain.device,
+            True, k,
+        )  # fmt: skip
+
+    def step(self, clock: Clock, left: int | None = None) -> bool:
+        """Search one stretch, and keep what it led to where the whole is no worse for it.
+
+        False where nothing may move in it, or where `left` evaluations are too few.
+        """
+        from gdp.methods.annealing.annealer_kernels import BEST_S, NOW_S
+        from gdp.methods.annealing.window_kernels import anneal_window, close_window, open_window
+
+        c, config, s = self.chain, self.config, self.states
+        count = len(s.goal)
+        length = int(self.rng.choice(config.states))
+        k = int(self.rng.integers(1 - length, count))
+        until_state, k = min(k + length, count), max(k, 0)
+        while not s.kept[k]:
+            k -= 1
+        until = self.problem.num_ops if until_state == count else int(s.goal[until_state])
+        stop = min(count, until_state + config.after)
+        steps = config.steps
+        if left is not None:
+            # The stretch, then all of it once to judge, once to record and once for the memory.
+            size = self.problem.num_ops // count * (stop - k)
+            steps = min(steps, (left - 4) * self.problem.num_ops // size)
+        if steps < 1:
+            return False
+        given = c.methods, c.engine, c.work, s, self.tails, self.window
+        groups = open_window(*given, c.chain, True, k, until, stop)
+        if groups == 0:
+            return False
+        start_s = float(self.window.value[0])
+        hot_s, cold_s = config.hot * self.value_s, config.cold * self.value_s
+        done, at_once = 0, 10
+        while done < steps and not clock.is_over():
+            at_once = min(at_once, steps - done)
+            self._ops += anneal_window(
+                *given, c.chain, c.proposal, True, done, at_once, steps, hot_s, cold_s
+            )
+            done += at_once
+        self.steps += done
+        if self.window.value[1] >= start_s:
+            self._back()
+            return True
+        value_s = close_window(c.engine, c.work, s, self.window, c.chain, True)
+        self._ops += self.problem.num_ops - int(s.done[k])
+        if value_s > self.value_s or not self._fits():
+            self._back()
+            return True
+        self.value_s = value_s
+        c.chain.best_device[:] = c.chain.device
+        c.chain.order[:] = c.work.by_position
+        c.chain.value[[NOW_S, BEST_S]] = value_s
+        self._record(k)
+        return True
+
+    def turn(self, clock: Clock, left: int | None) -> None:
+        """Search stretches for as long as `TURN` simulations of everything take."""
+        before, missed = self.evaluations, 0
+        while (spent := self.evaluations - before) < TURN and missed < MISSES:
+            if clock.is_over():
+                break
+            found = self.step(clock, None if left is None else left - spent)
+            missed = 0 if found else missed + 1
+
+    def whole(self, clock: Clock, left: int | None, guide: Guide | None) -> None:
+        """Steps that simulate everything: only they move what is spread over the schedule."""
+        call = None if guide is None else partial(guide, self.problem, self.chain)
+        if left is not None:
+            left = max(0, left - 1)  # the record takes one
+        anneal(self.chain, TURN, WHOLE, clock, left, call)
+        self._restart()
+
+    def adopt(self, other: "Windows") -> None:
+        """Go on from another search's best placement."""
+        mine, best = self.chain.chain, other.chain.chain
+        mine.best_device[:] = best.best_device
+        mine.order[:] = best.order
+        mine.value[:] = best.value
+        self._restart()
+
+    def _restart(self) -> None:
+        self._back()
+        self.value_s = self.chain.best().value_s
+        self._record(0)
+
+    def _fits(self) -> bool:
+        c = self.chain
+        if not c.engine.memory_binds:
+            return True
+        self._ops += self.problem.num_ops
+        best = c.best_with(inverse(c.work.by_position)).assignment
+        device = c.chain.device.astype(np.int64)
+        return int(values(self.problem, device[None], best.rank)[1][0]) <= c.start.overflow_bytes
+
+    def _back(self) -> None:
+        c = self.chain
+        c.chain.device[:] = c.chain.best_device
+        c.set_order(c.chain.order)
+
+    def best(self) -> Scored:
+        """The best placement so far."""
+        rank = inverse(self.chain.chain.order)
+        device = self.chain.chain.best_device.astype(np.int64)
+        overflow = self.chain.start.overflow_bytes
+        return Scored(Assignment(device, rank), overflow, self.value_s, self.evaluations)
+
+
+def _ranked(problem: Problem, start: Scored) -> Scored:
+    """The same schedule with priorities: in the order of its starts, where it has none."""
+    if start.assignment.rank is not None:
+        return start
+    schedule = simulate(problem, start.assignment.device)
+    order = np.lexsort((np.arange(problem.num_ops), schedule.finish_s, schedule.start_s))
+    return Scored(
+        Assignment(start.assignment.device, inverse(order)), start.overflow_bytes, start.value_s
+    )
+
+
+def search_windows(problem: Problem, start: Scored, seed: int, budget: Budget) -> Scored:
+    """Search stretches, and all at once, in turns, until the budget ends.
+
+    Both kinds of turns cost the same; the one that won more last time is taken three times of four.
+    After each turn all searches go on from the best.
+    """
+    if (left := budget.left()) is not None and left < 2 * budget.chains:
+        return start
+    searches = [Windows(problem, start, seed * 64 + k) for k in range(budget.chains)]
+    budget.used += sum(search.evaluations for search in searches)
+    best, gains, turn = start, [np.inf, np.inf], 0
+    while not budget.is_over():
+        kind = int(gains[1] > gains[0])
+        if turn % 4 == 3:
+            kind = 1 - kind
+        before = sum(search.evaluations for search in searches)
+        before_s, left = min(search.value_s for search in searches), budget.left()
+        share = None if left is None else left // len(searches) - 1  # adopting takes one
+        calls = [
+            partial(search.whole, left=share, guide=budget.guide)
+            if kind == 1
+            else partial(search.turn, left=share)
+            for search in searches
+        ]
+        side_by_side(calls, budget.clock)
+        first = min(searches, key=lambda search: search.value_s)
+        for search in searches:
+            if search.value_s > first.value_s:
+                search.adopt(first)
+        turn += 1
+        gains[kind] = before_s - first.value_s
+        spent = sum(search.evaluations for search in searches) - before
+        budget.used += spent
+        best = min(best, first.best(), key=lambda scored: scored.key)
+        budget.report(best)
+        if spent <= 2 * len(searches) and gains == [0.0, 0.0]:
+            break  # there is nothing to move, or too little left
+    return best

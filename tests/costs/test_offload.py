@@ -1,0 +1,112 @@
+"""Offloading by hand: weights cross the link at every use, and the main device computes."""
+
+import numpy as np
+import pytest
+
+from gdp.accelerate import place_for, place_for_accelerate, streamed_bytes, whole_modules
+from gdp.cluster.types import Cluster, Device, Link, make_cluster
+from gdp.constraints import Constraints
+from gdp.costs.offload import Streamed, resident, with_offload
+from gdp.costs.roofline import roofline
+from gdp.errors import InfeasibleError
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.methods.base import Search
+
+MB = 10**6
+SEARCH = Search(seconds=None, evaluations=50)
+
+
+def box(memory_mb: int, second_mb: int | None = None) -> Cluster:
+    """A CPU named otherwise, and one or two accelerators of 1 GFLOP/s behind links of 1 GB/s."""
+    cpu = Device("epyc", "cpu", {"default": 1e12}, 1e12)
+    gpus = [
+        Device(f"g{i}", "gpu", {"default": 1e9}, 1e12, mb * MB)
+        for i, mb in enumerate(m for m in (memory_mb, second_mb) if m is not None)
+    ]
+    links = [Link("epyc", gpu.name, 1e9) for gpu in gpus]
+    return make_cluster("box", [cpu, *gpus], links, default_bytes_per_s=1e9, default_latency_s=0.0)
+
+
+def chain(layers: int = 3, weight_mb: int = 10) -> OpGraph:
+    """Input, layers of two ops each (one holds the weights), output; 1 MFLOP per op."""
+    names, types, scope, weights = ["in"], [INPUT], [""], [0]
+    for i in range(layers):
+        names += [f"mul{i}", f"act{i}"]
+        types += ["MatMul", "Softmax"]
+        scope += [f"layers.{i}.linear", f"layers.{i}"]
+        weights += [weight_mb * MB, 0]
+    n = len(names)
+    return make_graph(
+        "chain", [*names, "out"], [*types, OUTPUT], [(i, 4) for i in range(n)],
+        [(i, i + 1) for i in range(n)], flop=[0, *[1e6] * (n - 1), 0],
+        weight_bytes=[*weights, 0], scope=[*scope, ""],
+    )  # fmt: skip
+
+
+def test_an_offload_device_takes_the_way_of_the_weights_and_the_main_devices_time() -> None:
+    graph, cluster = chain(), with_offload(box(100, 100), ["cpu", "disk"])
+    assert cluster.device_names == ("epyc", "g0", "g1", "cpu offload", "disk offload")
+    seconds = Streamed(roofline)(graph, cluster)
+    first, relu = graph.op_index["mul0"], graph.op_index["act0"]
+    # 1 ms to compute; 10 MB at 1 GB/s take 10 ms more, from disk at 2 GB/s another 5.1 ms.
+    assert seconds[first].tolist() == pytest.approx([np.inf, 1e-3, 1e-3, 11e-3, 16.1e-3])
+    assert seconds[relu].tolist() == pytest.approx([np.inf, 1e-3, 1e-3, 1e-3, 1e-3])
+    assert np.isinf(seconds[0]).tolist() == [False, True, True, True, True]
+
+
+def test_tensors_of_offloaded_ops_are_the_main_devices() -> None:
+    cluster = with_offload(box(100, 100), ["cpu"], reserved_bytes=30 * MB)
+    main, other, offload = 1, 2, 3
+    assert cluster.link_bytes_per_s[main, offload] == np.inf
+    assert cluster.link_bytes_per_s[offload, other] == 1e9
+    assert cluster.channel[offload, other] == cluster.channel[main, other]
+    assert cluster.devices[main].memory_bytes == 70 * MB
+    assert resident(cluster).devices[0].supported == frozenset()
+
+
+def test_a_machine_without_accelerators_offloads_nothing() -> None:
+    cpu = make_cluster("cpu", [Device("epyc", "cpu", {"default": 1e9}, 1e9)])
+    assert with_offload(cpu, ["cpu"]) is cpu
+    found = place_for_accelerate(chain(), cpu, method="blocks")
+    assert set(found.result.placement.device.tolist()) == {0}
+
+
+def test_what_fits_stays_on_the_accelerator_and_what_does_not_streams() -> None:
+    """Three layers of 10 MB: 6 ms where they fit. Of 25 MB one layer's room is kept, so that one
+    layer stays, and two stream 10 ms each."""
+    graph = chain()
+    whole = whole_modules(None, graph, "layer")
+    assert whole == ("layers.0", "layers.1", "layers.2")
+    fits = place_for_accelerate(graph, box(100), whole=whole, method="auto", search=SEARCH)
+    assert fits.result.score.latency_s == pytest.approx(6e-3, rel=1e-3)
+    assert "cpu offload" not in fits.cluster.device_names
+    tight = place_for_accelerate(graph, box(25), whole=whole, method="auto", search=SEARCH)
+    assert tight.result.score.latency_s == pytest.approx(26e-3, rel=1e-3)
+    devices = tight.result.placement.device
+    assert sorted(np.bincount(devices, minlength=3).tolist()) == [2, 2, 4]
+    with pytest.raises(InfeasibleError):
+        place_for_accelerate(graph, box(25), whole=whole, offload="none", method="auto",
+                             search=SEARCH)  # fmt: skip
+
+
+def test_room_is_kept_for_the_largest_module_that_streams() -> None:
+    graph = chain(2)
+    assert streamed_bytes(graph, Constraints(whole=("layers.0", "layers.1"))) == 10 * MB + 8
+    assert streamed_bytes(graph, Constraints(whole=("layers",))) == 20 * MB + 8
+
+
+def test_modules_stay_whole_by_granularity() -> None:
+    graph, cluster = chain(4), box(100, 100)
+    assert whole_modules(None, graph, "op") == ()
+    assert whole_modules(None, graph, "module") == tuple(f"layers.{i}.linear" for i in range(4))
+    for seed in range(3):
+        placed = place_for(
+            None, graph, cluster, granularity="layer", objective="throughput", method="auto",
+            search=Search(seed, None, 50),
+        )  # fmt: skip
+        device = placed.result.placement.device[1:-1].reshape(4, 2)
+        assert (device[:, 0] == device[:, 1]).all()
+    with pytest.raises(ValueError, match="accelerate moves whole modules"):
+        place_for("accelerate", graph, cluster, granularity="op")
+    with pytest.raises(ValueError, match="no granularity 'block'"):
+        whole_modules(None, graph, "block")

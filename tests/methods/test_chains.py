@@ -1,0 +1,78 @@
+"""Searches side by side: the same answer for the same seed, budget and number of chains."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from tiny import all_devices, plain_graph, random_problem, unit_cluster
+
+from gdp.clock import Clock
+from gdp.methods.base import Assignment, Search
+from gdp.methods.scoring import Scored, score_all
+from gdp.methods.search.budget import SearchConfig, side_by_side
+from gdp.methods.search.local_search import improve
+from gdp.problem.problem import Problem, make_problem
+from gdp.sim.score import values
+
+FOREVER = Clock(None)
+
+
+def begun(problem: Problem) -> Scored:
+    device = problem.group_allowed.argmax(axis=1)[problem.group]
+    return score_all(problem, [Assignment(device)])[0]
+
+
+def searched(problem: Problem, chains: int, evaluations: int, config: SearchConfig) -> Scored:
+    search = Search(seed=3, seconds=None, evaluations=evaluations, chains=chains)
+    return improve(problem, [begun(problem)], search, FOREVER, config)
+
+
+@pytest.mark.parametrize("chains", [2, 3])
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_chains_are_repeatable_and_share_their_evaluations(objective: str, chains: int) -> None:
+    problem = random_problem(4, objective=objective, num_ops=60)
+    found = [searched(problem, chains, 900, SearchConfig()) for _ in range(3)]
+    for other in found[1:]:
+        assert other.key == found[0].key
+        assert (other.assignment.device == found[0].assignment.device).all()
+    assert all(850 <= scored.evaluations <= 900 for scored in found)
+    assert found[0].key <= begun(problem).key
+
+
+def test_chains_in_windows_are_repeatable_and_exchange_the_best() -> None:
+    edges = [(i, i + k) for i in range(300) for k in (3, 7) if i + k < 300]
+    problem = make_problem(plain_graph(300, edges, 0), unit_cluster(3), np.ones((300, 3)))
+    config = SearchConfig(windows_above=100)
+    found = [searched(problem, 2, 600, config) for _ in range(2)]
+    assert found[0].value_s == found[1].value_s < begun(problem).value_s
+    assert (found[0].assignment.device == found[1].assignment.device).all()
+    assert found[0].evaluations == found[1].evaluations <= 600
+
+
+def test_two_chains_reach_the_optimum() -> None:
+    problem = random_problem(1, num_ops=9, num_devices=2)
+    value_s, overflow = values(problem, all_devices(problem))
+    found = searched(problem, 2, 8000, SearchConfig())
+    assert found.value_s <= value_s[overflow == 0].min() * (1 + 1e-12)
+
+
+def test_an_error_in_one_ends_the_others() -> None:
+    ended = threading.Event()
+
+    def waits(clock: Clock) -> None:
+        while not clock.is_over():
+            time.sleep(0.001)
+        ended.set()
+
+    def fails(clock: Clock) -> None:
+        raise KeyError(clock)
+
+    with pytest.raises(KeyError):
+        side_by_side([fails, waits], FOREVER)
+    assert ended.is_set()
+
+
+def test_no_chain_is_no_search() -> None:
+    with pytest.raises(ValueError, match="chains must be at least 1, got 0"):
+        Search(chains=0)

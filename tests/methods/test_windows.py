@@ -1,0 +1,118 @@
+"""Search by stretches of the schedule: what it expects, what it finds, what it spends."""
+
+import numpy as np
+import pytest
+from tiny import plain_graph, random_devices, random_problem, unit_cluster
+
+from gdp.clock import Clock
+from gdp.methods.base import Assignment, Search
+from gdp.methods.scoring import Scored, score_all
+from gdp.methods.search.budget import Budget, SearchConfig
+from gdp.methods.search.local_search import improve
+from gdp.methods.search.windows import WindowConfig, Windows, search_windows
+from gdp.problem.problem import Problem, make_problem
+
+FOREVER = Clock(None)
+SMALL = WindowConfig(state_ops=12, steps=40)
+
+
+def begun(problem: Problem, device: np.ndarray, rank: np.ndarray | None = None) -> Scored:
+    return score_all(problem, [Assignment(device, rank)])[0]
+
+
+def ladder(rungs: int) -> Problem:
+    """Rungs of two ops side by side between ops that wait for both, 1 s each, sent in no time."""
+    edges = []
+    for r in range(rungs):
+        edges += [(3 * r, 3 * r + 1), (3 * r, 3 * r + 2), (3 * r + 1, 3 * r + 3)]
+        edges += [(3 * r + 2, 3 * r + 3)]
+    n = 3 * rungs + 1
+    return make_problem(plain_graph(n, edges, 0), unit_cluster(2), np.ones((n, 2)))
+
+
+def fine(seed: int, num_ops: int = 150) -> Problem:
+    """A random problem on whose memory nothing depends, whose placements all end."""
+    while True:
+        problem = random_problem(seed, num_devices=3, num_ops=num_ops)
+        device = random_devices(problem, seed)[0]
+        start = begun(problem, device)
+        if start.overflow_bytes == 0 and np.isfinite(start.value_s):
+            return problem
+        seed += 100
+
+
+def test_every_second_rung_goes_to_the_other_device() -> None:
+    """All on one device 3 s a rung; with both devices 2 s."""
+    problem = ladder(40)
+    windows = Windows(problem, begun(problem, np.zeros(121, np.int64)), 0, SMALL)
+    for _ in range(120):
+        windows.step(FOREVER)
+    best = windows.best()
+    assert best.value_s == 81.0
+    assert begun(problem, best.assignment.device, best.assignment.rank).value_s == 81.0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_window_expects_of_the_record_what_the_record_took(seed: int) -> None:
+    """Where the rest follows the record, heads and tails add up to the latency."""
+    from gdp.methods.annealing.window_kernels import open_window
+
+    problem = fine(seed)
+    windows = Windows(problem, begun(problem, random_devices(problem, seed)[0]), 0, SMALL)
+    c, count = windows.chain, len(windows.states.goal)
+    opened = 0
+    for k in range(count):
+        for stop in range(k + 1, count + 1):
+            until = int(windows.states.goal[stop]) if stop < count else problem.num_ops
+            opened += open_window(
+                c.methods, c.engine, c.work, windows.states, windows.tails, windows.window,
+                c.chain, True, k, until, stop,
+            ) > 0  # fmt: skip
+            expected_s = windows.window.value[0]
+            assert expected_s == pytest.approx(windows.value_s, rel=1e-12) or opened == 0
+    assert opened > count
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_windows_find_is_what_the_simulator_says(seed: int) -> None:
+    """Records that go on from the middle of older records stay exact, and nothing gets worse."""
+    problem = fine(seed)
+    start = begun(problem, random_devices(problem, seed)[0])
+    windows = Windows(problem, start, seed, SMALL)
+    values = [windows.value_s]
+    for _ in range(60):
+        windows.step(FOREVER)
+        best = windows.best()
+        again = begun(problem, best.assignment.device, best.assignment.rank)
+        assert again.key == (0, windows.value_s)
+        values.append(windows.value_s)
+    assert values == sorted(values, reverse=True)
+    assert values[0] == start.value_s
+    assert values[-1] < values[0]
+
+
+def test_the_search_is_repeatable_and_keeps_its_evaluations() -> None:
+    problem = fine(2, 200)
+    start = begun(problem, random_devices(problem, 2)[0])
+    found = []
+    for limit in (300, 300, 50, 3):
+        search = Search(seconds=None, evaluations=limit)
+        config = SearchConfig(windows_above=100)
+        budget = Budget(FOREVER, search, config, 0)
+        best = search_windows(problem, start, 7, budget)
+        assert budget.used <= limit
+        found.append(best)
+    assert found[0].value_s == found[1].value_s
+    assert (found[0].assignment.device == found[1].assignment.device).all()
+    assert found[0].value_s <= found[2].value_s <= found[3].value_s == start.value_s
+
+
+def test_large_graphs_are_improved_by_windows() -> None:
+    problem = ladder(60)
+    start = begun(problem, np.zeros(181, np.int64))
+    search = Search(seconds=None, evaluations=400)
+    plain = improve(problem, [start], search, FOREVER)
+    config = SearchConfig(windows_above=100)
+    found = improve(problem, [start], search, FOREVER, config)
+    assert found.evaluations <= 400
+    assert found.value_s <= plain.value_s

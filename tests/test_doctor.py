@@ -1,0 +1,141 @@
+"""What gdp doctor finds: where all is well, and where a library, a cache or a checkpoint is not."""
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdp import doctor
+from gdp.cli.doctor import doctor_text
+from gdp.doctor import FAIL, OK, WARN, Check
+
+
+def named(checks: list[Check]) -> dict[str, tuple[str, str]]:
+    return {check.name: (check.status, check.found) for check in checks}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Versions by distribution; gdp wants numpy, scipy, and two libraries of extras."""
+    versions = {"numpy": "2.3.0", "scipy": "1.0"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    wanted = ["numpy<3,>=2.2", "scipy>=1.15", 'pymetis>=2025; extra == "metis"',
+              "onnx>=1", 'ruff>=0.1; extra == "dev"']  # fmt: skip
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
+    return versions
+
+
+def test_missing_and_old_libraries_fail_and_extras_do_not(installed: dict[str, str]) -> None:
+    checks = list(doctor._libraries())
+    assert named(checks) == {
+        "numpy": (OK, "2.3.0"), "scipy": (FAIL, "1.0, but >=1.15 is wanted"),
+        "pymetis": (OK, "not installed"), "onnx": (FAIL, "not installed"),
+    }  # fmt: skip
+    assert {c.area for c in checks} == {"libraries", "extra metis"}
+    assert "pip install 'gdp-placement[metis]'" in {c.advice for c in checks}
+    installed["pymetis"] = "2024.1"
+    assert named(list(doctor._libraries()))["pymetis"][0] == WARN
+
+
+def test_a_source_tree_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.metadata, "requires", missing)
+    assert [check.status for check in doctor._libraries()] == [WARN]
+
+
+def test_a_runtime_that_breaks_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]
+) -> None:
+    def broken() -> list[str]:
+        raise OSError("libcuda.so: cannot open shared object file")
+
+    rows = (("One", "numpy", lambda: ["cpu", "gpu"]), ("Two", "scipy", broken),
+            ("Absent", "torch", broken))  # fmt: skip
+    monkeypatch.setattr(doctor, "RUNTIMES", rows)
+    assert named(list(doctor._runtimes())) == {
+        "One": (OK, "cpu, gpu"),
+        "Two": (FAIL, "OSError: libcuda.so: cannot open shared object file"),
+    }
+
+
+def test_costs_that_match_are_told_from_datasheets(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gdp.cluster import detect
+    from gdp.cluster.presets import device_preset
+    from gdp.cluster.types import make_cluster
+    from gdp.costs.default import shipped
+
+    known = device_preset("cpu-core", "known")
+    devices = [known, device_preset("a100", "unknown")]
+    monkeypatch.setattr(detect, "local_cluster", lambda: make_cluster("box", devices))
+    costs = [check for check in doctor._devices() if check.area == "costs"]
+    assert [check.status for check in costs] == [OK, WARN]
+    assert costs[0].found == shipped()[0].label()
+    assert "gdp calibrate" in costs[1].advice
+
+
+def test_a_cache_that_cannot_be_kept_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gdp.kernels import cache
+
+    (kept,) = doctor._caches()
+    assert kept.status == OK
+    assert Path(kept.found).is_dir() or Path(kept.found).parent.is_dir()
+    monkeypatch.setattr(cache, "KEEP", False)
+    (lost,) = doctor._caches()
+    assert lost.status == WARN
+    assert "NUMBA_CACHE_DIR" in lost.advice
+
+
+def test_a_damaged_checkpoint_fails_and_the_rest_is_still_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from gdp.policy import method, policy
+
+    assert named(list(doctor._checkpoints()))["policy"][0] == OK
+    monkeypatch.setattr(policy, "default_checkpoint", lambda: tmp_path)
+    monkeypatch.setattr(method, "default_checkpoint", lambda: tmp_path)
+    assert named(list(doctor._checkpoints()))["policy"][0] == WARN
+    (tmp_path / "meta.json").write_text("{}")
+    monkeypatch.setattr(
+        doctor, "AREAS", {"checkpoints": doctor._checkpoints, "caches": doctor._caches}
+    )
+    found = doctor.examine()
+    assert not found["healthy"]
+    assert [c["status"] for c in found["checks"]] == [FAIL, OK]
+
+
+def test_the_text_groups_and_ends_with_what_to_do() -> None:
+    checks = [
+        vars(Check("libraries", "a", OK, "1.0")),
+        vars(Check("libraries", "bb", FAIL, "gone", "go")),
+        vars(Check("caches", "c", OK, "/x")),
+    ]  # fmt: skip
+    found: dict[str, Any] = {"gdp": "1", "python": "3", "platform": "p", "healthy": False,
+                             "checks": checks}  # fmt: skip
+    assert doctor_text(found).splitlines() == [
+        "gdp 1, Python 3, p", "", "libraries", "  ok    a   1.0", "  fail  bb  gone", "", "caches",
+        "  ok    c  /x", "", "what to do", "bb          go", "", "something that gdp needs fails",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("status", [OK, FAIL])
+def test_the_verb_exits_with_what_it_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str
+) -> None:
+    from click.testing import CliRunner
+
+    from gdp.cli.main import cli
+
+    monkeypatch.setattr(doctor, "AREAS", {"one": lambda: iter([Check("one", "n", status, "f")])})
+    done = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert done.exit_code == (status == FAIL)
+    assert json.loads(done.stdout)["checks"][0]["status"] == status

@@ -19,7 +19,6 @@ from gdp.policy.evaluate import assignment, best_row, evaluate
 from gdp.policy.placed import recalled
 from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.policy.propose import propose
-from gdp.policy.view.unit import in_own_unit
 from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem
 
@@ -45,8 +44,8 @@ def place_with_policy(
 
     `checkpoint` is a folder, or None for the shipped policy. Greedy and `SAMPLES` samples, each
     under every rule of priority; with an evaluation budget, as many as it allows. A policy that
-    was fine-tuned to this graph also answers with the placement found then. All is decided in the
-    problem's own unit of time; the clock of `search.seconds` is asked between decodes.
+    was fine-tuned to this graph also answers with the placement found then. The clock of
+    `search.seconds` is asked between decodes.
     """
     policy, clock = load(checkpoint), Clock(search.seconds)
     known = recalled(policy.placed, problem)
@@ -63,12 +62,11 @@ def place_with_policy(
     return Answer(known, reason=reason, evaluations=spent)
 
 
-def _decoded(stated: Problem, policy: Policy, search: Search, clock: Clock) -> Answer:
+def _decoded(problem: Problem, policy: Policy, search: Search, clock: Clock) -> Answer:
     """The best of what was decoded, made to fit, and of what the heuristics answer.
 
     Where memory is short the best of both is polished.
     """
-    problem, unit_s = in_own_unit(stated)
     small, widen = _coarse(problem)
     if policy.config.advice and small is problem:
         advise(problem, search.known)
@@ -100,11 +98,11 @@ def _decoded(stated: Problem, policy: Policy, search: Search, clock: Clock) -> A
         reason = f"policy {policy.name!r}: the closest placement misses {missing}"
         return Answer(None, reason=reason, evaluations=spent)
     reason = (
-        f"policy {policy.name!r}: greedy {unit_s * found.seconds[0]:.4g} s, best of "
-        f"{len(found.device)} {unit_s * found.seconds[row]:.4g} s"
+        f"policy {policy.name!r}: greedy {found.seconds[0]:.4g} s, best of "
+        f"{len(found.device)} {found.seconds[row]:.4g} s"
     )
     if best.key < decoded.key:
-        reason += f"; an adviser's or a search's is better, {unit_s * best.value_s:.4g} s"
+        reason += f"; an adviser's or a search's is better, {best.value_s:.4g} s"
     return Answer(best.assignment, reason=reason, evaluations=spent)
 
 

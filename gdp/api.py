@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.cluster.load import Machine, load_cluster
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import Cluster, shared_overflow
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError, MissingExtraError, PlacementError
@@ -23,7 +23,7 @@ from gdp.models import Model, load
 from gdp.placement import Placed, Placement, load_placement, make_placement, require
 from gdp.problem.problem import Problem, make_problem
 from gdp.reports.view import View
-from gdp.result import Result
+from gdp.result import Counts, Result, with_best_bound
 from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
@@ -216,6 +216,7 @@ def _result(
     placed = score(problem, answer.assignment.device, answer.assignment.rank, teams)
     if not placed.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {placed}")
+    _require_shared_memory(problem.cluster, placed.peak_bytes)
     bound_s, bound_by = _bound(problem, answer, search, placed.value_s)
     phases.ended("bound")
     rank = answer.assignment.rank
@@ -244,7 +245,36 @@ def _result(
         seed=search.seed,
         costs=posed.costs,
         notes=answer.notes or ((answer.reason,) if answer.reason else ()),
+        counts=_counts(graph, placement),
     )
+
+
+def _counts(graph: OpGraph, placement: Placement) -> Counts:
+    """Ops and kernels of each device, as runtimes fuse what is on one device."""
+    from gdp.graph.fuse import fuse
+
+    serving = {team[0]: team for team in placement.teams}
+
+    def per_device(devices: Int[np.ndarray, "K"]) -> tuple[int, ...]:
+        """Ops of a team count on each of its devices."""
+        led = np.bincount(devices, minlength=len(placement.device_names))
+        counts = led.copy()
+        for lead, team in serving.items():
+            counts[list(team)] = led[lead]
+        return tuple(counts.tolist())
+
+    fused = fuse(graph, apart=placement.device)
+    on = np.zeros(fused.graph.num_ops, dtype=np.int64)
+    on[fused.group_of] = placement.device
+    return Counts(per_device(placement.device[~graph.is_io]), per_device(on[~fused.graph.is_io]))
+
+
+def _require_shared_memory(cluster: Cluster, peak_bytes: Int[np.ndarray, "D"]) -> None:
+    """Raise `InfeasibleError` where devices that share a memory hold more than it together."""
+    if said := shared_overflow(cluster, peak_bytes.tolist()):
+        raise InfeasibleError(
+            f"{said}; divide it among them with --max-memory, or place on fewer of them"
+        )
 
 
 def _bound(problem: Problem, answer: Answer, search: Search, found_s: float) -> tuple[float, str]:
@@ -294,26 +324,7 @@ def compare(
             )
         except (InfeasibleError, MissingExtraError) as error:
             rows[name] = str(error)
-    return _with_best_bound(rows)
-
-
-def _with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
-    """The same rows, each with the largest bound of all: a bound holds for any placement."""
-    results = [row for row in rows.values() if isinstance(row, Result)]
-    if not results:
-        return rows
-    best = max(results, key=lambda row: row.bound_s)
-    return {
-        name: row
-        if isinstance(row, str)
-        else replace(
-            row,
-            bound_s=min(best.bound_s, row.value_s),
-            bound_by=best.bound_by,
-            proven_optimal=row.proven_optimal or best.bound_s >= row.value_s * (1 - 1e-9),
-        )
-        for name, row in rows.items()
-    }
+    return with_best_bound(rows)
 
 
 def simulate(
@@ -367,6 +378,8 @@ def judged(
         seconds=time.perf_counter() - started_s,
         seed=0,
         costs=posed.costs,
+        notes=tuple(filter(None, [shared_overflow(cluster, scored.peak_bytes.tolist())])),
+        counts=_counts(graph, placement),
     )
 
 

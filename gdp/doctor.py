@@ -152,7 +152,8 @@ def _devices() -> Iterator[Check]:
     for device in local_cluster().devices:
         memory = format_bytes(device.memory_bytes) if device.memory_bytes < UNLIMITED_BYTES else "-"
         model = f", {device.model}" if device.model else ""
-        yield Check("devices", device.name, OK, f"{device.kind}, {memory}{model}")
+        shared = " shared" if device.memory_pool else ""
+        yield Check("devices", device.name, OK, f"{device.kind}, {memory}{shared}{model}")
         found = costs.of(device)
         if found is not None:
             yield Check("costs", device.name, OK, found.label())

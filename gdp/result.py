@@ -2,14 +2,21 @@
 
 import html
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from gdp.methods.base import Candidate as Candidate
 from gdp.placement import Placement
 from gdp.sim.objectives import Score
 from gdp.terminal import html_table
 from gdp.units import format_bytes, format_seconds
+
+
+class Counts(NamedTuple):
+    """What each device is given, without the model's inputs and outputs. Axis: D devices."""
+
+    ops: tuple[int, ...]  # of the model
+    kernels: tuple[int, ...]  # that a runtime fuses them to
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +39,7 @@ class Result:
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds of each, in order
     # Seconds since the start and the best value known then, where the method searches.
     curve: tuple[tuple[float, float], ...] = ()
+    counts: Counts = field(default_factory=lambda: Counts((), ()))
 
     @property
     def value_s(self) -> float:
@@ -75,10 +83,9 @@ class Result:
             "proven_optimal": self.proven_optimal,
             "feasible": self.score.feasible,
             "overflow_bytes": self.score.overflow_bytes,
-            "peak_bytes": dict(
-                zip(self.placement.device_names, self.score.peak_bytes.tolist(), strict=True)
-            ),
-            "devices": self.placement.ops_on,
+            "peak_bytes": dict(zip(names, self.score.peak_bytes.tolist(), strict=True)),
+            "devices": dict(zip(names, self.counts.ops, strict=False)),
+            "kernels": dict(zip(names, self.counts.kernels, strict=False)),
             "teams": teams,
             "seconds": self.seconds,
             "phases": dict(self.phases),
@@ -89,3 +96,22 @@ class Result:
             "notes": list(self.notes),
             "curve": [list(point) for point in self.curve],
         }
+
+
+def with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
+    """The same rows, each with the largest bound of all: a bound holds for any placement."""
+    results = [row for row in rows.values() if isinstance(row, Result)]
+    if not results:
+        return rows
+    best = max(results, key=lambda row: row.bound_s)
+    return {
+        name: row
+        if isinstance(row, str)
+        else replace(
+            row,
+            bound_s=min(best.bound_s, row.value_s),
+            bound_by=best.bound_by,
+            proven_optimal=row.proven_optimal or best.bound_s >= row.value_s * (1 - 1e-9),
+        )
+        for name, row in rows.items()
+    }

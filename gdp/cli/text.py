@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gdp.cluster.types import UNLIMITED_BYTES, Cluster
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster, memory_pools
 from gdp.graph.op_graph import OpGraph
 from gdp.result import Result
 from gdp.terminal import printable
@@ -70,8 +70,11 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
             ]
         )
     bound = f"at least {format_seconds(result.bound_s)} ({result.bound_by})"
+    # The members of a team run the same kernels.
+    kernels = sum(n for d, n in enumerate(result.counts.kernels) if leads.get(d, d) == d)
     lines = [
-        f"{graph.name}: {int(real.sum())} ops on {cluster.name}, {result.objective}, "
+        f"{graph.name}: {int(real.sum())} ops, run as {kernels} kernels, on "
+        f"{cluster.name}, {result.objective}, "
         f"method {result.method}, seed {result.seed}",
         f"costs    {result.costs}",
         f"latency  {format_seconds(result.score.latency_s)}",
@@ -150,15 +153,25 @@ def cluster_json(cluster: Cluster) -> dict[str, Any]:
                 "flop_per_s": dict(d.flop_per_s),
                 "bytes_per_s": d.bytes_per_s,
                 "memory_bytes": None if d.memory_bytes >= UNLIMITED_BYTES else d.memory_bytes,
+                "memory_pool": d.memory_pool or None,
                 "dispatch_s": d.dispatch_s,
                 "dispatch_per": d.dispatch_per,
             }
             for d in cluster.devices
         ],
+        "memory_bytes": memory_in_all(cluster),
         "link_bytes_per_s": cluster.link_bytes_per_s,
         "link_latency_s": cluster.link_latency_s,
         "channel": cluster.channel,
     }
+
+
+def memory_in_all(cluster: Cluster) -> int | None:
+    """Bytes of all devices, what several share counted once; None where one is unlimited."""
+    pools = memory_pools(cluster).values()
+    own = [d.memory_bytes for d in cluster.devices if not d.memory_pool]
+    every = own + [max(d.memory_bytes for d in devices) for devices in pools]
+    return None if max(every) >= UNLIMITED_BYTES else sum(every)
 
 
 def cluster_text(cluster: Cluster) -> str:
@@ -169,7 +182,7 @@ def cluster_text(cluster: Cluster) -> str:
             d.kind,
             f"{d.flop_per_s['default'] / 1e9:.0f}",
             f"{d.bytes_per_s / 1e9:.0f}",
-            _memory(d.memory_bytes),
+            _memory(d.memory_bytes) + (" shared" if d.memory_pool else ""),
             f"{d.dispatch_s * 1e6:.0f} per {d.dispatch_per}",
             d.model,
         ]
@@ -177,6 +190,9 @@ def cluster_text(cluster: Cluster) -> str:
     ]
     header = ["device", "kind", "GFLOP/s", "GB/s", "memory", "dispatch us", "model"]
     text = [f"cluster {cluster.name}", table(header, rows)]
+    total = memory_in_all(cluster)
+    if total is not None and cluster.num_devices > 1:
+        text.append(f"memory {format_bytes(total)} in all")
     if cluster.num_devices > 1:
         off = ~np.eye(cluster.num_devices, dtype=bool)
         speeds = cluster.link_bytes_per_s[off] / 1e9

@@ -98,7 +98,10 @@ def _cores(max_cores: int) -> Cluster:
         )
     devices = [
         replace(
-            device_preset("cpu-core", f"core{i}"), memory_bytes=memory_bytes(), model=cpu_model()
+            device_preset("cpu-core", f"core{i}"),
+            memory_bytes=memory_bytes(),
+            model=cpu_model(),
+            memory_pool="ram",
         )
         for i in range(min(len(cores), max_cores))
     ]

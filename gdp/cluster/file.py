@@ -32,6 +32,7 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     dispatch_per: str | None = None
     supported: list[str] | None = None
     model: str | None = None
+    memory_pool: str | None = None
 
 
 class LinkEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -137,6 +138,8 @@ def cluster_toml(cluster: Cluster) -> str:
         ]  # fmt: skip
         if device.memory_bytes < UNLIMITED_BYTES:
             lines.append(f"memory_bytes = {device.memory_bytes}")
+        if device.memory_pool:
+            lines.append(f"memory_pool = {_quote(device.memory_pool)}")
         if device.model:
             lines.append(f"model = {_quote(device.model)}")
         if device.supported is not None:
@@ -204,7 +207,9 @@ def with_max_memory(cluster: Cluster, limits: Mapping[Any, int | str]) -> Cluste
                 f"{', '.join(cluster.device_names)}"
             )
         memory.update(dict.fromkeys(names, parse_bytes(size)))
+    # What is given by hand is a device's own, whoever it shared with.
     devices = tuple(
-        replace(d, memory_bytes=memory.get(d.name, d.memory_bytes)) for d in cluster.devices
+        replace(d, memory_bytes=memory[d.name], memory_pool="") if d.name in memory else d
+        for d in cluster.devices
     )
     return replace(cluster, devices=devices)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.errors import ClusterError
-from gdp.units import MAX_SIZE_BYTES
+from gdp.units import MAX_SIZE_BYTES, format_bytes
 
 UNLIMITED_BYTES = MAX_SIZE_BYTES
 """Memory of a device whose limit is unknown or irrelevant."""
@@ -41,6 +41,7 @@ class Device:
     dispatch_per: str = "op"  # "op" (eager accelerators) or "segment" (cut sub-models)
     supported: frozenset[str] | None = None  # op types; None means all
     model: str = ""  # what detection found, such as the processor's name
+    memory_pool: str = ""  # devices of one name share `memory_bytes`, as the cores of a machine do
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
@@ -145,6 +146,31 @@ class Cluster:
     @functools.cached_property
     def memory_bytes(self) -> Int[np.ndarray, "D"]:
         return np.array([device.memory_bytes for device in self.devices], dtype=np.int64)
+
+
+def memory_pools(cluster: Cluster) -> dict[str, list[Device]]:
+    """The devices that share a memory, by its name; what has its own memory is left out."""
+    pools: dict[str, list[Device]] = {}
+    for device in cluster.devices:
+        if device.memory_pool:
+            pools.setdefault(device.memory_pool, []).append(device)
+    return pools
+
+
+def shared_overflow(cluster: Cluster, peak_bytes: Sequence[int]) -> str:
+    """Which devices hold more together than the memory that they share; "" where all fit.
+
+    Each may reach its peak at another time: what fits by this fits at any time.
+    """
+    peak = dict(zip(cluster.device_names, peak_bytes, strict=True))
+    for devices in memory_pools(cluster).values():
+        held, size = sum(peak[d.name] for d in devices), max(d.memory_bytes for d in devices)
+        if held > size:
+            return (
+                f"{', '.join(d.name for d in devices)} share {format_bytes(size)} of memory and "
+                f"would hold {format_bytes(held)} together"
+            )
+    return ""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ from gdp.bounds.throughput import load_bounds
 from gdp.cluster.types import Cluster
 from gdp.methods.base import Assignment, Search
 from gdp.methods.exact.mip import mip
+from gdp.methods.period import fit
 from gdp.methods.period.fit import applies, period_fit
 from gdp.methods.period.program import solve_period
+from gdp.methods.period.split import merged
 from gdp.methods.portfolio import auto
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
@@ -178,3 +180,34 @@ def test_marks_are_kept_once() -> None:
     x = np.full((problem.num_groups, 2), 0.5)
     once = worst_marks(problem, x)
     assert len(more_marks(more_marks(NO_MARKS, once), once).op) == len(once.op)
+
+
+def test_a_part_of_several_devices_counts_as_one() -> None:
+    """Work is shared by speed, memory adds up but for a reserve, links are the best of theirs."""
+    graph = plain_graph(2, [(0, 1)])
+    compute_s = np.array([[2.0, 2.0, 6.0], [3.0, 6.0, 1.0]])
+    whole = make_problem(graph, unit_cluster(3, 0.5, memory_bytes=100), compute_s, "throughput")
+    small = merged(whole, [[0, 1], [2]])
+    assert small.compute_s == pytest.approx(np.array([[1.0, 6.0], [2.0, 1.0]]))
+    assert small.cluster.memory_bytes[0] < 200
+    assert small.cluster.memory_bytes[1] == 100
+    assert small.cluster.link_latency_s[0, 1] == 0.5
+    assert small.cluster.host == 0
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_many_devices_end_at_the_optimum(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All devices at once always; by splits and pairs on this instance, from one device full."""
+    monkeypatch.setattr(fit, "_FEW_ENTRIES", 10_000 if at_once else 0)
+    for seed in range(6) if at_once else (0,):
+        _ends_at_the_optimum(replace(tight_random(seed, 4), replicas=False))
+
+
+def _ends_at_the_optimum(problem: Problem) -> None:
+    best_s = brute_force_s(problem)
+    answer = period_fit(problem, Search(seconds=None))
+    assert answer.assignment is not None
+    judged = score(problem, answer.assignment.device, None)
+    assert judged.feasible
+    assert best_s <= judged.value_s * (1 + 1e-12)
+    assert judged.value_s <= best_s * 1.01

@@ -2,8 +2,9 @@
 
 Each round is a valid program, so its bound holds for every placement that fits; a solution that
 fits is simulated like any other. A solution that overflows a little is repaired and counts, too.
-With more than two devices the solver rarely gets through the whole program. Then pairs of devices
-take turns: what is on other devices stays there, and the pair is solved on its own.
+With more than two devices the solver rarely gets through the whole program. Then the devices are
+split into halves again and again (`gdp.methods.period.split`), and pairs of devices take turns:
+what is on other devices stays there, and the pair is solved on its own.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.period.program import solve_period
 from gdp.methods.period.solution import LoadSolution
+from gdp.methods.period.split import Parts, choices, halves, home_of, merged, start_of
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Scored, best_of, missing_text
 from gdp.problem.arrays import arrays_of
@@ -25,9 +27,11 @@ from gdp.sim.objectives import memory_binds, objective_of
 
 _ROUNDS = 10
 _ROUND_SHARE = 0.3  # of the seconds left, for one round
+_SPLIT_SHARE = 0.5  # of the seconds, for splits of more than two devices
 _GAP = 5e-3  # relative; what a round leaves open
 _NODES = 200  # of a round's search tree
 _MOST_ENTRIES = 150_000  # of the matrix
+_FEW_ENTRIES = 1_500  # up to here all devices at once are solved soon
 _BETTER = 1.0 - 1e-4  # of the best: what a round looks for
 _MOST_TURNS = 24
 NOTHING = LoadSolution(None, 0.0, False)
@@ -70,8 +74,11 @@ def period_fit(problem: Problem, search: Search) -> Answer:
     starts = [search.start] if search.start is not None else [x for x in answered if x is not None]
     anywhere = Assignment(problem.group_allowed.argmax(axis=1)[problem.group])
     known = Fitted(best_of(problem, starts or [anywhere]))
-    rounds = fit if problem.num_devices == 2 else by_pairs
-    best = rounds(problem, known, clock, effort).best
+    if problem.num_devices == 2 or model_size(problem) <= _FEW_ENTRIES:
+        best = fit(problem, known, clock, effort).best
+    else:
+        known = by_halves(problem, known, Clock(clock.left_s(_SPLIT_SHARE)), effort)
+        best = by_pairs(problem, known, clock, effort).best
     if best.overflow_bytes > 0:
         missing = missing_text(problem, best.assignment)
         why = f"no round of the period program fits; the closest misses {missing}"
@@ -95,6 +102,8 @@ def fit(
     if upper_s is None:
         upper_s = known.best.value_s * _BETTER if known.best.overflow_bytes == 0 else np.inf
     best, marks, solution = known.best, known.marks, NOTHING
+    if upper_s <= 0.0:  # nothing takes less than nothing
+        return Fitted(best, marks, LoadSolution(None, 0.0, True))
     for _ in range(_ROUNDS):
         seconds = None if clock.seconds is None else max(0.2, _ROUND_SHARE * clock.remaining_s())
         solved = solve_period(
@@ -123,6 +132,30 @@ def fit(
         if fits or stuck or clock.is_over():
             break
     return Fitted(best, marks, solution)
+
+
+def by_halves(problem: Problem, known: Fitted, clock: Clock, effort: Effort) -> Fitted:
+    """With the placement that splits of the devices into halves lead to, if it is better."""
+    parts: Parts = [list(range(problem.num_devices))]
+    home = np.zeros(problem.num_groups, dtype=np.int64)
+    evaluations = 0
+    while (split := halves(parts)) is not None and not clock.is_over():
+        parts, which = split
+        small = merged(problem, parts)
+        may = choices(small, home, which)
+        first = Fitted(best_of(small, [start_of(small, may)]))
+        found = fit(small, first, clock, effort, may).best
+        evaluations += found.evaluations
+        home = home_of(small, found.assignment)
+    if halves(parts) is not None:
+        return known
+    device = np.array([part[0] for part in parts])[home][problem.group]
+    placed = best_of(problem, [Assignment(device)])
+    fixed = placed if placed.overflow_bytes == 0 else repair(problem, placed, clock, effort.seed)
+    best = min(known.best, fixed, key=lambda scored: scored.key)
+    count = known.best.evaluations + fixed.evaluations + evaluations
+    best = Scored(best.assignment, best.overflow_bytes, best.value_s, count)
+    return Fitted(best, known.marks)
 
 
 def by_pairs(problem: Problem, known: Fitted, clock: Clock, effort: Effort) -> Fitted:

@@ -1,0 +1,94 @@
+"""Ops and kernels are counted alike everywhere; memory that devices share is counted once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny import cpu, plain_graph
+
+from gdp import api
+from gdp.cli.text import cluster_json, cluster_text, memory_in_all, result_text
+from gdp.cluster.detect import local_cluster
+from gdp.cluster.file import read_cluster, with_max_memory, write_cluster
+from gdp.cluster.types import Cluster, make_cluster, shared_overflow
+from gdp.costs.roofline import roofline
+from gdp.errors import InfeasibleError
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
+from gdp.methods.base import Search
+
+
+def pooled(size: int, alone: int = 7) -> Cluster:
+    """Two cores that share a memory, and a device with its own."""
+    cores = [cpu(f"c{i}", memory_bytes=size, memory_pool="ram") for i in range(2)]
+    return make_cluster("box", [*cores, cpu("g", memory_bytes=alone)], default_bytes_per_s=1e9,
+                        default_latency_s=0.0)  # fmt: skip
+
+
+def chain() -> OpGraph:
+    """in -> Conv -> Relu -> Conv -> Relu -> out: each Relu is fused to its Conv."""
+    kinds = [INPUT, "Conv", "Relu", "Conv", "Relu", OUTPUT]
+    return plain_graph(
+        6, [(i, i + 1) for i in range(5)], op_types=kinds, flop=[0, 9, 1, 9, 1, 0],
+        memory_traffic_bytes=[0, 9, 1, 9, 1, 0],
+    )  # fmt: skip
+
+
+def test_terminal_json_and_page_count_the_same() -> None:
+    graph, cluster = chain(), make_cluster("two", [cpu("a"), cpu("b")])
+    result = api.place(graph, cluster, costs=roofline, search=Search(seconds=None, evaluations=50))
+    view = api.view_of(graph, result.placement, cluster, costs=roofline)
+    ops, kernels = view.counts()
+    assert result.counts == (tuple(ops), tuple(kernels))
+    assert (sum(ops), sum(kernels)) == (4, 2)
+    plain = result.to_json()
+    assert sum(plain["devices"].values()) == 4
+    assert sum(plain["kernels"].values()) == 2
+    assert "plain: 4 ops, run as 2 kernels, on two" in result_text(graph, cluster, result)
+    again = api.judged(graph, result.placement, cluster, costs=roofline)
+    assert again.counts == result.counts
+
+
+def test_what_is_shared_is_counted_once() -> None:
+    assert memory_in_all(pooled(20)) == 27
+    assert cluster_json(pooled(20))["memory_bytes"] == 27
+    assert "memory 27 B in all" in cluster_text(pooled(20))
+    assert memory_in_all(make_cluster("free", [cpu("a")])) is None
+
+
+def test_what_is_held_together_must_fit_together() -> None:
+    """8 and 11 bytes share 20; with 13 they do not fit. What the third holds does not count."""
+    assert shared_overflow(pooled(20), [8, 11, 99]) == ""
+    said = shared_overflow(pooled(20), [8, 13, 0])
+    assert said == "c0, c1 share 20 B of memory and would hold 21 B together"
+
+
+def test_a_placement_over_the_shared_memory_is_refused_with_advice() -> None:
+    """Two ops of 9 s on each core hold 6 bytes of weights each: either core could, both cannot."""
+    graph = plain_graph(4, [], sizes=0, flop=[9.0] * 4, weight_bytes=[3] * 4)
+    cores = [cpu(f"c{i}", memory_bytes=11, memory_pool="ram") for i in range(2)]
+    cluster = make_cluster("box", cores)
+    with pytest.raises(InfeasibleError, match=r"share 11 B .* hold 12 B together; .*--max-memory"):
+        api.place(graph, cluster, costs=roofline, method="blocks")
+    divided = with_max_memory(cluster, {"c0": 11, "c1": 6})
+    assert [d.memory_pool for d in divided.devices] == ["", ""]
+    assert api.place(graph, divided, costs=roofline, method="blocks").score.feasible
+
+
+def test_a_placement_made_elsewhere_is_noted() -> None:
+    graph = plain_graph(2, [], sizes=0, flop=[9.0] * 2, weight_bytes=[6] * 2)
+    cluster = make_cluster("box", [replace(d, memory_bytes=11) for d in pooled(1).devices[:2]])
+    from gdp.placement import make_placement
+
+    placement = make_placement(graph, cluster, np.array([0, 1]))
+    assert api.judged(graph, placement, cluster, costs=roofline).notes == (
+        "c0, c1 share 11 B of memory and would hold 12 B together",
+    )
+
+
+def test_pools_are_kept_in_files_and_found_on_this_machine(tmp_path) -> None:
+    write_cluster(pooled(20), tmp_path / "box.toml")
+    found = read_cluster(tmp_path / "box.toml")
+    assert [d.memory_pool for d in found.devices] == ["ram", "ram", ""]
+    local = local_cluster(run=lambda command: None)
+    if all(d.kind == "cpu-core" for d in local.devices):
+        assert memory_in_all(local) == local.devices[0].memory_bytes

@@ -128,14 +128,17 @@ class Cluster:
 
     @property
     def num_devices(self) -> int:
+        """D, the host included."""
         return len(self.devices)
 
     @functools.cached_property
     def device_names(self) -> tuple[str, ...]:
+        """In the order of device indices."""
         return tuple(device.name for device in self.devices)
 
     @functools.cached_property
     def num_channels(self) -> int:
+        """C; the ids lie in 0..C-1."""
         return int(self.channel.max()) + 1
 
     @functools.cached_property
@@ -145,6 +148,7 @@ class Cluster:
 
     @functools.cached_property
     def memory_bytes(self) -> Int[np.ndarray, "D"]:
+        """Capacity of each device, also of those that share a pool."""
         return np.array([device.memory_bytes for device in self.devices], dtype=np.int64)
 
 

@@ -161,9 +161,11 @@ class Workers:
         ]
 
     def submit(self, device: int, task: Callable[[], Any]) -> Any:
+        """A future of the task, run behind the earlier ones of its device."""
         return self.pools[device].submit(task)
 
     def close(self) -> None:
+        """Wait for all tasks, then end the threads."""
         for pool in self.pools:
             pool.shutdown()
 

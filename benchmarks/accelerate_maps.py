@@ -39,7 +39,11 @@ def models() -> dict[str, Any]:
     import torch
     import transformers as hf
 
-    llama = {"num_attention_heads": 16, "num_key_value_heads": 4, "hidden_size": 1024}
+    llama: dict[str, Any] = {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "hidden_size": 1024,
+    }
     with torch.device("meta"):
         return {
             "bert-base": hf.AutoModelForMaskedLM.from_config(hf.BertConfig()).eval(),

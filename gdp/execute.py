@@ -27,6 +27,7 @@ from gdp.models import (
     with_dims,
 )
 from gdp.placement import Placed, Placement, Teams, load_placement, require
+from gdp.posed import posed_placement
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
 
@@ -76,7 +77,7 @@ def run(
     require(placed, graph, cluster)
     if placed.teams and runner not in REPLICATING:
         raise ModelError(f"{_label(model)!r} cannot be executed so: {_in_turn(placed)}")
-    posed, device, _ = api.posed_placement(graph, placed, cluster, objective, costs=costs)
+    posed, device, _ = posed_placement(graph, placed, cluster, objective, costs=costs)
     report = runner(
         model, graph, cluster, placed.device, teams=placed.teams, dims=bound,
         objective=objective,

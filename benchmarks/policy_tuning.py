@@ -2,6 +2,7 @@
 
     scratch     the same network from fresh weights, 12,800 samples, on test instances
     saved       evaluations to the same quality from the shipped policy
+    paired      fine-tuning from the shipped and from fresh weights, by the same procedure
     measured    100 measured runs of two models: fine-tuning against simulated annealing
 
 From the root of a checkout. Figures are ratios; lower is better, but for the samples saved.
@@ -19,7 +20,6 @@ import numpy as np
 from benchmarks import policy_instances as tests
 from benchmarks.policy import CHECKPOINT, loaded, show, start_of
 from benchmarks.policy_instances import geomean, hard, spread
-from gdp.api import pose
 from gdp.cluster.types import Cluster
 from gdp.files.writing import write_atomic
 from gdp.learn.finetune import FinetuneConfig, finetune
@@ -29,6 +29,7 @@ from gdp.methods.base import Assignment
 from gdp.models import load
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
+from gdp.posed import pose
 from gdp.problem.problem import Problem
 
 SCRATCH = FinetuneConfig(
@@ -112,6 +113,40 @@ def saved(checkpoint: Path | None) -> None:
         "instances": len(ends),
     }
     show(f"{samples} samples from scratch", table)
+
+
+@main.command()
+@CHECKPOINT
+@click.option("--count", default=6, show_default=True, help="Instances.")
+@click.option("--most", default=1600, show_default=True, help="Evaluations, at most.")
+def paired(checkpoint: Path | None, count: int, most: int) -> None:
+    """Fine-tuning, explored and searched alike on both sides; only the weights at its start differ.
+
+    By budget, geometric means over the best listed; and how many times fewer evaluations the
+    shipped weights need for what fresh ones reach with the most.
+    """
+    policy, source, own = loaded(checkpoint), tests.problems(), FinetuneConfig()
+    budgets = [budget for budget in BUDGETS if budget <= most]
+    ends: dict[str, list[list[float]]] = {"pre-trained": [], "fresh": []}
+    for entry in spread(hard(tests.load()), count):
+        problem = source.get(entry.instance)
+        starts = {"pre-trained": policy, "fresh": Policy(policy.config, init(policy.config, 1))}
+        for name, start in starts.items():
+            row = []
+            for budget in budgets:
+                updates = max(own.updates, budget // own.samples)
+                settings = replace(own, evaluations=budget, updates=updates)
+                row.append(finetune(problem, start, config=settings).value_s / entry.best_s)
+            ends[name].append(row)
+            click.echo(f"{entry.instance.key} {name}: {np.round(row, 4).tolist()}", err=True)
+    for name, table in ends.items():
+        columns = zip(budgets, np.exp(np.log(table).mean(axis=0)), strict=True)
+        show(name, {f"{budget} evaluations": float(ratio) for budget, ratio in columns})
+    saved_times = [
+        most / next((b for b, ratio in zip(budgets, told, strict=True) if ratio <= fresh[-1]), most)
+        for told, fresh in zip(ends["pre-trained"], ends["fresh"], strict=True)
+    ]
+    show("the same procedure", {"evaluations saved, times": geomean(saved_times)})
 
 
 def anneal_measured(

@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from gdp.learn.labels import Label, LabelStore, load_labels
-from gdp.learn.problems import load_problems
+from gdp.learn.problems import is_random, load_problems
 from gdp.learn.recipe import load_recipe
 
 RANDOM = ("layered", "series", "random_layered", "series_parallel")
@@ -27,14 +27,20 @@ def counts(path: str) -> list[str]:
     store = load_labels(data.labels)
     usable = set(data.graphs or problems.train)
     validation = set(problems.validation)
+    graphs = len(usable)
+    if data.random_graphs and not data.graphs:
+        usable |= {i.graph for i in store.instances() if is_random(i.graph)}
     learnt = _of(store, usable - validation)
-    held = _of(store, validation)[: data.validation]
-    models = [name for name in usable if name.split("-")[0] not in RANDOM]
+    held = _of(load_labels(data.held), validation) if data.held else _of(store, validation)
+    held = held if data.held else held[: data.validation]
+    models = [
+        name for name in usable
+        if name.split("-")[0] not in RANDOM and not name.startswith("tiled")
+    ]  # fmt: skip
     families = {name.split("-")[0] for name in models}
     return [
         path,
-        f"  graphs trained on: {len(usable)}, of them {len(models)} of models, "
-        f"{len(families)} families",
+        f"  graphs trained on: {graphs}, of them {len(models)} of models, {len(families)} families",
         f"  validation: {len(validation)} graphs of {len({n.split('-')[0] for n in validation})} "
         "families",
         f"  labels in {data.labels}: {len(store)}, {len(learnt)} used to train, "

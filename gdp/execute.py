@@ -19,6 +19,7 @@ from gdp.models import (
     Model,
     Traceable,
     is_onnx,
+    is_traced,
     load,
     source_files,
     spec_of,
@@ -26,6 +27,7 @@ from gdp.models import (
     with_dims,
 )
 from gdp.placement import Placed, Placement, Teams, load_placement, require
+from gdp.posed import posed_placement
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
 
@@ -64,7 +66,8 @@ def run(
     runner = next((execute for has, execute in RUNTIMES if has(model)), None)
     if runner is None:
         raise ModelError(
-            f"{_label(model)!r} holds a graph only; `gdp run` needs an ONNX file or a JAX function"
+            f"{_label(model)!r} holds a graph only; `gdp run` needs an ONNX file, "
+            "a JAX function or a PyTorch module"
         )
     if placement is not None:
         placed = load_placement(placement)
@@ -74,7 +77,7 @@ def run(
     require(placed, graph, cluster)
     if placed.teams and runner not in REPLICATING:
         raise ModelError(f"{_label(model)!r} cannot be executed so: {_in_turn(placed)}")
-    posed, device, _ = api.posed_placement(graph, placed, cluster, objective, costs=costs)
+    posed, device, _ = posed_placement(graph, placed, cluster, objective, costs=costs)
     report = runner(
         model, graph, cluster, placed.device, teams=placed.teams, dims=bound,
         objective=objective,
@@ -99,12 +102,19 @@ def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
     return run_onnx(*placed, **how)
 
 
-def _run_jax(
+def _run_traced(
     model: Model, *placed: Any, dims: Mapping[str, int], teams: Teams, **how: Any
 ) -> "RunReport":
-    from gdp.runtime.jax.run import run_jax
+    from gdp.importers.torch.model import TorchModel
 
     del dims, teams  # the runtime is not in REPLICATING
+    found = model if isinstance(model, Traceable) else traced_model(spec_of(model))
+    if isinstance(found, TorchModel):
+        from gdp.runtime.torch.run import run_torch
+
+        return run_torch(found, *placed, **how)
+    from gdp.runtime.jax.run import run_jax
+
     return run_jax(_function(model), *placed, **how)
 
 
@@ -115,10 +125,7 @@ def _label(model: Model) -> str:
 
 RUNTIMES: Sequence[tuple[Callable[[Model], bool], Callable[..., "RunReport"]]] = (
     (is_onnx, _run_onnx),
-    (
-        lambda model: isinstance(model, Traceable) or spec_of(model).startswith(PYTHON_PREFIX),
-        _run_jax,
-    ),
+    (lambda model: isinstance(model, Traceable) or is_traced(spec_of(model)), _run_traced),
 )
 """Which models a runtime executes, and how: a function as `gdp.runtime.ort.run.run_onnx`."""
 REPLICATING: Sequence[Callable[..., "RunReport"]] = (_run_onnx,)

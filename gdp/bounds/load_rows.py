@@ -53,6 +53,7 @@ class Cuts(NamedTuple):
 
 
 def cuts(problem: Problem) -> Cuts:
+    """Every tensor read outside its producer's group, with the groups that read it."""
     graph, group = problem.graph, problem.group
     src, dst = graph.edges
     across = group[src] != group[dst]

@@ -83,6 +83,8 @@ class ModelOptions:
             object.__setattr__(self, "spec", self.spec + joint + "&".join(parts))
 
     def load(self) -> "OpGraph":
+        """Import the model with its dimensions bound; raises `ModelError` where that fails."""
+
         from gdp.models import load, with_dims
 
         return load(self.spec, with_dims(self.dims))
@@ -107,6 +109,8 @@ class ClusterOptions:
     )
 
     def load(self) -> "Cluster":
+        """The file, preset or this machine, under the memory limits; raises `ClusterError`."""
+
         from gdp.cluster.file import parse_max_memory, with_max_memory
         from gdp.cluster.types import Cluster
 
@@ -132,6 +136,8 @@ class SearchOptions:
     )
 
     def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
+        """What methods take; `progress` gets the share of the budget used and the best value."""
+
         from gdp.methods.base import Search
 
         return Search(
@@ -150,6 +156,7 @@ class MethodOptions(SearchOptions):
     )  # fmt: skip
 
     def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
+        """The same with the share that fewer cuts may cost; `ValueError` outside 0..100 percent."""
         if not 0 <= self.simplicity < 100:
             raise ValueError(
                 f"--simplicity must be at least 0 and below 100, got {self.simplicity:g}"
@@ -191,6 +198,8 @@ class ConstraintOptions:
     )  # fmt: skip
 
     def read(self) -> "Constraints":
+        """The rules of the file, then those of the flags; raises `GdpError` on a bad rule."""
+
         from gdp.constraints import Constraints, merge, parse_pin, read_constraints
 
         flags = Constraints(

@@ -38,6 +38,7 @@ class Verbs(click.Group):
 
 
 def verbose_option() -> click.Option:
+    """The -v of every verb: it acts when parsed and hands the verb nothing."""
     return click.Option(
         ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_be_verbose,
         help="Log what is done to stderr; tracebacks of bugs.",

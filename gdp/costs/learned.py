@@ -48,6 +48,7 @@ class Ensemble:
 
     @property
     def type_index(self) -> dict[str, int]:
+        """Row of each op type in what was learned by type."""
         return {name: i for i, name in enumerate(self.types)}
 
 

@@ -84,6 +84,7 @@ class Streamed:
 
     @property
     def reads_unfused(self) -> bool:
+        """Whether the base model wants the graph before fusion."""
         return bool(getattr(self.base, "reads_unfused", False))
 
     @property

@@ -19,6 +19,9 @@ import json
 import pathlib
 import sys
 
+# Before the import: OpenVINO's tools would report to their makers from a process of their own.
+sys.modules.setdefault("openvino_telemetry", None)
+
 import openvino
 
 folder = pathlib.Path(__file__).parent

@@ -26,6 +26,7 @@ MANIFEST = json.loads((HERE / "manifest.json").read_text(encoding="utf-8"))
 
 
 def open_session(segment, device):
+    """A session of one thread; RuntimeError where the device's provider is missing."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     provider = (device["provider"], device["provider_options"])
@@ -36,6 +37,7 @@ def open_session(segment, device):
 
 
 def hand_over(values, sample, sinks):
+    """Put what a sample needs into one queue of every reader: that of whose turn it is."""
     for sink in sinks:  # one queue for each of those that take the reader's samples in turn
         sink[sample % len(sink)].put(values)
 
@@ -49,12 +51,14 @@ def collect(sample, sources):
 
 
 def feed(samples, sources, sinks):
+    """The thread of the model's inputs: one sample after the other, as OrtValues."""
     for i, sample in enumerate(samples):
         values = {n: ort.OrtValue.ortvalue_from_numpy(sample[n]) for n in MANIFEST["inputs"]}
         hand_over(values, i, sinks)
 
 
 def work(segment, device, turns, session, sources, sinks):
+    """The thread of one segment: runs the samples whose turn it is, until the stream ends."""
     if device["core"] is not None and hasattr(os, "sched_setaffinity"):  # only Linux pins threads
         os.sched_setaffinity(0, {device["core"]})
     for i in turns:

@@ -29,16 +29,20 @@ class Shape:
 
     @property
     def size(self) -> int:
+        """Elements, counting those that a broadcast repeats."""
         return math.prod(self.dims)
 
     @property
     def nbytes(self) -> int:
+        """Bytes to read it once: of a broadcast view, at most what is stored."""
         shown = self.size * self.itemsize
         return shown if self.stored_bytes is None else min(shown, self.stored_bytes)
 
 
 @dataclass(frozen=True)
 class Cost:
+    """What one execution of an op computes and moves through memory."""
+
     flop: float
     traffic_bytes: float
     known: bool = True  # False: the fallback, one operation per output element

@@ -361,7 +361,7 @@ class _Tuner:
         """What is decoded under: memory limits tightened as far as the start policy needs."""
         plain = policy.view(self.problem, known)
         if self.limits is None:
-            tight, _ = fitting_greedy(self.problem, plain, policy.head(self.problem, known))
+            tight, _, _ = fitting_greedy(self.problem, plain, policy.head(self.problem, known))
             self.limits = tight.memory_bytes
         return plain._replace(memory_bytes=self.limits)
 

@@ -31,6 +31,7 @@ class Instance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def key(self) -> str:
+        """The text that names it in files; `parse_key` reads it back."""
         return f"{self.graph}|{self.cluster}|{self.objective}|{self.memory:g}"
 
 

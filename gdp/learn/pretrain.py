@@ -19,7 +19,7 @@ from gdp.learn.distributed import Team
 from gdp.learn.instances import Instance
 from gdp.learn.labels import Label, LabelStore, load_labels
 from gdp.learn.metrics import progress_bar, sinks
-from gdp.learn.problems import load_problems
+from gdp.learn.problems import is_random, load_problems
 from gdp.learn.recipe import Recipe, RecipeError
 from gdp.learn.trainer import Trainer, TrainState
 from gdp.learn.validate import Quality, by_regime, outcomes, quality_of
@@ -105,7 +105,12 @@ class _Run:
         self.held = held if data.held else held[: data.validation]
         usable = set(data.graphs or self.problems.train)
         self.problems.train = sorted(usable)
-        learnt = [i for i in known if i.graph in usable and i.graph not in validation]
+        # Labels of random graphs serve beyond the recipe whose sizes they were drawn for.
+        random = not data.graphs and data.random_graphs > 0
+        learnt = [
+            i for i in known
+            if (i.graph in usable or (random and is_random(i.graph))) and i.graph not in validation
+        ]  # fmt: skip
         self.trainer = Trainer(recipe, self.problems, _only(self.labels, learnt), team, threads)
         self.best: float = np.inf
         self.best_quality: Quality | None = None

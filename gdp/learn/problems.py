@@ -1,6 +1,7 @@
 """The problems of a run: graphs of the corpus by split, and random ones, made when asked for."""
 
 import functools
+import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,15 @@ def random_names(count: int, seed: int, min_ops: int, max_ops: int) -> list[str]
         f"{'layered' if k % 2 else 'series'}-{size}-{seed * 10000 + k}"
         for k, size in enumerate(sizes)
     ]
+
+
+def is_random(name: str) -> bool:
+    """Whether a graph is made from its name alone, so that its labels serve any run.
+
+    >>> is_random("layered-60-1"), is_random("random_layered-seed1-layers9-width4-reach2")
+    (True, False)
+    """
+    return re.fullmatch(r"(layered|series)-\d+-\d+", name) is not None
 
 
 def load_problems(

@@ -71,6 +71,7 @@ class Trainer:
 
     @property
     def total(self) -> int:
+        """Updates of both phases."""
         return self.recipe.imitation.updates + self.recipe.ppo.updates
 
     def imitates(self, at: int) -> bool:

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.methods.priorities import rules_of, under_rules
+from gdp.methods.priorities import RULES, rules_of, under_rules
 from gdp.methods.scoring import Scored, best_of, missing_text
 from gdp.policy.advice import advice, advise, asked, heuristic_answers, incumbents
 from gdp.policy.evaluate import assignment, best_row, evaluate
@@ -29,6 +29,8 @@ Widen = Callable[[Int[np.ndarray, "M"]], Int[np.ndarray, "N"]]
 
 SAMPLES = 16
 """Placements sampled beside the greedy one, unless the evaluation budget is smaller."""
+ONCE_MORE = 1 + len(RULES)
+"""Evaluations of what was decoded, under its own priorities and under all rules."""
 MENDING = 1000
 """Evaluations of the search that mends and polishes a placement where memory is short."""
 LARGEST = 60_000
@@ -42,15 +44,16 @@ def place_with_policy(
 
     `checkpoint` is a folder, or None for the shipped policy. Greedy and `SAMPLES` samples, each
     under every rule of priority; with an evaluation budget, as many as it allows. A policy that
-    was fine-tuned to this graph also answers with the placement found then.
+    was fine-tuned to this graph also answers with the placement found then. The clock of
+    `search.seconds` is asked between decodes.
     """
-    policy = load(checkpoint)
+    policy, clock = load(checkpoint), Clock(search.seconds)
     known = recalled(policy.placed, problem)
     if known is None:
-        return _decoded(problem, policy, search)
+        return _decoded(problem, policy, search, clock)
     if search.evaluations is not None:  # two compare what was decoded with what is known
         search = replace(search, evaluations=max(1, search.evaluations - 2))
-    answer = _decoded(problem, policy, search)
+    answer = _decoded(problem, policy, search, clock)
     both = [found for found in (answer.assignment, known) if found is not None]
     best, spent = best_of(problem, both), answer.evaluations + len(both)
     if best.assignment is not known or best.overflow_bytes > 0:
@@ -59,7 +62,7 @@ def place_with_policy(
     return Answer(known, reason=reason, evaluations=spent)
 
 
-def _decoded(problem: Problem, policy: Policy, search: Search) -> Answer:
+def _decoded(problem: Problem, policy: Policy, search: Search, clock: Clock) -> Answer:
     """The best of what was decoded, made to fit, and of what the heuristics answer.
 
     Where memory is short the best of both is polished.
@@ -70,18 +73,22 @@ def _decoded(problem: Problem, policy: Policy, search: Search) -> Answer:
     count = SAMPLES + 1
     if search.evaluations is not None:
         count = min(count, search.evaluations // len(rules_of(small)))
-    found = propose(policy, small, max(1, count), search.seed)
-    row, spent = found.best, found.evaluations
+    others, spent = None, 0
+    if policy.config.advice:
+        others = best_of(problem, _advised(small, widen))
+        spent += others.evaluations + sum(answer.evaluations for answer in asked(small).values())
+    # Of the budget, what is decoded last is looked at once more under every rule.
+    most = None if search.evaluations is None else search.evaluations - spent - ONCE_MORE
+    found = propose(policy, small, max(1, count), search.seed, clock, most)
+    row, spent = found.best, spent + found.evaluations
     device = found.device[row]
     if found.overflow[row] > 0:
         device, more = _repair(small, policy, device, search.seed)
         spent += more
     decoded = under_rules(problem, best_of(problem, [Assignment(widen(device))]))
     best, spent = decoded, spent + decoded.evaluations
-    if policy.config.advice:
-        others = best_of(problem, _advised(small, widen))
+    if others is not None:
         best = min(decoded, others, key=lambda scored: scored.key)
-        spent += others.evaluations + sum(answer.evaluations for answer in asked(small).values())
     if (found.overflow > 0).any() or best.overflow_bytes > 0:
         left = None if search.evaluations is None else search.evaluations - spent
         best, more = _polished(problem, best, search.seed, left)
@@ -91,8 +98,8 @@ def _decoded(problem: Problem, policy: Policy, search: Search) -> Answer:
         reason = f"policy {policy.name!r}: the closest placement misses {missing}"
         return Answer(None, reason=reason, evaluations=spent)
     reason = (
-        f"policy {policy.name!r}: greedy {found.seconds[0]:.4g} s, best of {len(found.device)} "
-        f"{found.seconds[row]:.4g} s"
+        f"policy {policy.name!r}: greedy {found.seconds[0]:.4g} s, best of "
+        f"{len(found.device)} {found.seconds[row]:.4g} s"
     )
     if best.key < decoded.key:
         reason += f"; an adviser's or a search's is better, {best.value_s:.4g} s"
@@ -182,7 +189,7 @@ def _repair(
         rows = advice(problem).device
         seconds, overflow = evaluate(problem, rows)
         device, more = move_until_fits(problem, rows[best_row(seconds, overflow)], seed=seed)
-        spent += len(rows) + more
+        spent += len(rows) * len(rules_of(problem)) + more
     return device, spent
 
 

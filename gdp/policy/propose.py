@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.priorities import Rated, rate
+from gdp.clock import Clock
+from gdp.methods.priorities import Rated, rate, rules_of
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.decode import DecodeProblem, decode
 from gdp.policy.evaluate import best_row
@@ -34,7 +35,7 @@ class Proposals(NamedTuple):
     device: Int[np.ndarray, "K N"]
     seconds: Float[np.ndarray, "K"]
     overflow: Int[np.ndarray, "K"]
-    evaluations: int  # runs of the simulator: rules of priority times placements
+    evaluations: int  # runs of the simulator: of these, of incumbents, and to make greedy fit
 
     @property
     def best(self) -> int:
@@ -47,32 +48,50 @@ class Proposals(NamedTuple):
         return np.where(self.overflow == 0, self.seconds, np.inf)
 
 
-def propose(policy: Policy, problem: Problem, count: int, seed: int) -> Proposals:
-    """`count` placements. Where the greedy one overflows, all are decoded under the memory limits,
-    tightened, under which it fits."""
-    work = _Work(policy, problem, seed)
+def propose(
+    policy: Policy,
+    problem: Problem,
+    count: int,
+    seed: int,
+    clock: Clock | None = None,
+    most: int | None = None,
+) -> Proposals:
+    """`count` placements, fewer where the clock or `most` evaluations end them; the greedy one
+    comes first, always.
+
+    Where the greedy one overflows, all are decoded under the memory limits, tightened, under which
+    it fits.
+    """
+    work = _Work(policy, problem, seed, clock or Clock(None), most)
     work.greedy()
     if not policy.config.advice or problem.num_ops > LARGE:
         work.sample(None, count - 1)
         return work.found()
     given = incumbents(problem)
     advised = rate(problem, given[:1])
+    work.spent += advised.evaluations
     for device in given[1:count]:
-        work.greedy(with_incumbent(advice(problem), problem, device))
-    while (left := count - work.count) > 0:
+        if work.may(1):
+            work.greedy(work.around(device))
+    while (left := min(ROUND, count - work.count)) > 0 and work.may(1):
         found = work.found()
         device = found.device[found.best]
         if advised.overflow[0] == 0 and advised.seconds[0] < found.value_s[found.best]:
             device = given[0]
-        work.sample(with_incumbent(advice(problem), problem, device), min(ROUND, left))
+        left = max(k for k in range(1, left + 1) if k == 1 or work.may(k))
+        work.sample(work.around(device), left)
     return work.found()
 
 
 class _Work:
     """Placements decoded so far."""
 
-    def __init__(self, policy: Policy, problem: Problem, seed: int) -> None:
+    def __init__(
+        self, policy: Policy, problem: Problem, seed: int, clock: Clock, most: int | None
+    ) -> None:
         self.policy, self.problem, self.seed = policy, problem, seed
+        self.clock, self.most = clock, most
+        self.spent = 0  # evaluations of what is not among the placements
         self.threads = num_threads() if problem.num_ops > 2000 else 1
         self.limits: Float[np.ndarray, "D"] | None = None
         self.devices: list[Int[np.ndarray, "K N"]] = []
@@ -83,21 +102,38 @@ class _Work:
         """Placements so far."""
         return sum(len(rows) for rows in self.devices)
 
+    def may(self, count: int) -> bool:
+        """Whether time and evaluations are left for an incumbent and so many placements."""
+        if self.clock.is_over():
+            return False
+        need = (1 + count) * len(rules_of(self.problem))
+        return self.most is None or self.evaluations + need <= self.most
+
+    @property
+    def evaluations(self) -> int:
+        """So far."""
+        return self.spent + sum(rated.evaluations for rated in self.rated)
+
     def found(self) -> Proposals:
         """All so far."""
         return Proposals(
             np.concatenate(self.devices),
             np.concatenate([rated.seconds for rated in self.rated]),
             np.concatenate([rated.overflow for rated in self.rated]),
-            sum(rated.evaluations for rated in self.rated),
+            self.evaluations,
         )
+
+    def around(self, device: Int[np.ndarray, "N"]) -> Advice:
+        """The advice around an incumbent, whose rating counts."""
+        self.spent += len(rules_of(self.problem))
+        return with_incumbent(advice(self.problem), self.problem, device)
 
     def greedy(self, told: Advice | None = None) -> None:
         """The greedy placement from one incumbent, without one from the best adviser."""
         view, head = self._scored(told)
         if self.limits is None:
-            view, device = fitting_greedy(self.problem, view, head)
-            self.limits = view.memory_bytes
+            view, device, spent = fitting_greedy(self.problem, view, head)
+            self.limits, self.spent = view.memory_bytes, self.spent + spent
             self._add(device[None])
             return
         self._add(decode(view, head, samples=1, seed=0, greedy_first=True).device)
@@ -114,9 +150,10 @@ class _Work:
                 temperature=TEMPERATURES[k], threads=self.threads,
             ).device
             for k, share in enumerate(np.array_split(np.arange(count), len(TEMPERATURES)))
-            if len(share)
+            if len(share) and not self.clock.is_over()
         ]  # fmt: skip
-        self._add(np.concatenate(drawn))
+        if drawn:
+            self._add(np.concatenate(drawn))
 
     def _scored(self, told: Advice | None) -> tuple[DecodeProblem, Head]:
         view, head = self.policy.view(self.problem, told), self.policy.head(self.problem, told)

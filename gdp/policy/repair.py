@@ -7,6 +7,7 @@ simulator decides, and the decoder tries again under limits lowered by what was 
 import numpy as np
 from jaxtyping import Int
 
+from gdp.methods.priorities import rules_of
 from gdp.methods.timing import timing
 from gdp.policy.decode import DecodeProblem, decode
 from gdp.policy.evaluate import best_row, evaluate
@@ -21,20 +22,23 @@ TRIES = 24  # moves in each
 
 def fitting_greedy(
     problem: Problem, view: DecodeProblem, head: Head
-) -> tuple[DecodeProblem, Int[np.ndarray, "N"]]:
-    """(the view, its limits tightened as far as needed; the greedy placement under them).
+) -> tuple[DecodeProblem, Int[np.ndarray, "N"], int]:
+    """(the view, its limits tightened as far as needed; the greedy placement under them;
+    simulations it took).
 
     Where none of the limits will do, the view as it is and the placement that overflows.
     """
     first = decode(view, head, samples=1, seed=0, greedy_first=True).device
-    if not view.mask_memory or evaluate(problem, first)[1][0] == 0:
-        return view, first[0]
-    for share in TIGHTER:
+    if not view.mask_memory:
+        return view, first[0], 0
+    if evaluate(problem, first)[1][0] == 0:
+        return view, first[0], len(rules_of(problem))
+    for tries, share in enumerate(TIGHTER, 2):
         tight = view._replace(memory_bytes=view.memory_bytes * share)
         device = decode(tight, head, samples=1, seed=0, greedy_first=True).device
         if evaluate(problem, device)[1][0] == 0:
-            return tight, device[0]
-    return view, first[0]
+            return tight, device[0], tries * len(rules_of(problem))
+    return view, first[0], (1 + len(TIGHTER)) * len(rules_of(problem))
 
 
 def decode_tighter(
@@ -46,7 +50,7 @@ def decode_tighter(
         tight = view._replace(memory_bytes=view.memory_bytes * share, mask_memory=True)
         drawn = decode(tight, head, samples=samples, seed=seed, temperature=0.7, greedy_first=True)
         seconds, overflow = evaluate(problem, drawn.device)
-        spent += samples
+        spent += samples * len(rules_of(problem))
         row = best_row(seconds, overflow)
         if overflow[row] == 0:
             return drawn.device[row], spent
@@ -64,14 +68,15 @@ def move_until_fits(
     rng = np.random.default_rng(seed)
     device = device.copy()
     seconds, overflow = evaluate(problem, device[None])
-    best, spent, stuck = (int(overflow[0]), float(seconds[0])), 1, 0
+    rules = len(rules_of(problem))
+    best, spent, stuck = (int(overflow[0]), float(seconds[0])), rules, 0
     longest = max(1, problem.num_groups // (2 * problem.num_devices))
     for _ in range(ROUNDS):
         if best[0] == 0 or stuck > 12:
             break
         moved = np.stack([_move(problem, device, longest, rng) for _ in range(TRIES)])
         seconds, overflow = evaluate(problem, moved)
-        spent += TRIES
+        spent += TRIES * rules
         row = best_row(seconds, overflow)
         if (int(overflow[row]), float(seconds[row])) < best:
             device, best, stuck = moved[row], (int(overflow[row]), float(seconds[row])), 0

@@ -89,10 +89,12 @@ class Measured:
 
     @property
     def latency_s(self) -> float:
+        """From the entry of a sample to its finish, median over the rounds."""
         return self.latency.value
 
     @property
     def throughput_per_s(self) -> float:
+        """Samples per second of full pipelines, median over the rounds."""
         return self.throughput.value
 
 

@@ -59,6 +59,7 @@ class Verdict:
 
     @property
     def significant(self) -> bool:
+        """Whether the intervals of the fastest and the runner-up do not meet."""
         return self.beyond_interval > 0
 
 

@@ -60,6 +60,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
+        """From the first counted finish to the last."""
         return float(self.finish_s[-1] - self.finish_s[0])
 
 
@@ -71,10 +72,12 @@ class Count:
 
     @property
     def completions(self) -> int:
+        """Samples counted, of all pipelines."""
         return sum(span.samples for span in self.of_trace)
 
     @property
     def seconds(self) -> float:
+        """Of the longest span: pipelines run side by side."""
         return max(span.seconds for span in self.of_trace)
 
     @property

@@ -1,6 +1,8 @@
 """Exports that are files of names: accelerate and OpenVINO."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +97,20 @@ def test_openvino_gets_an_affinity_for_every_op(tmp_path: Path) -> None:
     names = json.loads((tmp_path / "devices.json").read_text())
     assert names == {"cpu": "CPU", "t4:0": "GPU.0", "t4:1": "GPU.1"}
     compile((tmp_path / "load.py").read_text(), "load.py", "exec")
+
+
+def test_the_loader_for_openvino_lets_its_tools_report_nothing(tmp_path: Path) -> None:
+    """OpenVINO's tools look for the module that reports at import, and do without it."""
+    export_openvino(layered(), placed([0, 1, 1, 2, 2]), tmp_path)
+    (tmp_path / "openvino_telemetry.py").write_text("print('reports')\n")
+    (tmp_path / "openvino.py").write_text(
+        "try:\n    import openvino_telemetry\nexcept ImportError:\n    print('silent')\n"
+        "raise SystemExit\n"
+    )
+    done = subprocess.run(
+        [sys.executable, tmp_path / "load.py", "m.onnx"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "silent\n"
 
 
 def test_openvino_refuses_a_device_that_is_entered_twice(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from gdp.bounds.throughput import load_bounds
 from gdp.cluster.types import Cluster
 from gdp.methods.base import Assignment, Search
 from gdp.methods.exact.mip import mip
+from gdp.methods.period import fit
 from gdp.methods.period.fit import applies, period_fit
 from gdp.methods.period.program import solve_period
 from gdp.methods.period.split import merged
@@ -194,10 +195,15 @@ def test_a_part_of_several_devices_counts_as_one() -> None:
     assert small.cluster.host == 0
 
 
-@pytest.mark.parametrize("seed", [0, 2, 3])
-def test_many_devices_end_near_the_optimum(seed: int) -> None:
-    """From everything on one device, splits and pairs come within 1% of the best of all."""
-    problem = replace(tight_random(seed, 4), replicas=False)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_many_devices_end_at_the_optimum(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All devices at once always; by splits and pairs on this instance, from one device full."""
+    monkeypatch.setattr(fit, "_FEW_ENTRIES", 10_000 if at_once else 0)
+    for seed in range(6) if at_once else (0,):
+        _ends_at_the_optimum(replace(tight_random(seed, 4), replicas=False))
+
+
+def _ends_at_the_optimum(problem: Problem) -> None:
     best_s = brute_force_s(problem)
     answer = period_fit(problem, Search(seconds=None))
     assert answer.assignment is not None

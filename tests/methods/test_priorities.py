@@ -11,7 +11,8 @@ from gdp.policy.evaluate import assignment, evaluate, judge
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
-from gdp.policy.propose import propose
+from gdp.policy.propose import ROUND, propose
+from gdp.policy.repair import TIGHTER
 from gdp.policy.view.advised_features import advised_features
 from gdp.policy.view.feature_kernels import slacks
 from gdp.problem.arrays import arrays_of
@@ -135,7 +136,12 @@ def test_proposals_hold_every_incumbent_and_are_counted() -> None:
     policy = Policy(CONFIG, init(CONFIG, 0))
     found = propose(policy, problem, 12, seed=0)
     assert len(found.device) == 12
-    assert found.evaluations == 12 * len(rules_of(problem))
+    # Greedy placements of the other incumbents and two rounds of samples are of one more each.
+    rules = len(rules_of(problem))
+    others = len(incumbents(problem)) - 1
+    rounds = -(-(11 - others) // ROUND)
+    assert found.overflow[0] > 0, "greedy is tried under all tighter limits"
+    assert found.evaluations == (1 + len(TIGHTER) + 12 + 1 + others + rounds) * rules
     np.testing.assert_array_equal(judge(problem, found.device)[1], found.overflow == 0)
     again = propose(policy, problem, 12, seed=0)
     np.testing.assert_array_equal(found.device, again.device)

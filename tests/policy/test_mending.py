@@ -53,7 +53,7 @@ def test_what_fits_is_left_alone() -> None:
     device[0] = 1
     found, spent = move_until_fits(problem, device, seed=0)
     assert (found == device).all()
-    assert spent == 1
+    assert spent == 5, "once under every rule"
 
 
 def test_moves_end_where_nothing_helps() -> None:
@@ -61,7 +61,7 @@ def test_moves_end_where_nothing_helps() -> None:
     problem = weighty("latency", num_devices=1)
     device, spent = move_until_fits(problem, np.zeros(12, dtype=np.int64), seed=0)
     assert device.tolist() == [0] * 12
-    assert spent < 400
+    assert spent < 5 * 400
 
 
 def test_gaps_are_windows_parts_of_a_device_and_neighbourhoods() -> None:

@@ -29,6 +29,8 @@ _WEIGHT_VIEWS = names(
 
 @dataclass(frozen=True)
 class Options:
+    """How loops and gradients of a jaxpr are listed."""
+
     unroll_scan: bool | int = False  # True, or the greatest length that is unrolled
     trip_count: int | None = None  # of while loops; None: 1 is assumed, and said
     mark_transposed: bool = False  # transposed equations are backward

@@ -73,6 +73,7 @@ class JaxModel:
 
     @property
     def microbatches(self) -> int:
+        """Into how many pieces a training step cuts its batch; 1: not at all."""
         return int(self.options.get("microbatches", 1))
 
     def trace(self) -> Traced:

@@ -25,6 +25,7 @@ class Step:
 
     @property
     def maker(self) -> int:
+        """Index of the op that it belongs to; -1 also where nothing is made."""
         return self.outs[0].maker if self.outs else -1
 
 

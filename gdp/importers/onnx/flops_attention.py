@@ -60,4 +60,5 @@ def multi_head_attention(view: NodeView) -> Number:
 
 
 def attention(view: NodeView) -> Number:
+    """FLOPs of an attention node, of ONNX's domain or of com.microsoft."""
     return fused_attention(view) if view.domain == "com.microsoft" else _standard(view)

@@ -42,11 +42,13 @@ class GraphLists:
     estimated: list[str] = field(default_factory=list)  # ops without a cost formula
 
     def make(self, value: ir.Value, op: int, size_bytes: int) -> None:
+        """Append the tensor that `op` makes for a value."""
         self.tensor_of[value] = len(self.tensors)
         self.tensors.append((op, size_bytes))
         self.tensor_names.append(value.name or "")
 
     def read(self, value: ir.Value, op: int) -> None:
+        """Append a use; the value must have been made before."""
         self.uses.append((self.tensor_of[value], op))
 
     def add(

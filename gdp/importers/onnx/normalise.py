@@ -38,10 +38,12 @@ def normalise(model: ir.Model, source: str) -> None:
 
 
 def input_op_name(value: str) -> str:
+    """The op that stands for a graph input; no node is named so."""
     return f"input:{value}"
 
 
 def output_op_name(value: str) -> str:
+    """The op that stands for a graph output."""
     return f"output:{value}"
 
 

@@ -154,6 +154,7 @@ def root_cause(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
+    """The text with each run of white space, line breaks too, as one blank."""
     return " ".join(text.split())
 
 

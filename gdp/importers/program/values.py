@@ -25,6 +25,7 @@ class Value:
 
     @property
     def nbytes(self) -> int:
+        """Bytes as a dense array."""
         return math.prod(self.dims) * self.itemsize
 
 
@@ -37,6 +38,7 @@ class Stacked:
 
     @property
     def dims(self) -> tuple[int, ...]:
+        """Of the whole array: rows first."""
         return (len(self.rows), *self.rows[0].dims)
 
 

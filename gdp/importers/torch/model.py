@@ -66,6 +66,7 @@ class TorchModel:
 
     @property
     def label(self) -> str:
+        """What the graph is called: the `name` that was asked for, else the module's."""
         return str(self.options.get("name") or self.name)
 
     @property

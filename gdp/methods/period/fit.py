@@ -31,6 +31,7 @@ _SPLIT_SHARE = 0.5  # of the seconds, for splits of more than two devices
 _GAP = 5e-3  # relative; what a round leaves open
 _NODES = 200  # of a round's search tree
 _MOST_ENTRIES = 150_000  # of the matrix
+_FEW_ENTRIES = 1_500  # up to here all devices at once are solved soon
 _BETTER = 1.0 - 1e-4  # of the best: what a round looks for
 _MOST_TURNS = 24
 NOTHING = LoadSolution(None, 0.0, False)
@@ -73,7 +74,7 @@ def period_fit(problem: Problem, search: Search) -> Answer:
     starts = [search.start] if search.start is not None else [x for x in answered if x is not None]
     anywhere = Assignment(problem.group_allowed.argmax(axis=1)[problem.group])
     known = Fitted(best_of(problem, starts or [anywhere]))
-    if problem.num_devices == 2:
+    if problem.num_devices == 2 or model_size(problem) <= _FEW_ENTRIES:
         best = fit(problem, known, clock, effort).best
     else:
         known = by_halves(problem, known, Clock(clock.left_s(_SPLIT_SHARE)), effort)

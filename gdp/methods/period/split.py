@@ -84,10 +84,9 @@ def choices(small: Problem, home: Int[np.ndarray, "G"], which: int) -> Bool[np.n
     inside = home == which
     may[inside, which] = True
     may[inside, -1] = True
-    allowed = may & small.group_allowed
-    # A group whose half is barred goes wherever it may.
-    stranded = ~allowed.any(axis=1)
-    return np.where(stranded[:, None], small.group_allowed, allowed)
+    may &= small.group_allowed
+    may[~may.any(axis=1)] = small.group_allowed[~may.any(axis=1)]  # barred there: anywhere else
+    return may
 
 
 def start_of(small: Problem, may: Bool[np.ndarray, "G P"]) -> Assignment:

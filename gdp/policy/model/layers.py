@@ -9,6 +9,7 @@ NORM_EPSILON = 1e-6  # flax's
 
 
 def dense(p: Params, x: Float[np.ndarray, "... F"]) -> Float32[np.ndarray, "... O"]:
+    """A linear layer with bias, as flax stores it: kernel [F, O]."""
     return x @ np.asarray(p["kernel"]) + np.asarray(p["bias"])
 
 

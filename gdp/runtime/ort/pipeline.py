@@ -143,6 +143,7 @@ class Pipeline:
 
     @property
     def num_slots(self) -> int:
+        """Samples that can be in flight together."""
         return len(self._slots)
 
     def start(self, quota: Quota) -> None:

@@ -57,6 +57,7 @@ class Prepared:
         return Pipeline(self.stages, self.slots, self.workers, self.cycle)
 
     def one_at_a_time(self) -> Pipeline:
+        """The same stages with one sample in flight, for latency."""
         return Pipeline(self.stages, self.slots[:1], self.workers)
 
 

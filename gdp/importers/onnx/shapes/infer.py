@@ -108,6 +108,7 @@ class Facts:
             self._visit(node)
 
     def assume(self, text: str) -> None:
+        """Record a guess that shapes or costs rest on, and warn of it once."""
         if text not in self.assumptions:
             self.assumptions[text] = None
             logger.warning("%s", text)
@@ -131,9 +132,11 @@ class Facts:
         )
 
     def version(self, domain: str) -> int:
+        """The operator set of a domain; 1 where the model imports none."""
         return self.model.opset_imports.get(domain, 1)
 
     def fact(self, value: ir.Value, reader: ir.Node) -> Fact:
+        """What is known of a value; raises `ModelError`, naming the reader, on one not yet made."""
         fact = self.tensors.get(value)
         if fact is None:
             raise ModelError(
@@ -150,6 +153,7 @@ class Facts:
         return 0 if fact is None else fact.bytes
 
     def set_known(self, value: ir.Value, data: np.ndarray) -> None:
+        """Give a value constant data, and with it type and shape."""
         self.known[value] = data
         self.constant.add(value)
         self.tensors[value] = Tensor(ir.DataType.from_numpy(data.dtype), data.shape)

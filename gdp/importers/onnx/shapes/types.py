@@ -27,10 +27,12 @@ class Tensor:
 
     @property
     def elements(self) -> int:
+        """The product of the dimensions; 1 for a scalar."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
+        """As packed in memory: types below a byte share bytes."""
         return packed_bytes(self.elements, bits(self.dtype))
 
 
@@ -43,14 +45,17 @@ class TensorList:
 
     @property
     def count(self) -> int:
+        """Tensors in the sequence, of all runs."""
         return sum(count for _, count in self.runs)
 
     @property
     def elements(self) -> int:
+        """Of all tensors together."""
         return sum(item.elements * count for item, count in self.runs)
 
     @property
     def bytes(self) -> int:
+        """Of all tensors together, each packed by itself."""
         return sum(item.bytes * count for item, count in self.runs)
 
 
@@ -115,6 +120,7 @@ class NodeView:
         return fact if isinstance(fact, Tensor) else None
 
     def has(self, index: int) -> bool:
+        """Whether input `index` is given."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def shape(self, index: int) -> tuple[int, ...]:
@@ -123,6 +129,7 @@ class NodeView:
         return () if tensor is None else tensor.shape
 
     def in_elements(self, index: int) -> int:
+        """Elements of input `index`; 0 where it is left out."""
         fact = self.inputs[index] if index < len(self.inputs) else None
         return 0 if fact is None else fact.elements
 
@@ -134,10 +141,12 @@ class NodeView:
 
     @property
     def out_elements(self) -> int:
+        """Elements of the first output; 0 where it is unknown."""
         made = self.outputs[0] if self.outputs else None
         return 0 if made is None else made.elements
 
     def data(self, index: int) -> np.ndarray | None:
+        """The array of input `index`; None where it is not small and constant."""
         return self.known[index] if index < len(self.known) else None
 
     def ints(self, attribute: str, index: int) -> list[int] | None:

@@ -1,0 +1,262 @@
+"""Executes a placement of a PyTorch module, and measures it beside its baselines."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.cluster.types import Cluster
+from gdp.errors import ClusterError, ModelError
+from gdp.graph.op_graph import OpGraph
+from gdp.importers.torch.model import Recorded, TorchModel
+from gdp.runtime.compare import compare
+from gdp.runtime.cycle import cyclic_schedule
+from gdp.runtime.jax.measure import Issued
+from gdp.runtime.measure import Measuring, measure
+from gdp.runtime.plan import Plan, make_plan
+from gdp.runtime.prediction import Prediction, roofline_prediction
+from gdp.runtime.report import (
+    DEFAULT,
+    PLACED,
+    SINGLE,
+    RunReport,
+    SegmentTime,
+    measured_fields,
+    row,
+)
+from gdp.runtime.torch.program import CutProgram, Workers, output_nodes, pieces
+
+ONE = "one sample"
+"""Ends the name of a contender whose samples run one at a time."""
+
+
+def run_torch(
+    model: TorchModel,
+    graph: OpGraph,
+    cluster: Cluster,
+    device: Int[np.ndarray, "N"],
+    *,
+    objective: str = "latency",
+    measuring: Measuring = Measuring(),  # noqa: B008  # frozen
+    predict: Prediction | None = None,
+) -> RunReport:
+    """Execute a placement: one graph module per segment, weights on their devices.
+
+    `graph` must be the model's. Weights and inputs that are shapes only get seeded values. Raises
+    `ClusterError` where torch has fewer devices than the cluster.
+    """
+    recorded = model.record()
+    if recorded.graph.digest != graph.digest:
+        raise ModelError(f"{model.name}: the module has changed since {graph.name!r} was traced")
+    devices, cores = torch_devices(cluster)
+    predict = predict or roofline_prediction(graph, cluster, device, objective)
+    plan = make_plan(predict, objective)
+    given, drawn = values(recorded, measuring.seed)
+    results = output_nodes(recorded)
+    made = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)
+    best = _single(predict)
+    one = np.zeros(graph.num_ops, np.int64)
+    pools = {PLACED: Workers(devices, cores), SINGLE: Workers([devices[best]], [cores[best]]),
+             DEFAULT: Workers([devices[best]], [None])}  # fmt: skip
+    try:
+        placed = CutProgram(made, pools[PLACED], given, results, cluster.host)
+        whole = {
+            name: CutProgram(
+                pieces(recorded, one, [0], [0], [devices[best]]), pools[name], given, results, 0
+            )
+            for name in (SINGLE, DEFAULT)
+        }
+        comparison = compare(_named(whole[SINGLE].run()), _named(placed.run()))
+        slots = _slots(placed, plan)
+        programs = {PLACED: placed} | whole
+        contenders = {
+            name: Issued((program.issue,), slots if name == PLACED else 2, wait=_wait)
+            for name, program in programs.items()
+        }
+        alone = {
+            f"{name}, {ONE}": Issued(c.issues, 1, wait=_wait) for name, c in contenders.items()
+        }
+        times = measure(contenders | alone, rounds=measuring.rounds, seconds=measuring.seconds)
+        segments = _segments(placed, plan, cluster, 2 * measuring.rounds + 1)
+    finally:
+        for pool in pools.values():
+            pool.close()
+    rows = {name: row(times[f"{name}, {ONE}"], times[name]) for name in contenders}
+    return RunReport(
+        **measured_fields(
+            objective, (plan.latency_s, plan.period_s), rows[PLACED],
+            {name: rows[name] for name in (SINGLE, DEFAULT)}, measuring,
+        ),
+        model=graph.name,
+        outputs_equal=comparison.equal,
+        max_abs_diff=comparison.max_abs_diff,
+        max_relative_diff=comparison.max_relative_diff,
+        compared_tensors=comparison.tensors,
+        random_weights=drawn,
+        segments=segments,
+        samples_in_flight=slots,
+        cores=tuple(-1 if core is None else core for core in cores),
+        pinned=hasattr(os, "sched_setaffinity"),
+        note=f"the single device is {cluster.device_names[best]}",
+        versions=_versions(),
+    )  # fmt: skip
+
+
+def torch_devices(cluster: Cluster) -> tuple[list[Any], list[int | None]]:
+    """The torch device of each device of a cluster, and the core of each that is one."""
+    import torch
+
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    wanted = sum(device.is_cpu for device in cluster.devices)
+    cards = torch.cuda.device_count()
+    if wanted > len(usable) or cluster.num_devices - wanted > cards:
+        raise ClusterError(
+            f"cluster {cluster.name!r} has {wanted} CPU devices and "
+            f"{cluster.num_devices - wanted} accelerators, torch has {len(usable)} cores and "
+            f"{cards} CUDA devices here; name a cluster that fits"
+        )
+    devices, cores, card = [], [], 0
+    free = iter(usable)
+    for device in cluster.devices:
+        if device.is_cpu:
+            devices.append(torch.device("cpu"))
+            cores.append(next(free))
+        else:
+            devices.append(torch.device("cuda", card))
+            cores.append(None)
+            card += 1
+    return devices, cores
+
+
+def values(recorded: Recorded, seed: int) -> tuple[dict[Any, Any], bool]:
+    """A tensor for every placeholder, and whether weights had to be drawn."""
+    import torch
+
+    program, generator = recorded.program, torch.Generator().manual_seed(seed)
+    signature = program.graph_signature
+    targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers,
+               **signature.inputs_to_lifted_tensor_constants}  # fmt: skip
+    found: dict[Any, Any] = {}
+    tied: dict[int, Any] = {}
+    drawn = False
+    for node in program.graph.nodes:
+        shape = node.meta.get("val")
+        if node.op != "placeholder" or not hasattr(shape, "element_size"):
+            continue
+        target = targets.get(node.name)
+        held = program.state_dict.get(target, program.constants.get(target)) if target else None
+        if held is not None and held.device.type != "meta":
+            found[node] = held.detach()
+            continue
+        drawn |= held is not None
+        # Tied weights are one tensor.
+        key = id(node) if held is None else int(held.untyped_storage()._cdata)
+        if key not in tied:
+            tied[key] = _drawn(shape, held is not None, generator)
+        found[node] = tied[key]
+    return found, drawn
+
+
+def _drawn(like: Any, is_weight: bool, generator: Any) -> Any:
+    """Normal floats, weights scaled; integers 0 or 1, which any vocabulary allows."""
+    import torch
+
+    shape = tuple(like.shape)
+    if like.dtype == torch.bool:
+        return torch.ones(shape, dtype=torch.bool)
+    if not like.dtype.is_floating_point:
+        return torch.randint(2, shape, generator=generator, dtype=like.dtype)
+    made = torch.randn(shape, generator=generator)
+    if is_weight and len(shape) < 2:
+        made = 0.5 + 0.1 * made.abs()
+    elif is_weight:
+        made = made / shape[-1] ** 0.5
+    return made.to(like.dtype)
+
+
+def _single(predict: Prediction) -> int:
+    """The device that is fastest alone, as predicted."""
+    total = np.where(np.isfinite(predict.problem.compute_s), predict.problem.compute_s, 0.0).sum(
+        axis=0
+    )
+    runs = np.isfinite(predict.problem.compute_s[~predict.problem.graph.is_io]).all(axis=0)
+    return int(np.where(runs, total, np.inf).argmin())
+
+
+def _slots(program: CutProgram, plan: Plan) -> int:
+    sources = [
+        sorted({program.maker[n] for n in piece.reads if n in program.maker})
+        for piece in program.pieces
+    ]
+    where = [piece.device for piece in program.pieces]
+    seconds = [plan.segment_s[piece.segment] for piece in program.pieces]
+    return cyclic_schedule(where, seconds, sources).in_flight
+
+
+def _wait(futures: Sequence[Any]) -> None:
+    import torch
+
+    for future in futures:
+        for tensor in future.result().values():
+            if tensor.is_cuda:
+                torch.cuda.synchronize(tensor.device)
+
+
+def _named(tensors: Sequence[Any]) -> Mapping[str, np.ndarray]:
+    import torch
+
+    def plain(tensor: Any) -> np.ndarray:
+        tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        return tensor.cpu().numpy()
+
+    return {f"output {i}": plain(tensor) for i, tensor in enumerate(tensors)}
+
+
+def _segments(
+    program: CutProgram, plan: Plan, cluster: Cluster, rounds: int
+) -> tuple[SegmentTime, ...]:
+    """Every piece alone, on its worker: medians."""
+    made: dict[Any, Any] = {}
+    found = []
+    for piece in program.pieces:
+        arguments = [program.resident.get((n, piece.device), made.get(n)) for n in piece.reads]
+        spent, outs = [], ()
+        for _ in range(rounds):
+            start_s = time.perf_counter()
+            outs = program.workers.submit(piece.device, _call(piece.module, arguments)).result()
+            spent.append(time.perf_counter() - start_s)
+        made.update(zip(piece.makes, outs, strict=True))
+        sent = [n for n in piece.reads if n in program.maker]
+        found.append(
+            SegmentTime(
+                device=cluster.device_names[piece.device], ops=piece.ops,
+                input_bytes=sum(_nbytes(made[n]) for n in sent),
+                output_bytes=sum(map(_nbytes, outs)),
+                predicted_s=plan.segment_s[piece.segment],
+                measured_s=float(np.median(spent)),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _call(module: Any, arguments: Sequence[Any]) -> Any:
+    import torch
+
+    def task() -> Any:
+        with torch.inference_mode():
+            return module(*arguments)
+
+    return task
+
+
+def _nbytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("torch", "numpy")}

@@ -1,0 +1,84 @@
+"""Cut PyTorch programs compute what whole modules do, however they are cut."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gdp.cluster.presets import cluster_preset
+from gdp.importers.torch.model import TorchModel
+from gdp.runtime.measure import Measuring
+from gdp.sim.segments import segments
+
+torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+nn = torch.nn
+
+
+class Net(nn.Module):
+    """Views across cuts, an op with several results, a tied weight, a constant without inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix = nn.Embedding(11, 8), nn.Linear(8, 16)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Any) -> Any:
+        x = self.embed(ids) + torch.arange(5, dtype=torch.float32)[None, :, None]
+        left, right = self.mix(x).chunk(2, dim=-1)
+        top, where = (left * right.sigmoid()).topk(3, dim=1)
+        return self.head(top.transpose(1, 2).reshape(-1, 8)[:6]), where.float().mean()
+
+
+def model() -> TorchModel:
+    torch.manual_seed(0)
+    return TorchModel("net", Net().eval(), (torch.arange(10).reshape(2, 5),))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_placement_computes_the_same(seed: int) -> None:
+    from gdp.runtime.torch.program import CutProgram, Workers, output_nodes, pieces
+    from gdp.runtime.torch.run import values
+
+    net = model()
+    recorded = net.record()
+    graph = recorded.graph
+    device = np.random.default_rng(seed).integers(2, size=graph.num_ops)
+    segment = segments(graph, device)
+    where = [int(device[segment == s][0]) for s in range(segment.max() + 1)]
+    cpu = torch.device("cpu")
+    made = pieces(recorded, segment, where, range(len(where)), [cpu, cpu])
+    assert len(made) > 1
+    given, drawn = values(recorded, 0)
+    assert not drawn
+    given |= {n: net.args[0] for n in given if n.name == "ids"}
+    workers = Workers([cpu, cpu], [None, None])
+    try:
+        found = CutProgram(made, workers, given, output_nodes(recorded), 0).run()
+    finally:
+        workers.close()
+    expected = net.module(*net.args)
+    assert len(found) == 2
+    for got, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, wanted.detach())
+
+
+def test_a_run_reports_what_was_executed() -> None:
+    from gdp.runtime.torch.run import run_torch
+
+    net = model()
+    graph = net.trace().graph
+    device = (np.arange(graph.num_ops) > graph.num_ops // 2).astype(np.int64)
+    device[graph.is_io] = 0
+    try:
+        report = run_torch(
+            net, graph, cluster_preset("2xcpu-core"), device, measuring=Measuring(1, 1.0, 0)
+        )
+    except Exception as error:
+        if "cores" in str(error):
+            pytest.skip("this machine has one core")
+        raise
+    assert report.outputs_equal
+    assert {row.device for row in report.segments} == {"core0", "core1"}
+    assert set(report.baselines) == {"single_device", "runtime_default"}
+    assert not report.random_weights

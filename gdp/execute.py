@@ -259,6 +259,12 @@ def _accelerate(job: Exported) -> list[Path]:
     )  # fmt: skip
 
 
+def _llamacpp(job: Exported) -> list[Path]:
+    from gdp.exporters.llamacpp import export_llamacpp
+
+    return export_llamacpp(job.graph, job.placement, job.cluster, job.output, job.permit)
+
+
 def _jax(job: Exported) -> list[Path]:
     from gdp.exporters.jax import export_jax
 
@@ -282,6 +288,7 @@ EXPORTERS: dict[str, Callable[[Exported], list[Path]]] = {
     "onnx": _onnx,
     "openvino": _openvino,
     "accelerate": _accelerate,
+    "llamacpp": _llamacpp,
     "jax": _jax,
 }
 REPLICATING_TARGETS = ("onnxruntime",)

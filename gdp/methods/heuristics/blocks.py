@@ -188,7 +188,7 @@ def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np
 
 
 def _sums(values: Float[np.ndarray, "Q K"]) -> Float[np.ndarray, "K B"]:
-    """Sums of the rows before each place, per column, from 0 to all."""
+    """Sums of the rows before each place (B = Q + 1 of them), per column, from 0 to all."""
     sums = np.zeros((values.shape[1], len(values) + 1))
     np.cumsum(values.T, axis=1, out=sums[:, 1:])
     return sums

@@ -88,7 +88,7 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
     if len(cpus := [cluster.device_names[d] for d in sorted(used) if order[d] == 0]) > 1:
         raise _cannot(f"ops lie on {' and '.join(cpus)}, and llama.cpp knows one CPU")
     if order[int(device[slots.embedding[0]])]:
-        raise _cannot("llama.cpp keeps token_embd on the CPU")
+        raise _cannot("llama.cpp keeps token_embd on the CPU (--cluster tells CPUs from GPUs)")
     at = [_one(graph, device, ops) for ops in slots.layers]
     places = [order[d] for d in at]
     if places != sorted(places):

@@ -154,7 +154,7 @@ def test_demands_are_kept_or_refused(tmp_path: Path) -> None:
     ("moved", "device", "said"),
     [
         ("blk.0", 1, "block 1 on 'cpu' follows one on 'gpu0'"),
-        ("token_embd", 1, "keeps token_embd on the CPU"),
+        ("token_embd", 1, "keeps token_embd on the CPU .--cluster"),
         ("blk.1.attn_q", 1, "ops of 'blk.1' lie on several devices"),
     ],
 )

@@ -172,12 +172,16 @@ def export(
     """
     bound = with_dims(dims)
     graph, placement, output = load(model, bound), load_placement(placement), Path(output)
-    cluster = _named(graph, placement) if cluster is None else load_cluster(cluster)
-    require(placement, graph, cluster)
     if target not in EXPORTERS:
         raise ValueError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
     if placement.teams and target not in REPLICATING_TARGETS:
         raise PlacementError(f"target {target!r} cannot hold this placement: {_in_turn(placement)}")
+    given = None if cluster is None else load_cluster(cluster)
+    if target == "accelerate":
+        cluster = _for_accelerate(given, placement)
+    else:
+        cluster = _named(graph, placement) if given is None else given
+    require(placement, graph, cluster)
     permit = Permit(lambda: [*source_files(model), *sources], force)
     return EXPORTERS[target](Exported(model, graph, placement, cluster, output, bound, permit))
 

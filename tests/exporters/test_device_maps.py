@@ -116,3 +116,14 @@ def test_the_loader_for_openvino_lets_its_tools_report_nothing(tmp_path: Path) -
 def test_openvino_refuses_a_device_that_is_entered_twice(tmp_path: Path) -> None:
     with pytest.raises(PlacementError, match="enters its 2 devices 3 times"):
         export_openvino(layered(), placed([0, 1, 1, 0, 0]), tmp_path)
+
+
+def test_an_export_to_accelerate_knows_the_devices_it_offloads_to(tmp_path: Path) -> None:
+    """The placement names a device beside the cluster's; without the cluster none is known."""
+    names = ("t4:0", "cpu offload")
+    placement = dataclasses.replace(placed([0, 0, 1, 1, 1]), device_names=names)
+    with pytest.raises(ValueError, match=r"needs the cluster, .*: --cluster$"):
+        gdp.export(placement, layered(), "accelerate", tmp_path / "map")
+    cluster = gdp.Cluster.load("cpu+2xt4")
+    gdp.export(placement, layered(), "accelerate", tmp_path / "map", cluster)
+    assert "cpu" in json.loads((tmp_path / "map" / "device_map.json").read_text()).values()

@@ -39,7 +39,11 @@ def models() -> dict[str, Any]:
     import torch
     import transformers as hf
 
-    llama = {"num_attention_heads": 16, "num_key_value_heads": 4, "hidden_size": 1024}
+    llama: dict[str, Any] = {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "hidden_size": 1024,
+    }
     with torch.device("meta"):
         return {
             "bert-base": hf.AutoModelForMaskedLM.from_config(hf.BertConfig()).eval(),
@@ -69,13 +73,14 @@ def theirs(
     memory. Ops without weights follow the module that they belong to, or the op before them."""
     from accelerate import infer_auto_device_map
 
-    limits: dict[int | str, int] = {}
+    limits: dict[int | str, int | str] = {}
     for device, name in zip(box.devices, hugging_face_names(box), strict=True):
         limits[name] = device.memory_bytes
     found = infer_auto_device_map(
         module, max_memory=limits, no_split_module_classes=list(module._no_split_modules or ())
     )
-    index = {name: i for i, name in enumerate(hugging_face_names(machine))}  # the last "cpu": rests
+    names = hugging_face_names(machine)
+    index: dict[Any, int] = {name: i for i, name in enumerate(names)}  # the last "cpu": rests
     device = np.full(graph.num_ops, machine.host)
     last = index[0]
     for op, scope in enumerate(graph.scope):

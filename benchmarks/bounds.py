@@ -68,11 +68,12 @@ def row(
     graph: Any, model: str, cluster: str, objective: str, seconds: float, bound_seconds: float
 ) -> dict[str, Any]:
     """One model on one cluster."""
-    from gdp.api import place, pose
+    from gdp.api import place
     from gdp.bounds.best import all_bounds
     from gdp.cluster.types import Cluster
     from gdp.costs.roofline import roofline
     from gdp.methods.base import Search
+    from gdp.posed import pose
 
     machine = Cluster.load(cluster)
     goal: str = "throughput" if objective == "throughput" else "latency"

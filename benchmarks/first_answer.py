@@ -38,7 +38,7 @@ CASES: dict[str, list[str]] = {
 }
 PARTS: dict[str, tuple[str, str]] = {
     "model": ("gdp.models", "load"),
-    "problem": ("gdp.api", "pose"),
+    "problem": ("gdp.posed", "pose"),
     "warm-up": ("gdp.cli.first_run", "prepare"),
     "policy": ("gdp.policy.method", "place_with_policy"),
     "advice": ("gdp.policy.advice", "_made"),

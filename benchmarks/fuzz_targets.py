@@ -38,6 +38,7 @@ from gdp.models import load
 from gdp.placement import load_placement, make_placement, save_placement
 from gdp.policy.placed import WIDE, pack
 from gdp.policy.policy import default_checkpoint, load_policy
+from gdp.posed import pose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,14 +250,14 @@ def _instance_document() -> Any:
 
 TARGETS = (
     Target("onnx", 30, _write_onnx, load,
-           lambda found: api.pose(found, cluster())),
+           lambda found: pose(found, cluster())),
     Target("graph", 15, _file("g.json", _graph_document, to_json), load_graph, _place),
     Target("cluster", 10, _file("c.toml", seeds.CLUSTER, to_toml), Cluster.load,
            lambda found: _place(graph(), found)),
     Target("placement", 8, _file("p.json", _placement_document, to_json), load_placement,
            _use_placement),
     Target("constraints", 6, _file("k.toml", seeds.CONSTRAINTS, to_toml), read_constraints,
-           lambda found: api.pose(graph(), cluster(), constraints=found)),
+           lambda found: pose(graph(), cluster(), constraints=found)),
     Target("costs", 10, _write_costs, load_costs, _use_costs),
     Target("checkpoint", 6, _write_checkpoint, load_policy),
     Target("recipe", 6, _write_recipe, load_recipe),

@@ -23,6 +23,7 @@ from benchmarks.baselines.rows import Runner, by_method, by_rule, by_training, k
 from gdp import api
 from gdp.cluster.types import Cluster
 from gdp.methods.base import Search
+from gdp.posed import pose
 from gdp.problem.problem import Problem
 from gdp.sim.score import score
 from pretrain.corpus.build import traced
@@ -102,7 +103,7 @@ def measured(
     for name in names:
         workload = WORKLOADS[name]
         graph, cluster = traced(workload.variant), f"{workload.devices}xp100-pcie3"
-        problem = api.pose(graph, Cluster.load(cluster)).problem
+        problem = pose(graph, Cluster.load(cluster)).problem
         about = {
             "model": name, "cluster": cluster, "ops": graph.num_ops, "fused": problem.num_ops,
             "evaluations": evaluations, "seeds": seeds,

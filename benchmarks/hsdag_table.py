@@ -25,6 +25,7 @@ from gdp.cluster.types import Cluster
 from gdp.learn.hsdag.config import HsdagConfig, published
 from gdp.learn.hsdag.method import hsdag
 from gdp.learn.hsdag.nodes import make_nodes
+from gdp.posed import pose
 
 CLUSTERS = ("cpu+flex-170", "cpu+2xflex-170")
 FAMILY: dict[str, Family] = {"bert-base": "transformer"}
@@ -67,7 +68,7 @@ def measured(
     for model in models:
         graph = graph_of(model, MODELS[model]())
         for cluster in clusters:
-            problem = api.pose(graph, Cluster.load(cluster)).problem
+            problem = pose(graph, Cluster.load(cluster)).problem
             about = {
                 "model": model, "cluster": cluster, "ops": graph.num_ops, "edges": graph.num_uses,
                 "fused": problem.num_ops, "nodes": make_nodes(problem, HsdagConfig()).count,

@@ -17,7 +17,6 @@ from pathlib import Path
 import click
 import numpy as np
 
-from gdp.api import pose
 from gdp.clock import Clock
 from gdp.cluster.load import load_cluster
 from gdp.methods.base import Search
@@ -26,6 +25,7 @@ from gdp.methods.scoring import Scored, score_all
 from gdp.methods.search.budget import SearchConfig
 from gdp.methods.search.local_search import improve
 from gdp.models import load
+from gdp.posed import pose
 from gdp.problem.problem import Problem
 
 CORPUS = Path("data/corpus")

@@ -20,7 +20,6 @@ import numpy as np
 from benchmarks import policy_instances as tests
 from benchmarks.policy import CHECKPOINT, loaded, show, start_of
 from benchmarks.policy_instances import geomean, hard, spread
-from gdp.api import pose
 from gdp.cluster.types import Cluster
 from gdp.files.writing import write_atomic
 from gdp.learn.finetune import FinetuneConfig, finetune
@@ -30,6 +29,7 @@ from gdp.methods.base import Assignment
 from gdp.models import load
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
+from gdp.posed import pose
 from gdp.problem.problem import Problem
 
 SCRATCH = FinetuneConfig(

@@ -33,6 +33,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.methods.base import Search
 from gdp.placement import Teams
+from gdp.posed import pose
 from gdp.runtime.measure import Measuring, measure
 from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.pipeline import Pipeline, SideBySide, make_slot
@@ -125,7 +126,7 @@ def prediction(
     objective: str,
     costs: CostModel | None,
 ) -> Prediction:
-    posed = api.pose(graph, cluster, objective, costs=costs, keep_apart=device)
+    posed = pose(graph, cluster, objective, costs=costs, keep_apart=device)
     fused_device = np.zeros(posed.problem.num_ops, dtype=np.int64)
     fused_device[posed.group_of] = device
     return Prediction(posed.problem, fused_device, posed.group_of)

@@ -19,6 +19,7 @@ from gdp.constraints import Constraints, outermost, whole_labels
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
 from gdp.costs.offload import KINDS, Streamed, main_device, resident, with_offload
+from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Model, is_traced, spec_of, traced_model
@@ -97,6 +98,14 @@ def place_for(
         return place_for_accelerate(
             graph, cluster, whole=whole, offload=offload or "cpu", **placing
         )
+    if runtime == "llamacpp":
+        from gdp.llamacpp import place_for_llamacpp
+
+        if granularity != "op":
+            raise ValueError("llama.cpp's flags move blocks and experts: leave out --granularity")
+        said = ("objective", "costs", "constraints")
+        found = place_for_llamacpp(graph, cluster, **{k: placing[k] for k in said if k in placing})
+        return Placed(found, cluster, placing.get("costs") or roofline)
     constraints = placing.pop("constraints", None) or Constraints()
     constraints = replace(constraints, whole=(*constraints.whole, *whole))
     found = api.place(graph, cluster, constraints=constraints, **placing)

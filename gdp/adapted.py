@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
-from gdp.api import pose
 from gdp.cluster.load import Machine, load_cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ModelError
 from gdp.measured import MeasuredReward
 from gdp.models import Model, is_onnx, load, spec_of, with_dims
+from gdp.posed import pose
 
 if TYPE_CHECKING:
     from gdp.learn.finetune import FinetuneConfig, Finetuned

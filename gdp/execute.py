@@ -27,6 +27,7 @@ from gdp.models import (
     with_dims,
 )
 from gdp.placement import Placed, Placement, load_placement, require
+from gdp.posed import posed_placement
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
 
@@ -76,7 +77,7 @@ def run(
     require(placed, graph, cluster)
     if placed.teams and runner not in REPLICATING:
         raise ModelError(f"{_label(model)!r} cannot be executed so: {_in_turn(placed)}")
-    posed, device, _ = api.posed_placement(graph, placed, cluster, objective, costs=costs)
+    posed, device, _ = posed_placement(graph, placed, cluster, objective, costs=costs)
     report = runner(
         model, graph, cluster, placed.device, dims=bound, objective=objective,
         measuring=measuring or Measuring(seed=placing.get("search", Search()).seed),
@@ -255,6 +256,12 @@ def _accelerate(job: Exported) -> list[Path]:
     )  # fmt: skip
 
 
+def _llamacpp(job: Exported) -> list[Path]:
+    from gdp.exporters.llamacpp import export_llamacpp
+
+    return export_llamacpp(job.graph, job.placement, job.cluster, job.output, job.permit)
+
+
 def _jax(job: Exported) -> list[Path]:
     from gdp.exporters.jax import export_jax
 
@@ -278,6 +285,7 @@ EXPORTERS: dict[str, Callable[[Exported], list[Path]]] = {
     "onnx": _onnx,
     "openvino": _openvino,
     "accelerate": _accelerate,
+    "llamacpp": _llamacpp,
     "jax": _jax,
 }
 REPLICATING_TARGETS = ("onnxruntime",)

@@ -24,6 +24,7 @@ from gdp.placement import (
     make_placement,
     require,
 )
+from gdp.posed import posed_placement
 from gdp.problem.problem import Problem
 from gdp.reports.view import View, module_path, op_label
 from gdp.sim.objectives import Score
@@ -56,15 +57,9 @@ def explain(
     graph, cluster, placement = load(model), load_cluster(cluster), load_placement(placement)
     require(placement, graph, cluster)
     constraints = constraints or Constraints()
-    chosen = _chosen(graph, op, scope)
-    if graph.is_io[chosen].all():
-        raise ValueError(
-            f"{graph.op_names[chosen[0]]!r} is an input or output of the model, which belongs to "
-            f"the host {cluster.device_names[cluster.host]}"
-        )
-    chosen = chosen[~graph.is_io[chosen]]
+    chosen = _placeable(graph, cluster, _chosen(graph, op, scope))
     moving = _with_ties(graph, chosen, constraints)
-    posed, device, rank = api.posed_placement(graph, placement, cluster, objective, costs=costs)
+    posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
     now = _judge(posed.problem, device, rank, placement.teams)
     lead = {d: team[0] for team in placement.teams for d in team}  # holds the ops of its team
     view = api.view_of(graph, placement, cluster, costs=costs)
@@ -116,6 +111,18 @@ def _chosen(graph: OpGraph, op: str | None, scope: str | None) -> Int[np.ndarray
         f"no module {scope!r} in graph {graph.name!r}; there is {', '.join(near)}; "
         "`gdp inspect --ops` lists all"
     )
+
+
+def _placeable(
+    graph: OpGraph, cluster: Cluster, chosen: Int[np.ndarray, "K"]
+) -> Int[np.ndarray, "L"]:
+    """The chosen ops that have a choice: inputs and outputs have none."""
+    if graph.is_io[chosen].all():
+        raise ValueError(
+            f"{graph.op_names[chosen[0]]!r} is an input or output of the model, which belongs to "
+            f"the host {cluster.device_names[cluster.host]}"
+        )
+    return chosen[~graph.is_io[chosen]]
 
 
 def _with_ties(

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from gdp import api
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Assignment
 from gdp.models import with_dims
+from gdp.posed import Posed
 from gdp.runtime.measure import measure
 from gdp.runtime.ort.pipeline import SideBySide
 from gdp.runtime.statistics import PER_SLOT
@@ -24,7 +24,7 @@ class MeasuredReward:
         self,
         model: str,
         graph: OpGraph,
-        posed: api.Posed,
+        posed: Posed,
         cluster: Cluster,
         *,
         dims: Sequence[str] = (),

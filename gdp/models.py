@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gdp.importers.torch.model import TorchModel
 
 ONNX_PREFIX, PYTHON_PREFIX, HF_PREFIX = "onnx:", "python:", "hf:"
+GGUF_SUFFIX = ".gguf"
 GRAPH_SUFFIXES = (".json", ".json.gz", ".gdpgraph")
 
 
@@ -54,9 +55,15 @@ def is_traced(spec: Model) -> bool:
     return spec_of(spec).startswith((PYTHON_PREFIX, HF_PREFIX))
 
 
+def is_gguf(spec: Model) -> bool:
+    """Whether a model is a GGUF file of llama.cpp, perhaps with what is asked of it."""
+    return spec_of(spec).partition("?")[0].endswith(GGUF_SUFFIX)
+
+
 def load(spec: Model, dims: Mapping[str, int] | None = None) -> OpGraph:
-    """The graph of an .onnx path, `onnx:NAME`, a graph file, `python:package.module:function`, or
-    `hf:PATH`, a configuration of transformers (see `gdp.importers.torch.huggingface`).
+    """The graph of an .onnx path, `onnx:NAME`, a graph file, `python:package.module:function`,
+    `hf:PATH`, a configuration of transformers (see `gdp.importers.torch.huggingface`), or a .gguf
+    path (see `gdp.importers.gguf.model`).
 
     `dims` binds symbolic dimensions of ONNX models. A graph is returned as it is, a traced model
     (`Traceable`) as its graph. Raises `ModelError` when it cannot be read.
@@ -86,6 +93,10 @@ def load(spec: Model, dims: Mapping[str, int] | None = None) -> OpGraph:
         from gdp.importers.onnx.model import load_onnx
 
         return load_onnx(text, dict(dims or {}))
+    if is_gguf(text):
+        from gdp.importers.gguf.model import load_gguf
+
+        return load_gguf(text)
     if text.endswith(GRAPH_SUFFIXES):
         from gdp.graph.file import load_graph
 
@@ -214,6 +225,10 @@ def source_files(spec: Model) -> list[Path]:
         return [config_file(text)]
     if text.endswith(GRAPH_SUFFIXES):
         return [Path(text)]
+    if is_gguf(text):
+        from gdp.importers.gguf.model import gguf_files
+
+        return gguf_files(text)
     from gdp.importers.onnx.read import external_files, resolve_spec
 
     try:

@@ -10,6 +10,7 @@ from gdp.cluster.load import Machine, load_cluster
 from gdp.costs.base import CostModel
 from gdp.models import Model, load
 from gdp.placement import Placed, load_placement
+from gdp.posed import pose
 from gdp.result import Result
 
 
@@ -38,7 +39,7 @@ def report(
     if not result.candidates:
         from gdp.methods.portfolio import heuristic_candidates
 
-        free = api.pose(graph, cluster, result.objective, costs=costs).problem
+        free = pose(graph, cluster, result.objective, costs=costs).problem
         result = replace(result, candidates=heuristic_candidates(free, result.seed))
     view = api.view_of(graph, result.placement, cluster, costs=costs)
     write_report(

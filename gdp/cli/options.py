@@ -60,20 +60,24 @@ class ModelOptions:
     )
 
     task: str | None = option("--task", metavar="TASK", help="Of hf: models, such as causal-lm.")
-    batch: int | None = option("--batch", type=int, help="Samples; hf: models.")
-    sequence: int | None = option("--sequence", type=int, help="Tokens; hf: models.")
-    decode: bool = option("--decode", is_flag=True, help="One token, with its cache; hf: models.")
+    batch: int | None = option("--batch", type=int, help="Samples; hf: and .gguf models.")
+    sequence: int | None = option("--sequence", type=int, help="Tokens; hf: and .gguf models.")
+    decode: bool = option(
+        "--decode", is_flag=True, help="One token, with its cache; hf: and .gguf models."
+    )
 
     def __post_init__(self) -> None:
         """What else is asked of the model becomes a part of its spec."""
-        from gdp.models import HF_PREFIX
+        from gdp.models import HF_PREFIX, is_gguf
 
         names = ("task", "batch", "sequence")
         asked = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
         parts = [f"{name}={value}" for name, value in asked.items()] + ["decode"] * self.decode
-        if parts and not self.spec.startswith(HF_PREFIX):
+        taken = self.spec.startswith(HF_PREFIX) or (is_gguf(self.spec) and self.task is None)
+        if parts and not taken:
             flag = parts[0].partition("=")[0]
-            raise click.UsageError(f"--{flag} is for hf:CONFIG models, not for {self.spec!r}")
+            kinds = "hf:CONFIG models" if flag == "task" else "hf:CONFIG and .gguf models"
+            raise click.UsageError(f"--{flag} is for {kinds}, not for {self.spec!r}")
         if parts:
             joint = "&" if "?" in self.spec else "?"
             object.__setattr__(self, "spec", self.spec + joint + "&".join(parts))
@@ -211,7 +215,7 @@ class Destination:
     """What the placement is for, and in which pieces."""
 
     runtime: str | None = option(
-        "--for", type=click.Choice(["accelerate"]),
+        "--for", type=click.Choice(["accelerate", "llamacpp"]),
         help="Answer what this runtime can follow.",
     )  # fmt: skip
     granularity: str | None = option(

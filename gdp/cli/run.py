@@ -10,7 +10,7 @@ from gdp.cli import options
 from gdp.cli.show import progress_bar, show
 from gdp.terminal import printable_lines
 
-TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "jax")
+TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "llamacpp", "jax")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ def export(
         force=outputs.force,
     )  # fmt: skip
     names = [str(path) for path in files]
-    show({"target": target, "files": names}, lambda: printable_lines(names))
+    said = [path.read_text().strip() for path in files if path.name == "arguments.txt"]
+    found = {"target": target, "files": names} | ({"arguments": said[0]} if said else {})
+    show(found, lambda: printable_lines([*names, *said]))
 
 
 @click.command()

@@ -225,22 +225,7 @@ def make_cluster(
         (i, j): f"{i}>{j}" if default_contention else None for i, j in pairs
     }
     for link in links:
-        for end in (link.src, link.dst):
-            if end not in index:
-                raise ClusterError(
-                    f"link {link.src!r} -> {link.dst!r}: no device {end!r}; "
-                    f"devices are {', '.join(index)}"
-                )
-        if link.src == link.dst:
-            raise ClusterError(f"link {link.src!r} -> {link.dst!r} joins a device to itself")
-        if link.bytes_per_s != np.inf:  # nothing has to be moved
-            _check_rate(f"link {link.src!r} -> {link.dst!r}", "bytes_per_s", link.bytes_per_s)
-        if link.channel is not None and not link.contention:
-            raise ClusterError(
-                f"link {link.src!r} -> {link.dst!r}: channel {link.channel!r} is what transfers "
-                "queue on, and contention = false says that they do not; give one of them"
-            )
-        _check_delay(f"link {link.src!r} -> {link.dst!r}", "latency_s", link.latency_s)
+        _check_link(link, index)
         ends = [(index[link.src], index[link.dst])]
         if not link.one_way:
             ends.append((index[link.dst], index[link.src]))
@@ -265,6 +250,26 @@ def _channels(d: int, label: Mapping[tuple[int, int], str | None]) -> Int[np.nda
     for pair, text in label.items():
         channel[pair] = NO_CHANNEL if text is None else ids.setdefault(text, len(ids))
     return channel
+
+
+def _check_link(link: Link, index: dict[str, int]) -> None:
+    """Raise `ClusterError` where a link joins what there is not, or contradicts itself."""
+    for end in (link.src, link.dst):
+        if end not in index:
+            raise ClusterError(
+                f"link {link.src!r} -> {link.dst!r}: no device {end!r}; "
+                f"devices are {', '.join(index)}"
+            )
+    if link.src == link.dst:
+        raise ClusterError(f"link {link.src!r} -> {link.dst!r} joins a device to itself")
+    if link.bytes_per_s != np.inf:  # nothing has to be moved
+        _check_rate(f"link {link.src!r} -> {link.dst!r}", "bytes_per_s", link.bytes_per_s)
+    if link.channel is not None and not link.contention:
+        raise ClusterError(
+            f"link {link.src!r} -> {link.dst!r}: channel {link.channel!r} is what transfers "
+            "queue on, and contention = false says that they do not; give one of them"
+        )
+    _check_delay(f"link {link.src!r} -> {link.dst!r}", "latency_s", link.latency_s)
 
 
 def _host_index(name: str, index: Mapping[str, int], host: int | str) -> int:

@@ -71,7 +71,7 @@ def work(segment, device, turns, session, sources, sinks):
 
 def plan(samples):
     """What each thread does, by (segment, its place among those that take turns)."""
-    tasks = {("feed", 0): (feed, samples)}
+    tasks: dict[tuple[str, int], tuple] = {("feed", 0): (feed, samples)}
     for segment in MANIFEST["segments"]:
         own = [MANIFEST["devices"][d] for d in (segment["device"], *segment["others"])]
         for k, device in enumerate(own):

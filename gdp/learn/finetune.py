@@ -140,8 +140,7 @@ def finetune(
     use_cache()
     config = config or FinetuneConfig()
     clock = Clock(config.seconds)
-    policy = _policy(checkpoint)
-    judge = Judge(problem, config.evaluations, reward)
+    policy, judge = _policy(checkpoint), Judge(problem, config.evaluations, reward)
     tuner = _Tuner(problem, policy, config, judge, seed)
     start_s = judge.best_s
     history: list[dict[str, float]] = []
@@ -158,8 +157,7 @@ def finetune(
             if judge.evaluations >= until or clock.is_over():
                 break
             history.append(phase(at))
-            if not np.isfinite(start_s):
-                start_s = judge.best_s
+            start_s = start_s if np.isfinite(start_s) else judge.best_s
             if progress is not None:
                 progress(len(history) - 1, history[-1])
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")

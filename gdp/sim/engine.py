@@ -67,10 +67,10 @@ class EngineArrays(NamedTuple):
     latency_s: Float[np.ndarray, "D D"]
     bytes_per_s: Float[np.ndarray, "D D"]
     channel: Int[np.ndarray, "D D"]  # 0..C-1; C, where copies do not queue: it is always free
-    op_s_flat: Float[np.ndarray, "ND"]  # views and copies for the loops of the engine
+    op_s_flat: Float[np.ndarray, "N*D"]  # views and copies for the loops of the engine
     segment_pairs_s: Float[np.ndarray, "2D"]  # (0, segment_s) of each device
     link_pairs: Float[np.ndarray, "2DD"]  # (latency_s, bytes_per_s) of each link
-    channel_flat: Int[np.ndarray, "DD"]
+    channel_flat: Int[np.ndarray, "D*D"]
     ordered: Bool[np.ndarray, "D"]  # two links from this device share a channel
     host: int
     capacity_bytes: Int[np.ndarray, "D"]
@@ -92,7 +92,7 @@ class Workspace(NamedTuple):
     """
 
     state: UInt[np.ndarray, "N"]  # see above
-    queue_op: UInt[np.ndarray, "DN"]  # each device's ops as they became ready, or by start
+    queue_op: UInt[np.ndarray, "D*N"]  # each device's ops as they became ready, or by start
     clock_s: Float[np.ndarray, "X"]  # of devices and lanes, see engine_kernels
     mark: UInt[np.ndarray, "Y"]  # the same for integers
     entry_s: Float[np.ndarray, "Z"]  # when an op gets an input
@@ -100,7 +100,7 @@ class Workspace(NamedTuple):
     next_chunk: Int[np.ndarray, "2K"]  # of a chunk; then the one before it on its lane
     position: Int[np.ndarray, "N"]  # of an op in the order of (rank, op)
     by_position: Int[np.ndarray, "N"]  # its inverse
-    ready_bits: UInt[np.ndarray, "DB"]  # a set of positions for each device, in three levels
+    ready_bits: UInt[np.ndarray, "D*B"]  # a set of positions for each device, in three levels
     start_s: Float[np.ndarray, "N"]
     finish_s: Float[np.ndarray, "N"]
     busy_s: Float[np.ndarray, "D"]
@@ -108,9 +108,9 @@ class Workspace(NamedTuple):
     sent_lane: Int[np.ndarray, "E"]  # to * D + from
     sent_start_s: Float[np.ndarray, "E"]
     sent_arrive_s: Float[np.ndarray, "E"]
-    num_sent: Int[np.ndarray, "one"]
+    num_sent: Int[np.ndarray, "1"]
     done_op: Int[np.ndarray, "N"]  # ops in the order in which they ended
-    num_done: Int[np.ndarray, "one"]
+    num_done: Int[np.ndarray, "1"]
     channel_s: Float[np.ndarray, "C+1"]  # busy seconds, of throughput_kernels
     sent_to: Int[np.ndarray, "D"]  # the tensor last sent to each device, likewise
     free_bytes: Int[np.ndarray, "N"]  # scratch of memory_kernels, as all that follows

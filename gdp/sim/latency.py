@@ -113,8 +113,8 @@ def rank_rows(
 
 
 def orders_of(
-    rows: Int[np.ndarray, "rows N"],
-) -> tuple[Int[np.ndarray, "rows N"], Bool[np.ndarray, "rows"]]:
+    rows: Int[np.ndarray, "K N"],
+) -> tuple[Int[np.ndarray, "K N"], Bool[np.ndarray, "K"]]:
     """The ops by rank, ties by id; and whether some ranks differ, without which they say nothing.
 
     >>> orders_of(np.array([[3, 1, 1], [2, 2, 2]]))

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp.api import pose
 from gdp.cluster.types import Cluster
 from gdp.costs.calibrate import recharge, segment_s
 from gdp.costs.cost_file import load_costs, save_costs
@@ -14,6 +13,7 @@ from gdp.costs.default import shipped
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.profile import Overheads, Profile, ProfileError
 from gdp.graph.op_graph import OpGraph, make_graph
+from gdp.posed import pose
 from gdp.sim.throughput import periods
 
 

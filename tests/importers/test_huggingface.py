@@ -45,7 +45,7 @@ def test_a_malformed_spec_is_refused(text: str, said: str) -> None:
 def test_flags_are_for_configurations_only() -> None:
     done = CliRunner().invoke(cli, ["inspect", "model.onnx", "--decode"])
     assert done.exit_code == 2
-    assert "--decode is for hf:CONFIG models, not for 'model.onnx'" in done.output
+    assert "--decode is for hf:CONFIG and .gguf models, not for 'model.onnx'" in done.output
 
 
 @pytest.fixture

@@ -187,16 +187,16 @@ def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np
         yield placed(order, _equal_shares(bytes_up_to, capacity[order]))
 
 
-def _sums(values: Float[np.ndarray, "Q K"]) -> Float[np.ndarray, "K Q1"]:
-    """Sums of the rows before each place, per column, from 0 to all."""
+def _sums(values: Float[np.ndarray, "Q K"]) -> Float[np.ndarray, "K B"]:
+    """Sums of the rows before each place (B = Q + 1 of them), per column, from 0 to all."""
     sums = np.zeros((values.shape[1], len(values) + 1))
     np.cumsum(values.T, axis=1, out=sums[:, 1:])
     return sums
 
 
 def _balanced(
-    work_s: Float[np.ndarray, "D Q1"],
-    bytes_up_to: Float[np.ndarray, "Q1"],
+    work_s: Float[np.ndarray, "D B"],
+    bytes_up_to: Float[np.ndarray, "B"],
     order: Int[np.ndarray, "K"],
     room_bytes: Float[np.ndarray, "D"],
 ) -> Int[np.ndarray, "K"] | None:
@@ -209,7 +209,7 @@ def _balanced(
 
 
 def _filled(
-    bytes_up_to: Float[np.ndarray, "Q1"], room_bytes: Float[np.ndarray, "K"]
+    bytes_up_to: Float[np.ndarray, "B"], room_bytes: Float[np.ndarray, "K"]
 ) -> Int[np.ndarray, "K"] | None:
     """Ends of blocks that fill each device in turn; None where the last is not enough."""
     at, ends = 0, []
@@ -220,7 +220,7 @@ def _filled(
 
 
 def _equal_shares(
-    bytes_up_to: Float[np.ndarray, "Q1"], capacity_bytes: Float[np.ndarray, "K"]
+    bytes_up_to: Float[np.ndarray, "B"], capacity_bytes: Float[np.ndarray, "K"]
 ) -> Int[np.ndarray, "K"]:
     """Ends of blocks whose weights fill the same share of each memory."""
     wanted = np.cumsum(capacity_bytes) / capacity_bytes.sum() * bytes_up_to[-1]
@@ -233,8 +233,8 @@ def _best_cuts(
     problem: Problem,
     sequence: Int[np.ndarray, "Q"],
     orders: list[Int[np.ndarray, "D"]],
-    work_s: Float[np.ndarray, "D Q1"],
-    bytes_up_to: Float[np.ndarray, "Q1"],
+    work_s: Float[np.ndarray, "D B"],
+    bytes_up_to: Float[np.ndarray, "B"],
 ) -> Iterator[tuple[Int[np.ndarray, "D"], Int[np.ndarray, "D"]]]:
     """(order, ends) of the pipeline splits of least largest stage, per order of the devices."""
     from gdp.methods.heuristics.blocks_kernels import best_cuts, fill_block_inputs
@@ -262,7 +262,7 @@ def _best_cuts(
             return
 
 
-def _candidate_cuts(work_s: Float[np.ndarray, "D Q1"]) -> Int[np.ndarray, "K"]:
+def _candidate_cuts(work_s: Float[np.ndarray, "D B"]) -> Int[np.ndarray, "K"]:
     """Places to cut: all where they are few, else evenly spaced in work and in number."""
     places = work_s.shape[1]
     if places <= _MAX_CUTS:

@@ -95,7 +95,7 @@ def _speeds(seconds: Float[np.ndarray, "M D"]) -> Float[np.ndarray, "D"]:
 
 def _adjacency(
     problem: Problem, movable: Int[np.ndarray, "M"]
-) -> tuple[Int[np.ndarray, "M1"], Int[np.ndarray, "P"], Int[np.ndarray, "P"]]:
+) -> tuple[Int[np.ndarray, "S"], Int[np.ndarray, "P"], Int[np.ndarray, "P"]]:
     """The undirected graph of the movable groups as CSR, with bytes as integer weights."""
     from scipy.sparse import coo_array
 
@@ -119,7 +119,7 @@ def _adjacency(
 
 def _partition(
     library: Any,
-    start: Int[np.ndarray, "M1"],
+    start: Int[np.ndarray, "S"],
     neighbour: Int[np.ndarray, "P"],
     weight: Int[np.ndarray, "P"],
     vertex: np.ndarray,

@@ -27,10 +27,12 @@ class Plan(Protocol):
     @property
     def device(self) -> Int[np.ndarray, "N"]:
         """Where each op runs."""
+        ...
 
     @property
     def start_s(self) -> Float[np.ndarray, "N"]:
         """When each op is planned to start."""
+        ...
 
 
 def reserved_assignments(problem: Problem, make: Callable[[Arrays], Plan]) -> Iterator[Assignment]:

@@ -1,6 +1,6 @@
 """A problem as the decoder reads it. No numba here; the decoder's kernels import it.
 
-Axes: N ops, T tensors, E uses, C channels, D devices, A advisers.
+Axes: N ops, T tensors, E uses, C channels, D devices, A advisers, G groups, W weights.
 """
 
 from typing import NamedTuple
@@ -19,11 +19,11 @@ class DecodeProblem(NamedTuple):
     order: Int[np.ndarray, "N"]
     tail_s: Float[np.ndarray, "N"]  # longest path after the op, transfers included
     group: Int[np.ndarray, "N"]
-    group_allowed: Bool[np.ndarray, "groups D"]
-    group_start: Int[np.ndarray, "groups+1"]
+    group_allowed: Bool[np.ndarray, "G D"]
+    group_start: Int[np.ndarray, "G+1"]
     group_op: Int[np.ndarray, "N"]
     weight: Int[np.ndarray, "N"]  # id of the weight an op holds
-    weight_bytes: Int[np.ndarray, "weights"]
+    weight_bytes: Int[np.ndarray, "W"]
     is_io: Bool[np.ndarray, "N"]
     in_start: Int[np.ndarray, "N+1"]
     in_tensor: Int[np.ndarray, "E"]

@@ -73,9 +73,6 @@ def run_jax(
     expected = {REPLICAS: replicas_s(predict, objective)}
     if best:
         expected[SINGLE] = uncut_s(predict, objective, cluster.device_names.index(best))
-    notes = [f"devices: {', '.join(map(str, devices))}", *whole.notes]
-    if best:
-        notes.append(f"the single device is {best}")
     return RunReport(
         **measured_fields(
             objective,
@@ -94,7 +91,7 @@ def run_jax(
         samples_in_flight=cycle.in_flight,
         cores=tuple(int(d.id) for d in devices),
         pinned=False,
-        note="; ".join(notes),
+        note=_note(devices, whole, best),
         versions=_versions(),
     )
 
@@ -221,6 +218,13 @@ def _segments(
         )
         for piece, seconds in zip(program.pieces, measured, strict=True)
     )
+
+
+def _note(devices: Sequence[Any], whole: Uncut, single: str) -> str:
+    notes = [f"devices: {', '.join(map(str, devices))}", *whole.notes]
+    if single:
+        notes.append(f"the single device is {single}")
+    return "; ".join(notes)
 
 
 def _has_shapes(model: JaxModel) -> bool:

@@ -58,27 +58,17 @@ def run_torch(
     results = output_nodes(recorded)
     made = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)
     best = _single(predict)
-    one = np.zeros(graph.num_ops, np.int64)
     pools = {PLACED: Workers(devices, cores), SINGLE: Workers([devices[best]], [cores[best]]),
              DEFAULT: Workers([devices[best]], [None])}  # fmt: skip
     try:
         placed = CutProgram(made, pools[PLACED], given, results, cluster.host)
-        whole = {
-            name: CutProgram(
-                pieces(recorded, one, [0], [0], [devices[best]]), pools[name], given, results, 0
-            )
-            for name in (SINGLE, DEFAULT)
+        programs = {PLACED: placed} | {
+            name: _whole(recorded, devices[best], pools[name], given) for name in (SINGLE, DEFAULT)
         }
-        comparison = compare(_named(whole[SINGLE].run()), _named(placed.run()))
+        comparison = compare(_named(programs[SINGLE].run()), _named(placed.run()))
         slots = _slots(placed, plan)
-        programs = {PLACED: placed} | whole
-        contenders = {
-            name: Issued((program.issue,), slots if name == PLACED else 2, wait=_wait)
-            for name, program in programs.items()
-        }
-        alone = {
-            f"{name}, {ONE}": Issued(c.issues, 1, wait=_wait) for name, c in contenders.items()
-        }
+        contenders = _contenders(programs, slots)
+        alone = {f"{n}, {ONE}": Issued(c.issues, 1, wait=_wait) for n, c in contenders.items()}
         times = measure(contenders | alone, rounds=measuring.rounds, seconds=measuring.seconds)
         segments = _segments(placed, plan, cluster, 2 * measuring.rounds + 1)
     finally:
@@ -175,6 +165,21 @@ def _drawn(like: Any, is_weight: bool, generator: Any) -> Any:
     elif is_weight:
         made = made / shape[-1] ** 0.5
     return made.to(like.dtype)
+
+
+def _whole(recorded: Recorded, device: Any, pool: Workers, given: Any) -> CutProgram:
+    """The module uncut on one device."""
+    one = np.zeros(recorded.graph.num_ops, np.int64)
+    made = pieces(recorded, one, [0], [0], [device])
+    return CutProgram(made, pool, given, output_nodes(recorded), 0)
+
+
+def _contenders(programs: Mapping[str, CutProgram], slots: int) -> dict[str, Issued]:
+    """What is measured: the placement with its pipeline full, the others two samples deep."""
+    return {
+        name: Issued((program.issue,), slots if name == PLACED else 2, wait=_wait)
+        for name, program in programs.items()
+    }
 
 
 def _single(predict: Prediction) -> int:

@@ -1,0 +1,117 @@
+"""Problems from models: fused ops, costs and constraints, and placements on them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.cluster.types import Cluster
+from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
+from gdp.costs.base import CostModel
+from gdp.errors import PlacementError
+from gdp.graph.groups import all_per_group, joined
+from gdp.graph.op_graph import OpGraph
+from gdp.placement import Placement
+from gdp.problem.problem import Problem, make_problem
+from gdp.sim.objectives import find_objective
+
+
+@dataclass(frozen=True, eq=False)
+class Posed:
+    """A problem over fused ops, and the way back to the ops of the model."""
+
+    problem: Problem
+    group_of: Int[np.ndarray, "N"]  # the fused op that holds each op of the model
+    costs: str
+
+    def expand(self, values: Int[np.ndarray, "M"]) -> Int[np.ndarray, "N"]:
+        """Values of the fused ops, for the ops of the model."""
+        return values[self.group_of]
+
+
+def pose(
+    graph: OpGraph,
+    cluster: Cluster,
+    objective: str = "latency",
+    *,
+    costs: CostModel | str | Path | None = None,
+    constraints: Constraints | None = None,
+    keep_apart: Int[np.ndarray, "N"] | None = None,
+    replicas: bool = False,
+) -> Posed:
+    """The problem of a model on a cluster, with the ops that runtimes fuse merged.
+
+    Ops of different `keep_apart` labels are not merged. With `replicas`, and unless the constraints
+    forbid it, a pipeline may have replicated stages. Raises `InfeasibleError` when the
+    constraints leave an op, or ops that must share a device, no device.
+    """
+    from gdp.costs.default import resolve_costs
+    from gdp.costs.learned import LearnedCosts
+    from gdp.graph.fuse import fuse, group_seconds
+
+    constraints = constraints or Constraints()
+    allowed = allowed_mask(constraints, graph, cluster)
+    together = together_ids(constraints, graph)
+    labels = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)
+    if constraints.whole:
+        # What is fused across the border of two such modules would tie them together.
+        borders = whole_borders(constraints, graph)
+        labels = np.unique(np.stack([labels, borders]), axis=1, return_inverse=True)[1].reshape(-1)
+    if keep_apart is not None:
+        labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
+    fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
+    model, label = resolve_costs(costs, cluster)
+    # A learned model knows what a runtime fuses and reads the model's own ops; a roofline is right
+    # for a fused op as a whole, whose inner tensors cost no traffic.
+    if getattr(model, "reads_unfused", False):
+        seconds = group_seconds(fused, model(graph, cluster))
+    else:
+        seconds = model(fused.graph, cluster)
+    if isinstance(model, LearnedCosts):
+        cluster = model.charged(cluster)
+    problem = make_problem(
+        fused.graph,
+        cluster,
+        seconds,
+        objective,
+        allowed=all_per_group(allowed, fused.group_of),
+        together=None if together is None else joined(fused.group_of, together),
+        tensor_s=_tensor_s(fused.graph, cluster, objective),
+        replicas=replicas and constraints.replicas,
+    )
+    return Posed(problem, fused.group_of, label)
+
+
+def _tensor_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndarray, "T"] | None:
+    """Seconds to host memory, for the objectives in which devices meet there."""
+    if find_objective(objective).on_links:
+        return None
+    from gdp.sim.host_load import host_transfer_s
+
+    return host_transfer_s(graph, cluster)
+
+
+def posed_placement(
+    graph: OpGraph,
+    placement: Placement,
+    cluster: Cluster,
+    objective: str = "latency",
+    *,
+    costs: CostModel | str | Path | None = None,
+) -> tuple[Posed, Int[np.ndarray, "M"], Int[np.ndarray, "M"]]:
+    """The problem of a placed model, fused only within devices, and the placement on it."""
+    posed = pose(graph, cluster, objective, costs=costs, keep_apart=placement.device)
+    size = posed.problem.num_ops
+    device, rank = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    device[posed.group_of] = placement.device
+    rank[posed.group_of] = placement.rank
+    never = np.flatnonzero(np.isinf(posed.problem.compute_s[np.arange(size), device]))
+    if never.size:
+        op = int(never[0])
+        raise PlacementError(
+            f"{never.size} ops cannot run where they are placed, first "
+            f"{posed.problem.graph.op_names[op]!r} on {cluster.device_names[device[op]]}: "
+            f"{posed.costs} gives it no time there"
+        )
+    return posed, device, rank

@@ -1,0 +1,189 @@
+"""llama.cpp's flags: what they say is the placement, and the plan is the best they can say."""
+
+import bisect
+import itertools
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from gguf_models import write_gguf
+
+from gdp import api
+from gdp.cli.main import cli
+from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.constraints import Constraints, Pin
+from gdp.costs.roofline import roofline
+from gdp.errors import InfeasibleError, PlacementError
+from gdp.execute import export
+from gdp.exporters.llamacpp import flags_of, slots_of
+from gdp.graph.op_graph import OpGraph
+from gdp.llamacpp import place_for_llamacpp
+from gdp.models import load
+from gdp.placement import Placement, make_placement
+
+MIB = 1 << 20
+
+
+def box(*gpu_bytes: int, cpu_bytes: int = 64 * MIB) -> Cluster:
+    """A slow CPU and GPUs of these sizes, links that are quick to begin."""
+    gpus = [
+        Device(f"gpu{i}", "gpu", {"default": 1e12}, 100e9, size) for i, size in enumerate(gpu_bytes)
+    ]
+    cpu = Device("cpu", "cpu", {"default": 1e11}, 10e9, cpu_bytes)
+    return make_cluster("box", [cpu, *gpus], default_latency_s=1e-6)
+
+
+def replayed(graph: OpGraph, arguments: list[str], cluster: Cluster) -> list[str]:
+    """The device of every op, as llama.cpp's `load_tensors` reads the flags: slots from
+    `n_layer + 1 - n_gpu_layers` on, `upper_bound` in the running shares, the first pattern that is
+    found in a tensor's name."""
+    told = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    gpus = [device.name for device in cluster.devices if not device.is_cpu]
+    blocks = 1 + max(int(s.split(".")[1]) for s in graph.scope if s.startswith("blk."))
+    on_gpu = int(told["--n-gpu-layers"])
+    first, active = max(blocks + 1 - on_gpu, 0), min(on_gpu, blocks + 1)
+    shares = np.array(told.get("--tensor-split", "1").split(","), np.float32)
+    ends = (np.cumsum(shares) / shares.sum()).tolist()
+
+    def device(op: int) -> str:
+        scope, name = graph.scope[op], f"{graph.op_names[op]}.weight"
+        for rule in filter(None, told.get("--override-tensor", "").split(",")):
+            pattern, _, buffer = rule.partition("=")
+            if re.search(pattern, name):
+                return {"CPU": "cpu"}[buffer]
+        if scope in ("", "token_embd"):
+            return "cpu"
+        slot = int(scope.split(".")[1]) if scope.startswith("blk.") else blocks
+        if slot < first:
+            return "cpu"
+        return gpus[bisect.bisect_right(ends, float(np.float32(slot - first) / np.float32(active)))]
+
+    return [device(op) for op in range(graph.num_ops)]
+
+
+def sayable(graph: OpGraph, cluster: Cluster) -> list[Placement]:
+    """Every placement that the flags can say, one by one."""
+    slots, found = slots_of(graph), []
+    places = range(cluster.num_devices)
+    for row in itertools.combinations_with_replacement(places, len(slots.layers)):
+        mine = [i for i, d in enumerate(row) if d and len(slots.experts[i])]
+        for k in range(len(mine) + 1):
+            for away in itertools.combinations(mine, k):
+                device = np.zeros(graph.num_ops, dtype=np.int64)
+                for slot, d in enumerate(row):
+                    device[slots.layers[slot]] = d
+                    device[slots.experts[slot]] = 0 if slot in away else d
+                found.append(make_placement(graph, cluster, device))
+    return found
+
+
+def test_all_that_the_flags_can_say_is_said_as_llama_cpp_reads_it(tmp_path: Path) -> None:
+    graph = load(f"{write_gguf(tmp_path / 'm.gguf', experts=4)}?decode")
+    for cluster in (box(MIB), box(MIB, MIB), box(MIB, MIB, MIB)):
+        found = sayable(graph, cluster)
+        assert len(found) > 10
+        for placement in found:
+            arguments = flags_of(graph, placement, cluster).arguments()
+            names = [cluster.device_names[d] for d in placement.device]
+            assert replayed(graph, arguments, cluster) == names
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+@pytest.mark.parametrize("sizes", [(1.1,), (2.2,), (9.0,), (1.0, 1.6)])
+def test_the_plan_is_the_best_that_the_flags_can_say(
+    experts: int, sizes: tuple[float, ...], tmp_path: Path
+) -> None:
+    graph = load(f"{write_gguf(tmp_path / 'm.gguf', experts=experts)}?decode&sequence=64")
+    cluster = box(*(int(size * MIB) for size in sizes))
+    scores = [
+        api.simulate(graph, placement, cluster, costs=roofline)
+        for placement in sayable(graph, cluster)
+    ]
+    best = min(score.latency_s for score in scores if score.feasible)
+    found = place_for_llamacpp(graph, cluster)
+    assert found.score.feasible
+    # Less than a share of one op apart: memory for what flows is kept free, and traffic inside
+    # fused ops is counted.
+    assert found.value_s <= best * 1.03
+    flags_of(graph, found.placement, cluster)
+
+
+def test_experts_go_to_the_cpu_where_the_gpu_is_small(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", experts=8, layers=4)
+    graph, cluster = load(f"{path}?decode&sequence=64"), box(4 * MIB)
+    found = place_for_llamacpp(graph, cluster)
+    flags = flags_of(graph, found.placement, cluster)
+    assert flags.n_gpu_layers >= 4
+    (rule,) = flags.override_tensor
+    assert re.fullmatch(r"\^blk\\\.\([\d|]+\)\\\.ffn_\(down\|gate\|up\)_exps\\\.=CPU", rule)
+    assert 0 < len(re.findall(r"\d", rule)) < 4
+    written = export(found, f"{path}?decode&sequence=64", "llamacpp", tmp_path / "out", cluster)
+    told = json.loads(written[0].read_text())
+    assert told["arguments"] == flags.arguments()
+    assert "--ctx-size 64" in written[1].read_text()
+
+
+def test_a_small_cpu_makes_it_frugal_and_a_small_box_is_infeasible(tmp_path: Path) -> None:
+    graph = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode")
+    quick_cpu = box(8 * MIB, cpu_bytes=MIB)
+    devices = (replace(quick_cpu.devices[0], bytes_per_s=1e12), quick_cpu.devices[1])
+    found = place_for_llamacpp(graph, replace(quick_cpu, devices=devices))
+    assert found.score.feasible
+    assert found.placement.ops_on["gpu0"] > 30
+    with pytest.raises(InfeasibleError):
+        place_for_llamacpp(graph, box(MIB // 4, cpu_bytes=MIB))
+
+
+def test_demands_are_kept_or_refused(tmp_path: Path) -> None:
+    graph, cluster = load(write_gguf(tmp_path / "m.gguf")), box(64 * MIB)
+    kept = place_for_llamacpp(
+        graph, cluster, constraints=Constraints(pins=(Pin("blk.1", ("cpu",)),))
+    )
+    assert flags_of(graph, kept.placement, cluster).n_gpu_layers == 2
+    with pytest.raises(ValueError, match="latency of one pass"):
+        place_for_llamacpp(graph, cluster, objective="throughput")
+    with pytest.raises(ValueError, match="leave out --together"):
+        place_for_llamacpp(graph, cluster, constraints=Constraints(together=("*",)))
+
+
+@pytest.mark.parametrize(
+    ("moved", "device", "said"),
+    [
+        ("blk.0", 1, "block 1 on 'cpu' follows one on 'gpu0'"),
+        ("token_embd", 1, "keeps token_embd on the CPU .--cluster"),
+        ("blk.1.attn_q", 1, "ops of 'blk.1' lie on several devices"),
+    ],
+)
+def test_other_placements_are_refused(moved: str, device: int, said: str, tmp_path: Path) -> None:
+    graph, cluster = load(write_gguf(tmp_path / "m.gguf")), box(64 * MIB)
+    at = np.array(
+        [device if moved in (s, n) else 0 for s, n in zip(graph.scope, graph.op_names, strict=True)]
+    )
+    with pytest.raises(PlacementError, match=f"{said}.*--for llamacpp$"):
+        flags_of(graph, make_placement(graph, cluster, at), cluster)
+
+
+def test_from_the_header_to_the_flags_on_the_command_line(tmp_path: Path) -> None:
+    path = str(write_gguf(tmp_path / "m.gguf", experts=8))
+    placed, asked = str(tmp_path / "p.json"), ["--decode", "--sequence", "128"]
+    box_flags = ["--cluster", "cpu+rtx4090"]
+    # A token of so small a model is quickest on the CPU; here it shall not be.
+    demands = ["--forbid", "output=cpu", "--forbid", "blk.?=cpu", "--pin", "blk.1.experts=cpu"]
+    runner = CliRunner()
+    done = runner.invoke(
+        cli, ["place", path, *asked, *box_flags, *demands, "--for", "llamacpp", "-o", placed]
+    )
+    assert done.exit_code == 0, done.output
+    command = ["export", placed, "--model", path, *asked, *box_flags, "--to", "llamacpp", "--json"]
+    done = runner.invoke(cli, [*command, "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    rule = r"'^blk\.(1)\.ffn_(down|gate|up)_exps\.=CPU'"
+    wanted = f"--n-gpu-layers 4 --override-tensor {rule} --ctx-size 128"
+    assert json.loads(done.stdout)["arguments"] == wanted
+    done = runner.invoke(cli, ["place", path, "--task", "causal-lm"])
+    assert done.exit_code == 2
+    assert "--task is for hf:CONFIG models" in done.output

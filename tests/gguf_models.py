@@ -1,0 +1,65 @@
+"""Small GGUF files: headers as llama.cpp writes them, tensors of zeros."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+WIDTH, INNER, VOCABULARY, HEADS, KEY_HEADS = 256, 512, 1024, 4, 2
+
+
+def write_gguf(
+    path: Path, *, layers: int = 3, experts: int = 0, used: int = 2, tied: bool = False,
+    architecture: str = "llama", kind: str = "Q4_K",
+    extra: dict[str, tuple[int, ...]] | None = None,
+) -> Path:  # fmt: skip
+    """A model with quantised products and F32 norms, `experts` in each block where asked."""
+    gguf = pytest.importorskip("gguf", reason="needs the gguf package")
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(layers)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KEY_HEADS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_tokenizer_model("none")
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(used)
+
+    def quantised(name: str, *shape: int) -> None:
+        type_ = gguf.GGMLQuantizationType[kind]
+        block, size = gguf.GGML_QUANT_SIZES[type_]
+        packed = np.zeros((*shape[:-1], shape[-1] // block * size), np.uint8)
+        writer.add_tensor(name, packed, raw_dtype=type_)
+
+    def plain(name: str, *shape: int) -> None:
+        writer.add_tensor(name, np.zeros(shape, np.float32))
+
+    key_width = WIDTH * KEY_HEADS // HEADS
+    quantised("token_embd.weight", VOCABULARY, WIDTH)
+    plain("output_norm.weight", WIDTH)
+    if not tied:
+        quantised("output.weight", VOCABULARY, WIDTH)
+    for block in range(layers):
+        at, many = f"blk.{block}.", (experts,) if experts else ()
+        plain(at + "attn_norm.weight", WIDTH)
+        plain(at + "ffn_norm.weight", WIDTH)
+        quantised(at + "attn_q.weight", WIDTH, WIDTH)
+        quantised(at + "attn_k.weight", key_width, WIDTH)
+        quantised(at + "attn_v.weight", key_width, WIDTH)
+        quantised(at + "attn_output.weight", WIDTH, WIDTH)
+        if architecture == "qwen2":
+            plain(at + "attn_q.bias", WIDTH)
+        ending = "_exps" if experts else ""
+        if experts:
+            plain(at + "ffn_gate_inp.weight", experts, WIDTH)
+        quantised(f"{at}ffn_gate{ending}.weight", *many, INNER, WIDTH)
+        quantised(f"{at}ffn_up{ending}.weight", *many, INNER, WIDTH)
+        quantised(f"{at}ffn_down{ending}.weight", *many, WIDTH, INNER)
+        for name, shape in (extra or {}).items():
+            plain(at + name, *shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

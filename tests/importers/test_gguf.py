@@ -1,0 +1,96 @@
+"""GGUF headers as graphs: bytes by quantisation, what a token reads, what is refused."""
+
+from pathlib import Path
+
+import pytest
+from gguf_models import HEADS, INNER, KEY_HEADS, VOCABULARY, WIDTH, write_gguf
+
+from gdp.errors import ModelError
+from gdp.graph.op_graph import OpGraph
+from gdp.models import load, source_files
+
+BITS = {"Q4_K": 4.5, "Q8_0": 8.5, "Q6_K": 6.5625, "F16": 16.0}  # of a weight, scales included
+KEY_WIDTH = WIDTH * KEY_HEADS // HEADS
+ATTENTION = 2 * WIDTH * WIDTH + 2 * WIDTH * KEY_WIDTH  # weights of one block
+FEED_FORWARD = 3 * WIDTH * INNER
+
+
+def op(graph: OpGraph, name: str) -> int:
+    return graph.op_index[name]
+
+
+@pytest.mark.parametrize("kind", sorted(BITS))
+def test_weights_have_the_bytes_of_their_type(kind: str, tmp_path: Path) -> None:
+    graph = load(f"{write_gguf(tmp_path / 'm.gguf', kind=kind)}?decode&sequence=100")
+    quantised = 3 * (ATTENTION + FEED_FORWARD) + 2 * VOCABULARY * WIDTH
+    norms = 7 * WIDTH * 4
+    cache = 3 * 2 * KEY_WIDTH * 100 * 2
+    assert graph.weight_bytes.sum() == quantised * BITS[kind] / 8 + norms + cache
+
+
+def test_a_decoded_token_reads_every_weight_once_and_one_row_of_the_embedding(
+    tmp_path: Path,
+) -> None:
+    graph = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode")
+    products = [i for i, kind in enumerate(graph.op_types) if kind == "MatMul"]
+    weights = 3 * (ATTENTION + FEED_FORWARD) + VOCABULARY * WIDTH
+    gates = 3 * INNER * 6  # the activations, counted beside the products
+    assert sum(graph.flop[products]) == 2 * weights + gates
+    row = WIDTH * 4.5 / 8
+    embedding = op(graph, "token_embd")
+    assert graph.memory_traffic_bytes[embedding] == row + 4 + WIDTH * 4
+    head = op(graph, "output")
+    assert graph.memory_traffic_bytes[head] == graph.weight_bytes[head] + 4 * (WIDTH + VOCABULARY)
+
+
+def test_one_token_reads_its_experts_and_many_read_nearly_all(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", experts=8, used=2)
+    one, many = load(f"{path}?decode"), load(f"{path}?sequence=512")
+    gate = op(one, "blk.1.ffn_gate_exps")
+    assert one.scope[gate] == "blk.1.experts"
+    held = 8 * WIDTH * INNER * 4.5 / 8
+    assert one.weight_bytes[gate] == held
+    read = 4 * (WIDTH + 8) + 4 * 2 * INNER  # its input, the router's choice, and what it makes
+    assert one.memory_traffic_bytes[gate] == pytest.approx(held / 4 + read)
+    assert one.flop[gate] == 2 * 2 * WIDTH * INNER
+    assert many.memory_traffic_bytes[op(many, "blk.1.ffn_gate_exps")] > held
+    assert many.flop[op(many, "blk.1.ffn_gate_exps")] == 512 * one.flop[gate]
+
+
+def test_tied_embeddings_biases_and_other_families(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "q.gguf", tied=True, architecture="qwen2")
+    graph = load(path)
+    head, embedding = op(graph, "output"), op(graph, "token_embd")
+    assert graph.weight_id[head] == graph.weight_id[embedding]
+    assert graph.weight_bytes[head] == graph.weight_bytes[embedding]
+    queries = op(graph, "blk.0.attn_q")
+    assert graph.weight_bytes[queries] == WIDTH * WIDTH * 4.5 / 8 + 4 * WIDTH
+    assert source_files(f"{path}?decode") == [path]
+
+
+def test_no_tensor_data_is_needed(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    wanted, size = load(path), path.stat().st_size
+    header = path.read_bytes()[: size - int(wanted.weight_bytes.sum()) // 2]
+    path.write_bytes(header)
+    with path.open("r+b") as file:
+        file.truncate(size)  # a hole where tensors were
+    assert load(path).digest == wanted.digest
+
+
+def test_what_is_not_known_is_refused_in_one_line(tmp_path: Path) -> None:
+    strange = write_gguf(
+        tmp_path / "s.gguf", architecture="mamba", extra={"ssm_in.weight": (WIDTH, WIDTH)}
+    )
+    with pytest.raises(ModelError, match=r"no blocks of .* 'mamba' with .*blk\.0\.ssm_in"):
+        load(strange)
+    with pytest.raises(ModelError, match="got 'task'"):
+        load(f"{strange}?task=x")
+    with pytest.raises(ModelError, match="sequence must be a positive whole number"):
+        load(f"{strange}?sequence=0")
+    broken = tmp_path / "b.gguf"
+    broken.write_bytes(b"GGUF" + bytes(30))
+    with pytest.raises(ModelError, match="cannot be read as GGUF"):
+        load(broken)
+    with pytest.raises(ModelError, match="no model"):
+        load(tmp_path / "m-00001-of-00002.gguf")

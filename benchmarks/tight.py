@@ -1,6 +1,20 @@
-"""The least memory that a placement is known to fit, and problems with a little more than that."""
+"""Pipelines with little memory: what search finds alone, what the period program adds, the bound.
 
+    python -m benchmarks.tight [--over 1.1] [--evaluations 20000] [--models A,B] [--clusters C,D]
+
+Memory of every device is --over times the least share of it in which a heuristic or a short search
+is known to fit. Stages are not replicated. "search" is the local search with so many evaluations,
+"auto" the portfolio with as many and with the program, which no clock ends, "long" the search with
+as many evaluations as take auto's CPU seconds; CPU seconds are whole, heuristics and programs
+included. The bound is that of three seconds of effort.
+"""
+
+import time
 from dataclasses import replace
+from typing import Any
+
+import click
+import numpy as np
 
 from gdp.cluster.types import Cluster
 from gdp.methods.base import Search
@@ -11,6 +25,8 @@ from gdp.sim.score import score
 
 _STEPS = 10
 _EVALUATIONS = 300
+MODELS = "squeezenet,inception_v1,resnet50,densenet121"
+CLUSTERS = "2xt4-pcie3,v100+t4-pcie3,4xt4-pcie3"
 
 
 def with_memory(problem: Problem, factor: float) -> Problem:
@@ -23,7 +39,10 @@ def with_memory(problem: Problem, factor: float) -> Problem:
     cluster = Cluster(
         old.name, devices, old.link_bytes_per_s, old.link_latency_s, old.channel, old.host
     )
-    return make_problem(problem.graph, cluster, problem.compute_s, problem.objective)
+    made = make_problem(
+        problem.graph, cluster, problem.compute_s, problem.objective, allowed=problem.allowed
+    )
+    return replace(made, replicas=problem.replicas)
 
 
 def least_factor(problem: Problem) -> float:
@@ -49,8 +68,6 @@ def tight(problem: Problem, over_least: float) -> Problem:
 
 
 def _peak(problem: Problem) -> int:
-    import numpy as np
-
     device = np.full(problem.num_ops, problem.cluster.host, dtype=np.int64)
     return int(score(problem, device, None).peak_bytes.sum())
 
@@ -62,3 +79,62 @@ def _fits(problem: Problem) -> bool:
         if method(problem, search).assignment is not None:
             return True
     return False
+
+
+def row(problem: Problem, evaluations: int) -> dict[str, Any]:
+    """Values in seconds of search alone and of auto, their CPU seconds, and the bound."""
+    from gdp.bounds.best import best_bound
+    from gdp.methods.portfolio import auto
+
+    found: dict[str, Any] = {}
+    local_search(problem, Search(seconds=None, evaluations=50))  # compiled before it is timed
+    for name, method in (("search", local_search), ("auto", auto), ("long", local_search)):
+        if name == "long":
+            evaluations = int(evaluations * max(1.0, found["auto_cpu_s"] / found["search_cpu_s"]))
+        began_s = time.process_time()
+        answer = method(problem, Search(seconds=None, evaluations=evaluations))
+        found[f"{name}_cpu_s"] = time.process_time() - began_s
+        placed = answer.assignment
+        found[f"{name}_s"] = (
+            np.inf if placed is None else score(problem, placed.device, placed.rank).value_s
+        )
+    found["bound_s"] = best_bound(problem, 3.0).value_s
+    return found
+
+
+@click.command()
+@click.option("--over", type=float, default=1.1, show_default=True, help="times the least memory")
+@click.option("--evaluations", type=int, default=20_000, show_default=True)
+@click.option("--models", default=MODELS, show_default=True, help="light ONNX models")
+@click.option("--clusters", default=CLUSTERS, show_default=True)
+def main(over: float, evaluations: int, models: str, clusters: str) -> None:
+    """Print a row for each model and cluster, and geometric means."""
+    import gdp
+    from gdp.api import pose
+    from gdp.costs.roofline import roofline
+
+    header = "model, cluster, MB, search ms (CPU s), long ms (CPU s), auto ms (CPU s), auto / long"
+    click.echo(f"| {' | '.join([*header.split(', '), 'bound / auto'])} |")
+    click.echo(f"| --- | --- | {'---: | ' * 6}")
+    gains, gaps = [], []
+    for model in models.split(","):
+        graph = gdp.load(f"onnx:light_{model}")
+        for cluster in clusters.split(","):
+            posed = pose(graph, Cluster.load(cluster), "throughput", costs=roofline).problem
+            problem = tight(replace(posed, replicas=False), over)
+            r = row(problem, evaluations)
+            gains.append(r["auto_s"] / r["long_s"])
+            gaps.append(r["bound_s"] / r["auto_s"])
+            click.echo(
+                f"| {model} | {cluster} | {problem.cluster.memory_bytes[0] / 1e6:.1f} | "
+                f"{r['search_s'] * 1e3:.4f} ({r['search_cpu_s']:.1f}) | "
+                f"{r['long_s'] * 1e3:.4f} ({r['long_cpu_s']:.1f}) | "
+                f"{r['auto_s'] * 1e3:.4f} ({r['auto_cpu_s']:.1f}) | "
+                f"{gains[-1]:.3f} | {gaps[-1]:.3f} |"
+            )
+    means = [float(np.exp(np.log(values).mean())) for values in (gains, gaps)]
+    click.echo(f"geometric means: auto / long {means[0]:.3f}, bound / auto {means[1]:.3f}")
+
+
+if __name__ == "__main__":
+    main()

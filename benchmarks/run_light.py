@@ -114,8 +114,8 @@ def execute(
     graph = load_onnx(spec(name))
     return run_onnx(
         spec(name), graph, cluster, device, objective=objective,
-        measuring=Measuring(seconds=seconds), teams=teams,
-        predict=prediction(graph, cluster, device, objective, costs),
+        measuring=Measuring(seconds=seconds),
+        predict=prediction(graph, cluster, device, objective, costs)._replace(teams=teams),
     )  # fmt: skip
 
 

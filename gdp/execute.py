@@ -26,7 +26,7 @@ from gdp.models import (
     traced_model,
     with_dims,
 )
-from gdp.placement import Placed, Placement, Teams, load_placement, require
+from gdp.placement import Placed, Placement, load_placement, require
 from gdp.posed import posed_placement
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
@@ -79,10 +79,9 @@ def run(
         raise ModelError(f"{_label(model)!r} cannot be executed so: {_in_turn(placed)}")
     posed, device, _ = posed_placement(graph, placed, cluster, objective, costs=costs)
     report = runner(
-        model, graph, cluster, placed.device, teams=placed.teams, dims=bound,
-        objective=objective,
+        model, graph, cluster, placed.device, dims=bound, objective=objective,
         measuring=measuring or Measuring(seed=placing.get("search", Search()).seed),
-        predict=Prediction(posed.problem, device, posed.group_of),
+        predict=Prediction(posed.problem, device, posed.group_of, placed.teams),
     )  # fmt: skip
     return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
 
@@ -102,12 +101,10 @@ def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
     return run_onnx(*placed, **how)
 
 
-def _run_traced(
-    model: Model, *placed: Any, dims: Mapping[str, int], teams: Teams, **how: Any
-) -> "RunReport":
+def _run_traced(model: Model, *placed: Any, dims: Mapping[str, int], **how: Any) -> "RunReport":
     from gdp.importers.torch.model import TorchModel
 
-    del dims, teams  # the runtime is not in REPLICATING
+    del dims  # of ONNX models alone
     found = model if isinstance(model, Traceable) else traced_model(spec_of(model))
     if isinstance(found, TorchModel):
         from gdp.runtime.torch.run import run_torch

@@ -147,6 +147,7 @@ class _Context:
                         yield a, b
 
     def edge_keys(self, a: int, b: int) -> list[int]:
+        """Hashes of an edge and its surroundings, from the most to the least specific."""
         types = self.types
         wide = f"{self.reads[a]}>{self.form[a]}>{self.read_by[a]}|{self.reads[b]}>{self.form[b]}"
         # Fusions of normalisations and activations span several ops: look one further.
@@ -159,6 +160,7 @@ class _Context:
         ]
 
     def op_keys(self, op: int) -> list[int]:
+        """Hashes of an op and its surroundings, from the most to the least specific."""
         return [
             _hash("O0", self.reads[op], self.form[op], self.read_by[op]),
             _hash("O1", self.form[op], self.read_by[op]),

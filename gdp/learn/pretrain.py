@@ -116,6 +116,7 @@ class _Run:
         self.best_quality: Quality | None = None
 
     def go(self, stop_after_s: float | None, stop: Callable[[], bool] | None) -> Trained:
+        """Update until the last step, the time limit or `stop`; what was learned so far."""
         state = self._start()
         begin, saved = time.monotonic(), time.monotonic()
         say = sinks(self.folder, int(state.step)) if self.team.rank == 0 else []

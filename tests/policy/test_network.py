@@ -30,11 +30,8 @@ def batch_of(seed: int = 0, **fields) -> Batch:
 
 
 def block(**changes) -> SegmentAttention:
-    options = {
-        "heads": 2, "segment": 4, "memory": 1, "summaries": False, "residual_gate": False,
-        "gated": True, "rngs": nnx.Rngs(0),
-    } | changes  # fmt: skip
-    return SegmentAttention(8, 5, **options)
+    plain = NetworkConfig(width=8, heads=2, segment=4, summaries=False, residual_gate=False)
+    return SegmentAttention(replace(plain, **changes), 5, rngs=nnx.Rngs(0))
 
 
 def test_gates_are_one_at_the_start() -> None:

@@ -3,8 +3,8 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from gdp.graph.op_classes import ELEMENTWISE, names
 from gdp.graph.op_graph import Attribute
@@ -25,6 +25,14 @@ _WEIGHT_VIEWS = names(
     "stop_gradient slice"
 )
 """Applied to a weight alone these make no op: the reader holds the weight itself."""
+
+
+class Within(NamedTuple):
+    """What surrounds an equation, and so holds of all ops that it becomes."""
+
+    scope: str = ""  # module path
+    waits_for: Sequence[Value] = ()  # made before any of these ops may start
+    backward: bool = False  # depends on the gradient of the loss
 
 
 @dataclass(frozen=True)
@@ -92,9 +100,7 @@ def walk(
     jaxpr: Any,
     consts: Sequence[Value | Stacked],
     args: Sequence[Value | Stacked],
-    scope: str = "",
-    waits_for: Sequence[Value] = (),
-    backward: bool = False,
+    within: Within = Within(),  # noqa: B008  # frozen
 ) -> list[Value | Stacked]:
     """The outputs of an open jaxpr on `args`; its ops are appended to the program."""
     env: dict[Any, Value | Stacked] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -106,9 +112,9 @@ def walk(
 
     for eqn in jaxpr.eqns:
         ins = [read(atom) for atom in eqn.invars]
-        where, transposed = _scope(scope, eqn)
-        marked = backward or (transposed and program.options.mark_transposed)
-        outs = _equation(program, eqn, ins, where, waits_for, marked)
+        where, transposed = _scope(within.scope, eqn)
+        marked = within.backward or (transposed and program.options.mark_transposed)
+        outs = _equation(program, eqn, ins, Within(where, within.waits_for, marked))
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -128,12 +134,7 @@ def closed_constants(program: Program, closed: Any) -> list[Value | Stacked]:
 
 
 def _equation(
-    program: Program,
-    eqn: Any,
-    ins: list[Value | Stacked],
-    scope: str,
-    waits_for: Sequence[Value],
-    backward: bool,
+    program: Program, eqn: Any, ins: list[Value | Stacked], within: Within
 ) -> Sequence[Value | Stacked]:
     name, params = eqn.primitive.name, eqn.params
     body = _called(name, params)
@@ -143,31 +144,26 @@ def _equation(
         if name in _REMAT and any(v.backward for v in _flat_values(ins)):
             # Rematerialisation starts when the gradient arrives, not before: that is its purpose.
             gradients = [v for v in _flat_values(ins) if v.backward and v.maker >= 0]
-            return walk(program, jaxpr, consts, ins, scope, gradients[:1], True)
-        return walk(program, jaxpr, consts, ins, scope, waits_for, backward)
+            return walk(program, jaxpr, consts, ins, Within(within.scope, gradients[:1], True))
+        return walk(program, jaxpr, consts, ins, within)
     if name == "scan" and _unrolls(program.options, params["length"]):
-        return _unrolled_scan(program, eqn, ins, scope, waits_for, backward)
+        return _unrolled_scan(program, eqn, ins, within)
     rows = _row_count(name, ins, eqn.outvars)
     if rows:
         pieces = [
-            _emit(
-                program, eqn, [_row(program, v, i, scope) for v in ins], scope, waits_for, backward,
-                of_row=True,
-            )
+            _emit(program, eqn, [_row(program, v, i, within.scope) for v in ins], within, True)
             for i in range(rows)
-        ]  # fmt: skip
+        ]
         return [Stacked([piece[k] for piece in pieces]) for k in range(len(eqn.outvars))]
-    arrays = [whole(program, v, scope) for v in ins]
-    return _emit(program, eqn, arrays, scope, waits_for, backward)
+    arrays = [whole(program, v, within.scope) for v in ins]
+    return _emit(program, eqn, arrays, within)
 
 
 def _emit(
     program: Program,
     eqn: Any,
     ins: list[Value],
-    scope: str,
-    waits_for: Sequence[Value],
-    backward: bool,
+    within: Within,
     of_row: bool = False,
 ) -> list[Value]:
     """Lists one op and returns its outputs; `of_row`: it is applied to one row of the arrays."""
@@ -189,26 +185,21 @@ def _emit(
     # A broadcast weight is read once, at its own size.
     spread = sum(max(0, v.nbytes - weight_nbytes(program, v)) for v in ins if v.weight is not None)
     note(program, ins, outs, equation(eqn))
-    return add_op(
-        program, name, scope, ins, outs, cost.flop, max(0.0, cost.traffic_bytes - spread), backward,
-        attributes_of(params), waits_for,
-    )  # fmt: skip
+    cost = replace(cost, traffic_bytes=max(0.0, cost.traffic_bytes - spread))
+    return add_op(program, name, within, ins, outs, cost, attributes_of(params))
 
 
 def add_op(
     program: Program,
     op_type: str,
-    scope: str,
+    within: Within,
     ins: list[Value],
     outs: list[Value],
-    flop: float,
-    traffic_bytes: float,
-    backward: bool = False,
+    cost: Cost = Cost(0.0, 0.0),  # noqa: B008  # frozen
     attributes: dict[str, Attribute] | None = None,
-    waits_for: Sequence[Value] = (),
 ) -> list[Value]:
     """Appends an op and makes it the maker of `outs`."""
-    backward = backward or program.backward or any(v.backward for v in ins)
+    backward = within.backward or program.backward or any(v.backward for v in ins)
     index = len(program.ops)
     for i, out in enumerate(outs):
         out.maker, out.out, out.backward = index, i, backward
@@ -216,9 +207,9 @@ def add_op(
     arithmetic = wide[0].dtype if op_type in ("dot_general", "conv_general_dilated") else ""
     program.ops.append(
         Op(
-            op_type, scope, ins, outs, flop, traffic_bytes, backward,
+            op_type, within.scope, ins, outs, cost.flop, cost.traffic_bytes, backward,
             arithmetic or (outs[0].dtype if outs else "float32"),
-            tuple(v.dims for v in ins), attributes or {}, waits_for=list(waits_for),
+            tuple(v.dims for v in ins), attributes or {}, waits_for=list(within.waits_for),
         )
     )  # fmt: skip
     return outs
@@ -278,12 +269,7 @@ def _unrolls(options: Options, length: int) -> bool:
 
 
 def _unrolled_scan(
-    program: Program,
-    eqn: Any,
-    ins: list[Value | Stacked],
-    scope: str,
-    waits_for: Sequence[Value],
-    backward: bool,
+    program: Program, eqn: Any, ins: list[Value | Stacked], within: Within
 ) -> Sequence[Value | Stacked]:
     params, length = eqn.params, eqn.params["length"]
     num_consts, num_carry = scan_parts(eqn)
@@ -294,14 +280,12 @@ def _unrolled_scan(
     order = range(length - 1, -1, -1) if params["reverse"] else range(length)
     made: list[list[Value | Stacked]] = [[] for _ in range(length)]
     for i in order:
-        rows = [_row(program, value, i, scope) for value in scanned]
-        outs = walk(
-            program, closed.jaxpr, held, [*consts, *carry, *rows], scope, waits_for, backward
-        )
+        rows = [_row(program, value, i, within.scope) for value in scanned]
+        outs = walk(program, closed.jaxpr, held, [*consts, *carry, *rows], within)
         carry, made[i] = outs[:num_carry], outs[num_carry:]
     stacks: list[Value | Stacked] = []
     for k in range(len(made[0]) if length else 0):
-        stacks.append(Stacked([whole(program, row[k], scope) for row in made]))
+        stacks.append(Stacked([whole(program, row[k], within.scope) for row in made]))
     return [*carry, *stacks]
 
 
@@ -318,8 +302,8 @@ def _row(program: Program, value: Value | Stacked, i: int, scope: str) -> Value:
         return row
     if value.maker < 0:
         return row
-    traffic = 2.0 * row.nbytes
-    return add_op(program, "slice", scope, [value], [row], 0.0, traffic, attributes={"row": i})[0]
+    copied = Cost(0.0, 2.0 * row.nbytes)
+    return add_op(program, "slice", Within(scope), [value], [row], copied, {"row": i})[0]
 
 
 def whole(program: Program, value: Value | Stacked, scope: str) -> Value:
@@ -333,8 +317,8 @@ def whole(program: Program, value: Value | Stacked, scope: str) -> Value:
         if all(row.weight is not None for row in value.rows):
             result.weight = (first.weight or (0,))[:1]
         else:
-            rows = value.rows
-            add_op(program, "concatenate", scope, rows, [result], 0.0, 2.0 * result.nbytes)
+            copied = Cost(0.0, 2.0 * result.nbytes)
+            add_op(program, "concatenate", Within(scope), value.rows, [result], copied)
         value.whole = result
     return value.whole
 

@@ -10,6 +10,7 @@ from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.importers.jax.flatten import (
     Program,
+    Within,
     add_op,
     closed_constants,
     new_weight,
@@ -19,6 +20,7 @@ from gdp.importers.jax.flatten import (
     whole,
 )
 from gdp.importers.jax.steps import add_arrays, rows_of
+from gdp.importers.op_costs import Cost
 from gdp.importers.program.build import Results
 from gdp.importers.program.values import Stacked, Value
 
@@ -146,7 +148,7 @@ def _update(
     kept = held[: len(weights)]
     outs = walk(
         program, closed.jaxpr, closed_constants(program, closed),
-        [*gradients, *held[len(weights) :], *kept], "optimizer",
+        [*gradients, *held[len(weights) :], *kept], Within("optimizer"),
     )  # fmt: skip
     return list(zip(outs, [*kept, *held[len(weights) :]], strict=True)), states
 
@@ -173,8 +175,8 @@ def _add(program: Program, one: Value | Stacked, two: Value | Stacked) -> Value 
         return b if a.maker < 0 else a
     out = Value(a.dims, a.dtype, a.itemsize)
     note(program, [a, b], [out], add_arrays)
-    size = a.nbytes / max(a.itemsize, 1)
-    return add_op(program, "add", "accumulate", [a, b], [out], size, 3.0 * a.nbytes)[0]
+    cost = Cost(a.nbytes / max(a.itemsize, 1), 3.0 * a.nbytes)
+    return add_op(program, "add", Within("accumulate"), [a, b], [out], cost)[0]
 
 
 def cut_batch(batch: Any, microbatches: int) -> Any:
@@ -196,7 +198,7 @@ def cut_batch(batch: Any, microbatches: int) -> Any:
 
 
 def _input(program: Program, name: str, value: Value) -> Value:
-    add_op(program, INPUT, "", [], [value], 0.0, 0.0)
+    add_op(program, INPUT, Within(), [], [value])
     program.ops[-1].name = name
     return value
 
@@ -205,7 +207,7 @@ def _output(program: Program, name: str, value: Value | Stacked) -> Value:
     """An output op; what no op makes (a constant, a weight passed through) needs none."""
     result = whole(program, value, "")
     if result.maker >= 0:
-        add_op(program, OUTPUT, "", [result], [], 0.0, 0.0)
+        add_op(program, OUTPUT, Within(), [result], [])
         program.ops[-1].name = name
     return result
 

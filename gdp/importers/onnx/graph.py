@@ -9,7 +9,7 @@ from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, OpDetail, OpGraph, make
 from gdp.importers.onnx.costs import node_cost
 from gdp.importers.onnx.fold import Roles
 from gdp.importers.onnx.normalise import input_op_name, output_op_name, scope_of
-from gdp.importers.onnx.shapes.types import Fact, NodeView, Tensor, TensorList, dtype_name
+from gdp.importers.onnx.shapes.types import Cost, Fact, NodeView, Tensor, TensorList, dtype_name
 
 _FLOATS = {
     ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16,
@@ -57,18 +57,18 @@ class GraphLists:
         op_type: str,
         detail: OpDetail,
         *,
-        flop: float = 0.0,
-        traffic_bytes: float = 0.0,
+        cost: Cost = Cost(0.0, 0.0),  # noqa: B008  # frozen
         weight_bytes: int = 0,
         weight_id: int | None = None,
         scope: str = "",
         node: int | None = None,
     ) -> int:
+        """Append an op and return its index; without `weight_id` its weights are its own."""
         op = len(self.names)
         self.names.append(name)
         self.types.append(op_type)
-        self.flop.append(flop)
-        self.traffic_bytes.append(traffic_bytes)
+        self.flop.append(cost.flop)
+        self.traffic_bytes.append(cost.traffic_bytes)
         self.weight_bytes.append(weight_bytes)
         self.weight_id.append(op if weight_id is None else weight_id)
         self.scope.append(scope)
@@ -132,8 +132,7 @@ def _add_op(
         node.name or "",
         node.op_type,
         _detail(view),
-        flop=cost.flop,
-        traffic_bytes=cost.traffic_bytes,
+        cost=cost,
         weight_bytes=sum(sizes),
         # Ops share an id when they share the largest thing that they hold: a tied embedding ties,
         # a scalar that a hundred ops happen to share does not.

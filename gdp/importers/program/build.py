@@ -25,12 +25,14 @@ class _Sets:
     parent: dict = field(default_factory=dict)
 
     def find(self, x: object) -> object:
+        """What stands for the set of x; a new x is a set of its own."""
         while self.parent.setdefault(x, x) != x:
             self.parent[x] = self.parent[self.parent[x]]
             x = self.parent[x]
         return x
 
     def union(self, x: object, y: object) -> None:
+        """Join two sets under what stands for that of x."""
         self.parent[self.find(y)] = self.find(x)
 
 

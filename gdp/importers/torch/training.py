@@ -118,9 +118,11 @@ class _Marks:
         self.current = (scope, backward)
 
     def scope(self, node: Any) -> str:
+        """Module path of a node; nodes not marked yet are in the current scope."""
         return self.found.get(node.name, self.current)[0]
 
     def is_backward(self, node: Any) -> bool:
+        """Whether autograd made the node."""
         return self.found.get(node.name, self.current)[1]
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from gdp.policy.model.config import MAX_SUMMARIES
+from gdp.policy.model.config import MAX_SUMMARIES, NetworkConfig
 from gdp.policy.model.superposition import SuperposedLinear
 
 LAST_OF_BRANCH = ("out", "narrow")
@@ -29,20 +29,10 @@ class SegmentAttention(nnx.Module):
     of the whole graph.
     """
 
-    def __init__(
-        self,
-        width: int,
-        whole: int,
-        *,
-        heads: int,
-        segment: int,
-        memory: int,
-        summaries: bool,
-        residual_gate: bool,
-        gated: bool,
-        rngs: nnx.Rngs,
-    ) -> None:
-        self.heads, self.segment, self.memory, self.summaries = heads, segment, memory, summaries
+    def __init__(self, config: NetworkConfig, whole: int, *, rngs: nnx.Rngs) -> None:
+        width, gated = config.width, config.superposition
+        self.heads, self.segment = config.heads, config.segment
+        self.memory, self.summaries = config.memory, config.summaries
 
         def linear(inputs: int, outputs: int) -> SuperposedLinear:
             return SuperposedLinear(inputs, outputs, whole, gated=gated, rngs=rngs)
@@ -52,7 +42,7 @@ class SegmentAttention(nnx.Module):
         self.out = linear(width, width)
         self.norm_after = nnx.LayerNorm(width, rngs=rngs)
         self.widen, self.narrow = linear(width, 2 * width), linear(2 * width, width)
-        self.strength = nnx.Param(jnp.zeros(2)) if residual_gate else None
+        self.strength = nnx.Param(jnp.zeros(2)) if config.residual_gate else None
 
     def __call__(
         self, h: Float[Array, "N F"], op_mask: Bool[Array, "N"], whole: Float[Array, "C"]

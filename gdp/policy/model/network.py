@@ -43,7 +43,12 @@ class PolicyNetwork(nnx.Module):
         self.sage = nnx.List(
             [SAGE[config.pooling](width, rngs=rngs) for _ in range(config.sage_layers)]
         )
-        self.attention = nnx.List([self._block(rngs) for _ in range(config.attention_layers)])
+        self.attention = nnx.List(
+            [
+                SegmentAttention(config, self.whole_size, rngs=rngs)
+                for _ in range(config.attention_layers)
+            ]
+        )
         self.leave = nnx.LayerNorm(width, rngs=rngs)
         if config.decode == "independent":
             self.index_head = self._linear(width, config.max_devices, rngs)
@@ -106,13 +111,6 @@ class PolicyNetwork(nnx.Module):
     def _linear(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> SuperposedLinear:
         gated = self.config.superposition
         return SuperposedLinear(inputs, outputs, self.whole_size, gated=gated, rngs=rngs)
-
-    def _block(self, rngs: nnx.Rngs) -> SegmentAttention:
-        c = self.config
-        return SegmentAttention(
-            c.width, self.whole_size, heads=c.heads, segment=c.segment, memory=c.memory,
-            summaries=c.summaries, residual_gate=c.residual_gate, gated=c.superposition, rngs=rngs,
-        )  # fmt: skip
 
 
 @functools.cache

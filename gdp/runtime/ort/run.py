@@ -11,7 +11,6 @@ from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Teams
 from gdp.runtime.compare import Repeatable, Verdict, judge
 from gdp.runtime.cycle import Cycle
 from gdp.runtime.measure import Measured, Measuring, measure
@@ -67,14 +66,13 @@ def run_onnx(
     cluster: Cluster,
     device: Int[np.ndarray, "N"],
     *,
-    teams: Teams = (),
     dims: Mapping[str, int] | None = None,
     objective: str = "latency",
     measuring: Measuring = Measuring(),  # noqa: B008  # frozen
     predict: Prediction | None = None,
 ) -> RunReport:
     """Execute a placement: one session per segment, one pinned thread per device that is a core;
-    the devices of a team have a session each and take the samples in turn.
+    the devices of a team of `predict` have a session each and take the samples in turn.
 
     `graph` must be imported from `path`, with its symbolic dimensions bound. Without `predict`,
     predictions are of roofline costs of the fused ops. A model without weights of its own gets
@@ -84,7 +82,6 @@ def run_onnx(
     cores = core_of_device(cluster)
     source = randomised(load_source(path, dims), measuring.seed)
     predict = predict or roofline_prediction(graph, cluster, device, objective)
-    predict = predict._replace(teams=teams)
     plan = cut_plan(source.model, graph, predict, objective)
     ready = prepare(source, graph, plan, cores, measuring.seed)
     comparison = check_outputs(ready)

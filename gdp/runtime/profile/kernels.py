@@ -42,6 +42,7 @@ class _Matching:
         self.owner: dict[int, int] = {}
 
     def match(self) -> list[list[int]]:
+        """Nodes of the model by kernel, in order of kernels."""
         for k, kernel in enumerate(self.kernels):
             for tag in _TAG.findall(kernel.name):
                 self.owner.setdefault(int(tag), k)

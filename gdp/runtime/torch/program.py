@@ -112,6 +112,8 @@ class _Builder:
         return found + [user for user in users if _is_element(user, self.of_node)]
 
     def module(self, makes: Sequence[Any]) -> Any:
+        """A `GraphModule` that returns these nodes; called once, as it ends the graph."""
+
         import torch
 
         self.graph.output(tuple(self._copy(node) for node in makes))

@@ -1,5 +1,6 @@
 """Exports that are files of names: accelerate and OpenVINO."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gdp
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.offload import with_offload
@@ -120,10 +122,9 @@ def test_openvino_refuses_a_device_that_is_entered_twice(tmp_path: Path) -> None
 
 def test_an_export_to_accelerate_knows_the_devices_it_offloads_to(tmp_path: Path) -> None:
     """The placement names a device beside the cluster's; without the cluster none is known."""
-    names = ("t4:0", "cpu offload")
-    placement = dataclasses.replace(placed([0, 0, 1, 1, 1]), device_names=names)
+    names = (*BOX.device_names, "cpu offload")
+    placement = dataclasses.replace(placed([1, 1, 3, 3, 3]), device_names=names)
     with pytest.raises(ValueError, match=r"needs the cluster, .*: --cluster$"):
         gdp.export(placement, layered(), "accelerate", tmp_path / "map")
-    cluster = gdp.Cluster.load("cpu+2xt4")
-    gdp.export(placement, layered(), "accelerate", tmp_path / "map", cluster)
+    gdp.export(placement, layered(), "accelerate", tmp_path / "map", BOX)
     assert "cpu" in json.loads((tmp_path / "map" / "device_map.json").read_text()).values()

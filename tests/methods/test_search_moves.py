@@ -249,15 +249,17 @@ def test_a_coarse_problem_keeps_the_work_the_constraints_and_the_way_back() -> N
 
 
 def test_a_coarse_search_finds_whole_chains_where_a_fine_one_is_lost() -> None:
-    """Six chains of 40 ops on one device: three on each take 120 s."""
+    """Six chains of 40 ops on one device: three on each take 120 s. Medians over five seeds."""
     problem = chains_of(6, 40)
     begun = score_all(problem, [Assignment(np.zeros(240, dtype=np.int64))])[0]
-    search = Search(seconds=None, evaluations=100)
-    config = SearchConfig(coarse_above=100, coarse_ops=12)
-    found = improve(problem, [begun], search, FOREVER, config)
-    fine = improve(problem, [begun], search, FOREVER, SearchConfig())
-    assert found.value_s == pytest.approx(120.0)
-    assert fine.value_s > found.value_s
+    coarse_s, fine_s = [], []
+    for seed in range(5):
+        search = Search(seconds=None, evaluations=150, seed=seed)
+        config = SearchConfig(coarse_above=100, coarse_ops=12)
+        coarse_s.append(improve(problem, [begun], search, FOREVER, config).value_s)
+        fine_s.append(improve(problem, [begun], search, FOREVER, SearchConfig()).value_s)
+    assert np.median(coarse_s) == pytest.approx(120.0)
+    assert np.median(fine_s) > 120.5
 
 
 def test_a_search_starts_from_what_it_is_given() -> None:

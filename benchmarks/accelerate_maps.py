@@ -24,7 +24,7 @@ from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError
 from gdp.exporters.accelerate import hugging_face_names
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.torch.model import TorchModel
+from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Search
 from gdp.placement import make_placement
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gdp.explained import explain as explain
     from gdp.graph.op_graph import OpGraph as OpGraph
     from gdp.importers.jax.trace import trace as trace
-    from gdp.importers.torch.model import trace_torch as trace_torch
+    from gdp.importers.pytorch.model import trace_torch as trace_torch
     from gdp.methods.base import Search as Search
     from gdp.models import load as load
     from gdp.placement import Placement as Placement
@@ -74,7 +74,7 @@ _WHERE = {
     "save_placement": "gdp.placement",
     "simulate": "gdp.api",
     "trace": "gdp.importers.jax.trace",
-    "trace_torch": "gdp.importers.torch.model",
+    "trace_torch": "gdp.importers.pytorch.model",
 }
 __all__ = sorted(_WHERE)
 

@@ -60,7 +60,7 @@ def whole_modules(model: str | None, graph: OpGraph, granularity: str) -> tuple[
 
 def torch_module(model: Model | None) -> Any:
     """The PyTorch module of a spec or a traced model, None for other models."""
-    from gdp.importers.torch.model import TorchModel
+    from gdp.importers.pytorch.model import TorchModel
 
     found = traced_model(spec_of(model)) if model is not None and is_traced(model) else model
     return found.unwrapped if isinstance(found, TorchModel) else None

@@ -102,12 +102,12 @@ def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
 
 
 def _run_traced(model: Model, *placed: Any, dims: Mapping[str, int], **how: Any) -> "RunReport":
-    from gdp.importers.torch.model import TorchModel
+    from gdp.importers.pytorch.model import TorchModel
 
     del dims  # of ONNX models alone
     found = model if isinstance(model, Traceable) else traced_model(spec_of(model))
     if isinstance(found, TorchModel):
-        from gdp.runtime.torch.run import run_torch
+        from gdp.runtime.pytorch.run import run_torch
 
         return run_torch(found, *placed, **how)
     from gdp.runtime.jax.run import run_jax

@@ -14,7 +14,7 @@ from gdp.graph.op_graph import OpGraph
 if TYPE_CHECKING:
     from gdp.importers.jax.model import JaxModel
     from gdp.importers.program.traced import Traced
-    from gdp.importers.torch.model import TorchModel
+    from gdp.importers.pytorch.model import TorchModel
 
 ONNX_PREFIX, PYTHON_PREFIX, HF_PREFIX = "onnx:", "python:", "hf:"
 GGUF_SUFFIX = ".gguf"
@@ -62,7 +62,7 @@ def is_gguf(spec: Model) -> bool:
 
 def load(spec: Model, dims: Mapping[str, int] | None = None) -> OpGraph:
     """The graph of an .onnx path, `onnx:NAME`, a graph file, `python:package.module:function`,
-    `hf:PATH`, a configuration of transformers (see `gdp.importers.torch.huggingface`), or a .gguf
+    `hf:PATH`, a configuration of transformers (see `gdp.importers.pytorch.huggingface`), or a .gguf
     path (see `gdp.importers.gguf.model`).
 
     `dims` binds symbolic dimensions of ONNX models. A graph is returned as it is, a traced model
@@ -79,7 +79,7 @@ def load(spec: Model, dims: Mapping[str, int] | None = None) -> OpGraph:
       of `loss(params, batch)`, as `trace_training_step` makes it.
     - `(module, inputs)` or `(module, inputs, options)`: a `torch.nn.Module` with example inputs,
       a tuple of positional ones or a mapping of named ones, which may lie on the meta device;
-      options as `gdp.importers.torch.model.TorchModel` has them.
+      options as `gdp.importers.pytorch.model.TorchModel` has them.
     - an `OpGraph`, which can be placed but not executed.
     """
     if isinstance(spec, OpGraph):
@@ -163,14 +163,14 @@ def traced_model(spec: str) -> "JaxModel | TorchModel | OpGraph":
     """The JAX function or PyTorch module of a `python:` or `hf:` spec, ready to be traced or
     executed, or its graph."""
     if spec.startswith(HF_PREFIX):
-        from gdp.importers.torch.huggingface import huggingface_model
+        from gdp.importers.pytorch.huggingface import huggingface_model
 
         return huggingface_model(spec)
     made = python_function(spec)
     if isinstance(made, OpGraph):
         return made
     if _holds_module(made):
-        from gdp.importers.torch.model import torch_model
+        from gdp.importers.pytorch.model import torch_model
 
         return torch_model(made, spec)
     from gdp.importers.jax.model import jax_model
@@ -220,7 +220,7 @@ def source_files(spec: Model) -> list[Path]:
         origin = getattr(module, "__file__", None)
         return [Path(origin)] if origin else []
     if text.startswith(HF_PREFIX):
-        from gdp.importers.torch.huggingface import config_file
+        from gdp.importers.pytorch.huggingface import config_file
 
         return [config_file(text)]
     if text.endswith(GRAPH_SUFFIXES):

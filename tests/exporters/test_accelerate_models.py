@@ -9,7 +9,7 @@ import pytest
 from gdp.accelerate import place_for_accelerate
 from gdp.cluster.presets import cluster_preset
 from gdp.exporters.accelerate import device_map
-from gdp.importers.torch.model import TorchModel
+from gdp.importers.pytorch.model import TorchModel
 from gdp.inspection import summary
 from gdp.methods.base import Search
 

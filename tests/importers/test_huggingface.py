@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from gdp.cli.main import cli
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
-from gdp.importers.torch.huggingface import Spec, parse
+from gdp.importers.pytorch.huggingface import Spec, parse
 from gdp.inspection import inspect_model
 from gdp.models import load, source_files
 

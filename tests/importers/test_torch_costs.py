@@ -3,8 +3,8 @@
 import pytest
 
 from gdp.importers.op_costs import Shape
-from gdp.importers.torch.costs import aten_cost
-from gdp.importers.torch.listing import dtype_name
+from gdp.importers.pytorch.costs import aten_cost
+from gdp.importers.pytorch.listing import dtype_name
 
 
 def f32(*dims: int) -> Shape:

@@ -9,7 +9,7 @@ import pytest
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
-from gdp.importers.torch.model import TorchModel, trace_torch
+from gdp.importers.pytorch.model import TorchModel, trace_torch
 from gdp.inspection import inspect_model, summary
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
@@ -179,7 +179,7 @@ def test_flop_are_those_of_torchs_counter_and_parameters_equal(family: str) -> N
 def test_a_model_of_69_billion_parameters_is_traced_without_its_weights() -> None:
     code = (
         "import resource, torch; from torch import nn;"
-        "from gdp.importers.torch.model import TorchModel;"
+        "from gdp.importers.pytorch.model import TorchModel;"
         "torch.set_default_device('meta');"
         "layers = [nn.Linear(65536, 65536, bias=False) for _ in range(16)];"
         "found = TorchModel('big', nn.Sequential(*layers), (torch.empty(1, 65536),)).trace();"

@@ -7,7 +7,7 @@ import pytest
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
-from gdp.importers.torch.model import TorchModel, trace_torch_training_step
+from gdp.importers.pytorch.model import TorchModel, trace_torch_training_step
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 nn = torch.nn

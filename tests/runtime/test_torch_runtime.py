@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gdp.cluster.presets import cluster_preset
-from gdp.importers.torch.model import TorchModel
+from gdp.importers.pytorch.model import TorchModel
 from gdp.runtime.measure import Measuring
 from gdp.sim.segments import segments
 
@@ -37,8 +37,8 @@ def model() -> TorchModel:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_placement_computes_the_same(seed: int) -> None:
-    from gdp.runtime.torch.program import CutProgram, Workers, output_nodes, pieces
-    from gdp.runtime.torch.run import values
+    from gdp.runtime.pytorch.program import CutProgram, Workers, output_nodes, pieces
+    from gdp.runtime.pytorch.run import values
 
     net = model()
     recorded = net.record()
@@ -64,7 +64,7 @@ def test_any_placement_computes_the_same(seed: int) -> None:
 
 
 def test_a_run_reports_what_was_executed() -> None:
-    from gdp.runtime.torch.run import run_torch
+    from gdp.runtime.pytorch.run import run_torch
 
     net = model()
     graph = net.trace().graph

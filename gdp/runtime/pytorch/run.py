@@ -11,13 +11,14 @@ from jaxtyping import Int
 from gdp.cluster.types import Cluster
 from gdp.errors import ClusterError, ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.torch.model import Recorded, TorchModel
+from gdp.importers.pytorch.model import Recorded, TorchModel
 from gdp.runtime.compare import compare
 from gdp.runtime.cycle import cyclic_schedule
 from gdp.runtime.jax.measure import Issued
 from gdp.runtime.measure import Measuring, measure
 from gdp.runtime.plan import Plan, make_plan
 from gdp.runtime.prediction import Prediction, roofline_prediction
+from gdp.runtime.pytorch.program import CutProgram, Workers, output_nodes, pieces
 from gdp.runtime.report import (
     DEFAULT,
     PLACED,
@@ -27,7 +28,6 @@ from gdp.runtime.report import (
     measured_fields,
     row,
 )
-from gdp.runtime.torch.program import CutProgram, Workers, output_nodes, pieces
 
 ONE = "one sample"
 """Ends the name of a contender whose samples run one at a time."""

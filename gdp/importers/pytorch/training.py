@@ -13,8 +13,8 @@ from typing import Any
 from gdp.errors import ModelError
 from gdp.importers.program.build import Results
 from gdp.importers.program.values import Op, Value
-from gdp.importers.torch.export import exported, import_torch
-from gdp.importers.torch.listing import Listing, list_call, list_inputs, list_output, scope_of
+from gdp.importers.pytorch.export import exported, import_torch
+from gdp.importers.pytorch.listing import Listing, list_call, list_inputs, list_output, scope_of
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from gdp.errors import MissingExtraError, ModelError
-from gdp.importers.torch.export import import_torch
+from gdp.importers.pytorch.export import import_torch
 
 if TYPE_CHECKING:
-    from gdp.importers.torch.model import TorchModel
+    from gdp.importers.pytorch.model import TorchModel
 
 PREFIX = "hf:"
 TASKS = {
@@ -83,7 +83,7 @@ def config_file(spec: str) -> Path:
 
 def huggingface_model(text: str) -> "TorchModel":
     """The model of a spec on the meta device, with its inputs."""
-    from gdp.importers.torch.model import TorchModel
+    from gdp.importers.pytorch.model import TorchModel
 
     spec, torch, transformers = parse(text), import_torch(), _transformers()
     config = _config(transformers, config_file(text))

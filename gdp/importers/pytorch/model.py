@@ -10,8 +10,8 @@ from gdp.graph.op_graph import OpGraph
 from gdp.importers.program.build import Results, build, positions
 from gdp.importers.program.traced import Traced, report
 from gdp.importers.program.values import Value
-from gdp.importers.torch.export import exported, import_torch
-from gdp.importers.torch.listing import (
+from gdp.importers.pytorch.export import exported, import_torch
+from gdp.importers.pytorch.listing import (
     Listing,
     list_call,
     list_inputs,
@@ -77,7 +77,7 @@ class TorchModel:
     def trace(self) -> Traced:
         """The graph, with what was estimated or assumed."""
         if self.trains:
-            from gdp.importers.torch.training import list_training_step
+            from gdp.importers.pytorch.training import list_training_step
 
             listing, results = list_training_step(self)
         else:

@@ -13,7 +13,7 @@ from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.importers.op_costs import Cost, Shape
 from gdp.importers.program.values import Listed, Op, Value, attributes_of
-from gdp.importers.torch.costs import aten_cost
+from gdp.importers.pytorch.costs import aten_cost
 
 _CALL = re.compile(r"@\d+$")
 """A module that is called a second time has `@1` behind its path."""

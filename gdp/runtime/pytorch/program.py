@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.errors import ModelError
-from gdp.importers.torch.model import Recorded
+from gdp.importers.pytorch.model import Recorded
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """FLOPs and memory traffic of one ATen op, from shapes alone.
 
 Products count as `torch.utils.flop_counter` counts them; its registry answers first, see
-`gdp.importers.torch.listing`. Beside products, the elementary operations of the textbook formula
+`gdp.importers.pytorch.listing`. Beside products, the elementary operations of the textbook formula
 count, as for the other importers, and an element-wise op counts one per output element.
 """
 

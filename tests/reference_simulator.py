@@ -101,9 +101,8 @@ def run(problem: Problem, device: list[int], rank: list[int] | None = None) -> R
                     if destination == device[op]:
                         continue
                     channel = int(cluster.channel[device[op], destination])
-                    start_s = now_s
-                    if channel >= 0:
-                        start_s = max(channel_free_s.get(channel, 0.0), now_s)
+                    free_s = channel_free_s.get(channel, 0.0) if channel >= 0 else 0.0
+                    start_s = max(free_s, now_s)
                     seconds = transfer_seconds(problem, tensor, device[op], destination)
                     sent = Sent(tensor, device[op], destination, start_s, start_s + seconds)
                     channel_free_s[channel] = sent.arrive_s

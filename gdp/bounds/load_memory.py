@@ -13,8 +13,8 @@ every tensor that was sent. So for every device d and op p (a mark)
             + sum over t with last reader before p of b(t) sent(t, d)  <=  memory of d
 
 with sent(t, d) >= x(maker, d) - x(v, d) for each reader v; with whole x that is what an inference
-pipeline holds, exactly. There are N D such rows,
-nearly all of them slack: those are added that a solution breaks most, and it is solved again.
+pipeline holds, exactly. There are N D such rows, nearly all of them slack: those are added that a
+solution breaks most, and it is solved again.
 
 Axes: G groups, D devices, T tensors, K tensors between groups, A marks, Z entries.
 """

@@ -24,7 +24,7 @@ _FIRST_SHARE = 0.3  # of the seconds left, to decide the value itself
 
 def least_period(problem: Problem, search: Search) -> Answer:
     """The placement of least period, as far as the seconds suffice."""
-    from gdp.methods.period.fit import Effort, Fitted, fit
+    from gdp.methods.period.fit import Fitted, RoundLimits, fit
     from gdp.methods.period.program import too_large
 
     clock, first = _start(problem, search)
@@ -40,7 +40,7 @@ def least_period(problem: Problem, search: Search) -> Answer:
     def below(known: Known, target_s: float, seconds: float | None) -> Known:
         nonlocal marks  # a row of memory that a solution broke once holds for every target
         limit = Clock(seconds and max(0.5, seconds))
-        rounds = fit(problem, Fitted(known.best, marks=marks), limit, Effort(), None, target_s)
+        rounds = fit(problem, Fitted(known.best, marks=marks), limit, RoundLimits(), None, target_s)
         marks = rounds.marks
         known = dataclasses.replace(known, best=rounds.best, value_s=_value_s(rounds.best))
         return known.after(rounds.solution, target_s, "HiGHS over all placements")

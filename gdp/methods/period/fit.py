@@ -47,7 +47,7 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Effort:
+class RoundLimits:
     """How far a round goes. Nodes end it at the same place each time, seconds only end it."""
 
     relative_gap: float = 1e-6
@@ -69,16 +69,16 @@ def applies(problem: Problem) -> bool:
 
 def period_fit(problem: Problem, search: Search) -> Answer:
     """The best pipeline that the program's rounds find from `search.start` or what is known on."""
-    clock, effort = Clock(search.seconds), Effort(_GAP, _NODES, search.seed)
+    clock, limits = Clock(search.seconds), RoundLimits(_GAP, _NODES, search.seed)
     answered = [answer.assignment for answer in search.known.values()]
     starts = [search.start] if search.start is not None else [x for x in answered if x is not None]
     anywhere = Assignment(problem.group_allowed.argmax(axis=1)[problem.group])
     known = Fitted(best_of(problem, starts or [anywhere]))
     if problem.num_devices == 2 or model_size(problem) <= _FEW_ENTRIES:
-        best = fit(problem, known, clock, effort).best
+        best = fit(problem, known, clock, limits).best
     else:
-        known = by_halves(problem, known, Clock(clock.left_s(_SPLIT_SHARE)), effort)
-        best = by_pairs(problem, known, clock, effort).best
+        known = by_halves(problem, known, Clock(clock.left_s(_SPLIT_SHARE)), limits)
+        best = by_pairs(problem, known, clock, limits).best
     if best.overflow_bytes > 0:
         missing = missing_text(problem, best.assignment)
         why = f"no round of the period program fits; the closest misses {missing}"
@@ -90,7 +90,7 @@ def fit(
     problem: Problem,
     known: Fitted,
     clock: Clock,
-    effort: Effort,
+    limits: RoundLimits,
     may: Bool[np.ndarray, "G D"] | None = None,
     upper_s: float | None = None,
 ) -> Fitted:
@@ -112,8 +112,8 @@ def fit(
             seconds,
             marks,
             may=may,
-            relative_gap=effort.relative_gap,
-            nodes=effort.nodes,
+            relative_gap=limits.relative_gap,
+            nodes=limits.nodes,
         )
         bound_s = max(solution.bound_s, solved.bound_s)
         solution = LoadSolution(solved.device, bound_s, solved.is_complete)
@@ -122,7 +122,7 @@ def fit(
         placed = best_of(problem, [Assignment(solved.device[problem.group])])
         fits = placed.overflow_bytes == 0
         solution = LoadSolution(solved.device, bound_s, fits and solved.is_complete)
-        fixed = placed if fits else repair(problem, placed, clock, effort.seed)
+        fixed = placed if fits else repair(problem, placed, clock, limits.seed)
         count = best.evaluations + fixed.evaluations
         best = min(best, fixed, key=lambda scored: scored.key)
         best = Scored(best.assignment, best.overflow_bytes, best.value_s, count)
@@ -134,7 +134,7 @@ def fit(
     return Fitted(best, marks, solution)
 
 
-def by_halves(problem: Problem, known: Fitted, clock: Clock, effort: Effort) -> Fitted:
+def by_halves(problem: Problem, known: Fitted, clock: Clock, limits: RoundLimits) -> Fitted:
     """With the placement that splits of the devices into halves lead to, if it is better."""
     parts: Parts = [list(range(problem.num_devices))]
     home = np.zeros(problem.num_groups, dtype=np.int64)
@@ -144,21 +144,21 @@ def by_halves(problem: Problem, known: Fitted, clock: Clock, effort: Effort) -> 
         small = merged(problem, parts)
         may = choices(small, home, which)
         first = Fitted(best_of(small, [start_of(small, may)]))
-        found = fit(small, first, clock, effort, may).best
+        found = fit(small, first, clock, limits, may).best
         evaluations += found.evaluations
         home = home_of(small, found.assignment)
     if halves(parts) is not None:
         return known
     device = np.array([part[0] for part in parts])[home][problem.group]
     placed = best_of(problem, [Assignment(device)])
-    fixed = placed if placed.overflow_bytes == 0 else repair(problem, placed, clock, effort.seed)
+    fixed = placed if placed.overflow_bytes == 0 else repair(problem, placed, clock, limits.seed)
     best = min(known.best, fixed, key=lambda scored: scored.key)
     count = known.best.evaluations + fixed.evaluations + evaluations
     best = Scored(best.assignment, best.overflow_bytes, best.value_s, count)
     return Fitted(best, known.marks)
 
 
-def by_pairs(problem: Problem, known: Fitted, clock: Clock, effort: Effort) -> Fitted:
+def by_pairs(problem: Problem, known: Fitted, clock: Clock, limits: RoundLimits) -> Fitted:
     """Pairs of the busiest device with each other one in turn, as long as one of them gains."""
     turns = 0
     gains = known.best.overflow_bytes == 0
@@ -172,7 +172,7 @@ def by_pairs(problem: Problem, known: Fitted, clock: Clock, effort: Effort) -> F
             if turns >= _MOST_TURNS or clock.is_over():
                 return known
             turns += 1
-            pair = fit(problem, known, clock, effort, _pair(problem, known.best, first, other))
+            pair = fit(problem, known, clock, limits, _pair(problem, known.best, first, other))
             gains = pair.best.value_s < known.best.value_s
             known = pair
             if gains:
@@ -182,7 +182,7 @@ def by_pairs(problem: Problem, known: Fitted, clock: Clock, effort: Effort) -> F
 
 def _pair(problem: Problem, best: Scored, first: int, other: int) -> Bool[np.ndarray, "G D"]:
     """Where groups may go if only those of two devices move, between these two."""
-    now = best.assignment.device[arrays_of(problem).group_op[arrays_of(problem).group_start[:-1]]]
+    now = home_of(problem, best.assignment)
     may = np.zeros((problem.num_groups, problem.num_devices), dtype=bool)
     may[np.arange(problem.num_groups), now] = True
     moves = (now == first) | (now == other)

@@ -94,7 +94,7 @@ def start_of(small: Problem, may: Bool[np.ndarray, "G P"]) -> Assignment:
     return Assignment(may.argmax(axis=1)[small.group].astype(np.int64))
 
 
-def home_of(small: Problem, assignment: Assignment) -> Int[np.ndarray, "G"]:
-    """The part of each group."""
-    a = arrays_of(small)
+def home_of(problem: Problem, assignment: Assignment) -> Int[np.ndarray, "G"]:
+    """The device, or the part of them, of each group."""
+    a = arrays_of(problem)
     return assignment.device[a.group_op[a.group_start[:-1]]]

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from gdp.accelerate import kept_modules, offload_cluster, place_for_accelerate
 from gdp.api import simulate
 from gdp.cluster.file import with_max_memory
 from gdp.cluster.presets import cluster_preset
@@ -27,6 +26,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Search
 from gdp.placement import make_placement
+from gdp.verbs.accelerate import kept_modules, offload_cluster, place_for_accelerate
 
 SEQUENCE = 128
 BOXES = (("cpu+rtx4090+t4", 1.2), ("cpu+2xt4", 0.6), ("cpu+rtx4090+t4", 0.5))

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 import gdp
-from gdp import shown
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.verbs import shown
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",

@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gdp.adapted import finetune as finetune
     from gdp.api import compare as compare
     from gdp.api import place as place
     from gdp.api import simulate as simulate
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from gdp.errors import InfeasibleError as InfeasibleError
     from gdp.errors import ModelError as ModelError
     from gdp.errors import PlacementError as PlacementError
-    from gdp.execute import export as export
-    from gdp.execute import run as run
-    from gdp.explained import explain as explain
     from gdp.graph.op_graph import OpGraph as OpGraph
     from gdp.importers.jax.trace import trace as trace
     from gdp.importers.pytorch.model import trace_torch as trace_torch
@@ -41,6 +37,10 @@ if TYPE_CHECKING:
     from gdp.problem.problem import Problem as Problem
     from gdp.result import Result as Result
     from gdp.runtime.measure import Measuring as Measuring
+    from gdp.verbs.adapted import finetune as finetune
+    from gdp.verbs.execute import export as export
+    from gdp.verbs.execute import run as run
+    from gdp.verbs.explained import explain as explain
 
     __version__: str
 
@@ -62,15 +62,15 @@ _WHERE = {
     "Result": "gdp.result",
     "Search": "gdp.methods.base",
     "compare": "gdp.api",
-    "explain": "gdp.explained",
-    "export": "gdp.execute",
-    "finetune": "gdp.adapted",
+    "explain": "gdp.verbs.explained",
+    "export": "gdp.verbs.execute",
+    "finetune": "gdp.verbs.adapted",
     "load": "gdp.models",
     "load_placement": "gdp.placement",
     "make_cluster": "gdp.cluster.types",
     "make_placement": "gdp.placement",
     "place": "gdp.api",
-    "run": "gdp.execute",
+    "run": "gdp.verbs.execute",
     "save_placement": "gdp.placement",
     "simulate": "gdp.api",
     "trace": "gdp.importers.jax.trace",

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gdp import doctor
 from gdp.cli.doctor import doctor_text
-from gdp.doctor import FAIL, OK, WARN, Check
+from gdp.verbs import doctor
+from gdp.verbs.doctor import FAIL, OK, WARN, Check
 
 
 def named(checks: list[Check]) -> dict[str, tuple[str, str]]:

@@ -15,7 +15,7 @@ from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.importers.program.traced import Traced
 from gdp.models import load
 from gdp.placement import load_placement
-from gdp.shown import report, trace
+from gdp.verbs.shown import report, trace
 
 HOW: dict[str, Any] = {"costs": roofline}
 QUICK = gdp.Search(seconds=None, evaluations=20)

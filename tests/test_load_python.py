@@ -4,8 +4,8 @@ import pytest
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT
-from gdp.inspection import inspect_model
 from gdp.models import load
+from gdp.verbs.inspection import inspect_model
 
 
 def inputs(graph) -> list[str]:  # type: ignore[no-untyped-def]

@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 from tiny import plain_graph, unit_cluster
 
-from gdp import api, shown
+from gdp import api
 from gdp.costs.roofline import roofline
 from gdp.methods.base import Search
 from gdp.placement import make_placement
 from gdp.reports.html import report_html
 from gdp.runtime.measure import Measuring
 from gdp.runtime.report import Row, measured_fields
+from gdp.verbs import shown
 
 GRAPH = plain_graph(6, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (4, 5)], flop=[1, 8, 8, 1, 1, 1])
 CLUSTER = unit_cluster(2)

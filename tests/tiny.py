@@ -176,3 +176,25 @@ def _all_ranks(problem: Problem) -> np.ndarray:
     ranks = np.zeros((len(orders), problem.num_ops), dtype=np.int64)
     ranks[:, works] = orders
     return ranks
+
+
+def branches(weight_bytes: int = 1000) -> OpGraph:
+    """a feeds b and c, d reads both: two devices help when transfers are cheap."""
+    return make_graph(
+        "branches", ["a", "b", "c", "d"], ["Conv"] * 4,
+        [(0, 1000), (1, 1000), (2, 1000)], [(0, 1), (0, 2), (1, 3), (2, 3)],
+        flop=[1e9, 5e9, 5e9, 1e9], weight_bytes=[weight_bytes] * 4,
+    )  # fmt: skip
+
+
+TOY = """
+[[device]]
+name = "core0"
+flop_per_s = 70e9
+bytes_per_s = 1e12
+
+[[device]]
+name = "core1"
+flop_per_s = 70e9
+bytes_per_s = 1e12
+"""

@@ -35,7 +35,7 @@ def pretrain(
     recipe: Path, outputs: options.Outputs, stop_after: float | None, threads: int, team: Team
 ) -> None:
     """Pre-train a policy over a corpus; started again on the same folder, it goes on."""
-    from gdp.learn.distributed import DistributedError, join, quit_at_once
+    from gdp.learn.distributed.processes import DistributedError, join, quit_at_once
     from gdp.learn.pretrain import pretrain as train
     from gdp.learn.recipe import load_recipe
 
@@ -111,8 +111,8 @@ def finetune(
     With a simulated reward half of the placements try other gates of the superposition network, a
     tenth teach the weights by PPO, and the rest is a search that the tuned policy guides.
     """
-    from gdp.adapted import finetune as tune
     from gdp.learn.metrics import progress_bar
+    from gdp.verbs.adapted import finetune as tune
 
     graph, output = model.load(), outputs.paths["policy"]
     outputs.require(

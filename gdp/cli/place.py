@@ -36,11 +36,11 @@ def place(
     destination: options.Destination, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
-    from gdp import shown
-    from gdp.accelerate import place_for
     from gdp.cli import first_run
     from gdp.cli.text import result_text
     from gdp.placement import save_placement
+    from gdp.verbs import shown
+    from gdp.verbs.accelerate import place_for
 
     phases = Phases(startup.STARTED_S)
     phases.ended("import")
@@ -132,8 +132,9 @@ def simulate(
     costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Predict time and memory of a placement."""
-    from gdp import api, shown
+    from gdp import api
     from gdp.placement import load_placement
+    from gdp.verbs import shown
 
     graph, machine = model.load(), cluster.load()
     placed = load_placement(placement)
@@ -167,8 +168,8 @@ def report(
     costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Write an HTML report of a placement."""
-    from gdp import shown
     from gdp.placement import load_placement
+    from gdp.verbs import shown
 
     graph = model.load()
     outputs.require(model.spec, placement, cluster.cluster, costs)

@@ -44,13 +44,14 @@ def run(
 
     Without PLACEMENT the model is placed first.
     """
-    from gdp import api, shown
+    from gdp import api
     from gdp.cli import first_run
     from gdp.cli.text import run_text
-    from gdp.execute import Placing, runnable
-    from gdp.execute import run as run_model
     from gdp.placement import load_placement
     from gdp.runtime.measure import Measuring
+    from gdp.verbs import shown
+    from gdp.verbs.execute import Placing, runnable
+    from gdp.verbs.execute import run as run_model
 
     machine = cluster.load()
     outputs.require(model.spec, placement, cluster.cluster, trained.checkpoint, trained.costs)
@@ -98,8 +99,8 @@ def export(
     outputs: options.Outputs,
 ) -> None:
     """Write what a runtime needs to execute a placement."""
-    from gdp.execute import export as export_placement
     from gdp.placement import load_placement
+    from gdp.verbs.execute import export as export_placement
 
     machine = None if cluster.cluster is None else cluster.load()
     files = export_placement(
@@ -120,7 +121,7 @@ def export(
 def inspect(model: options.ModelOptions, ops: bool) -> None:
     """Show ops, FLOPs, bytes, and the ops that are only estimated."""
     from gdp.cli.text import inspection_text
-    from gdp.inspection import inspect_model
+    from gdp.verbs.inspection import inspect_model
 
     found = inspect_model(model.spec, model.dims, ops=ops)
     show(found, lambda: inspection_text(found))

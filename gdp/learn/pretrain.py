@@ -15,7 +15,7 @@ from gdp import checkpoint
 from gdp.files.folders import standing, write_manifest
 from gdp.files.reading import Kind, convert
 from gdp.files.targets import Permit, require_folder, require_not_source
-from gdp.learn.distributed import Team
+from gdp.learn.distributed.processes import Team
 from gdp.learn.instances import Instance
 from gdp.learn.labels import Label, LabelStore, load_labels
 from gdp.learn.metrics import progress_bar, sinks

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 
-from gdp.learn.distributed import Team
+from gdp.learn.distributed.processes import Team
 from gdp.learn.expert import improved
 from gdp.learn.imitation import imitation_rows
 from gdp.learn.instances import Instance, draw, parse_key

@@ -9,10 +9,10 @@ from tiny import cpu, fork_join, plain_graph, unit_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.baselines import doppler, expert, seq2seq
-from benchmarks.baselines.common import Arena, Average
-from benchmarks.baselines.placeto import returns
-from benchmarks.baselines.table import LEARNED
+from benchmarks.published.baselines import doppler, expert, seq2seq
+from benchmarks.published.baselines.common import Arena, Average
+from benchmarks.published.baselines.placeto import returns
+from benchmarks.published.baselines.table import LEARNED
 from gdp.cluster.types import make_cluster
 from gdp.problem.problem import Problem, make_problem
 

@@ -9,8 +9,8 @@ from tiny import fork_join, plain_graph, unit_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.baselines.expert import layers
-from benchmarks.baselines.rows import Run, by_method, interval, kept, lines_of, summary
+from benchmarks.published.baselines.expert import layers
+from benchmarks.published.baselines.rows import Run, by_method, interval, kept, lines_of, summary
 from gdp.methods.base import Answer, Search
 from gdp.methods.heuristics.simple import single
 from gdp.problem.problem import Problem, make_problem

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny import TOY, branches
 
 from gdp.graph.file import save_graph
-from gdp.graph.op_graph import OpGraph, make_graph
 
 
 def gdp(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -25,15 +25,6 @@ def gdp(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def branches(weight_bytes: int = 1000) -> OpGraph:
-    """a feeds b and c, d reads both: two devices help when transfers are cheap."""
-    return make_graph(
-        "branches", ["a", "b", "c", "d"], ["Conv"] * 4,
-        [(0, 1000), (1, 1000), (2, 1000)], [(0, 1), (0, 2), (1, 3), (2, 3)],
-        flop=[1e9, 5e9, 5e9, 1e9], weight_bytes=[weight_bytes] * 4,
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("model") / "branches.json"
@@ -42,17 +33,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 CLUSTER = ("--cluster", "2xcpu-core")
-TOY = """
-[[device]]
-name = "core0"
-flop_per_s = 70e9
-bytes_per_s = 1e12
 
-[[device]]
-name = "core1"
-flop_per_s = 70e9
-bytes_per_s = 1e12
-"""
+
 QUICK = ("--seconds", "0.2")
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from gdp.accelerate import place_for, place_for_accelerate, streamed_bytes, whole_modules
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.constraints import Constraints
 from gdp.costs.offload import Streamed, resident, with_offload
@@ -11,6 +10,7 @@ from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
+from gdp.verbs.accelerate import place_for, place_for_accelerate, streamed_bytes, whole_modules
 
 MB = 10**6
 SEARCH = Search(seconds=None, evaluations=50)

@@ -18,12 +18,12 @@ from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.constraints import Constraints, Pin
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError, PlacementError
-from gdp.execute import export
 from gdp.exporters.llamacpp import flags_of, slots_of
 from gdp.graph.op_graph import OpGraph
-from gdp.llamacpp import place_for_llamacpp
 from gdp.models import load
 from gdp.placement import Placement, make_placement
+from gdp.verbs.execute import export
+from gdp.verbs.llamacpp import place_for_llamacpp
 
 MIB = 1 << 20
 

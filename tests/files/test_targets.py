@@ -11,7 +11,7 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 from onnx import TensorProto, helper
-from test_cli import TOY, branches
+from tiny import TOY, branches
 
 from gdp.cli.main import cli
 from gdp.files import writing

@@ -27,7 +27,7 @@ from gdp.importers.onnx.read import read_model
 from gdp.importers.onnx.shapes.control import infer_control
 from gdp.importers.onnx.shapes.infer import Facts, ImportOptions
 from gdp.importers.onnx.shapes.values import _RULES
-from gdp.inspection import summary
+from gdp.verbs.inspection import summary
 
 # Billions of multiply-accumulates of the convolutions and fully connected layers, and millions of
 # parameters, as published: torchvision's model table (AlexNet with two groups, VGG, ResNet,

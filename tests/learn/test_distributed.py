@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp.learn.distributed import DistributedError, Team, join
+from gdp.learn.distributed.processes import DistributedError, Team, join
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -180,7 +180,7 @@ def test_when_one_process_dies_the_others_stop_and_the_job_resumes(tmp_path: Pat
 # A member of a job that works for ten seconds between two collective operations.
 MEMBER = """
 import sys, time
-from gdp.learn.distributed import DistributedError, join, quit_at_once
+from gdp.learn.distributed.processes import DistributedError, join, quit_at_once
 port, rank = sys.argv[1:]
 team = join(f"127.0.0.1:{port}", 2, int(rank), heartbeat_s=6)
 team.agree(1)

@@ -9,7 +9,7 @@ import pytest
 
 from gdp import checkpoint
 from gdp.errors import GdpError
-from gdp.learn.distributed import Team
+from gdp.learn.distributed.processes import Team
 from gdp.learn.instances import Instance, draw, limit_memory, make, random_cluster, random_graph
 from gdp.learn.labels import LabelStore, load_labels
 from gdp.learn.metrics import JsonLines

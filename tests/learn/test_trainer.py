@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from gdp.learn.distributed import Team
+from gdp.learn.distributed.processes import Team
 from gdp.learn.expert import improved
 from gdp.learn.instances import Instance, draw, make, random_graph
 from gdp.learn.labels import LabelStore

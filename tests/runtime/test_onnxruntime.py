@@ -12,7 +12,6 @@ from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, make_cluster
 from gdp.costs.roofline import roofline
 from gdp.errors import ModelError
-from gdp.execute import run
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.placement import load_placement, make_placement, save_placement
@@ -24,6 +23,7 @@ from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
 from gdp.runtime.ort.stages import cut_plan
 from gdp.runtime.prediction import roofline_prediction
+from gdp.verbs.execute import run
 
 CORES = sorted(usable_cores())
 

@@ -1,0 +1,170 @@
+"""Mutants of every kind of file that gdp reads: an answer or a clean error, never anything else.
+
+    python -m benchmarks.fuzz.run --mutants 20000 --seed 0 [--only KIND] [--keep DIR]
+    python -m benchmarks.fuzz.run --seed 0 --replay 1234
+
+A mutant is a valid file with a few places changed at random: deleted, doubled, of another type,
+extreme, nested, cut off, bits flipped; ONNX models are changed as protobufs. It is read, and what
+could be read is used. Findings are: an error that is neither a `GdpError` nor a `ValueError`, one
+of more than a line, one that does not name the file, more than 20 s, and memory that grows by more
+than 1 GiB. The seed and the number of a mutant make it again. Exits with 1 if there are findings.
+"""
+
+import argparse
+import logging
+import multiprocessing
+import random
+import resource
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+LIMIT_S = 20.0
+LIMIT_BYTES = 1 << 30
+START_S = 600.0  # imports, and kernels that are compiled for the first time
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant."""
+
+    number: int
+    kind: str
+    refused: bool = False
+    finding: str = ""  # empty: as it should be
+    seconds: float = 0.0
+
+
+def outcomes(seed: int, numbers: list[int], only: str, keep: Path | None) -> Iterator[Outcome]:
+    """Every mutant's outcome. They run in a worker, which is started anew after one that kills it
+    or does not come back."""
+    context = multiprocessing.get_context("spawn")
+    left = list(numbers)
+    while left:
+        here, there = context.Pipe()
+        process = context.Process(target=_work, args=(there, seed, left, only, keep), daemon=True)
+        process.start()
+        there.close()
+        wait_s, current = START_S, ""
+        try:
+            while left:
+                if not here.poll(wait_s):
+                    yield Outcome(left[0], current, finding=f"did not end within {LIMIT_S:.0f} s")
+                    break
+                found = here.recv()
+                wait_s = LIMIT_S + 1
+                if isinstance(found, str):  # the kind of the mutant that begins
+                    current = found
+                    continue
+                left.pop(0)
+                yield found
+                continue
+            if left:
+                left.pop(0)
+        except EOFError:
+            process.join()
+            if not current:
+                raise RuntimeError("no worker could be started; a valid file is refused") from None
+            yield Outcome(left.pop(0), current, finding=f"the process ended: {process.exitcode}")
+        finally:
+            process.kill()
+            process.join()
+
+
+def _work(pipe: Connection, seed: int, numbers: list[int], only: str, keep: Path | None) -> None:
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    from benchmarks.fuzz.targets import TARGETS
+
+    targets = [target for target in TARGETS if only in ("", target.name)]
+    folder = Path(tempfile.mkdtemp(prefix="gdp-fuzz-"))
+    try:
+        for target in targets:  # what a valid file needs is not charged to the mutants
+            _attempt(target, folder, None)
+        for number in numbers:
+            rng = random.Random(f"{seed} {number}")
+            target = rng.choices(targets, [t.weight for t in targets])[0]
+            pipe.send(target.name)
+            started_s = time.perf_counter()
+            _limit_memory()
+            refused, finding = _attempt(target, folder, rng)
+            unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            resource.setrlimit(resource.RLIMIT_AS, unlimited)
+            seconds = time.perf_counter() - started_s
+            if finding and keep is not None:
+                shutil.copytree(folder, keep / f"{target.name}-{seed}-{number}", dirs_exist_ok=True)
+            pipe.send(Outcome(number, target.name, refused, finding, seconds))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + LIMIT_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+
+
+def _attempt(target: object, folder: Path, rng: random.Random | None) -> tuple[bool, str]:
+    """(whether the mutant was refused, the finding or an empty string)."""
+    from benchmarks.fuzz.targets import Target
+    from gdp.errors import GdpError
+
+    assert isinstance(target, Target)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    path = target.write(folder, rng)
+    reading = True
+    try:
+        found = target.read(path)
+        reading = False
+        target.use(found)
+    except Exception as error:
+        if rng is None:
+            raise
+        clean = isinstance(error, GdpError) or type(error) is ValueError
+        if not clean or "\n" in str(error):
+            return True, "".join(traceback.format_exception(error)[-12:])
+        if reading and folder.name not in str(error):
+            return True, f"the error does not name the file: {error}"
+        return True, ""
+    return False, ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--mutants", type=int, default=20000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", metavar="KIND", help="Of one kind of file.")
+    parser.add_argument("--replay", type=int, metavar="NUMBER", help="Only this mutant.")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="Save mutants with findings.")
+    arguments = parser.parse_args()
+    numbers = list(range(arguments.mutants)) if arguments.replay is None else [arguments.replay]
+    count: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    findings, slowest_s, started_s = [], 0.0, time.perf_counter()
+    for outcome in outcomes(arguments.seed, numbers, arguments.only, arguments.keep):
+        count[outcome.kind] += 1
+        refused[outcome.kind] += outcome.refused
+        slowest_s = max(slowest_s, outcome.seconds)
+        if outcome.finding:
+            findings.append(outcome)
+            print(f"--- mutant {outcome.number} ({outcome.kind})\n{outcome.finding}", flush=True)
+    for kind in sorted(count):
+        print(f"{kind:12} {count[kind]:6} mutants, {refused[kind]:6} refused with a clean error")
+    print(
+        f"{sum(count.values())} mutants, seed {arguments.seed}: {len(findings)} findings, slowest "
+        f"{slowest_s:.2f} s, {time.perf_counter() - started_s:.0f} s in all"
+    )
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()

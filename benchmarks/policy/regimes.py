@@ -1,0 +1,318 @@
+"""The policy by regime, beside what needs no network: `python -m benchmarks.policy.regimes VERB`.
+
+    draw        draw the instances (committed)
+    best        search for better values of them, and keep the best (run again to go on)
+    show        the table of each regime, three seeds
+
+Test families only. Regimes: ample memory, tight memory (1.1 of the smallest limit that a search
+fits in), large graphs (5,000 ops and more), tiled matrix products on 4 and 8 devices, and clusters
+unlike any of training. Of every row: the median and the geometric mean of seconds over the best
+known, over what fits; how many do not fit; and the medians of CPU seconds and of evaluations, all
+included. Two rows keep the policy honest: *advisers under all rules, no network*, and *search
+alone*, which may evaluate as much as fits into the policy's CPU seconds.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from benchmarks.policy import instances as tests
+from benchmarks.policy.hard import CHECKPOINT, SEEDS, loaded, show
+from benchmarks.policy.instances import geomean
+from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.files.writing import write_atomic
+from gdp.graph.op_graph import OpGraph
+from gdp.learn.instances import Instance, limit_memory, make
+from gdp.learn.problems import Problems
+from gdp.methods.base import Answer, Search
+from gdp.methods.portfolio import HEURISTICS, auto
+from gdp.methods.priorities import rate
+from gdp.methods.search.local_search import local_search
+from gdp.policy.advice import incumbents
+from gdp.policy.method import place_with_policy
+from gdp.policy.policy import Policy
+from gdp.policy.propose import propose
+from gdp.problem.problem import Problem
+
+LIST = Path("data/labels/test_regimes.json")
+REGIMES = ("ample", "tight", "large", "tiled", "unseen")
+COUNTS = {"ample": 8, "tight": 8, "large": 4, "tiled": 6, "unseen": 6}
+TIGHT = 1.1
+"""Of the smallest limit at which a search finds what fits."""
+PROBE = 200
+"""Evaluations by which the speed of plain search is measured."""
+
+
+@dataclass(frozen=True)
+class Posed:
+    """One instance of a regime, and the best value known of it."""
+
+    regime: str
+    graph: str
+    cluster: int  # seed of the random cluster; of "tiled" and "unseen", which of the fixed ones
+    objective: str = "latency"
+    memory: float = 0.0  # share as of `limit_memory`
+    best_s: float | None = None
+    found_by: str = ""
+    evaluations: int = 0  # of the longest search behind it
+
+
+def source() -> Problems:
+    """All graphs of the test families."""
+    return tests.problems(60, 25_000)
+
+
+def tiled_cluster(kind: int, graph: OpGraph) -> Cluster:
+    """4 or 8 devices alike; each tensor sent once would take 4 or 12 times all arithmetic of one
+    device, over links that queue or do not."""
+    size, share, free = (4, 8)[kind % 2], (4.0, 12.0)[kind // 2 % 2], kind % 3 == 2
+    flop_per_s = 1e13
+    work_s = float(graph.flop.sum()) / flop_per_s
+    link = float(graph.tensor_bytes.sum()) / (share * work_s)
+    devices = [
+        Device(f"d{i}", "x", {"default": flop_per_s}, flop_per_s / 10.0) for i in range(size)
+    ]
+    return make_cluster(
+        "tiled", devices, default_bytes_per_s=link, default_latency_s=1e-6,
+        default_contention=not free,
+    )  # fmt: skip
+
+
+def pose(entry: Posed, graphs: Problems) -> Problem:
+    """The problem of an instance, made anew: nothing is known of it yet."""
+    instance = Instance(entry.graph, entry.cluster, entry.objective)  # type: ignore[arg-type]
+    cluster = None
+    if entry.regime == "tiled":
+        cluster = tiled_cluster(entry.cluster, graphs.graph(entry.graph))
+    elif entry.regime == "unseen":
+        cluster = tests.unseen_cluster(entry.cluster, graphs.graph(entry.graph))
+    problem = make(instance, graphs.graph, cluster)
+    return limit_memory(problem, entry.memory) if entry.memory else problem
+
+
+def drawn(graphs: Problems, seed: int = 11) -> Iterator[Posed]:
+    """The instances of all regimes; those that one device holds best are kept as they are."""
+    rng = np.random.default_rng(seed)
+    sizes = {name: graphs.graph(name).num_ops for name in sorted(graphs.test)}
+    models = [n for n in sizes if not n.startswith("tiled") and sizes[n] <= 1000]
+    names = {
+        "large": [n for n in sizes if sizes[n] >= 5000],
+        "tiled": [n for n in sizes if n.startswith("tiled")],
+    }
+    for regime in REGIMES:
+        of = names.get(regime, models)
+        for k, name in enumerate(rng.permutation(of)[: COUNTS[regime]]):
+            fixed = {"tiled": k, "unseen": k % 3}
+            seeded = int(rng.integers(1 << 30))
+            paced = regime in ("ample", "tight") and k % 2
+            objective = "throughput" if paced else "latency"
+            entry = Posed(regime, str(name), fixed.get(regime, seeded), objective)
+            if regime == "tight":
+                share = tests.smallest_share(pose(entry, graphs), evaluations=300)
+                if share is None:
+                    continue
+                entry = replace(entry, memory=round(TIGHT * share, 4))
+            yield entry
+
+
+def save(entries: list[Posed]) -> None:
+    """Write the list, one instance a line."""
+    lines = ",\n".join(" " + json.dumps(asdict(entry)) for entry in entries)
+    write_atomic(LIST, f"[\n{lines}\n]\n".encode())
+
+
+def load() -> list[Posed]:
+    """Read the list."""
+    return [Posed(**row) for row in json.loads(LIST.read_text())]
+
+
+def reached_s(problem: Problem, answer: Answer) -> float:
+    """Seconds of an answer, inf without one."""
+    return np.inf if answer.assignment is None else tests.value(problem, answer.assignment)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What one way of placing made of one instance."""
+
+    value_s: float
+    cpu_s: float
+    evaluations: int
+
+
+Way = Callable[[Problem, int], tuple[float, int]]
+"""(problem, seed) -> (seconds, evaluations)."""
+
+
+def measured(way: Way, problem: Problem, seed: int) -> Made:
+    """A way's answer and what it cost, on a problem of which nothing is known."""
+    begin_s = time.process_time()
+    value_s, evaluations = way(problem, seed)
+    return Made(value_s, time.process_time() - begin_s, evaluations)
+
+
+def heuristics(problem: Problem, seed: int) -> tuple[float, int]:
+    """The best heuristic, as each answers by itself."""
+    found = [method(problem, Search(seed=seed, seconds=None)) for _, method in HEURISTICS]
+    return min(reached_s(problem, x) for x in found), sum(x.evaluations for x in found)
+
+
+def advisers(problem: Problem, seed: int) -> tuple[float, int]:
+    """What the policy starts from, under all rules of priority, and the heuristics."""
+    value_s, spent = heuristics(problem, seed)
+    rated = rate(problem, incumbents(problem))
+    fits = np.where(rated.overflow == 0, rated.seconds, np.inf)
+    return min(value_s, float(fits.min())), spent + rated.evaluations
+
+
+def searched(evaluations: int) -> Way:
+    """`auto` without the policy."""
+
+    def way(problem: Problem, seed: int) -> tuple[float, int]:
+        search = Search(seed=seed, seconds=None, evaluations=evaluations)
+        answer = auto(problem, search)
+        return reached_s(problem, answer), answer.evaluations
+
+    return way
+
+
+def greedy(policy: Policy) -> Way:
+    """The policy's first placement, under the rule that suits it, as it was decoded."""
+
+    def way(problem: Problem, seed: int) -> tuple[float, int]:
+        found = propose(policy, problem, 1, seed)
+        return float(found.value_s[0]), found.evaluations
+
+    return way
+
+
+def answered(checkpoint: Path | None) -> Way:
+    """The policy's answer as `gdp place --method policy` has it."""
+
+    def way(problem: Problem, seed: int) -> tuple[float, int]:
+        answer = place_with_policy(problem, checkpoint, Search(seed=seed, seconds=None))
+        return reached_s(problem, answer), answer.evaluations
+
+    return way
+
+
+def alone(entry: Posed, graphs: Problems, seed: int, cpu_s: float) -> Made:
+    """The heuristics and plain search, as many evaluations as fit into so many CPU seconds."""
+    first = measured(searched(1), pose(entry, graphs), seed)
+    more = measured(searched(1 + PROBE), pose(entry, graphs), seed)
+    per_s = PROBE / max(more.cpu_s - first.cpu_s, 1e-4)
+    count = int((cpu_s - first.cpu_s) * per_s)
+    return measured(searched(count), pose(entry, graphs), seed) if count > 1 else first
+
+
+def table(entries: list[Posed], made: dict[str, list[Made]]) -> dict[str, Any]:
+    """A row of text for each way."""
+    best_s = [entry.best_s for entry in entries]
+    rows: dict[str, Any] = {}
+    for name, column in made.items():
+        repeats = len(column) // len(entries)
+        known = [value for value in best_s if value is not None for _ in range(repeats)]
+        ratios = [x.value_s / value for x, value in zip(column, known, strict=True)]
+        fits = [ratio for ratio in ratios if np.isfinite(ratio)]
+        rows[name] = (
+            f"median {np.median(fits) if fits else np.nan:.3f}, mean {geomean(fits):.3f}, "
+            f"misfits {len(ratios) - len(fits)} of {len(ratios)}, "
+            f"CPU {np.median([x.cpu_s for x in column]):.2f} s, "
+            f"evaluations {np.median([x.evaluations for x in column]):.0f}"
+        )
+    return rows
+
+
+REGIME = click.option("--regime", "regimes", multiple=True, type=click.Choice(REGIMES))
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    """The benchmark's verbs."""
+
+
+@main.command()
+def draw() -> None:
+    """Draw the instances; refuses to draw over a list that is there."""
+    if LIST.exists():
+        raise SystemExit(f"{LIST} is there; the list is fixed")
+    entries = list(drawn(source()))
+    save(entries)
+    click.echo(f"{len(entries)} instances in {LIST}")
+
+
+@main.command()
+@REGIME
+@click.option("--evaluations", default=50_000, show_default=True, help="Of each search.")
+@click.option("--large-evaluations", default=5_000, show_default=True, help="On large graphs.")
+@click.option("--seed", default=0, show_default=True)
+def best(regimes: tuple[str, ...], evaluations: int, large_evaluations: int, seed: int) -> None:
+    """`auto` without the policy, with so many evaluations; better values are kept."""
+    entries, graphs = load(), source()
+    for k, entry in enumerate(entries):
+        if regimes and entry.regime not in regimes:
+            continue
+        count = large_evaluations if entry.regime == "large" else evaluations
+        problem = pose(entry, graphs)
+        found = {"auto": reached_s(problem, auto(problem, _budget(seed, count)))}
+        if entry.regime != "large":
+            found["local_search"] = reached_s(
+                problem, local_search(problem, _budget(seed + 1, count))
+            )
+        by = min(found, key=found.__getitem__)
+        known = np.inf if entry.best_s is None else entry.best_s
+        if found[by] < known:
+            entry = replace(entry, best_s=found[by], found_by=by)
+        entries[k] = replace(entry, evaluations=max(entry.evaluations, count))
+        save(entries)
+    click.echo(f"{sum(x.best_s is not None for x in entries)} of {len(entries)} have a value")
+
+
+def _budget(seed: int, evaluations: int) -> Search:
+    return Search(seed=seed, seconds=None, evaluations=evaluations)
+
+
+@main.command("show")
+@CHECKPOINT
+@REGIME
+@click.option("--policy/--no-policy", "with_policy", default=True, help="Its rows, too.")
+@click.option("--seeds", default=len(SEEDS), show_default=True)
+def show_verb(
+    checkpoint: Path | None, regimes: tuple[str, ...], with_policy: bool, seeds: int
+) -> None:
+    """Print the tables. Without the policy, the search alone has the CPU seconds of `auto`."""
+    graphs = source()
+    ways: dict[str, Way] = {
+        "best of the heuristics": heuristics,
+        "advisers under all rules, no network": advisers,
+        "auto, 1,000 evaluations": searched(1000),
+    }
+    if with_policy:
+        policy = loaded(checkpoint)
+        ways |= {"policy, greedy": greedy(policy), "policy": answered(checkpoint)}
+    pace = "policy" if with_policy else "auto, 1,000 evaluations"
+    known = [entry for entry in load() if entry.best_s is not None]
+    for objective in ("latency", "throughput"):  # compiled before anything is measured
+        warm = next(entry for entry in known if entry.objective == objective)
+        for way in ways.values():
+            way(pose(warm, graphs), 0)
+    for regime in regimes or REGIMES:
+        entries = [entry for entry in known if entry.regime == regime]
+        made: dict[str, list[Made]] = {name: [] for name in [*ways, "search alone"]}
+        for entry in entries:
+            for seed in range(seeds):
+                for name, way in ways.items():
+                    made[name].append(measured(way, pose(entry, graphs), seed))
+                cpu_s = made[pace][-1].cpu_s
+                made["search alone"].append(alone(entry, graphs, seed, cpu_s))
+        show(f"{regime}, {len(entries)} instances, {seeds} seeds", table(entries, made))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What a person would write down, by family, and the placements on one device.
+
+convolutional: the whole model on the fastest accelerator; at these sizes nobody splits it.
+recurrent: one layer per accelerator, in turn, as GNMT's authors did; what has no layer goes with
+the layer before it.
+transformer: the layers in as many equal stretches as there are accelerators, the embedding with
+the first, the head with the last.
+
+A layer is known by its ops' module path (`layer3`, `lstm0`); accelerators are the devices of the
+fastest kind.
+"""
+
+import re
+from typing import Literal
+
+import numpy as np
+
+from benchmarks.published.baselines.common import Arena, Found, compute_s
+from gdp.problem.problem import Problem
+
+Family = Literal["convolutional", "recurrent", "transformer"]
+
+
+def expert(problem: Problem, family: Family) -> Found:
+    """The placement of the rule."""
+    arena = Arena(problem, 64)
+    accelerators = fastest_kind(problem)
+    layer = layers(problem)
+    count = int(layer.max()) + 1
+    if family == "convolutional" or count < 2:
+        chosen = np.zeros(problem.num_ops, dtype=np.int64)
+    elif family == "recurrent":
+        chosen = layer % len(accelerators)
+    else:
+        chosen = layer * len(accelerators) // count
+    return _judged(arena, accelerators[chosen])
+
+
+def only_on(problem: Problem, device: int) -> Found:
+    """Everything on one device, as far as it may be there."""
+    return _judged(Arena(problem, 64), np.full(problem.num_ops, device))
+
+
+def fastest_kind(problem: Problem) -> np.ndarray:
+    """The devices of the kind that runs all the work fastest."""
+    total = compute_s(problem).sum(axis=0)
+    kinds = np.array([device.kind for device in problem.cluster.devices])
+    return np.flatnonzero(kinds == kinds[total.argmin()])
+
+
+_LAYER = re.compile(r"(stack\d+_layer\d+)|(?:layer|lstm|gru|cell|block|stage)(\d+(?:_\d+)?)")
+_FIRST = re.compile(r"encoder/(forward|backward)")  # the two directions of GNMT's first layer
+
+
+def layers(problem: Problem) -> np.ndarray:
+    """The layer of every op, 0.. in order; an op without a number is of the layer before it.
+
+    `lstm1` of an encoder and `layer1` of a decoder are one layer, and so are those of all segments
+    and time steps.
+    """
+    found = np.zeros(problem.num_ops, dtype=np.int64)
+    known: dict[str, int] = {}
+    number = 0
+    for op, scope in enumerate(problem.graph.scope):
+        path = _LAYER.search(scope)
+        name = (path.group(1) or path.group(2)) if path else "0" if _FIRST.search(scope) else None
+        if name is not None:
+            number = known.setdefault(name, len(known))
+        found[op] = number
+    return found
+
+
+def _judged(arena: Arena, device: np.ndarray) -> Found:
+    """Rated under every rule of priority; the ops of a node go where its first one goes."""
+    first = np.unique(arena.nodes.node_of, return_index=True)[1]
+    arena.seconds(device[first][None])
+    return arena.found()

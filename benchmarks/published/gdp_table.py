@@ -1,0 +1,161 @@
+"""GDP's workloads as JAX training steps under one judge: its comparison, and gdp.
+
+    python -m benchmarks.published.gdp_table [--evaluations 1000] [--seeds 5]
+        [--workloads A,B] [--rows FILE]
+
+The families of GDP's table 1 (arXiv 1910.01578) with the depths and the numbers of devices that it
+names: equal P100s over PCIe, memory as on the card. Sizes beyond that (hidden units, steps, batch)
+are not at hand; they are `WORKLOADS` below. `--workloads all` takes them all; the 8-layer GNMT
+alone has tens of thousands of ops, and takes hours. `evaluations to HDP` is the smallest budget of
+1, 2, 4, ... evaluations in which `auto` is at least as fast as HDP's mean.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from benchmarks.published.baselines.expert import Family, expert
+from benchmarks.published.baselines.hdp import hdp
+from benchmarks.published.baselines.rows import (
+    Runner,
+    by_method,
+    by_rule,
+    by_training,
+    kept,
+    lines_of,
+)
+from gdp import api
+from gdp.cluster.types import Cluster
+from gdp.methods.base import Search
+from gdp.posed import pose
+from gdp.problem.problem import Problem
+from gdp.sim.score import score
+from pretrain.corpus.build import traced
+from pretrain.corpus.cnn import inception, nas_cells
+from pretrain.corpus.families import Variant
+from pretrain.corpus.rnn import gnmt, rnnlm, wavenet
+from pretrain.corpus.transformer import transformer_xl
+
+
+class Workload(NamedTuple):
+    """A training step, how many devices GDP gave it, and which rule a person follows."""
+
+    variant: Variant
+    devices: int
+    family: Family
+
+
+def _amoebanet(**arguments: Any) -> Any:
+    return nas_cells(amoeba=True, **arguments)
+
+
+def _made(
+    name: str, builder: Any, devices: int, family: Family, **arguments: Any
+) -> tuple[str, Workload]:
+    variant = Variant(name, builder, "training", arguments)
+    return name, Workload(variant, devices, family)
+
+
+WORKLOADS: dict[str, Workload] = dict([
+    *(_made(f"rnnlm-{n}", rnnlm, n, "recurrent", layers=n, steps=32, hidden=2048, batch=64)
+      for n in (2, 4, 8)),
+    *(_made(f"gnmt-{n}", gnmt, n, "recurrent", layers=n, steps=40, hidden=1024, batch=128)
+      for n in (2, 4, 8)),
+    *(_made(f"transformer-xl-{n}", transformer_xl, n, "transformer", layers=n, features=1024,
+            heads=16, batch=32, steps=128, segments=4) for n in (2, 4, 8)),
+    _made("inception", inception, 2, "convolutional", blocks=12, batch=64, image=299),
+    _made("amoebanet", _amoebanet, 4, "convolutional", cells=18, width=64, batch=64, image=224),
+    _made("wavenet-2x18", wavenet, 2, "transformer", stacks=2, layers=18, channels=128, batch=8),
+    _made("wavenet-4x36", wavenet, 4, "transformer", stacks=4, layers=36, channels=128, batch=8),
+])  # fmt: skip
+SMALL = "rnnlm-2,transformer-xl-2,wavenet-2x18"
+
+
+def rows_of(workload: Workload) -> dict[str, tuple[Runner, bool]]:
+    """Every row: how it is run, and whether it draws."""
+    table = api.methods()
+    return {
+        "human expert": (by_rule(partial(expert, family=workload.family)), False),
+        "single device": (by_method(table["single"]), False),
+        "METIS": (by_method(table["metis"]), False),
+        "HEFT": (by_method(table["heft"]), False),
+        "ETF": (by_method(table["etf"]), False),
+        "HDP": (by_training(hdp), True),
+        "HSDAG": (by_method(table["hsdag"]), True),
+        "gdp policy": (by_method(table["policy"]), True),
+        "gdp auto": (by_method(table["auto"]), True),
+    }
+
+
+def until(problem: Problem, below_s: float, most: int) -> int | None:
+    """The evaluations that `auto` spends, in the smallest budget that reaches a value; seed 0."""
+    auto, budget = api.methods()["auto"], 1
+    while budget <= most:
+        answer = auto(problem, Search(seed=0, seconds=None, evaluations=budget))
+        if answer.assignment is not None:
+            reached = score(problem, answer.assignment.device, answer.assignment.rank)
+            if reached.feasible and reached.value_s <= below_s:
+                return answer.evaluations
+        budget *= 2
+    return None
+
+
+def measured(
+    names: list[str], evaluations: int, seeds: int, path: Path | None
+) -> Iterator[dict[str, Any]]:
+    """Every row of every workload."""
+    for name in names:
+        workload = WORKLOADS[name]
+        graph, cluster = traced(workload.variant), f"{workload.devices}xp100-pcie3"
+        problem = pose(graph, Cluster.load(cluster)).problem
+        about = {
+            "model": name, "cluster": cluster, "ops": graph.num_ops, "fused": problem.num_ops,
+            "evaluations": evaluations, "seeds": seeds,
+        }  # fmt: skip
+        hdp_s = None
+        for row in kept(path, about, rows_of(workload), problem):
+            if row["method"] == "HDP":
+                hdp_s = row["value_s"]
+            if row["method"] == "gdp auto" and hdp_s is not None:
+                row["until"] = until(problem, hdp_s, evaluations)
+            yield row
+
+
+def table_text(rows: list[dict[str, Any]]) -> str:
+    """The table of one workload, in Markdown."""
+    first = rows[0]
+    title = (
+        f"{first['model']} on {first['cluster']}: {first['ops']} ops, {first['fused']} after fusion"
+    )
+    until = next(row.get("until") for row in rows if row["method"] == "gdp auto")
+    ends = "not reached" if until is None else f"{until}"
+    return "\n".join([title, "", *lines_of(rows), "", f"evaluations to HDP: {ends}"])
+
+
+@click.command()
+@click.option("--evaluations", default=1000, show_default=True)
+@click.option("--seeds", default=5, show_default=True)
+@click.option("--workloads", default=SMALL, show_default=True)
+@click.option("--rows", type=click.Path(path_type=Path), help="Rows done, to go on from.")
+@click.option("--json", "as_json", is_flag=True)
+def main(evaluations: int, seeds: int, workloads: str, rows: Path | None, as_json: bool) -> None:
+    """Print the tables."""
+    names = list(WORKLOADS) if workloads == "all" else workloads.split(",")
+    if unknown := [name for name in names if name not in WORKLOADS]:
+        raise click.BadParameter(f"no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for row in measured(names, evaluations, seeds, rows):
+        tables.setdefault(row["model"], []).append(row)
+    if as_json:
+        click.echo(json.dumps({"rows": [row for table in tables.values() for row in table]}))
+        return
+    for table in tables.values():
+        click.echo(table_text(table) + "\n")
+
+
+if __name__ == "__main__":
+    main()

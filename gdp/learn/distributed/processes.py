@@ -1,0 +1,187 @@
+"""Training on several processes: data-parallel over problems, gradients averaged by XLA.
+
+Who has died is found out by JAX's distributed runtime, whose coordinator hears from every process
+(heartbeats) and tells the others; a collective operation whose partner was killed fails at once.
+"""
+
+import contextlib
+import functools
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jaxtyping import Array, Float
+
+from gdp.errors import GdpError
+from gdp.learn.distributed.witness import Witness
+from gdp.terminal import printable
+
+
+class DistributedError(GdpError):
+    """A process that cannot join, or that lost the others."""
+
+
+_WITNESS: list[Witness] = []
+"""The one of this process, once it has joined others."""
+
+
+def quit_at_once(error: DistributedError) -> NoReturn:
+    """Say why on standard error and end the process; leaving in order would wait for the lost."""
+    sys.stdout.flush()
+    sys.stderr.write(f"gdp: {printable(str(error))}\n")
+    sys.stderr.flush()
+    for witness in _WITNESS:
+        witness.dismiss()
+    os._exit(1)
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process among all that train together."""
+
+    rank: int = 0
+    size: int = 1
+
+    def mine(self, items: list[Any]) -> list[tuple[int, Any]]:
+        """(index, item) of the items that this process handles."""
+        return [(k, item) for k, item in enumerate(items) if k % self.size == self.rank]
+
+    def mean(self, tree: Any, count: int) -> Any:
+        """The mean over the items of all processes; `tree` sums the `count` items of this one."""
+        if self.size == 1:
+            return jax.tree.map(lambda x: x / max(count, 1), tree)
+        leaves, structure = jax.tree.flatten(tree)
+        flat = np.concatenate([np.ravel(np.asarray(x)) for x in leaves] + [[float(count)]])
+        with self.together():
+            total = np.asarray(_all_sum(flat.astype(np.float32)))
+        total, count_all = total[:-1], max(float(total[-1]), 1.0)
+        parts, at = [], 0
+        for leaf in leaves:
+            size = int(np.size(leaf))
+            parts.append(jnp.asarray(total[at : at + size].reshape(np.shape(leaf)) / count_all))
+            at += size
+        return jax.tree.unflatten(structure, parts)
+
+    def agree(self, value: int) -> int:
+        """The value of the first process, known to all."""
+        if self.size == 1:
+            return value
+        with self.together():
+            return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+
+    def gather(self, text: bytes) -> list[bytes]:
+        """What every process has to say, in the order of their ranks, known to all."""
+        if self.size == 1:
+            return [text]
+        with self.together():
+            sizes = multihost_utils.process_allgather(np.int64(len(text)))
+            row = np.zeros(int(sizes.max()), np.uint8)
+            row[: len(text)] = np.frombuffer(text, np.uint8)
+            rows = np.asarray(multihost_utils.process_allgather(row))
+        return [row[:size].tobytes() for row, size in zip(rows, sizes.tolist(), strict=True)]
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What all processes do at once: it fails where another one is gone.
+
+        Errors of gdp's own and of the operating system stay what they are, but for time-outs.
+        """
+        try:
+            yield
+        except Exception as error:
+            system = isinstance(error, OSError) and error.errno is not None
+            if self.size == 1 or system or isinstance(error, GdpError):
+                raise
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DistributedError(
+                f"process {self.rank} lost the others ({first[:160]}); start all again, the run "
+                "resumes from its checkpoint"
+            ) from None
+
+
+def join(
+    coordinator: str,
+    processes: int,
+    process_id: int,
+    *,
+    timeout_s: float = 30.0,
+    heartbeat_s: int = 30,
+) -> Team:
+    """Join the other processes; raises `DistributedError` within the timeout if that fails.
+
+    The first process opens the coordinator's port, on the interface of that address alone (unless
+    `JAX_COORDINATOR_BIND_ADDRESS` names another); the others look for it before they hand over to
+    JAX, whose own error for a wrong address is long and late. From then on a process that dies or
+    hangs for `heartbeat_s` ends the others.
+    """
+    if not 0 <= process_id < processes:
+        raise ValueError(f"process id {process_id} lies outside 0..{processes - 1}")
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"coordinator must be HOST:PORT, got {coordinator!r}")
+    if process_id > 0:
+        _probe(host, int(port), timeout_s)
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            process_id,
+            initialization_timeout=int(timeout_s),
+            heartbeat_timeout_seconds=heartbeat_s,
+            shutdown_timeout_seconds=heartbeat_s,
+            coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", coordinator),
+        )
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DistributedError(
+            f"process {process_id} cannot join {processes} processes at {coordinator}: {first}"
+        ) from None
+    _WITNESS.append(
+        Witness(
+            f"gdp: process {process_id} was ended: it was killed, or lost the others, as JAX says "
+            "above; start all again, the run resumes from its checkpoint"
+        )
+    )
+    return Team(process_id, processes)
+
+
+def _probe(host: str, port: int, timeout_s: float) -> None:
+    """Wait until something listens at the coordinator's address."""
+    import time
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=2.0):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise DistributedError(
+                    f"no coordinator answers at {host}:{port} within {timeout_s:.0f} s ({error}); "
+                    "check the address, and that process 0 runs"
+                ) from None
+            time.sleep(0.2)
+
+
+@functools.cache
+def _summing() -> tuple[Any, Any]:
+    """(sharding over processes, compiled sum over them)."""
+    # One device of each process: a process has one row, however many devices it has.
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = jax.sharding.Mesh(np.array([first[rank] for rank in sorted(first)]), ("process",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return rows, jax.jit(lambda x: x.sum(axis=0), out_shardings=everywhere)
+
+
+def _all_sum(flat: Float[np.ndarray, "M"]) -> Float[Array, "M"]:
+    """The sum of a vector over processes, on every process."""
+    rows, total = _summing()
+    return total(jax.make_array_from_process_local_data(rows, flat[None]))

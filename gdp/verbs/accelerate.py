@@ -1,0 +1,168 @@
+"""Placing for Hugging Face accelerate, such that the answer is a legal device map.
+
+accelerate moves whole modules, runs them in the order of the code, and streams what lies on "cpu"
+or "disk" to its main device at every use. So modules that may not be split stay whole, CPUs
+compute nothing, and where the accelerators are too small, weights are offloaded.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gdp import api
+from gdp.cluster.types import Cluster
+from gdp.constraints import Constraints, outermost, whole_labels
+from gdp.costs.base import CostModel
+from gdp.costs.default import resolve_costs
+from gdp.costs.offload import KINDS, Streamed, main_device, resident, with_offload
+from gdp.costs.roofline import roofline
+from gdp.errors import InfeasibleError
+from gdp.graph.op_graph import OpGraph
+from gdp.models import Model, is_traced, spec_of, traced_model
+from gdp.result import Result
+
+GRANULARITIES = ("op", "module", "layer")
+OFFLOADS = ("cpu", "disk", "none")
+_BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
+"""Up to the first number of a module path: one element of a list of layers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A result, and the cluster and costs that it was found with: those of offloading, too."""
+
+    result: Result
+    cluster: Cluster
+    costs: CostModel | str | Path | None
+
+
+def whole_modules(model: str | None, graph: OpGraph, granularity: str) -> tuple[str, ...]:
+    """The paths of the modules that stay in one piece.
+
+    "module": those that hold weights themselves, and those whose class the model names in
+    `_no_split_modules`, where it is a PyTorch model; "layer": each element of a list of layers,
+    too; "op": none.
+    """
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"no granularity {granularity!r}; there are {', '.join(GRANULARITIES)}")
+    if granularity == "op":
+        return ()
+    module = torch_module(model)
+    paths = set(_holders(graph) if module is None else kept_modules(module))
+    if granularity == "layer":
+        paths |= {found[0] for scope in graph.scope if (found := _BLOCK.match(scope))}
+    return tuple(sorted(path for path in paths if outermost(path, paths) == path))
+
+
+def torch_module(model: Model | None) -> Any:
+    """The PyTorch module of a spec or a traced model, None for other models."""
+    from gdp.importers.pytorch.model import TorchModel
+
+    found = traced_model(spec_of(model)) if model is not None and is_traced(model) else model
+    return found.unwrapped if isinstance(found, TorchModel) else None
+
+
+def kept_modules(module: Any) -> Iterable[str]:
+    """Modules with weights of their own, which accelerate cannot split, and those that say so."""
+    classes = set(getattr(module, "_no_split_modules", None) or ())
+    for path, part in module.named_modules():
+        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        if path and (own or type(part).__name__ in classes):
+            yield path
+
+
+def _holders(graph: OpGraph) -> Iterable[str]:
+    return {s for s, b in zip(graph.scope, graph.weight_bytes, strict=True) if s and b}
+
+
+def place_for(
+    runtime: str | None,
+    graph: OpGraph,
+    cluster: Cluster,
+    *,
+    model: str | None = None,
+    granularity: str | None = None,
+    offload: str | None = None,
+    **placing: Any,
+) -> Placed:
+    """`gdp.place`, or for a runtime; `model` tells which modules may not be split."""
+    granularity = granularity or ("module" if runtime == "accelerate" else "op")
+    whole = whole_modules(model, graph, granularity)
+    if runtime == "accelerate":
+        if granularity == "op":
+            raise ValueError("accelerate moves whole modules: granularity module or layer")
+        return place_for_accelerate(
+            graph, cluster, whole=whole, offload=offload or "cpu", **placing
+        )
+    if runtime == "llamacpp":
+        from gdp.verbs.llamacpp import place_for_llamacpp
+
+        if granularity != "op":
+            raise ValueError("llama.cpp's flags move blocks and experts: leave out --granularity")
+        said = ("objective", "costs", "constraints")
+        found = place_for_llamacpp(graph, cluster, **{k: placing[k] for k in said if k in placing})
+        return Placed(found, cluster, placing.get("costs") or roofline)
+    constraints = placing.pop("constraints", None) or Constraints()
+    constraints = replace(constraints, whole=(*constraints.whole, *whole))
+    found = api.place(graph, cluster, constraints=constraints, **placing)
+    return Placed(found, cluster, placing.get("costs"))
+
+
+def place_for_accelerate(
+    graph: OpGraph,
+    cluster: Cluster,
+    *,
+    whole: tuple[str, ...] = (),
+    offload: str = "cpu",
+    costs: CostModel | str | Path | None = None,
+    constraints: Constraints | None = None,
+    **placing: Any,
+) -> Placed:
+    """The best legal map: on the accelerators alone where the model fits, else with weights that
+    rest in host memory, or there and on disk. Raises `InfeasibleError` where nothing fits."""
+    if offload not in OFFLOADS:
+        raise ValueError(f"no offload {offload!r}; there are {', '.join(OFFLOADS)}")
+    constraints = constraints or Constraints()
+    constraints = replace(constraints, whole=tuple({*constraints.whole, *whole}))
+    base, _ = resolve_costs(costs, resident(cluster))
+    alone = resident(cluster)
+    try:
+        found = api.place(graph, alone, costs=base, constraints=constraints, **placing)
+        return Placed(found, alone, base)
+    except InfeasibleError:
+        if offload == "none" or main_device(cluster) is None:
+            raise
+    machine = offload_cluster(graph, cluster, constraints, offload)
+    streamed = Streamed(base)
+    found = api.place(graph, machine, costs=streamed, constraints=constraints, **placing)
+    return Placed(found, machine, streamed)
+
+
+def offload_cluster(
+    graph: OpGraph, cluster: Cluster, constraints: Constraints, offload: str
+) -> Cluster:
+    """The cluster with offload devices, and room on the main device for what streams: the largest
+    module that stays whole, and the tensors of its costliest op."""
+    targets = ("cpu", "disk") if offload == "disk" else ("cpu",)
+    return with_offload(cluster, targets, streamed_bytes(graph, constraints))
+
+
+def streamed_bytes(graph: OpGraph, constraints: Constraints) -> int:
+    """Bytes of the largest module that stays whole, each weight once, and of the tensors that one
+    op reads and makes."""
+    labels = whole_labels(constraints, graph)
+    first = np.unique(graph.weight_id, return_index=True)[1]
+    weights = np.bincount(labels[first], graph.weight_bytes[first])
+    tensors = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], graph.num_ops)
+    tensors += np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops)
+    return int(weights.max(initial=0) + tensors.max(initial=0))
+
+
+def named_cluster(cluster: Cluster, device_names: tuple[str, ...]) -> Cluster:
+    """The cluster that a placement for accelerate was made on: with its offload devices."""
+    targets = [t for t in KINDS if f"{t} offload" in device_names]
+    return with_offload(cluster, targets) if targets else cluster

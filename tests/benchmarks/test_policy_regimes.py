@@ -1,0 +1,30 @@
+"""The benchmark of regimes: misfits stand apart from medians and means, instances are as drawn."""
+
+import pytest
+
+pytest.importorskip("jax")
+
+from benchmarks.policy.regimes import COUNTS, REGIMES, Made, Posed, load, pose, source, table
+
+
+def test_misfits_are_counted_and_not_averaged() -> None:
+    """Two instances, two seeds: 1.5, 6 (best 1) and 4, inf (best 2) are ratios 1.5, 6, 2."""
+    entries = [Posed("ample", "a", 0, best_s=1.0), Posed("ample", "b", 0, best_s=2.0)]
+    column = [
+        Made(1.5, 0.1, 10), Made(6.0, 0.2, 20), Made(4.0, 0.3, 30), Made(float("inf"), 0.4, 40),
+    ]  # fmt: skip
+    row = table(entries, {"way": column})["way"]
+    assert row == ("median 2.000, mean 2.621, misfits 1 of 4, CPU 0.25 s, evaluations 25")
+
+
+def test_the_list_is_of_test_families_and_of_their_regimes() -> None:
+    entries, graphs = load(), source()
+    assert {entry.regime for entry in entries} == set(REGIMES)
+    assert all(entry.graph in graphs.test for entry in entries)
+    for regime in REGIMES:
+        of = [entry for entry in entries if entry.regime == regime]
+        assert 0 < len(of) <= COUNTS[regime]
+        assert all((entry.memory > 0) == (regime == "tight") for entry in of)
+    tiled = [pose(entry, graphs) for entry in entries if entry.regime == "tiled"]
+    assert {problem.num_devices for problem in tiled} == {4, 8}
+    assert {bool(problem.cluster.queues.any()) for problem in tiled} == {False, True}

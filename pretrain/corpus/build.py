@@ -1,6 +1,7 @@
 """Traces the corpus's models and writes them as graph files with a manifest."""
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from gdp.errors import GdpError
 from gdp.files.writing import write_atomic
 from gdp.graph.file import save_graph
 from gdp.graph.fuse import fuse
@@ -174,6 +176,17 @@ def build(item: Item, folder: Path) -> Entry:
         arguments=item.arguments,
         sha256=hashlib.sha256((folder / file).read_bytes()).hexdigest(),
     )
+
+
+def built(name: str) -> tuple[Entry, bytes]:
+    """The graph of a name: its line of the manifest and its file."""
+    item = next(item for item in items() if item.name == name)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            entry = build(item, Path(folder))
+        except (GdpError, ValueError, TypeError) as error:
+            raise GdpError(f"{name}: {error}") from error
+        return entry, (Path(folder) / entry.file).read_bytes()
 
 
 def read_manifest(folder: Path) -> Manifest:

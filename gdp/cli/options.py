@@ -215,12 +215,12 @@ class Destination:
     """What the placement is for, and in which pieces."""
 
     runtime: str | None = option(
-        "--for", type=click.Choice(["accelerate", "llamacpp"]),
+        "--for", type=click.Choice(["accelerate", "llamacpp", "pipelining"]),
         help="Answer what this runtime can follow.",
     )  # fmt: skip
     granularity: str | None = option(
         "--granularity", type=click.Choice(["op", "module", "layer"]),
-        help="What stays in one piece; default: op, for accelerate module.",
+        help="What stays in one piece; default: op, for accelerate and pipelining module.",
     )  # fmt: skip
     offload: str | None = option(
         "--offload", type=click.Choice(["cpu", "disk", "none"]),

@@ -27,7 +27,7 @@ from gdp.models import (
     with_dims,
 )
 from gdp.placement import Placed, Placement, load_placement, require
-from gdp.posed import posed_placement
+from gdp.posed import machine_of, posed_placement
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
 
@@ -185,13 +185,11 @@ def export(
 
 def _for_accelerate(cluster: Cluster | None, placement: Placement) -> Cluster:
     """The cluster with the offload devices that the placement names."""
-    from gdp.verbs.accelerate import named_cluster
-
     if cluster is None:
         raise ValueError(
             "target 'accelerate' needs the cluster, which tells CPUs from accelerators: --cluster"
         )
-    return named_cluster(cluster, placement.device_names)
+    return machine_of(placement, cluster, None)[0]
 
 
 def _function(model: Model) -> "JaxModel":

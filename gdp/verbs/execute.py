@@ -27,7 +27,7 @@ from gdp.models import (
     with_dims,
 )
 from gdp.placement import Placed, Placement, load_placement, require
-from gdp.posed import posed_placement
+from gdp.posed import machine_of, posed_placement
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
 
@@ -180,9 +180,7 @@ def export(
         )
     cluster = _named(graph, placement) if given is None else given
     if target == "accelerate":
-        from gdp.verbs.accelerate import named_cluster
-
-        cluster = named_cluster(cluster, placement.device_names)
+        cluster = machine_of(placement, cluster, None)[0]
     require(placement, graph, cluster)
     permit = Permit(lambda: [*source_files(model), *sources], force)
     return EXPORTERS[target](Exported(model, graph, placement, cluster, output, bound, permit))

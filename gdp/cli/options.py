@@ -236,7 +236,9 @@ class Destination:
         if self.offload is not None and self.runtime != "accelerate":
             raise click.UsageError("--offload is what accelerate does: say --for accelerate")
         context = click.get_current_context(silent=True)
-        for name in _SEARCHES if context and self.runtime == "llamacpp" else ():
+        if context is None or self.runtime != "llamacpp":
+            return
+        for name in _SEARCHES:
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 raise click.UsageError(
                     f"--for llamacpp asks one exact program over blocks: leave out --{name}"

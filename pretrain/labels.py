@@ -5,6 +5,7 @@ there is the start of the search.
 """
 
 import functools
+import importlib
 import time
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
@@ -15,6 +16,8 @@ import click
 import msgspec
 import numpy as np
 
+from gdp.cli import options
+from gdp.cli.program import run
 from gdp.errors import InfeasibleError
 from gdp.learn.instances import Instance, draw
 from gdp.learn.labels import Label, LabelStore, load_labels, starts
@@ -22,7 +25,7 @@ from gdp.learn.problems import Problems, load_problems
 from gdp.methods.base import Method, Search
 from gdp.policy.evaluate import assignment, judge
 from gdp.problem.problem import Problem
-from pretrain.tasks import HERE, Engine, each, engine_options
+from gdp.tasks import HERE, Engine, each
 
 
 class Corpus(NamedTuple):
@@ -177,7 +180,7 @@ def label_all(
 )
 @click.option("--seconds", default=1e9, help="Stop after so long.")
 @click.option("--seed", default=0, show_default=True)
-@engine_options
+@options.engine
 def main(
     corpus: str,
     out: Path,
@@ -201,6 +204,4 @@ def main(
 
 
 if __name__ == "__main__":
-    from pretrain.labels import main as named  # tasks travel by the module's name
-
-    named()
+    run(importlib.import_module("pretrain.labels").main)  # tasks travel by that name

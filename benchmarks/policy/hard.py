@@ -16,7 +16,7 @@ All figures are geometric means of seconds over best known as listed before trai
 better. Where it says so, also over the lowest found since.
 """
 
-import functools
+import importlib
 import json
 import resource
 import time
@@ -31,6 +31,8 @@ import numpy as np
 
 from benchmarks.policy import instances as tests
 from benchmarks.policy.instances import Known, geomean, hard, over_lowest, spread
+from gdp.cli import options
+from gdp.cli.program import run
 from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
 from gdp.learn.finetune import FinetuneConfig, finetune
@@ -47,7 +49,7 @@ from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.policy.propose import propose
 from gdp.policy.repair import move_until_fits
 from gdp.problem.problem import Problem
-from pretrain.tasks import Engine, each, engine_options
+from gdp.tasks import Engine, each
 
 SEEDS = (0, 1, 2)
 SAMPLES = 16
@@ -154,7 +156,7 @@ def _searched(task: tuple[Known, int, int]) -> Known:
     """After the heuristics and a search; as it was where nothing fits."""
     entry, evaluations, seed = task
     try:
-        return tests.searched(entry, _source().get(entry.instance), evaluations, seed)
+        return tests.searched(entry, tests.problems().get(entry.instance), evaluations, seed)
     except InfeasibleError:
         return entry
 
@@ -163,18 +165,17 @@ def _lowered(task: tuple[Known, Path | None, int, int]) -> Known:
     """An instance after one long fine-tuning."""
     entry, checkpoint, evaluations, seed = task
     config = FinetuneConfig(updates=evaluations, evaluations=evaluations, explore=0.5, search=0.5)
-    found = finetune(_source().get(entry.instance), loaded(checkpoint), config=config, seed=seed)
+    found = finetune(
+        tests.problems().get(entry.instance), loaded(checkpoint), config=config, seed=seed
+    )
     return replace(entry, since_s=min(entry.since_s, found.value_s))
-
-
-_source = functools.cache(tests.problems)
 
 
 @main.command()
 @click.option("--evaluations", default=100_000, show_default=True)
 @click.option("--seconds", default=1e9, help="Stop after so long; run again to go on.")
 @click.option("--seed", default=0)
-@engine_options
+@options.engine
 def best(evaluations: int, seconds: float, seed: int, engine: Engine) -> None:
     """Search every instance that has not been searched as long; better values are kept."""
     known, begin = tests.load(), time.monotonic()
@@ -192,7 +193,7 @@ def best(evaluations: int, seconds: float, seed: int, engine: Engine) -> None:
 @CHECKPOINT
 @click.option("--evaluations", default=12_800, show_default=True, help="Of each fine-tuning.")
 @click.option("--seed", default=0, show_default=True)
-@engine_options
+@options.engine
 def lower(checkpoint: Path | None, evaluations: int, seed: int, engine: Engine) -> None:
     """Values below the listed ones, from long fine-tunings without a gradient (half exploration,
     half guided search) and from training from scratch."""
@@ -200,8 +201,8 @@ def lower(checkpoint: Path | None, evaluations: int, seed: int, engine: Engine) 
     wanted = [k for k, entry in enumerate(known) if hard([entry])]
     tasks = [(known[k], checkpoint, evaluations, seed) for k in wanted]
     for number, entry in each(_lowered, tasks, engine):
-        other_s = scratch.get(entry.instance.key, entry.since_s)
-        known[wanted[number]] = replace(entry, since_s=min(entry.since_s, other_s))
+        since_s = min(entry.since_s, scratch.get(entry.instance.key, np.inf))
+        known[wanted[number]] = replace(entry, since_s=since_s)
         tests.save(known)
     ratios = [entry.lowest_s / entry.best_s for entry in hard(known)]
     table = {"mean": geomean(ratios), "lowest": min(ratios), "lower": sum(r < 1 for r in ratios)}
@@ -395,6 +396,4 @@ def size(checkpoint: Path | None, ops: int) -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks.policy.hard import main as named  # tasks travel by the module's name
-
-    named()
+    run(importlib.import_module("benchmarks.policy.hard").main)  # tasks travel by that name

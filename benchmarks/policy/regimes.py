@@ -13,6 +13,7 @@ alone*, which may evaluate as much as fits into the policy's CPU seconds.
 """
 
 import functools
+import importlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ import numpy as np
 from benchmarks.policy import instances as tests
 from benchmarks.policy.hard import CHECKPOINT, SEEDS, loaded, show
 from benchmarks.policy.instances import geomean
+from gdp.cli import options
+from gdp.cli.program import run
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
@@ -40,7 +43,7 @@ from gdp.policy.method import place_with_policy
 from gdp.policy.policy import Policy
 from gdp.policy.propose import propose
 from gdp.problem.problem import Problem
-from pretrain.tasks import Engine, each, engine_options
+from gdp.tasks import Engine, each
 
 LIST = Path("data/labels/test_regimes.json")
 REGIMES = ("ample", "tight", "large", "tiled", "unseen")
@@ -65,6 +68,7 @@ class Posed:
     evaluations: int = 0  # of the longest search behind it
 
 
+@functools.cache
 def source() -> Problems:
     """All graphs of the test families."""
     return tests.problems(60, 25_000)
@@ -254,7 +258,7 @@ def draw() -> None:
 @click.option("--evaluations", default=50_000, show_default=True, help="Of each search.")
 @click.option("--large-evaluations", default=5_000, show_default=True, help="On large graphs.")
 @click.option("--seed", default=0, show_default=True)
-@engine_options
+@options.engine
 def best(
     regimes: tuple[str, ...], evaluations: int, large_evaluations: int, seed: int, engine: Engine
 ) -> None:
@@ -269,13 +273,10 @@ def best(
     click.echo(f"{sum(x.best_s is not None for x in entries)} of {len(entries)} have a value")
 
 
-_source = functools.cache(source)
-
-
 def _bettered(task: tuple[Posed, int, int]) -> Posed:
     """An instance after `auto`, and unless it is large a plain search under another seed."""
     entry, count, seed = task
-    problem = pose(entry, _source())
+    problem = pose(entry, source())
     found = {"auto": reached_s(problem, auto(problem, _budget(seed, count)))}
     if entry.regime != "large":
         found["local_search"] = reached_s(problem, local_search(problem, _budget(seed + 1, count)))
@@ -326,6 +327,4 @@ def show_verb(
 
 
 if __name__ == "__main__":
-    from benchmarks.policy.regimes import main as named  # tasks travel by the module's name
-
-    named()
+    run(importlib.import_module("benchmarks.policy.regimes").main)  # tasks travel by that name

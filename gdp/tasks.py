@@ -19,16 +19,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import click
-
 from gdp.errors import GdpError, MissingExtraError
-from gdp.sim.batch import num_threads
 
 T = TypeVar("T")
 R = TypeVar("R")
 Found = Generator[tuple[int, R], None, None]
 
-ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).parents[1]
+SOURCES = (_ROOT / "gdp", _ROOT / "pretrain", _ROOT / "benchmarks")
 ATTEMPTS = 4
 """A task whose worker dies so often ends the run: it is what kills it."""
 
@@ -42,22 +40,6 @@ class Engine(NamedTuple):
 
 HERE = Engine()
 """One task after another, in this process."""
-
-
-def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--processes` and `--ray` of a click command, which receives them as `engine`."""
-
-    @click.option("--processes", type=click.IntRange(1), default=num_threads,
-                  show_default="cores", help="On this machine.")  # fmt: skip
-    @click.option("--ray", metavar="ADDRESS", help='A Ray cluster instead: HOST:PORT, or "auto".')
-    @functools.wraps(command)
-    def with_engine(*args: Any, processes: int, ray: str | None, **named: Any) -> Any:
-        try:
-            return command(*args, engine=Engine(processes, ray), **named)
-        except GdpError as error:
-            raise click.ClickException(str(error)) from error
-
-    return with_engine
 
 
 def each(work: Callable[[T], R], tasks: Iterable[T], engine: Engine = HERE) -> Found[R]:
@@ -170,18 +152,18 @@ def _checked(work: Callable[[T], R], task: T, digest: str) -> R:
     if code_digest() != digest:
         raise GdpError(
             f"{socket.gethostname()} has another version of gdp than the machine that asks: "
-            "put the same checkout at the same path on every machine"
+            "install the same one, or put the same checkout at the same path, on every machine"
         )
     return work(task)
 
 
 @functools.cache
 def code_digest() -> str:
-    """SHA-256 of the sources of gdp, pretrain and benchmarks as they lie on this machine."""
+    """SHA-256 of the sources of gdp on this machine, and in a checkout of what lies beside."""
     total = hashlib.sha256()
-    for folder in ("gdp", "pretrain", "benchmarks"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            total.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    for folder in SOURCES:
+        for path in sorted(folder.rglob("*.py")):
+            total.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
     return total.hexdigest()
 
 

@@ -12,11 +12,11 @@ import pytest
 from gdp.errors import GdpError, InfeasibleError, MissingExtraError
 from gdp.learn.instances import Instance
 from gdp.learn.labels import load_labels
+from gdp.tasks import ATTEMPTS, HERE, Engine, code_digest, each
 from pretrain.labels import Corpus, Task, label_all
-from pretrain.tasks import ATTEMPTS, HERE, Engine, code_digest, each
 
 POOL = Engine(processes=2)
-PATHS = (Path(__file__).parent, Path(__file__).parents[2])
+PATHS = (Path(__file__).parent, Path(__file__).parents[1])
 
 
 class Mortal(NamedTuple):
@@ -119,7 +119,7 @@ def test_labels_are_the_same_everywhere_and_a_run_goes_on(engine: Engine, tmp_pa
 def test_a_machine_with_other_code_is_refused(
     ray_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pretrain.tasks.code_digest", lambda: "other")
+    monkeypatch.setattr("gdp.tasks.code_digest", lambda: "other")
     with pytest.raises(GdpError, match="another version of gdp"):
         list(each(refusing, [1], ray_engine))
 

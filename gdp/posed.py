@@ -92,6 +92,21 @@ def _tensor_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndar
     return host_transfer_s(graph, cluster)
 
 
+def machine_of(
+    placement: Placement, cluster: Cluster, costs: CostModel | str | Path | None
+) -> tuple[Cluster, CostModel | str | Path | None]:
+    """The cluster and the costs that a placement is judged with: those given, with the offload
+    devices that it names where it was made for accelerate (`gdp.costs.offload`)."""
+    from gdp.costs.default import resolve_costs
+    from gdp.costs.offload import Streamed, offload_targets, resident, with_offload
+
+    targets = offload_targets(placement.device_names)
+    if not targets or placement.device_names == cluster.device_names:
+        return cluster, costs
+    base, _ = resolve_costs(costs, resident(cluster))
+    return with_offload(cluster, targets, placement.streamed_bytes), Streamed(base)
+
+
 def posed_placement(
     graph: OpGraph,
     placement: Placement,

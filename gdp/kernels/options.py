@@ -7,9 +7,11 @@ calls: unpacking a named tuple of fifty arrays compiles more slowly than most ke
 from typing import Any
 
 from gdp.kernels.cache import KEEP
+from gdp.kernels.pipeline import Compiler
 
 ENTRY: dict[str, Any] = {
     "cache": KEEP,
+    "pipeline_class": Compiler,
     "nogil": True,
     "no_cfunc_wrapper": True,
     "error_model": "numpy",  # x / 0 is inf and needs no test

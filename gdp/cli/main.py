@@ -49,7 +49,7 @@ def cli() -> None:
 cli.params.append(verbose_option())
 for verb in (
     place.place, place.compare, place.simulate, place.report, explain.explain, run.run,
-    run.export, run.inspect, run.devices, costs.profile, costs.calibrate, learn.pretrain,
-    learn.finetune, doctor.doctor,
+    run.export, run.inspect, run.devices, costs.profile, costs.calibrate, learn.corpus,
+    learn.pretrain, learn.finetune, doctor.doctor,
 ):  # fmt: skip
     cli.add_command(verb)

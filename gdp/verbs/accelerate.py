@@ -22,6 +22,7 @@ from gdp.costs.offload import Streamed, main_device, resident, with_offload
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.base import Search
 from gdp.models import Model, is_traced, spec_of, traced_model
 from gdp.result import Result
 
@@ -90,24 +91,35 @@ def place_for(
     **placing: Any,
 ) -> Placed:
     """`gdp.place`, or for a runtime; `model` tells which modules may not be split."""
-    granularity = granularity or ("module" if runtime == "accelerate" else "op")
+    by_module = runtime in ("accelerate", "pipelining")
+    granularity = granularity or ("module" if by_module else "op")
+    if by_module and granularity == "op":
+        raise ValueError(f"{runtime} goes by whole modules: granularity module or layer")
     whole = whole_modules(model, graph, granularity)
     if runtime == "accelerate":
-        if granularity == "op":
-            raise ValueError("accelerate moves whole modules: granularity module or layer")
         return place_for_accelerate(
             graph, cluster, whole=whole, offload=offload or "cpu", **placing
         )
+    if runtime in ("llamacpp", "pipelining") and placing.get("method", "auto") != "auto":
+        raise ValueError(f"--for {runtime} is planned by one program, not by {placing['method']!r}")
     if runtime == "llamacpp":
         from gdp.verbs.llamacpp import place_for_llamacpp
 
         if granularity != "op":
             raise ValueError("llama.cpp's flags move blocks and experts: leave out --granularity")
-        if (method := placing.get("method", "auto")) != "auto":
-            raise ValueError(f"llama.cpp's flags are planned by one program, not by {method!r}")
         said = ("objective", "costs", "constraints")
         found = place_for_llamacpp(graph, cluster, **{k: placing[k] for k in said if k in placing})
         return Placed(found, cluster, placing.get("costs") or roofline)
+    if runtime == "pipelining":
+        from gdp.verbs.pipelining import place_for_pipelining, torch_boundaries
+
+        said = ("objective", "costs", "constraints")
+        found = place_for_pipelining(
+            graph, cluster, list(torch_boundaries(model, graph, whole)),
+            simplicity=placing.get("search", Search()).simplicity,
+            **{k: placing[k] for k in said if k in placing},
+        )  # fmt: skip
+        return Placed(found, resident(cluster), placing.get("costs"))
     constraints = placing.pop("constraints", None) or Constraints()
     constraints = replace(constraints, whole=(*constraints.whole, *whole))
     found = api.place(graph, cluster, constraints=constraints, **placing)

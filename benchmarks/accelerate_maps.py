@@ -98,7 +98,7 @@ def row(name: str, module: Any, graph: OpGraph, box: Cluster, search: Search) ->
     """One model on one box."""
     whole = tuple(kept_modules(module))
     constraints = Constraints(whole=whole)
-    machine = offload_cluster(graph, box, constraints, "cpu")
+    machine, _ = offload_cluster(graph, box, constraints, "cpu")
     found: dict[str, Any] = {"model": name, "box": box.name}
     try:
         ours = place_for_accelerate(graph, box, whole=whole, costs=roofline, search=search)

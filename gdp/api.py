@@ -20,7 +20,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.models import Model, load
 from gdp.placement import Placed, Placement, load_placement, make_placement, require
-from gdp.posed import Posed, pose, posed_placement
+from gdp.posed import Posed, machine_of, pose, posed_placement
 from gdp.problem.problem import Problem
 from gdp.reports.view import View
 from gdp.result import Counts, Result, with_best_bound
@@ -155,7 +155,7 @@ def _result(
     )
     value_s = placed.value_s
     return Result(
-        placement=placement,
+        placement=replace(placement, simplicity_cost=answer.simplicity_cost),
         score=placed,
         objective=problem.objective,
         method=method,
@@ -169,7 +169,7 @@ def _result(
         phases=phases.seconds,
         seed=search.seed,
         costs=posed.costs,
-        notes=answer.notes or ((answer.reason,) if answer.reason else ()),
+        notes=answer.told,
         counts=_counts(graph, placement),
     )
 
@@ -263,8 +263,8 @@ def simulate(
     """What the simulator says of a placement; raises `PlacementError` when it does not belong."""
     from gdp.sim.score import score
 
-    graph, cluster = load(model), load_cluster(cluster)
-    placement = load_placement(placement)
+    graph, placement = load(model), load_placement(placement)
+    cluster, costs = machine_of(placement, load_cluster(cluster), costs)
     require(placement, graph, cluster)
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
     return score(posed.problem, device, rank, placement.teams)
@@ -281,8 +281,8 @@ def judged(
     """A placement made elsewhere with its score and a proven bound, as `place` returns them."""
     from gdp.sim.score import score
 
-    graph, cluster = load(model), load_cluster(cluster)
-    placement = load_placement(placement)
+    graph, placement = load(model), load_placement(placement)
+    cluster, costs = machine_of(placement, load_cluster(cluster), costs)
     require(placement, graph, cluster)
     started_s = time.perf_counter()
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
@@ -318,6 +318,7 @@ def view_of(
     """The simulated schedule of a placed model, to be shown."""
     from gdp.sim.latency import simulate as simulate_latency
 
+    cluster, costs = machine_of(placement, cluster, costs)
     require(placement, graph, cluster)
     posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
     schedule = simulate_latency(posed.problem, device, rank)

@@ -52,15 +52,16 @@ COMPILE = "compile"
 
 
 class Clock:
-    """A wall-clock budget that starts when it is made."""
+    """A wall-clock budget that starts when it is made. What compiles within takes nothing of it."""
 
     def __init__(self, seconds: float | None) -> None:
         self.started_s = time.perf_counter()
         self.seconds = seconds
+        self._compiled_s = waited_s(COMPILE)
 
     def elapsed_s(self) -> float:
-        """Seconds since it was made."""
-        return time.perf_counter() - self.started_s
+        """Seconds since it was made, without those in which kernels were compiled."""
+        return time.perf_counter() - self.started_s - (waited_s(COMPILE) - self._compiled_s)
 
     def remaining_s(self) -> float:
         """Seconds left, below 0 when it is over; inf without a budget."""

@@ -16,8 +16,8 @@ from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
 from gdp.terminal import html_table
 
-SCHEMA = 2
-_READS = (1, 2)  # schema 1 knows no teams
+SCHEMA = 3
+_READS = (1, 2, 3)  # 1 knows no teams, 2 neither simplicity_cost nor streamed_bytes
 _KIND = Kind("placement file", PlacementError)
 _Rank = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 _Index = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
@@ -39,6 +39,8 @@ class Placement:
     rank: Int[np.ndarray, "N"]  # smallest first among ready ops; all equal: first ready first
     made_by: str = ""
     teams: Teams = ()  # of replicated stages, as indices into device_names
+    simplicity_cost: float = 0.0  # share of the best value found that fewer cuts cost
+    streamed_bytes: int = 0  # kept free for offloaded weights; see gdp.costs.offload
 
     def __post_init__(self) -> None:
         self.device.setflags(write=False)
@@ -90,6 +92,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     device: list[_Index]
     rank: list[_Rank]
     teams: list[list[_Index]] = []
+    simplicity_cost: float = 0.0
+    streamed_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
 
 
 def make_placement(
@@ -263,6 +267,8 @@ def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
         device=placement.device.tolist(),
         rank=placement.rank.tolist(),
         teams=[list(team) for team in placement.teams],
+        simplicity_cost=placement.simplicity_cost,
+        streamed_bytes=placement.streamed_bytes,
     )
     write_atomic(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
 
@@ -305,4 +311,6 @@ def load_placement(path: Placed) -> Placement:
         rank=np.array(document.rank, dtype=np.int64),
         made_by=document.made_by,
         teams=teams,
+        simplicity_cost=document.simplicity_cost,
+        streamed_bytes=document.streamed_bytes,
     )

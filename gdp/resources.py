@@ -1,5 +1,6 @@
 """Where the files that travel with gdp are: in the wheel, or in a source checkout."""
 
+import os
 from pathlib import Path
 
 
@@ -8,6 +9,17 @@ def data_path(*parts: str) -> Path:
     package = Path(__file__).parent
     if (packaged := package / "_data").is_dir():
         return packaged.joinpath(*parts)
-    # A source checkout: data/clusters and checkpoints lie beside the package.
-    root = package.parent if parts[0] == "checkpoints" else package.parent / "data"
-    return root.joinpath(*parts)
+    # A source checkout: these lie beside the package, all else in data/.
+    beside = parts[0] in ("checkpoints", "pretrain", "finetune")
+    return (package.parent if beside else package.parent / "data").joinpath(*parts)
+
+
+def shipped(path: str | os.PathLike[str]) -> str:
+    """The path where something stands there, else that of the file which travels with gdp under
+    this name, if there is one: recipes and commands name files as they lie in a checkout."""
+    name = os.fspath(path)
+    parts = Path(name).parts
+    if os.path.exists(name) or not parts or Path(name).is_absolute():
+        return name
+    found = data_path(*(parts[1:] if parts[0] == "data" and parts[1:] else parts))
+    return str(found) if found.exists() else name

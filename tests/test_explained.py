@@ -147,3 +147,16 @@ def test_a_slow_link_keeps_them() -> None:
     slow = make_cluster("slow", [cpu("d0"), cpu("d1")], [Link("d0", "d1", 0.1)])
     found = why(fork(), slow, [0, 0, 0, 0], op="b")
     assert found["devices"][1]["value_s"] == 24.0  # 1 + 10 + 2 + 10 + 1
+
+
+def test_what_simplicity_gave_up_is_no_flaw() -> None:
+    graph, cluster = fork(), boxes()
+    simple = replace(placed(graph, cluster, [0, 0, 0, 0]), simplicity_cost=0.2)
+    found = gdp.explain(graph, simple, cluster, costs=roofline, op="b")
+    assert found["limits"] == [
+        "moved alone to d1, the value would fall by 14.3%: the placement was given for its fewer "
+        "cuts, 20.00% slower than the best found, which --simplicity 0 answers"
+    ]
+    little = replace(simple, simplicity_cost=0.01)
+    found = gdp.explain(graph, little, cluster, costs=roofline, op="b")
+    assert found["limits"][0].endswith("can be improved"), "more than simplicity cost"

@@ -34,7 +34,7 @@ def test_a_placement_with_teams_survives_its_file_and_old_files_are_read(tmp_pat
     placement = make_placement(pair(), cluster, np.array([0, 0]), teams=((0, 1),))
     save_placement(placement, tmp_path / "p.json")
     text = (tmp_path / "p.json").read_text()
-    assert '"schema": 2' in text
+    assert '"schema": 3' in text
     again = load_placement(tmp_path / "p.json")
     assert again.teams == ((0, 1),)
     require(again, pair(), cluster)

@@ -30,15 +30,15 @@ from benchmarks.published.baselines.rows import (
 )
 from gdp import api
 from gdp.cluster.types import Cluster
+from gdp.corpus.build import traced
+from gdp.corpus.cnn import inception, nas_cells
+from gdp.corpus.families import Variant
+from gdp.corpus.rnn import gnmt, rnnlm, wavenet
+from gdp.corpus.transformer import transformer_xl
 from gdp.methods.base import Search
 from gdp.posed import pose
 from gdp.problem.problem import Problem
 from gdp.sim.score import score
-from pretrain.corpus.build import traced
-from pretrain.corpus.cnn import inception, nas_cells
-from pretrain.corpus.families import Variant
-from pretrain.corpus.rnn import gnmt, rnnlm, wavenet
-from pretrain.corpus.transformer import transformer_xl
 
 
 class Workload(NamedTuple):

@@ -39,8 +39,9 @@ def _say_version(context: click.Context, parameter: click.Parameter, wanted: boo
 def cli() -> None:
     """Decide on which device each operator of a neural network runs.
 
-    MODEL is an .onnx path, onnx:NAME (a light model of the installed onnx package), a graph file,
-    or python:package.module:function.
+    MODEL is an .onnx path, onnx:NAME (a light model of the installed onnx package), a .gguf path,
+    hf:CONFIG (a config.json of transformers, or its folder), a graph file, or
+    python:package.module:function (a JAX function or a PyTorch module with example inputs).
     """
     log_to_stderr()
 
@@ -48,7 +49,7 @@ def cli() -> None:
 cli.params.append(verbose_option())
 for verb in (
     place.place, place.compare, place.simulate, place.report, explain.explain, run.run,
-    run.export, run.inspect, run.devices, costs.profile, costs.calibrate, learn.pretrain,
-    learn.finetune, doctor.doctor,
+    run.export, run.inspect, run.devices, costs.profile, costs.calibrate, learn.corpus,
+    learn.pretrain, learn.finetune, doctor.doctor,
 ):  # fmt: skip
     cli.add_command(verb)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gdp.cli.show import AS_JSON
 from gdp.files.targets import Permit, TargetError, require_file, require_folder
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from gdp.constraints import Constraints
     from gdp.graph.op_graph import OpGraph
     from gdp.methods.base import Search
+    from gdp.tasks import Engine
 
 EVENT_OBJECTIVES = ("latency", "throughput")
 PLACE_OBJECTIVES = (*EVENT_OBJECTIVES, "max_load")
@@ -210,17 +212,21 @@ class ConstraintOptions:
         return merge([flags] if file is None else [read_constraints(file), flags])
 
 
+_SEARCHES = (*(f.name for f in fields(MethodOptions)), "checkpoint")
+"""What only searches and the policy read."""
+
+
 @dataclass(frozen=True)
 class Destination:
     """What the placement is for, and in which pieces."""
 
     runtime: str | None = option(
-        "--for", type=click.Choice(["accelerate", "llamacpp"]),
+        "--for", type=click.Choice(["accelerate", "llamacpp", "pipelining"]),
         help="Answer what this runtime can follow.",
     )  # fmt: skip
     granularity: str | None = option(
         "--granularity", type=click.Choice(["op", "module", "layer"]),
-        help="What stays in one piece; default: op, for accelerate module.",
+        help="What stays in one piece; default: op, for accelerate and pipelining module.",
     )  # fmt: skip
     offload: str | None = option(
         "--offload", type=click.Choice(["cpu", "disk", "none"]),
@@ -230,6 +236,14 @@ class Destination:
     def __post_init__(self) -> None:
         if self.offload is not None and self.runtime != "accelerate":
             raise click.UsageError("--offload is what accelerate does: say --for accelerate")
+        context = click.get_current_context(silent=True)
+        if context is None or self.runtime != "llamacpp":
+            return
+        for name in _SEARCHES:
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(
+                    f"--for llamacpp asks one exact program over blocks: leave out --{name}"
+                )
 
 
 destination = handing_a("destination", Destination)
@@ -238,6 +252,22 @@ cluster = handing_a("cluster", ClusterOptions)
 search, method = handing_a("search", SearchOptions), handing_a("search", MethodOptions)
 trained = handing_a("trained", Trained)
 constraints = handing_a("constraints", ConstraintOptions)
+
+
+def _engine(processes: int | None, ray: str | None) -> "Engine":
+    from gdp.sim.batch import num_threads
+    from gdp.tasks import Engine
+
+    return Engine(processes or num_threads(), ray)
+
+
+engine = handing("engine", _engine, {
+    "processes": click.option("--processes", type=click.IntRange(1),
+                              help="On this machine; default: one a core."),
+    "ray": click.option("--ray", metavar="ADDRESS",
+                        help='A Ray cluster instead: HOST:PORT, "auto", or "local" for one here.'),
+})  # fmt: skip
+"""Where independent tasks run."""
 
 
 def alone(kind: type, name: str) -> Decorator:

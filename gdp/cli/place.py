@@ -148,7 +148,7 @@ def simulate(
         "period_s": score.period_s,
         "feasible": score.feasible,
         "overflow_bytes": score.overflow_bytes,
-        "peak_bytes": dict(zip(machine.device_names, score.peak_bytes.tolist(), strict=True)),
+        "peak_bytes": dict(zip(placed.device_names, score.peak_bytes.tolist(), strict=True)),
     }
     show(found, lambda: printable(str(score)))
     if not score.feasible:

@@ -10,7 +10,7 @@ from gdp.cli import options
 from gdp.cli.show import progress_bar, show
 from gdp.terminal import printable_lines
 
-TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "llamacpp", "jax")
+TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "llamacpp", "pipelining", "jax")
 
 
 @dataclass(frozen=True)

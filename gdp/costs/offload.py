@@ -27,6 +27,15 @@ DISK_LATENCY_S = 100e-6
 MAX_SHARE = 0.5  # of the main device's memory that is kept for what streams, at most
 
 
+def offload_targets(device_names: Sequence[str]) -> list[str]:
+    """The places of `KINDS` that some devices stand for, by their names."""
+    return [t for t in KINDS if _name(t) in device_names]
+
+
+def _name(target: str) -> str:
+    return f"{target} offload"
+
+
 def is_offload(device: Device) -> bool:
     """Whether a device only stands for weights that rest elsewhere."""
     return device.kind in KINDS.values()
@@ -59,7 +68,7 @@ def with_offload(cluster: Cluster, targets: Sequence[str], reserved_bytes: int =
     reserved = min(reserved_bytes, int(MAX_SHARE * devices[main].memory_bytes))
     devices[main] = replace(devices[main], memory_bytes=devices[main].memory_bytes - reserved)
     devices += [
-        replace(base.devices[main], name=f"{t} offload", kind=KINDS[t], memory_bytes=room[t])
+        replace(base.devices[main], name=_name(t), kind=KINDS[t], memory_bytes=room[t])
         for t in targets
     ]
     # What is said of the main device holds for what stands for its weights, too.

@@ -4,8 +4,12 @@ What is compiled on the first run is what a new user waits for, so no wrapper is
 calls: unpacking a named tuple of fifty arrays compiles more slowly than most kernels.
 """
 
+from contextlib import ExitStack
 from typing import Any
 
+from numba.core import event
+
+from gdp.clock import COMPILE, waiting_for
 from gdp.kernels.cache import KEEP
 from gdp.kernels.pipeline import Compiler
 
@@ -38,3 +42,22 @@ A Python constant as an argument is a literal, for each of which numba compiles 
 
 INNER_INLINE: dict[str, Any] = {**INNER, "forceinline": True}
 """As `INLINE`, likewise."""
+
+
+class _Compiling(event.Listener):
+    """Counts every compilation, wherever it happens, as waiting for it: no budget pays for it."""
+
+    def __init__(self) -> None:
+        self.open: list[ExitStack] = []  # nested: a kernel compiles those that it calls
+
+    def on_start(self, event: Any) -> None:
+        del event
+        self.open.append(ExitStack())
+        self.open[-1].enter_context(waiting_for(COMPILE))
+
+    def on_end(self, event: Any) -> None:
+        del event
+        self.open.pop().close()
+
+
+event.register("numba:compile", _Compiling())

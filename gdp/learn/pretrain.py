@@ -27,6 +27,7 @@ from gdp.policy.compilation import use_cache
 from gdp.policy.model.config import Params
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, load_policy, save_policy
+from gdp.resources import shipped
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class _Run:
         self.labels = self._labels()
         known = self.labels.instances()
         validation = set(self.problems.validation)
-        self.known = load_labels(data.held) if data.held else self.labels
+        self.known = load_labels(shipped(data.held)) if data.held else self.labels
         held = [i for i in self.known.instances() if i.graph in validation]
         self.held = held if data.held else held[: data.validation]
         usable = set(data.graphs or self.problems.train)
@@ -156,7 +157,8 @@ class _Run:
         own = self.folder / "labels.jsonl"
         if own.exists():
             return load_labels(own)
-        return load_labels(self.recipe.data.labels) if self.recipe.data.labels else LabelStore([])
+        shared = self.recipe.data.labels
+        return load_labels(shipped(shared)) if shared else LabelStore([])
 
     def _start(self) -> TrainState:
         network = self.recipe.network

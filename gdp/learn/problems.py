@@ -14,8 +14,9 @@ from gdp.files.reading import Kind, read_json
 from gdp.graph.op_graph import OpGraph
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.problem.problem import Problem
+from gdp.resources import shipped
 
-_KIND = Kind("manifest of graphs", GdpError, "build the corpus with `python -m pretrain.corpus`")
+_KIND = Kind("manifest of graphs", GdpError, "build the corpus with `gdp corpus build`")
 
 KEPT = 1500
 """Problems kept in memory, the least recently used leave first."""
@@ -104,17 +105,18 @@ def load_problems(
     held = random_names(max(4, random_graphs // 10), seed + 1, min_ops, max_ops)
     if not corpus:
         return Problems(train=drawn, validation=held)
-    manifest = Path(corpus) / "manifest.json"
+    folder = Path(shipped(corpus))
+    manifest = folder / "manifest.json"
     split: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     files = {}
     for entry in read_json(manifest, _KIND, _Manifest).graphs:
-        if min_ops <= entry.num_ops <= max_ops and (Path(corpus) / entry.file).exists():
+        if min_ops <= entry.num_ops <= max_ops and (folder / entry.file).exists():
             split[entry.split].append(entry.name)
             files[entry.name] = entry.file
     return Problems(
         train=split["train"] + drawn,
         validation=split["validation"],
         test=split["test"],
-        corpus=Path(corpus),
+        corpus=folder,
         files=files,
     )

@@ -10,6 +10,7 @@ from gdp.learn.imitation import ImitationConfig
 from gdp.learn.instances import parse_key
 from gdp.learn.ppo import PpoConfig
 from gdp.policy.model.config import NetworkConfig
+from gdp.resources import shipped
 
 if TYPE_CHECKING:
     from gdp.learn.finetune import FinetuneConfig
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 class DataConfig:
     """Which problems a run learns from."""
 
-    corpus: str = ""  # folder with a manifest, relative to where the run starts; empty: random only
+    # Paths are from where the run starts; what is not there may travel with gdp, under this name.
+    corpus: str = ""  # folder with a manifest; empty: random graphs only
     labels: str = ""  # file of labels, read at the start
     held: str = ""  # file of labels to validate with, all of them; without one, from `labels`
     min_ops: int = 30
@@ -84,7 +86,7 @@ def parse_recipe(text: str, where: str = "recipe") -> Recipe:
 
 def load_recipe(path: str | os.PathLike[str]) -> tuple[Recipe, str]:
     """(recipe, its text) of a TOML file."""
-    data = read_bytes(path, _KIND, MAX_TOML_BYTES)
+    data = read_bytes(shipped(path), _KIND, MAX_TOML_BYTES)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -96,4 +98,4 @@ def load_finetune(path: str | os.PathLike[str]) -> "FinetuneConfig":
     """The settings of a fine-tuning from a TOML file; what it leaves out is as by default."""
     from gdp.learn.finetune import FinetuneConfig
 
-    return read_toml(path, _KIND, FinetuneConfig)
+    return read_toml(shipped(path), _KIND, FinetuneConfig)

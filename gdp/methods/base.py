@@ -75,6 +75,12 @@ class Answer:
     candidates: tuple[Candidate, ...] = ()  # what the answer was chosen from
     seen: tuple[Assignment, ...] = ()  # their placements, of those that fit
     notes: tuple[str, ...] = ()  # what is worth telling the user
+    simplicity_cost: float = 0.0  # share of the best value that fewer cuts cost
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """The notes, or where there are none the reason."""
+        return self.notes or ((self.reason,) if self.reason else ())
 
 
 @runtime_checkable

@@ -116,7 +116,8 @@ def simpler(problem: Problem, answer: Answer, search: Search) -> Answer:
         answer,
         assignment=plan.assignment,
         proven_optimal=answer.proven_optimal and found.cost <= 0,
-        notes=(*answer.notes, note),
+        notes=(*answer.told, note),
+        simplicity_cost=max(0.0, found.cost),
     )
 
 

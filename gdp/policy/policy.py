@@ -19,6 +19,7 @@ from gdp.policy.model.inference import encode
 from gdp.policy.placed import Placed
 from gdp.policy.view.features import Features, FeatureSet, features
 from gdp.problem.problem import Problem, derived
+from gdp.resources import data_path
 
 if TYPE_CHECKING:
     from gdp.policy.view.batching import Batch
@@ -127,6 +128,4 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
 
 def default_checkpoint() -> Path:
     """Where the shipped policy lies: beside the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).resolve().parent.parent
-    inside = package / "_data" / "checkpoints" / "default"
-    return inside if inside.exists() else package.parent / "checkpoints" / "default"
+    return data_path("checkpoints", "default")

@@ -18,10 +18,11 @@ from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, outermost, whole_labels
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
-from gdp.costs.offload import KINDS, Streamed, main_device, resident, with_offload
+from gdp.costs.offload import Streamed, main_device, resident, with_offload
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph
+from gdp.methods.base import Search
 from gdp.models import Model, is_traced, spec_of, traced_model
 from gdp.result import Result
 
@@ -90,14 +91,17 @@ def place_for(
     **placing: Any,
 ) -> Placed:
     """`gdp.place`, or for a runtime; `model` tells which modules may not be split."""
-    granularity = granularity or ("module" if runtime == "accelerate" else "op")
+    by_module = runtime in ("accelerate", "pipelining")
+    granularity = granularity or ("module" if by_module else "op")
+    if by_module and granularity == "op":
+        raise ValueError(f"{runtime} goes by whole modules: granularity module or layer")
     whole = whole_modules(model, graph, granularity)
     if runtime == "accelerate":
-        if granularity == "op":
-            raise ValueError("accelerate moves whole modules: granularity module or layer")
         return place_for_accelerate(
             graph, cluster, whole=whole, offload=offload or "cpu", **placing
         )
+    if runtime in ("llamacpp", "pipelining") and placing.get("method", "auto") != "auto":
+        raise ValueError(f"--for {runtime} is planned by one program, not by {placing['method']!r}")
     if runtime == "llamacpp":
         from gdp.verbs.llamacpp import place_for_llamacpp
 
@@ -106,6 +110,16 @@ def place_for(
         said = ("objective", "costs", "constraints")
         found = place_for_llamacpp(graph, cluster, **{k: placing[k] for k in said if k in placing})
         return Placed(found, cluster, placing.get("costs") or roofline)
+    if runtime == "pipelining":
+        from gdp.verbs.pipelining import place_for_pipelining, torch_boundaries
+
+        said = ("objective", "costs", "constraints")
+        found = place_for_pipelining(
+            graph, cluster, list(torch_boundaries(model, graph, whole)),
+            simplicity=placing.get("search", Search()).simplicity,
+            **{k: placing[k] for k in said if k in placing},
+        )  # fmt: skip
+        return Placed(found, resident(cluster), placing.get("costs"))
     constraints = placing.pop("constraints", None) or Constraints()
     constraints = replace(constraints, whole=(*constraints.whole, *whole))
     found = api.place(graph, cluster, constraints=constraints, **placing)
@@ -136,19 +150,21 @@ def place_for_accelerate(
     except InfeasibleError:
         if offload == "none" or main_device(cluster) is None:
             raise
-    machine = offload_cluster(graph, cluster, constraints, offload)
+    machine, room = offload_cluster(graph, cluster, constraints, offload)
     streamed = Streamed(base)
     found = api.place(graph, machine, costs=streamed, constraints=constraints, **placing)
-    return Placed(found, machine, streamed)
+    placement = replace(found.placement, streamed_bytes=room)
+    return Placed(replace(found, placement=placement), machine, streamed)
 
 
 def offload_cluster(
     graph: OpGraph, cluster: Cluster, constraints: Constraints, offload: str
-) -> Cluster:
-    """The cluster with offload devices, and room on the main device for what streams: the largest
-    module that stays whole, and the tensors of its costliest op."""
+) -> tuple[Cluster, int]:
+    """The cluster with offload devices, and the bytes that the main device keeps free for what
+    streams: the largest module that stays whole, and the tensors of its costliest op."""
     targets = ("cpu", "disk") if offload == "disk" else ("cpu",)
-    return with_offload(cluster, targets, streamed_bytes(graph, constraints))
+    room = streamed_bytes(graph, constraints)
+    return with_offload(cluster, targets, room), room
 
 
 def streamed_bytes(graph: OpGraph, constraints: Constraints) -> int:
@@ -160,9 +176,3 @@ def streamed_bytes(graph: OpGraph, constraints: Constraints) -> int:
     tensors = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], graph.num_ops)
     tensors += np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops)
     return int(weights.max(initial=0) + tensors.max(initial=0))
-
-
-def named_cluster(cluster: Cluster, device_names: tuple[str, ...]) -> Cluster:
-    """The cluster that a placement for accelerate was made on: with its offload devices."""
-    targets = [t for t in KINDS if f"{t} offload" in device_names]
-    return with_offload(cluster, targets) if targets else cluster

@@ -27,7 +27,7 @@ from gdp.models import (
     with_dims,
 )
 from gdp.placement import Placed, Placement, load_placement, require
-from gdp.posed import posed_placement
+from gdp.posed import machine_of, posed_placement
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
 
@@ -174,24 +174,16 @@ def export(
     if placement.teams and target not in REPLICATING_TARGETS:
         raise PlacementError(f"target {target!r} cannot hold this placement: {_in_turn(placement)}")
     given = None if cluster is None else load_cluster(cluster)
+    if target in ("accelerate", "pipelining") and given is None:
+        raise ValueError(
+            f"target {target!r} needs the cluster, which tells CPUs from accelerators: --cluster"
+        )
+    cluster = _named(graph, placement) if given is None else given
     if target == "accelerate":
-        cluster = _for_accelerate(given, placement)
-    else:
-        cluster = _named(graph, placement) if given is None else given
+        cluster = machine_of(placement, cluster, None)[0]
     require(placement, graph, cluster)
     permit = Permit(lambda: [*source_files(model), *sources], force)
     return EXPORTERS[target](Exported(model, graph, placement, cluster, output, bound, permit))
-
-
-def _for_accelerate(cluster: Cluster | None, placement: Placement) -> Cluster:
-    """The cluster with the offload devices that the placement names."""
-    from gdp.verbs.accelerate import named_cluster
-
-    if cluster is None:
-        raise ValueError(
-            "target 'accelerate' needs the cluster, which tells CPUs from accelerators: --cluster"
-        )
-    return named_cluster(cluster, placement.device_names)
 
 
 def _function(model: Model) -> "JaxModel":
@@ -266,6 +258,21 @@ def _llamacpp(job: Exported) -> list[Path]:
     return export_llamacpp(job.graph, job.placement, job.cluster, job.output, job.permit)
 
 
+def _pipelining(job: Exported) -> list[Path]:
+    from gdp.exporters.pipelining import export_pipelining
+    from gdp.verbs.pipelining import torch_boundaries
+
+    if not is_traced(job.model):
+        raise ModelError(
+            "target 'pipelining' needs python:package.module:function or hf:CONFIG, got "
+            f"{_label(job.model)!r}"
+        )
+    cuts = torch_boundaries(job.model, job.graph, ())
+    return export_pipelining(
+        spec_of(job.model), job.graph, job.placement, job.cluster, cuts, job.output, job.permit
+    )
+
+
 def _jax(job: Exported) -> list[Path]:
     from gdp.exporters.jax import export_jax
 
@@ -290,6 +297,7 @@ EXPORTERS: dict[str, Callable[[Exported], list[Path]]] = {
     "openvino": _openvino,
     "accelerate": _accelerate,
     "llamacpp": _llamacpp,
+    "pipelining": _pipelining,
     "jax": _jax,
 }
 REPLICATING_TARGETS = ("onnxruntime",)

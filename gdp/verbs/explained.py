@@ -24,7 +24,7 @@ from gdp.placement import (
     make_placement,
     require,
 )
-from gdp.posed import posed_placement
+from gdp.posed import machine_of, posed_placement
 from gdp.problem.problem import Problem
 from gdp.reports.view import View, module_path, op_label
 from gdp.sim.objectives import Score
@@ -54,7 +54,8 @@ def explain(
     Beside: the transfers that their kernels cause, and what keeps them from moving. Raises
     `ValueError` where nothing matches, or not exactly one of `op` and `scope` is given.
     """
-    graph, cluster, placement = load(model), load_cluster(cluster), load_placement(placement)
+    graph, placement = load(model), load_placement(placement)
+    cluster, costs = machine_of(placement, load_cluster(cluster), costs)
     require(placement, graph, cluster)
     constraints = constraints or Constraints()
     chosen = _placeable(graph, cluster, _chosen(graph, op, scope))
@@ -88,7 +89,7 @@ def explain(
         "value_s": now.value_s,
         "devices": rows,
         "transfers": _transfers(view, kernels),
-        "limits": _limits(rows, cluster, now, len(chosen)),
+        "limits": _limits(rows, cluster, now, len(chosen), placement.simplicity_cost),
         "costs": posed.costs,
     }
 
@@ -232,8 +233,10 @@ def _transfers(view: View, kernels: Int[np.ndarray, "K"]) -> list[dict[str, Any]
     return sorted(rows, key=lambda row: -row["seconds"])
 
 
-def _limits(rows: list[dict[str, Any]], cluster: Cluster, now: Score, count: int) -> list[str]:
-    """What binds, in words: bars, memory, or the value itself."""
+def _limits(
+    rows: list[dict[str, Any]], cluster: Cluster, now: Score, count: int, simplicity_cost: float
+) -> list[str]:
+    """What binds, in words: bars, memory, or the value itself; and what simplicity cost."""
     elsewhere = [row for row in rows if row["holds"] < count]
     said = [row["reason"] for row in elsewhere if row["reason"]]
     for d, device in enumerate(cluster.devices):
@@ -246,10 +249,14 @@ def _limits(rows: list[dict[str, Any]], cluster: Cluster, now: Score, count: int
     better = [row for row in fits if row["change_s"] < -NOTABLE * now.value_s]
     if better:
         best = min(better, key=lambda row: row["change_s"])
-        said.append(
-            f"moved alone to {best['device']}, the value would fall by "
-            f"{-best['change_s'] / now.value_s:.1%}: the placement can be improved"
-        )
+        fall = -best["change_s"] / now.value_s
+        why = "the placement can be improved"
+        if fall <= simplicity_cost + NOTABLE:
+            why = (
+                f"the placement was given for its fewer cuts, {simplicity_cost:.2%} slower than "
+                "the best found, which --simplicity 0 answers"
+            )
+        said.append(f"moved alone to {best['device']}, the value would fall by {fall:.1%}: {why}")
     elif fits:
         least = min(row["change_s"] for row in fits)
         slower = f"at least {least / now.value_s:.1%} slower"

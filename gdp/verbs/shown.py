@@ -10,7 +10,7 @@ from gdp.cluster.load import Machine, load_cluster
 from gdp.costs.base import CostModel
 from gdp.models import Model, load
 from gdp.placement import Placed, load_placement
-from gdp.posed import pose
+from gdp.posed import machine_of, pose
 from gdp.result import Result
 
 
@@ -31,7 +31,8 @@ def report(
     """
     from gdp.reports.html import write_report
 
-    graph, cluster = load(model), load_cluster(cluster)
+    graph = load(model)
+    cluster, costs = machine_of(load_placement(placement), load_cluster(cluster), costs)
     if isinstance(placement, Result):
         result = placement
     else:

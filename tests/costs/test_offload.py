@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from gdp import api
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.constraints import Constraints
 from gdp.costs.offload import Streamed, resident, with_offload
@@ -11,6 +12,7 @@ from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
 from gdp.verbs.accelerate import place_for, place_for_accelerate, streamed_bytes, whole_modules
+from gdp.verbs.explained import explain
 
 MB = 10**6
 SEARCH = Search(seconds=None, evaluations=50)
@@ -84,6 +86,11 @@ def test_what_fits_stays_on_the_accelerator_and_what_does_not_streams() -> None:
     assert tight.result.score.latency_s == pytest.approx(26e-3, rel=1e-3)
     devices = tight.result.placement.device
     assert sorted(np.bincount(devices, minlength=3).tolist()) == [2, 2, 4]
+    for call in (api.simulate, api.judged):
+        again = call(graph, tight.result.placement, box(25), costs=roofline)
+        assert again.value_s == tight.result.value_s, "the plain cluster is all that is needed"
+    moved = explain(graph, tight.result.placement, box(25), op="mul0", costs=roofline)
+    assert [row["device"] for row in moved["devices"]] == ["epyc", "g0", "cpu offload"]
     with pytest.raises(InfeasibleError):
         place_for_accelerate(graph, box(25), whole=whole, offload="none", method="auto",
                              search=SEARCH)  # fmt: skip

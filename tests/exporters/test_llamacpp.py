@@ -22,6 +22,7 @@ from gdp.exporters.llamacpp import flags_of, slots_of
 from gdp.graph.op_graph import OpGraph
 from gdp.models import load
 from gdp.placement import Placement, make_placement
+from gdp.verbs.accelerate import place_for
 from gdp.verbs.execute import export
 from gdp.verbs.llamacpp import place_for_llamacpp
 
@@ -146,6 +147,8 @@ def test_demands_are_kept_or_refused(tmp_path: Path) -> None:
     assert flags_of(graph, kept.placement, cluster).n_gpu_layers == 2
     with pytest.raises(ValueError, match="latency of one pass"):
         place_for_llamacpp(graph, cluster, objective="throughput")
+    with pytest.raises(ValueError, match="planned by one program, not by 'heft'"):
+        place_for("llamacpp", graph, cluster, method="heft")
     with pytest.raises(ValueError, match="leave out --together"):
         place_for_llamacpp(graph, cluster, constraints=Constraints(together=("*",)))
 
@@ -184,6 +187,10 @@ def test_from_the_header_to_the_flags_on_the_command_line(tmp_path: Path) -> Non
     rule = r"'^blk\.(1)\.ffn_(down|gate|up)_exps\.=CPU'"
     wanted = f"--n-gpu-layers 4 --override-tensor {rule} --ctx-size 128"
     assert json.loads(done.stdout)["arguments"] == wanted
+    for flag, value in (("--method", "heft"), ("--seconds", "5"), ("--checkpoint", "c")):
+        done = runner.invoke(cli, ["place", path, *box_flags, "--for", "llamacpp", flag, value])
+        assert done.exit_code == 2
+        assert f"leave out {flag}" in done.output
     done = runner.invoke(cli, ["place", path, "--task", "causal-lm"])
     assert done.exit_code == 2
     assert "--task is for hf:CONFIG models" in done.output

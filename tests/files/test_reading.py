@@ -13,6 +13,7 @@ import pytest
 from gdp.errors import ModelError
 from gdp.files import reading
 from gdp.files.reading import Kind, decode_arrays, decode_json, decode_toml, read_bytes, read_json
+from gdp.resources import shipped
 
 KIND = Kind("made-up file", ModelError, "write one")
 
@@ -178,3 +179,18 @@ def test_a_zip_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(reading, "MAX_BYTES", 1 << 20)
     with pytest.raises(ModelError, match=r"unpacks to 8\.00 MiB"):
         decode_arrays(data, KIND, "f")
+
+
+def test_what_travels_with_gdp_is_found_from_anywhere_and_ones_own_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = "pretrain/recipes/base.toml"
+    for name in (recipe, "finetune/recipes/gradient.toml", "data/labels/train.jsonl"):
+        assert Path(shipped(name)).is_file()
+        assert Path(shipped(name)).is_absolute()
+    assert Path(shipped("data/corpus")).is_dir()
+    (tmp_path / recipe).parent.mkdir(parents=True)
+    (tmp_path / recipe).write_text('name = "mine"')
+    assert shipped(recipe) == recipe
+    assert shipped("pretrain/recipes/no.toml") == "pretrain/recipes/no.toml"

@@ -9,12 +9,13 @@ from tiny import all_devices, plain_graph, random_devices, random_problem, unit_
 import gdp
 from gdp import api
 from gdp.cluster.types import UNLIMITED_BYTES
-from gdp.methods.base import Assignment, Search
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.simplify import (
     _Budget,
     _moves,
     count_pieces,
     count_transfers,
+    simpler,
     simplify,
 )
 from gdp.problem.problem import Problem, make_problem
@@ -194,6 +195,8 @@ def test_place_answers_the_simplest_and_says_what_it_cost() -> None:
     assert simple.notes[-1].startswith(
         "simplified to 1 pieces and 0 transfers from 3 and 2, which costs 2.56%"
     )
+    assert simple.placement.simplicity_cost == pytest.approx(4.0 / 3.9 - 1)
+    assert best.placement.simplicity_cost == 0
     search = Search(seconds=None, evaluations=100, simplicity=0.03)
     rows = api.compare(graph, cluster, names=["local_search"], costs=costs, search=search)
     row = rows["local_search"]
@@ -204,3 +207,12 @@ def test_place_answers_the_simplest_and_says_what_it_cost() -> None:
 def test_a_simplicity_beyond_all_is_refused() -> None:
     with pytest.raises(ValueError, match=r"simplicity must lie in \[0, 1\), got 2"):
         Search(simplicity=2.0)
+
+
+def test_what_a_method_said_is_told_beside_what_simplicity_cost() -> None:
+    graph, cluster = plain_graph(2, [(0, 1)], 0), unit_cluster(2, 0.1)
+    problem = make_problem(graph, cluster, np.array([[1.0, 9.0], [1.05, 0.9]]))
+    answer = Answer(Assignment(np.array([0, 1])), reason="found when it was fine-tuned")
+    told = simpler(problem, answer, Search(simplicity=0.05)).notes
+    assert len(told) == 2
+    assert told[0] == answer.reason

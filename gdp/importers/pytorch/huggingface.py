@@ -81,14 +81,14 @@ def config_file(spec: str) -> Path:
     return path
 
 
-def huggingface_model(text: str) -> "TorchModel":
-    """The model of a spec on the meta device, with its inputs."""
+def huggingface_model(text: str, device: str = "meta") -> "TorchModel":
+    """The model of a spec with its inputs: on the meta device, elsewhere with random weights."""
     from gdp.importers.pytorch.model import TorchModel
 
     spec, torch, transformers = parse(text), import_torch(), _transformers()
     config = _config(transformers, config_file(text))
     task = spec.task or _task_of(config)
-    with torch.device("meta"):
+    with torch.device(device):
         try:
             model = getattr(transformers, TASKS[task]).from_config(config).eval()
         except Exception as error:

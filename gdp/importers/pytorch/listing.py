@@ -148,14 +148,24 @@ def op_name(target: Any) -> str:
     return str(name)
 
 
+def module_calls(node: Any) -> list[tuple[str, int]]:
+    """The modules in whose code a node is, outermost first: path, and which call of it, from 0."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    found = []
+    for key, (path, *_) in stack.items():
+        call = _CALL.search(str(key)) or _CALL.search(str(path))
+        path = _CALL.sub("", str(path)).removeprefix("L['self'].")
+        found.append((path, int(call[0][1:]) if call else 0))
+    return found
+
+
 def scope_of(node: Any, prefix: str = "") -> str:
     """The path of the module whose code a node belongs to; backward nodes have that of the forward
     node that they belong to."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
+    calls = module_calls(node)
+    if not calls:
         return ""
-    path = _CALL.sub("", str(list(stack.values())[-1][0]))
-    path = path.removeprefix("L['self'].")
+    path = calls[-1][0]
     if prefix and (path == prefix or path.startswith(prefix + ".")):
         path = path[len(prefix) + 1 :]
     return path

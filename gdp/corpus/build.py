@@ -1,7 +1,8 @@
 """Traces the corpus's models and writes them as graph files with a manifest."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,22 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from gdp.corpus import random_graphs
+from gdp.corpus.families import TEST, VALIDATION, Variant, variants
+from gdp.corpus.layers import Params, parameter_shapes
+from gdp.corpus.tiled_graphs import TILED
+from gdp.errors import GdpError
+from gdp.files.reading import Kind, read_json
+from gdp.files.targets import TargetError
 from gdp.files.writing import write_atomic
 from gdp.graph.file import save_graph
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
 from gdp.importers.jax.trace import trace, trace_training_step
-from pretrain.corpus import random_graphs
-from pretrain.corpus.families import TEST, VALIDATION, Variant, variants
-from pretrain.corpus.layers import Params, parameter_shapes
-from pretrain.corpus.tiled_graphs import TILED
+from gdp.tasks import HERE, Engine, each
 
+MANIFEST = "manifest.json"
+_KIND = Kind("manifest of a corpus", GdpError)
 LARGE_LAYERED = ((100, 50), (200, 50), (160, 120), (500, 80), (300, 200))
 """(layers, width) of the largest random graphs."""
 LARGE_SERIES_PARALLEL = (10_000, 20_000, 40_000, 80_000, 130_000)
@@ -176,16 +183,57 @@ def build(item: Item, folder: Path) -> Entry:
     )
 
 
+def build_missing(
+    folder: Path,
+    families: Sequence[str] = (),
+    limit: int | None = None,
+    rebuild: bool = False,
+    said: Callable[[int, int, Entry], None] = lambda done, count, entry: None,
+    engine: Engine = HERE,
+) -> Manifest:
+    """Build what a corpus folder lacks of some families, or of all; with `rebuild` all of these.
+
+    At most `limit` graphs, and the manifest is written after each, so that it goes on where it was
+    stopped. `said` gets (graphs done, graphs to do, the last one). Raises `ValueError` for an
+    unknown family and `TargetError` where the folder holds something else.
+    """
+    manifest, every = read_manifest(folder), list(items())
+    known, names = {item.name for item in every}, {item.family for item in every}
+    if unknown := sorted({*families} - names):
+        raise ValueError(f"no family {unknown[0]!r}; there are {', '.join(sorted(names))}")
+    entries = {entry.name: entry for entry in manifest.graphs if entry.name in known}
+    todo = [item for item in every if rebuild or item.name not in entries]
+    chosen = [item.name for item in todo if not families or item.family in families][:limit]
+    for done, (_, (entry, content)) in enumerate(each(_built, chosen, engine), start=1):
+        write_atomic(folder / entry.file, content)
+        entries[entry.name] = entry
+        manifest.graphs = list(entries.values())
+        write_manifest(manifest, folder)
+        said(done, len(chosen), entry)
+    return manifest
+
+
+def _built(name: str) -> tuple[Entry, bytes]:
+    """The line of the manifest and the file of a graph, wherever it is built."""
+    item = next(item for item in items() if item.name == name)
+    with tempfile.TemporaryDirectory() as folder:
+        entry = build(item, Path(folder))
+        return entry, (Path(folder) / entry.file).read_bytes()
+
+
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a corpus folder; empty where there is none."""
-    path = folder / "manifest.json"
-    if not path.exists():
-        return Manifest("python -m pretrain.corpus", "Apache-2.0", [])
-    return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    """The manifest of a corpus folder; empty where there is none, or no such folder. Raises
+    `TargetError` where the folder holds something else."""
+    path = folder / MANIFEST
+    if path.exists():
+        return read_json(path, _KIND, Manifest)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise TargetError(f"{str(folder)!r} holds something else than a corpus; give a new folder")
+    return Manifest("gdp corpus build", "Apache-2.0", [])
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
     """Write the manifest, graphs sorted by name."""
     manifest.graphs.sort(key=lambda entry: entry.name)
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    write_atomic(folder / "manifest.json", text + b"\n")
+    write_atomic(folder / MANIFEST, text + b"\n")

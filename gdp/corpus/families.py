@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pretrain.corpus import cnn, other, rnn, transformer
+from gdp.corpus import cnn, other, rnn, transformer
 
 VALIDATION = frozenset({"mixer", "multi_modal", "gru_encoder", "densenet", "tiled_gated"})
 TEST = frozenset(

@@ -5,14 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from gdp.cli.main import cli
+from gdp.corpus.build import build, build_missing, compact, items, read_manifest, traced
+from gdp.corpus.families import FAMILIES, TEST, VALIDATION, variants
+from gdp.corpus.layers import parameter_shapes
+from gdp.corpus.random_graphs import layered, series_parallel
+from gdp.corpus.tiled_graphs import TILED, chain
+from gdp.files.targets import TargetError
 from gdp.graph.file import load_graph
 from gdp.graph.op_graph import INPUT, OUTPUT
-from pretrain.corpus.build import build, compact, items, read_manifest, traced
-from pretrain.corpus.families import FAMILIES, TEST, VALIDATION, variants
-from pretrain.corpus.layers import parameter_shapes
-from pretrain.corpus.random_graphs import layered, series_parallel
-from pretrain.corpus.tiled_graphs import TILED, chain
+from gdp.learn.problems import load_problems
 
 CORPUS = Path(__file__).parents[2] / "data" / "corpus"
 
@@ -97,3 +101,25 @@ def test_shipped_files_are_those_of_the_manifest() -> None:
     for entry in graphs:
         data = (CORPUS / entry.file).read_bytes()
         assert hashlib.sha256(data).hexdigest() == entry.sha256, entry.name
+
+
+def test_a_corpus_is_built_until_it_is_whole_and_nothing_twice(tmp_path: Path) -> None:
+    command = ["corpus", "build", "-o", str(tmp_path), "--family", "series_parallel", "--json"]
+    first = CliRunner().invoke(cli, [*command, "--limit", "2"])
+    assert first.exit_code == 0, first.output
+    told: list[str] = []
+    build_missing(tmp_path, ["series_parallel"], 1, said=lambda *at: told.append(at[2].name))
+    graphs = read_manifest(tmp_path).graphs
+    assert len(told) == 1
+    assert len({entry.name for entry in graphs}) == len(graphs) == 3
+    assert all(load_graph(tmp_path / entry.file).num_ops == entry.num_ops for entry in graphs)
+    problems = load_problems(str(tmp_path), random_graphs=0, seed=0, min_ops=1, max_ops=10**6)
+    assert sorted(problems.train) == sorted(entry.name for entry in graphs)
+
+
+def test_a_corpus_goes_into_no_other_folder_and_families_are_known(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no family 'resnets'; there are .*resnet"):
+        build_missing(tmp_path / "new", ["resnets"])
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(TargetError, match="holds something else than a corpus"):
+        build_missing(tmp_path)

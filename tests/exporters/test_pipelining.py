@@ -1,0 +1,194 @@
+"""Pipelines of torch: the plan is the best that split points can say, and ranks follow it."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import plain_graph
+
+from gdp import api
+from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.costs.roofline import roofline
+from gdp.errors import InfeasibleError, PlacementError
+from gdp.exporters.pipelining import export_pipelining, idle_share, stages_of
+from gdp.graph.op_graph import OpGraph
+from gdp.placement import make_placement
+from gdp.verbs.pipelining import place_for_pipelining
+
+
+def box(*memory_bytes: int, bytes_per_s: float = 1e9) -> Cluster:
+    """GPUs of which each is half as fast as the one before it, and a CPU."""
+    gpus = [
+        Device(f"gpu{i}", f"kind{i}", {"default": 1e9 / 2**i}, 1e12, size)
+        for i, size in enumerate(memory_bytes)
+    ]
+    cpu = Device("cpu", "cpu", {"default": 1e12}, 1e12)
+    return make_cluster(
+        "box", [cpu, *gpus], default_latency_s=1e-6, default_bytes_per_s=bytes_per_s
+    )
+
+
+def chain(seed: int, num_ops: int = 9) -> OpGraph:
+    rng = np.random.default_rng(seed)
+    edges = [(i, i + 1) for i in range(num_ops - 1)]
+    return plain_graph(
+        num_ops, edges, rng.integers(1, 1 << 20, num_ops).tolist(),
+        op_types=["MatMul"] * num_ops,
+        flop=rng.integers(1, 1 << 21, num_ops).astype(float).tolist(),
+        memory_traffic_bytes=[0.0] * num_ops, weight_bytes=[100] * num_ops,
+    )  # fmt: skip
+
+
+def every_plan(graph: OpGraph, cluster: Cluster, cuts: Sequence[int]) -> list[float]:
+    """Periods of all ways to cut at some of the ops, on some of the GPUs in any order."""
+    found = []
+    gpus = range(1, cluster.num_devices)
+    for count in range(1, len(gpus) + 1):
+        for starts in itertools.combinations(cuts, count - 1):
+            stage = np.searchsorted(np.array(starts), np.arange(graph.num_ops), side="right")
+            for order in itertools.permutations(gpus, count):
+                placement = make_placement(graph, cluster, np.array(order)[stage])
+                score = api.simulate(
+                    graph, placement, cluster, objective="throughput", costs=roofline
+                )
+                found.append(score.period_s if score.feasible else np.inf)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("room", [1 << 30, (1 << 22) + 400])
+def test_the_plan_is_the_best_of_all_legal_ones(seed: int, room: int) -> None:
+    graph, cluster, cuts = chain(seed), box(room, room, 1 << 30), [2, 3, 5, 8]
+    found = place_for_pipelining(graph, cluster, cuts, costs=roofline, simplicity=0.0)
+    best = min(every_plan(graph, cluster, cuts))
+    assert found.score.period_s == pytest.approx(best)
+    loose = place_for_pipelining(graph, cluster, cuts, costs=roofline, simplicity=0.5)
+    assert loose.score.period_s <= 1.5 * best
+    stages_of(graph, found.placement, cluster, dict.fromkeys(cuts, "module"))
+
+
+def test_a_slow_link_leaves_all_on_one_device() -> None:
+    cluster = box(1 << 30, 1 << 30, bytes_per_s=1.0)
+    found = place_for_pipelining(chain(0), cluster, [3, 6], costs=roofline)
+    assert set(found.placement.device) == {1}
+    with pytest.raises(PlacementError, match="everything is on 'gpu0', there is nothing to split"):
+        stages_of(chain(0), found.placement, cluster, {3: "a", 6: "b"})
+
+
+def test_too_little_memory_is_said() -> None:
+    with pytest.raises(InfeasibleError, match="does not fit on cluster 'box'"):
+        place_for_pipelining(chain(0), box(200, 200), [3, 6], costs=roofline)
+    with pytest.raises(ValueError, match="add --objective throughput"):
+        place_for_pipelining(chain(0), box(200), [3], objective="latency")
+
+
+def test_stages_are_stretches_that_begin_where_modules_do(tmp_path: Path) -> None:
+    graph, cluster = chain(0), box(1 << 30, 1 << 30)
+
+    def stages(device: list[int]) -> Any:
+        return stages_of(graph, make_placement(graph, cluster, np.array(device)), cluster, cuts)
+
+    cuts = {3: "layers.1", 6: "head"}
+    found = stages([2] * 6 + [1] * 3)
+    assert [(s.begins_at, s.device, s.torch_device, s.ops, s.weight_bytes) for s in found] == [
+        ("", "gpu1", "cuda:1", 6, 600), ("head", "gpu0", "cuda:0", 3, 300),
+    ]  # fmt: skip
+    with pytest.raises(PlacementError, match="op 'o4' begins on 'gpu0'"):
+        stages([2] * 4 + [1] * 5)
+    with pytest.raises(PlacementError, match="'gpu0' has two stretches"):
+        stages([1] * 3 + [2] * 3 + [1] * 3)
+    placement = make_placement(graph, cluster, np.array([2] * 6 + [1] * 3))
+    export_pipelining("python:m:f", graph, placement, cluster, cuts, tmp_path / "out")
+    plan = json.loads((tmp_path / "out" / "pipeline.json").read_text())
+    assert plan["split_spec"] == {"head": "BEGINNING"}
+    assert idle_share(2, plan["microbatches"]) <= 0.2 < idle_share(2, plan["microbatches"] - 1)
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(16, 16)
+
+    def forward(self, x, mask):
+        return x + torch.relu(self.mix(x)) * mask
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.shared = nn.Embedding(11, 16), nn.Linear(16, 16)
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(16, 11, bias=False)
+        self.head.weight = self.embed.weight  # tied across the pipeline
+
+    def forward(self, ids, scale=1.0):
+        x = self.shared(self.shared(self.embed(ids)))
+        mask = (ids > 0)[:, :, None].expand(-1, -1, 16)  # crosses every cut, not contiguous
+        for layer in self.layers:
+            x = layer(x, mask)
+        return {"logits": self.head(x) * scale, "scale": scale}
+
+def net():
+    torch.manual_seed(0)
+    return Net().eval(), {"ids": torch.zeros(2, 5, dtype=torch.long), "scale": 0.5}
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    pytest.importorskip("torch", reason="torch is not installed")
+    (tmp_path / "pipelined_net.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "pipelined_net", raising=False)
+    return "python:pipelined_net:net"
+
+
+def test_boundaries_are_calls_that_happen_once(spec: str) -> None:
+    from gdp.importers.pytorch.boundaries import boundaries
+    from gdp.models import traced_model
+
+    recorded: Any = traced_model(spec)
+    recorded = recorded.record()
+    found = boundaries(recorded)
+    # Not `shared`, which is called twice, nor anything before the mask reads the input.
+    assert list(found.values()) == [
+        "layers.0", "layers.1", "layers.2", "layers.3", "head"
+    ]  # fmt: skip
+    assert all(recorded.graph.scope[op].startswith(path) for op, path in found.items())
+
+
+def test_two_ranks_compute_what_the_module_does(spec: str, tmp_path: Path) -> None:
+    from gdp.models import load
+    from gdp.verbs.accelerate import place_for
+    from gdp.verbs.execute import export
+
+    torch: Any = pytest.importorskip("torch")
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no distributed")
+    graph = load(spec)
+    cores = [Device(f"core{i}", "cpu", {"default": 1e6}, 1e12) for i in range(2)]
+    cluster = make_cluster("cores", cores, default_latency_s=1e-9)
+    found = place_for("pipelining", graph, cluster, model=spec, objective="throughput",
+                      costs=roofline)  # fmt: skip
+    assert set(found.result.placement.device) == {0, 1}
+    export(found.result, spec, "pipelining", tmp_path / "out", cluster)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "out" / "run.py"), "--rounds", "1"],
+        capture_output=True, text=True, check=False, timeout=240,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.strip().splitlines()[-1])
+    assert (report["stages"], report["microbatches"]) == (2, 4)
+    assert report["outputs_equal"]
+    assert report["max_abs_diff"] < 1e-5

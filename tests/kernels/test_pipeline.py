@@ -87,8 +87,11 @@ def test_flags_are_equal_as_numbas_are() -> None:
     plain, other = Flags(), Flags()
     other.nrt = True
     ours = pipeline._Flags(plain)
-    assert ours == plain and plain == ours and hash(ours) == hash(plain)
-    assert ours != other and ours.copy() == ours
+    assert ours == plain
+    assert plain == ours
+    assert hash(ours) == hash(plain)
+    assert ours != other
+    assert ours.copy() == ours
 
 
 def test_a_numba_without_these_parts_compiles_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,4 +29,4 @@ def test_the_eight_layer_gnmt_has_more_than_50000_ops() -> None:
     assert ops(5, 3) - of[4, 3] == layer[3]
     steps = WORKLOADS["gnmt-8"].variant.arguments["steps"]
     eight = {k: of[4, k] + 4 * layer[k] for k in (3, 4)}
-    assert eight[3] + (steps - 3) * (eight[4] - eight[3]) > 50_000
+    assert eight[3] + (steps - 3) * (eight[4] - eight[3]) == 51_803  # what tracing it counts

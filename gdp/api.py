@@ -21,15 +21,18 @@ from gdp.methods.base import Answer, Method, Search
 from gdp.models import Model, load
 from gdp.placement import Placed, Placement, load_placement, make_placement, require
 from gdp.posed import Posed, machine_of, pose, posed_placement
+from gdp.problem.own_unit import in_own_unit
 from gdp.problem.problem import Problem
 from gdp.reports.view import View
 from gdp.result import Counts, Result, with_best_bound
 from gdp.sim.objectives import Score
+from gdp.units import times_in
 
 LOG = logging.getLogger(__name__)
 # Share of the time budget kept for the proven lower bound.
 BOUND_SHARE = 0.1
 WARM_UP_OPS = 4000
+MAX_WAYS = 12
 
 
 def methods(checkpoint: str | Path | None = None) -> dict[str, Method]:
@@ -109,18 +112,24 @@ def place(
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
     curve: list[tuple[float, float]] = []
     started_s = time.perf_counter() - sum(phases.seconds.values())
-    answer = table[method](posed.problem, _recorded(search, curve, started_s))
-    phases.ended("search")
-    answer = simpler(posed.problem, answer, search)
-    phases.ended("simplify")
+    own = in_own_unit(posed.problem)
+    with times_in(own.unit_s):
+        answer = table[method](own.problem, _recorded(search, curve, started_s, own.unit_s))
+        phases.ended("search")
+        answer = simpler(own.problem, answer, search).times(own.unit_s)
+        phases.ended("simplify")
     result = _result(graph, posed, answer, method, search, phases)
     return replace(result, curve=tuple(curve))
 
 
-def _recorded(search: Search, curve: list[tuple[float, float]], started_s: float) -> Search:
-    """The same search, whose progress is kept as well: (seconds, value) where it got better."""
+def _recorded(
+    search: Search, curve: list[tuple[float, float]], started_s: float, unit_s: float
+) -> Search:
+    """The same search, whose progress is kept as well: (seconds, value) where it got better. It is
+    told values in units of `unit_s`."""
 
-    def record(fraction: float, value_s: float) -> None:
+    def record(fraction: float, value: float) -> None:
+        value_s = value * unit_s
         if not curve or value_s < curve[-1][1]:
             curve.append((time.perf_counter() - started_s, value_s))
         if search.progress is not None:
@@ -207,9 +216,11 @@ def _bound(problem: Problem, answer: Answer, search: Search, found_s: float) -> 
     from gdp.bounds.best import best_bound
 
     seconds = None if search.seconds is None else search.seconds * BOUND_SHARE
-    bound = best_bound(problem, seconds, found_s=found_s)
-    if bound.value_s > answer.bound_s:
-        return bound.value_s, bound.argument
+    own = in_own_unit(problem)
+    with times_in(own.unit_s):
+        bound = best_bound(own.problem, seconds, found_s=found_s / own.unit_s)
+    if (bound_s := bound.value_s * own.unit_s) > answer.bound_s:
+        return bound_s, bound.argument
     return answer.bound_s, answer.bound_by
 
 
@@ -315,11 +326,20 @@ def view_of(
     *,
     costs: CostModel | str | Path | None = None,
 ) -> View:
-    """The simulated schedule of a placed model, to be shown."""
+    """The simulated schedule of a placed model, to be shown; with replicated stages those of the
+    samples until their ways repeat, at most `MAX_WAYS`, one after the other."""
     from gdp.sim.latency import simulate as simulate_latency
+    from gdp.sim.replicas import cycle_length, devices_of_sample
 
     cluster, costs = machine_of(placement, cluster, costs)
     require(placement, graph, cluster)
     posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
-    schedule = simulate_latency(posed.problem, device, rank)
-    return View(graph, posed.problem, schedule, device, posed.group_of)
+    views: list[View] = []
+    for sample in range(min(cycle_length(placement.teams), MAX_WAYS)):
+        way = devices_of_sample(posed.problem, device, placement.teams, sample)
+        schedule = simulate_latency(posed.problem, way, rank)
+        since_s = views[-1].since_s + views[-1].schedule.latency_s if views else 0.0
+        views.append(
+            View(graph, posed.problem, schedule, way, posed.group_of, placement.teams, (), since_s)
+        )
+    return replace(views[0], others=tuple(views[1:]))

@@ -123,6 +123,7 @@ def test_results_and_placements_are_short_to_look_at() -> None:
     assert repr(result).startswith("<Result of single: latency ")
     assert len(repr(result)) < 200
     name = gdp.Cluster.load("2xt4-pcie3").device_names[0]
-    assert f"<td>{name}</td><td>{result.placement.ops_on[name]}</td>" in result._repr_html_()
+    assert f"<td>{name}</td><td>{result.counts.ops[0]}</td>" in result._repr_html_()
+    assert sum(result.counts.ops) == 2, "inputs and outputs are no ops, as in the terminal"
     assert sum(result.placement.ops_on.values()) == 4
     assert "<table>" in result.placement._repr_html_()

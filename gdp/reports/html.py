@@ -44,7 +44,6 @@ def report_html(
     `RunReport.to_json` where the placement was executed."""
     tree = module_tree(view)
     cut = tables.cut_rows(view)
-    ops, kernels = view.counts()
     script = _scripts()
     return _environment().get_template("page.html").render(
         title=f"{view.model.name} on {view.problem.cluster.name}",
@@ -54,8 +53,9 @@ def report_html(
         value_s=tables.value_of(result),
         pipelined=find_objective(result["objective"]).pipelined,
         speed_up=tables.speed_ups(result, [name for name, _ in HEURISTICS]),
-        num_ops=int(ops.sum()),
-        num_kernels=int(kernels.sum()),
+        num_ops=int(view.ops_in.sum()),
+        num_kernels=int(view.is_work.sum()),
+        samples=len(view.ways),
         devices=tables.device_rows(view, result["peak_bytes"]),
         cut=cut[: tables.MAX_ROWS],
         cut_count=len(cut),

@@ -15,7 +15,7 @@ from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster, shared_overflow
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError, MissingExtraError
+from gdp.errors import InfeasibleError, MissingExtraError, of_kind
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.models import Model, load
@@ -100,10 +100,10 @@ def place(
     """
     from gdp.methods.simplify import simpler
 
-    search = search or Search()
+    search = of_kind(search, Search, "search")
     graph, cluster = load(model), load_cluster(cluster)
     table = methods(checkpoint)
-    if method not in table:
+    if not isinstance(method, str) or method not in table:
         raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
     phases = Phases()
     posed = pose(graph, cluster, objective, costs=costs, constraints=constraints, replicas=True)
@@ -242,7 +242,7 @@ def compare(
     """
     graph, cluster = load(model), load_cluster(cluster)
     table = methods(checkpoint)
-    search = replace(search or Search(), simplicity=0.0)
+    search = replace(of_kind(search, Search, "search"), simplicity=0.0)
     rows: dict[str, Result | str] = {}
     for name in names or table:
         if progress is not None:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.base import CostModel
-from gdp.errors import PlacementError
+from gdp.errors import PlacementError, of_kind
 from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
@@ -50,7 +50,7 @@ def pose(
     from gdp.costs.learned import LearnedCosts
     from gdp.graph.fuse import fuse, group_seconds
 
-    constraints = constraints or Constraints()
+    constraints = of_kind(constraints, Constraints, "constraints")
     allowed = allowed_mask(constraints, graph, cluster)
     together = together_ids(constraints, graph)
     labels = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)

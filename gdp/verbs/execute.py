@@ -10,7 +10,7 @@ from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.errors import ModelError, PlacementError
+from gdp.errors import ModelError, PlacementError, of_kind
 from gdp.files.targets import Permit
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
@@ -91,7 +91,7 @@ def runnable(model: Model, placing: Placing) -> Placing:
     runner = next((execute for has, execute in RUNTIMES if has(model)), None)
     if runner in REPLICATING:
         return placing
-    constraints = placing.get("constraints") or Constraints()
+    constraints = of_kind(placing.get("constraints"), Constraints, "constraints")
     return {**placing, "constraints": replace(constraints, replicas=False)}
 
 

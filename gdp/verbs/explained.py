@@ -12,7 +12,7 @@ from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.constraints import Constraints, allowed_mask, matching, together_ids
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError
+from gdp.errors import InfeasibleError, of_kind
 from gdp.graph.groups import merge_ids
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Model, load
@@ -57,7 +57,7 @@ def explain(
     graph, placement = load(model), load_placement(placement)
     cluster, costs = machine_of(placement, load_cluster(cluster), costs)
     require(placement, graph, cluster)
-    constraints = constraints or Constraints()
+    constraints = of_kind(constraints, Constraints, "constraints")
     chosen = _placeable(graph, cluster, _chosen(graph, op, scope))
     moving = _with_ties(graph, chosen, constraints)
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)

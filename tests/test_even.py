@@ -111,7 +111,7 @@ CALLS: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "simulate": (gdp.simulate, ("model", "placement", "cluster"), {}),
     "explain": (gdp.explain, ("model", "placement", "cluster"), {"op": "a"}),
     "report": (gdp.report, ("model", "placement", "cluster"), {"path": "never.html"}),
-    "run": (gdp.run, ("model", "cluster", "placement"), {}),
+    "run": (gdp.run, ("model", "cluster"), {}),
     "export": (gdp.export, ("placement", "model"), {"target": "jax", "output": "never"}),
     "finetune": (gdp.finetune, ("model", "cluster"), {}),
 }

@@ -138,7 +138,7 @@ def _of_samples(view: View, labels: list[list[str]]) -> list[str]:
     """The labels of all ways, which name the sample where there is more than one."""
     if len(view.ways) == 1:
         return labels[0]
-    return [f"{text} (sample {k})" for k, own in enumerate(labels, start=1) for text in own]
+    return [f"sample {k}: {text}" for k, own in enumerate(labels, start=1) for text in own]
 
 
 def _curve(held: Held, end_s: float) -> dict[str, list[int]]:

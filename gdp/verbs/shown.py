@@ -37,11 +37,12 @@ def report(
         result = placement
     else:
         result = api.judged(graph, placement, cluster, objective=objective, costs=costs)
-    if not result.candidates:
+    if all(candidate.method != "single" for candidate in result.candidates):
         from gdp.methods.portfolio import heuristic_candidates
 
         free = pose(graph, cluster, result.objective, costs=costs).problem
-        result = replace(result, candidates=heuristic_candidates(free, result.seed))
+        yardsticks = heuristic_candidates(free, result.seed)
+        result = replace(result, candidates=(*result.candidates, *yardsticks))
     view = api.view_of(graph, result.placement, cluster, costs=costs)
     write_report(
         view, result.to_json(), path, None if measured is None else measured_view(measured)

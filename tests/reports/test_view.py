@@ -89,7 +89,7 @@ def test_samples_that_take_other_ways_are_shown_one_after_the_other() -> None:
     drawn = payload(view, module_tree(view))
     assert drawn["ops"]["device"] == [0, 0, 0, 1, 1, 1]
     assert drawn["ops"]["start"] == [round(s * 1e9) for s in (0, 1, 3, 6, 7, 9)]
-    assert drawn["ops"]["label"][3] == "o0 (sample 2)"
+    assert drawn["ops"]["label"][3] == "sample 2: o0"
     assert [device["busy"] for device in drawn["devices"]] == [6 * 10**9] * 2
     assert all(min(curve["bytes"]) >= 2 for curve in drawn["memory"]), "weights stay"
     first, second = tables.device_rows(view, {"d0": 5, "d1": 5})

@@ -10,6 +10,7 @@ from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
+from gdp.costs.offload import offload_targets
 from gdp.errors import ModelError, PlacementError, of_kind
 from gdp.files.targets import Permit
 from gdp.graph.op_graph import OpGraph
@@ -74,6 +75,11 @@ def run(
     else:
         how = runnable(model, placing)
         placed = api.place(graph, cluster, objective=objective, costs=costs, **how).placement
+    if offload_targets(placed.device_names):
+        raise PlacementError(
+            "the placement offloads weights as accelerate does, which only accelerate executes: "
+            "gdp export --to accelerate"
+        )
     require(placed, graph, cluster)
     if placed.teams and runner not in REPLICATING:
         raise ModelError(f"{_label(model)!r} cannot be executed so: {_in_turn(placed)}")

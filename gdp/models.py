@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gdp.errors import GdpError, ModelError
+from gdp.files.targets import is_ours
 from gdp.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
@@ -100,10 +101,12 @@ def load(spec: Model, dims: Mapping[str, int] | None = None) -> OpGraph:
     if text.endswith(GRAPH_SUFFIXES):
         from gdp.graph.file import load_graph
 
+        if Path(text).is_file() and is_ours(Path(text), "placement"):
+            raise ModelError(f"{text} is a placement; the model that it is of is wanted here")
         return load_graph(Path(text))
     if not Path(text).exists():
         raise ModelError(
-            f"no model {text!r}: give an .onnx path, onnx:NAME, a graph file "
+            f"no model {text!r}: give an .onnx path, onnx:NAME, a .gguf path, a graph file "
             f"({', '.join(GRAPH_SUFFIXES)}), python:package.module:function or hf:CONFIG"
         )
     # A file without a telling suffix: most exporters write ONNX.

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
-from gdp.costs.base import CostModel
+from gdp.costs.base import Charging, CostModel
 from gdp.errors import PlacementError
 from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
@@ -47,7 +47,6 @@ def pose(
     constraints leave an op, or ops that must share a device, no device.
     """
     from gdp.costs.default import resolve_costs
-    from gdp.costs.learned import LearnedCosts
     from gdp.graph.fuse import fuse, group_seconds
 
     constraints = constraints or Constraints()
@@ -61,14 +60,14 @@ def pose(
     if keep_apart is not None:
         labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
     fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
-    model, label = resolve_costs(costs, cluster)
+    model, label = resolve_costs(costs, cluster, graph)
     # A learned model knows what a runtime fuses and reads the model's own ops; a roofline is right
     # for a fused op as a whole, whose inner tensors cost no traffic.
     if getattr(model, "reads_unfused", False):
         seconds = group_seconds(fused, model(graph, cluster))
     else:
         seconds = model(fused.graph, cluster)
-    if isinstance(model, LearnedCosts):
+    if isinstance(model, Charging):
         cluster = model.charged(cluster)
     problem = make_problem(
         fused.graph,

@@ -4,13 +4,20 @@ Run again, it goes on where it stopped; with more evaluations, labels only get b
 there is the start of the search.
 """
 
+import functools
+import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import click
+import msgspec
 import numpy as np
 
+from gdp.cli import options
+from gdp.cli.program import run
 from gdp.errors import InfeasibleError
 from gdp.learn.instances import Instance, draw
 from gdp.learn.labels import Label, LabelStore, load_labels, starts
@@ -18,6 +25,28 @@ from gdp.learn.problems import Problems, load_problems
 from gdp.methods.base import Method, Search
 from gdp.policy.evaluate import assignment, judge
 from gdp.problem.problem import Problem
+from gdp.tasks import HERE, Engine, each
+
+
+class Corpus(NamedTuple):
+    """Which graphs: a folder, and random ones."""
+
+    folder: str  # "" for none
+    random_graphs: int
+    min_ops: int
+    max_ops: int
+
+    def problems(self) -> Problems:
+        """The graphs by split; each process reads the folder once."""
+        return _problems(self)
+
+
+@functools.cache
+def _problems(corpus: Corpus) -> Problems:
+    return load_problems(
+        corpus.folder, random_graphs=corpus.random_graphs, seed=0,
+        min_ops=corpus.min_ops, max_ops=corpus.max_ops,
+    )  # fmt: skip
 
 
 def quick_methods() -> tuple[dict[str, Method], Method]:
@@ -76,38 +105,60 @@ def search_label(
     return label
 
 
-def label_all(
-    store: LabelStore,
-    problems: Problems,
-    instances: list[Instance],
-    evaluations: int,
-    seed: int,
-    seconds: float,
-    out: Path,
-) -> int:
-    """Label instances until the time is over; saves now and then. Returns how many were done."""
+class Task(NamedTuple):
+    """One instance to label, in a process that knows nothing yet."""
+
+    corpus: Corpus
+    instance: Instance
+    known: Label | None
+    evaluations: int
+    seed: int
+
+
+def searched(task: Task) -> Label | None:
+    """The label of a task; None where no method places the instance."""
+    problems = task.corpus.problems()
+    store = LabelStore([] if task.known is None else [task.known])
     methods, polish = quick_methods()
-    begin = saved = time.monotonic()
+    try:
+        problem = problems.get(task.instance)
+        return search_label(
+            store, task.instance, problem, methods, polish,
+            evaluations=task.evaluations, seed=task.seed,
+        )  # fmt: skip
+    except InfeasibleError:
+        return None
+
+
+def label_all(
+    out: Path, todo: Iterable[Task], seconds: float = np.inf, engine: Engine = HERE
+) -> int:
+    """Label what has had fewer evaluations, until the time is over. Returns how many were done.
+
+    Each label is appended as it comes, and stands if the run is killed; at the end the file has
+    one line for each instance, in the order they were asked for.
+    """
+    store, begin = load_labels(out), time.monotonic()
+    todo = list({task.instance.key: task for task in todo}.values())
+    known = {task.instance.key: store.get(task.instance) for task in todo}
+    todo = [
+        task._replace(known=label)
+        for task in todo
+        if (label := known[task.instance.key]) is None or label.evaluations < task.evaluations
+    ]
+    in_time = takewhile(lambda _: time.monotonic() - begin <= seconds, todo)
     done = 0
-    for instance in instances:
-        if time.monotonic() - begin > seconds:
-            break
-        known = store.get(instance)
-        if known is not None and known.evaluations >= evaluations:
-            continue
-        try:
-            problem = problems.get(instance)
-            search_label(
-                store, instance, problem, methods, polish, evaluations=evaluations, seed=seed
-            )
-        except InfeasibleError:
-            continue
-        done += 1
-        if time.monotonic() - saved > 60:
-            store.save(out)
-            saved = time.monotonic()
-            click.echo(f"{done} of {len(instances)}", err=True)
-    store.save(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("ab") as file:
+        for number, label in each(searched, in_time, engine):
+            if label is not None:
+                done += 1
+                file.write(msgspec.json.encode(label) + b"\n")
+                file.flush()
+            click.echo(f"{done} of {len(todo)}: {todo[number].instance.key}", err=True)
+    labels = {label.instance.key: label for label in load_labels(out).all()}
+    asked = [labels.pop(key) for key in known if key in labels]
+    LabelStore([*labels.values(), *asked]).save(out)
     return done
 
 
@@ -129,6 +180,7 @@ def label_all(
 )
 @click.option("--seconds", default=1e9, help="Stop after so long.")
 @click.option("--seed", default=0, show_default=True)
+@options.engine
 def main(
     corpus: str,
     out: Path,
@@ -141,16 +193,15 @@ def main(
     memory: tuple[float, float],
     seconds: float,
     seed: int,
+    engine: Engine,
 ) -> None:
     """Search labels and keep the best of what is known."""
-    problems = load_problems(
-        corpus, random_graphs=random_graphs, seed=0, min_ops=30, max_ops=max_ops
-    )
-    store = load_labels(out)
-    todo = wanted(problems, per_graph, held_per_graph, seed, limited, memory)
-    done = label_all(store, problems, todo, evaluations, seed, seconds, out)
-    click.echo(f"{done} instances labelled, {len(store)} in {out}")
+    source = Corpus(str(Path(corpus).resolve()) if corpus else "", random_graphs, 30, max_ops)
+    todo = wanted(source.problems(), per_graph, held_per_graph, seed, limited, memory)
+    tasks = [Task(source, instance, None, evaluations, seed) for instance in todo]
+    done = label_all(out, tasks, seconds, engine)
+    click.echo(f"{done} instances labelled, {len(load_labels(out))} in {out}")
 
 
 if __name__ == "__main__":
-    main()
+    run(importlib.import_module("pretrain.labels").main)  # tasks travel by that name

@@ -12,6 +12,7 @@ import numpy as np
 from gdp.cluster.types import NO_CHANNEL, UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
+from gdp.sim.memory import latency_peaks
 from gdp.sim.score import values
 
 
@@ -135,6 +136,25 @@ def without_queues(problem: Problem, seed: int, share: float = 0.5) -> Problem:
     channel[np.random.default_rng(seed).random(channel.shape) < share] = NO_CHANNEL
     np.fill_diagonal(channel, 0)
     return replace(problem, cluster=replace(problem.cluster, channel=channel))
+
+
+def with_memory(problem: Problem, limit: int) -> Problem:
+    """The same problem with so many bytes on every device."""
+    old = problem.cluster
+    devices = tuple(replace(device, memory_bytes=limit) for device in old.devices)
+    cluster = replace(old, devices=devices)
+    return make_problem(
+        problem.graph, cluster, problem.compute_s, problem.objective, allowed=problem.allowed
+    )
+
+
+def tight_latency(seed: int, num_devices: int, over: float) -> Problem:
+    """A random run whose memory is so many times the least that any placement needs by itself."""
+    problem = random_problem(seed, num_ops=7 if num_devices == 2 else 6, num_devices=num_devices)
+    problem = without_queues(problem, seed) if seed % 4 == 3 else problem
+    free = with_memory(problem, 1 << 40)
+    least = min(int(latency_peaks(free, device).max()) for device in all_devices(free))
+    return with_memory(free, max(1, int(least * over)))
 
 
 def random_devices(problem: Problem, seed: int, count: int = 1) -> np.ndarray:

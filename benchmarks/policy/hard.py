@@ -16,10 +16,12 @@ All figures are geometric means of seconds over best known as listed before trai
 better. Where it says so, also over the lowest found since.
 """
 
+import importlib
 import json
 import resource
 import time
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ import numpy as np
 
 from benchmarks.policy import instances as tests
 from benchmarks.policy.instances import Known, geomean, hard, over_lowest, spread
+from gdp.cli import options
+from gdp.cli.program import run
 from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
 from gdp.learn.finetune import FinetuneConfig, finetune
@@ -45,6 +49,7 @@ from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.policy.propose import propose
 from gdp.policy.repair import move_until_fits
 from gdp.problem.problem import Problem
+from gdp.tasks import Engine, each
 
 SEEDS = (0, 1, 2)
 SAMPLES = 16
@@ -147,22 +152,38 @@ def draw() -> None:
     click.echo(f"{len(known)} instances in {tests.LIST}")
 
 
+def _searched(task: tuple[Known, int, int]) -> Known:
+    """After the heuristics and a search; as it was where nothing fits."""
+    entry, evaluations, seed = task
+    try:
+        return tests.searched(entry, tests.problems().get(entry.instance), evaluations, seed)
+    except InfeasibleError:
+        return entry
+
+
+def _lowered(task: tuple[Known, Path | None, int, int]) -> Known:
+    """An instance after one long fine-tuning."""
+    entry, checkpoint, evaluations, seed = task
+    config = FinetuneConfig(updates=evaluations, evaluations=evaluations, explore=0.5, search=0.5)
+    found = finetune(
+        tests.problems().get(entry.instance), loaded(checkpoint), config=config, seed=seed
+    )
+    return replace(entry, since_s=min(entry.since_s, found.value_s))
+
+
 @main.command()
 @click.option("--evaluations", default=100_000, show_default=True)
 @click.option("--seconds", default=1e9, help="Stop after so long; run again to go on.")
 @click.option("--seed", default=0)
-def best(evaluations: int, seconds: float, seed: int) -> None:
+@options.engine
+def best(evaluations: int, seconds: float, seed: int, engine: Engine) -> None:
     """Search every instance that has not been searched as long; better values are kept."""
-    known, source = tests.load(), tests.problems()
-    begin = time.monotonic()
-    for k, entry in enumerate(known):
-        if entry.evaluations >= evaluations or time.monotonic() - begin > seconds:
-            continue
-        try:
-            problem = source.get(entry.instance)
-        except InfeasibleError:
-            continue
-        known[k] = tests.searched(entry, problem, evaluations, seed)
+    known, begin = tests.load(), time.monotonic()
+    short = [k for k, entry in enumerate(known) if entry.evaluations < evaluations]
+    tasks = ((known[k], evaluations, seed) for k in short)
+    in_time = takewhile(lambda _: time.monotonic() - begin <= seconds, tasks)
+    for number, entry in each(_searched, in_time, engine):
+        known[short[number]] = entry
         tests.save(known)
     done = sum(entry.evaluations >= evaluations for entry in known)
     click.echo(f"{done} of {len(known)} searched with {evaluations} evaluations")
@@ -172,18 +193,17 @@ def best(evaluations: int, seconds: float, seed: int) -> None:
 @CHECKPOINT
 @click.option("--evaluations", default=12_800, show_default=True, help="Of each fine-tuning.")
 @click.option("--seed", default=0, show_default=True)
-def lower(checkpoint: Path | None, evaluations: int, seed: int) -> None:
+@options.engine
+def lower(checkpoint: Path | None, evaluations: int, seed: int, engine: Engine) -> None:
     """Values below the listed ones, from long fine-tunings without a gradient (half exploration,
     half guided search) and from training from scratch."""
-    source, policy, known = tests.problems(), loaded(checkpoint), tests.load()
-    scratch = tests.from_scratch()
-    config = FinetuneConfig(updates=evaluations, evaluations=evaluations, explore=0.5, search=0.5)
-    for k, entry in enumerate(known):
-        if hard([entry]):
-            found = finetune(source.get(entry.instance), policy, config=config, seed=seed)
-            other_s = scratch.get(entry.instance.key, found.value_s)
-            known[k] = replace(entry, since_s=min(entry.since_s, found.value_s, other_s))
-            tests.save(known)
+    known, scratch = tests.load(), tests.from_scratch()
+    wanted = [k for k, entry in enumerate(known) if hard([entry])]
+    tasks = [(known[k], checkpoint, evaluations, seed) for k in wanted]
+    for number, entry in each(_lowered, tasks, engine):
+        since_s = min(entry.since_s, scratch.get(entry.instance.key, np.inf))
+        known[wanted[number]] = replace(entry, since_s=since_s)
+        tests.save(known)
     ratios = [entry.lowest_s / entry.best_s for entry in hard(known)]
     table = {"mean": geomean(ratios), "lowest": min(ratios), "lower": sum(r < 1 for r in ratios)}
     show("lowest since / listed", table | {"instances": len(ratios)})
@@ -376,4 +396,4 @@ def size(checkpoint: Path | None, ops: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(importlib.import_module("benchmarks.policy.hard").main)  # tasks travel by that name

@@ -4,6 +4,7 @@ The list was fixed before training: every graph of the test families that has at
 with one random cluster, objective and memory limit each. Test families serve for no choice.
 """
 
+import functools
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -52,6 +53,7 @@ class Known:
         return self.best_s >= self.single_s * (1 - 1e-9)
 
 
+@functools.cache
 def problems(min_ops: int = 30, max_ops: int = 1000) -> Problems:
     """The corpus, test graphs of benchmark size included."""
     return load_problems(CORPUS, random_graphs=0, seed=0, min_ops=min_ops, max_ops=max_ops)

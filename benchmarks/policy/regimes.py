@@ -12,6 +12,8 @@ included. Two rows keep the policy honest: *advisers under all rules, no network
 alone*, which may evaluate as much as fits into the policy's CPU seconds.
 """
 
+import functools
+import importlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +27,8 @@ import numpy as np
 from benchmarks.policy import instances as tests
 from benchmarks.policy.hard import CHECKPOINT, SEEDS, loaded, show
 from benchmarks.policy.instances import geomean
+from gdp.cli import options
+from gdp.cli.program import run
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
@@ -39,6 +43,7 @@ from gdp.policy.method import place_with_policy
 from gdp.policy.policy import Policy
 from gdp.policy.propose import propose
 from gdp.problem.problem import Problem
+from gdp.tasks import Engine, each
 
 LIST = Path("data/labels/test_regimes.json")
 REGIMES = ("ample", "tight", "large", "tiled", "unseen")
@@ -63,6 +68,7 @@ class Posed:
     evaluations: int = 0  # of the longest search behind it
 
 
+@functools.cache
 def source() -> Problems:
     """All graphs of the test families."""
     return tests.problems(60, 25_000)
@@ -252,26 +258,32 @@ def draw() -> None:
 @click.option("--evaluations", default=50_000, show_default=True, help="Of each search.")
 @click.option("--large-evaluations", default=5_000, show_default=True, help="On large graphs.")
 @click.option("--seed", default=0, show_default=True)
-def best(regimes: tuple[str, ...], evaluations: int, large_evaluations: int, seed: int) -> None:
+@options.engine
+def best(
+    regimes: tuple[str, ...], evaluations: int, large_evaluations: int, seed: int, engine: Engine
+) -> None:
     """`auto` without the policy, with so many evaluations; better values are kept."""
-    entries, graphs = load(), source()
-    for k, entry in enumerate(entries):
-        if regimes and entry.regime not in regimes:
-            continue
-        count = large_evaluations if entry.regime == "large" else evaluations
-        problem = pose(entry, graphs)
-        found = {"auto": reached_s(problem, auto(problem, _budget(seed, count)))}
-        if entry.regime != "large":
-            found["local_search"] = reached_s(
-                problem, local_search(problem, _budget(seed + 1, count))
-            )
-        by = min(found, key=found.__getitem__)
-        known = np.inf if entry.best_s is None else entry.best_s
-        if found[by] < known:
-            entry = replace(entry, best_s=found[by], found_by=by)
-        entries[k] = replace(entry, evaluations=max(entry.evaluations, count))
+    entries = load()
+    chosen = [k for k, entry in enumerate(entries) if entry.regime in (regimes or REGIMES)]
+    counts = [large_evaluations if entries[k].regime == "large" else evaluations for k in chosen]
+    tasks = [(entries[k], count, seed) for k, count in zip(chosen, counts, strict=True)]
+    for number, entry in each(_bettered, tasks, engine):
+        entries[chosen[number]] = entry
         save(entries)
     click.echo(f"{sum(x.best_s is not None for x in entries)} of {len(entries)} have a value")
+
+
+def _bettered(task: tuple[Posed, int, int]) -> Posed:
+    """An instance after `auto`, and unless it is large a plain search under another seed."""
+    entry, count, seed = task
+    problem = pose(entry, source())
+    found = {"auto": reached_s(problem, auto(problem, _budget(seed, count)))}
+    if entry.regime != "large":
+        found["local_search"] = reached_s(problem, local_search(problem, _budget(seed + 1, count)))
+    by = min(found, key=found.__getitem__)
+    if found[by] < (np.inf if entry.best_s is None else entry.best_s):
+        entry = replace(entry, best_s=found[by], found_by=by)
+    return replace(entry, evaluations=max(entry.evaluations, count))
 
 
 def _budget(seed: int, evaluations: int) -> Search:
@@ -315,4 +327,4 @@ def show_verb(
 
 
 if __name__ == "__main__":
-    main()
+    run(importlib.import_module("benchmarks.policy.regimes").main)  # tasks travel by that name

@@ -8,7 +8,7 @@ _LEAST_CAP_S = 2.0
 # What one quiet core does in a second.
 _BRANCHES_PER_S = 150_000
 _ENTRIES_PER_S = 60_000  # of a matrix that HiGHS solves as a linear program
-_ROOT_ENTRIES_PER_S = 4_000  # of a mixed-integer program before its first branch
+LOADS_PER_S, PATHS_PER_S = 4_000, 16_000  # of a mixed-integer program before its first branch
 _NODE_ENTRIES_PER_S = 300_000  # entries of the matrix times nodes of a search tree
 _ROOT_SHARE = 2.0  # of the seconds, that the root alone may take
 
@@ -31,9 +31,9 @@ class Effort:
         """Entries of the largest linear program."""
         return int(self.seconds * _ENTRIES_PER_S)
 
-    def nodes(self, entries: int) -> int:
+    def nodes(self, entries: int, root_per_s: int = LOADS_PER_S) -> int:
         """Nodes of a mixed-integer program's search tree; 0 where its root alone is too much."""
-        root_s = entries / _ROOT_ENTRIES_PER_S
+        root_s = entries / root_per_s
         if root_s > _ROOT_SHARE * self.seconds:
             return 0
         return max(1, int((self.seconds - root_s) * _NODE_ENTRIES_PER_S / max(1, entries)))

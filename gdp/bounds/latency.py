@@ -4,31 +4,85 @@ import numpy as np
 from jaxtyping import Float
 
 from gdp.bounds.bound import Bound
-from gdp.bounds.effort import Effort
+from gdp.bounds.effort import PATHS_PER_S, Effort
+from gdp.bounds.linear_program import dual_weights
 from gdp.bounds.memory import memory_bound
-from gdp.bounds.paths import Arcs, Spans, arcs_of, heads_and_tails, no_spans
-from gdp.bounds.spans import MAX_DEVICES, MAX_OPS, find_spans
+from gdp.bounds.path_program import (
+    Net,
+    PathModel,
+    build_paths,
+    dual_value_s,
+    least_whole,
+    linear_arguments,
+    net_of,
+    path_model_size,
+)
+from gdp.bounds.paths import Arcs, Spans, heads_and_tails, no_spans
+from gdp.bounds.spans import MAX_OPS
 from gdp.bounds.work import window_s
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import memory_binds
 from gdp.units import format_seconds
 
+# HiGHS keeps rows to 1e-7 and whole numbers to 1e-6, in units of about one latency.
+_MIP_SLACK = 1e-5
+_MIP_GAP = 1e-3  # what HiGHS leaves open
 
-def latency_bounds(problem: Problem, effort: Effort) -> list[Bound]:
+
+def latency_bounds(problem: Problem, effort: Effort, found_s: float = np.inf) -> list[Bound]:
     """What each argument proves about the latency of any placement, in any order of its ops.
 
-    The critical path takes O(E D^2); spans take the branches of the effort.
+    The critical path takes O(E D^2); spans take the branches of the effort; where memory can bind
+    the linear program of paths is solved, too. A placement that takes `found_s` ends it as soon as
+    no better one is possible.
     """
-    arcs = arcs_of(problem)
+    net = net_of(problem, effort)
+    arcs, spans = net.arcs, net.spans
     head_s, tail_s = heads_and_tails(arcs, no_spans(problem.num_devices))
     bounds = [_path(problem, arcs, head_s), _window(arcs, head_s, tail_s, "")]
-    spans = no_spans(problem.num_devices)
-    if problem.num_ops <= MAX_OPS and 1 < problem.num_devices <= MAX_DEVICES:
-        spans = find_spans(problem, arcs, head_s, effort)
-        if len(spans.source):
-            head_s, tail_s = heads_and_tails(arcs, spans)
-            bounds += [_modules(head_s, spans), _window(arcs, head_s, tail_s, " over modules")]
+    if len(spans.source):
+        head_s, tail_s = heads_and_tails(arcs, spans)
+        bounds += [_modules(head_s, spans), _window(arcs, head_s, tail_s, " over modules")]
     split = memory_bound(problem, arcs, spans, head_s, effort)
-    return bounds if split is None else [*bounds, split]
+    bounds += [] if split is None else [split]
+    return [*bounds, *_programs(problem, net, effort, max(b.value_s for b in bounds), found_s)]
+
+
+def _programs(
+    problem: Problem, net: Net, effort: Effort, known_s: float, found_s: float
+) -> list[Bound]:
+    """The linear program of paths and memory, and the same with whole placements."""
+    if problem.num_devices == 1 or not memory_binds(problem) or known_s <= 0.0:
+        return []
+    if known_s >= found_s * (1.0 - 1e-9) or path_model_size(problem) > effort.entries:
+        return []
+    model = build_paths(problem, known_s, net)
+    bounds = [] if effort.is_over() else _linear(model, effort)
+    known_s = max([known_s, *(bound.value_s for bound in bounds)])
+    nodes = effort.nodes(model.a.nnz, PATHS_PER_S)
+    if nodes == 0 or known_s >= found_s * (1.0 - _MIP_GAP) or effort.is_over():
+        return bounds
+    low = known_s / model.unit_s * (1.0 - 1e-6)
+    solved = least_whole(model, (low, np.inf), effort.remaining_s(), _MIP_GAP, nodes)
+    effort.is_over()
+    if solved.is_infeasible or not np.isfinite(solved.bound):
+        return bounds
+    value_s = solved.bound * model.unit_s * (1.0 - _MIP_SLACK)
+    proven = "solved" if solved.is_optimal else "cut short"
+    rows, _ = model.a.shape
+    text = f"mixed-integer program of paths, work, transfers and memory: {model.shape[0]} groups"
+    return [*bounds, Bound(value_s, f"{text}, {rows} rows, {proven} at {format_seconds(value_s)}")]
+
+
+def _linear(model: PathModel, effort: Effort) -> list[Bound]:
+    """The value of the linear program, from its dual solution: no tolerance enters."""
+    solved = dual_weights(linear_arguments(model), effort.remaining_s())
+    effort.is_over()
+    if solved is None:
+        return []
+    value_s = dual_value_s(model, solved[0])
+    text = "linear program of paths, work, transfers and memory"
+    return [Bound(value_s, f"{text}: {model.shape[0]} groups in shares, {model.a.shape[0]} rows")]
 
 
 def _path(problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> Bound:

@@ -4,6 +4,7 @@ HiGHS comes with SciPy (`scipy.optimize.milp`), which takes no starting point: w
 objective enters as bounds of its variable.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,9 @@ from jaxtyping import Float, Int
 
 from gdp.quiet import silent_stdout
 
+LOG = logging.getLogger(__name__)
 INTEGRAL, CONTINUOUS = 1, 0
+_MAX_ITERATIONS = 100_000  # of the simplex method
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,3 +118,41 @@ def solve(
     if bound is None or not np.isfinite(bound):
         bound = result.fun if result.status == 0 and not kind.any() else -np.inf
     return Solution(result.x, float(bound), False, result.status == 0)
+
+
+def solve_whole(
+    program: dict[str, Any],
+    num_whole: int,
+    column: int,
+    between: tuple[float, float],
+    seconds: float | None,
+    relative_gap: float,
+    nodes: int | None = None,
+) -> Solution:
+    """HiGHS's answer to the arguments of `linprog` where the first variables are whole and one
+    column, the objective's, lies between two values."""
+    kind = np.zeros(len(program["c"]), dtype=np.int64)
+    kind[:num_whole] = INTEGRAL
+    low, high = program["bounds"].T.copy()
+    low[column], high[column] = between
+    rows = [
+        (program["A_ub"], -np.inf, program["b_ub"]),
+        (program["A_eq"], program["b_eq"], program["b_eq"]),
+    ]
+    return solve(program["c"], rows, (low, high), kind, seconds, relative_gap, nodes)
+
+
+def dual_weights(
+    program: dict[str, Any], seconds: float
+) -> tuple[Float[np.ndarray, "R"], Float[np.ndarray, "X"] | None] | None:
+    """(weights >= 0 of the rows `A_ub`, the solution) of a linear program; None if it has none."""
+    from scipy.optimize import linprog
+
+    options = {"time_limit": seconds, "maxiter": _MAX_ITERATIONS}
+    solved = linprog(**program, method="highs", options=options)
+    marginals = getattr(getattr(solved, "ineqlin", None), "marginals", None)
+    if marginals is None or not np.isfinite(marginals).all():
+        LOG.debug("no linear bound: %s", solved.message)
+        return None
+    x = None if solved.x is None else np.asarray(solved.x)
+    return np.maximum(-np.asarray(marginals), 0.0), x

@@ -57,7 +57,7 @@ def memory_rows(
     if not memory_binds(problem):
         return 0
     buffers = objective_of(problem).memory == "pipeline"
-    group, weight, size = _held(problem)
+    group, weight, size = held_weights(problem)
     sharers = np.bincount(weight)
     shared = np.flatnonzero(sharers > 1)
     # Where groups disagree on the size of a weight, any of them may be the one that holds it.
@@ -163,7 +163,7 @@ def more_marks(marks: Marks, new: Marks) -> Marks:
     return Marks(pairs[0], pairs[1])
 
 
-def _held(
+def held_weights(
     problem: Problem,
 ) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "M"], Float[np.ndarray, "M"]]:
     """(group, weight, bytes) of every weight of every group, each once."""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.bounds.linear_program import INTEGRAL, Solution, solve
+from gdp.bounds.linear_program import Solution, solve_whole
 from gdp.bounds.load_memory import NO_MARKS, Marks, memory_rows
 from gdp.bounds.load_rows import Cuts, Rows, cuts
 from gdp.problem.arrays import arrays_of
@@ -183,16 +183,9 @@ def least_whole(
     nodes: int | None = None,
 ) -> Solution:
     """HiGHS's answer for whole x and a period between two values, all in the model's units."""
-    program = linear_arguments(model)
-    kind = np.zeros(len(program["c"]), dtype=np.int64)
-    kind[: model.shape[0] * model.shape[1]] = INTEGRAL
-    low, high = program["bounds"].T.copy()
-    low[-1], high[-1] = between
-    rows = [
-        (program["A_ub"], -np.inf, program["b_ub"]),
-        (program["A_eq"], program["b_eq"], program["b_eq"]),
-    ]
-    return solve(program["c"], rows, (low, high), kind, seconds, relative_gap, nodes)
+    program, num_whole = linear_arguments(model), model.shape[0] * model.shape[1]
+    column = len(program["c"]) - 1
+    return solve_whole(program, num_whole, column, between, seconds, relative_gap, nodes)
 
 
 def linear_arguments(model: LoadModel) -> dict[str, Any]:

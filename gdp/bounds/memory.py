@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from gdp.bounds.bound import Bound
 from gdp.bounds.effort import Effort
-from gdp.bounds.paths import Arcs, Spans
+from gdp.bounds.paths import Arcs, Spans, send_s
 from gdp.problem.problem import Problem
 from gdp.units import format_bytes, format_seconds
 
@@ -84,7 +84,7 @@ def _path(
         ops.append(v)
         longest_s, step_s, u = -1.0, np.tile(arcs.op_s[v], (num_devices, 1)), -1
         for k in range(arcs.first_input[v], arcs.first_input[v + 1]):
-            along_s = _send_s(arcs, k, v) + arcs.op_s[v]
+            along_s = _along_s(arcs, k, v) + arcs.op_s[v]
             end_s = float((head_s[arcs.source[k]][:, None] + along_s).min())
             if end_s > longest_s:
                 longest_s, step_s, u = end_s, along_s, int(arcs.source[k])
@@ -97,14 +97,13 @@ def _path(
     return np.array(steps[::-1]), np.array(ops[::-1], dtype=np.int64)
 
 
-def _send_s(arcs: Arcs, k: int, v: int) -> Float[np.ndarray, "D D"]:
+def _along_s(arcs: Arcs, k: int, v: int) -> Float[np.ndarray, "D D"]:
     """Seconds of arc k into op v from device to device, dispatch included."""
-    send_s = arcs.tensors[k] * arcs.latency_s + arcs.size_bytes[k] * arcs.s_per_byte
-    send_s = send_s + arcs.opens_s[v][None, :]
+    along_s = send_s(arcs, np.array([k]))[0] + arcs.opens_s[v][None, :]
     if arcs.group[arcs.source[k]] == arcs.group[v]:
-        send_s = np.full_like(send_s, np.inf)
-    np.fill_diagonal(send_s, 0.0)
-    return send_s
+        along_s = np.full_like(along_s, np.inf)
+    np.fill_diagonal(along_s, 0.0)
+    return along_s
 
 
 def _weights(problem: Problem, path: Int[np.ndarray, "L"]) -> Float[np.ndarray, "L"]:

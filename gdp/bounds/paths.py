@@ -6,9 +6,10 @@ a channel, and every reader may assume another device for a producer. With ops i
     head(v, d) = op_s(v, d) + max over inputs u of v, min over e of (head(u, e) + send(u, v, e, d))
     tail(u, e) = max over readers v of u, min over d of (send(u, v, e, d) + op_s(v, d) + tail(v, d))
 
-where send is the time of all tensors from u to v on their lane, one after the other, and the
-dispatch of v where it opens a segment because of them; ops of one group share their device. No run
-is shorter than head(v, d) + tail(v, d) minimised over d, for any v. Spans (see `bounds_spans`) are
+where send is the time of all tensors from u to v on their lane, one after the other (side by side
+where nothing queues), and the dispatch of v where it opens a segment because of them; ops of one
+group share their device. No run is shorter than head(v, d) + tail(v, d) minimised over d, for any
+v. Spans (see `gdp.bounds.spans`) are
 further arcs: from the end of u on e to the end of v on d it takes at least `span_s[e, d]`.
 
 Axes: N ops, V = N + 1: the ops and one more that reads all of them and ends the run; P pairs of
@@ -18,7 +19,7 @@ ops with an arc; D devices; S spans.
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
@@ -34,6 +35,8 @@ class Arcs(NamedTuple):
     source: Int[np.ndarray, "P"]
     tensors: Float[np.ndarray, "P"]  # how many tensors an arc stands for; 0 into the last op
     size_bytes: Float[np.ndarray, "P"]  # of these tensors
+    largest_bytes: Float[np.ndarray, "P"]  # of any of them
+    queues: Bool[np.ndarray, "D D"]  # whether one waits for the other on a lane
     latency_s: Float[np.ndarray, "D D"]
     s_per_byte: Float[np.ndarray, "D D"]
 
@@ -67,6 +70,8 @@ def arcs_of(problem: Problem) -> Arcs:
     key, which = np.unique(dst * (n + 1) + src, return_inverse=True)
     count = np.bincount(which, minlength=len(key)).astype(np.float64)
     size = np.bincount(which, graph.tensor_bytes[graph.use_tensor], minlength=len(key))
+    largest = np.zeros(len(key))
+    np.maximum.at(largest, which, graph.tensor_bytes[graph.use_tensor].astype(np.float64))
     last = np.setdiff1d(np.arange(n), src)
     source = np.concatenate([key % (n + 1), last])
     target = np.concatenate([key // (n + 1), np.full(len(last), n)])
@@ -79,9 +84,20 @@ def arcs_of(problem: Problem) -> Arcs:
         source=source,
         tensors=np.concatenate([count, none]),
         size_bytes=np.concatenate([size, none]),
+        largest_bytes=np.concatenate([largest, none]),
+        queues=a.channel >= 0,
         latency_s=np.array(cluster.link_latency_s, np.float64),
         s_per_byte=1.0 / np.asarray(cluster.link_bytes_per_s, np.float64),
     )
+
+
+def send_s(arcs: Arcs, k: Int[np.ndarray, "K"]) -> Float[np.ndarray, "K D D"]:
+    """Seconds in which arcs k send their tensors from device to device, dispatch aside."""
+    tensors, size = arcs.tensors[k, None, None], arcs.size_bytes[k, None, None]
+    queued_s = tensors * arcs.latency_s + size * arcs.s_per_byte
+    largest = arcs.largest_bytes[k, None, None]
+    alone_s = np.minimum(tensors, 1.0) * arcs.latency_s + largest * arcs.s_per_byte
+    return np.where(arcs.queues, queued_s, alone_s)
 
 
 def heads_and_tails(

@@ -16,7 +16,10 @@ def _send_s(a, k, v, e, d):
         return 0.0
     if a.group[a.source[k]] == a.group[v]:
         return np.inf
-    return a.tensors[k] * a.latency_s[e, d] + a.size_bytes[k] * a.s_per_byte[e, d] + a.opens_s[v, d]
+    tensors, size = a.tensors[k], a.size_bytes[k]
+    if not a.queues[e, d]:
+        tensors, size = min(tensors, 1.0), a.largest_bytes[k]
+    return tensors * a.latency_s[e, d] + size * a.s_per_byte[e, d] + a.opens_s[v, d]
 
 
 @numba.njit(**BARE)

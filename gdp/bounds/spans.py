@@ -35,6 +35,14 @@ _PAIR = 20  # what a pair takes beside branching, in branches
 _MAX_BRANCHES = 20_000  # of one part with one pair of end devices
 
 
+class Module(NamedTuple):
+    """The ops on the paths from u to v that take any time; u = -1 is the start, v = N the end."""
+
+    source: int
+    target: int
+    inner: Int[np.ndarray, "I"]
+
+
 class Part(NamedTuple):
     """A part of a graph. Source -1 is u, or the start where there is no u."""
 
@@ -78,14 +86,11 @@ class Work(NamedTuple):
     end_node: Int[np.ndarray, "n"]
 
 
-def find_spans(
-    problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"], effort: Effort
-) -> Spans:
+def find_spans(problem: Problem, arcs: Arcs, modules: list[Module], effort: Effort) -> Spans:
     """The spans of a problem that branching within the effort gives, smallest parts first."""
     left = effort.branches
     d = problem.num_devices
-    pairs = _pairs(problem, arcs, head_s)
-    pairs.sort(key=lambda pair: len(pair[2]))
+    pairs = sorted(modules, key=lambda module: len(module.inner))
     known: dict[bytes, Float[np.ndarray, "D D"]] = {}
     found: list[tuple[int, int, Float[np.ndarray, "D D"]]] = []
     for k, (u, v, inner) in enumerate(pairs):
@@ -112,10 +117,8 @@ def find_spans(
     )
 
 
-def _pairs(
-    problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]
-) -> list[tuple[int, int, Int[np.ndarray, "I"]]]:
-    """(u, v, the ops between them) for every op v that more than a chain leads to."""
+def find_modules(problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> list[Module]:
+    """For every op v that more than a chain leads to: what lies between it and a gate of its."""
     from gdp.bounds.spans_kernels import ancestors, between, gates
 
     count = len(arcs.op_s)
@@ -127,15 +130,15 @@ def _pairs(
     partial = np.zeros(count, bool)
     gates(arcs.first_input, arcs.source, is_idle, head_s.min(axis=1), above, gate, depth, partial)
     inner = np.empty(count, np.int64)
-    pairs = []
+    modules = []
     for v in np.flatnonzero(reads > 0).tolist():
         for u in (int(gate[v]), -1) if partial[v] and gate[v] >= 0 else (int(gate[v]),):
             size = between(above, u, v, inner)
             busy = inner[:size][~is_idle[inner[:size]]]
             small = len(busy) <= _MAX_INNER
             if len(busy) > 1 and (u == gate[v] or small):
-                pairs.append((u, v, busy.copy()))
-    return pairs
+                modules.append(Module(u, v, busy.copy()))
+    return modules
 
 
 def _part(problem: Problem, arcs: Arcs, u: int, v: int, inner: Int[np.ndarray, "I"]) -> Part | None:

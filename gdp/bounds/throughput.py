@@ -1,12 +1,11 @@
 """Lower bounds of the period of a pipeline, cheapest first; loads bound a latency, too."""
 
-import logging
-
 import numpy as np
 from jaxtyping import Float
 
 from gdp.bounds.bound import Bound
 from gdp.bounds.effort import Effort
+from gdp.bounds.linear_program import dual_weights
 from gdp.bounds.load_memory import NO_MARKS, more_marks, worst_marks
 from gdp.bounds.load_program import (
     LoadModel,
@@ -22,8 +21,6 @@ from gdp.sim.objectives import memory_binds, objective_of
 from gdp.sim.replicas import may_replicate
 from gdp.units import format_seconds
 
-LOG = logging.getLogger(__name__)
-_MAX_ITERATIONS = 100_000  # of the simplex method
 # HiGHS keeps rows to 1e-7 and whole numbers to 1e-6, in units of about one period.
 _MIP_SLACK = 1e-5
 _MIP_GAP = 1e-4  # what HiGHS leaves open
@@ -121,19 +118,11 @@ def _linear(
     model: LoadModel, effort: Effort
 ) -> tuple[Bound | None, Float[np.ndarray, "G D"] | None]:
     """(its value, from the dual solution alone, so that no tolerance enters; x)."""
-    from scipy.optimize import linprog
-
-    solved = linprog(
-        **linear_arguments(model),
-        method="highs",
-        options={"time_limit": effort.remaining_s(), "maxiter": _MAX_ITERATIONS},
-    )
+    solved = dual_weights(linear_arguments(model), effort.remaining_s())
     effort.is_over()
-    marginals = getattr(getattr(solved, "ineqlin", None), "marginals", None)
-    if marginals is None or not np.isfinite(marginals).all():
-        LOG.debug("no linear bound: %s", solved.message)
+    if solved is None:
         return None, None
-    weight = np.maximum(-np.asarray(marginals), 0.0)
+    weight, values = solved
     if weight[: model.num_loads].sum() <= 0.0:
         return None, None
     value_s, share = dual_value_s(model, weight)
@@ -145,8 +134,8 @@ def _linear(
         if part > 0.005
     )
     x = None
-    if solved.x is not None:
-        x = np.asarray(solved.x)[: model.shape[0] * model.shape[1]].reshape(model.shape)
+    if values is not None:
+        x = values[: model.shape[0] * model.shape[1]].reshape(model.shape)
     return Bound(value_s, f"linear program of loads and transfers, weighed {parts}"), x
 
 

@@ -1,6 +1,7 @@
 """The verbs that measure: `gdp profile` and `gdp calibrate`."""
 
 import json
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ from gdp.errors import ClusterError
 
 if TYPE_CHECKING:
     from gdp.costs.profile import Overheads, Profile
+
+
+QUICK = ("bvlc_alexnet", "shufflenet", "zfnet512")
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,13 @@ class Rounds:
 @click.option("--family", metavar="NAME", help="Of all these models; default: each its own.")
 @click.option("--no-overheads", is_flag=True, help="Leave session and hand-over costs out.")
 @click.option("--only-overheads", is_flag=True, help="Measure these costs, and no model.")
+@click.option("--quick", is_flag=True, help="Small models that gdp brings: a minute or two.")
 @options.outputs(profile=options.required(metavar="PROFILE", help=".json or .json.gz"))
 @options.as_json
 def profile(
     models: tuple[str, ...], dims: tuple[str, ...], device: str, measuring: Rounds,
-    family: str | None, no_overheads: bool, only_overheads: bool, outputs: options.Outputs,
+    family: str | None, no_overheads: bool, only_overheads: bool, quick: bool,
+    outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Measure models kernel by kernel, at the level that `gdp run` executes.
 
@@ -52,12 +58,14 @@ def profile(
     from gdp.costs.profile import save_profile
     from gdp.models import with_dims
 
-    if bool(models) == only_overheads or (only_overheads and no_overheads):
-        raise ValueError("name models to profile, or --only-overheads without a model")
+    if bool(models) + only_overheads + quick != 1 or (only_overheads and no_overheads):
+        raise ValueError("name models to profile, or --quick or --only-overheads without a model")
     outputs.require(*models)
     named = [(_stem(model), family or _stem(model), model) for model in models]
     kind, _, index = device.partition(":")
-    if kind == "jax":
+    if kind == "jax" and quick and index in ("", "cpu"):
+        made = _quick_jax(measuring)
+    elif kind == "jax":
         from gdp.runtime.profile.jax import profile_functions
 
         functions = [(name, group, *_jax_function(model)) for name, group, model in named]
@@ -67,6 +75,10 @@ def profile(
     elif kind == "torch":
         from gdp.runtime.profile.pytorch import profile_modules
 
+        if not models:
+            raise ValueError(
+                "--device torch:... needs models: --quick and --only-overheads have none"
+            )
         made = profile_modules(
             [(name, group, _torch_model(model)) for name, group, model in named], index or "cpu",
             rounds=measuring.rounds, seconds=measuring.seconds, overheads=not no_overheads,
@@ -75,6 +87,8 @@ def profile(
         from gdp.runtime.profile.ort import ProfileConfig, profile_models
 
         config = ProfileConfig(core=int(index or 0), **asdict(measuring))
+        if quick:
+            named = [(name, name, f"onnx:light_{name}") for name in QUICK]
         made = profile_models(named, config, dims=with_dims(dims), overheads=not no_overheads)
     else:
         raise ClusterError(
@@ -94,6 +108,15 @@ def profile(
     ]
     lines += [_overheads_text(made.overheads), f"statistic: {made.statistic}"]
     show(found | {"overheads": fields_of(made.overheads)}, lambda: "\n".join(lines))
+
+
+def _quick_jax(measuring: Rounds) -> "Profile":
+    """Two CPU devices at least, so that copies between them can be timed: JAX reads how many it
+    shall have when it is first used."""
+    os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    from gdp.runtime.profile.jax import quick_profile
+
+    return quick_profile(measuring.rounds, min(measuring.seconds, 1.0))
 
 
 def _overheads_text(found: "Overheads") -> str:
@@ -173,6 +196,9 @@ def calibrate(
     if steps is not None:
         config = replace(config, steps=steps)
     merged = merge([load_profile(path) for path in profiles])
+    if merged.runtime == "jax" and merged.device.kind == "cpu" and base is None:
+        _rates(merged, output)
+        return
     if base is not None:
         _recharge(base, merged, output)
         return
@@ -187,6 +213,28 @@ def calibrate(
     if plot := outputs.paths.get("plot"):
         write_plot(report, Path(plot))
     show(summary, lambda: report_text(report))
+
+
+def _rates(profile: "Profile", output: str) -> None:
+    """Fit rates of what XLA compiles, and write them."""
+    from msgspec import to_builtins
+
+    from gdp.costs.compiled import left_out_errors, rates_of, save_rates
+
+    rates = rates_of(profile)
+    save_rates(rates, output)
+    errors = left_out_errors(profile.models, rates.overheads.session_s or 0.0)
+    rows = [
+        {"model": m.name, "measured_s": m.latency_s, "error": float(e)}
+        for m, e in zip(profile.models, errors, strict=True)
+    ]
+    show(
+        {"costs": output, "models": rows, **to_builtins(rates)},
+        lambda: "\n".join(
+            f"{row['model']:30} {row['measured_s'] * 1e3:9.3f} ms, family held out "
+            f"{row['error']:+.0%}" for row in rows
+        ) + f"\n{rates.label()}",
+    )  # fmt: skip
 
 
 def _recharge(base: str, profile: "Profile", output: str) -> None:

@@ -13,6 +13,7 @@ from gdp.cli.show import show
 if TYPE_CHECKING:
     from gdp.corpus.build import Entry
     from gdp.learn.finetune import FinetuneConfig
+    from gdp.tasks import Engine
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,11 @@ def corpus() -> None:
 @click.option("--family", "families", multiple=True, help="Only these families of models.")
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many new graphs.")
 @click.option("--rebuild", is_flag=True, help="Build what is there, too.")
+@options.engine
 @options.as_json
-def build(output: Path, families: tuple[str, ...], limit: int | None, rebuild: bool) -> None:
+def build(
+    output: Path, families: tuple[str, ...], limit: int | None, rebuild: bool, engine: "Engine"
+) -> None:
     """Trace the models of the corpus and write their graphs and a manifest.
 
     Started again on the same folder, it builds what is missing.
@@ -53,7 +57,7 @@ def build(output: Path, families: tuple[str, ...], limit: int | None, rebuild: b
         built.append(entry.name)
         click.echo(f"gdp: {done}/{count} {entry.name}: {entry.num_ops} ops", err=True)
 
-    manifest = build_missing(output, families, limit, rebuild, say)
+    manifest = build_missing(output, families, limit, rebuild, say, engine)
     show(
         {"folder": str(output), "built": built, "graphs": len(manifest.graphs)},
         lambda: f"{len(built)} graphs built, {len(manifest.graphs)} in {output}",

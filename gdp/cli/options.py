@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gdp.constraints import Constraints
     from gdp.graph.op_graph import OpGraph
     from gdp.methods.base import Search
+    from gdp.tasks import Engine
 
 EVENT_OBJECTIVES = ("latency", "throughput")
 PLACE_OBJECTIVES = (*EVENT_OBJECTIVES, "max_load")
@@ -251,6 +252,22 @@ cluster = handing_a("cluster", ClusterOptions)
 search, method = handing_a("search", SearchOptions), handing_a("search", MethodOptions)
 trained = handing_a("trained", Trained)
 constraints = handing_a("constraints", ConstraintOptions)
+
+
+def _engine(processes: int | None, ray: str | None) -> "Engine":
+    from gdp.sim.batch import num_threads
+    from gdp.tasks import Engine
+
+    return Engine(processes or num_threads(), ray)
+
+
+engine = handing("engine", _engine, {
+    "processes": click.option("--processes", type=click.IntRange(1),
+                              help="On this machine; default: one a core."),
+    "ray": click.option("--ray", metavar="ADDRESS",
+                        help='A Ray cluster instead: HOST:PORT, "auto", or "local" for one here.'),
+})  # fmt: skip
+"""Where independent tasks run."""
 
 
 def alone(kind: type, name: str) -> Decorator:

@@ -45,7 +45,7 @@ def verbose_option() -> click.Option:
     )  # fmt: skip
 
 
-def run(cli: click.Group) -> NoReturn:
+def run(cli: click.Command) -> NoReturn:
     """Run the command line and exit as `gdp.cli.main.main` says."""
     try:
         code = cli.main(standalone_mode=False) or 0

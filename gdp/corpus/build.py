@@ -1,6 +1,7 @@
 """Traces the corpus's models and writes them as graph files with a manifest."""
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from gdp.graph.file import save_graph
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
 from gdp.importers.jax.trace import trace, trace_training_step
+from gdp.tasks import HERE, Engine, each
 
 MANIFEST = "manifest.json"
 _KIND = Kind("manifest of a corpus", GdpError)
@@ -187,6 +189,7 @@ def build_missing(
     limit: int | None = None,
     rebuild: bool = False,
     said: Callable[[int, int, Entry], None] = lambda done, count, entry: None,
+    engine: Engine = HERE,
 ) -> Manifest:
     """Build what a corpus folder lacks of some families, or of all; with `rebuild` all of these.
 
@@ -200,13 +203,22 @@ def build_missing(
         raise ValueError(f"no family {unknown[0]!r}; there are {', '.join(sorted(names))}")
     entries = {entry.name: entry for entry in manifest.graphs if entry.name in known}
     todo = [item for item in every if rebuild or item.name not in entries]
-    todo = [item for item in todo if not families or item.family in families][:limit]
-    for done, item in enumerate(todo, start=1):
-        entries[item.name] = entry = build(item, folder)
+    chosen = [item.name for item in todo if not families or item.family in families][:limit]
+    for done, (_, (entry, content)) in enumerate(each(_built, chosen, engine), start=1):
+        write_atomic(folder / entry.file, content)
+        entries[entry.name] = entry
         manifest.graphs = list(entries.values())
         write_manifest(manifest, folder)
-        said(done, len(todo), entry)
+        said(done, len(chosen), entry)
     return manifest
+
+
+def _built(name: str) -> tuple[Entry, bytes]:
+    """The line of the manifest and the file of a graph, wherever it is built."""
+    item = next(item for item in items() if item.name == name)
+    with tempfile.TemporaryDirectory() as folder:
+        entry = build(item, Path(folder))
+        return entry, (Path(folder) / entry.file).read_bytes()
 
 
 def read_manifest(folder: Path) -> Manifest:

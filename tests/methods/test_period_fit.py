@@ -4,12 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny import all_devices, brute_force_s, plain_graph, random_problem, unit_cluster
+from tiny import (
+    all_devices,
+    brute_force_s,
+    plain_graph,
+    random_problem,
+    unit_cluster,
+    with_memory,
+)
 
 from gdp.bounds.effort import Effort
 from gdp.bounds.load_memory import NO_MARKS, Marks, more_marks, placed_marks, worst_marks
 from gdp.bounds.throughput import load_bounds
-from gdp.cluster.types import Cluster
 from gdp.methods.base import Assignment, Search
 from gdp.methods.exact.mip import mip
 from gdp.methods.period import fit
@@ -21,18 +27,6 @@ from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.memory import pipeline_peaks
 from gdp.sim.score import score, values
-
-
-def with_memory(problem: Problem, limit: int) -> Problem:
-    """The same problem with so many bytes on every device."""
-    old = problem.cluster
-    devices = tuple(replace(device, memory_bytes=limit) for device in old.devices)
-    cluster = Cluster(
-        "tight", devices, old.link_bytes_per_s, old.link_latency_s, old.channel, old.host
-    )
-    return make_problem(
-        problem.graph, cluster, problem.compute_s, "throughput", allowed=problem.allowed
-    )
 
 
 def tight_random(seed: int, num_devices: int) -> Problem:
@@ -47,9 +41,7 @@ def tight_random(seed: int, num_devices: int) -> Problem:
         # Tied weights of one size: where sizes differ the rows are a relaxation.
         weight_id=np.where(size == 3, 0, np.arange(1, problem.num_ops + 1)),
     )
-    free = make_problem(
-        graph, with_memory(problem, 1 << 40).cluster, problem.compute_s, "throughput"
-    )
+    free = with_memory(replace(problem, graph=graph), 1 << 40)
     least = min(int(pipeline_peaks(free, device).max()) for device in all_devices(free))
     return with_memory(free, max(1, least * 4 // 3))
 

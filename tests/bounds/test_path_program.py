@@ -1,0 +1,118 @@
+"""The program of paths, work, transfers and memory against all placements in all orders."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny import (
+    all_devices,
+    brute_force_s,
+    fork_join,
+    plain_graph,
+    random_problem,
+    tight_latency,
+    unit_cluster,
+    without_queues,
+)
+
+from gdp.bounds.best import all_bounds
+from gdp.bounds.effort import Effort
+from gdp.bounds.path_program import build_paths, dual_value_s, least_whole, net_of
+from gdp.cluster.types import NO_CHANNEL
+from gdp.problem.problem import Problem, make_problem
+
+NAME = "paths, work, transfers and memory"
+
+
+def least_s(problem: Problem) -> float:
+    """The value of the program with whole placements."""
+    model = build_paths(problem, 1.0, net_of(problem, Effort(2.0)))
+    return least_whole(model, (0.0, np.inf), None, 1e-9).bound
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_no_placement_that_fits_is_faster_than_a_bound(devices: int) -> None:
+    """Memory at 1, 1.2 and 1.5 times the least that any placement needs."""
+    proven = []
+    for seed in range(18):
+        problem = tight_latency(seed, devices, (1.0, 1.2, 1.5)[seed % 3])
+        best_s = brute_force_s(problem)
+        bounds = all_bounds(problem, 2.0)
+        for bound in bounds:
+            assert bound.value_s <= best_s * (1 + 1e-9), (seed, bound.argument)
+        if any(NAME in bound.argument for bound in bounds) and best_s > 0:
+            proven.append(max(bound.value_s for bound in bounds) / best_s)
+    assert len(proven) >= 9
+    assert np.median(proven) > 0.99
+
+
+def test_a_path_that_does_not_fit_changes_devices_once() -> None:
+    """a then b, 6 bytes each; the fast device holds 8, so 1 + 10 s and 1 s to send: 12 s."""
+    graph = plain_graph(2, [(0, 1)], weight_bytes=[6, 6])
+    cluster = unit_cluster(2)
+    devices = (replace(cluster.devices[0], memory_bytes=8), cluster.devices[1])
+    compute_s = np.array([[1.0, 10.0], [1.0, 10.0]])
+    problem = make_problem(graph, replace(cluster, devices=devices), compute_s)
+    assert least_s(problem) == pytest.approx(12.0)
+
+
+def test_a_fork_and_join_is_exact() -> None:
+    """6 s, as worked out by hand: the work between a and d is 5 s on one device."""
+    assert least_s(fork_join()) == pytest.approx(6.0)
+
+
+def test_what_an_op_reads_and_makes_is_there_beside_the_weights() -> None:
+    """Two ops in a row, weights of 3 bytes, tensors of 4; 9 bytes a device.
+
+    One device would hold both weights, what b reads and what it makes: 14 bytes. Apart it is 11 for
+    b as well, where only 9 fit: no placement at all.
+    """
+    graph = plain_graph(2, [(0, 1)], 4, weight_bytes=[3, 3])
+    problem = make_problem(graph, unit_cluster(2, memory_bytes=9), np.ones((2, 2)))
+    model = build_paths(problem, 1.0, net_of(problem, Effort(1.0)))
+    assert least_whole(model, (0.0, np.inf), None, 1e-9).is_infeasible
+    enough = make_problem(graph, unit_cluster(2, memory_bytes=11), np.ones((2, 2)))
+    assert least_s(enough) == pytest.approx(6.0) == brute_force_s(enough)  # 4 s to send
+
+
+def test_tensors_side_by_side_take_as_long_as_the_longest() -> None:
+    """Tensors of 3 and 2 bytes from a on d0 to b on d1, where nothing queues: 1 + 3 + 1 s.
+
+    One after the other they would take 5 s, and a bound that says 7 s is wrong.
+    """
+    graph = replace_uses()
+    allowed = np.array([[True, False], [False, True]])
+    cluster = unit_cluster(2)
+    channel = np.array(cluster.channel)
+    channel[~np.eye(2, dtype=bool)] = NO_CHANNEL
+    problem = make_problem(
+        graph, replace(cluster, channel=channel), np.ones((2, 2)), allowed=allowed
+    )
+    assert brute_force_s(problem) == pytest.approx(5.0)
+    assert max(b.value_s for b in all_bounds(problem, 1.0)) == pytest.approx(5.0)
+    assert least_s(problem) == pytest.approx(5.0)
+
+
+def replace_uses():
+    """Two ops; the first makes two tensors that the second reads."""
+    from gdp.graph.op_graph import make_graph
+
+    return make_graph("two", ["a", "b"], ["Op", "Op"], [(0, 3), (0, 2)], [(0, 1), (1, 1)])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_weights_of_the_rows_prove_a_bound(seed: int) -> None:
+    problem = tight_latency(seed, 2, 1.2)
+    best_s = brute_force_s(problem)
+    model = build_paths(problem, 1.0, net_of(problem, Effort(1.0)))
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        weight = rng.random(model.a.shape[0]) * rng.integers(0, 2, model.a.shape[0])
+        assert dual_value_s(model, weight) <= best_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_are_not_about_memory_hold_where_it_is_ample(seed: int) -> None:
+    problem = without_queues(random_problem(seed, num_ops=6, num_devices=2), seed, 0.5)
+    assert least_s(problem) <= brute_force_s(problem) * (1 + 1e-6) + 1e-9
+    assert len(all_devices(problem)) > 1

@@ -1,0 +1,134 @@
+"""Tasks over processes and over Ray: what one process makes, with workers killed on the way."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from gdp.errors import GdpError, InfeasibleError, MissingExtraError
+from gdp.learn.instances import Instance
+from gdp.learn.labels import load_labels
+from gdp.tasks import ATTEMPTS, HERE, Engine, code_digest, each
+from pretrain.labels import Corpus, Task, label_all
+
+POOL = Engine(processes=2)
+PATHS = (Path(__file__).parent, Path(__file__).parents[1])
+
+
+class Mortal(NamedTuple):
+    """A task whose worker is killed as often as there are deaths left."""
+
+    number: int
+    folder: Path
+    deaths: int = 0
+
+
+def squared(task: Mortal) -> int:
+    mark = task.folder / f"{task.number}"
+    lived = len(mark.read_text()) if mark.exists() else 0
+    mark.write_text("x" * (lived + 1))
+    if lived < task.deaths:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task.number**2
+
+
+def refusing(number: int) -> int:
+    if number == 2:
+        raise InfeasibleError("nothing fits")
+    return number
+
+
+@pytest.fixture(scope="module")
+def ray_engine() -> Iterator[Engine]:
+    """A Ray cluster of two workers on this machine."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    ray.init(
+        address="local", num_cpus=2, include_dashboard=False, log_to_driver=False,
+        logging_level="ERROR", object_store_memory=100 << 20,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}},
+    )  # fmt: skip
+    yield Engine(ray="auto")
+    ray.shutdown()
+
+
+@pytest.fixture(params=["pool", pytest.param("ray", marks=pytest.mark.slow)])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return POOL if request.param == "pool" else request.getfixturevalue("ray_engine")
+
+
+def test_killed_workers_lose_no_task(engine: Engine, tmp_path: Path) -> None:
+    """Task 1 kills its worker twice, task 4 once: all are done, and each is asked for once."""
+    deaths = {1: 2, 4: 1}
+    tasks = [Mortal(n, tmp_path, deaths.get(n, 0)) for n in range(6)]
+    found = list(each(squared, tasks, engine))
+    assert sorted(found) == [(n, n**2) for n in range(6)]
+    for number, count in deaths.items():
+        assert len((tmp_path / f"{number}").read_text()) >= count + 1
+
+
+def test_a_task_that_always_kills_its_worker_ends_the_run(engine: Engine, tmp_path: Path) -> None:
+    found = []
+    tasks = [Mortal(n, tmp_path, 99 * (n == 3)) for n in range(4)]
+    with pytest.raises(GdpError, match=f"task 3 ended its worker {ATTEMPTS} times"):
+        found.extend(each(squared, tasks, engine))
+    assert {number for number, _ in found} <= {0, 1, 2}
+    assert len((tmp_path / "3").read_text()) == ATTEMPTS
+
+
+def test_an_error_of_a_task_is_raised_as_it_is(engine: Engine) -> None:
+    with pytest.raises(InfeasibleError, match="nothing fits"):
+        list(each(refusing, range(4), engine))
+
+
+def test_tasks_are_taken_as_workers_come_free(engine: Engine) -> None:
+    taken = []
+
+    def tasks() -> Iterator[int]:
+        for number in [0, 1, 3, *range(4, 100)]:
+            taken.append(number)
+            yield number
+
+    with contextlib.closing(each(refusing, tasks(), engine)) as found:
+        next(found)
+    assert len(taken) < 10
+
+
+def test_labels_are_the_same_everywhere_and_a_run_goes_on(engine: Engine, tmp_path: Path) -> None:
+    """Byte by byte: in one process, on the engine, and after an end in the middle."""
+    source = Corpus("", 4, 30, 60)
+    names = source.problems().train
+    todo = [Task(source, Instance(name, 3), None, 40, 0) for name in names]
+    assert label_all(tmp_path / "here", todo, engine=HERE) == len(todo) == 4
+    assert label_all(tmp_path / "there", todo, engine=engine) == 4
+    assert label_all(tmp_path / "parts", todo[2:], engine=engine) == 2
+    torn = (tmp_path / "parts").read_bytes().splitlines(keepends=True)
+    (tmp_path / "parts").write_bytes(torn[1] + torn[0])  # as a killed run leaves them
+    assert label_all(tmp_path / "parts", todo, engine=engine) == 2
+    assert label_all(tmp_path / "parts", todo, engine=engine) == 0
+    assert len(load_labels(tmp_path / "here")) == 4
+    for other in ("there", "parts"):
+        assert (tmp_path / other).read_bytes() == (tmp_path / "here").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_machine_with_other_code_is_refused(
+    ray_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gdp.tasks.code_digest", lambda: "other")
+    with pytest.raises(GdpError, match="another version of gdp"):
+        list(each(refusing, [1], ray_engine))
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"gdp-placement\[cluster\]"):
+        list(each(refusing, [1], Engine(ray="auto")))
+
+
+def test_the_digest_covers_what_tasks_are_made_of() -> None:
+    assert len(code_digest()) == 64

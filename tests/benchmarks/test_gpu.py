@@ -86,7 +86,7 @@ def test_a_rehearsal_runs_every_step_with_few_packages(tmp_path: Path) -> None:
         pytest.importorskip(needed, reason=f"{needed} is not installed")
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT.replace("{NAMES}", repr(NAMES)), "--device", "cpu",
-         "--minutes", "0.4", "--models", "llama", "-o", str(tmp_path / "out")],
+         "--minutes", "0.3", "--models", "llama", "-o", str(tmp_path / "out")],
         cwd=Path(__file__).parents[2], check=False, timeout=200, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -45,14 +45,6 @@ class Net(NamedTuple):
     modules: list[Module]
 
 
-class Fill(NamedTuple):
-    """Tensors that one device was seen to hold at once, by the groups that have them there."""
-
-    device: int
-    group: Int[np.ndarray, "H"]
-    size_bytes: Float[np.ndarray, "H"]
-
-
 class PathModel(NamedTuple):
     """Rows of `a z <= b` over z between 0 and `high`, beside sum x = 1; the end's column is least.
 
@@ -84,9 +76,7 @@ def path_model_size(problem: Problem) -> int:
     return problem.num_ops * 3 * d + problem.graph.num_uses * (2 * d + 8 * d * (d - 1))
 
 
-def build_paths(
-    problem: Problem, unit_s: float, net: Net, fills: tuple[Fill, ...] = ()
-) -> PathModel:
+def build_paths(problem: Problem, unit_s: float, net: Net) -> PathModel:
     """The linear program of a problem. O(N D + E D^2 + the modules' ops and tensors)."""
     form = _Form(problem, unit_s, net)
     form.flows()
@@ -95,7 +85,7 @@ def build_paths(
     form.sends()
     form.modules()
     if memory_binds(problem):
-        form.memory(fills)
+        form.memory()
     return form.model()
 
 
@@ -253,13 +243,16 @@ class _Form:
         if v < n:
             columns.append(group[v] * self.d + np.arange(self.d))
             values.append(self.op[v])
-        for i in range(self.d):
-            self._row([*columns, group[inner] * self.d + i], [*values, self.op[inner, i]])
         makers, uses = {int(u), *inner.tolist()}, {}
         for op in [*inner.tolist(), *([v] if v < n else [])]:
             for t in a.in_tensor[a.in_start[op] : a.in_start[op + 1]].tolist():
                 if self.readers[t] and int(a.producer[t]) in makers:
                     uses.setdefault(t, set()).add(int(group[op]))
+        for i in range(self.d):
+            row = [*columns, group[inner] * self.d + i], [*values, self.op[inner, i]]
+            if u >= 0 and v < n and uses:
+                self._visit(module, i, int(a.tensor_bytes[list(uses)].min()), row)
+            self._row(*row)
         if not uses:
             return
         column = np.array([self._send_column(t, readers) for t, readers in uses.items()])
@@ -272,6 +265,21 @@ class _Form:
                 more = [column + k for k in on], [s / self.unit_s for s in seconds]
                 self._row([*columns, *more[0]], [*values, *more[1]])
 
+    def _visit(
+        self, module: Module, i: int, least_bytes: int, row: tuple[list[Any], list[Any]]
+    ) -> None:
+        """Beside the work of a module on device i: the ways there and back, where u or v is not."""
+        a, group = self.arrays, self.net.arcs.group
+        seconds = (a.latency_s + least_bytes / a.bytes_per_s) / self.unit_s
+        into_s, out_s = np.delete(seconds[:, i], i).min(), np.delete(seconds[i], i).min()
+        used = self.rows.more_columns(1)
+        inner = np.unique(group[module.inner])
+        one = np.ones(len(inner))
+        self._rows([inner * self.d + i, np.full(len(inner), used)], [one, -one])
+        u, v = group[module.source], group[module.target]
+        row[0].append([used, u * self.d + i, v * self.d + i])
+        row[1].append([into_s + out_s, -into_s, -out_s])
+
     def _send_column(self, t: int, readers: set[int]) -> int:
         """The first column of how a tensor is sent to groups: to one of them if not to all."""
         maker = self.problem.group[self.arrays.producer[t]]
@@ -280,8 +288,8 @@ class _Form:
             return int(self.sent[t])
         return int(self._y(maker, np.int64(away[0]))) if away else -1
 
-    def memory(self, fills: tuple[Fill, ...]) -> None:
-        """What a device holds: its weights, and what an op there reads and makes; and the fills."""
+    def memory(self) -> None:
+        """What a device holds: its weights, and what an op there reads and makes."""
         a = self.arrays
         group, weight, size = held_weights(self.problem)
         sharers = np.bincount(weight)
@@ -309,9 +317,6 @@ class _Form:
             column = np.concatenate([np.full(len(busy), first_w + i), busy * self.d + i])
             value = np.concatenate([one, touched[busy, i] / limit])
             self.rows.add(np.tile(r, 2), column, value, one)
-            for fill in (fill for fill in fills if fill.device == i):
-                here = fill.group * self.d + i
-                self._row([w, here], [[1.0], fill.size_bytes / limit], 1.0)
 
     def model(self) -> PathModel:
         matrix, b = self.rows.matrix()

@@ -32,7 +32,9 @@ class Rounds:
 @click.command()
 @click.argument("models", nargs=-1, metavar="MODEL...")
 @options.dims
-@click.option("--device", default="cpu:0", show_default=True, help="cpu:CORE, or jax:DEVICE.")
+@click.option(
+    "--device", default="cpu:0", show_default=True, help="cpu:CORE, jax:DEVICE or torch:DEVICE."
+)
 @options.handing_a("measuring", Rounds)
 @click.option("--family", metavar="NAME", help="Of all these models; default: each its own.")
 @click.option("--no-overheads", is_flag=True, help="Leave session and hand-over costs out.")
@@ -47,8 +49,9 @@ def profile(
 ) -> None:  # fmt: skip
     """Measure models kernel by kernel, at the level that `gdp run` executes.
 
-    MODEL is what `gdp place` takes: ONNX models with --device cpu:CORE, and
-    python:package.module:function with --device jax:cpu or jax:gpu.
+    MODEL is what `gdp place` takes: ONNX models with --device cpu:CORE, JAX functions
+    (python:package.module:function) with --device jax:cpu or jax:gpu, PyTorch modules (the same, or
+    hf:CONFIG) with --device torch:cpu or torch:cuda.
     """
     from msgspec.structs import asdict as fields_of
 
@@ -69,6 +72,17 @@ def profile(
         made = profile_functions(
             functions, index or "cpu", rounds=measuring.rounds, seconds=measuring.seconds
         )
+    elif kind == "torch":
+        from gdp.runtime.profile.pytorch import profile_modules
+
+        if not models:
+            raise ValueError(
+                "--device torch:... needs models: --quick and --only-overheads have none"
+            )
+        made = profile_modules(
+            [(name, group, _torch_model(model)) for name, group, model in named], index or "cpu",
+            rounds=measuring.rounds, seconds=measuring.seconds, overheads=not no_overheads,
+        )  # fmt: skip
     elif kind == "cpu" and (index or "0").isdigit():
         from gdp.runtime.profile.ort import ProfileConfig, profile_models
 
@@ -77,7 +91,9 @@ def profile(
             named = [(name, name, f"onnx:light_{name}") for name in QUICK]
         made = profile_models(named, config, dims=with_dims(dims), overheads=not no_overheads)
     else:
-        raise ClusterError(f"--device {device!r} must be cpu:CORE, jax:cpu or jax:gpu")
+        raise ClusterError(
+            f"--device {device!r} must be cpu:CORE, jax:cpu, jax:gpu, torch:cpu or torch:cuda"
+        )
     save_profile(made, outputs.paths["profile"])
     rows = [
         {"model": m.name, "latency_s": m.latency_s, "kernels": len(m.kernels),
@@ -125,6 +141,20 @@ def _jax_function(model: str) -> tuple[Any, Any]:
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
         raise ModelError(f"{model!r} must return a JAX function and a tuple of its arguments")
     return made[0], made[1]
+
+
+def _torch_model(model: str) -> Any:
+    """The PyTorch module of a `python:` or `hf:` model."""
+    from gdp.errors import ModelError
+    from gdp.importers.pytorch.model import TorchModel
+    from gdp.models import is_traced, traced_model
+
+    found = traced_model(model) if is_traced(model) else None
+    if not isinstance(found, TorchModel):
+        raise ModelError(
+            f"{model!r} is no PyTorch module; --device torch:... measures python: and hf: models"
+        )
+    return found
 
 
 def _stem(model: str) -> str:

@@ -180,7 +180,7 @@ def export(
     if placement.teams and target not in REPLICATING_TARGETS:
         raise PlacementError(f"target {target!r} cannot hold this placement: {_in_turn(placement)}")
     given = None if cluster is None else load_cluster(cluster)
-    if target in ("accelerate", "pipelining") and given is None:
+    if target in ("accelerate", "openvino", "pipelining") and given is None:
         raise ValueError(
             f"target {target!r} needs the cluster, which tells CPUs from accelerators: --cluster"
         )
@@ -245,7 +245,7 @@ def _openvino(job: Exported) -> list[Path]:
     from gdp.exporters.openvino import export_openvino
 
     _onnx_spec(job.model, "openvino")
-    return export_openvino(job.graph, job.placement, job.output, job.permit)
+    return export_openvino(job.graph, job.placement, job.cluster, job.output, job.permit)
 
 
 def _accelerate(job: Exported) -> list[Path]:

@@ -17,7 +17,14 @@ from jaxtyping import Bool, Int
 
 from gdp.bounds.effort import Effort
 from gdp.bounds.linear_program import Solution
-from gdp.bounds.path_program import PathModel, build_paths, least_whole, net_of, path_model_size
+from gdp.bounds.path_program import (
+    PathModel,
+    build_paths,
+    least_whole,
+    net_of,
+    path_model_size,
+    rows_bind,
+)
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.period.solution import UNIT
@@ -27,7 +34,7 @@ from gdp.methods.scoring import Scored, best_of, expand, missing_text
 from gdp.methods.search.local_search import improve
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import memory_binds, objective_of
+from gdp.sim.objectives import objective_of
 
 _ROUNDS = 16
 _ROUND_SHARE = 0.3  # of the seconds left, for one round
@@ -49,7 +56,7 @@ def applies(problem: Problem) -> bool:
         goal.on_links
         and not goal.pipelined
         and problem.num_devices > 1
-        and memory_binds(problem)
+        and rows_bind(problem)
         and path_model_size(problem) <= _MOST_ENTRIES
     )
 

@@ -19,8 +19,8 @@ from gdp.errors import InfeasibleError, MissingExtraError, of_kind
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.models import Model, load
-from gdp.placement import Placed, Placement, load_placement, make_placement, require
-from gdp.posed import Posed, machine_of, pose, posed_placement
+from gdp.placement import Placed, Placement, make_placement
+from gdp.posed import Posed, placed_on, pose, posed_placement
 from gdp.problem.own_unit import in_own_unit
 from gdp.problem.problem import Problem
 from gdp.reports.view import View
@@ -274,9 +274,7 @@ def simulate(
     """What the simulator says of a placement; raises `PlacementError` when it does not belong."""
     from gdp.sim.score import score
 
-    graph, placement = load(model), load_placement(placement)
-    cluster, costs = machine_of(placement, load_cluster(cluster), costs)
-    require(placement, graph, cluster)
+    graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
     return score(posed.problem, device, rank, placement.teams)
 
@@ -292,9 +290,7 @@ def judged(
     """A placement made elsewhere with its score and a proven bound, as `place` returns them."""
     from gdp.sim.score import score
 
-    graph, placement = load(model), load_placement(placement)
-    cluster, costs = machine_of(placement, load_cluster(cluster), costs)
-    require(placement, graph, cluster)
+    graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
     started_s = time.perf_counter()
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
     scored = score(posed.problem, device, rank, placement.teams)
@@ -320,9 +316,9 @@ def judged(
 
 
 def view_of(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
     *,
     costs: CostModel | str | Path | None = None,
 ) -> View:
@@ -331,8 +327,7 @@ def view_of(
     from gdp.sim.latency import simulate as simulate_latency
     from gdp.sim.replicas import cycle_length, devices_of_sample
 
-    cluster, costs = machine_of(placement, cluster, costs)
-    require(placement, graph, cluster)
+    graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
     posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
     views: list[View] = []
     for sample in range(min(cycle_length(placement.teams), MAX_WAYS)):

@@ -101,9 +101,10 @@ def load(spec: Model, dims: Mapping[str, int] | None = None) -> OpGraph:
     if text.endswith(GRAPH_SUFFIXES):
         from gdp.graph.file import load_graph
 
-        if Path(text).is_file() and is_ours(Path(text), "placement"):
+        path = Path(text)
+        if path.is_file() and path.stat().st_size and is_ours(path, "placement"):
             raise ModelError(f"{text} is a placement; the model that it is of is wanted here")
-        return load_graph(Path(text))
+        return load_graph(path)
     if not Path(text).exists():
         raise ModelError(
             f"no model {text!r}: give an .onnx path, onnx:NAME, a .gguf path, a graph file "

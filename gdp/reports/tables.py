@@ -17,8 +17,12 @@ MAX_ROWS = 200
 """Of a table that people read; what is left out is counted."""
 
 
-def device_rows(view: View, peak_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
-    """What each device does in one run; `peak_bytes` are those of the objective, by name."""
+def device_rows(
+    view: View, peak_bytes: Mapping[str, int], period_s: float | None = None
+) -> list[dict[str, Any]]:
+    """What each device does for the samples that are shown; `peak_bytes` are those of the
+    objective, by name. With a period, its share is that of a full pipeline."""
+    span_s = view.end_s if period_s is None else period_s * len(view.ways)
     ops, kernels = view.counts()
     busy = np.sum([way.schedule.busy_s for way in view.ways], axis=0)
     names = view.problem.cluster.device_names
@@ -33,7 +37,7 @@ def device_rows(view: View, peak_bytes: Mapping[str, int]) -> list[dict[str, Any
                 "name": device.name, "kind": device.kind, "ops": int(ops[d]),
                 "beside": beside.get(d, []),
                 "kernels": int(kernels[d]), "busy_s": busy_s,
-                "busy_share": busy_s / max(view.end_s, 1e-30),
+                "busy_share": busy_s / max(span_s, 1e-30),
                 "peak_bytes": peak, "limit_bytes": limit,
                 "full": None if limit is None else peak / limit,
             }

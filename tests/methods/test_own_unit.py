@@ -13,7 +13,7 @@ from gdp.errors import GdpError
 from gdp.problem.own_unit import in_own_unit
 from gdp.sim.score import score
 
-FACTORS = (2.0**10, 2.0**-30, 1e-3, 7.3)
+FACTORS = (2.0**-30, 1e-3)
 QUICK = gdp.Search(seed=3, seconds=None, evaluations=60)
 
 
@@ -46,7 +46,7 @@ def placed(method: str, objective: str, seed: int, factor: float) -> gdp.Result 
 @pytest.mark.parametrize("method", sorted(set(api.methods()) - {"hsdag"}))
 def test_answers_are_the_same_in_any_unit_of_time(method: str) -> None:
     answered = 0
-    for objective, seed in (("latency", 1), ("latency", 4), ("throughput", 2)):
+    for objective, seed in (("latency", 1), ("throughput", 2)):
         first = placed(method, objective, seed, 1.0)
         for factor in FACTORS:
             other = placed(method, objective, seed, factor)

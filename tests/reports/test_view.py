@@ -95,6 +95,7 @@ def test_samples_that_take_other_ways_are_shown_one_after_the_other() -> None:
     first, second = tables.device_rows(view, {"d0": 5, "d1": 5})
     assert (first["beside"], second["beside"]) == (["d1"], ["d0"])
     assert first["busy_share"] == 0.5
+    assert tables.device_rows(view, {}, 3.0)[0]["busy_share"] == 1.0, "a sample every 3 s"
     (row,) = tables.breakdowns(view, module_tree(view))["op type"]
     assert row["by_device_s"] == [3.0, 3.0], "a sample's share of each"
     assert {row["device"] for row in tables.costliest_rows(view)} == {"d0, d1"}

@@ -145,8 +145,8 @@ def place_for_accelerate(
     base, _ = resolve_costs(costs, resident(cluster))
     alone = resident(cluster)
     try:
-        found = api.place(graph, alone, costs=base, constraints=constraints, **placing)
-        return Placed(found, alone, base)
+        found = api.place(graph, alone, costs=costs, constraints=constraints, **placing)
+        return Placed(found, alone, costs)
     except InfeasibleError:
         if offload == "none" or main_device(cluster) is None:
             raise

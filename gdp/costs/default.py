@@ -38,6 +38,11 @@ def resolve_costs(
                 )
             return CompiledCosts(rates), _compiled(rates, cluster)
         return _described(LearnedCosts((load_costs(costs),), any_model=True), cluster)
+    if not callable(costs):
+        raise ValueError(
+            "costs must be a cost model (a callable of graph and cluster), a cost file or None, "
+            f"got {type(costs).__name__}"
+        )
     return costs, getattr(costs, "__name__", type(costs).__name__)
 
 

@@ -99,7 +99,7 @@ def test_a_region_is_two_devices_or_a_stretch_and_the_rest_stays() -> None:
             assert len(pair) == 2
             assert set(moves) == set(np.flatnonzero(np.isin(device, pair)))
         else:
-            assert len(moves) == fit._STRETCH == moves[-1] - moves[0] + 1
+            assert len(moves) == fit._STRETCH[0] == moves[-1] - moves[0] + 1
             assert may[moves].all()
 
 

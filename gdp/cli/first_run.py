@@ -21,6 +21,7 @@ import numpy as np
 from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import make_graph
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.batch import num_threads
 from gdp.sim.objectives import find_objective
@@ -145,31 +146,33 @@ def _search(problem: Problem) -> None:
     from gdp.methods.annealing.annealer import annealer_of, make_annealer
     from gdp.methods.heuristics.simple import single_assignments
     from gdp.methods.repair import repair
+    from gdp.methods.repair_kernels import pack
     from gdp.methods.scoring import best_of
 
     start = best_of(problem, single_assignments(problem))
     make_annealer(problem, start, seed=0).run(1, 1, annealer_of(problem).default)
     tight = _tiny(problem.objective, memory_bytes=70)
+    pack(arrays_of(tight), np.arange(tight.num_groups), np.full(tight.num_devices, 70.0))
     repair(tight, best_of(tight, single_assignments(tight)), Clock(None), seed=0)
 
 
 def _lists(problem: Problem) -> None:
     from gdp.methods.heuristics.blocks import block_assignments
     from gdp.methods.heuristics.list_schedule import etf_assignments, heft_assignments
+    from gdp.methods.priorities import rank_under
 
     for made in (heft_assignments, etf_assignments, block_assignments):
         list(made(problem))
+    rank_under(problem, np.zeros(problem.num_ops, dtype=np.int64), "critical")
 
 
 def _paths(problem: Problem) -> None:
     from gdp.methods.heuristics.critical_path import critical_path_assignments
-    from gdp.methods.priorities import rank_under
     from gdp.policy.advice import ADVISERS, Advice
     from gdp.policy.view.features import features
 
     list(critical_path_assignments(problem, seed=0))
     placed = np.zeros((1 + len(ADVISERS), problem.num_ops), dtype=np.int64)
-    rank_under(problem, placed[0], "critical")
     features(problem, found=Advice(placed, np.ones(len(placed)), 0))
 
 

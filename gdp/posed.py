@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.base import Charging, CostModel
-from gdp.errors import PlacementError
+from gdp.errors import PlacementError, of_kind
 from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
+from gdp.models import Model, load
+from gdp.placement import Placed, Placement, load_placement, require
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import find_objective
 
@@ -49,7 +51,7 @@ def pose(
     from gdp.costs.default import resolve_costs
     from gdp.graph.fuse import fuse, group_seconds
 
-    constraints = constraints or Constraints()
+    constraints = of_kind(constraints, Constraints, "constraints")
     allowed = allowed_mask(constraints, graph, cluster)
     together = together_ids(constraints, graph)
     labels = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)
@@ -89,6 +91,20 @@ def _tensor_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndar
     from gdp.sim.host_load import host_transfer_s
 
     return host_transfer_s(graph, cluster)
+
+
+def placed_on(
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
+    costs: CostModel | str | Path | None = None,
+) -> tuple[OpGraph, Placement, Cluster, CostModel | str | Path | None]:
+    """The graph, the placement, and the cluster and costs that it is judged with (`machine_of`), of
+    whatever names them. Raises `PlacementError` where they do not belong together."""
+    graph, placement = load(model), load_placement(placement)
+    cluster, costs = machine_of(placement, load_cluster(cluster), costs)
+    require(placement, graph, cluster)
+    return graph, placement, cluster, costs
 
 
 def machine_of(

@@ -30,11 +30,10 @@ from gdp.bounds.effort import Effort
 from gdp.bounds.linear_program import Solution, solve_whole
 from gdp.bounds.load_memory import held_weights
 from gdp.bounds.load_rows import Rows, cuts
-from gdp.bounds.paths import Arcs, Spans, arcs_of, heads_and_tails, no_spans, send_s
+from gdp.bounds.paths import Arcs, Spans, arcs_of, heads_and_tails, longest_s, no_spans, send_s
 from gdp.bounds.spans import MAX_DEVICES, MAX_OPS, Module, find_modules, find_spans
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import memory_binds
 
 
 class Net(NamedTuple):
@@ -76,6 +75,12 @@ def path_model_size(problem: Problem) -> int:
     return problem.num_ops * 3 * d + problem.graph.num_uses * (2 * d + 8 * d * (d - 1))
 
 
+def rows_bind(problem: Problem) -> bool:
+    """Whether the rows of memory exclude anything: all weights and the largest op on one device."""
+    held = arrays_of(problem).weight_bytes.sum() + _touched_bytes(problem).max(axis=0)
+    return bool((held > problem.cluster.memory_bytes).any())
+
+
 def build_paths(problem: Problem, unit_s: float, net: Net) -> PathModel:
     """The linear program of a problem. O(N D + E D^2 + the modules' ops and tensors)."""
     form = _Form(problem, unit_s, net)
@@ -84,7 +89,7 @@ def build_paths(problem: Problem, unit_s: float, net: Net) -> PathModel:
     form.spans()
     form.sends()
     form.modules()
-    if memory_binds(problem):
+    if rows_bind(problem):
         form.memory()
     return form.model()
 
@@ -324,7 +329,7 @@ class _Form:
         possible = self.problem.group_allowed.reshape(-1)
         high[: len(possible)] = possible
         end = self.first_e + self.problem.num_ops
-        high[self.first_e : end + 1] = longest_s(self.problem, self.net.arcs) / self.unit_s
+        high[self.first_e : end + 1] = longest_s(self.net.arcs) / self.unit_s
         return PathModel(matrix, b, self.problem.group_allowed.shape, end, high, self.unit_s)
 
 
@@ -340,14 +345,6 @@ def _touched_bytes(problem: Problem) -> Float[np.ndarray, "G D"]:
     most = np.zeros((problem.num_groups, problem.num_devices))
     np.maximum.at(most, problem.group, np.where(takes, size[:, None], 0.0))
     return most
-
-
-def longest_s(problem: Problem, arcs: Arcs) -> float:
-    """No run without idling is longer: every op on its slowest device, every use sent."""
-    op_s = np.where(np.isfinite(arcs.op_s), arcs.op_s, 0.0)
-    sent_s = arcs.tensors * arcs.latency_s.max() + arcs.size_bytes * arcs.s_per_byte.max()
-    total_s = op_s.max(axis=1).sum() + arcs.opens_s.max(axis=1).sum() + sent_s.sum()
-    return float(total_s) or 1.0
 
 
 def linear_arguments(model: PathModel) -> dict[str, Any]:

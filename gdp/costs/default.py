@@ -38,6 +38,11 @@ def resolve_costs(
                 )
             return CompiledCosts(rates), _compiled(rates, cluster)
         return _described(LearnedCosts((load_costs(costs),), any_model=True), cluster)
+    if not callable(costs):
+        raise ValueError(
+            "costs must be a cost model (a callable of graph and cluster), a cost file or None, "
+            f"got {type(costs).__name__}"
+        )
     return costs, getattr(costs, "__name__", type(costs).__name__)
 
 
@@ -48,6 +53,16 @@ def shipped() -> tuple[Calibration, ...]:
     if not folder.is_dir():
         return ()
     return tuple(load_costs(path.parent) for path in sorted(folder.glob("*/meta.json")))
+
+
+def shipped_for(kind: str) -> Calibration:
+    """The calibration of a kind of device that travels with gdp; raises `ProfileError` where there
+    is none."""
+    found = next((c for c in shipped() if c.device.kind == kind), None)
+    if found is None:
+        kinds = ", ".join(dict.fromkeys(c.device.kind for c in shipped()))
+        raise ProfileError(f"no costs of {kind} ship, only of {kinds}; calibrate without --base")
+    return found
 
 
 @functools.cache

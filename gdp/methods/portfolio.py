@@ -27,6 +27,7 @@ from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, objective_of
 from gdp.sim.replicas import may_replicate
 from gdp.sim.score import score
+from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
 
@@ -211,8 +212,8 @@ def _notes(problem: Problem, answer: Answer) -> tuple[str, ...]:
     if holders < 2 or replicas_s >= period_s * _SAME:
         return ()
     return (
-        f"{holders} replicas of the whole model would take {replicas_s * 1e3:.3f} ms a sample, "
-        f"the pipeline {period_s * 1e3:.3f} ms",
+        f"{holders} replicas of the whole model would take {format_seconds(replicas_s)} a sample, "
+        f"the pipeline {format_seconds(period_s)}",
     )
 
 

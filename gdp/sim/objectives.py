@@ -87,7 +87,7 @@ class Objective:
 
 def find_objective(name: str) -> Objective:
     """The row of an objective; raises `ValueError` that lists those there are."""
-    if name not in OBJECTIVES:
+    if not isinstance(name, str) or name not in OBJECTIVES:
         raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {name!r}")
     return OBJECTIVES[name]
 

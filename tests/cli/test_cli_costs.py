@@ -41,7 +41,7 @@ def test_a_profile_becomes_costs(cli: click.Group, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "error", "message"),
     [
-        ("cpu:x", ClusterError, "must be cpu:CORE, jax:cpu or jax:gpu"),
+        ("cpu:x", ClusterError, "must be cpu:CORE, jax:cpu, jax:gpu, torch:cpu"),
         ("cpu:4096", ClusterError, "core 4096 is not usable"),
         ("jax:cpu", ModelError, r"measures python:package\.module:function"),
     ],

@@ -13,6 +13,7 @@ from gdp.methods.latency.fit import applies, latency_fit, region
 from gdp.methods.portfolio import auto
 from gdp.methods.scoring import Scored, best_of
 from gdp.problem.problem import Problem, make_problem
+from gdp.sim.objectives import memory_binds
 from gdp.sim.score import score, values
 
 
@@ -98,7 +99,7 @@ def test_a_region_is_two_devices_or_a_stretch_and_the_rest_stays() -> None:
             assert len(pair) == 2
             assert set(moves) == set(np.flatnonzero(np.isin(device, pair)))
         else:
-            assert len(moves) == fit._STRETCH == moves[-1] - moves[0] + 1
+            assert len(moves) == fit._STRETCH[0] == moves[-1] - moves[0] + 1
             assert may[moves].all()
 
 
@@ -135,3 +136,12 @@ def test_auto_runs_the_program_where_memory_binds_and_only_there() -> None:
     roomy = with_memory(problem, 1 << 40)
     names = {row.method for row in auto(roomy, Search(seconds=None, evaluations=50)).candidates}
     assert "latency_fit" not in names
+
+
+def test_the_program_is_left_out_where_one_device_holds_all_weights_and_any_op() -> None:
+    """All tensors at once do not fit (8 bytes a device), but no row of the program says so."""
+    graph = plain_graph(8, [(i, i + 1) for i in range(7)], 2, weight_bytes=[1] + [0] * 7)
+    problem = make_problem(graph, unit_cluster(2, memory_bytes=8), np.ones((8, 2)))
+    assert memory_binds(problem)
+    assert not applies(problem)
+    assert applies(with_memory(problem, 4))

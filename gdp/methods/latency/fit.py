@@ -16,8 +16,17 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from gdp.bounds.effort import Effort
-from gdp.bounds.linear_program import Solution
-from gdp.bounds.path_program import PathModel, build_paths, least_whole, net_of, path_model_size
+from gdp.bounds.linear_program import Solution, dual_weights
+from gdp.bounds.path_program import (
+    PathModel,
+    build_paths,
+    dual_value_s,
+    least_whole,
+    linear_arguments,
+    net_of,
+    path_model_size,
+    rows_bind,
+)
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.period.solution import UNIT
@@ -27,14 +36,14 @@ from gdp.methods.scoring import Scored, best_of, expand, missing_text
 from gdp.methods.search.local_search import improve
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import memory_binds, objective_of
+from gdp.sim.objectives import objective_of
 
 _ROUNDS = 16
 _ROUND_SHARE = 0.3  # of the seconds left, for one round
-_GAP = 1e-2  # relative; what a round leaves open
-_NODES = 50  # of a round's search tree
+_GAP = 3e-2  # relative; what a round leaves open
+_NODES = 20  # of a round's search tree
 _MOST_ENTRIES = 100_000  # of the matrix
-_PAIR, _STRETCH = 100, 40  # groups that are free between two devices, and on all
+_PAIR, _STRETCH = (100, 0.5), (40, 0.125)  # groups, or the share of them if that is more
 _APART = 0.05  # of the free groups: so many have another device than in anything tried before
 _BETTER = 1.0 - 1e-4  # of the best: what a round looks for
 _SPANS_S = 1.0  # effort for the spans
@@ -49,7 +58,7 @@ def applies(problem: Problem) -> bool:
         goal.on_links
         and not goal.pipelined
         and problem.num_devices > 1
-        and memory_binds(problem)
+        and rows_bind(problem)
         and path_model_size(problem) <= _MOST_ENTRIES
     )
 
@@ -75,6 +84,8 @@ def improved(problem: Problem, best: Scored, seed: int, clock: Clock) -> Scored:
     if not 0.0 < unit_s < np.inf:
         return best
     model = build_paths(problem, unit_s, net_of(problem, Effort(_SPANS_S)))
+    if best.overflow_bytes == 0 and _least_s(model, clock) >= best.value_s * _BETTER:
+        return best
     tried: list[Int[np.ndarray, "G"]] = []
     for k in range(_ROUNDS):
         if clock.is_over():
@@ -93,12 +104,18 @@ def improved(problem: Problem, best: Scored, seed: int, clock: Clock) -> Scored:
     return replace(best, evaluations=count)
 
 
+def _least_s(model: PathModel, clock: Clock) -> float:
+    """What no placement is faster than, by the program in shares."""
+    solved = dual_weights(linear_arguments(model), max(0.2, clock.remaining_s()))
+    return 0.0 if solved is None else dual_value_s(model, solved[0])
+
+
 def region(
     problem: Problem, best: Scored, rng: np.random.Generator, k: int
 ) -> Bool[np.ndarray, "G D"]:
     """Where groups may go in round k: those of two devices between them, or a stretch anywhere.
 
-    Groups are in the order of their first ops. While nothing fits, all may go anywhere.
+    At most so many in a row, in the order of their first ops; while nothing fits, all anywhere.
     """
     if best.overflow_bytes > 0:
         return problem.group_allowed
@@ -109,11 +126,17 @@ def region(
     may[groups, home] = True
     if k % 2 == 0:
         pair = rng.choice(problem.num_devices, 2, replace=False)
-        inside = _stretch(order[np.isin(home[order], pair)], _PAIR, rng)
+        length = _length(_PAIR, problem.num_groups)
+        inside = _stretch(order[np.isin(home[order], pair)], length, rng)
         may[inside[:, None], pair] = True
     else:
-        may[_stretch(order, _STRETCH, rng)] = True
+        may[_stretch(order, _length(_STRETCH, problem.num_groups), rng)] = True
     return may & problem.group_allowed
+
+
+def _length(region: tuple[int, float], groups: int) -> int:
+    least, share = region
+    return max(least, int(share * groups))
 
 
 def _stretch(
@@ -152,10 +175,12 @@ def _solved(
 
 def _polished(problem: Problem, device: Int[np.ndarray, "N"], seed: int, clock: Clock) -> Scored:
     """A placement under the rules, repaired and searched on for a few simulations."""
+    count = int(np.clip(_POLISHED_OPS // problem.num_ops, *_POLISH))
     placed = under_rules(problem, best_of(problem, [Assignment(device)]))
     if placed.overflow_bytes > 0:
-        placed = repair(problem, placed, clock, seed)
-    count = int(np.clip(_POLISHED_OPS // problem.num_ops, *_POLISH))
+        placed = repair(problem, placed, clock, seed, count)
+        if placed.overflow_bytes > 0:
+            return placed
     search = Search(seed=seed, seconds=None, evaluations=count)
     found = improve(problem, [replace(placed, evaluations=0)], search, clock)
     return replace(found, evaluations=found.evaluations + placed.evaluations)

@@ -17,7 +17,7 @@ from gdp.cluster.presets import device_names, device_preset
 from gdp.costs.learned import SEGMENT_OPS
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
-from gdp.runtime.profile.ort import statistic
+from gdp.runtime.profile.record import statistic
 
 EQUATIONS = SEGMENT_OPS
 """Of one segment, about: a layer or less."""

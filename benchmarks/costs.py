@@ -6,8 +6,8 @@ python benchmarks/costs.py robust PROFILE PROFILE     two calibrations from two 
 python benchmarks/costs.py seeds PROFILE [--seeds 3]  refits with other random numbers
 python benchmarks/costs.py transfer PROFILE --flop-per-s 140e9 --bytes-per-s 20e9
                                                       few kernels of another device, error by k
-python benchmarks/costs.py quick QUICK PROFILE        the shipped calibration fitted to a quick profile
-                                                      of this processor, on models that it lacks
+python benchmarks/costs.py quick QUICK PROFILE        the shipped costs fitted to a quick profile
+                                                      of this processor, on other models
 """
 
 import argparse

@@ -14,6 +14,7 @@ from gdp.methods.heuristics.blocks import blocks
 from gdp.methods.heuristics.critical_path import critical_path
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
+from gdp.methods.heuristics.modules import modules
 from gdp.methods.heuristics.simple import round_robin, single
 from gdp.methods.period.fit import applies as period_applies
 from gdp.methods.period.fit import period_fit
@@ -30,6 +31,7 @@ LOG = logging.getLogger(__name__)
 HEURISTICS: tuple[tuple[str, Method], ...] = (
     ("single", single),
     ("round_robin", round_robin),
+    ("modules", modules),
     ("blocks", blocks),
     ("metis", metis),
     ("heft", heft),

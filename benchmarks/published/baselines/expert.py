@@ -1,13 +1,12 @@
 """What a person would write down, by family, and the placements on one device.
 
 convolutional: the whole model on the fastest accelerator; at these sizes nobody splits it.
-recurrent: one layer per accelerator, in turn, as GNMT's authors did; what has no layer goes with
-the layer before it.
-transformer: the layers in as many equal stretches as there are accelerators, the embedding with
-the first, the head with the last.
+recurrent: one layer per accelerator, in turn, as GNMT's authors did.
+transformer: the layers in as many equal stretches as there are accelerators.
 
-A layer is known by its ops' module path (`layer3`, `lstm0`); accelerators are the devices of the
-fastest kind.
+A layer is known by its ops' module path (`layer3`, `lstm0`); what has none goes with the layer that
+made its largest input, an embedding with the first. A convolutional model that no accelerator holds
+is placed as a transformer. Accelerators are the devices of the fastest kind.
 """
 
 import re
@@ -16,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.published.baselines.common import Arena, Found, compute_s
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 
 Family = Literal["convolutional", "recurrent", "transformer"]
@@ -27,13 +27,18 @@ def expert(problem: Problem, family: Family) -> Found:
     accelerators = fastest_kind(problem)
     layer = layers(problem)
     count = int(layer.max()) + 1
-    if family == "convolutional" or count < 2:
+    if count < 2 or (family == "convolutional" and _holds(problem, accelerators[0])):
         chosen = np.zeros(problem.num_ops, dtype=np.int64)
     elif family == "recurrent":
         chosen = layer % len(accelerators)
     else:
         chosen = layer * len(accelerators) // count
     return _judged(arena, accelerators[chosen])
+
+
+def _holds(problem: Problem, device: int) -> bool:
+    """Whether one device holds the whole model."""
+    return only_on(problem, device).assignment is not None
 
 
 def only_on(problem: Problem, device: int) -> Found:
@@ -53,20 +58,25 @@ _FIRST = re.compile(r"encoder/(forward|backward)")  # the two directions of GNMT
 
 
 def layers(problem: Problem) -> np.ndarray:
-    """The layer of every op, 0.. in order; an op without a number is of the layer before it.
+    """The layer of every op, 0.. in order; what shares weights is of its first op's layer.
 
     `lstm1` of an encoder and `layer1` of a decoder are one layer, and so are those of all segments
     and time steps.
     """
+    a = arrays_of(problem)
     found = np.zeros(problem.num_ops, dtype=np.int64)
     known: dict[str, int] = {}
-    number = 0
     for op, scope in enumerate(problem.graph.scope):
         path = _LAYER.search(scope)
         name = (path.group(1) or path.group(2)) if path else "0" if _FIRST.search(scope) else None
-        if name is not None:
-            number = known.setdefault(name, len(known))
-        found[op] = number
+        first = a.group_op[a.group_start[problem.group[op]]]
+        read = a.in_tensor[a.in_start[op] : a.in_start[op + 1]]
+        if first < op:
+            found[op] = found[first]
+        elif name is not None:
+            found[op] = known.setdefault(name, len(known))
+        elif len(read):
+            found[op] = found[a.producer[read[a.tensor_bytes[read].argmax()]]]
     return found
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,16 +16,19 @@ from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.modules import modules
 from gdp.methods.heuristics.simple import round_robin, single
+from gdp.methods.latency.fit import applies as latency_applies
+from gdp.methods.latency.fit import latency_fit
 from gdp.methods.period.fit import applies as period_applies
 from gdp.methods.period.fit import period_fit
 from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
-from gdp.methods.scoring import Scored, compile_once, unsupported
+from gdp.methods.scoring import Scored, compile_once, is_compiling, unsupported
 from gdp.methods.search.local_search import as_answer, compile_for_large, improve, local_search
 from gdp.methods.search.merged import search_teams
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, objective_of
 from gdp.sim.replicas import may_replicate
 from gdp.sim.score import score
+from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
 
@@ -39,6 +42,11 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
     ("etf", etf),
     ("critical_path", critical_path),
 )
+PROGRAMS: tuple[tuple[str, Callable[[Problem], bool], Method], ...] = (
+    ("period_fit", period_applies, period_fit),
+    ("latency_fit", latency_applies, latency_fit),
+)
+"""What goes beyond search where memory binds, and when it does."""
 # Share of what is left of the seconds that all candidates together may take.
 _CANDIDATE_SHARE = 0.6
 # Shares of the seconds left after them, for pipelines with replicated stages: the program along
@@ -59,17 +67,20 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     compile_for_large(problem)
     if may_replicate(problem):
         compile_pipelines()
+    # Last, as they start from the best of the others: where memory binds they go beyond search.
+    programs = [] if is_compiling() else [row for row in PROGRAMS if row[1](problem)]
+    for name, _, method in programs:
+        compile_once(name, method, problem.objective)
     clock = Clock(search.seconds)
     limit = Clock(clock.left_s(_CANDIDATE_SHARE))
     tried: list[Candidate] = []
     fitting: list[Scored] = []
     known: dict[str, Answer] = {}
     used = 0
-    # Last, as it starts from the best of the others: where memory binds it goes beyond search.
-    programs = (("period_fit", period_fit),) if period_applies(problem) else ()
     replicated: Scored | None = None
     try:
-        for name, method in (*HEURISTICS, *extra, *programs):
+        later = [(name, method) for name, _, method in programs]
+        for name, method in (*HEURISTICS, *extra, *later):
             if fitting and limit.is_over():
                 tried.append(_without(name, 0.0, "no time was left"))
                 continue
@@ -233,8 +244,8 @@ def _notes(problem: Problem, answer: Answer) -> tuple[str, ...]:
     if holders < 2 or replicas_s >= period_s * _SAME:
         return ()
     return (
-        f"{holders} replicas of the whole model would take {replicas_s * 1e3:.3f} ms a sample, "
-        f"the pipeline {period_s * 1e3:.3f} ms",
+        f"{holders} replicas of the whole model would take {format_seconds(replicas_s)} a sample, "
+        f"the pipeline {format_seconds(period_s)}",
     )
 
 

@@ -59,8 +59,13 @@ def settle(
     )
 
 
-def repair(problem: Problem, start: Scored, clock: Clock, seed: int) -> Scored:
-    """The first placement found that fits, or the one of least overflow; the same for one seed."""
+def repair(
+    problem: Problem, start: Scored, clock: Clock, seed: int, annealed: int = _ANNEALED
+) -> Scored:
+    """The first placement found that fits, or the one of least overflow; the same for one seed.
+
+    Annealing, the last resort, simulates at most `annealed` placements.
+    """
     best = start
     count = start.evaluations
     for proposals in _stages(problem, start):
@@ -71,7 +76,7 @@ def repair(problem: Problem, start: Scored, clock: Clock, seed: int) -> Scored:
                 best = candidate
             if best.overflow_bytes == 0 or clock.is_over():
                 return Scored(best.assignment, best.overflow_bytes, best.value_s, count)
-    candidate = anneal_to_fit(problem, best.assignment, clock, seed, _ANNEALED)
+    candidate = anneal_to_fit(problem, best.assignment, clock, seed, annealed)
     if candidate.key < best.key:
         best = candidate
     return Scored(best.assignment, best.overflow_bytes, best.value_s, count + candidate.evaluations)

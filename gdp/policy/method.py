@@ -21,6 +21,7 @@ from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.policy.propose import propose
 from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem
+from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def place_with_policy(
     best, spent = best_of(problem, both), answer.evaluations + len(both)
     if best.assignment is not known or best.overflow_bytes > 0:
         return replace(answer, evaluations=spent)
-    reason = f"policy {policy.name!r}: {best.value_s:.4g} s, found when it was fine-tuned"
+    reason = f"policy {policy.name!r}: {format_seconds(best.value_s)}, found when it was fine-tuned"
     return Answer(known, reason=reason, evaluations=spent)
 
 
@@ -98,11 +99,11 @@ def _decoded(problem: Problem, policy: Policy, search: Search, clock: Clock) -> 
         reason = f"policy {policy.name!r}: the closest placement misses {missing}"
         return Answer(None, reason=reason, evaluations=spent)
     reason = (
-        f"policy {policy.name!r}: greedy {found.seconds[0]:.4g} s, best of "
-        f"{len(found.device)} {found.seconds[row]:.4g} s"
+        f"policy {policy.name!r}: greedy {format_seconds(found.seconds[0])}, best of "
+        f"{len(found.device)} {format_seconds(found.seconds[row])}"
     )
     if best.key < decoded.key:
-        reason += f"; an adviser's or a search's is better, {best.value_s:.4g} s"
+        reason += f"; an adviser's or a search's is better, {format_seconds(best.value_s)}"
     return Answer(best.assignment, reason=reason, evaluations=spent)
 
 

@@ -1,8 +1,8 @@
 """Models x runtimes: what was executed, whether outputs equal, predicted beside measured.
 
     gdp profile python:benchmarks.executed_models:{gpt2,distilbert,vit,resnet,qwen2,qwen2_moe} \\
-        --device torch:cpu --no-overheads -o p.json.gz
-    gdp profile --device ... ; gdp calibrate p.json.gz -o costs
+        --device torch:cpu --rounds 4 --seconds 4 -o p.json.gz
+    gdp calibrate p.json.gz --steps 300 -o costs
     python -m benchmarks.executed --costs costs [--only PyTorch,JAX] [--seconds 12] [--json]
 
 On two cores. PyTorch's predictions are by costs fitted to other models on the same machine
@@ -197,7 +197,7 @@ HEADER = (
 )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help=f"of {', '.join(RUNTIMES)}")
     parser.add_argument("--seconds", type=float, default=12.0, help="of measuring, for each row")
@@ -209,16 +209,22 @@ def main() -> None:
     if unknown := sorted(set(names) - set(RUNTIMES)):
         parser.error(f"no runtime {unknown[0]!r}; there are {', '.join(RUNTIMES)}")
     rows: list[Row] = []
+    failed = 0
     if not given.json:
         print(HEADER, flush=True)
     for name in names:
-        for row in RUNTIMES[name](Options(given.seconds, given.costs)):
-            rows.append(row)
-            if not given.json:
-                print(text(row), flush=True)
+        try:
+            for row in RUNTIMES[name](Options(given.seconds, given.costs)):
+                rows.append(row)
+                if not given.json:
+                    print(text(row), flush=True)
+        except Exception as error:  # the other runtimes are tried all the same
+            failed += 1
+            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     if given.json:
         print(json.dumps(rows, indent=1))
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -47,7 +47,8 @@ def mixtral() -> Any:
 
 def gpt2() -> Any:
     """To fit costs to."""
-    return _made("GPT2Config", "GPT2Model", n_embd=768, n_head=12, n_layer=3)
+    return _made("GPT2Config", "GPT2LMHeadModel", n_embd=768, n_head=12, n_layer=3,
+                 vocab_size=4000)  # fmt: skip
 
 
 def distilbert() -> Any:

@@ -116,7 +116,9 @@ def heads_and_tails(
     Ends are inf where an op cannot run. O(P D^2).
     """
     from gdp.bounds.paths_kernels import heads, tails
+    from gdp.kernels.struct import as_struct
 
+    as_struct(Arcs, Spans)
     head_s, tail_s = np.empty_like(arcs.op_s), np.empty_like(arcs.op_s)
     heads(arcs, spans, head_s)
     tails(arcs, spans, tail_s)

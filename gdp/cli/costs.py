@@ -13,9 +13,11 @@ from gdp.cli.show import show
 from gdp.errors import ClusterError
 
 if TYPE_CHECKING:
+    from gdp.cluster.types import Device
     from gdp.costs.profile import Overheads, Profile
 
 
+SHIPPED = "shipped"
 QUICK = ("bvlc_alexnet", "shufflenet", "zfnet512")
 
 
@@ -66,6 +68,8 @@ def profile(
     if kind == "jax" and quick and index in ("", "cpu"):
         made = _quick_jax(measuring)
     elif kind == "jax":
+        if not models:
+            raise ValueError(f"--device {device} needs models: --quick is for cpu:CORE and jax:cpu")
         from gdp.runtime.profile.jax import profile_functions
 
         functions = [(name, group, *_jax_function(model)) for name, group, model in named]
@@ -167,7 +171,7 @@ def _stem(model: str) -> str:
 @options.seed
 @click.option("--steps", type=int, default=None, help="Of fitting.")
 @click.option("--base", metavar="COSTS",
-              help="Keep this folder's fit; take only overheads from the profiles.")  # fmt: skip
+              help="Keep the fit of this folder, or the shipped one; see below.")  # fmt: skip
 @options.outputs(
     costs=options.required(metavar="COSTS", help="A folder."),
     plot=options.written(
@@ -181,9 +185,10 @@ def calibrate(
 ) -> None:  # fmt: skip
     """Fit costs to profiles, and report the error on families of models held out.
 
-    With --base nothing is fitted: what a session and a cut cost is all that changes.
+    With --base little is: profiles of a few models scale the costs to this processor (a factor per
+    class of kernels), profiles of overheads change what a session and a cut cost. `--base shipped`
+    takes the costs that gdp brings.
     """
-    from gdp.cluster.presets import device_names, device_preset
     from gdp.costs.calibrate import calibrate as fit_costs
     from gdp.costs.calibrate_text import report_text, write_plot
     from gdp.costs.cost_file import save_costs
@@ -200,12 +205,10 @@ def calibrate(
         _rates(merged, output)
         return
     if base is not None:
-        _recharge(base, merged, output)
+        _rebase(base, merged, output)
         return
-    kind = merged.device.kind
-    nearest = "cpu-core" if kind.startswith("cpu") else "a100"  # for the roofline beside it
     calibration, report = fit_costs(
-        merged, device_preset(kind if kind in device_names() else nearest),
+        merged, _reference(merged.device.kind),
         held_out=None if hold_out is None else hold_out.split(","), config=config,
     )  # fmt: skip
     summary: dict[str, Any] = report.summary()
@@ -237,22 +240,47 @@ def _rates(profile: "Profile", output: str) -> None:
     )  # fmt: skip
 
 
-def _recharge(base: str, profile: "Profile", output: str) -> None:
-    """Write the costs of a folder with the overheads of a profile."""
+def _rebase(base: str, profile: "Profile", output: str) -> None:
+    """Write the costs of a folder, or the shipped ones, as a profile says that they are here."""
     from gdp import checkpoint
-    from gdp.costs.calibrate import recharge
+    from gdp.costs.calibrate import evaluate, recharge
     from gdp.costs.cost_file import load_costs, save_costs
+    from gdp.costs.default import shipped_for
+    from gdp.costs.transfer import refit
 
-    calibration = recharge(load_costs(base), profile)
-    recipe = Path(base) / "recipe.toml"
+    shipped = base == SHIPPED
+    known = shipped_for(profile.device.kind) if shipped else load_costs(base)
+    report: dict[str, Any] = {} if shipped else checkpoint.read_meta(base)["report"]
+    lines, recipe = [], Path(base) / "recipe.toml"
+    if profile.models:
+        found, reference = refit(known, profile), _reference(profile.device.kind)
+        note = "fitted to the models of a profile: what others are off by is unknown"
+        before, after = (evaluate(c, profile.models, reference, note=note) for c in (known, found))
+        report = {"note": note, "train_models": len(profile.models)}
+        lines += [
+            f"{m.model:24} {m.measured_s * 1e3:9.3f} ms, predicted {n.predicted_s * 1e3:9.3f} ms, "
+            f"before {m.predicted_s * 1e3:9.3f} ms"
+            for m, n in zip(before.models, after.models, strict=True)
+        ]
+    else:
+        found = recharge(known, profile)
     save_costs(
-        calibration, output, report=checkpoint.read_meta(base)["report"],
-        recipe=recipe.read_text() if recipe.exists() else "",
+        found, output, report=report,
+        recipe=recipe.read_text() if not shipped and recipe.exists() else "",
     )  # fmt: skip
+    lines.append(f"{output}: a segment costs {1e6 * (found.segment_s or 0.0):.1f} us")
     show(
-        {"costs": output, "segment_s": calibration.segment_s},
-        lambda: f"{output}: a segment costs {1e6 * (calibration.segment_s or 0.0):.1f} us",
+        {"costs": output, "segment_s": found.segment_s, "transfer": list(found.transfer)},
+        lambda: "\n".join(lines),
     )
+
+
+def _reference(kind: str) -> "Device":
+    """The device with datasheet numbers, for the roofline beside what is learned."""
+    from gdp.cluster.presets import device_names, device_preset
+
+    nearest = "cpu-core" if kind.startswith("cpu") else "a100"
+    return device_preset(kind if kind in device_names() else nearest)
 
 
 def _recipe(config: Any, profiles: tuple[str, ...]) -> str:

@@ -84,6 +84,8 @@ def work(graph: OpGraph) -> Float[np.ndarray, "N R"]:
     found["product_flop"][product] = graph.flop[product]
     for op in np.flatnonzero(product).tolist():
         detail = graph.detail[op]
+        if not detail.input_shapes or not detail.output_shapes:
+            continue  # a graph from a file may tell no shapes: its FLOPs alone count
         sizes = sorted(float(np.prod(shape)) for shape in detail.input_shapes[:2])
         found["product_small"][op], found["product_large"][op] = sizes[0], sizes[-1]
         found["product_out"][op] = float(np.prod(detail.output_shapes[0]))

@@ -55,6 +55,16 @@ def shipped() -> tuple[Calibration, ...]:
     return tuple(load_costs(path.parent) for path in sorted(folder.glob("*/meta.json")))
 
 
+def shipped_for(kind: str) -> Calibration:
+    """The calibration of a kind of device that travels with gdp; raises `ProfileError` where there
+    is none."""
+    found = next((c for c in shipped() if c.device.kind == kind), None)
+    if found is None:
+        kinds = ", ".join(dict.fromkeys(c.device.kind for c in shipped()))
+        raise ProfileError(f"no costs of {kind} ship, only of {kinds}; calibrate without --base")
+    return found
+
+
 @functools.cache
 def shipped_rates() -> CompiledRates | None:
     """The rates that travel with gdp; None where none do."""

@@ -13,7 +13,7 @@ import pathlib
 import sys
 
 # Before the import: OpenVINO's tools would report to their makers from a process of their own.
-sys.modules.setdefault("openvino_telemetry", None)
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 import openvino
 

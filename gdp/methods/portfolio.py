@@ -23,6 +23,7 @@ from gdp.methods.period.fit import period_fit
 from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
 from gdp.methods.scoring import Scored, compile_once, is_compiling, unsupported
 from gdp.methods.search.local_search import as_answer, compile_for_large, improve, local_search
+from gdp.methods.search.merged import search_teams
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, objective_of
 from gdp.sim.replicas import may_replicate
@@ -48,6 +49,9 @@ PROGRAMS: tuple[tuple[str, Callable[[Problem], bool], Method], ...] = (
 """What goes beyond search where memory binds, and when it does."""
 # Share of what is left of the seconds that all candidates together may take.
 _CANDIDATE_SHARE = 0.6
+# Shares of the seconds left after them, for pipelines with replicated stages: the program along
+# linear orders, then search where teams are ahead of plain heuristics, or near (times as long).
+_PROGRAM_SHARE, _AHEAD_SHARE, _BEHIND_SHARE, _NEAR = 0.2, 0.5, 0.15, 1.25
 _SAME = 1.0 - 1e-9  # sums are added up in different orders
 
 
@@ -75,13 +79,6 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     used = 0
     replicated: Scored | None = None
     try:
-        if may_replicate(problem):
-            row, replicated, answer = _try(problem, "replicas", _replicas, search, limit)
-            tried.append(row)
-            if answer is not None:
-                used += answer.evaluations
-                if replicated is not None and answer.proven_optimal:
-                    return replace(answer, reason="", candidates=tuple(tried))
         later = [(name, method) for name, _, method in programs]
         for name, method in (*HEURISTICS, *extra, *later):
             if fitting and limit.is_over():
@@ -94,6 +91,11 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
                 used += answer.evaluations + (answer.assignment is not None)
             if scored is not None:
                 fitting.append(scored)
+        if may_replicate(problem):
+            replicated, proof, spent = _with_teams(problem, fitting, search, clock, tried)
+            used += spent
+            if proof is not None:
+                return replace(proof, reason="", evaluations=used, candidates=tuple(tried))
         answer = _improved(problem, fitting, search, clock, used, tried)
         answer = _better(problem, answer, replicated)
     except KeyboardInterrupt:
@@ -139,6 +141,36 @@ def _try(
     row = _candidate(name, judged, took_s, answer.reason)
     scored = Scored(answer.assignment, judged.overflow_bytes, judged.value_s)
     return row, scored if judged.feasible else None, answer
+
+
+def _with_teams(
+    problem: Problem, fitting: list[Scored], search: Search, clock: Clock, tried: list[Candidate]
+) -> tuple[Scored | None, Answer | None, int]:
+    """(the best pipeline with replicated stages, the answer that proves that none at all is better,
+    evaluations spent).
+
+    Pipelines along a few linear orders first, then a search of teams, which has half as many
+    evaluations as are asked for: the search of plain placements has as many as without teams, so
+    that with the same evaluations the answer is never worse. Of the seconds, teams have more where
+    they are ahead of what heuristics found.
+    """
+    began_s = time.perf_counter()
+    row, best, program = _try(problem, "replicas", _replicas, search, clock.part(_PROGRAM_SHARE))
+    spent = 0 if program is None else program.evaluations
+    proven = best is not None and program is not None and program.proven_optimal
+    if not proven:
+        plain_s = min((scored.value_s for scored in fitting), default=np.inf)
+        share = _AHEAD_SHARE if best is not None and best.value_s < plain_s else _BEHIND_SHARE
+        count = None if search.evaluations is None else search.evaluations // 2
+        few = replace(search, seconds=clock.left_s(share), evaluations=count)
+        best, more = search_teams(problem, best, few, plain_s * _NEAR, auto)
+        spent += more
+    if best is not None:
+        found = best.assignment
+        judged = score(problem, found.device, found.rank, found.teams)
+        row = _candidate("replicas", judged, time.perf_counter() - began_s, row.reason)
+    tried.append(row)
+    return best, program if proven else None, spent
 
 
 def _replicas(problem: Problem, search: Search) -> Answer:

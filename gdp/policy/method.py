@@ -68,7 +68,7 @@ def _decoded(problem: Problem, policy: Policy, search: Search, clock: Clock) -> 
 
     Where memory is short the best of both is polished.
     """
-    small, widen = _coarse(problem)
+    small, widen = coarse(problem)
     if policy.config.advice and small is problem:
         advise(problem, search.known)
     count = SAMPLES + 1
@@ -212,7 +212,7 @@ def _polished(problem: Problem, start: Scored, seed: int, left: int | None) -> t
     return min(start, best, key=lambda scored: scored.key), best.evaluations
 
 
-def _coarse(problem: Problem) -> tuple[Problem, Widen]:
+def coarse(problem: Problem) -> tuple[Problem, Widen]:
     """The problem over groups of ops where it is too large, and the way back."""
     if problem.num_ops <= LARGEST or problem.tensor_s is not None:
         return problem, lambda device: device

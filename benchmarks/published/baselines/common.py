@@ -57,8 +57,12 @@ class Arena:
 
     def seconds(self, node_device: np.ndarray) -> np.ndarray:
         """Seconds [K] of placements of the nodes [K, M]."""
+        return self.rate(self.nodes.devices(node_device))
+
+    def rate(self, device: np.ndarray) -> np.ndarray:
+        """Seconds [K] of placements of the ops [K, N]."""
         before_s = self.judge.best_s
-        cost_s = self.judge.judge(self.nodes.devices(node_device))
+        cost_s = self.judge.judge(device)
         if self.drawn == 0:
             self.first_s = float(cost_s[0])
         self.drawn += len(cost_s)

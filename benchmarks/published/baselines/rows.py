@@ -16,7 +16,7 @@ from gdp.methods.portfolio import HEURISTICS
 from gdp.problem.problem import Problem
 from gdp.sim.score import score
 
-BOUND_S = 10.0
+BOUND_S = 4.0
 """Seconds for a proven bound."""
 
 

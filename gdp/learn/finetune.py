@@ -39,7 +39,7 @@ from gdp.learn.tuning import FinetuneConfig, Freedom
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES, rules_of
-from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
+from gdp.policy.advice import Advice, advice, advise, incumbents, with_incumbent
 from gdp.policy.compilation import use_cache
 from gdp.policy.decode import DecodeProblem, Rollout, decode
 from gdp.policy.guided import guided_search
@@ -56,7 +56,7 @@ from gdp.sim.score import values
 log = logging.getLogger(__name__)
 
 PORTFOLIO_SHARE = 0.3
-"""Of the seconds, for `auto`."""
+"""Of the seconds, for advisers; and of those left, for `auto`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +100,8 @@ def finetune(
     config = config or FinetuneConfig()
     clock = Clock(config.seconds)
     policy, judge = _policy(checkpoint), Judge(problem, config.evaluations, reward)
+    if policy.config.advice:
+        advise(problem, {}, clock.left_s(PORTFOLIO_SHARE))
     tuner = _Tuner(problem, policy, config, judge, seed)
     first: Answer | None = None
     if reward is None and config.portfolio:

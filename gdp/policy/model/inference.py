@@ -15,7 +15,7 @@ from gdp.graph.index import inverse
 from gdp.policy.model.across_plain import across
 from gdp.policy.model.config import MAX_SUMMARIES, NetworkConfig, Params
 from gdp.policy.model.head import Head
-from gdp.policy.model.layers import dense, norm
+from gdp.policy.model.layers import ONE_CORE, dense, norm
 from gdp.policy.view.buckets import OP_SIZES, bucket
 from gdp.policy.view.features import Features
 from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
@@ -142,14 +142,17 @@ def _attend(
     keys, values = ([split(name, x), split(name, means)] for name in ("key", "value"))
     mixed = np.empty((n, config.heads, width // config.heads), np.float32)
     for first in range(0, n, length):
-        rows = slice(first, min(first + length, n))
-        seen = slice(max(0, first - config.memory * length), rows.stop)
+        last = min(first + length, n)
+        seen = slice(max(0, first - config.memory * length), last)
         key, value = (np.concatenate([own[:, seen], far], axis=1) for own, far in (keys, values))
-        share = query[:, rows] @ key.swapaxes(1, 2)
-        share -= share.max(axis=-1, keepdims=True)
-        np.exp(share, out=share)
-        total = share.sum(axis=-1, keepdims=True)
-        mixed[rows] = ((share @ value) / total).transpose(1, 0, 2)
+        at_once = max(1, ONE_CORE // (key.shape[1] * key.shape[2]))
+        for low in range(first, last, at_once):
+            rows = slice(low, min(low + at_once, last))
+            share = query[:, rows] @ key.swapaxes(1, 2)
+            share -= share.max(axis=-1, keepdims=True)
+            np.exp(share, out=share)
+            total = share.sum(axis=-1, keepdims=True)
+            mixed[rows] = ((share @ value) / total).transpose(1, 0, 2)
     return _gated(p["out"], mixed.reshape(n, width), whole)
 
 

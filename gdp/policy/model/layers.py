@@ -7,8 +7,8 @@ from gdp.policy.model.config import Params
 
 NORM_EPSILON = 1e-6  # flax's
 ONE_CORE = 1 << 18
-"""Multiplications up to which OpenBLAS starts no threads: those that wait for each other spin, which
-on a busy machine took ten times the CPU seconds of the work itself."""
+"""Multiplications up to which OpenBLAS starts no threads: those that wait for each other spin,
+which on a busy machine took ten times the CPU seconds of the work itself."""
 
 
 def dense(p: Params, x: Float[np.ndarray, "... F"]) -> Float32[np.ndarray, "... O"]:

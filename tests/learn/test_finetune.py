@@ -204,11 +204,11 @@ def test_fine_tuning_is_never_worse_than_auto_with_as_many_evaluations(
 
 
 def test_seconds_end_fine_tuning_with_what_auto_found(policy: Policy) -> None:
-    """No round begins after them; the answer is the start, and one that fits."""
+    """No round begins after them; the answer fits and is no worse than the start."""
     problem = make(Instance("layered-40-1", 3), random_graph)
     found = finetune(problem, policy, config=replace(QUICK, seconds=1e-6), seed=0)
     assert found.history == []
-    assert found.value_s == found.start_s < np.inf
+    assert found.value_s <= found.start_s < np.inf
     assert found.start_s <= advice(problem).cost_s.min()
 
 

@@ -9,6 +9,7 @@ each has too little accelerator memory for some of them. Times are simulated, of
 import argparse
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from gdp.cluster.file import with_max_memory
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
+from gdp.costs.base import CostModel
 from gdp.costs.offload import Streamed
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError
@@ -66,19 +68,23 @@ def traced(name: str, module: Any) -> OpGraph:
     return TorchModel(name, module, (), inputs).trace().graph
 
 
-def theirs(
-    module: Any, graph: OpGraph, box: Cluster, machine: Cluster, search: Search
-) -> tuple[float, bool]:
-    """Predicted seconds of what `infer_auto_device_map` answers, and whether it fits as gdp counts
-    memory. Ops without weights follow the module that they belong to, or the op before them."""
+def their_map(module: Any, box: Cluster) -> dict[str, Any]:
+    """What `infer_auto_device_map` answers for the limits of a box."""
     from accelerate import infer_auto_device_map
 
     limits: dict[int | str, int | str] = {}
     for device, name in zip(box.devices, hugging_face_names(box), strict=True):
         limits[name] = device.memory_bytes
-    found = infer_auto_device_map(
+    return infer_auto_device_map(
         module, max_memory=limits, no_split_module_classes=list(module._no_split_modules or ())
     )
+
+
+def of_map(
+    found: Mapping[str, Any], graph: OpGraph, machine: Cluster, costs: CostModel
+) -> tuple[float, bool]:
+    """Predicted seconds of a device map, and whether it fits as gdp counts memory; `machine` has an
+    offload device. Ops without weights follow the module that they belong to, or the op before."""
     names = hugging_face_names(machine)
     index: dict[Any, int] = {name: i for i, name in enumerate(names)}  # the last "cpu": rests
     device = np.full(graph.num_ops, machine.host)
@@ -90,7 +96,7 @@ def theirs(
         last = index[found[max(paths, key=len)]] if paths else last
         device[op] = last
     placement = make_placement(graph, machine, device)
-    score = simulate(graph, placement, machine, costs=Streamed(roofline))
+    score = simulate(graph, placement, machine, costs=Streamed(costs))
     return score.latency_s, score.feasible
 
 
@@ -107,7 +113,7 @@ def row(name: str, module: Any, graph: OpGraph, box: Cluster, search: Search) ->
                   "streams": "cpu offload" in ours.cluster.device_names}  # fmt: skip
     except InfeasibleError as error:
         found |= {"gdp_ms": None, "reason": str(error)}
-    seconds, fits = theirs(module, graph, box, machine, search)
+    seconds, fits = of_map(their_map(module, box), graph, machine, roofline)
     return found | {"accelerate_ms": seconds * 1e3, "accelerate_fits": fits}
 
 

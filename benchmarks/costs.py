@@ -6,6 +6,8 @@ python benchmarks/costs.py robust PROFILE PROFILE     two calibrations from two 
 python benchmarks/costs.py seeds PROFILE [--seeds 3]  refits with other random numbers
 python benchmarks/costs.py transfer PROFILE --flop-per-s 140e9 --bytes-per-s 20e9
                                                       few kernels of another device, error by k
+python benchmarks/costs.py quick QUICK PROFILE        the shipped costs fitted to a quick profile
+                                                      of this processor, on other models
 """
 
 import argparse
@@ -20,12 +22,13 @@ from gdp.cluster.types import Device
 from gdp.costs.calibrate import HELD_OUT, calibrate, evaluate
 from gdp.costs.calibrate_text import report_text
 from gdp.costs.default import shipped
-from gdp.costs.features import KernelFeatures
+from gdp.costs.features import KernelFeatures, kernel_features
 from gdp.costs.fit import FitConfig, rows_of
-from gdp.costs.learned import Calibration, kernel_seconds
+from gdp.costs.learned import Calibration, kernel_seconds, kernels_of
 from gdp.costs.profile import Profile, ProfiledModel, load_profile
-from gdp.costs.transfer import adapt, datasheet_transfer, fit_transfer, most_telling
+from gdp.costs.transfer import adapt, datasheet_transfer, fit_transfer, most_telling, refit
 
+WHAT = ("report", "blind", "robust", "seeds", "transfer", "quick")
 SINGLE = ("synthetic_ops", "synthetic_image_ops")
 """Families that are single operators: what is worth measuring on a new device."""
 
@@ -141,6 +144,25 @@ def take(features: KernelFeatures, at: np.ndarray) -> KernelFeatures:
     )
 
 
+def quick(few: Profile, others: Profile) -> str:
+    """Errors on the models of a profile, before and after a fit to a few models, beside what the
+    kernels took in all: on a machine that does other things too, their fastest runs are less
+    disturbed than whole models are."""
+    before, after = _calibration(), refit(_calibration(), few)
+    lines = [f"{'model':24} {'kernels':>10} {'whole':>10} {'shipped':>8} {'fitted':>8}   (ms)"]
+    for model in others.models:
+        errors = []
+        for calibration in (before, after):
+            group = kernels_of(calibration, model.graph)
+            predicted_s = kernel_seconds(calibration, kernel_features(model.graph, group)).sum()
+            errors.append(predicted_s / model.kernel_s - 1.0)
+        lines.append(
+            f"{model.name:24} {model.kernel_s * 1e3:10.3f} {model.latency_s * 1e3:10.3f} "
+            f"{errors[0]:+8.0%} {errors[1]:+8.0%}"
+        )
+    return "\n".join(lines)
+
+
 def _calibration() -> Calibration:
     found = [c for c in shipped() if c.device.kind == "cpu-core"]
     if not found:
@@ -150,7 +172,7 @@ def _calibration() -> Calibration:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("report", "blind", "robust", "seeds", "transfer"))
+    parser.add_argument("what", choices=WHAT)
     parser.add_argument("profiles", nargs="+")
     parser.add_argument("--counts", default="0,1,2,4,8,16,32,64")
     parser.add_argument("--seeds", type=int, help="of refits (3), of draws of kernels (5)")
@@ -166,6 +188,8 @@ def main() -> None:
         print(robust(profiles[0], profiles[1]))
     elif arguments.what == "seeds":
         print(seeds(profiles[0], arguments.seeds or 3))
+    elif arguments.what == "quick":
+        print(quick(profiles[0], profiles[1]))
     else:
         target = Device(
             "target", "target", {"default": arguments.flop_per_s}, arguments.bytes_per_s

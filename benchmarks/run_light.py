@@ -3,7 +3,8 @@ runtime's own threads and replicas; predictions against measurements.
 
     python benchmarks/run_light.py [one-core] [throughput] [latency] [overheads]
     python benchmarks/run_light.py throughput --shipped --models resnet50,squeezenet --seconds 60
-    python benchmarks/run_light.py throughput --shipped --simplicity 0,2   # what fewer cuts buy
+    python benchmarks/run_light.py throughput latency --shipped --simplicity 0,2   # of fewer cuts
+    python benchmarks/run_light.py throughput --shipped --models bert.onnx         # any ONNX file
 
 Figures are medians of interleaved rounds with 95% intervals; what `gdp run` would advise ends every
 line. With --shipped predictions are those of the shipped costs; without, plain roofline costs of
@@ -50,6 +51,7 @@ LIGHT = (
     "squeezenet", "vgg19", "zfnet512",
 )  # fmt: skip
 PIPELINED = ("resnet50", "densenet121", "inception_v2", "squeezenet")
+FOR_LATENCY = ("inception_v2",)
 CostsOf = Callable[[str], CostModel | None]
 PARTS = ("one-core", "throughput", "latency", "overheads")
 CANDIDATES = ("heft", "etf", "local_search", "round_robin", "metis", "blocks")
@@ -70,7 +72,8 @@ class OneCore:
 
 
 def spec(name: str) -> str:
-    return f"onnx:light_{name}"
+    """A light model by its name, or any ONNX file by its path."""
+    return name if name.endswith(".onnx") else f"onnx:light_{name}"
 
 
 def one_core(name: str, cluster: Cluster, seconds: float) -> OneCore:
@@ -134,9 +137,9 @@ def prediction(
 
 def best_on_both_cores(
     name: str, cluster: Cluster, costs: CostModel | None, seconds: float
-) -> tuple[str, Int[np.ndarray, "N"]]:
+) -> tuple[str, Int[np.ndarray, "N"]] | None:
     """Of the methods' placements that give each core a fifth of the work at least, the one of the
-    lowest latency as it would be executed, cut in segments."""
+    lowest latency as it would be executed, cut in segments; None where no method uses both."""
     graph = load_onnx(spec(name))
     source = load_source(spec(name))
     found: list[tuple[float, str, Int[np.ndarray, "N"]]] = []
@@ -154,7 +157,7 @@ def best_on_both_cores(
             plan = cut_plan(source.model, graph, predict, "latency")
             found.append((plan.latency_s, method, device))
     if not found:
-        raise SystemExit("no method uses both cores")
+        return None
     _, method, device = min(found, key=lambda row: row[0])
     return method, device
 
@@ -211,7 +214,7 @@ def show(name: str, label: str, report: RunReport, unit: float = 1.0) -> None:
         for row in report.baselines.values()
     ]
     print(
-        f"{name:14s} {label:12s} {len(report.segments):3d} {equal(report):>5s} "
+        f"{name.rpartition('/')[2]:14s} {label:12s} {len(report.segments):3d} {equal(report):>5s} "
         f"{unit * predicted:9.2f} {unit * own:9.2f} ({unit * low:8.2f} to {unit * high:8.2f}) "
         f"{percent(predicted, own)} {' '.join(f'{unit * row:9.2f}' for row in rows)}  "
         f"{advice(report.to_json())}",
@@ -246,17 +249,25 @@ def throughput(
             print(f"  {note}")
 
 
-def latency(cluster: Cluster, costs_of: CostsOf, seconds: float, search_s: float) -> None:
-    print(f"\nlatency, ms\n{HEADER}")
-    name = "inception_v2"
-    costs = costs_of(name)
-    search = Search(seconds=search_s)
-    result = api.place(load_onnx(spec(name)), cluster, costs=costs, search=search)
-    report = execute(name, cluster, result.placement.device, "latency", costs, seconds)
-    show(name, result.method, report, 1e3)
-    method, device = best_on_both_cores(name, cluster, costs, 2.0)
-    report = execute(name, cluster, device, "latency", costs, seconds)
-    show(name, f"both: {method}"[:12], report, 1e3)
+def latency(
+    cluster: Cluster, names: Sequence[str], costs_of: CostsOf, seconds: float, search: Search
+) -> None:
+    """Each model as `auto` places it, and as the best placement that uses both cores."""
+    print(f"\nlatency, ms; {search.simplicity:.1%} for simplicity\n{HEADER}")
+    for name in names:
+        costs = costs_of(name)
+        result = api.place(load_onnx(spec(name)), cluster, costs=costs, search=search)
+        report = execute(name, cluster, result.placement.device, "latency", costs, seconds)
+        show(name, result.method, report, 1e3)
+        for note in result.notes:
+            print(f"  {note}")
+        both = best_on_both_cores(name, cluster, costs, 2.0)
+        if both is None:
+            print(f"{name}: no method uses both cores")
+            continue
+        method, device = both
+        report = execute(name, cluster, device, "latency", costs, seconds)
+        show(name, f"both: {method}"[:12], report, 1e3)
 
 
 def overheads(cluster: Cluster) -> None:
@@ -277,9 +288,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of timing one execution")
     parser.add_argument("--search-seconds", type=float, default=5.0, help="of placing a model")
     parser.add_argument(
-        "--simplicity", default="2", help="percent, of the part throughput; 0,2 runs it twice"
+        "--simplicity", default="2", help="percent, of placements; 0,2 runs them twice"
     )
-    parser.add_argument("--models", default=",".join(PIPELINED), help="of the part throughput")
+    parser.add_argument(
+        "--models", help="light models or ONNX files; default: "
+        f"{','.join(PIPELINED)} for throughput, {','.join(FOR_LATENCY)} for latency",
+    )  # fmt: skip
     parser.add_argument("--shipped", action="store_true", help="predict with the shipped costs")
     arguments = parser.parse_args()
     parts = arguments.parts or list(PARTS)
@@ -294,13 +308,13 @@ def main() -> None:
 
     if "one-core" in parts:
         show_one_core(rows)
-    if "throughput" in parts:
-        names = arguments.models.split(",")
-        for percent_given in arguments.simplicity.split(","):
-            search = Search(seconds=arguments.search_seconds, simplicity=float(percent_given) / 100)
-            throughput(cluster, names, costs_of, arguments.seconds, search)
-    if "latency" in parts:
-        latency(cluster, costs_of, arguments.seconds, arguments.search_seconds)
+    named = arguments.models.split(",") if arguments.models else None
+    for percent_given in arguments.simplicity.split(","):
+        search = Search(seconds=arguments.search_seconds, simplicity=float(percent_given) / 100)
+        if "throughput" in parts:
+            throughput(cluster, named or PIPELINED, costs_of, arguments.seconds, search)
+        if "latency" in parts:
+            latency(cluster, named or FOR_LATENCY, costs_of, arguments.seconds, search)
     if "overheads" in parts:
         overheads(cluster)
 

@@ -1,12 +1,13 @@
-"""Pipelines with little memory: what search finds alone, what the period program adds, the bound.
+"""Little memory: what search finds alone, what programs in rounds add to it, and the bound.
 
-    python -m benchmarks.tight [--over 1.1] [--evaluations 20000] [--models A,B] [--clusters C,D]
+    python -m benchmarks.tight [--objective throughput|latency] [--over 1.1] [--evaluations 20000]
+                               [--models A,B] [--clusters C,D]
 
 Memory of every device is --over times the least share of it in which a heuristic or a short search
 is known to fit. Stages are not replicated. "search" is the local search with so many evaluations,
-"auto" the portfolio with as many and with the program, which no clock ends, "long" the search with
-ever more evaluations until it has taken auto's CPU seconds. CPU seconds are whole, heuristics and
-programs included. The bound is that of three seconds of effort.
+"auto" the portfolio with as many and with the objective's program, which no clock ends, "long" the
+search with ever more evaluations until it has taken auto's CPU seconds. CPU seconds are whole,
+heuristics and programs included. The bound is that of three seconds of effort.
 """
 
 import time
@@ -110,11 +111,12 @@ def row(problem: Problem, evaluations: int) -> dict[str, Any]:
 
 
 @click.command()
+@click.option("--objective", type=click.Choice(["throughput", "latency"]), default="throughput")
 @click.option("--over", type=float, default=1.1, show_default=True, help="times the least memory")
 @click.option("--evaluations", type=int, default=20_000, show_default=True)
 @click.option("--models", default=MODELS, show_default=True, help="light ONNX models")
 @click.option("--clusters", default=CLUSTERS, show_default=True)
-def main(over: float, evaluations: int, models: str, clusters: str) -> None:
+def main(objective: str, over: float, evaluations: int, models: str, clusters: str) -> None:
     """Print a row for each model and cluster, and geometric means."""
     import gdp
     from gdp.api import pose
@@ -127,7 +129,7 @@ def main(over: float, evaluations: int, models: str, clusters: str) -> None:
     for model in models.split(","):
         graph = gdp.load(f"onnx:light_{model}")
         for cluster in clusters.split(","):
-            posed = pose(graph, Cluster.load(cluster), "throughput", costs=roofline).problem
+            posed = pose(graph, Cluster.load(cluster), objective, costs=roofline).problem
             problem = tight(replace(posed, replicas=False), over)
             r = row(problem, evaluations)
             gains.append(r["auto_s"] / r["long_s"])

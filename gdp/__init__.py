@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gdp.verbs.execute import export as export
     from gdp.verbs.execute import run as run
     from gdp.verbs.explained import explain as explain
+    from gdp.verbs.shown import report as report
 
     __version__: str
 
@@ -70,6 +71,7 @@ _WHERE = {
     "make_cluster": "gdp.cluster.types",
     "make_placement": "gdp.placement",
     "place": "gdp.api",
+    "report": "gdp.verbs.shown",
     "run": "gdp.verbs.execute",
     "save_placement": "gdp.placement",
     "simulate": "gdp.api",

@@ -15,21 +15,24 @@ from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster, shared_overflow
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError, MissingExtraError
+from gdp.errors import InfeasibleError, MissingExtraError, of_kind
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.models import Model, load
-from gdp.placement import Placed, Placement, load_placement, make_placement, require
-from gdp.posed import Posed, machine_of, pose, posed_placement
+from gdp.placement import Placed, Placement, make_placement
+from gdp.posed import Posed, placed_on, pose, posed_placement
+from gdp.problem.own_unit import in_own_unit
 from gdp.problem.problem import Problem
 from gdp.reports.view import View
 from gdp.result import Counts, Result, with_best_bound
 from gdp.sim.objectives import Score
+from gdp.units import times_in
 
 LOG = logging.getLogger(__name__)
 # Share of the time budget kept for the proven lower bound.
 BOUND_SHARE = 0.1
 WARM_UP_OPS = 4000
+MAX_WAYS = 12
 
 
 def methods(checkpoint: str | Path | None = None) -> dict[str, Method]:
@@ -97,10 +100,10 @@ def place(
     """
     from gdp.methods.simplify import simpler
 
-    search = search or Search()
+    search = of_kind(search, Search, "search")
     graph, cluster = load(model), load_cluster(cluster)
     table = methods(checkpoint)
-    if method not in table:
+    if not isinstance(method, str) or method not in table:
         raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
     phases = Phases()
     posed = pose(graph, cluster, objective, costs=costs, constraints=constraints, replicas=True)
@@ -109,18 +112,24 @@ def place(
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
     curve: list[tuple[float, float]] = []
     started_s = time.perf_counter() - sum(phases.seconds.values())
-    answer = table[method](posed.problem, _recorded(search, curve, started_s))
-    phases.ended("search")
-    answer = simpler(posed.problem, answer, search)
-    phases.ended("simplify")
+    own = in_own_unit(posed.problem)
+    with times_in(own.unit_s):
+        answer = table[method](own.problem, _recorded(search, curve, started_s, own.unit_s))
+        phases.ended("search")
+        answer = simpler(own.problem, answer, search).times(own.unit_s)
+        phases.ended("simplify")
     result = _result(graph, posed, answer, method, search, phases)
     return replace(result, curve=tuple(curve))
 
 
-def _recorded(search: Search, curve: list[tuple[float, float]], started_s: float) -> Search:
-    """The same search, whose progress is kept as well: (seconds, value) where it got better."""
+def _recorded(
+    search: Search, curve: list[tuple[float, float]], started_s: float, unit_s: float
+) -> Search:
+    """The same search, whose progress is kept as well: (seconds, value) where it got better. It is
+    told values in units of `unit_s`."""
 
-    def record(fraction: float, value_s: float) -> None:
+    def record(fraction: float, value: float) -> None:
+        value_s = value * unit_s
         if not curve or value_s < curve[-1][1]:
             curve.append((time.perf_counter() - started_s, value_s))
         if search.progress is not None:
@@ -207,9 +216,11 @@ def _bound(problem: Problem, answer: Answer, search: Search, found_s: float) -> 
     from gdp.bounds.best import best_bound
 
     seconds = None if search.seconds is None else search.seconds * BOUND_SHARE
-    bound = best_bound(problem, seconds, found_s=found_s)
-    if bound.value_s > answer.bound_s:
-        return bound.value_s, bound.argument
+    own = in_own_unit(problem)
+    with times_in(own.unit_s):
+        bound = best_bound(own.problem, seconds, found_s=found_s / own.unit_s)
+    if (bound_s := bound.value_s * own.unit_s) > answer.bound_s:
+        return bound_s, bound.argument
     return answer.bound_s, answer.bound_by
 
 
@@ -231,7 +242,7 @@ def compare(
     """
     graph, cluster = load(model), load_cluster(cluster)
     table = methods(checkpoint)
-    search = replace(search or Search(), simplicity=0.0)
+    search = replace(of_kind(search, Search, "search"), simplicity=0.0)
     rows: dict[str, Result | str] = {}
     for name in names or table:
         if progress is not None:
@@ -263,9 +274,7 @@ def simulate(
     """What the simulator says of a placement; raises `PlacementError` when it does not belong."""
     from gdp.sim.score import score
 
-    graph, placement = load(model), load_placement(placement)
-    cluster, costs = machine_of(placement, load_cluster(cluster), costs)
-    require(placement, graph, cluster)
+    graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
     return score(posed.problem, device, rank, placement.teams)
 
@@ -281,9 +290,7 @@ def judged(
     """A placement made elsewhere with its score and a proven bound, as `place` returns them."""
     from gdp.sim.score import score
 
-    graph, placement = load(model), load_placement(placement)
-    cluster, costs = machine_of(placement, load_cluster(cluster), costs)
-    require(placement, graph, cluster)
+    graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
     started_s = time.perf_counter()
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
     scored = score(posed.problem, device, rank, placement.teams)
@@ -309,17 +316,25 @@ def judged(
 
 
 def view_of(
-    graph: OpGraph,
-    placement: Placement,
-    cluster: Cluster,
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
     *,
     costs: CostModel | str | Path | None = None,
 ) -> View:
-    """The simulated schedule of a placed model, to be shown."""
+    """The simulated schedule of a placed model, to be shown; with replicated stages those of the
+    samples until their ways repeat, at most `MAX_WAYS`, one after the other."""
     from gdp.sim.latency import simulate as simulate_latency
+    from gdp.sim.replicas import cycle_length, devices_of_sample
 
-    cluster, costs = machine_of(placement, cluster, costs)
-    require(placement, graph, cluster)
+    graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
     posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
-    schedule = simulate_latency(posed.problem, device, rank)
-    return View(graph, posed.problem, schedule, device, posed.group_of)
+    views: list[View] = []
+    for sample in range(min(cycle_length(placement.teams), MAX_WAYS)):
+        way = devices_of_sample(posed.problem, device, placement.teams, sample)
+        schedule = simulate_latency(posed.problem, way, rank)
+        since_s = views[-1].since_s + views[-1].schedule.latency_s if views else 0.0
+        views.append(
+            View(graph, posed.problem, schedule, way, posed.group_of, placement.teams, (), since_s)
+        )
+    return replace(views[0], others=tuple(views[1:]))

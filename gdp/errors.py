@@ -1,5 +1,20 @@
 """The errors that a caller of gdp may catch. Wrong arguments are `ValueError`."""
 
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def of_kind(value: T | None, kind: type[T], name: str) -> T:
+    """An argument, or one of its kind by default where it is None; `ValueError` for another type.
+
+    >>> of_kind(None, int, "seed")
+    0
+    """
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+    return kind() if value is None else value
+
 
 def one_line(text: str) -> str:
     """The text without line breaks: names in files may hold any.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gdp.errors import GdpError, ModelError
+from gdp.files.targets import is_ours
 from gdp.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
@@ -100,10 +101,13 @@ def load(spec: Model, dims: Mapping[str, int] | None = None) -> OpGraph:
     if text.endswith(GRAPH_SUFFIXES):
         from gdp.graph.file import load_graph
 
-        return load_graph(Path(text))
+        path = Path(text)
+        if path.is_file() and path.stat().st_size and is_ours(path, "placement"):
+            raise ModelError(f"{text} is a placement; the model that it is of is wanted here")
+        return load_graph(path)
     if not Path(text).exists():
         raise ModelError(
-            f"no model {text!r}: give an .onnx path, onnx:NAME, a graph file "
+            f"no model {text!r}: give an .onnx path, onnx:NAME, a .gguf path, a graph file "
             f"({', '.join(GRAPH_SUFFIXES)}), python:package.module:function or hf:CONFIG"
         )
     # A file without a telling suffix: most exporters write ONNX.

@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
-from gdp.costs.base import CostModel
-from gdp.errors import PlacementError
+from gdp.costs.base import Charging, CostModel
+from gdp.errors import PlacementError, of_kind
 from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
+from gdp.models import Model, load
+from gdp.placement import Placed, Placement, load_placement, require
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import find_objective
 
@@ -47,10 +49,9 @@ def pose(
     constraints leave an op, or ops that must share a device, no device.
     """
     from gdp.costs.default import resolve_costs
-    from gdp.costs.learned import LearnedCosts
     from gdp.graph.fuse import fuse, group_seconds
 
-    constraints = constraints or Constraints()
+    constraints = of_kind(constraints, Constraints, "constraints")
     allowed = allowed_mask(constraints, graph, cluster)
     together = together_ids(constraints, graph)
     labels = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)
@@ -61,14 +62,14 @@ def pose(
     if keep_apart is not None:
         labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
     fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
-    model, label = resolve_costs(costs, cluster)
+    model, label = resolve_costs(costs, cluster, graph)
     # A learned model knows what a runtime fuses and reads the model's own ops; a roofline is right
     # for a fused op as a whole, whose inner tensors cost no traffic.
     if getattr(model, "reads_unfused", False):
         seconds = group_seconds(fused, model(graph, cluster))
     else:
         seconds = model(fused.graph, cluster)
-    if isinstance(model, LearnedCosts):
+    if isinstance(model, Charging):
         cluster = model.charged(cluster)
     problem = make_problem(
         fused.graph,
@@ -90,6 +91,20 @@ def _tensor_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndar
     from gdp.sim.host_load import host_transfer_s
 
     return host_transfer_s(graph, cluster)
+
+
+def placed_on(
+    model: Model,
+    placement: Placed,
+    cluster: Machine,
+    costs: CostModel | str | Path | None = None,
+) -> tuple[OpGraph, Placement, Cluster, CostModel | str | Path | None]:
+    """The graph, the placement, and the cluster and costs that it is judged with (`machine_of`), of
+    whatever names them. Raises `PlacementError` where they do not belong together."""
+    graph, placement = load(model), load_placement(placement)
+    cluster, costs = machine_of(placement, load_cluster(cluster), costs)
+    require(placement, graph, cluster)
+    return graph, placement, cluster, costs
 
 
 def machine_of(

@@ -58,11 +58,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        names, peak = self.placement.device_names, self.score.peak_bytes.tolist()
-        rows = [
-            (name, self.placement.ops_on[name], format_bytes(held))
-            for name, held in zip(names, peak, strict=True)
-        ]
+        columns = (self.placement.device_names, self.counts.ops, self.score.peak_bytes.tolist())
+        rows = [(name, ops, format_bytes(held)) for name, ops, held in zip(*columns, strict=True)]
         told = f"{self.method}: {self.objective} {format_seconds(self.value_s)}, " + (
             "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
         )

@@ -1,5 +1,8 @@
 """Every library call takes a model, a cluster and a placement in every form there is."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,61 @@ def test_what_is_none_of_these_is_told(read: Any, kind: type[Exception], message
         getattr(read, "__wrapped__", read)(3)
 
 
+WRONG_TYPES = """
+import gdp, sys
+sys.path.insert(0, sys.argv[1])
+from test_even import CALLS, OPTIONS, QUICK, model
+
+graph, cluster = model(), gdp.Cluster.load("2xt4-pcie3")
+placement = gdp.make_placement(graph, cluster, {"": cluster.device_names[0]})
+right = {"model": graph, "cluster": cluster, "placement": placement}
+for name, (call, arguments, more) in CALLS.items():
+    for wanted in [*arguments, *OPTIONS.get(name, ())]:
+        for wrong in (3, [], object()):
+            given = [wrong if x == wanted else right[x] for x in arguments]
+            options = more | ({} if wanted in arguments else {wanted: wrong})
+            try:
+                call(*given, **options)
+                said = "nothing"
+            except (gdp.GdpError, ValueError) as error:
+                said = str(error)
+            print(name, wanted, type(wrong).__name__, said, sep="|")
+"""
+CALLS: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
+    "place": (gdp.place, ("model", "cluster"), {"method": "single", "search": QUICK}),
+    "compare": (gdp.compare, ("model", "cluster"), {"names": ["single"], "search": QUICK}),
+    "simulate": (gdp.simulate, ("model", "placement", "cluster"), {}),
+    "explain": (gdp.explain, ("model", "placement", "cluster"), {"op": "a"}),
+    "report": (gdp.report, ("model", "placement", "cluster"), {"path": "never.html"}),
+    "run": (gdp.run, ("model", "cluster"), {}),
+    "export": (gdp.export, ("placement", "model"), {"target": "jax", "output": "never"}),
+    "finetune": (gdp.finetune, ("model", "cluster"), {}),
+}
+OPTIONS = {
+    "place": ("search", "constraints", "costs", "objective"),
+    "compare": ("search", "costs", "objective"),
+    "simulate": ("costs", "objective"),
+    "explain": ("constraints", "costs", "objective"),
+    "report": ("costs", "objective"),
+    "finetune": ("constraints", "config", "reward", "costs", "objective"),
+}
+
+
+def test_a_wrong_type_is_told_by_every_call(tmp_path: Path) -> None:
+    """In a process of its own: here every function is wrapped in a check of types."""
+    done = subprocess.run(
+        [sys.executable, "-c", WRONG_TYPES, str(Path(__file__).parent)], cwd=tmp_path,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    rows = [line.split("|") for line in done.stdout.splitlines()]
+    assert len(rows) == 3 * sum(len(CALLS[c][1]) + len(OPTIONS.get(c, ())) for c in CALLS)
+    for call, wanted, kind, said in rows:
+        known = {"objective": "objective must be one of", "reward": "reward must be simulated or"}
+        tells = rf"{wanted} (is|must be) .*(not of type|got) {kind}$"
+        assert re.search(known.get(wanted, tells), said), (call, wanted, kind, said)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_graph_cannot_be_executed_and_is_called_by_its_name() -> None:
     with pytest.raises(gdp.ModelError, match="'four' holds a graph only"):
         gdp.run(model(), "2xcpu-core")
@@ -123,6 +181,7 @@ def test_results_and_placements_are_short_to_look_at() -> None:
     assert repr(result).startswith("<Result of single: latency ")
     assert len(repr(result)) < 200
     name = gdp.Cluster.load("2xt4-pcie3").device_names[0]
-    assert f"<td>{name}</td><td>{result.placement.ops_on[name]}</td>" in result._repr_html_()
+    assert f"<td>{name}</td><td>{result.counts.ops[0]}</td>" in result._repr_html_()
+    assert sum(result.counts.ops) == 2, "inputs and outputs are no ops, as in the terminal"
     assert sum(result.placement.ops_on.values()) == 4
     assert "<table>" in result.placement._repr_html_()

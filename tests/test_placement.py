@@ -9,8 +9,9 @@ import pytest
 from gdp.api import simulate
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.errors import PlacementError
+from gdp.errors import ModelError, PlacementError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.models import load
 from gdp.placement import Teams, check, load_placement, make_placement, require, save_placement
 
 
@@ -164,3 +165,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_atomic(path, [b"new", "not bytes"])  # type: ignore[list-item]
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_placement_is_no_model(tmp_path: Path) -> None:
+    placement = make_placement(pair(), cluster_preset("2xcpu-core"), np.array([0, 1]))
+    save_placement(placement, tmp_path / "p.json")
+    with pytest.raises(ModelError, match=r"p.json is a placement; the model that it is of"):
+        load(tmp_path / "p.json")
+    (tmp_path / "empty.json").touch()
+    with pytest.raises(ModelError, match="is not a graph file"):
+        load(tmp_path / "empty.json")

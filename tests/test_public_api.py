@@ -17,7 +17,8 @@ PUBLIC = [
     "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "InfeasibleError", "Link",
     "Measuring", "ModelError", "OpGraph", "Pin", "Placement", "PlacementError", "Problem", "Result",
     "Search", "compare", "explain", "export", "finetune", "load", "load_placement", "make_cluster",
-    "make_placement", "place", "run", "save_placement", "simulate", "trace", "trace_torch",
+    "make_placement", "place", "report", "run", "save_placement", "simulate", "trace",
+    "trace_torch",
 ]  # fmt: skip
 
 

@@ -51,11 +51,11 @@ def all_bounds(
 
 def _latency(problem: Problem, effort: Effort, found_s: float) -> list[Bound]:
     from gdp.bounds.latency import latency_bounds
-    from gdp.bounds.path_program import path_model_size
+    from gdp.bounds.path_program import path_model_size, rows_bind
     from gdp.bounds.throughput import load_bounds
 
     bounds = latency_bounds(problem, effort, found_s)
-    if path_model_size(problem) <= effort.entries:
+    if rows_bind(problem) and path_model_size(problem) <= effort.entries:
         return bounds  # the program of paths has the rows of the loads
     return [*bounds, *load_bounds(problem, effort, found_s, only_memory=True)]
 

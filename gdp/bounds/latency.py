@@ -16,12 +16,12 @@ from gdp.bounds.path_program import (
     linear_arguments,
     net_of,
     path_model_size,
+    rows_bind,
 )
 from gdp.bounds.paths import Arcs, Spans, heads_and_tails, no_spans
 from gdp.bounds.spans import MAX_OPS
 from gdp.bounds.work import window_s
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import memory_binds
 from gdp.units import format_seconds
 
 # HiGHS keeps rows to 1e-7 and whole numbers to 1e-6, in units of about one latency.
@@ -32,7 +32,7 @@ _MIP_GAP = 1e-3  # what HiGHS leaves open
 def latency_bounds(problem: Problem, effort: Effort, found_s: float = np.inf) -> list[Bound]:
     """What each argument proves about the latency of any placement, in any order of its ops.
 
-    The critical path takes O(E D^2); spans take the branches of the effort; where memory can bind
+    The critical path takes O(E D^2); spans take the branches of the effort; where memory binds
     the linear program of paths is solved, too. A placement that takes `found_s` ends it as soon as
     no better one is possible.
     """
@@ -52,7 +52,7 @@ def _programs(
     problem: Problem, net: Net, effort: Effort, known_s: float, found_s: float
 ) -> list[Bound]:
     """The linear program of paths and memory, and the same with whole placements."""
-    if problem.num_devices == 1 or not memory_binds(problem) or known_s <= 0.0:
+    if problem.num_devices == 1 or not rows_bind(problem) or known_s <= 0.0:
         return []
     if known_s >= found_s * (1.0 - 1e-9) or path_model_size(problem) > effort.entries:
         return []

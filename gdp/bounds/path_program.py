@@ -30,11 +30,10 @@ from gdp.bounds.effort import Effort
 from gdp.bounds.linear_program import Solution, solve_whole
 from gdp.bounds.load_memory import held_weights
 from gdp.bounds.load_rows import Rows, cuts
-from gdp.bounds.paths import Arcs, Spans, arcs_of, heads_and_tails, no_spans, send_s
+from gdp.bounds.paths import Arcs, Spans, arcs_of, heads_and_tails, longest_s, no_spans, send_s
 from gdp.bounds.spans import MAX_DEVICES, MAX_OPS, Module, find_modules, find_spans
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import memory_binds
 
 
 class Net(NamedTuple):
@@ -43,14 +42,6 @@ class Net(NamedTuple):
     arcs: Arcs
     spans: Spans
     modules: list[Module]
-
-
-class Fill(NamedTuple):
-    """Tensors that one device was seen to hold at once, by the groups that have them there."""
-
-    device: int
-    group: Int[np.ndarray, "H"]
-    size_bytes: Float[np.ndarray, "H"]
 
 
 class PathModel(NamedTuple):
@@ -84,9 +75,13 @@ def path_model_size(problem: Problem) -> int:
     return problem.num_ops * 3 * d + problem.graph.num_uses * (2 * d + 8 * d * (d - 1))
 
 
-def build_paths(
-    problem: Problem, unit_s: float, net: Net, fills: tuple[Fill, ...] = ()
-) -> PathModel:
+def rows_bind(problem: Problem) -> bool:
+    """Whether the rows of memory exclude anything: all weights and the largest op on one device."""
+    held = arrays_of(problem).weight_bytes.sum() + _touched_bytes(problem).max(axis=0)
+    return bool((held > problem.cluster.memory_bytes).any())
+
+
+def build_paths(problem: Problem, unit_s: float, net: Net) -> PathModel:
     """The linear program of a problem. O(N D + E D^2 + the modules' ops and tensors)."""
     form = _Form(problem, unit_s, net)
     form.flows()
@@ -94,8 +89,8 @@ def build_paths(
     form.spans()
     form.sends()
     form.modules()
-    if memory_binds(problem):
-        form.memory(fills)
+    if rows_bind(problem):
+        form.memory()
     return form.model()
 
 
@@ -253,13 +248,16 @@ class _Form:
         if v < n:
             columns.append(group[v] * self.d + np.arange(self.d))
             values.append(self.op[v])
-        for i in range(self.d):
-            self._row([*columns, group[inner] * self.d + i], [*values, self.op[inner, i]])
         makers, uses = {int(u), *inner.tolist()}, {}
         for op in [*inner.tolist(), *([v] if v < n else [])]:
             for t in a.in_tensor[a.in_start[op] : a.in_start[op + 1]].tolist():
                 if self.readers[t] and int(a.producer[t]) in makers:
                     uses.setdefault(t, set()).add(int(group[op]))
+        for i in range(self.d):
+            row = [*columns, group[inner] * self.d + i], [*values, self.op[inner, i]]
+            if u >= 0 and v < n and uses:
+                self._visit(module, i, int(a.tensor_bytes[list(uses)].min()), row)
+            self._row(*row)
         if not uses:
             return
         column = np.array([self._send_column(t, readers) for t, readers in uses.items()])
@@ -272,6 +270,21 @@ class _Form:
                 more = [column + k for k in on], [s / self.unit_s for s in seconds]
                 self._row([*columns, *more[0]], [*values, *more[1]])
 
+    def _visit(
+        self, module: Module, i: int, least_bytes: int, row: tuple[list[Any], list[Any]]
+    ) -> None:
+        """Beside the work of a module on device i: the ways there and back, where u or v is not."""
+        a, group = self.arrays, self.net.arcs.group
+        seconds = (a.latency_s + least_bytes / a.bytes_per_s) / self.unit_s
+        into_s, out_s = np.delete(seconds[:, i], i).min(), np.delete(seconds[i], i).min()
+        used = self.rows.more_columns(1)
+        inner = np.unique(group[module.inner])
+        one = np.ones(len(inner))
+        self._rows([inner * self.d + i, np.full(len(inner), used)], [one, -one])
+        u, v = group[module.source], group[module.target]
+        row[0].append([used, u * self.d + i, v * self.d + i])
+        row[1].append([into_s + out_s, -into_s, -out_s])
+
     def _send_column(self, t: int, readers: set[int]) -> int:
         """The first column of how a tensor is sent to groups: to one of them if not to all."""
         maker = self.problem.group[self.arrays.producer[t]]
@@ -280,8 +293,8 @@ class _Form:
             return int(self.sent[t])
         return int(self._y(maker, np.int64(away[0]))) if away else -1
 
-    def memory(self, fills: tuple[Fill, ...]) -> None:
-        """What a device holds: its weights, and what an op there reads and makes; and the fills."""
+    def memory(self) -> None:
+        """What a device holds: its weights, and what an op there reads and makes."""
         a = self.arrays
         group, weight, size = held_weights(self.problem)
         sharers = np.bincount(weight)
@@ -309,9 +322,6 @@ class _Form:
             column = np.concatenate([np.full(len(busy), first_w + i), busy * self.d + i])
             value = np.concatenate([one, touched[busy, i] / limit])
             self.rows.add(np.tile(r, 2), column, value, one)
-            for fill in (fill for fill in fills if fill.device == i):
-                here = fill.group * self.d + i
-                self._row([w, here], [[1.0], fill.size_bytes / limit], 1.0)
 
     def model(self) -> PathModel:
         matrix, b = self.rows.matrix()
@@ -319,7 +329,7 @@ class _Form:
         possible = self.problem.group_allowed.reshape(-1)
         high[: len(possible)] = possible
         end = self.first_e + self.problem.num_ops
-        high[self.first_e : end + 1] = longest_s(self.problem, self.net.arcs) / self.unit_s
+        high[self.first_e : end + 1] = longest_s(self.net.arcs) / self.unit_s
         return PathModel(matrix, b, self.problem.group_allowed.shape, end, high, self.unit_s)
 
 
@@ -335,14 +345,6 @@ def _touched_bytes(problem: Problem) -> Float[np.ndarray, "G D"]:
     most = np.zeros((problem.num_groups, problem.num_devices))
     np.maximum.at(most, problem.group, np.where(takes, size[:, None], 0.0))
     return most
-
-
-def longest_s(problem: Problem, arcs: Arcs) -> float:
-    """No run without idling is longer: every op on its slowest device, every use sent."""
-    op_s = np.where(np.isfinite(arcs.op_s), arcs.op_s, 0.0)
-    sent_s = arcs.tensors * arcs.latency_s.max() + arcs.size_bytes * arcs.s_per_byte.max()
-    total_s = op_s.max(axis=1).sum() + arcs.opens_s.max(axis=1).sum() + sent_s.sum()
-    return float(total_s) or 1.0
 
 
 def linear_arguments(model: PathModel) -> dict[str, Any]:

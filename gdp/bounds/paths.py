@@ -100,6 +100,14 @@ def send_s(arcs: Arcs, k: Int[np.ndarray, "K"]) -> Float[np.ndarray, "K D D"]:
     return np.where(arcs.queues, queued_s, alone_s)
 
 
+def longest_s(arcs: Arcs) -> float:
+    """No run without idling is longer: every op on its slowest device, every use sent."""
+    op_s = np.where(np.isfinite(arcs.op_s), arcs.op_s, 0.0)
+    sent_s = arcs.tensors * arcs.latency_s.max() + arcs.size_bytes * arcs.s_per_byte.max()
+    total_s = op_s.max(axis=1).sum() + arcs.opens_s.max(axis=1).sum() + sent_s.sum()
+    return float(total_s) or 1.0
+
+
 def heads_and_tails(
     arcs: Arcs, spans: Spans
 ) -> tuple[Float[np.ndarray, "V D"], Float[np.ndarray, "V D"]]:
@@ -108,7 +116,9 @@ def heads_and_tails(
     Ends are inf where an op cannot run. O(P D^2).
     """
     from gdp.bounds.paths_kernels import heads, tails
+    from gdp.kernels.struct import as_struct
 
+    as_struct(Arcs, Spans)
     head_s, tail_s = np.empty_like(arcs.op_s), np.empty_like(arcs.op_s)
     heads(arcs, spans, head_s)
     tails(arcs, spans, tail_s)

@@ -199,7 +199,9 @@ def _span_s(
 ) -> tuple[Float[np.ndarray, "D D"], int]:
     """(least seconds for each device of u and of v, branches), renamed devices computed once."""
     from gdp.bounds.spans_kernels import least_span
+    from gdp.kernels.struct import as_struct
 
+    as_struct(Part, Work)
     d = part.op_s.shape[1]
     work = _work(part)
     span_s = np.full((d, d), np.inf)

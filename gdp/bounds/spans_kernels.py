@@ -9,10 +9,7 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernels.options import BARE
-
-# Called from kernels alone: without wrappers for Python they compile in half the time.
-_INNER = {**BARE, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+from gdp.kernels.options import BARE, INNER
 
 MAX_NODES = 64  # ops and transfers of a part: a set of them is one word
 NO_TIE, TIED_TO_SOURCE = -2, -1
@@ -89,7 +86,7 @@ def between(above, u, v, inner):
     return count
 
 
-@numba.njit(**_INNER)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _one_machine(chosen, count, head_s, busy_s, tail_s):
     """The least end of nodes on one machine: max over tails q of (end of those with tail >= q) + q.
@@ -109,7 +106,7 @@ def _one_machine(chosen, count, head_s, busy_s, tail_s):
     return longest_s
 
 
-@numba.njit(**_INNER)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _on_machine(machine_of, head_s, chosen, machine, among, count):
     """Leave in `chosen` the nodes of a set on one machine in order of heads; how many."""
@@ -125,7 +122,7 @@ def _on_machine(machine_of, head_s, chosen, machine, among, count):
     return found
 
 
-@numba.njit(**_INNER)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _follow(head_s, busy_s, before, path_s, node, after):
     """Let a node wait for another one, or for the start with -1."""
@@ -143,7 +140,7 @@ def _follow(head_s, busy_s, before, path_s, node, after):
             path_s[node, x] = max(path_s[node, x], path_s[after, x] + busy_s[after])
 
 
-@numba.njit(**_INNER)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _place(p, w, op, d, count, home):
     """Put op on device d after the nodes so far: (number of nodes, bound of what follows)."""
@@ -196,7 +193,7 @@ def _place(p, w, op, d, count, home):
     return count, bound_s
 
 
-@numba.njit(**_INNER)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _unplace(w, count, to):
     """Take back the nodes from `to` on."""
@@ -205,7 +202,7 @@ def _unplace(w, count, to):
             w.sent[w.node_tensor[x], w.node_to[x]] = -1
 
 
-@numba.njit(**_INNER)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _fill_after(p, w, target_device):
     """Fill `after_s` [n, D]: the least time from the end of an op to that of the last one."""
@@ -229,7 +226,7 @@ def _fill_after(p, w, target_device):
                 w.after_s[u, e] = max(w.after_s[u, e], least_s)
 
 
-@numba.njit(**_INNER)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _may_take(p, w, op, d, home, target_device):
     """Whether op may go to d: allowed, with its group, and not a mere renaming of devices."""
@@ -252,7 +249,7 @@ def _may_take(p, w, op, d, home, target_device):
     return not renamed
 
 
-@numba.njit(**_INNER)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _rank_choices(p, w, op, count, parent_s, home, target_device):
     """Fill the choices of op, best bound first; how many there are."""
@@ -289,7 +286,7 @@ def least_span(p, w, home, target_device, limit):
     w.users[target_device] += 1
     _fill_after(p, w, target_device)
     best_s = np.inf
-    op, branches = 0, 0
+    op, branches = np.int64(0), 0  # a bare 0 is a literal, for which all is compiled once more
     w.start_node[0] = 0
     fresh, bound_s = True, 0.0  # whether op was just reached, and the bound of what is placed
     while op >= 0:

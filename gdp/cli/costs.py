@@ -1,6 +1,7 @@
 """The verbs that measure: `gdp profile` and `gdp calibrate`."""
 
 import json
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,12 @@ from gdp.cli.show import show
 from gdp.errors import ClusterError
 
 if TYPE_CHECKING:
+    from gdp.cluster.types import Device
     from gdp.costs.profile import Overheads, Profile
+
+
+SHIPPED = "shipped"
+QUICK = ("bvlc_alexnet", "shufflenet", "zfnet512")
 
 
 @dataclass(frozen=True)
@@ -28,46 +34,70 @@ class Rounds:
 @click.command()
 @click.argument("models", nargs=-1, metavar="MODEL...")
 @options.dims
-@click.option("--device", default="cpu:0", show_default=True, help="cpu:CORE, or jax:DEVICE.")
+@click.option(
+    "--device", default="cpu:0", show_default=True, help="cpu:CORE, jax:DEVICE or torch:DEVICE."
+)
 @options.handing_a("measuring", Rounds)
 @click.option("--family", metavar="NAME", help="Of all these models; default: each its own.")
 @click.option("--no-overheads", is_flag=True, help="Leave session and hand-over costs out.")
 @click.option("--only-overheads", is_flag=True, help="Measure these costs, and no model.")
+@click.option("--quick", is_flag=True, help="Small models that gdp brings: a minute or two.")
 @options.outputs(profile=options.required(metavar="PROFILE", help=".json or .json.gz"))
 @options.as_json
 def profile(
     models: tuple[str, ...], dims: tuple[str, ...], device: str, measuring: Rounds,
-    family: str | None, no_overheads: bool, only_overheads: bool, outputs: options.Outputs,
+    family: str | None, no_overheads: bool, only_overheads: bool, quick: bool,
+    outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Measure models kernel by kernel, at the level that `gdp run` executes.
 
-    MODEL is what `gdp place` takes: ONNX models with --device cpu:CORE, and
-    python:package.module:function with --device jax:cpu or jax:gpu.
+    MODEL is what `gdp place` takes: ONNX models with --device cpu:CORE, JAX functions
+    (python:package.module:function) with --device jax:cpu or jax:gpu, PyTorch modules (the same, or
+    hf:CONFIG) with --device torch:cpu or torch:cuda.
     """
     from msgspec.structs import asdict as fields_of
 
     from gdp.costs.profile import save_profile
     from gdp.models import with_dims
 
-    if bool(models) == only_overheads or (only_overheads and no_overheads):
-        raise ValueError("name models to profile, or --only-overheads without a model")
+    if bool(models) + only_overheads + quick != 1 or (only_overheads and no_overheads):
+        raise ValueError("name models to profile, or --quick or --only-overheads without a model")
     outputs.require(*models)
     named = [(_stem(model), family or _stem(model), model) for model in models]
     kind, _, index = device.partition(":")
-    if kind == "jax":
+    if kind == "jax" and quick and index in ("", "cpu"):
+        made = _quick_jax(measuring)
+    elif kind == "jax":
+        if not models:
+            raise ValueError(f"--device {device} needs models: --quick is for cpu:CORE and jax:cpu")
         from gdp.runtime.profile.jax import profile_functions
 
         functions = [(name, group, *_jax_function(model)) for name, group, model in named]
         made = profile_functions(
             functions, index or "cpu", rounds=measuring.rounds, seconds=measuring.seconds
         )
+    elif kind == "torch":
+        from gdp.runtime.profile.pytorch import profile_modules
+
+        if not models:
+            raise ValueError(
+                "--device torch:... needs models: --quick and --only-overheads have none"
+            )
+        made = profile_modules(
+            [(name, group, _torch_model(model)) for name, group, model in named], index or "cpu",
+            rounds=measuring.rounds, seconds=measuring.seconds, overheads=not no_overheads,
+        )  # fmt: skip
     elif kind == "cpu" and (index or "0").isdigit():
         from gdp.runtime.profile.ort import ProfileConfig, profile_models
 
         config = ProfileConfig(core=int(index or 0), **asdict(measuring))
+        if quick:
+            named = [(name, name, f"onnx:light_{name}") for name in QUICK]
         made = profile_models(named, config, dims=with_dims(dims), overheads=not no_overheads)
     else:
-        raise ClusterError(f"--device {device!r} must be cpu:CORE, jax:cpu or jax:gpu")
+        raise ClusterError(
+            f"--device {device!r} must be cpu:CORE, jax:cpu, jax:gpu, torch:cpu or torch:cuda"
+        )
     save_profile(made, outputs.paths["profile"])
     rows = [
         {"model": m.name, "latency_s": m.latency_s, "kernels": len(m.kernels),
@@ -82,6 +112,15 @@ def profile(
     ]
     lines += [_overheads_text(made.overheads), f"statistic: {made.statistic}"]
     show(found | {"overheads": fields_of(made.overheads)}, lambda: "\n".join(lines))
+
+
+def _quick_jax(measuring: Rounds) -> "Profile":
+    """Two CPU devices at least, so that copies between them can be timed: JAX reads how many it
+    shall have when it is first used."""
+    os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    from gdp.runtime.profile.jax import quick_profile
+
+    return quick_profile(measuring.rounds, min(measuring.seconds, 1.0))
 
 
 def _overheads_text(found: "Overheads") -> str:
@@ -108,6 +147,20 @@ def _jax_function(model: str) -> tuple[Any, Any]:
     return made[0], made[1]
 
 
+def _torch_model(model: str) -> Any:
+    """The PyTorch module of a `python:` or `hf:` model."""
+    from gdp.errors import ModelError
+    from gdp.importers.pytorch.model import TorchModel
+    from gdp.models import is_traced, traced_model
+
+    found = traced_model(model) if is_traced(model) else None
+    if not isinstance(found, TorchModel):
+        raise ModelError(
+            f"{model!r} is no PyTorch module; --device torch:... measures python: and hf: models"
+        )
+    return found
+
+
 def _stem(model: str) -> str:
     return model.rpartition("/")[2].removesuffix(".onnx").replace(":", "_")
 
@@ -118,7 +171,7 @@ def _stem(model: str) -> str:
 @options.seed
 @click.option("--steps", type=int, default=None, help="Of fitting.")
 @click.option("--base", metavar="COSTS",
-              help="Keep this folder's fit; take only overheads from the profiles.")  # fmt: skip
+              help="Keep the fit of this folder, or the shipped one; see below.")  # fmt: skip
 @options.outputs(
     costs=options.required(metavar="COSTS", help="A folder."),
     plot=options.written(
@@ -132,9 +185,10 @@ def calibrate(
 ) -> None:  # fmt: skip
     """Fit costs to profiles, and report the error on families of models held out.
 
-    With --base nothing is fitted: what a session and a cut cost is all that changes.
+    With --base little is: profiles of a few models scale the costs to this processor (a factor per
+    class of kernels), profiles of overheads change what a session and a cut cost. `--base shipped`
+    takes the costs that gdp brings.
     """
-    from gdp.cluster.presets import device_names, device_preset
     from gdp.costs.calibrate import calibrate as fit_costs
     from gdp.costs.calibrate_text import report_text, write_plot
     from gdp.costs.cost_file import save_costs
@@ -147,13 +201,14 @@ def calibrate(
     if steps is not None:
         config = replace(config, steps=steps)
     merged = merge([load_profile(path) for path in profiles])
-    if base is not None:
-        _recharge(base, merged, output)
+    if merged.runtime == "jax" and merged.device.kind == "cpu" and base is None:
+        _rates(merged, output)
         return
-    kind = merged.device.kind
-    nearest = "cpu-core" if kind.startswith("cpu") else "a100"  # for the roofline beside it
+    if base is not None:
+        _rebase(base, merged, output)
+        return
     calibration, report = fit_costs(
-        merged, device_preset(kind if kind in device_names() else nearest),
+        merged, _reference(merged.device.kind),
         held_out=None if hold_out is None else hold_out.split(","), config=config,
     )  # fmt: skip
     summary: dict[str, Any] = report.summary()
@@ -163,22 +218,69 @@ def calibrate(
     show(summary, lambda: report_text(report))
 
 
-def _recharge(base: str, profile: "Profile", output: str) -> None:
-    """Write the costs of a folder with the overheads of a profile."""
-    from gdp import checkpoint
-    from gdp.costs.calibrate import recharge
-    from gdp.costs.cost_file import load_costs, save_costs
+def _rates(profile: "Profile", output: str) -> None:
+    """Fit rates of what XLA compiles, and write them."""
+    from msgspec import to_builtins
 
-    calibration = recharge(load_costs(base), profile)
-    recipe = Path(base) / "recipe.toml"
-    save_costs(
-        calibration, output, report=checkpoint.read_meta(base)["report"],
-        recipe=recipe.read_text() if recipe.exists() else "",
-    )  # fmt: skip
+    from gdp.costs.compiled import left_out_errors, rates_of, save_rates
+
+    rates = rates_of(profile)
+    save_rates(rates, output)
+    errors = left_out_errors(profile.models, rates.overheads.session_s or 0.0)
+    rows = [
+        {"model": m.name, "measured_s": m.latency_s, "error": float(e)}
+        for m, e in zip(profile.models, errors, strict=True)
+    ]
     show(
-        {"costs": output, "segment_s": calibration.segment_s},
-        lambda: f"{output}: a segment costs {1e6 * (calibration.segment_s or 0.0):.1f} us",
+        {"costs": output, "models": rows, **to_builtins(rates)},
+        lambda: "\n".join(
+            f"{row['model']:30} {row['measured_s'] * 1e3:9.3f} ms, family held out "
+            f"{row['error']:+.0%}" for row in rows
+        ) + f"\n{rates.label()}",
+    )  # fmt: skip
+
+
+def _rebase(base: str, profile: "Profile", output: str) -> None:
+    """Write the costs of a folder, or the shipped ones, as a profile says that they are here."""
+    from gdp import checkpoint
+    from gdp.costs.calibrate import evaluate, recharge
+    from gdp.costs.cost_file import load_costs, save_costs
+    from gdp.costs.default import shipped_for
+    from gdp.costs.transfer import refit
+
+    shipped = base == SHIPPED
+    known = shipped_for(profile.device.kind) if shipped else load_costs(base)
+    report: dict[str, Any] = {} if shipped else checkpoint.read_meta(base)["report"]
+    lines, recipe = [], Path(base) / "recipe.toml"
+    if profile.models:
+        found, reference = refit(known, profile), _reference(profile.device.kind)
+        note = "fitted to the models of a profile: what others are off by is unknown"
+        before, after = (evaluate(c, profile.models, reference, note=note) for c in (known, found))
+        report = {"note": note, "train_models": len(profile.models)}
+        lines += [
+            f"{m.model:24} {m.measured_s * 1e3:9.3f} ms, predicted {n.predicted_s * 1e3:9.3f} ms, "
+            f"before {m.predicted_s * 1e3:9.3f} ms"
+            for m, n in zip(before.models, after.models, strict=True)
+        ]
+    else:
+        found = recharge(known, profile)
+    save_costs(
+        found, output, report=report,
+        recipe=recipe.read_text() if not shipped and recipe.exists() else "",
+    )  # fmt: skip
+    lines.append(f"{output}: a segment costs {1e6 * (found.segment_s or 0.0):.1f} us")
+    show(
+        {"costs": output, "segment_s": found.segment_s, "transfer": list(found.transfer)},
+        lambda: "\n".join(lines),
     )
+
+
+def _reference(kind: str) -> "Device":
+    """The device with datasheet numbers, for the roofline beside what is learned."""
+    from gdp.cluster.presets import device_names, device_preset
+
+    nearest = "cpu-core" if kind.startswith("cpu") else "a100"
+    return device_preset(kind if kind in device_names() else nearest)
 
 
 def _recipe(config: Any, profiles: tuple[str, ...]) -> str:

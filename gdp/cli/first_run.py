@@ -2,8 +2,8 @@
 
 numba compiles a kernel when it is first called and keeps it on disk for good. Until then a command
 that searches would spend its first minute compiling one kernel after another, without a word. Here
-it compiles what the simulator and the search need, while a second process compiles the rest into
-the same cache; what comes later finds all of it there.
+the command and a second process compile what the command will call into one cache: each takes the
+next group of kernels as soon as it has finished one, until none is left.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +21,60 @@ import numpy as np
 from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import make_graph
-from gdp.methods.base import Search
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.batch import num_threads
 from gdp.sim.objectives import find_objective
 
-SEARCHING = ("auto", "guided")
-USING_POLICY = (*SEARCHING, "policy")
+USING_POLICY = ("auto", "guided", "policy")
 MESSAGE = "gdp: compiling kernels, for the first run only"
 
 
 def prepare(method: str, objective: str) -> None:
-    """Compile what a command needs where it is not compiled yet; otherwise nothing but a look.
-
-    Methods that need few kernels compile them on their way.
-    """
+    """Compile what a command needs where it is not compiled yet; otherwise nothing but a look."""
     if not find_objective(objective).on_links:
         return
+    first, *others = _groups_of(method, objective)
     helper: list[subprocess.Popen[bytes]] = []
+    ours, theirs = os.pipe()  # one byte for every group that nobody has taken yet
 
     def begin() -> None:
         click.echo(f"{MESSAGE} ...", err=True)
-        if method in USING_POLICY and num_threads() > 1:
-            helper.append(_start(objective, [name for name in GROUPS if name not in HERE]))
+        os.write(theirs, bytes(GROUP_NAMES.index(name) for name in others))
+        if num_threads() > 1:
+            helper.append(_start(objective, ours))
+        os.close(theirs)
 
-    with _watched(begin):
-        compile_groups(objective, ["simulator"])
-        if helper:
-            compile_groups(objective, HERE[1:] if method in SEARCHING else ["fusion"])
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, ours)
+        with _watched(begin) as watch:
+            compile_groups(objective, [first])
+            if watch.begun:
+                compile_groups(objective, _taken(ours))
+            else:
+                os.close(theirs)
     for process in helper:
         # What it fails at is compiled on the way, and the error is told there.
         with _ended(process):
             process.wait()
 
 
-def compile_groups(objective: str, names: Sequence[str]) -> None:
+def _groups_of(method: str, objective: str) -> list[str]:
+    """What a method needs, what others build on first; the dearest of the rest follow."""
+    bounds = ["bounds"] if objective == "latency" else []
+    if method not in USING_POLICY:
+        return ["simulator", *bounds, "lists", "fusion"]
+    pipeline = ["pipeline"] if objective == "throughput" else []
+    return ["simulator", "policy", *pipeline, "search", *bounds, "lists", "paths", "fusion"]
+
+
+def _taken(pipe: int) -> Iterator[str]:
+    """The groups that this process takes, one after the other, until none is left."""
+    while number := os.read(pipe, 1):
+        yield GROUP_NAMES[number[0]]
+
+
+def compile_groups(objective: str, names: Iterable[str]) -> None:
     """Run the kernels of these groups on a tiny problem."""
     problem = _tiny(objective)
     for name in names:
@@ -63,7 +82,7 @@ def compile_groups(objective: str, names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _watched(begin: Callable[[], None]) -> Iterator[None]:
+def _watched(begin: Callable[[], None]) -> Iterator[Any]:
     """Within, `begin` is called at the first compilation, if there is any, and no garbage is
     collected while numba compiles: it makes millions of objects, few of which are garbage."""
     from numba.core import event
@@ -86,17 +105,18 @@ def _watched(begin: Callable[[], None]) -> Iterator[None]:
             if self.depth == 0 and self.collects:
                 gc.enable()
 
-    with event.install_listener("numba:compile", Watch()):
-        yield
+    watch = Watch()
+    with event.install_listener("numba:compile", watch):
+        yield watch
 
 
-def _start(objective: str, names: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """This module as a program of its own, which imports the same gdp."""
+def _start(objective: str, pipe: int) -> "subprocess.Popen[bytes]":
+    """This module as a program of its own, which imports the same gdp and reads the same pipe."""
     package = str(Path(__file__).resolve().parent.parent.parent)
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, objective, *names],
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-P", "-m", __name__, objective],
+        stdin=pipe,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
@@ -126,26 +146,46 @@ def _search(problem: Problem) -> None:
     from gdp.methods.annealing.annealer import annealer_of, make_annealer
     from gdp.methods.heuristics.simple import single_assignments
     from gdp.methods.repair import repair
+    from gdp.methods.repair_kernels import pack
     from gdp.methods.scoring import best_of
 
     start = best_of(problem, single_assignments(problem))
     make_annealer(problem, start, seed=0).run(1, 1, annealer_of(problem).default)
     tight = _tiny(problem.objective, memory_bytes=70)
+    pack(arrays_of(tight), np.arange(tight.num_groups), np.full(tight.num_devices, 70.0))
     repair(tight, best_of(tight, single_assignments(tight)), Clock(None), seed=0)
 
 
 def _lists(problem: Problem) -> None:
     from gdp.methods.heuristics.blocks import block_assignments
     from gdp.methods.heuristics.list_schedule import etf_assignments, heft_assignments
+    from gdp.methods.priorities import rank_under
 
     for made in (heft_assignments, etf_assignments, block_assignments):
         list(made(problem))
+    rank_under(problem, np.zeros(problem.num_ops, dtype=np.int64), "critical")
+
+
+def _paths(problem: Problem) -> None:
+    from gdp.methods.heuristics.critical_path import critical_path_assignments
+    from gdp.policy.advice import ADVISERS, Advice
+    from gdp.policy.view.features import features
+
+    list(critical_path_assignments(problem, seed=0))
+    placed = np.zeros((1 + len(ADVISERS), problem.num_ops), dtype=np.int64)
+    features(problem, found=Advice(placed, np.ones(len(placed)), 0))
+
+
+def _bounds(problem: Problem) -> None:
+    from gdp.bounds.effort import Effort
+    from gdp.bounds.latency import latency_bounds
+
+    latency_bounds(problem, Effort(0.1))
 
 
 def _policy(problem: Problem) -> None:
     from gdp.policy.decode import Head, decode, prepare
     from gdp.policy.model.config import NUM_PAIR_FEATURES, NetworkConfig
-    from gdp.policy.view.features import features
 
     width = NetworkConfig().head_width
     shapes = [
@@ -154,15 +194,14 @@ def _policy(problem: Problem) -> None:
         (width,),
     ]  # fmt: skip
     head = Head(*(np.zeros(shape, dtype=np.float32) for shape in shapes), dynamic=True)
-    features(problem)
     decode(prepare(problem), head, samples=1, seed=0)
 
 
 def _pipeline(problem: Problem) -> None:
-    if problem.objective == "throughput":
-        from gdp.methods.pipeline.method import best_pipeline
+    del problem
+    from gdp.methods.pipeline.method import compile_pipelines
 
-        best_pipeline(problem, Search(seconds=None), linear_only=True)
+    compile_pipelines()
 
 
 def _fusion(problem: Problem) -> None:
@@ -173,16 +212,16 @@ def _fusion(problem: Problem) -> None:
 
 GROUPS: dict[str, Callable[[Problem], None]] = {
     "simulator": _simulator,
-    "search": _search,
-    "lists": _lists,
     "policy": _policy,
     "pipeline": _pipeline,
+    "search": _search,
+    "bounds": _bounds,
+    "lists": _lists,
+    "paths": _paths,
     "fusion": _fusion,
 }
 """What calls kernels, by what it does."""
-HERE = ("simulator", "search", "fusion")
-"""What the command compiles itself, half of all: the search runs simulations, and no other group
-shares many kernels with these."""
+GROUP_NAMES = tuple(GROUPS)
 
 
 def _tiny(objective: str, memory_bytes: int = 1000) -> Problem:
@@ -203,11 +242,11 @@ def _tiny(objective: str, memory_bytes: int = 1000) -> Problem:
     return make_problem(graph, cluster, np.ones((8, 2)), objective)
 
 
-def main(objective: str, *names: str) -> None:
-    """The second process."""
+def main(objective: str) -> None:
+    """The second process; its standard input is the pipe."""
     gc.disable()
-    compile_groups(objective, names)
+    compile_groups(objective, _taken(0))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])  # type: ignore[arg-type]
+    main(*sys.argv[1:])

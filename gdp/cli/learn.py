@@ -74,7 +74,10 @@ def build(
 def pretrain(
     recipe: Path, outputs: options.Outputs, stop_after: float | None, threads: int, team: Team
 ) -> None:
-    """Pre-train a policy over a corpus; started again on the same folder, it goes on."""
+    """Pre-train a policy over a corpus; started again on the same folder, it goes on.
+
+    RECIPE is TOML, such as pretrain/recipes/base.toml, which travels with gdp.
+    """
     from gdp.learn.distributed.processes import DistributedError, join, quit_at_once
     from gdp.learn.pretrain import pretrain as train
     from gdp.learn.recipe import load_recipe

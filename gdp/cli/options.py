@@ -58,7 +58,7 @@ class ModelOptions:
 
     spec: str = option(make=click.argument, metavar="MODEL")
     dims: tuple[str, ...] = option(
-        "--dim", multiple=True, metavar="NAME=VALUE", help="Bind a dimension."
+        "--dim", multiple=True, metavar="NAME=VALUE", help="Bind a dimension; ONNX models."
     )
 
     task: str | None = option("--task", metavar="TASK", help="Of hf: models, such as causal-lm.")
@@ -104,7 +104,9 @@ class ClusterOptions:
     """A machine, and what of its memory may be used."""
 
     cluster: str | None = option(
-        "--cluster", metavar="CLUSTER", help="TOML file or preset; default: this machine."
+        "--cluster",
+        metavar="CLUSTER",
+        help="TOML file, or preset such as cpu+2xt4-pcie4 or 2xcpu-core; default: this machine.",
     )
     max_memory: str | None = option(
         "--max-memory", metavar="0=20GiB,cpu=30GiB", help="Memory limits by device."
@@ -151,7 +153,9 @@ class SearchOptions:
 class MethodOptions(SearchOptions):
     """A method with its budget, and what of the best value fewer cuts may cost."""
 
-    method: str = option("--method", default="auto", help="See `gdp compare`.")
+    method: str = option(
+        "--method", default="auto", help="auto, or one of those that `gdp compare` lists."
+    )
     simplicity: float = option(
         "--simplicity", type=float, default=2.0, metavar="PERCENT",
         help="Of the time, that fewer transfers and cuts may cost; 0: the best placement found.",

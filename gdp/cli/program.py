@@ -59,6 +59,9 @@ def run(cli: click.Command) -> NoReturn:
         _quit_unread()
     except click.Abort:
         _fail("interrupted", 130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.ClickException as error:
         _fail(error.format_message(), 2)
     except (InfeasibleError, MeasurementError) as error:

@@ -42,6 +42,7 @@ class Device:
     supported: frozenset[str] | None = None  # op types; None means all
     model: str = ""  # what detection found, such as the processor's name
     memory_pool: str = ""  # devices of one name share `memory_bytes`, as the cores of a machine do
+    processor: str = ""  # devices of one name compute one at a time; set by measured costs alone
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"

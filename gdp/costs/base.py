@@ -16,6 +16,15 @@ class CostModel(Protocol):
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]: ...
 
 
+@runtime_checkable
+class Charging(Protocol):
+    """Costs that also know what a runtime takes for pieces and transfers."""
+
+    def charged(self, cluster: Cluster) -> Cluster:
+        """The cluster with those overheads."""
+        ...
+
+
 def can_run(graph: OpGraph, cluster: Cluster) -> Bool[np.ndarray, "N D"]:
     """Where each op may run: graph inputs and outputs on the host, others where supported."""
     allowed = np.ones((graph.num_ops, cluster.num_devices), dtype=bool)

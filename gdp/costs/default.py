@@ -5,22 +5,44 @@ from pathlib import Path
 
 from gdp.cluster.types import Cluster
 from gdp.costs.base import CostModel
+from gdp.costs.compiled import FILE, CompiledCosts, CompiledRates, is_jax, load_rates
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import Calibration, LearnedCosts
+from gdp.costs.profile import ProfileError
 from gdp.costs.roofline import roofline
+from gdp.graph.op_graph import OpGraph
 from gdp.resources import data_path
 
 
-def resolve_costs(costs: CostModel | str | Path | None, cluster: Cluster) -> tuple[CostModel, str]:
+def resolve_costs(
+    costs: CostModel | str | Path | None, cluster: Cluster, graph: OpGraph | None = None
+) -> tuple[CostModel, str]:
     """The cost model to use, and a line that says which and why.
 
     None takes the shipped calibrations for the devices they match and datasheet numbers for the
-    others. A path is a cost file, and is used for all devices of its kind, whatever their model.
+    others; graphs of JAX get the shipped rates of what XLA compiles. A path is a cost file, and is
+    used for all devices of its kind, whatever their model.
     """
     if costs is None:
+        rates = shipped_rates() if graph is not None and is_jax(graph) else None
+        if rates is not None and any(device.is_cpu for device in cluster.devices):
+            return CompiledCosts(rates), _compiled(rates, cluster)
         return _described(LearnedCosts(shipped()), cluster)
     if isinstance(costs, str | Path):
+        if (Path(costs) / FILE).is_file():
+            rates = load_rates(costs)
+            if graph is not None and not is_jax(graph):
+                raise ProfileError(
+                    f"{str(costs)!r} holds rates of {rates.runtime}, and the model is not of JAX; "
+                    "give the costs of its runtime"
+                )
+            return CompiledCosts(rates), _compiled(rates, cluster)
         return _described(LearnedCosts((load_costs(costs),), any_model=True), cluster)
+    if not callable(costs):
+        raise ValueError(
+            "costs must be a cost model (a callable of graph and cluster), a cost file or None, "
+            f"got {type(costs).__name__}"
+        )
     return costs, getattr(costs, "__name__", type(costs).__name__)
 
 
@@ -31,6 +53,29 @@ def shipped() -> tuple[Calibration, ...]:
     if not folder.is_dir():
         return ()
     return tuple(load_costs(path.parent) for path in sorted(folder.glob("*/meta.json")))
+
+
+def shipped_for(kind: str) -> Calibration:
+    """The calibration of a kind of device that travels with gdp; raises `ProfileError` where there
+    is none."""
+    found = next((c for c in shipped() if c.device.kind == kind), None)
+    if found is None:
+        kinds = ", ".join(dict.fromkeys(c.device.kind for c in shipped()))
+        raise ProfileError(f"no costs of {kind} ship, only of {kinds}; calibrate without --base")
+    return found
+
+
+@functools.cache
+def shipped_rates() -> CompiledRates | None:
+    """The rates that travel with gdp; None where none do."""
+    folder = data_path("checkpoints", "costs", "cpu-jax")
+    return load_rates(folder) if (folder / FILE).is_file() else None
+
+
+def _compiled(rates: CompiledRates, cluster: Cluster) -> str:
+    others = dict.fromkeys(device.kind for device in cluster.devices if not device.is_cpu)
+    plain = f"; roofline from datasheet numbers ({', '.join(others)})" if others else ""
+    return rates.label() + plain
 
 
 def _described(model: LearnedCosts, cluster: Cluster) -> tuple[CostModel, str]:

@@ -15,9 +15,11 @@ import numpy as np
 from jaxtyping import Float
 
 from gdp.cluster.types import Device
-from gdp.costs.features import KernelFeatures, shares, transfer_design
-from gdp.costs.learned import Calibration
-from gdp.costs.profile import DeviceRecord
+from gdp.costs.calibrate import segment_s
+from gdp.costs.features import TRANSFER_TERMS, KernelFeatures, shares, transfer_design
+from gdp.costs.fit import rows_of
+from gdp.costs.learned import Calibration, kernel_seconds
+from gdp.costs.profile import DeviceRecord, Profile, ProfileError
 
 PRIOR_LOG_STD = (0.5, 0.5, 0.5, 0.3, 0.3, 0.3, 0.5, 0.5, 0.5)
 """How far each coefficient may lie from the datasheets: of bounds, of classes, of slopes."""
@@ -63,6 +65,32 @@ def fit_transfer(
     right = x.T @ y / NOISE_LOG_STD**2 + precision @ np.array(prior.coefficients)
     found = np.linalg.solve(x.T @ x / NOISE_LOG_STD**2 + precision, right)
     return Transfer(tuple(found.tolist()))
+
+
+def refit(calibration: Calibration, profile: Profile) -> Calibration:
+    """A calibration for another processor of its kind, from the kernels of a few models there.
+
+    Nine coefficients are fitted, from none, so that a minute of measuring is enough. What a segment
+    costs is the profile's where it was measured. Raises `ProfileError` where the kinds or the
+    runtimes differ, or the profile holds no models.
+    """
+    if (profile.device.kind, profile.runtime) != (calibration.device.kind, calibration.runtime):
+        raise ProfileError(
+            f"costs of {calibration.device.kind} with {calibration.runtime} cannot be fitted to a "
+            f"profile of {profile.device.kind} with {profile.runtime}"
+        )
+    if not profile.models:
+        raise ProfileError("the profile holds no models; make one with `gdp profile --quick`")
+    known = replace(calibration, transfer=())
+    rows = rows_of(profile.models)
+    known_s = kernel_seconds(known, rows.features)
+    found = fit_transfer(Transfer((0.0,) * TRANSFER_TERMS), rows.features, known_s, rows.seconds)
+    fitted = adapt(known, found, profile.device)
+    measured_s = segment_s(profile.overheads)
+    return replace(
+        fitted, versions=profile.versions, date=profile.date, mean_error=None,
+        segment_s=calibration.segment_s if measured_s is None else measured_s,
+    )  # fmt: skip
 
 
 def adapt(calibration: Calibration, transfer: Transfer, device: DeviceRecord) -> Calibration:

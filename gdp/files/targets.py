@@ -85,7 +85,7 @@ def require_file(path: str | os.PathLike[str], kind: str, permit: Permit = OWN) 
         raise TargetError(
             f"{os.fspath(path)!r} is write-protected; give another path, or --force to replace it"
         )
-    if not permit.force and not _is_ours(Path(path), kind):
+    if not permit.force and not is_ours(Path(path), kind):
         raise TargetError(
             f"{os.fspath(path)!r} exists and holds no {kind} as gdp wrote it; give another path, "
             "or --force to write over it"
@@ -162,7 +162,7 @@ def _require_parent(target: Path) -> None:
             return
 
 
-def _is_ours(path: Path, kind: str) -> bool:
+def is_ours(path: Path, kind: str) -> bool:
     """Whether a file begins as gdp's files of this kind do, or is empty."""
     try:
         head = _head(path)

@@ -138,7 +138,7 @@ def _fusible_pairs(
     readers: bool,
 ) -> tuple[Int[np.ndarray, "C 2"], Bool[np.ndarray, "C"]]:
     """Edges worth fusing, largest data first, and whether they may tie two classes together."""
-    from gdp.graph.fuse_kernels import longest_paths_s, reads_nothing_else
+    from gdp.graph.fuse_kernels import extend_to_longest_paths, reads_nothing_else
 
     src, dst, size = groups.src, groups.dst, groups.edge_bytes
     # Small tensors (counters, learning rates, masks of one row) are never worth a detour.
@@ -146,11 +146,15 @@ def _fusible_pairs(
     shrinks = 2 * groups.out_bytes + 64 < groups.in_bytes
     in_ptr = np.searchsorted(groups.use_group, np.arange(len(cheap) + 1))
     # Only the producer that finishes last: an earlier one would wait for the others' data.
-    finish_s = longest_paths_s(src, dst, work_s + 1e-9)
+    work_s = work_s + 1e-9
+    finish_s = work_s.copy()
+    extend_to_longest_paths(src, dst, work_s, finish_s)
     last_s = np.zeros(len(cheap))
     np.maximum.at(last_s, dst, finish_s[src])
     main = (size >= 0.25 * groups.in_bytes[dst]) & (finish_s[src] >= 0.999 * last_s[dst])
-    main |= reads_nothing_else(dst, src, in_ptr, groups.use_tensor, groups.tensor_group)
+    alone = np.empty(len(dst), dtype=bool)
+    reads_nothing_else(dst, src, in_ptr, groups.use_tensor, groups.tensor_group, alone)
+    main |= alone
     joins_producer = cheap[dst] & ~blows_up[dst] & main
     joins_reader = cheap[src] & (groups.out_degree[src] == 1)
     joins_reader &= ~shrinks[src] if readers else blows_up[src]
@@ -231,11 +235,13 @@ def _contract(
     by_dst = np.lexsort((groups.src, groups.dst))
     every = np.arange(num + 1)
     summed = np.column_stack([_sum(column, group_of) for column in limits.load.T])
-    root, pos = contract(
+    root, pos, class_parent = np.arange(num), np.arange(num), np.arange(len(klass_load))
+    contract(
         np.searchsorted(groups.src, every), groups.dst,
         np.searchsorted(groups.dst[by_dst], every), groups.src[by_dst],
         np.ascontiguousarray(pairs), may_join, label[first], np.ascontiguousarray(summed),
-        limits.cap, classes, klass_load, limits.class_cap, target,
+        limits.cap, classes, klass_load, limits.class_cap, target, class_parent, root, pos,
+        np.empty((8, num), dtype=np.int64),
     )  # fmt: skip
     roots = np.flatnonzero(root == np.arange(num))
     number = np.empty(num, dtype=np.int64)

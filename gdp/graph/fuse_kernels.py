@@ -5,13 +5,13 @@ import typing
 import numba
 import numpy as np
 
-from gdp.kernels.cache import KEEP
+from gdp.kernels.options import BARE, INNER
 
 MAX_STEPS = 512
 """A safety check that looks at more edges than this gives up: the pair is then left alone."""
 
 
-@numba.njit(cache=KEEP, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _find(parent, x):
     while parent[x] != x:
@@ -20,7 +20,7 @@ def _find(parent, x):
     return x
 
 
-@numba.njit(cache=KEEP, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _search(
     start, max_steps, other, sign, ptr, adjacent, head, following, parent, pos, stamp, mark, out
@@ -54,13 +54,11 @@ def _search(
         top += 1
 
 
-@numba.njit(cache=KEEP, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
-def _sorted_by(values, keys):
-    """The first values in the order of as many keys, which it sorts. Shell's method: compiling
+def _sort_by(keys, values, count):
+    """Sort the first values and their keys, which may be the same array. Shell's method: compiling
     numba's own sorts takes several seconds of the first run."""
-    count = len(keys)
-    values = values[:count].copy()
     gap = count // 2
     while gap > 0:
         for i in range(gap, count):
@@ -70,10 +68,9 @@ def _sorted_by(values, keys):
                 k -= gap
             keys[k], values[k] = key, value
         gap //= 2
-    return values
 
 
-@numba.njit(cache=KEEP, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _exceeds(load, a, b, cap):
     found = False
@@ -82,54 +79,50 @@ def _exceeds(load, a, b, cap):
     return found
 
 
-@numba.njit(cache=KEEP, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
-def _reorder(a, b, before, num_before, after, num_after, pos, merged):
-    """Keep `pos` topological: what b needs comes first, then the merged group, then a's readers.
+def _reorder(a, b, before, num_before, after, num_after, pos, slots, keys):
+    """Keep `pos` topological: what b needs comes first, then the merged group a, then a's readers.
 
     The rule of Pearce and Kelly 2007, doi 10.1145/1187436.1210590: the affected groups are
     rearranged over the positions that they hold already.
     """
-    slots = np.empty(num_before + num_after + 2, dtype=np.int64)
-    keys = np.empty(num_before, dtype=np.int64)
+    num = 0
+    for groups, count in ((before, num_before), (after, num_after)):
+        for i in range(count):
+            keys[i] = slots[num] = pos[groups[i]]
+            num += 1
+        _sort_by(keys, groups, count)
+    slots[num], slots[num + 1] = pos[a], pos[b]
+    _sort_by(slots, slots, num + 2)
     for i in range(num_before):
-        slots[i] = pos[before[i]]
-        keys[i] = pos[before[i]]
-    first = _sorted_by(before, keys)
-    keys = np.empty(num_after, dtype=np.int64)
+        pos[before[i]] = slots[i]
+    pos[a] = slots[num_before]
     for i in range(num_after):
-        slots[num_before + i] = pos[after[i]]
-        keys[i] = pos[after[i]]
-    last = _sorted_by(after, keys)
-    slots[-2], slots[-1] = pos[a], pos[b]
-    slots = _sorted_by(slots, slots.copy())
-    for i in range(num_before):
-        pos[first[i]] = slots[i]
-    pos[merged] = slots[num_before]
-    for i in range(num_after):
-        pos[last[i]] = slots[num_before + 2 + i]
+        pos[after[i]] = slots[num_before + 2 + i]
 
 
-@numba.njit(cache=KEEP, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
 def contract(
     out_ptr, out_adjacent, in_ptr, in_adjacent, pairs, may_join, label, load, cap, klass,
-    klass_load, klass_cap, target,
+    klass_load, klass_cap, target, class_parent, parent, pos, scratch,
 ):  # fmt: skip
-    """Merge the candidate pairs [C, 2] in the order given, where that is safe; (root, pos).
+    """Merge the candidate pairs [C, 2] in the order given, where that is safe.
 
     Groups are numbered in topological order; edges come as two CSR lists. A pair merges when its
     labels agree and are not negative, its summed `load` [G, K] stays within `cap` [K], its
     colocation classes are one, or are joined without exceeding `klass_cap` (only where
     `may_join` [C]), and no path joins the two beside the direct edge. Ends at `target` groups.
+    Writes the merged group [G] of each to `parent` and a topological position [G] to `pos`; both,
+    and `class_parent`, come in counting from 0, `scratch` [8, G] with anything.
     """
-    num = len(out_ptr) - 1
-    parent, head = np.arange(num), np.arange(num)
-    tail, pos = np.arange(num), np.arange(num)
-    following = np.full(num, -1)
-    stamp = np.zeros(num, dtype=np.int64)
-    after, before = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
-    class_parent = np.arange(len(klass_load))
+    head, tail, following, stamp = scratch[0], scratch[1], scratch[2], scratch[3]
+    after, before, slots, keys = scratch[4], scratch[5], scratch[6], scratch[7]
+    num = len(parent)
+    for g in range(num):
+        head[g] = tail[g] = g
+        following[g], stamp[g] = -1, 0
     left, mark = num, 0
     for c in range(len(pairs)):
         if left <= target:
@@ -163,7 +156,7 @@ def contract(
         if num_after == 0:
             pos[a] = pos[b]
         elif num_before > 0:
-            _reorder(a, b, before, num_before, after, num_after, pos, a)
+            _reorder(a, b, before, num_before, after, num_after, pos, slots, keys)
         _merge(a, b, parent, head, tail, following, load)
         if ca != cb:
             class_parent[cb] = ca
@@ -171,10 +164,9 @@ def contract(
         left -= 1
     for g in range(num):
         parent[g] = _find(parent, g)
-    return parent, pos
 
 
-@numba.njit(cache=KEEP, nogil=True)
+@numba.njit(**INNER)
 @typing.no_type_check
 def _merge(a, b, parent, head, tail, following, load):
     """Let group a take over the members and the load of b."""
@@ -185,29 +177,34 @@ def _merge(a, b, parent, head, tail, following, load):
         load[a, k] += load[b, k]
 
 
-@numba.njit(cache=KEEP, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
-def reads_nothing_else(reader, maker, in_ptr, in_tensor, tensor_maker):
-    """[C]: all that the reader reads is made by the maker or read by it too."""
-    answer = np.ones(len(reader), dtype=np.bool_)
+def reads_nothing_else(reader, maker, in_ptr, in_tensor, tensor_maker, answer):
+    """Whether [C] all that the reader reads is made by the maker or read by it too."""
     for c in range(len(reader)):
-        low, high = in_ptr[maker[c]], in_ptr[maker[c] + 1]
+        end = in_ptr[maker[c] + 1]
+        answer[c] = True
         for e in range(in_ptr[reader[c]], in_ptr[reader[c] + 1]):
             t = in_tensor[e]
-            if tensor_maker[t] != maker[c]:
-                at = low + np.searchsorted(in_tensor[low:high], t)
-                if at == high or in_tensor[at] != t:
-                    answer[c] = False
-                    break
-    return answer
+            if tensor_maker[t] == maker[c]:
+                continue
+            at, high = in_ptr[maker[c]], end
+            while at < high:
+                middle = (at + high) // 2
+                if in_tensor[middle] < t:
+                    at = middle + 1
+                else:
+                    high = middle
+            if at == end or in_tensor[at] != t:
+                answer[c] = False
+                break
 
 
-@numba.njit(cache=KEEP, nogil=True)
+@numba.njit(**BARE)
 @typing.no_type_check
-def longest_paths_s(src, dst, work_s):
-    """[G]: when each group finishes if all run as early as they can; edges sorted by source."""
-    finish_s = work_s.copy()
+def extend_to_longest_paths(src, dst, work_s, finish_s):
+    """From work to `finish_s` [G]: when each group finishes if all run as early as they can; edges
+    are sorted by source."""
     for e in range(len(src)):
         # Sources come in topological order, so the source's own value is final here.
         finish_s[dst[e]] = max(finish_s[dst[e]], finish_s[src[e]] + work_s[dst[e]])
-    return finish_s

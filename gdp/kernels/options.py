@@ -11,9 +11,11 @@ from numba.core import event
 
 from gdp.clock import COMPILE, waiting_for
 from gdp.kernels.cache import KEEP
+from gdp.kernels.pipeline import Compiler
 
 ENTRY: dict[str, Any] = {
     "cache": KEEP,
+    "pipeline_class": Compiler,
     "nogil": True,
     "no_cfunc_wrapper": True,
     "error_model": "numpy",  # x / 0 is inf and needs no test

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import Clock
+from gdp.errors import of_kind
 from gdp.files.targets import Permit, require_folder
 from gdp.learn.explore import Explorer
 from gdp.learn.judge import Judge, Reward
@@ -97,7 +98,7 @@ def finetune(
         given = [] if isinstance(checkpoint, Policy) else [checkpoint or default_checkpoint()]
         require_folder(out, "policy", Permit(lambda: map(Path, given), force))
     use_cache()
-    config = config or FinetuneConfig()
+    config = of_kind(config, FinetuneConfig, "config")
     clock = Clock(config.seconds)
     policy, judge = _policy(checkpoint), Judge(problem, config.evaluations, reward)
     if policy.config.advice:

@@ -76,7 +76,7 @@ class RecipeError(GdpError):
     """A recipe that is missing or malformed."""
 
 
-_KIND = Kind("recipe", RecipeError)
+_KIND = Kind("recipe", RecipeError, "pretrain/recipes and finetune/recipes travel with gdp")
 
 
 def parse_recipe(text: str, where: str = "recipe") -> Recipe:

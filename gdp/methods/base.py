@@ -1,7 +1,7 @@
 """One signature for every method: `(Problem, Search) -> Answer`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -81,6 +81,21 @@ class Answer:
     def told(self) -> tuple[str, ...]:
         """The notes, or where there are none the reason."""
         return self.notes or ((self.reason,) if self.reason else ())
+
+    def times(self, unit_s: float) -> "Answer":
+        """The answer in seconds, of a problem in units of `unit_s`."""
+
+        def seconds(value: float | None) -> float | None:
+            return None if value is None else value * unit_s
+
+        rows = [
+            replace(
+                row, latency_s=seconds(row.latency_s), period_s=seconds(row.period_s),
+                value_s=seconds(row.value_s),
+            )
+            for row in self.candidates
+        ]  # fmt: skip
+        return replace(self, bound_s=self.bound_s * unit_s, candidates=tuple(rows))
 
 
 @runtime_checkable

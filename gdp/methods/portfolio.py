@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,30 +14,44 @@ from gdp.methods.heuristics.blocks import blocks
 from gdp.methods.heuristics.critical_path import critical_path
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
+from gdp.methods.heuristics.modules import modules
 from gdp.methods.heuristics.simple import round_robin, single
+from gdp.methods.latency.fit import applies as latency_applies
+from gdp.methods.latency.fit import latency_fit
 from gdp.methods.period.fit import applies as period_applies
 from gdp.methods.period.fit import period_fit
 from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
-from gdp.methods.scoring import Scored, compile_once, unsupported
+from gdp.methods.scoring import Scored, compile_once, is_compiling, unsupported
 from gdp.methods.search.local_search import as_answer, compile_for_large, improve, local_search
+from gdp.methods.search.merged import search_teams
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, objective_of
 from gdp.sim.replicas import may_replicate
 from gdp.sim.score import score
+from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
 
 HEURISTICS: tuple[tuple[str, Method], ...] = (
     ("single", single),
     ("round_robin", round_robin),
+    ("modules", modules),
     ("blocks", blocks),
     ("metis", metis),
     ("heft", heft),
     ("etf", etf),
     ("critical_path", critical_path),
 )
+PROGRAMS: tuple[tuple[str, Callable[[Problem], bool], Method], ...] = (
+    ("period_fit", period_applies, period_fit),
+    ("latency_fit", latency_applies, latency_fit),
+)
+"""What goes beyond search where memory binds, and when it does."""
 # Share of what is left of the seconds that all candidates together may take.
 _CANDIDATE_SHARE = 0.6
+# Shares of the seconds left after them, for pipelines with replicated stages: the program along
+# linear orders, then search where teams are ahead of plain heuristics, or near (times as long).
+_PROGRAM_SHARE, _AHEAD_SHARE, _BEHIND_SHARE, _NEAR = 0.2, 0.5, 0.15, 1.25
 _SAME = 1.0 - 1e-9  # sums are added up in different orders
 
 
@@ -53,24 +67,20 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     compile_for_large(problem)
     if may_replicate(problem):
         compile_pipelines()
+    # Last, as they start from the best of the others: where memory binds they go beyond search.
+    programs = [] if is_compiling() else [row for row in PROGRAMS if row[1](problem)]
+    for name, _, method in programs:
+        compile_once(name, method, problem.objective)
     clock = Clock(search.seconds)
     limit = Clock(clock.left_s(_CANDIDATE_SHARE))
     tried: list[Candidate] = []
     fitting: list[Scored] = []
     known: dict[str, Answer] = {}
     used = 0
-    # Last, as it starts from the best of the others: where memory binds it goes beyond search.
-    programs = (("period_fit", period_fit),) if period_applies(problem) else ()
     replicated: Scored | None = None
     try:
-        if may_replicate(problem):
-            row, replicated, answer = _try(problem, "replicas", _replicas, search, limit)
-            tried.append(row)
-            if answer is not None:
-                used += answer.evaluations
-                if replicated is not None and answer.proven_optimal:
-                    return replace(answer, reason="", candidates=tuple(tried))
-        for name, method in (*HEURISTICS, *extra, *programs):
+        later = [(name, method) for name, _, method in programs]
+        for name, method in (*HEURISTICS, *extra, *later):
             if fitting and limit.is_over():
                 tried.append(_without(name, 0.0, "no time was left"))
                 continue
@@ -81,6 +91,11 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
                 used += answer.evaluations + (answer.assignment is not None)
             if scored is not None:
                 fitting.append(scored)
+        if may_replicate(problem):
+            replicated, proof, spent = _with_teams(problem, fitting, search, clock, tried)
+            used += spent
+            if proof is not None:
+                return replace(proof, reason="", evaluations=used, candidates=tuple(tried))
         answer = _improved(problem, fitting, search, clock, used, tried)
         answer = _better(problem, answer, replicated)
     except KeyboardInterrupt:
@@ -126,6 +141,36 @@ def _try(
     row = _candidate(name, judged, took_s, answer.reason)
     scored = Scored(answer.assignment, judged.overflow_bytes, judged.value_s)
     return row, scored if judged.feasible else None, answer
+
+
+def _with_teams(
+    problem: Problem, fitting: list[Scored], search: Search, clock: Clock, tried: list[Candidate]
+) -> tuple[Scored | None, Answer | None, int]:
+    """(the best pipeline with replicated stages, the answer that proves that none at all is better,
+    evaluations spent).
+
+    Pipelines along a few linear orders first, then a search of teams, which has half as many
+    evaluations as are asked for: the search of plain placements has as many as without teams, so
+    that with the same evaluations the answer is never worse. Of the seconds, teams have more where
+    they are ahead of what heuristics found.
+    """
+    began_s = time.perf_counter()
+    row, best, program = _try(problem, "replicas", _replicas, search, clock.part(_PROGRAM_SHARE))
+    spent = 0 if program is None else program.evaluations
+    proven = best is not None and program is not None and program.proven_optimal
+    if not proven:
+        plain_s = min((scored.value_s for scored in fitting), default=np.inf)
+        share = _AHEAD_SHARE if best is not None and best.value_s < plain_s else _BEHIND_SHARE
+        count = None if search.evaluations is None else search.evaluations // 2
+        few = replace(search, seconds=clock.left_s(share), evaluations=count)
+        best, more = search_teams(problem, best, few, plain_s * _NEAR, auto)
+        spent += more
+    if best is not None:
+        found = best.assignment
+        judged = score(problem, found.device, found.rank, found.teams)
+        row = _candidate("replicas", judged, time.perf_counter() - began_s, row.reason)
+    tried.append(row)
+    return best, program if proven else None, spent
 
 
 def _replicas(problem: Problem, search: Search) -> Answer:
@@ -199,8 +244,8 @@ def _notes(problem: Problem, answer: Answer) -> tuple[str, ...]:
     if holders < 2 or replicas_s >= period_s * _SAME:
         return ()
     return (
-        f"{holders} replicas of the whole model would take {replicas_s * 1e3:.3f} ms a sample, "
-        f"the pipeline {period_s * 1e3:.3f} ms",
+        f"{holders} replicas of the whole model would take {format_seconds(replicas_s)} a sample, "
+        f"the pipeline {format_seconds(period_s)}",
     )
 
 

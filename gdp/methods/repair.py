@@ -61,8 +61,13 @@ def settle(
     )
 
 
-def repair(problem: Problem, start: Scored, clock: Clock, seed: int) -> Scored:
-    """The first placement found that fits, or the one of least overflow; the same for one seed."""
+def repair(
+    problem: Problem, start: Scored, clock: Clock, seed: int, annealed: int = _ANNEALED
+) -> Scored:
+    """The first placement found that fits, or the one of least overflow; the same for one seed.
+
+    Annealing, the last resort, simulates at most `annealed` placements.
+    """
     best = start
     count = start.evaluations
     for proposals in _stages(problem, start):
@@ -73,7 +78,7 @@ def repair(problem: Problem, start: Scored, clock: Clock, seed: int) -> Scored:
                 best = candidate
             if best.overflow_bytes == 0 or clock.is_over():
                 return Scored(best.assignment, best.overflow_bytes, best.value_s, count)
-    most = max(1, min(_ANNEALED, _ANNEALED_OPS // problem.num_ops))
+    most = min(annealed, max(1, _ANNEALED_OPS // problem.num_ops))
     candidate = anneal_to_fit(problem, best.assignment, clock, seed, most)
     if candidate.key < best.key:
         best = candidate

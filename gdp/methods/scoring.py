@@ -208,6 +208,11 @@ def compile_once(name: str, method: Method, objective: str | None = None) -> Non
             _COMPILING.pop()
 
 
+def is_compiling() -> bool:
+    """Whether `compile_once` runs a method: such a run leaves out what is rarely used."""
+    return bool(_COMPILING)
+
+
 def tiny_problem(objective: str) -> Problem:
     """Two chains of three ops that do not fit on one of the two devices together."""
     graph: OpGraph = make_graph(

@@ -22,6 +22,7 @@ from gdp.policy.propose import propose
 from gdp.policy.repair import move_until_fits
 from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem
+from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def place_with_policy(
     best, spent = best_of(problem, both), answer.evaluations + len(both)
     if best.assignment is not known or best.overflow_bytes > 0:
         return replace(answer, evaluations=spent)
-    reason = f"policy {policy.name!r}: {best.value_s:.4g} s, found when it was fine-tuned"
+    reason = f"policy {policy.name!r}: {format_seconds(best.value_s)}, found when it was fine-tuned"
     return Answer(known, reason=reason, evaluations=spent)
 
 
@@ -70,7 +71,7 @@ def _decoded(problem: Problem, policy: Policy, search: Search, clock: Clock) -> 
 
     Where memory is short the best of both is polished.
     """
-    small, widen = _coarse(problem)
+    small, widen = coarse(problem)
     if policy.config.advice:
         known = search.known if small is problem else {}
         advise(small, known, clock.left_s(ADVISING))
@@ -102,11 +103,11 @@ def _decoded(problem: Problem, policy: Policy, search: Search, clock: Clock) -> 
         reason = f"policy {policy.name!r}: the closest placement misses {missing}"
         return Answer(None, reason=reason, evaluations=spent)
     reason = (
-        f"policy {policy.name!r}: greedy {found.seconds[0]:.4g} s, best of "
-        f"{len(found.device)} {found.seconds[row]:.4g} s"
+        f"policy {policy.name!r}: greedy {format_seconds(found.seconds[0])}, best of "
+        f"{len(found.device)} {format_seconds(found.seconds[row])}"
     )
     if best.key < decoded.key:
-        reason += f"; an adviser's or a search's is better, {best.value_s:.4g} s"
+        reason += f"; an adviser's or a search's is better, {format_seconds(best.value_s)}"
     return Answer(best.assignment, reason=reason, evaluations=spent)
 
 
@@ -198,7 +199,7 @@ def _polished(
     return min(start, best, key=lambda scored: scored.key), best.evaluations
 
 
-def _coarse(problem: Problem) -> tuple[Problem, Widen]:
+def coarse(problem: Problem) -> tuple[Problem, Widen]:
     """The problem over groups of ops where it is too large, and the way back."""
     if problem.num_ops <= LARGEST or problem.tensor_s is not None:
         return problem, lambda device: device

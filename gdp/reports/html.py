@@ -44,19 +44,21 @@ def report_html(
     `RunReport.to_json` where the placement was executed."""
     tree = module_tree(view)
     cut = tables.cut_rows(view)
-    ops, kernels = view.counts()
-    script = _scripts()
+    script, pipelined = _scripts(), find_objective(result["objective"]).pipelined
     return _environment().get_template("page.html").render(
         title=f"{view.model.name} on {view.problem.cluster.name}",
         model=view.model.name,
         cluster=view.problem.cluster.name,
         result=result,
         value_s=tables.value_of(result),
-        pipelined=find_objective(result["objective"]).pipelined,
+        pipelined=pipelined,
         speed_up=tables.speed_ups(result, [name for name, _ in HEURISTICS]),
-        num_ops=int(ops.sum()),
-        num_kernels=int(kernels.sum()),
-        devices=tables.device_rows(view, result["peak_bytes"]),
+        num_ops=int(view.ops_in.sum()),
+        num_kernels=int(view.is_work.sum()),
+        samples=len(view.ways),
+        devices=tables.device_rows(
+            view, result["peak_bytes"], result["period_s"] if pipelined else None
+        ),
         cut=cut[: tables.MAX_ROWS],
         cut_count=len(cut),
         cut_bytes=sum(row["bytes"] for row in cut),

@@ -3,6 +3,7 @@
 Times are whole nanoseconds, so that they are short as text; sizes are bytes.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from jaxtyping import Float, Int
 from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.reports.modules import ModuleTree, layers
 from gdp.reports.view import View, lanes, op_label
-from gdp.sim.memory import Held, held_over_time
+from gdp.sim.memory import Held, held_over_time, weights_held
 
 MAX_DRAWN = 20_000
 """Kernels, or transfers, that a page holds: the longest, the rest is counted. About 3 MB."""
@@ -21,24 +22,26 @@ MAX_STEPS = 4_000
 
 def payload(view: View, tree: ModuleTree) -> dict[str, Any]:
     """Everything that the page's scripts are given."""
-    cluster, schedule = view.problem.cluster, view.schedule
-    finite = bool(np.isfinite(schedule.latency_s))
+    cluster = view.problem.cluster
+    finite = bool(np.isfinite(view.end_s))
+    busy_s = np.sum([way.schedule.busy_s for way in view.ways], axis=0)
+    peak_bytes = np.max([way.schedule.peak_bytes for way in view.ways], axis=0)
     ops, left_out = _longest(view)
-    held = held_over_time(view.problem, schedule, view.device) if finite else []
+    held = [_curve(curve, view.end_s) for curve in memory_curves(view)] if finite else []
     return {
-        "latency": _ns(np.array([schedule.latency_s]))[0] if finite else 0,
+        "latency": _ns(np.array([view.end_s]))[0] if finite else 0,
         "devices": [
             {
-                "name": device.name, "busy": _ns(schedule.busy_s[d : d + 1])[0],
+                "name": device.name, "busy": _ns(busy_s[d : d + 1])[0],
                 "limit": None if device.memory_bytes >= UNLIMITED_BYTES else device.memory_bytes,
-                "peak": int(schedule.peak_bytes[d]),
+                "peak": int(peak_bytes[d]),
             }
             for d, device in enumerate(cluster.devices)
         ],
         "ops": _ops(view, tree, ops),
         "left_out": left_out,
         "transfers": _transfers(view),
-        "memory": [_curve(entry, schedule.latency_s) for entry in held],
+        "memory": held,
         "modules": {"name": tree.names, "parent": tree.parent, "by_type": tree.by_type},
     }  # fmt: skip
 
@@ -47,29 +50,51 @@ def _ns(seconds: Float[np.ndarray, "K"]) -> list[int]:
     return np.round(seconds * 1e9).astype(np.int64).tolist()
 
 
+def memory_curves(view: View) -> list[Held]:
+    """What each device holds from each instant on, the ways one after the other. A member of a team
+    holds its weights while others serve, too."""
+    weights = np.stack([weights_held(way.problem, way.device) for way in view.ways])
+    rest = weights.max(axis=0) - weights
+    found = [held_over_time(way.problem, way.schedule, way.device) for way in view.ways]
+    return [
+        Held(
+            _joined(
+                held[d].time_s + way.since_s for way, held in zip(view.ways, found, strict=True)
+            ),
+            _joined(held[d].held_bytes + more[d] for held, more in zip(found, rest, strict=True)),
+        )
+        for d in range(view.problem.num_devices)
+    ]
+
+
 def _longest(view: View) -> tuple[Int[np.ndarray, "K"], int]:
-    """The kernels that are drawn, and how many are not: those that never run among these."""
-    schedule = view.schedule
+    """The kernels that are drawn of each way, and how many are not: those that never run among
+    these."""
+    schedule, most = view.schedule, MAX_DRAWN // len(view.ways)
     ran = np.flatnonzero(view.is_work & np.isfinite(schedule.finish_s))
-    if len(ran) <= MAX_DRAWN:
+    if len(ran) <= most:
         return ran, int(view.is_work.sum()) - len(ran)
     length_s = (schedule.finish_s - schedule.start_s)[ran]
-    kept = ran[np.argsort(-length_s, kind="stable")[:MAX_DRAWN]]
-    return np.sort(kept), int(view.is_work.sum()) - MAX_DRAWN
+    kept = ran[np.argsort(-length_s, kind="stable")[:most]]
+    return np.sort(kept), int(view.is_work.sum()) - most
 
 
-def _ops(view: View, tree: ModuleTree, ops: Int[np.ndarray, "K"]) -> dict[str, Any]:
-    graph, schedule = view.problem.graph, view.schedule
+def _ops(view: View, tree: ModuleTree, kept: Int[np.ndarray, "K"]) -> dict[str, Any]:
+    """The kernels of every way, one way after the other."""
+    graph, count = view.problem.graph, len(view.ways)
+    ops = np.tile(kept, count)
     types = sorted({graph.op_types[op] for op in ops})
     names, layer = layers(tree, view)
     index = {name: i for i, name in enumerate(types)}
     return {
-        "label": [op_label(graph, op) for op in ops.tolist()],
+        "label": _of_samples(view, [[op_label(graph, op) for op in kept.tolist()]] * count),
         "type": [index[graph.op_types[op]] for op in ops],
         "types": types,
-        "device": view.device[ops].tolist(),
-        "start": _ns(schedule.start_s[ops]),
-        "length": _ns(schedule.finish_s[ops] - schedule.start_s[ops]),
+        "device": _joined(way.device[kept] for way in view.ways).tolist(),
+        "start": _ns(_joined(way.schedule.start_s[kept] + way.since_s for way in view.ways)),
+        "length": _ns(
+            _joined((way.schedule.finish_s - way.schedule.start_s)[kept] for way in view.ways)
+        ),
         "flop": np.round(graph.flop[ops]).tolist(),
         "bytes": graph.weight_bytes[ops].tolist(),
         "count": view.ops_in[ops].tolist(),
@@ -80,22 +105,40 @@ def _ops(view: View, tree: ModuleTree, ops: Int[np.ndarray, "K"]) -> dict[str, A
 
 
 def _transfers(view: View) -> dict[str, Any]:
-    graph, sent = view.problem.graph, view.schedule.transfers
+    lane, names = lanes(view)
+    parts = [_drawn(way, mine) for way, mine in zip(view.ways, lane, strict=True)]
+    columns = {key: [x for part in parts for x in part[key]] for key in parts[0] if key != "label"}
+    labels = _of_samples(view, [part["label"] for part in parts])
+    return {"channels": names, "label": labels, **columns}
+
+
+def _drawn(way: View, lane: Int[np.ndarray, "X"]) -> dict[str, list[Any]]:
+    """The columns of one way's transfers, the longest of them where there are many."""
+    graph, sent = way.problem.graph, way.schedule.transfers
     drawn = np.flatnonzero(np.isfinite(sent.arrive_s))
     if len(drawn) > MAX_DRAWN:
         length_s = (sent.arrive_s - sent.start_s)[drawn]
         drawn = np.sort(drawn[np.argsort(-length_s, kind="stable")[:MAX_DRAWN]])
-    lane, names = lanes(view)
     return {
-        "channels": names,
         "channel": lane[drawn].tolist(),
         "label": [graph.tensor_names[t] for t in sent.tensor[drawn]],
         "source": sent.source[drawn].tolist(),
         "destination": sent.destination[drawn].tolist(),
-        "start": _ns(sent.start_s[drawn]),
+        "start": _ns(sent.start_s[drawn] + way.since_s),
         "length": _ns((sent.arrive_s - sent.start_s)[drawn]),
         "bytes": graph.tensor_bytes[sent.tensor[drawn]].tolist(),
     }
+
+
+def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
+    return np.concatenate(list(parts))
+
+
+def _of_samples(view: View, labels: list[list[str]]) -> list[str]:
+    """The labels of all ways, which name the sample where there is more than one."""
+    if len(view.ways) == 1:
+        return labels[0]
+    return [f"sample {k}: {text}" for k, own in enumerate(labels, start=1) for text in own]
 
 
 def _curve(held: Held, end_s: float) -> dict[str, list[int]]:

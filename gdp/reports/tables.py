@@ -3,7 +3,7 @@
 Seconds are of one sample or training step. Names are those of `gdp.reports.view.op_label`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,20 +17,27 @@ MAX_ROWS = 200
 """Of a table that people read; what is left out is counted."""
 
 
-def device_rows(view: View, peak_bytes: Mapping[str, int]) -> list[dict[str, Any]]:
-    """What each device does in one run; `peak_bytes` are those of the objective, by name."""
+def device_rows(
+    view: View, peak_bytes: Mapping[str, int], period_s: float | None = None
+) -> list[dict[str, Any]]:
+    """What each device does for the samples that are shown; `peak_bytes` are those of the
+    objective, by name. With a period, its share is that of a full pipeline."""
+    span_s = view.end_s if period_s is None else period_s * len(view.ways)
     ops, kernels = view.counts()
-    schedule = view.schedule
+    busy = np.sum([way.schedule.busy_s for way in view.ways], axis=0)
+    names = view.problem.cluster.device_names
+    beside = {d: [names[e] for e in team if e != d] for team in view.teams for d in team}
     rows = []
     for d, device in enumerate(view.problem.cluster.devices):
-        peak = int(peak_bytes.get(device.name, schedule.peak_bytes[d]))
+        peak = int(peak_bytes.get(device.name, view.schedule.peak_bytes[d]))
         limit = None if device.memory_bytes >= UNLIMITED_BYTES else device.memory_bytes
-        busy_s = float(schedule.busy_s[d])
+        busy_s = float(busy[d])
         rows.append(
             {
                 "name": device.name, "kind": device.kind, "ops": int(ops[d]),
+                "beside": beside.get(d, []),
                 "kernels": int(kernels[d]), "busy_s": busy_s,
-                "busy_share": busy_s / max(schedule.latency_s, 1e-30),
+                "busy_share": busy_s / max(span_s, 1e-30),
                 "peak_bytes": peak, "limit_bytes": limit,
                 "full": None if limit is None else peak / limit,
             }
@@ -39,28 +46,30 @@ def device_rows(view: View, peak_bytes: Mapping[str, int]) -> list[dict[str, Any
 
 
 def cut_rows(view: View) -> list[dict[str, Any]]:
-    """Every tensor that is sent, the longest transfer first."""
+    """Every tensor that is sent, of each way that samples take, the longest transfer first."""
+    rows = [row for k, way in enumerate(view.ways, start=1) for row in _cut(way, k)]
+    return sorted(rows, key=lambda row: (-row["seconds"], -row["bytes"]))
+
+
+def _cut(view: View, sample: int) -> Iterator[dict[str, Any]]:
     graph, names, sent = view.problem.graph, view.problem.cluster.device_names, view.schedule
     transfers = sent.transfers
     by_tensor = np.searchsorted(np.sort(graph.use_tensor), np.arange(graph.num_tensors + 1))
     readers = graph.use_op[np.argsort(graph.use_tensor, kind="stable")]
-    rows = []
     for k in range(len(transfers.tensor)):
         tensor, to = int(transfers.tensor[k]), int(transfers.destination[k])
         maker = int(graph.producer[tensor])
         read_by = readers[by_tensor[tensor] : by_tensor[tensor + 1]]
         read_by = read_by[view.device[read_by] == to]
-        rows.append(
-            {
-                "tensor": graph.tensor_names[tensor], "bytes": int(graph.tensor_bytes[tensor]),
-                "seconds": float(transfers.arrive_s[k] - transfers.start_s[k]),
-                "waits_s": max(0.0, float(transfers.start_s[k] - sent.finish_s[maker])),
-                "source": names[transfers.source[k]], "destination": names[to],
-                "maker": op_label(graph, maker),
-                "readers": [op_label(graph, int(op)) for op in read_by],
-            }
-        )  # fmt: skip
-    return sorted(rows, key=lambda row: (-row["seconds"], -row["bytes"]))
+        yield {
+            "sample": sample, "tensor": graph.tensor_names[tensor],
+            "bytes": int(graph.tensor_bytes[tensor]),
+            "seconds": float(transfers.arrive_s[k] - transfers.start_s[k]),
+            "waits_s": max(0.0, float(transfers.start_s[k] - sent.finish_s[maker])),
+            "source": names[transfers.source[k]], "destination": names[to],
+            "maker": op_label(graph, maker),
+            "readers": [op_label(graph, int(op)) for op in read_by],
+        }  # fmt: skip
 
 
 def time_by(view: View, labels: Sequence[str], group: Int[np.ndarray, "M"]) -> list[dict[str, Any]]:
@@ -68,7 +77,8 @@ def time_by(view: View, labels: Sequence[str], group: Int[np.ndarray, "M"]) -> l
     after the first `FEW` is one row."""
     work, seconds = view.is_work, _seconds(view)
     table = np.zeros((len(labels), view.problem.num_devices))
-    np.add.at(table, (group[work], view.device[work]), seconds[work])
+    for way in view.ways:  # a sample's share on each device, in the mean
+        np.add.at(table, (group[work], way.device[work]), seconds[work] / len(view.ways))
     kernels = np.bincount(group[work], minlength=len(labels))
     order = [int(g) for g in np.argsort(-table.sum(axis=1), kind="stable") if kernels[g]]
     rows = [_time_row(labels[g], table[g], int(kernels[g])) for g in order[:FEW]]
@@ -98,12 +108,13 @@ def breakdowns(view: View, tree: ModuleTree) -> dict[str, list[dict[str, Any]]]:
 
 def costliest_rows(view: View) -> list[dict[str, Any]]:
     """The kernels that take longest."""
-    graph, seconds = view.problem.graph, _seconds(view)
+    graph, seconds, names = view.problem.graph, _seconds(view), view.problem.cluster.device_names
+    serving = {team[0]: ", ".join(names[d] for d in team) for team in view.teams}
     order = [op for op in np.argsort(-seconds, kind="stable") if view.is_work[op]]
     return [
         {
             "label": op_label(graph, int(op)), "type": graph.op_types[op],
-            "device": view.problem.cluster.device_names[view.device[op]],
+            "device": serving.get(int(view.device[op]), names[view.device[op]]),
             "seconds": float(seconds[op]), "flop": float(graph.flop[op]),
             "weight_bytes": int(graph.weight_bytes[op]), "ops": int(view.ops_in[op]),
         }

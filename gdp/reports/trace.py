@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from jaxtyping import Int
 
 from gdp.files.writing import write_atomic
+from gdp.reports.payload import memory_curves
 from gdp.reports.view import View, lanes, op_label
-from gdp.sim.memory import held_over_time
 
 DEVICES, CHANNELS = 0, 1
 """Processes of the trace: their threads are devices, and channels."""
@@ -25,9 +26,12 @@ def trace_events(view: View) -> list[Event]:
 
     Complete events ("X") for ops and transfers, flow arrows ("s", "f") from the op that makes a
     tensor over its transfer to the first op that reads it there, counters ("C") of held bytes.
-    What never runs is left out.
+    What never runs is left out. Samples that take different ways come one after the other.
     """
-    return [*_names(view), *_ops(view), *_transfers(view), *_memory(view)]
+    parts = list(_names(view))
+    for k, (way, lane) in enumerate(zip(view.ways, lanes(view)[0], strict=True)):
+        parts += [*_ops(way), *_transfers(way, lane, "" if k == 0 else f"{k} ")]
+    return [*parts, *_memory(view)]
 
 
 def _us(seconds: float) -> float:
@@ -61,7 +65,10 @@ def _ops(view: View) -> Iterator[Event]:
         yield {
             "ph": "X", "pid": DEVICES, "tid": int(view.device[op]), "name": op_label(graph, op),
             "cat": graph.op_types[op],
-            **_lasts(float(schedule.start_s[op]), float(schedule.finish_s[op])),
+            **_lasts(
+                view.since_s + float(schedule.start_s[op]),
+                view.since_s + float(schedule.finish_s[op]),
+            ),
             "args": {
                 "op": graph.op_names[op], "scope": graph.scope[op], "flop": float(graph.flop[op]),
                 "weight_bytes": int(graph.weight_bytes[op]), "fused_ops": int(view.ops_in[op]),
@@ -69,14 +76,14 @@ def _ops(view: View) -> Iterator[Event]:
         }  # fmt: skip
 
 
-def _transfers(view: View) -> Iterator[Event]:
+def _transfers(view: View, lane: Int[np.ndarray, "X"], way: str) -> Iterator[Event]:
     graph, cluster, schedule = view.problem.graph, view.problem.cluster, view.schedule
-    sent, names, (lane, _) = schedule.transfers, cluster.device_names, lanes(view)
+    sent, names, since_s = schedule.transfers, cluster.device_names, view.since_s
     use_of = np.argsort(graph.use_tensor, kind="stable")
     first = np.searchsorted(graph.use_tensor[use_of], np.arange(graph.num_tensors + 1))
     for k in np.flatnonzero(np.isfinite(sent.arrive_s)).tolist():
         tensor, a, b = int(sent.tensor[k]), int(sent.source[k]), int(sent.destination[k])
-        start_s, arrive_s = float(sent.start_s[k]), float(sent.arrive_s[k])
+        start_s, arrive_s = since_s + float(sent.start_s[k]), since_s + float(sent.arrive_s[k])
         channel = int(lane[k])
         maker = int(graph.producer[tensor])
         yield {
@@ -91,13 +98,15 @@ def _transfers(view: View) -> Iterator[Event]:
         readers = readers[(view.device[readers] == b) & view.is_work[readers]]
         if view.is_work[maker]:
             yield from _arrow(
-                f"{k} out", (DEVICES, a, schedule.start_s[maker]), (CHANNELS, channel, start_s)
-            )
+                f"{way}{k} out", (DEVICES, a, since_s + schedule.start_s[maker]),
+                (CHANNELS, channel, start_s),
+            )  # fmt: skip
         if len(readers):
             reader = int(readers[np.argmin(schedule.start_s[readers])])
             yield from _arrow(
-                f"{k} in", (CHANNELS, channel, start_s), (DEVICES, b, schedule.start_s[reader])
-            )
+                f"{way}{k} in", (CHANNELS, channel, start_s),
+                (DEVICES, b, since_s + schedule.start_s[reader]),
+            )  # fmt: skip
 
 
 def _arrow(name: str, source: tuple[int, int, float], to: tuple[int, int, float]) -> list[Event]:
@@ -115,10 +124,10 @@ def _arrow(name: str, source: tuple[int, int, float], to: tuple[int, int, float]
 
 
 def _memory(view: View) -> Iterator[Event]:
-    if not np.isfinite(view.schedule.latency_s):
+    if not np.isfinite(view.end_s):
         return
-    held = held_over_time(view.problem, view.schedule, view.device)
-    for name, curve in zip(view.problem.cluster.device_names, held, strict=True):
+    curves = memory_curves(view)
+    for name, curve in zip(view.problem.cluster.device_names, curves, strict=True):
         for time_s, size in zip(curve.time_s.tolist(), curve.held_bytes.tolist(), strict=True):
             yield {
                 "ph": "C", "pid": DEVICES, "name": f"memory of {name}", "ts": _us(time_s),

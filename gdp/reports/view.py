@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
+from gdp.placement import Teams
 from gdp.problem.problem import Problem
 from gdp.sim.latency import Schedule
 
@@ -27,6 +28,20 @@ class View:
     schedule: Schedule  # of one sample or training step
     device: Int[np.ndarray, "M"]
     group_of: Int[np.ndarray, "N"]  # the fused op that holds each op of the model
+    teams: Teams = ()  # of replicated stages, whose members take samples in turn
+    others: tuple["View", ...] = ()  # the ways of the samples that follow, until they repeat
+    since_s: float = 0.0  # when this sample starts, where they are shown one after the other
+
+    @property
+    def ways(self) -> tuple["View", ...]:
+        """One view for each way that a sample takes: this one, then those of other members."""
+        return (self, *self.others)
+
+    @property
+    def end_s(self) -> float:
+        """When the last of the ways ends; inf where one never does."""
+        last = self.ways[-1]
+        return last.since_s + last.schedule.latency_s
 
     @cached_property
     def ops_in(self) -> Int[np.ndarray, "M"]:
@@ -40,10 +55,14 @@ class View:
         return ~self.problem.graph.is_io
 
     def counts(self) -> tuple[Int[np.ndarray, "D"], Int[np.ndarray, "D"]]:
-        """Ops of the model, and kernels that they are fused to, on each device."""
-        size = self.problem.num_devices
-        ops = np.bincount(self.device, self.ops_in, size).astype(np.int64)
-        return ops, np.bincount(self.device[self.is_work], minlength=size)
+        """Ops of the model, and kernels that they are fused to, that each device runs."""
+        ops, kernels = np.zeros((2, self.problem.num_devices), dtype=np.int64)
+        for way in self.ways:
+            mine = np.bincount(way.device, self.ops_in, len(ops)).astype(np.int64)
+            ops = np.maximum(ops, mine)
+            work = np.bincount(way.device[self.is_work], minlength=len(ops))
+            kernels = np.maximum(kernels, work)
+        return ops, kernels
 
 
 def op_label(graph: OpGraph, op: int) -> str:
@@ -66,15 +85,20 @@ def module_path(scope: str) -> tuple[str, ...]:
     return tuple(part for part in re.split(r"[/.]", scope) if part)
 
 
-def lanes(view: View) -> tuple[Int[np.ndarray, "X"], list[str]]:
-    """The lane of each transfer, and the names of the lanes: one for each channel in use.
+def lanes(view: View) -> tuple[list[Int[np.ndarray, "_"]], list[str]]:
+    """The lane of each transfer of each way, and the names of the lanes: one for each channel in
+    use.
 
     Copies on a link without a channel overlap; each goes to the first lane of the link that is
     free.
     """
+    index: dict[str, int] = {}
+    return [_lanes(way, index) for way in view.ways], list(index)
+
+
+def _lanes(view: View, index: dict[str, int]) -> Int[np.ndarray, "X"]:
     cluster, sent = view.problem.cluster, view.schedule.transfers
     channels, names = channel_names(cluster), cluster.device_names
-    index: dict[str, int] = {}
     free_s: dict[tuple[int, int], list[float]] = {}
     lane = np.zeros(len(sent.tensor), dtype=np.int64)
     for k in np.argsort(sent.start_s, kind="stable").tolist():
@@ -88,7 +112,7 @@ def lanes(view: View) -> tuple[Int[np.ndarray, "X"], list[str]]:
             until_s[track : track + 1] = [float(sent.arrive_s[k])]
             name = f"{names[i]} → {names[j]}" + (f" ({track + 1})" if track else "")
         lane[k] = index.setdefault(name, len(index))
-    return lane, list(index)
+    return lane
 
 
 def channel_names(cluster: Cluster) -> list[str]:

@@ -8,6 +8,7 @@ from jaxtyping import Int
 from gdp.placement import Teams
 from gdp.runtime.prediction import Prediction
 from gdp.sim.objectives import find_objective
+from gdp.sim.processors import shares_processor
 from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
 
 
@@ -77,4 +78,7 @@ def replicas_s(prediction: Prediction, objective: str) -> tuple[float, float] | 
     ]
     if not copies:
         return None
-    return min(latency_s for latency_s, _ in copies), 1.0 / sum(1.0 / s for _, s in copies)
+    latency_s = min(alone for alone, _ in copies)
+    if shares_processor(prediction.problem):
+        return latency_s, min(period_s for _, period_s in copies)
+    return latency_s, 1.0 / sum(1.0 / period_s for _, period_s in copies)

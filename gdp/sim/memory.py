@@ -68,7 +68,7 @@ def held_over_time(
     For people to look at; searches use the kernels, which find the same peaks. Where the run never
     ends, the weights alone.
     """
-    weights = _weights_held(problem, device)
+    weights = weights_held(problem, device)
     if not np.isfinite(schedule.latency_s):
         return [Held(np.zeros(1), weights[d : d + 1]) for d in range(problem.num_devices)]
     start_s, end_s, size, where = _copies(problem, schedule, device)
@@ -85,7 +85,7 @@ def held_over_time(
     return curves
 
 
-def _weights_held(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "D"]:
+def weights_held(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "D"]:
     """Bytes of the weights of each device, every weight id once."""
     graph = problem.graph
     largest: dict[tuple[int, int], int] = {}

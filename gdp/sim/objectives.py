@@ -18,6 +18,7 @@ from gdp.problem.problem import Problem
 from gdp.sim import block_latency, host_load
 from gdp.sim.latency import latencies, simulate
 from gdp.sim.memory import latency_peaks, overflow_bytes, pipeline_peaks
+from gdp.sim.processors import serial_s, shares_processor
 from gdp.sim.throughput import periods
 
 Rank = Int[np.ndarray, "N"] | None
@@ -86,7 +87,7 @@ class Objective:
 
 def find_objective(name: str) -> Objective:
     """The row of an objective; raises `ValueError` that lists those there are."""
-    if name not in OBJECTIVES:
+    if not isinstance(name, str) or name not in OBJECTIVES:
         raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {name!r}")
     return OBJECTIVES[name]
 
@@ -124,13 +125,16 @@ def _latency_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -
     schedule = simulate(problem, device, rank)
     period_s, _ = periods(problem, device[None])
     overflow = overflow_bytes(problem, schedule.peak_bytes)
-    latency_s = schedule.latency_s
+    least_s = serial_s(problem, schedule)
+    latency_s, period_s[0] = max(schedule.latency_s, least_s), max(period_s[0], least_s)
     return Score(latency_s, float(period_s[0]), overflow, schedule.peak_bytes, latency_s)
 
 
 def _period_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
-    latency_s = simulate(problem, device, rank).latency_s
-    period_s = float(periods(problem, device[None])[0][0])
+    schedule = simulate(problem, device, rank)
+    least_s = serial_s(problem, schedule)
+    latency_s = max(schedule.latency_s, least_s)
+    period_s = max(float(periods(problem, device[None])[0][0]), least_s)
     peak_bytes = pipeline_peaks(problem, device)
     overflow = overflow_bytes(problem, peak_bytes)
     return Score(latency_s, period_s, overflow, peak_bytes, period_s)
@@ -148,13 +152,29 @@ def _block_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> 
     return replace(judged, value_s=judged.latency_s)
 
 
+def _latencies(
+    problem: Problem,
+    devices: Int[np.ndarray, "B N"],
+    ranks: Int[np.ndarray, "..."] | None = None,
+) -> Values:
+    return _at_least(problem, devices, latencies(problem, devices, ranks))
+
+
 def _periods(
     problem: Problem,
     devices: Int[np.ndarray, "B N"],
     ranks: Int[np.ndarray, "..."] | None = None,
 ) -> Values:
     del ranks  # a full pipeline has no order
-    return periods(problem, devices)
+    return _at_least(problem, devices, periods(problem, devices))
+
+
+def _at_least(problem: Problem, devices: Int[np.ndarray, "B N"], found: Values) -> Values:
+    """What devices of one processor take one after the other counts too."""
+    if not shares_processor(problem):
+        return found
+    least_s = [serial_s(problem, simulate(problem, device)) for device in devices]
+    return np.maximum(found[0], least_s), found[1]
 
 
 def _loads(
@@ -168,7 +188,7 @@ def _loads(
 
 OBJECTIVES: dict[str, Objective] = {
     "latency": Objective(
-        values=latencies, score=_latency_score, quantity="latency",
+        values=_latencies, score=_latency_score, quantity="latency",
         ordered=True, pipelined=False, on_links=True, memory="run",
     ),
     "throughput": Objective(

@@ -81,7 +81,7 @@ def busy_seconds(
             evaluate_periods(flat, work, placed, i, i + 1, value, over)
             busy_s += work.busy_s
             channel_s += work.channel_s
-    return busy_s / cycle, channel_s / cycle
+    return busy_s / cycle, channel_s[:-1] / cycle  # the last is of links on which nothing queues
 
 
 def period_s(problem: Problem, device: Int[np.ndarray, "N"], teams: Teams) -> float:

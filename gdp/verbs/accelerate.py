@@ -20,7 +20,7 @@ from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
 from gdp.costs.offload import Streamed, main_device, resident, with_offload
 from gdp.costs.roofline import roofline
-from gdp.errors import InfeasibleError
+from gdp.errors import InfeasibleError, of_kind
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import Model, is_traced, spec_of, traced_model
@@ -120,7 +120,7 @@ def place_for(
             **{k: placing[k] for k in said if k in placing},
         )  # fmt: skip
         return Placed(found, resident(cluster), placing.get("costs"))
-    constraints = placing.pop("constraints", None) or Constraints()
+    constraints = of_kind(placing.pop("constraints", None), Constraints, "constraints")
     constraints = replace(constraints, whole=(*constraints.whole, *whole))
     found = api.place(graph, cluster, constraints=constraints, **placing)
     return Placed(found, cluster, placing.get("costs"))
@@ -140,13 +140,13 @@ def place_for_accelerate(
     rest in host memory, or there and on disk. Raises `InfeasibleError` where nothing fits."""
     if offload not in OFFLOADS:
         raise ValueError(f"no offload {offload!r}; there are {', '.join(OFFLOADS)}")
-    constraints = constraints or Constraints()
+    constraints = of_kind(constraints, Constraints, "constraints")
     constraints = replace(constraints, whole=tuple({*constraints.whole, *whole}))
     base, _ = resolve_costs(costs, resident(cluster))
     alone = resident(cluster)
     try:
-        found = api.place(graph, alone, costs=base, constraints=constraints, **placing)
-        return Placed(found, alone, base)
+        found = api.place(graph, alone, costs=costs, constraints=constraints, **placing)
+        return Placed(found, alone, costs)
     except InfeasibleError:
         if offload == "none" or main_device(cluster) is None:
             raise

@@ -48,6 +48,8 @@ def finetune(
 
     if unknown := tuning.keys() - Tuning.__annotations__:
         raise TypeError(f"finetune() got unexpected keywords: {', '.join(sorted(unknown))}")
+    if reward not in ("simulated", "measured"):
+        raise ValueError(f"reward must be simulated or measured, got {reward!r}")
     if reward == "measured" and not is_onnx(model):
         raise ModelError(f"--reward measured executes ONNX models, got {spec_of(model)!r}")
     dims, seed = tuning.get("dims", ()), tuning.get("seed", 0)

@@ -10,7 +10,8 @@ from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.errors import ModelError, PlacementError
+from gdp.costs.offload import offload_targets
+from gdp.errors import ModelError, PlacementError, of_kind
 from gdp.files.targets import Permit
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
@@ -74,6 +75,11 @@ def run(
     else:
         how = runnable(model, placing)
         placed = api.place(graph, cluster, objective=objective, costs=costs, **how).placement
+    if offload_targets(placed.device_names):
+        raise PlacementError(
+            "the placement offloads weights as accelerate does, which only accelerate executes: "
+            "gdp export --to accelerate"
+        )
     require(placed, graph, cluster)
     if placed.teams and runner not in REPLICATING:
         raise ModelError(f"{_label(model)!r} cannot be executed so: {_in_turn(placed)}")
@@ -91,7 +97,7 @@ def runnable(model: Model, placing: Placing) -> Placing:
     runner = next((execute for has, execute in RUNTIMES if has(model)), None)
     if runner in REPLICATING:
         return placing
-    constraints = placing.get("constraints") or Constraints()
+    constraints = of_kind(placing.get("constraints"), Constraints, "constraints")
     return {**placing, "constraints": replace(constraints, replicas=False)}
 
 
@@ -174,7 +180,7 @@ def export(
     if placement.teams and target not in REPLICATING_TARGETS:
         raise PlacementError(f"target {target!r} cannot hold this placement: {_in_turn(placement)}")
     given = None if cluster is None else load_cluster(cluster)
-    if target in ("accelerate", "pipelining") and given is None:
+    if target in ("accelerate", "openvino", "pipelining") and given is None:
         raise ValueError(
             f"target {target!r} needs the cluster, which tells CPUs from accelerators: --cluster"
         )
@@ -239,7 +245,7 @@ def _openvino(job: Exported) -> list[Path]:
     from gdp.exporters.openvino import export_openvino
 
     _onnx_spec(job.model, "openvino")
-    return export_openvino(job.graph, job.placement, job.output, job.permit)
+    return export_openvino(job.graph, job.placement, job.cluster, job.output, job.permit)
 
 
 def _accelerate(job: Exported) -> list[Path]:

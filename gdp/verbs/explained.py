@@ -8,23 +8,21 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from gdp import api
-from gdp.cluster.load import Machine, load_cluster
+from gdp.cluster.load import Machine
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.constraints import Constraints, allowed_mask, matching, together_ids
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError
+from gdp.errors import InfeasibleError, of_kind
 from gdp.graph.groups import merge_ids
 from gdp.graph.op_graph import OpGraph
-from gdp.models import Model, load
+from gdp.models import Model
 from gdp.placement import (
     Placed,
     Placement,
     Teams,
-    load_placement,
     make_placement,
-    require,
 )
-from gdp.posed import machine_of, posed_placement
+from gdp.posed import placed_on, posed_placement
 from gdp.problem.problem import Problem
 from gdp.reports.view import View, module_path, op_label
 from gdp.sim.objectives import Score
@@ -54,10 +52,8 @@ def explain(
     Beside: the transfers that their kernels cause, and what keeps them from moving. Raises
     `ValueError` where nothing matches, or not exactly one of `op` and `scope` is given.
     """
-    graph, placement = load(model), load_placement(placement)
-    cluster, costs = machine_of(placement, load_cluster(cluster), costs)
-    require(placement, graph, cluster)
-    constraints = constraints or Constraints()
+    graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
+    constraints = of_kind(constraints, Constraints, "constraints")
     chosen = _placeable(graph, cluster, _chosen(graph, op, scope))
     moving = _with_ties(graph, chosen, constraints)
     posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)

@@ -20,7 +20,7 @@ from gdp.constraints import Constraints, allowed_mask
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
 from gdp.costs.roofline import roofline
-from gdp.errors import InfeasibleError, PlacementError
+from gdp.errors import InfeasibleError, PlacementError, of_kind
 from gdp.exporters.llamacpp import Slots, slots_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement, make_placement
@@ -81,7 +81,7 @@ def place_for_llamacpp(
     """
     if objective != "latency":
         raise ValueError(f"--for llamacpp plans the latency of one pass, not {objective}")
-    constraints = constraints or Constraints()
+    constraints = of_kind(constraints, Constraints, "constraints")
     if constraints.together or constraints.whole:
         raise ValueError("--for llamacpp keeps blocks whole by itself: leave out --together")
     costs = roofline if costs is None else resolve_costs(costs, cluster)[0]

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from gdp import api
-from gdp.cluster.load import Machine, load_cluster
+from gdp.cluster.load import Machine
 from gdp.costs.base import CostModel
-from gdp.models import Model, load
-from gdp.placement import Placed, load_placement
-from gdp.posed import machine_of, pose
+from gdp.models import Model
+from gdp.placement import Placed
+from gdp.posed import placed_on, pose
 from gdp.result import Result
 
 
@@ -31,17 +31,17 @@ def report(
     """
     from gdp.reports.html import write_report
 
-    graph = load(model)
-    cluster, costs = machine_of(load_placement(placement), load_cluster(cluster), costs)
+    graph, placed, cluster, costs = placed_on(model, placement, cluster, costs)
     if isinstance(placement, Result):
         result = placement
     else:
-        result = api.judged(graph, placement, cluster, objective=objective, costs=costs)
-    if not result.candidates:
+        result = api.judged(graph, placed, cluster, objective=objective, costs=costs)
+    if all(candidate.method != "single" for candidate in result.candidates):
         from gdp.methods.portfolio import heuristic_candidates
 
         free = pose(graph, cluster, result.objective, costs=costs).problem
-        result = replace(result, candidates=heuristic_candidates(free, result.seed))
+        yardsticks = heuristic_candidates(free, result.seed)
+        result = replace(result, candidates=(*result.candidates, *yardsticks))
     view = api.view_of(graph, result.placement, cluster, costs=costs)
     write_report(
         view, result.to_json(), path, None if measured is None else measured_view(measured)
@@ -59,8 +59,7 @@ def trace(
     """Write the simulated schedule of a placement as a Chrome/Perfetto trace."""
     from gdp.reports.trace import write_trace
 
-    graph, cluster, placement = load(model), load_cluster(cluster), load_placement(placement)
-    write_trace(api.view_of(graph, placement, cluster, costs=costs), path)
+    write_trace(api.view_of(model, placement, cluster, costs=costs), path)
 
 
 def measured_view(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,15 @@ from tiny import fork_join, plain_graph, unit_cluster
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.published.baselines.expert import layers
-from benchmarks.published.baselines.rows import Run, by_method, interval, kept, lines_of, summary
+from benchmarks.published.baselines.rows import (
+    Run,
+    by_method,
+    interval,
+    kept,
+    lines_of,
+    reached,
+    summary,
+)
 from gdp.methods.base import Answer, Search
 from gdp.methods.heuristics.simple import single
 from gdp.problem.problem import Problem, make_problem
@@ -75,3 +83,12 @@ def test_layers_are_known_by_module_paths() -> None:
     stacked = ["stack0_layer0", "stack0_layer1", "stack1_layer0", "segment1_layer2"]
     graph = plain_graph(4, [(0, 1), (1, 2), (2, 3)], 0, scope=stacked)
     assert layers(make_problem(graph, unit_cluster(2), np.ones((4, 2)))).tolist() == [0, 1, 2, 3]
+
+
+def test_reached_counts_what_auto_simulates_until_then() -> None:
+    """fork_join: 7 s is the first single device's; 6 s comes later; nothing takes less."""
+    assert reached(fork_join(), 7.0) == 1
+    later = reached(fork_join(), 6.0)
+    assert later is not None
+    assert later > 2
+    assert reached(fork_join(), 5.9) is None

@@ -38,6 +38,16 @@ CLUSTER = ("--cluster", "2xcpu-core")
 QUICK = ("--seconds", "0.2")
 
 
+def test_the_bare_command_explains_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gdp"], capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: ")
+    for kind in (".onnx", "onnx:NAME", ".gguf", "hf:CONFIG", "python:package.module:function"):
+        assert kind in done.stderr
+
+
 def test_place_prints_one_json_object(model: str, tmp_path: Path) -> None:
     output, cluster = tmp_path / "p.json", tmp_path / "toy.toml"
     cluster.write_text(TOY)

@@ -41,7 +41,7 @@ def test_a_profile_becomes_costs(cli: click.Group, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "error", "message"),
     [
-        ("cpu:x", ClusterError, "must be cpu:CORE, jax:cpu or jax:gpu"),
+        ("cpu:x", ClusterError, "must be cpu:CORE, jax:cpu, jax:gpu, torch:cpu"),
         ("cpu:4096", ClusterError, "core 4096 is not usable"),
         ("jax:cpu", ModelError, r"measures python:package\.module:function"),
     ],
@@ -82,7 +82,7 @@ def test_overheads_alone_are_measured_and_charged_to_costs(
 def test_a_profile_is_of_models_or_of_overheads(
     cli: click.Group, tmp_path: Path, args: list[str]
 ) -> None:
-    with pytest.raises(ValueError, match="name models to profile, or --only-overheads"):
+    with pytest.raises(ValueError, match="name models to profile, or --quick or --only"):
         CliRunner().invoke(
             cli, ["profile", *args, "-o", str(tmp_path / "p")], catch_exceptions=False
         )

@@ -113,7 +113,7 @@ def test_modules_stay_whole_by_granularity() -> None:
         )  # fmt: skip
         device = placed.result.placement.device[1:-1].reshape(4, 2)
         assert (device[:, 0] == device[:, 1]).all()
-    with pytest.raises(ValueError, match="accelerate moves whole modules"):
+    with pytest.raises(ValueError, match="accelerate goes by whole modules"):
         place_for("accelerate", graph, cluster, granularity="op")
     with pytest.raises(ValueError, match="no granularity 'block'"):
         whole_modules(None, graph, "block")

@@ -283,7 +283,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_an_export_replaces_an_export_and_nothing_else(
     target: str, onnx_model: Path, placed: Path, tmp_path: Path
 ) -> None:
-    command = ("export", placed, "--model", onnx_model, "--to", target, "-o")
+    command = ("export", placed, "--model", onnx_model, *CLUSTER, "--to", target, "-o")
     out = tmp_path / "out"
     done(*command, out)
     first = contents(out)
@@ -311,7 +311,7 @@ def test_an_export_into_the_models_folder_never_touches_the_model(
     """Neither the model nor the file of its weights, not even by force."""
     folder = onnx_model.parent
     before = contents(folder)
-    command = ("export", placed, "--model", onnx_model, "--to", target, "-o", folder)
+    command = ("export", placed, "--model", onnx_model, *CLUSTER, "--to", target, "-o", folder)
     refused("holds files that gdp did not write", *command)
     refused(f"{file}' is read by this command", *command, "--force")
     assert contents(folder) == before
@@ -322,7 +322,7 @@ def test_an_export_into_the_models_folder_never_touches_the_model(
 def test_one_export_does_not_replace_one_of_another_kind(
     onnx_model: Path, placed: Path, tmp_path: Path
 ) -> None:
-    command = ("export", placed, "--model", onnx_model, "-o", tmp_path / "out", "--to")
+    command = ("export", placed, "--model", onnx_model, *CLUSTER, "-o", tmp_path / "out", "--to")
     done(*command, "openvino")
     refused("another thing than the export to onnx: export to openvino", *command, "onnx")
     done(*command, "onnx", "--force")

@@ -96,5 +96,5 @@ def test_replicas_are_named_where_they_beat_the_pipeline() -> None:
     problem = make_problem(graph, make_cluster("c", devices), np.ones((1, 2)), "throughput")
     answer = auto(problem, Search(seconds=None, evaluations=10))
     assert answer.notes == (
-        "2 replicas of the whole model would take 500.000 ms a sample, the pipeline 1000.000 ms",
+        "2 replicas of the whole model would take 500.000 ms a sample, the pipeline 1.000 s",
     )

@@ -7,9 +7,15 @@ import pytest
 from reports.shared import shown_view
 from tiny import cpu, plain_graph, unit_cluster
 
+from gdp.api import view_of
 from gdp.cluster.types import Link, make_cluster
+from gdp.costs.roofline import roofline
+from gdp.placement import make_placement
 from gdp.problem.problem import make_problem
+from gdp.reports import tables
 from gdp.reports.modules import layers, module_tree
+from gdp.reports.payload import payload
+from gdp.reports.trace import trace_events
 from gdp.reports.view import View, channel_names, op_label
 from gdp.sim.latency import simulate
 
@@ -68,3 +74,32 @@ def test_op_types_stand_in_where_a_model_names_no_modules() -> None:
     tree = module_tree(view)
     assert (tree.names, tree.by_type) == (("plain", "Op"), True)
     assert tree.module_of.tolist() == [1, 1]
+
+
+def test_samples_that_take_other_ways_are_shown_one_after_the_other() -> None:
+    """A chain of 1, 2 and 3 s on d0, which d1 takes in turn: 6 s each, the second from 6 s on."""
+    graph = plain_graph(3, [(0, 1), (1, 2)], 0, flop=[1.0, 2.0, 3.0], weight_bytes=[2, 0, 0])
+    cluster = unit_cluster(2)
+    placement = make_placement(graph, cluster, np.zeros(3, np.int64), teams=((0, 1),))
+    view = view_of(graph, placement, cluster, costs=roofline)
+    assert [way.since_s for way in view.ways] == [0.0, 6.0]
+    assert view.end_s == 12.0
+    ops, kernels = view.counts()
+    assert ops.tolist() == kernels.tolist() == [3, 3], "each member runs all of them"
+    drawn = payload(view, module_tree(view))
+    assert drawn["ops"]["device"] == [0, 0, 0, 1, 1, 1]
+    assert drawn["ops"]["start"] == [round(s * 1e9) for s in (0, 1, 3, 6, 7, 9)]
+    assert drawn["ops"]["label"][3] == "sample 2: o0"
+    assert [device["busy"] for device in drawn["devices"]] == [6 * 10**9] * 2
+    assert all(min(curve["bytes"]) >= 2 for curve in drawn["memory"]), "weights stay"
+    first, second = tables.device_rows(view, {"d0": 5, "d1": 5})
+    assert (first["beside"], second["beside"]) == (["d1"], ["d0"])
+    assert first["busy_share"] == 0.5
+    assert tables.device_rows(view, {}, 3.0)[0]["busy_share"] == 1.0, "a sample every 3 s"
+    (row,) = tables.breakdowns(view, module_tree(view))["op type"]
+    assert row["by_device_s"] == [3.0, 3.0], "a sample's share of each"
+    assert {row["device"] for row in tables.costliest_rows(view)} == {"d0, d1"}
+    spans = [e for e in trace_events(view) if e["ph"] == "X"]
+    assert [(e["tid"], e["ts"]) for e in spans] == [
+        (d, s * 1e6) for d, s in ((0, 0), (0, 1), (0, 3), (1, 6), (1, 7), (1, 9))
+    ]

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 
 from gdp.cluster.presets import device_preset
+from gdp.costs.compiled import rates_of
 from gdp.errors import ClusterError
-from gdp.runtime.profile.jax import cut, jax_device, kind_of, materialise, profile_functions
+from gdp.runtime.profile.jax import (
+    cut,
+    jax_device,
+    kind_of,
+    materialise,
+    profile_functions,
+    quick_profile,
+)
+from gdp.runtime.profile.jax_corpus import small_models
 
 
 def dense(weights, x):
@@ -62,3 +71,20 @@ def test_a_gpu_is_of_the_kind_that_clusters_call_it(model: str, kind: str) -> No
     """So that a calibration from its profile answers for the presets and for what is detected."""
     assert kind_of("gpu", model) == kind
     assert kind == "gpu" or device_preset(kind).kind == kind
+
+
+def test_a_quick_profile_is_enough_for_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the smallest model of each of two families here, forward and training."""
+    chosen = [(f, m) for f, m in small_models() if m.name.startswith(("dense-4x16", "table-64x"))]
+    monkeypatch.setattr("gdp.runtime.profile.jax_corpus.small_models", lambda: iter(chosen))
+    said: list[str] = []
+    made = quick_profile(rounds=1, seconds=0.01, progress=said.append)
+    assert said == [m.name for m in made.models] == [m.name for _, m in chosen]
+    assert len(made.models) == 4
+    step, forward = made.models[1], made.models[0]
+    assert step.graph.num_ops > forward.graph.num_ops
+    assert made.overheads.session_s is not None
+    assert (made.overheads.handover_s is None) == (len(jax.devices("cpu")) < 2)
+    rates = rates_of(made)
+    assert rates.cores == made.threads >= 1
+    assert all(rates.seconds(m.graph).sum() > 0 for m in made.models)

@@ -36,6 +36,7 @@ class Found:
     first_s: float  # of the first placement drawn
     evaluations: int
     cpu_s: float  # of this process: compilation included
+    best_at: int  # how many had been drawn when it was
 
 
 class Arena:
@@ -47,7 +48,7 @@ class Arena:
         self.nodes: Nodes = make_nodes(problem, HsdagConfig())
         self.judge = Judge(problem, evaluations, None)
         self.began_s = time.process_time()
-        self.drawn, self.first_s = 0, np.inf
+        self.drawn, self.first_s, self.best_at = 0, np.inf, 0
 
     @property
     def left(self) -> int:
@@ -56,10 +57,17 @@ class Arena:
 
     def seconds(self, node_device: np.ndarray) -> np.ndarray:
         """Seconds [K] of placements of the nodes [K, M]."""
-        cost_s = self.judge.judge(self.nodes.devices(node_device))
+        return self.rate(self.nodes.devices(node_device))
+
+    def rate(self, device: np.ndarray) -> np.ndarray:
+        """Seconds [K] of placements of the ops [K, N]."""
+        before_s = self.judge.best_s
+        cost_s = self.judge.judge(device)
         if self.drawn == 0:
             self.first_s = float(cost_s[0])
         self.drawn += len(cost_s)
+        if self.judge.best_s < before_s:
+            self.best_at = self.drawn
         return cost_s
 
     def found(self) -> Found:
@@ -67,7 +75,7 @@ class Arena:
         best_s = self.judge.best_s
         best = self.judge.answer() if np.isfinite(best_s) else None
         spent = time.process_time() - self.began_s
-        return Found(best, best_s, self.first_s, self.judge.evaluations, spent)
+        return Found(best, best_s, self.first_s, self.judge.evaluations, spent, self.best_at)
 
 
 class Average:

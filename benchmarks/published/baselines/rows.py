@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gdp.bounds.best import best_bound
-from gdp.methods.base import Method, Search
+from gdp.methods.base import Answer, Method, Search
+from gdp.methods.heuristics.modules import module_assignments
+from gdp.methods.heuristics.simple import single_assignments
+from gdp.methods.portfolio import HEURISTICS
 from gdp.problem.problem import Problem
 from gdp.sim.score import score
 
-BOUND_S = 10.0
+BOUND_S = 4.0
 """Seconds for a proven bound."""
 
 
@@ -23,6 +26,7 @@ class Run(NamedTuple):
     value_s: float | None  # None where nothing fits
     evaluations: int
     cpu_s: float
+    best_at: int | None = None  # placements that a baseline had drawn when it met its best
 
 
 Runner = Callable[[Problem, int, int], Run]  # (problem, evaluations, seed)
@@ -61,9 +65,46 @@ def by_training(train: Callable[[Problem, int, int], Any]) -> Runner:
     def run(problem: Problem, evaluations: int, seed: int) -> Run:
         found = train(problem, evaluations, seed)
         value_s = None if found.assignment is None else found.value_s
-        return Run(value_s, found.evaluations, found.cpu_s)
+        return Run(value_s, found.evaluations, found.cpu_s, found.best_at)
 
     return run
+
+
+def by_finetuning() -> Runner:
+    """The shipped policy adapted to the problem within the evaluations."""
+
+    def run(problem: Problem, evaluations: int, seed: int) -> Run:
+        from gdp.learn.finetune import FinetuneConfig, finetune
+
+        began_s = time.process_time()
+        found = finetune(problem, config=FinetuneConfig(evaluations=evaluations), seed=seed)
+        return Run(found.value_s, found.evaluations, time.process_time() - began_s)
+
+    return run
+
+
+def reached(problem: Problem, below_s: float) -> int | None:
+    """How many placements `auto` has simulated when one is at least as fast; None: in its search.
+
+    Its candidates in its order: plans of `single` and `modules` one by one, others as a whole.
+    """
+    spent = 0
+    known: dict[str, Answer] = {}
+    for name, method in HEURISTICS:
+        if name in ("single", "modules"):
+            plans = single_assignments if name == "single" else module_assignments
+            for tried, plan in enumerate(plans(problem), spent + 1):
+                judged = score(problem, plan.device, plan.rank)
+                if judged.feasible and judged.value_s <= below_s:
+                    return tried
+        known[name] = answer = method(problem, Search(seconds=None, known=known))
+        spent += answer.evaluations + 1
+        if answer.assignment is None:
+            continue
+        judged = score(problem, answer.assignment.device, answer.assignment.rank)
+        if judged.feasible and judged.value_s <= below_s:
+            return spent
+    return None
 
 
 def interval(values: np.ndarray) -> float:
@@ -98,6 +139,7 @@ def summary(runs: list[Run]) -> dict[str, Any]:
         "best_s": None if missing else float(values.min()),
         "spent": float(np.mean([run.evaluations for run in runs])),
         "cpu_s": float(np.mean([run.cpu_s for run in runs])),
+        "best_at": max((run.best_at for run in runs if run.best_at is not None), default=None),
     }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from benchmarks.published.baselines.common import Found
 from benchmarks.published.baselines.doppler import doppler
+from benchmarks.published.baselines.gdp_one import gdp_one
 from benchmarks.published.baselines.hdp import hdp
 from benchmarks.published.baselines.placeto import placeto
 from benchmarks.published.baselines.rnn import rnn
@@ -14,4 +15,5 @@ LEARNED: dict[str, Callable[[Problem, int, int], Found]] = {
     "RNN": rnn,
     "Placeto": placeto,
     "DOPPLER": doppler,
+    "GDP as published": gdp_one,
 }

@@ -6,6 +6,7 @@ from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.repair import settle
 from gdp.methods.scoring import unsupported
 from gdp.problem.problem import Problem
+from gdp.units import format_seconds
 
 
 def hsdag(problem: Problem, search: Search, config: HsdagConfig | None = None) -> Answer:
@@ -35,8 +36,8 @@ def hsdag(problem: Problem, search: Search, config: HsdagConfig | None = None) -
         return Answer(answer.assignment, reason=answer.reason, evaluations=spent)
     return Answer(
         found.assignment,
-        reason=f"hsdag: first {found.first_s:.4g} s, best {found.value_s:.4g} s, "
-        f"{found.groups.max() + 1} groups",
+        reason=f"hsdag: first {format_seconds(found.first_s)}, best "
+        f"{format_seconds(found.value_s)}, {found.groups.max() + 1} groups",
         evaluations=found.evaluations,
     )
 

@@ -68,13 +68,13 @@ def sequences(problem: Problem) -> list[Int[np.ndarray, "Q"]]:
     work = np.flatnonzero(~graph.is_io[a.group_op[a.group_start[:-1]]])
     if not graph.is_backward.any():
         return [work]
-    key = _folded_key(problem)
+    key = folded_place(problem)
     smallest = np.full(problem.num_groups, np.inf)
     np.minimum.at(smallest, problem.group, key)
     return [work[np.argsort(smallest[work], kind="stable")], work]
 
 
-def _folded_key(problem: Problem) -> Float[np.ndarray, "N"]:
+def folded_place(problem: Problem) -> Float[np.ndarray, "N"]:
     """Places on the forward pass: a backward op is where the last activation it reads was made.
 
     A backward op that reads none is where its earliest producer is, as gradients flow from the last

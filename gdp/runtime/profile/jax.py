@@ -17,7 +17,7 @@ from gdp.cluster.presets import device_names, device_preset
 from gdp.costs.learned import SEGMENT_OPS
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
-from gdp.runtime.profile.ort import statistic
+from gdp.runtime.profile.record import statistic
 
 EQUATIONS = SEGMENT_OPS
 """Of one segment, about: a layer or less."""
@@ -212,6 +212,88 @@ def _rounds(run: Callable[[], None], rounds: int, seconds: float) -> np.ndarray:
     return found
 
 
+def _between_cpus(call_s: float, rounds: int) -> Overheads:
+    """What a copy to JAX's next CPU device takes, where there is one: a chain of calls that
+    alternates between two devices against the same chain on one."""
+    import jax
+    import jax.numpy as jnp
+
+    devices = jax.devices("cpu")[:2]
+    if len(devices) < 2:
+        return Overheads(session_s=call_s)
+    hops = 8
+    negate = [
+        jax.jit(jnp.negative, out_shardings=jax.sharding.SingleDeviceSharding(device))
+        for device in devices
+    ]
+
+    def chain_s(size_bytes: int, step: int) -> float:
+        first = jax.device_put(jnp.zeros(size_bytes // 4), devices[0])
+
+        def run() -> None:
+            value = first
+            for hop in range(hops):
+                at = hop * step % 2
+                value = negate[at](jax.device_put(value, devices[at]) if step else value)
+            jax.block_until_ready(value)
+
+        run()
+        return statistic(_rounds(run, rounds, 0.2))[0]
+
+    extra_s = [(chain_s(size, 1) - chain_s(size, 0)) / (hops - 1) for size in _SIZES_BYTES[:-1]]
+    slope = np.polyfit(_SIZES_BYTES[:-1], extra_s, 1)[0]
+    return Overheads(
+        session_s=call_s,
+        handover_s=max(float(np.median(extra_s[:2])), 0.0),
+        handover_bytes_per_s=float(1 / max(slope, 1e-11)),
+    )
+
+
+def quick_profile(
+    rounds: int = 5, seconds: float = 0.6, progress: Callable[[str], None] | None = None
+) -> Profile:
+    """The profile of `jax_corpus` on all of this machine's cores, half a minute: what
+    `gdp.costs.compiled` fits rates to."""
+    import jax
+
+    from gdp.cluster.detect import cpu_model
+    from gdp.runtime.jax.values import argument_values
+    from gdp.runtime.ort.sessions import usable_cores
+    from gdp.runtime.profile.jax_corpus import small_models
+
+    device = jax_device("cpu")
+    models = []
+    for family, model in small_models():
+        if progress is not None:
+            progress(model.name)
+        values = jax.device_put(argument_values(model, 0), device)
+        function, graph = jax.jit(model.uncut()), model.trace().graph
+
+        def run(function: Any = function, values: Any = values) -> None:
+            jax.block_until_ready(function(*values))
+
+        run()
+        times = _rounds(run, rounds, seconds)
+        # Runs of one function differ by a tenth; `gdp run` reports their median.
+        usual_s = float(np.median(times, axis=1).min())
+        ops = tuple(np.flatnonzero(~graph.is_io).tolist())
+        kernel = Kernel(model.name, "jit", ops, usual_s, statistic(times)[1])
+        models.append(
+            ProfiledModel(model.name, family, graph, usual_s, (kernel,), times.shape[1], rounds)
+        )
+    return Profile(
+        device=DeviceRecord("cpu", cpu_model()),
+        runtime="jax",
+        threads=len(usable_cores()),
+        level="jit",
+        versions={"jax": jax.__version__, "numpy": np.__version__},
+        date=datetime.date.today().isoformat(),
+        models=tuple(models),
+        overheads=transfer_overheads(device, rounds),
+        statistic="smallest over rounds of the median of a round's runs",
+    )
+
+
 def transfer_overheads(device: Any, rounds: int = 5) -> Overheads:
     """Latency and bandwidth of sending from the host, and the cost of one jitted call."""
     import jax
@@ -222,7 +304,7 @@ def transfer_overheads(device: Any, rounds: int = 5) -> Overheads:
     jax.block_until_ready(add(tiny))
     call_s = statistic(_rounds(lambda: jax.block_until_ready(add(tiny)), rounds, 0.1))[0]
     if device.platform == "cpu":
-        return Overheads(session_s=call_s)
+        return _between_cpus(call_s, rounds)
     seconds = []
     for size in _SIZES_BYTES:
         host = np.zeros(size // 4, np.float32)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
+from gdp.costs.profile import Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
 from gdp.graph.op_graph import OpGraph
 from gdp.runtime.ort.inputs import make_inputs
@@ -28,10 +28,9 @@ from gdp.runtime.ort.sessions import pinned, usable_cores, versions
 from gdp.runtime.ort.source import Source, load_source, randomised
 from gdp.runtime.ort.weights import external_locations
 from gdp.runtime.profile.kernels import HELPERS, kernel_nodes, tagged
+from gdp.runtime.profile.record import statistic, this_core
 
 LOG = logging.getLogger(__name__)
-CPU_FEATURES = ("avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "sve")
-"""What ONNX Runtime's CPU kernels are chosen by."""
 
 
 @dataclass(frozen=True)
@@ -115,25 +114,6 @@ def require_core(core: int) -> None:
         )
 
 
-def this_core(threads: int = 1) -> DeviceRecord:
-    """One core of this machine's processor, or several as one device."""
-    from gdp.cluster.detect import cpu_model
-
-    kind = "cpu-core" if threads == 1 else f"cpu-{threads}-cores"
-    return DeviceRecord(kind, cpu_model(), cpu_features())
-
-
-def cpu_features() -> tuple[str, ...]:
-    """The vector extensions of this processor, as far as Linux tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ()
-    words = {w for line in lines if line.lower().startswith(("flags", "features"))
-             for w in line.split()}  # fmt: skip
-    return tuple(feature for feature in CPU_FEATURES if feature in words)
-
-
 def profile_source(
     source: Source, graph: OpGraph, name: str, family: str, config: ProfileConfig
 ) -> ProfiledModel:
@@ -167,17 +147,6 @@ def profile_source(
         name=name, family=family, graph=graph, latency_s=statistic(np.array(rounds))[0],
         kernels=tuple(kernels), runs=runs, rounds=config.rounds,
     )  # fmt: skip
-
-
-def statistic(times: np.ndarray) -> tuple[float, float]:
-    """The smallest over rounds of the mean of the fastest quarter [rounds, runs], and the spread.
-
-    >>> statistic(np.array([[1.0, 3.0, 9.0, 9.0], [2.0, 5.0, 9.0, 9.0]]))
-    (1.0, 0.5)
-    """
-    fast = np.sort(times, axis=1)[:, : max(1, times.shape[1] // 4)].mean(axis=1)
-    least = float(fast.min())
-    return least, (float(np.median(fast)) / least - 1.0) if least > 0 else 0.0
 
 
 def _name(nodes: list[int], model: onnx.ModelProto, kernel: onnx.NodeProto) -> str:

@@ -135,21 +135,29 @@ class _Builder:
                 self._read(source)
 
     def _copy(self, node: Any) -> Any:
-        import torch
-        from torch.fx.node import map_aggregate
-
         if node not in self.copies:
             for source in node.all_input_nodes:
                 self._copy(source)
             copy = self.graph.node_copy(node, lambda n: self.copies[n])
-
-            def placed(value: Any) -> Any:
-                return self.device if isinstance(value, torch.device) else value
-
-            copy.args = map_aggregate(copy.args, placed)
-            copy.kwargs = map_aggregate(copy.kwargs, placed)
+            copy.args = on_device(copy.args, self.device)
+            copy.kwargs = on_device(copy.kwargs, self.device)
             self.copies[node] = copy
         return self.copies[node]
+
+
+def on_device(arguments: Any, device: Any) -> Any:
+    """A node's arguments with this device for every one that they name."""
+    import torch
+    from torch.fx.node import map_aggregate
+
+    return map_aggregate(arguments, lambda x: device if isinstance(x, torch.device) else x)
+
+
+def whole_piece(recorded: Recorded, device: Any) -> Piece:
+    """The uncut program on one device."""
+    one = np.zeros(recorded.graph.num_ops, np.int64)
+    (made,) = pieces(recorded, one, [0], [0], [device])
+    return made
 
 
 class Workers:

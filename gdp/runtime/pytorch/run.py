@@ -18,7 +18,13 @@ from gdp.runtime.jax.measure import Issued
 from gdp.runtime.measure import Measuring, measure
 from gdp.runtime.plan import Plan, make_plan
 from gdp.runtime.prediction import Prediction, roofline_prediction
-from gdp.runtime.pytorch.program import CutProgram, Workers, output_nodes, pieces
+from gdp.runtime.pytorch.program import (
+    CutProgram,
+    Workers,
+    output_nodes,
+    pieces,
+    whole_piece,
+)
 from gdp.runtime.report import (
     DEFAULT,
     PLACED,
@@ -169,9 +175,8 @@ def _drawn(like: Any, is_weight: bool, generator: Any) -> Any:
 
 def _whole(recorded: Recorded, device: Any, pool: Workers, given: Any) -> CutProgram:
     """The module uncut on one device."""
-    one = np.zeros(recorded.graph.num_ops, np.int64)
-    made = pieces(recorded, one, [0], [0], [device])
-    return CutProgram(made, pool, given, output_nodes(recorded), 0)
+    whole = whole_piece(recorded, device)
+    return CutProgram([whole], pool, given, output_nodes(recorded), 0)
 
 
 def _contenders(programs: Mapping[str, CutProgram], slots: int) -> dict[str, Issued]:

@@ -1,0 +1,251 @@
+"""Costs of what XLA compiles for a processor: rates of a few kinds of work, fitted to whole models.
+
+A compiler fuses too freely to time kernels one by one, so whole functions are timed and their
+seconds explained as a sum of work at unknown rates. Rates are fitted by least squares of relative
+errors, none below zero, drawn to `PRIOR` where the models say nothing (Lawson and Hanson 1974).
+
+XLA's CPU devices are one processor, whatever their number: two that compute at once take twice as
+long as one. So they are marked as one (`Device.processor`), and the simulator adds them up.
+
+Axes: N ops, R kinds of work, P profiled models, D devices.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.cluster.types import Cluster
+from gdp.costs.base import can_run
+from gdp.costs.profile import DeviceRecord, Overheads, Profile, ProfiledModel, ProfileError
+from gdp.costs.roofline import roofline
+from gdp.files.reading import Kind, read_json
+from gdp.files.targets import OWN, Permit, new_contents
+from gdp.graph.fuse import fuse
+from gdp.graph.op_classes import ELEMENTWISE, REDUCTIONS, VIEWS, names
+from gdp.graph.op_graph import OpGraph
+
+FILE = "rates.json"
+PROCESSOR = "xla-cpu"
+PRIOR: Mapping[str, float] = {
+    "kernel": 1.5e-6,  # a loop nest, or a call of a library
+    "array": 1.5e-6,  # a weight or a state that is passed in, and out where it is updated
+    "product_flop": 4e-12,
+    "product_small": 1e-10,  # an element of the smaller operand
+    "product_large": 1e-10,
+    "product_out": 1e-10,
+    "convolution": 1e-5,
+    "convolution_flop": 5e-12,
+    "convolution_bytes": 1e-10,
+    "function": 5e-10,  # an element of exp, tanh and their kind
+    "slow_function": 2.5e-9,  # of those that are not vectorised, such as sin
+    "division": 2e-10,
+    "cheap": 5e-11,
+    "reduction": 1e-10,
+    "bytes": 2e-11,  # of what is not multiplied, between fused loops
+    "cold_bytes": 1e-10,  # of weights that the caches cannot hold from one run to the next
+}
+"""Seconds per unit of each kind of work, of a server processor with two cores: the start of a fit,
+which measured models move where they say something."""
+PRIOR_WEIGHT = 0.2
+"""Of the start beside a model, in relative errors."""
+_HUBER = 0.05  # relative errors beyond this count less and less
+_CACHE_BYTES = 8 << 20
+_KIND = Kind("cost file", ProfileError, "calibrate again")
+
+PRODUCTS, CONVOLUTIONS = names("dot_general ragged_dot"), names("conv_general_dilated")
+_JAX_ALONE = (
+    PRODUCTS | CONVOLUTIONS
+    | names("broadcast_in_dim convert_element_type reduce_sum reduce_max select_n")
+)  # fmt: skip
+_FUNCTIONS = names("tanh exp log erf logistic log1p expm1 exp2")
+_SLOW = names("sin cos tan pow atan2 erfc erf_inv sinh cosh cbrt lgamma digamma")
+_DIVISIONS = names("div sqrt rsqrt rem integer_pow")
+
+
+def is_jax(graph: OpGraph) -> bool:
+    """Whether a graph was traced from JAX, by the primitives that no other importer makes."""
+    return not _JAX_ALONE.isdisjoint(graph.op_types)
+
+
+def work(graph: OpGraph) -> Float[np.ndarray, "N R"]:
+    """How much each op has of each kind of work, in the order of `PRIOR`.
+
+    Loops that are fused count their kernel and traffic once, at one of their ops.
+    """
+    types = np.array(graph.op_types)
+    product = np.isin(types, sorted(PRODUCTS))
+    convolution = np.isin(types, sorted(CONVOLUTIONS))
+    found = {name: np.zeros(graph.num_ops) for name in PRIOR}
+    found["product_flop"][product] = graph.flop[product]
+    for op in np.flatnonzero(product).tolist():
+        detail = graph.detail[op]
+        if not detail.input_shapes or not detail.output_shapes:
+            continue  # a graph from a file may tell no shapes: its FLOPs alone count
+        sizes = sorted(float(np.prod(shape)) for shape in detail.input_shapes[:2])
+        found["product_small"][op], found["product_large"][op] = sizes[0], sizes[-1]
+        found["product_out"][op] = float(np.prod(detail.output_shapes[0]))
+    found["convolution"][convolution] = 1.0
+    found["convolution_flop"][convolution] = graph.flop[convolution]
+    found["convolution_bytes"][convolution] = graph.memory_traffic_bytes[convolution]
+    special = {"function": _FUNCTIONS, "slow_function": _SLOW, "division": _DIVISIONS}
+    special["cheap"] = ELEMENTWISE - frozenset().union(*special.values())
+    special["reduction"] = REDUCTIONS
+    for name, members in special.items():
+        own = np.array([t in members for t in graph.op_types], dtype=bool)
+        found[name][own] = graph.flop[own]
+    _, first = np.unique(graph.weight_id, return_index=True)
+    held = first[graph.weight_bytes[first] > 0]
+    found["array"][held] = 1.0
+    total = float(graph.weight_bytes[held].sum())
+    cold = max(0.0, 1.0 - _CACHE_BYTES / (total + 1.0))
+    found["cold_bytes"][held] = cold * graph.weight_bytes[held]
+    alone = product | convolution
+    _add_loops(graph, alone, found)
+    return np.column_stack([found[name] for name in PRIOR])
+
+
+def _add_loops(graph: OpGraph, alone: np.ndarray, found: Mapping[str, np.ndarray]) -> None:
+    """Kernels and traffic of loops. XLA's CPU compiler calls libraries for products and fuses no
+    loop into them."""
+    fused = fuse(graph, apart=alone.astype(np.int64))
+    works = ~graph.is_io & np.array([t not in VIEWS for t in graph.op_types], dtype=bool)
+    count = fused.graph.num_ops
+    runs = np.bincount(fused.group_of, works, count) > 0
+    multiplies = np.bincount(fused.group_of, alone, count) > 0
+    _, first = np.unique(fused.group_of, return_index=True)
+    found["kernel"][first] = runs
+    found["bytes"][first] = np.where(multiplies, 0.0, fused.graph.memory_traffic_bytes)
+
+
+class CompiledRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured of a runtime that compiles: the content of a file of rates."""
+
+    device: DeviceRecord
+    runtime: str
+    cores: int
+    versions: dict[str, str]
+    date: str
+    rates: dict[str, float]  # by kind of work
+    overheads: Overheads
+    mean_error: float | None = None  # of models of held-out families, a share of their time
+
+    def __post_init__(self) -> None:
+        if set(self.rates) != set(PRIOR) or not all(0 <= r < 1 for r in self.rates.values()):
+            raise ProfileError(
+                f"rates of {', '.join(PRIOR)} are needed, each of 0 to 1 seconds; calibrate again"
+            )
+
+    def label(self) -> str:
+        """What it is, for people."""
+        error = "" if self.mean_error is None else f", families held out {self.mean_error:.0%} off"
+        return (
+            f"measured on {self.cores} cores of {self.device.model or 'a processor'} "
+            f"({self.runtime} {self.versions.get(self.runtime, '')}, {self.date}{error})"
+        )
+
+    def seconds(self, graph: OpGraph) -> Float[np.ndarray, "N"]:
+        """Seconds of every op; those of a fused loop are at one of its ops."""
+        return work(graph) @ np.array([self.rates[name] for name in PRIOR])
+
+
+def fit_rates(models: Sequence[ProfiledModel], call_s: float) -> dict[str, float]:
+    """Rates that explain what models take beyond a call: iteratively reweighted, so that a
+    disturbed measurement weighs little."""
+    from scipy.optimize import nnls
+
+    seconds = np.array([max(m.latency_s - call_s, 0.2 * m.latency_s) for m in models])
+    amount = np.array([work(m.graph).sum(axis=0) for m in models])
+    prior = np.array(list(PRIOR.values()))
+    share = amount * prior / seconds[:, None]  # of a model's time, at the prior's rates
+    start = PRIOR_WEIGHT * np.eye(len(prior))
+    weight = np.ones(len(models))
+    factor = np.ones(len(prior))
+    for _ in range(20):
+        rows = np.vstack([share * weight[:, None], start])
+        factor, _ = nnls(rows, np.concatenate([weight, np.full(len(prior), PRIOR_WEIGHT)]))
+        weight = 1.0 / np.sqrt(np.maximum(np.abs(share @ factor - 1.0), _HUBER) / _HUBER)
+    return dict(zip(PRIOR, (factor * prior).tolist(), strict=True))
+
+
+def left_out_errors(models: Sequence[ProfiledModel], call_s: float) -> Float[np.ndarray, "P"]:
+    """Relative errors of every model by rates that its family had no part in."""
+    found = np.zeros(len(models))
+    for family in {m.family for m in models}:
+        rates = fit_rates([m for m in models if m.family != family], call_s)
+        row = np.array(list(rates.values()))
+        for i, model in enumerate(models):
+            if model.family == family:
+                made = float(work(model.graph).sum(axis=0) @ row) + call_s
+                found[i] = made / model.latency_s - 1.0
+    return found
+
+
+def rates_of(profile: Profile) -> CompiledRates:
+    """The rates of a profile of JAX on a processor. Raises `ProfileError` where it lacks models of
+    two families, or what a call costs."""
+    call_s = profile.overheads.session_s
+    if call_s is None or len({m.family for m in profile.models}) < 2:
+        raise ProfileError(
+            "rates need models of two families and overheads; make the profile with "
+            "`gdp profile --quick --device jax:cpu`"
+        )
+    errors = np.abs(left_out_errors(profile.models, call_s))
+    return CompiledRates(
+        profile.device, profile.runtime, profile.threads, profile.versions, profile.date,
+        {k: float(f"{v:.4g}") for k, v in fit_rates(profile.models, call_s).items()},
+        profile.overheads, round(float(np.median(errors)), 3),
+    )  # fmt: skip
+
+
+class CompiledCosts:
+    """A cost model of JAX graphs: measured rates on processors, the roofline elsewhere."""
+
+    reads_unfused = True
+
+    def __init__(self, rates: CompiledRates) -> None:
+        self.rates = rates
+
+    def __call__(
+        self, graph: OpGraph, cluster: Cluster, apart: Int[np.ndarray, "N"] | None = None
+    ) -> Float[np.ndarray, "N D"]:
+        del apart
+        seconds = roofline(graph, cluster)
+        here = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
+        seconds[:, here] = self.rates.seconds(graph)[:, None]
+        seconds[graph.is_io] = 0.0
+        return np.where(can_run(graph, cluster), seconds, np.inf)
+
+    def charged(self, cluster: Cluster) -> Cluster:
+        """The cluster whose processors are one, with what a call and a copy between them cost."""
+        cpu = np.array([device.is_cpu for device in cluster.devices])
+        overheads = self.rates.overheads
+        call_s = (overheads.session_s or 0.0) + (overheads.cut_s or 0.0)
+        devices = tuple(
+            replace(d, dispatch_per="segment", dispatch_s=call_s, processor=PROCESSOR)
+            if d.is_cpu
+            else d
+            for d in cluster.devices
+        )
+        between = np.outer(cpu, cpu) & ~np.eye(len(cpu), dtype=bool)
+        latency_s, rate = cluster.link_latency_s, cluster.link_bytes_per_s
+        if overheads.handover_s is not None:
+            latency_s = np.where(between, overheads.handover_s, latency_s)
+        if overheads.handover_bytes_per_s is not None:
+            rate = np.where(between, overheads.handover_bytes_per_s, rate)
+        return replace(cluster, devices=devices, link_latency_s=latency_s, link_bytes_per_s=rate)
+
+
+def save_rates(rates: CompiledRates, path: str | os.PathLike[str], permit: Permit = OWN) -> None:
+    """Write a folder of costs that holds the rates."""
+    with new_contents(path, "costs", permit) as folder:
+        (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(rates), indent=1))
+
+
+def load_rates(path: str | os.PathLike[str]) -> CompiledRates:
+    """Read a folder of costs; raises `ProfileError` when it is malformed."""
+    return read_json(Path(path) / FILE, _KIND, CompiledRates)

@@ -1,0 +1,168 @@
+"""Teams of replicated stages as single devices, so that every search of pipelines searches them.
+
+A team of r devices takes samples in turn (`gdp.sim.replicas`): per sample it is busy for 1 / r of
+what one of them would be, and each link between two teams carries the samples in which its ends
+meet. So the period of a placement with these teams is that of a plain placement on a cluster with
+one device in place of each team, r times as fast. Exactly so where the members' links are alike and
+the host is in no team; what is found is judged by the simulator of the whole anyway.
+
+Axes: N ops, D devices, K devices and teams.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.clock import Clock
+from gdp.cluster.types import NO_CHANNEL, Cluster
+from gdp.errors import InfeasibleError
+from gdp.methods.base import Answer, Assignment, Method, Search
+from gdp.methods.pipeline.crews import device_classes
+from gdp.methods.scoring import Scored
+from gdp.placement import Teams
+from gdp.problem.problem import Problem, make_problem
+from gdp.sim.score import score
+
+Crews = tuple[tuple[int, ...], ...]
+Plain = Callable[[Problem, Search, Sequence[tuple[str, Method]]], Answer]
+"""A method, and further ones whose answers it starts from as well."""
+_LOOK_SHARE = 0.2  # of the seconds left, for what heuristics make of one choice of teams
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """A problem with one device for each team."""
+
+    whole: Problem
+    problem: Problem
+    teams: Teams
+    crews: Crews  # the whole's devices that each device stands for
+
+    def project(self, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+        """A placement of the whole on the devices that stand for its own."""
+        stands = np.empty(self.whole.num_devices, dtype=np.int64)
+        for k, crew in enumerate(self.crews):
+            stands[list(crew)] = k
+        return stands[device]
+
+    def judged(self, device: Int[np.ndarray, "N"]) -> Scored:
+        """A placement on the merged devices, as one of the whole with teams."""
+        whole = self.whole
+        placed = np.array([crew[0] for crew in self.crews])[device]
+        placed = np.where(whole.graph.is_io, whole.cluster.host, placed)
+        found = score(whole, placed, None, self.teams)
+        assignment = Assignment(placed, None, self.teams)
+        return Scored(assignment, found.overflow_bytes, found.value_s)
+
+
+def merged(problem: Problem, teams: Teams) -> Merged | None:
+    """The problem with each team as one device; None where some op could go nowhere then, or all
+    devices are one team, which leaves nothing to search."""
+    others = {d for team in teams for d in team[1:]}
+    team_of = {team[0]: team for team in teams}
+    crews: Crews = tuple(
+        team_of.get(d, (d,)) for d in range(problem.num_devices) if d not in others
+    )
+    if len(crews) < 2:
+        return None
+    io, host = problem.graph.is_io, problem.cluster.host
+    compute_s = np.empty((problem.num_ops, len(crews)))
+    allowed = np.empty(compute_s.shape, dtype=bool)
+    for k, crew in enumerate(crews):
+        members = list(crew)
+        compute_s[:, k] = problem.compute_s[:, members].max(axis=1) / len(crew)
+        allowed[:, k] = problem.allowed[:, members].all(axis=1)
+        if host in crew:  # inputs and outputs stay there
+            compute_s[io, k], allowed[io, k] = (
+                problem.compute_s[io, host],
+                problem.allowed[io, host],
+            )
+    cluster = _cluster(problem.cluster, crews)
+    try:
+        small = make_problem(
+            problem.graph, cluster, compute_s, problem.objective, allowed=allowed,
+            together=problem.group,
+        )  # fmt: skip
+    except InfeasibleError:
+        return None
+    return Merged(problem, small, teams, crews)
+
+
+def search_teams(
+    problem: Problem, first: Scored | None, search: Search, limit_s: float, plain: Plain
+) -> tuple[Scored | None, int]:
+    """(the best placement with teams that is found, `first` included, evaluations spent).
+
+    Looked at are the teams of `first`, and those of all devices of each class; a `plain` method
+    searches the better ones with all of the budget, unless a first look at them comes to more
+    than `limit_s` seconds.
+    """
+    clock, best, spent = Clock(search.seconds), first, 0
+    looks: list[tuple[Scored, Merged]] = []
+    for option in _options(problem, first):
+        seconds = clock.left_s(_LOOK_SHARE)
+        look_only = Search(seed=search.seed, seconds=seconds, evaluations=1)
+        answer = plain(option.problem, look_only, ())
+        spent += answer.evaluations
+        found = [] if answer.assignment is None else [option.judged(answer.assignment.device)]
+        if first is not None and first.assignment.teams == option.teams:
+            found.append(first)
+        if found:
+            looks.append((min(found, key=lambda scored: scored.key), option))
+    if not looks:
+        return best, spent
+    look, option = min(looks, key=lambda entry: entry[0].key)
+    if look.overflow_bytes == 0 and look.value_s <= limit_s:
+        start = Answer(Assignment(option.project(look.assignment.device)))
+        inner = replace(search, seconds=clock.left_s(), start=None, known={}, progress=None)
+        answer = plain(option.problem, inner, [("replicas", lambda small, few: start)])
+        spent += answer.evaluations
+        if answer.assignment is not None:
+            look = min(look, option.judged(answer.assignment.device), key=lambda found: found.key)
+    if look.overflow_bytes == 0 and (best is None or look.key < best.key):
+        best = look
+    return best, spent
+
+
+def _options(problem: Problem, first: Scored | None) -> list[Merged]:
+    """The teams of a placement, and all devices of each class, the host aside."""
+    host = problem.cluster.host
+    alike = (tuple(d for d in devices if d != host) for devices in device_classes(problem))
+    chosen: list[Teams] = [tuple(sorted(devices for devices in alike if len(devices) > 1))]
+    if first is not None:
+        chosen.insert(0, first.assignment.teams)
+    made = (merged(problem, teams) for teams in dict.fromkeys(chosen) if teams)
+    return [found for found in made if found is not None]
+
+
+def _cluster(cluster: Cluster, crews: Crews) -> Cluster:
+    """One device for each crew, which works for as long as one of r members does per sample."""
+    devices = []
+    for crew in crews:
+        first = cluster.devices[crew[0]]
+        memory = min(cluster.devices[d].memory_bytes for d in crew)
+        devices.append(replace(first, dispatch_s=first.dispatch_s / len(crew), memory_bytes=memory))
+    size = len(crews)
+    latency_s, speed = np.zeros((size, size)), np.full((size, size), np.inf)
+    channel = np.full((size, size), NO_CHANNEL)
+    for a in range(size):
+        for b in range(size):
+            if a != b:
+                latency_s[a, b], speed[a, b], channel[a, b] = _link(cluster, crews[a], crews[b])
+    host = next(k for k, crew in enumerate(crews) if cluster.host in crew)
+    return Cluster(cluster.name, tuple(devices), speed, latency_s, channel, host)
+
+
+def _link(cluster: Cluster, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[float, float, int]:
+    """(latency, bytes per second, channel) between two crews, as busy as the busiest channel."""
+    cycle = math.lcm(len(a), len(b))
+    meet = [(a[i % len(a)], b[i % len(b)]) for i in range(cycle)]
+    at = tuple(np.array(meet).T)
+    used = cluster.channel[at]
+    share = float(np.unique(used, return_counts=True)[1].max()) / cycle
+    slowest_s = float((1.0 / cluster.link_bytes_per_s[at]).max()) * share
+    speed = 1.0 / slowest_s if slowest_s > 0 else np.inf
+    return float(cluster.link_latency_s[at].max()) * share, speed, int(used.min())

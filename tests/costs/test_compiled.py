@@ -1,0 +1,170 @@
+"""Rates of what XLA compiles: fitted back from made-up times, and used for graphs of JAX alone."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gdp import api
+from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.costs.compiled import (
+    PRIOR,
+    CompiledCosts,
+    fit_rates,
+    is_jax,
+    left_out_errors,
+    load_rates,
+    rates_of,
+    save_rates,
+    work,
+)
+from gdp.costs.default import resolve_costs, shipped_rates
+from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel, ProfileError
+from gdp.importers.jax.trace import trace
+from gdp.methods.base import Search
+from gdp.models import load
+from gdp.runtime.profile.jax_corpus import small_models
+
+CALL_S = 5e-6
+KINDS = list(PRIOR)
+
+
+def f32(*dims: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+def two_branches(weights, x):
+    """Two products that know nothing of each other."""
+    a, b = weights
+    return jnp.tanh(x @ a), jnp.tanh(x @ b)
+
+
+def branches():
+    return trace(two_branches, [f32(512, 512)] * 2, f32(256, 512), weight_argnums=0)
+
+
+@pytest.fixture(scope="module")
+def models() -> list[ProfiledModel]:
+    """The corpus as a device of known rates would run it."""
+    rates = np.array([rate * (1.5 if i % 2 else 0.6) for i, rate in enumerate(PRIOR.values())])
+    made = []
+    for family, model in small_models():
+        graph = model.trace().graph
+        seconds = CALL_S + float(work(graph).sum(axis=0) @ rates)
+        kernel = Kernel("", "jit", (), seconds)
+        made.append(ProfiledModel(model.name, family, graph, seconds, (kernel,), 1, 1))
+    return made
+
+
+def profile(models, **changed) -> Profile:
+    made = Profile(
+        DeviceRecord("cpu", "made up"), "jax", 2, "jit", {"jax": "0"}, "2026-01-01", tuple(models),
+        Overheads(session_s=CALL_S, handover_s=3e-5, handover_bytes_per_s=1e10),
+    )  # fmt: skip
+    return replace(made, **changed)
+
+
+def test_work_is_counted_by_kind() -> None:
+    found = dict(zip(KINDS, work(branches()).sum(axis=0), strict=True))
+    assert found["product_flop"] == 2 * 2 * 256 * 512 * 512
+    assert (found["product_small"], found["product_large"]) == (2 * 256 * 512, 2 * 512 * 512)
+    assert found["function"] == found["product_out"] == 2 * 256 * 512
+    assert found["array"] == 2
+    assert found["kernel"] == 4  # no loop is fused into a product
+    assert found["convolution"] == found["slow_function"] == found["cold_bytes"] == 0
+
+
+def test_rates_are_found_again(models) -> None:
+    """Exact times of a device whose rates lie around the start: every model within 15%."""
+    row = np.array(list(fit_rates(models, CALL_S).values()))
+    made = np.array([work(m.graph).sum(axis=0) @ row + CALL_S for m in models])
+    errors = made / np.array([m.latency_s for m in models]) - 1
+    assert np.abs(errors).max() < 0.15
+    assert np.median(np.abs(errors)) < 0.03
+
+
+def test_one_disturbed_model_moves_little(models) -> None:
+    slow = replace(models[3], latency_s=10 * models[3].latency_s)
+    plain = np.array(list(fit_rates(models, CALL_S).values()))
+    found = np.array(list(fit_rates([*models[:3], slow, *models[4:]], CALL_S).values()))
+    total = np.array([work(m.graph).sum(axis=0) for m in models])
+    change = np.delete((total @ found) / (total @ plain) - 1, 3)
+    assert np.median(np.abs(change)) < 0.03
+
+
+def test_a_family_is_predicted_without_it(models) -> None:
+    assert np.median(np.abs(left_out_errors(models, CALL_S))) < 0.15
+
+
+def test_rates_survive_the_file(models, tmp_path) -> None:
+    rates = rates_of(profile(models))
+    save_rates(rates, tmp_path / "costs")
+    assert load_rates(tmp_path / "costs") == rates
+    _, label = resolve_costs(tmp_path / "costs", Cluster.load("2xcpu-core"), branches())
+    assert label == rates.label()
+    text = (tmp_path / "costs" / "rates.json").read_text()
+    (tmp_path / "costs" / "rates.json").write_text(text.replace('"kernel"', '"colonel"'))
+    with pytest.raises(ProfileError, match="rates of kernel"):
+        load_rates(tmp_path / "costs")
+
+
+def test_a_profile_without_what_rates_need_is_refused(models) -> None:
+    with pytest.raises(ProfileError, match="two families and overheads"):
+        rates_of(profile(models, overheads=Overheads()))
+    with pytest.raises(ProfileError, match="two families"):
+        rates_of(profile(models[:2]))
+
+
+def test_graphs_of_jax_alone_get_the_shipped_rates(tmp_path) -> None:
+    cluster, onnx = Cluster.load("2xcpu-core"), load("onnx:light_squeezenet")
+    assert is_jax(branches())
+    assert not is_jax(onnx)
+    model, label = resolve_costs(None, cluster, branches())
+    assert isinstance(model, CompiledCosts)
+    assert "jax" in label
+    assert not isinstance(resolve_costs(None, cluster, onnx)[0], CompiledCosts)
+    rates = shipped_rates()
+    assert rates is not None
+    save_rates(rates, tmp_path / "costs")
+    with pytest.raises(ProfileError, match="the model is not of JAX"):
+        resolve_costs(tmp_path / "costs", cluster, onnx)
+
+
+def test_processors_are_charged_as_one_and_accelerators_are_left_alone(models) -> None:
+    costs = CompiledCosts(rates_of(profile(models)))
+    cluster = make_cluster(
+        "mixed",
+        [Device("a", "cpu", {"default": 1e9}, 1e9), Device("b", "cpu-core", {"default": 1e9}, 1e9),
+         Device("gpu", "t4", {"default": 1e12}, 1e11, dispatch_s=7e-6)],
+    )  # fmt: skip
+    found = costs.charged(cluster)
+    assert [d.processor for d in found.devices] == ["xla-cpu", "xla-cpu", ""]
+    assert [d.dispatch_s for d in found.devices] == [CALL_S, CALL_S, 7e-6]
+    assert found.link_latency_s[0, 1] == 3e-5
+    assert found.link_latency_s[0, 2] == cluster.link_latency_s[0, 2]
+    seconds = costs(branches(), cluster)
+    working = ~branches().is_io
+    np.testing.assert_array_equal(seconds[working, 0], seconds[working, 1])
+
+
+def test_auto_answers_one_of_the_devices_that_xla_makes_of_a_processor() -> None:
+    """Two equal branches would take half as long on two devices, were these two."""
+    cluster = Cluster.load("4xcpu-core")
+    search = Search(seed=0, seconds=None, evaluations=100)
+    result = api.place(branches(), cluster, search=search)
+    assert len(set(result.placement.device.tolist())) == 1
+    independent = api.place(branches(), cluster, search=search, costs=plain)
+    assert len(set(independent.placement.device.tolist())) == 2
+    assert independent.value_s < 0.8 * result.value_s
+
+
+def plain(graph, cluster):
+    """The same seconds, on devices that are independent."""
+    rates = shipped_rates()
+    assert rates is not None
+    return CompiledCosts(rates)(graph, cluster)
+
+
+plain.reads_unfused = True  # type: ignore[attr-defined]

@@ -164,7 +164,9 @@ def _searched(task: tuple[Known, int, int]) -> Known:
 def _lowered(task: tuple[Known, Path | None, int, int]) -> Known:
     """An instance after one long fine-tuning."""
     entry, checkpoint, evaluations, seed = task
-    config = FinetuneConfig(updates=evaluations, evaluations=evaluations, explore=0.5, search=0.5)
+    config = FinetuneConfig(
+        updates=evaluations, evaluations=evaluations, explore=0.5, search=0.5, portfolio=False
+    )
     found = finetune(
         tests.problems().get(entry.instance), loaded(checkpoint), config=config, seed=seed
     )
@@ -247,7 +249,9 @@ def ablate(checkpoint: Path | None, count: int) -> None:
 def finetune_verb(checkpoint: Path | None, count: int, freedom: str | None, explore: bool) -> None:
     """800 evaluations each: fine-tuning, and annealing from the best heuristic."""
     policy, source = loaded(checkpoint), tests.problems()
-    config = FinetuneConfig() if explore else FinetuneConfig(explore=0.0, search=0.85)
+    config = FinetuneConfig(portfolio=False)
+    if not explore:
+        config = replace(config, explore=0.0, search=0.85)
     if freedom is not None:
         config = replace(config, freedom=freedom)  # type: ignore[arg-type]
     known = spread(hard(tests.load()), count)

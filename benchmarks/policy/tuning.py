@@ -34,7 +34,7 @@ from gdp.verbs.measured import MeasuredReward
 
 SCRATCH = FinetuneConfig(
     updates=800, evaluations=1_000_000, samples=16, explore=0.0, search=0.0, freedom="all",
-    rate=1e-3, rate_end=1e-4, entropy=1e-3, imitate=0.0, hottest=1.0,
+    rate=1e-3, rate_end=1e-4, entropy=1e-3, imitate=0.0, hottest=1.0, portfolio=False,
 )  # fmt: skip
 """GDP-one: 12,800 samples of the policy, PPO with advantages normalised in the batch, no more."""
 OBJECTIVES = ("throughput", "latency")
@@ -49,7 +49,7 @@ BUDGETS = (100, 200, 400, 800, 1600, 3200, 6400, 12800)
 
 def samples_to(problem: Problem, policy: Policy, value_s: float) -> int | None:
     """The smallest budget with which fine-tuning finds such a value; None where none does."""
-    own = FinetuneConfig()
+    own = FinetuneConfig(portfolio=False)
     for budget in BUDGETS:
         updates = max(own.updates, budget // own.samples)
         found = finetune(problem, policy, config=replace(own, evaluations=budget, updates=updates))
@@ -125,7 +125,7 @@ def paired(checkpoint: Path | None, count: int, most: int) -> None:
     By budget, geometric means over the best listed; and how many times fewer evaluations the
     shipped weights need for what fresh ones reach with the most.
     """
-    policy, source, own = loaded(checkpoint), tests.problems(), FinetuneConfig()
+    policy, source, own = loaded(checkpoint), tests.problems(), FinetuneConfig(portfolio=False)
     budgets = [budget for budget in BUDGETS if budget <= most]
     ends: dict[str, list[list[float]]] = {"pre-trained": [], "fresh": []}
     for entry in spread(hard(tests.load()), count):

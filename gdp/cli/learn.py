@@ -12,7 +12,7 @@ from gdp.cli.show import show
 
 if TYPE_CHECKING:
     from gdp.corpus.build import Entry
-    from gdp.learn.finetune import FinetuneConfig
+    from gdp.learn.tuning import FinetuneConfig
     from gdp.tasks import Engine
 
 
@@ -122,8 +122,8 @@ class Tuning:
 
     def config(self) -> "FinetuneConfig":
         """The recipe's settings, or those by default, under what the command line says."""
-        from gdp.learn.finetune import FinetuneConfig
         from gdp.learn.recipe import load_finetune
+        from gdp.learn.tuning import FinetuneConfig
 
         config = FinetuneConfig() if self.recipe is None else load_finetune(self.recipe)
         if self.seconds is not None:
@@ -151,7 +151,8 @@ def finetune(
 ) -> None:  # fmt: skip
     """Adapt the policy to one model and cluster; writes a checkpoint for `gdp place`.
 
-    With a simulated reward half of the placements try other gates of the superposition network, a
+    With a simulated reward it starts from what `--method auto` finds with as many evaluations;
+    those come on top. Half of the placements then try other gates of the superposition network, a
     tenth teach the weights by PPO, and the rest is a search that the tuned policy guides.
     """
     from gdp.learn.metrics import progress_bar
@@ -173,12 +174,16 @@ def finetune(
                 numbers["evaluations"], f"best {numbers['best_s'] * 1e3:.3f} ms"
             ),
         )  # fmt: skip
+    spent = tuned.start_evaluations
     show(
         {
             "checkpoint": output, "objective": objective, "reward": tuning.reward,
-            "start_s": tuned.start_s, "best_s": tuned.value_s, "evaluations": tuned.evaluations,
+            "start_s": tuned.start_s, "start_evaluations": tuned.start_evaluations,
+            "best_s": tuned.value_s, "evaluations": tuned.evaluations,
         },
-        lambda: f"started at {tuned.start_s * 1e3:.3f} ms, best {tuned.value_s * 1e3:.3f} ms "
+        lambda: f"started at {tuned.start_s * 1e3:.3f} ms "
+        f"({f'auto, {spent} evaluations' if spent else 'the best adviser'}), best "
+        f"{tuned.value_s * 1e3:.3f} ms "
         f"({tuning.reward}) after {tuned.evaluations} "
         f"evaluations; checkpoint {output}",
     )  # fmt: skip

@@ -2,8 +2,9 @@
 
 GDP (arXiv 1910.01578) adapts a policy that was pre-trained over many graphs to one graph through
 its superposition network, in fewer than 50 updates. The reward is the simulator or a measured run.
-Where simulations are the reward, other gates are tried before the gradient moves any weight, and a
-search that the tuned policy guides has the last word.
+Where simulations are the reward, it starts from what `auto` finds with as many evaluations; other
+gates are tried before the gradient moves any weight, and a search that the tuned policy guides has
+the last word.
 """
 
 import json
@@ -12,7 +13,6 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +36,15 @@ from gdp.learn.ppo import (
     step,
 )
 from gdp.learn.rollout import with_gaps
+from gdp.learn.tuning import FinetuneConfig, Freedom
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES, rules_of
-from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
+from gdp.policy.advice import Advice, advice, advise, incumbents, with_incumbent
 from gdp.policy.compilation import use_cache
 from gdp.policy.decode import DecodeProblem, Rollout, decode
 from gdp.policy.guided import guided_search
+from gdp.policy.method import place_with_policy
 from gdp.policy.model.config import Params
 from gdp.policy.model.head import Head
 from gdp.policy.placed import keep
@@ -53,54 +56,8 @@ from gdp.sim.score import values
 
 log = logging.getLogger(__name__)
 
-Freedom = Literal["gates_first", "gates", "all"]
-"""What may change: gates then all weights, gates alone, or all weights from the start."""
-
-
-@dataclass(frozen=True)
-class FinetuneConfig:
-    """How a policy is adapted to one problem."""
-
-    updates: int = 50  # at most
-    seconds: float | None = None  # after which no round or update begins; None: no limit
-    evaluations: int = (
-        800  # of placements not judged before, at most: simulations, or measured runs
-    )
-    samples: int = 16  # placements per update
-    screen: int = 8  # samples per one that is run, with a measured reward: the simulator picks
-    gaps: float = 0.0  # share of them that is the best placement with a gap decoded again
-    explore: float = 0.5  # share of the evaluations that tries other gates first (simulated)
-    search: float = 0.4  # share of the evaluations that the tuned policy guides last (simulated)
-    epochs: int = 3  # optimiser steps per update
-    gate_updates: int = 3  # updates in which only gates change
-    freedom: Freedom = "gates_first"
-    rate: float = 1e-3
-    rate_end: float = 2e-4
-    clip: float = 0.2
-    entropy: float = 3e-4
-    hottest: float = 4.0  # temperature of samples, at most; 1 unless too few of them are new
-    imitate: float = 0.3  # weight of the best placement so far, followed as a label
-
-    def __post_init__(self) -> None:
-        if self.samples < 3:
-            raise ValueError(f"samples must be at least 3, got {self.samples}")
-        if self.evaluations < 1:
-            raise ValueError(f"evaluations must be at least 1, got {self.evaluations}")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"seconds must be positive, got {self.seconds}")
-        if self.updates < 1:
-            raise ValueError(f"updates must be at least 1, got {self.updates}")
-        if self.hottest < 1.0:
-            raise ValueError(f"hottest must be at least 1, got {self.hottest}")
-        if self.screen < 1:
-            raise ValueError(f"screen must be at least 1, got {self.screen}")
-        if not 0.0 <= self.gaps < 1.0:
-            raise ValueError(f"gaps must lie in [0, 1), got {self.gaps}")
-        if min(self.explore, self.search) < 0.0 or self.explore + self.search > 1.0:
-            raise ValueError(
-                "explore and search must be at least 0 and at most 1 together, got "
-                f"{self.explore} and {self.search}"
-            )
+PORTFOLIO_SHARE = 0.3
+"""Of the seconds, for advisers; and of those left, for `auto`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +67,9 @@ class Finetuned:
     policy: Policy
     assignment: Assignment
     value_s: float
-    start_s: float  # the best before anything was learned: of heuristics and the policy as it was
-    evaluations: int
+    start_s: float  # the best before anything was learned: of `auto`, or of what the policy reads
+    start_evaluations: int  # that `auto` took, on top of the budget
+    evaluations: int  # all, those of `auto` included
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -129,7 +87,8 @@ def finetune(
     """Adapt a policy to one problem; with `out`, write the checkpoint that `gdp place` takes.
 
     `checkpoint` is a folder, a policy, or None for the shipped one. Without `reward` the simulator
-    judges; a reward is called once per distinct placement, and again for the best few at the end.
+    judges, and the result is never worse than what `auto` answers with the same seed, evaluations
+    and policy. A reward is called once per distinct placement, again for the best few at the end.
     `progress` is called after every round and update with its number, from 0, and what the log says
     of it. In the folder `out` are also the config (`recipe.toml`) and the log (`metrics.jsonl`).
     Raises `TargetError` where `out` holds anything but a policy, or the checkpoint itself; `force`
@@ -142,8 +101,15 @@ def finetune(
     config = of_kind(config, FinetuneConfig, "config")
     clock = Clock(config.seconds)
     policy, judge = _policy(checkpoint), Judge(problem, config.evaluations, reward)
+    if policy.config.advice:
+        advise(problem, {}, clock.left_s(PORTFOLIO_SHARE))
     tuner = _Tuner(problem, policy, config, judge, seed)
-    start_s = judge.best_s
+    first: Answer | None = None
+    if reward is None and config.portfolio:
+        first = _portfolio(problem, policy, config, clock, seed)
+        if first.assignment is not None:
+            judge.judge(first.assignment.device[None], rules_of(problem))
+    start, start_s = _better(problem, first, judge.answer(), judge.best_s)
     history: list[dict[str, float]] = []
     simulated = reward is None
     share = 1.0 - config.search if simulated else 1.0
@@ -163,7 +129,10 @@ def finetune(
                 progress(len(history) - 1, history[-1])
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
     best, value_s = judge.confirmed()
-    spent = judge.evaluations
+    if start_s < value_s:
+        best, value_s = start, start_s
+    before = 0 if first is None else first.evaluations
+    spent = before + judge.evaluations
     if simulated and config.search > 0.0 and judge.left >= 1:
         start = best if np.isfinite(value_s) else None
         search = Search(seed=seed, seconds=clock.left_s(), evaluations=judge.left, start=start)
@@ -174,14 +143,28 @@ def finetune(
         tuned = replace(tuned, placed=keep(problem, best))
     if out is not None:
         _save(tuned, Path(out), config, history, policy.name)
-    return Finetuned(tuned, best, value_s, start_s, spent, history)
+    return Finetuned(tuned, best, value_s, start_s, before, spent, history)
+
+
+def _portfolio(
+    problem: Problem, policy: Policy, config: FinetuneConfig, clock: Clock, seed: int
+) -> Answer:
+    """What `auto` answers with this policy and as many evaluations; of the seconds, it has a share
+    alone."""
+
+    def answered(problem: Problem, search: Search) -> Answer:
+        return place_with_policy(problem, policy, search)
+
+    seconds = clock.left_s(PORTFOLIO_SHARE)
+    search = Search(seed=seed, seconds=seconds, evaluations=config.evaluations)
+    return auto(problem, search, extra=[("policy", answered)])
 
 
 def _better(
-    problem: Problem, answer: Answer, best: Assignment, value_s: float
+    problem: Problem, answer: Answer | None, best: Assignment, value_s: float
 ) -> tuple[Assignment, float]:
     """The answer's placement and its seconds if they are fewer, or what was best."""
-    if answer.assignment is None:
+    if answer is None or answer.assignment is None:
         return best, value_s
     seconds, _ = values(problem, answer.assignment.device[None], answer.assignment.rank)
     return (answer.assignment, float(seconds[0])) if seconds[0] < value_s else (best, value_s)

@@ -13,7 +13,7 @@ from gdp.policy.model.config import NetworkConfig
 from gdp.resources import shipped
 
 if TYPE_CHECKING:
-    from gdp.learn.finetune import FinetuneConfig
+    from gdp.learn.tuning import FinetuneConfig
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,6 @@ def load_recipe(path: str | os.PathLike[str]) -> tuple[Recipe, str]:
 
 def load_finetune(path: str | os.PathLike[str]) -> "FinetuneConfig":
     """The settings of a fine-tuning from a TOML file; what it leaves out is as by default."""
-    from gdp.learn.finetune import FinetuneConfig
+    from gdp.learn.tuning import FinetuneConfig
 
     return read_toml(shipped(path), _KIND, FinetuneConfig)

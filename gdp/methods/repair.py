@@ -23,8 +23,10 @@ from gdp.sim.objectives import peaks
 
 # Rounds of shedding and packing; each simulates a few placements.
 _ROUNDS = 12
-# Simulations of the annealing at most, so that a hopeless case ends without a clock as well.
+# Simulations of the annealing at most, and ops simulated in them: a hopeless case ends without a
+# clock as well, after seconds on any graph.
 _ANNEALED = 20_000
+_ANNEALED_OPS = 20_000_000
 
 
 def settle(
@@ -76,7 +78,8 @@ def repair(
                 best = candidate
             if best.overflow_bytes == 0 or clock.is_over():
                 return Scored(best.assignment, best.overflow_bytes, best.value_s, count)
-    candidate = anneal_to_fit(problem, best.assignment, clock, seed, annealed)
+    most = min(annealed, max(1, _ANNEALED_OPS // problem.num_ops))
+    candidate = anneal_to_fit(problem, best.assignment, clock, seed, most)
     if candidate.key < best.key:
         best = candidate
     return Scored(best.assignment, best.overflow_bytes, best.value_s, count + candidate.evaluations)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Search
 from gdp.methods.priorities import rate
@@ -58,13 +59,19 @@ def incumbents(problem: Problem) -> Int[np.ndarray, "K N"]:
     return _asked(problem)[1]
 
 
-def advise(problem: Problem, known: Mapping[str, Answer]) -> Advice:
+def advise(problem: Problem, known: Mapping[str, Answer], seconds: float | None = None) -> Advice:
     """The advice, with the answers of advisers that were run already, by name.
 
-    Advisers are asked once: where they have been, `known` comes too late and changes nothing.
+    Advisers are asked once: where they have been, `known` comes too late and changes nothing. Once
+    the `seconds` are over, each ends with what it has.
     """
     _answers(problem).update(known)
-    return advice(problem)
+    _limits(problem).append(Clock(seconds))
+    try:
+        heuristic_answers(problem)
+        return advice(problem)
+    finally:
+        _limits(problem).pop()
 
 
 def heuristic_answers(problem: Problem) -> Mapping[str, Answer]:
@@ -89,6 +96,18 @@ def _answers(problem: Problem) -> dict[str, Answer]:
 
 
 @derived
+def _limits(problem: Problem) -> list[Clock]:
+    """How long advisers may take that are asked now; without a limit where there is none."""
+    del problem
+    return []
+
+
+def _left_s(problem: Problem) -> float | None:
+    limits = _limits(problem)
+    return limits[-1].left_s() if limits else None
+
+
+@derived
 def _own(problem: Problem) -> dict[str, Answer]:
     """Those of them that were asked for here."""
     del problem
@@ -102,7 +121,8 @@ def _answer(problem: Problem, name: str) -> Answer | None:
     known = _answers(problem)
     if name not in known:
         try:
-            known[name] = dict(HEURISTICS)[name](problem, Search(seconds=None))
+            search = Search(seconds=_left_s(problem))
+            known[name] = dict(HEURISTICS)[name](problem, search)
         except MissingExtraError:
             return None
         _own(problem)[name] = known[name]
@@ -150,7 +170,7 @@ def _pipeline(problem: Problem) -> Int[np.ndarray, "N"] | None:
         return None
     from gdp.methods.pipeline.method import best_pipeline
 
-    found = best_pipeline(problem, Search(seconds=None), linear_only=True)
+    found = best_pipeline(problem, Search(seconds=_left_s(problem)), linear_only=True)
     if found.device is None:
         return None
     return canonical(problem, found.device, timing(problem).order)

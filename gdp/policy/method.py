@@ -14,11 +14,12 @@ from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.priorities import RULES, rules_of, under_rules
 from gdp.methods.scoring import Scored, best_of, missing_text
-from gdp.policy.advice import advice, advise, asked, heuristic_answers, incumbents
-from gdp.policy.evaluate import assignment, best_row, evaluate
+from gdp.policy.advice import advise, asked, heuristic_answers, incumbents
+from gdp.policy.evaluate import assignment
 from gdp.policy.placed import recalled
 from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.policy.propose import propose
+from gdp.policy.repair import move_until_fits
 from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem
 from gdp.units import format_seconds
@@ -34,18 +35,20 @@ ONCE_MORE = 1 + len(RULES)
 """Evaluations of what was decoded, under its own priorities and under all rules."""
 MENDING = 1000
 """Evaluations of the search that mends and polishes a placement where memory is short."""
+ADVISING = 0.6
+"""Share of the seconds that all heuristics together may take, as in `auto`."""
 LARGEST = 60_000
 """Ops above which the graph is coarsened first; what is placed is then groups of ops."""
 
 
 def place_with_policy(
-    problem: Problem, checkpoint: str | os.PathLike[str] | None, search: Search
+    problem: Problem, checkpoint: str | os.PathLike[str] | Policy | None, search: Search
 ) -> Answer:
     """The best of the policy's greedy placement, its samples and what any heuristic answers.
 
-    `checkpoint` is a folder, or None for the shipped policy. Greedy and `SAMPLES` samples, each
-    under every rule of priority; with an evaluation budget, as many as it allows. A policy that
-    was fine-tuned to this graph also answers with the placement found then. The clock of
+    `checkpoint` is a folder, a policy, or None for the shipped one. Greedy and `SAMPLES` samples,
+    each under every rule of priority; with an evaluation budget, as many as it allows. A policy
+    that was fine-tuned to this graph also answers with the placement found then. The clock of
     `search.seconds` is asked between decodes.
     """
     policy, clock = load(checkpoint), Clock(search.seconds)
@@ -69,8 +72,9 @@ def _decoded(problem: Problem, policy: Policy, search: Search, clock: Clock) -> 
     Where memory is short the best of both is polished.
     """
     small, widen = coarse(problem)
-    if policy.config.advice and small is problem:
-        advise(problem, search.known)
+    if policy.config.advice:
+        known = search.known if small is problem else {}
+        advise(small, known, clock.left_s(ADVISING))
     count = SAMPLES + 1
     if search.evaluations is not None:
         count = min(count, search.evaluations // len(rules_of(small)))
@@ -84,7 +88,7 @@ def _decoded(problem: Problem, policy: Policy, search: Search, clock: Clock) -> 
     row, spent = found.best, spent + found.evaluations
     device = found.device[row]
     if found.overflow[row] > 0:
-        device, more = _repair(small, policy, device, search.seed)
+        device, more = move_until_fits(small, device, seed=search.seed, clock=clock)
         spent += more
     decoded = under_rules(problem, best_of(problem, [Assignment(widen(device))]))
     best, spent = decoded, spent + decoded.evaluations
@@ -92,7 +96,7 @@ def _decoded(problem: Problem, policy: Policy, search: Search, clock: Clock) -> 
         best = min(decoded, others, key=lambda scored: scored.key)
     if (found.overflow > 0).any() or best.overflow_bytes > 0:
         left = None if search.evaluations is None else search.evaluations - spent
-        best, more = _polished(problem, best, search.seed, left)
+        best, more = _polished(problem, best, search.seed, left, clock)
         spent += more
     if best.overflow_bytes > 0:
         missing = missing_text(problem, best.assignment)
@@ -157,8 +161,10 @@ def policy_methods(checkpoint: str | os.PathLike[str] | None = None) -> dict[str
     return {"policy": policy, "guided": guided}
 
 
-def load(checkpoint: str | os.PathLike[str] | None) -> Policy:
+def load(checkpoint: str | os.PathLike[str] | Policy | None) -> Policy:
     """The policy of a folder, or the shipped one; read once per process."""
+    if isinstance(checkpoint, Policy):
+        return checkpoint
     folder = default_checkpoint() if checkpoint is None else Path(checkpoint)
     return _loaded(str(folder), (folder / "meta.json").stat().st_mtime_ns if _is(folder) else 0)
 
@@ -173,28 +179,9 @@ def _is(folder: Path) -> bool:
     return (folder / "meta.json").exists()
 
 
-def _repair(
-    problem: Problem, policy: Policy, device: Int[np.ndarray, "N"], seed: int
-) -> tuple[Int[np.ndarray, "N"], int]:
-    """(a placement that fits if one is found, evaluations spent)."""
-    from gdp.policy.repair import decode_tighter, move_until_fits
-
-    view, head = policy.view(problem), policy.head(problem)
-    found, spent = decode_tighter(problem, view, head, samples=4, seed=seed)
-    if found is not None:
-        return found, spent
-    device, more = move_until_fits(problem, device, seed=seed)
-    spent += more
-    if policy.config.advice and evaluate(problem, device[None])[1][0] > 0:
-        # What advisers propose is mended with a view of the whole graph.
-        rows = advice(problem).device
-        seconds, overflow = evaluate(problem, rows)
-        device, more = move_until_fits(problem, rows[best_row(seconds, overflow)], seed=seed)
-        spent += len(rows) * len(rules_of(problem)) + more
-    return device, spent
-
-
-def _polished(problem: Problem, start: Scored, seed: int, left: int | None) -> tuple[Scored, int]:
+def _polished(
+    problem: Problem, start: Scored, seed: int, left: int | None, clock: Clock
+) -> tuple[Scored, int]:
     """(what a short search finds from a placement, evaluations spent); where memory is short, moves
     over priorities and devices find what no rule of decoding does.
 
@@ -208,7 +195,7 @@ def _polished(problem: Problem, start: Scored, seed: int, left: int | None) -> t
     if steps <= 0:
         return start, 0
     search = Search(seed=seed, seconds=None, evaluations=steps)
-    best = improve(problem, [replace(start, evaluations=0)], search, Clock(None))
+    best = improve(problem, [replace(start, evaluations=0)], search, clock)
     return min(start, best, key=lambda scored: scored.key), best.evaluations
 
 

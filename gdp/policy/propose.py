@@ -4,6 +4,8 @@ A policy that reads advice improves on an incumbent. So it is decoded once from 
 placement, and the samples start from the best placement met so far.
 """
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +27,6 @@ TEMPERATURES = (0.3, 0.7, 1.0)
 diverse."""
 ROUND = 6
 """Samples between two looks at the simulator."""
-LARGE = 20_000
-"""Ops above which only the best incumbent is read, once: reading one takes seconds there."""
 
 
 class Proposals(NamedTuple):
@@ -64,22 +64,20 @@ def propose(
     """
     work = _Work(policy, problem, seed, clock or Clock(None), most)
     work.greedy()
-    if not policy.config.advice or problem.num_ops > LARGE:
-        work.sample(None, count - 1)
-        return work.found()
-    given = incumbents(problem)
-    advised = rate(problem, given[:1])
-    work.spent += advised.evaluations
-    for device in given[1:count]:
-        if work.may(1):
-            work.greedy(work.around(device))
-    while (left := min(ROUND, count - work.count)) > 0 and work.may(1):
-        found = work.found()
-        device = found.device[found.best]
-        if advised.overflow[0] == 0 and advised.seconds[0] < found.value_s[found.best]:
-            device = given[0]
-        left = max(k for k in range(1, left + 1) if k == 1 or work.may(k))
-        work.sample(work.around(device), left)
+    given = incumbents(problem) if policy.config.advice else None
+    advised = None if given is None else rate(problem, given[:1])
+    if given is not None and advised is not None:
+        work.spent += advised.evaluations
+        work.greedy_around(given[1 : min(count, 1 + work.most_of(2))])
+    while (left := min(ROUND, count - work.count)) > 0 and work.may_sample():
+        told = None
+        if given is not None and advised is not None:
+            found = work.found()
+            device = found.device[found.best]
+            if advised.overflow[0] == 0 and advised.seconds[0] < found.value_s[found.best]:
+                device = given[0]
+            told = work.around(device)
+        work.sample(told, max(1, min(left, work.most_of(1))))
     return work.found()
 
 
@@ -102,12 +100,14 @@ class _Work:
         """Placements so far."""
         return sum(len(rows) for rows in self.devices)
 
-    def may(self, count: int) -> bool:
-        """Whether time and evaluations are left for an incumbent and so many placements."""
-        if self.clock.is_over():
-            return False
-        need = (1 + count) * len(rules_of(self.problem))
-        return self.most is None or self.evaluations + need <= self.most
+    def may_sample(self) -> bool:
+        """Whether time and evaluations are left for an incumbent and one placement."""
+        return not self.clock.is_over() and self.most_of(1) > 1
+
+    def most_of(self, each: int) -> int:
+        """How many may be had of what is rated so many times."""
+        left = 1 << 30 if self.most is None else self.most - self.evaluations
+        return max(0, left // (each * len(rules_of(self.problem))))
 
     @property
     def evaluations(self) -> int:
@@ -128,37 +128,58 @@ class _Work:
         self.spent += len(rules_of(self.problem))
         return with_incumbent(advice(self.problem), self.problem, device)
 
-    def greedy(self, told: Advice | None = None) -> None:
-        """The greedy placement from one incumbent, without one from the best adviser."""
-        view, head = self._scored(told)
-        if self.limits is None:
-            view, device, spent = fitting_greedy(self.problem, view, head)
-            self.limits, self.spent = view.memory_bytes, self.spent + spent
-            self._add(device[None])
-            return
-        self._add(decode(view, head, samples=1, seed=0, greedy_first=True).device)
+    def greedy(self) -> None:
+        """The greedy placement from the best adviser, and the limits under which it fits."""
+        view, head = self._scored(None)
+        view, device, spent = fitting_greedy(self.problem, view, head, self.clock)
+        self.limits, self.spent = view.memory_bytes, self.spent + spent
+        self._add([device])
+
+    def greedy_around(self, incumbents: Int[np.ndarray, "K N"]) -> None:
+        """The greedy placements from incumbents."""
+
+        def one(k: int) -> Int[np.ndarray, "N"]:
+            told = with_incumbent(advice(self.problem), self.problem, incumbents[k])
+            view, head = self._scored(told)
+            return decode(view, head, samples=1, seed=0, greedy_first=True).device[0]
+
+        found = self._together(one, len(incumbents))
+        self.spent += len(found) * len(rules_of(self.problem))  # of the incumbents
+        self._add(found)
 
     def sample(self, told: Advice | None, count: int) -> None:
         """Samples from one incumbent, at all temperatures."""
-        if count <= 0:
-            return
         view, head = self._scored(told)
         first = self.count
-        drawn = [
-            decode(
-                view, head, samples=len(share), seed=self.seed * 1009 + first + k,
-                temperature=TEMPERATURES[k], threads=self.threads,
-            ).device
-            for k, share in enumerate(np.array_split(np.arange(count), len(TEMPERATURES)))
-            if len(share) and not self.clock.is_over()
-        ]  # fmt: skip
-        if drawn:
-            self._add(np.concatenate(drawn))
+
+        def one(k: int) -> Int[np.ndarray, "N"]:
+            seed = self.seed * 1009 + first + k
+            temperature = TEMPERATURES[k % len(TEMPERATURES)]
+            return decode(view, head, samples=1, seed=seed, temperature=temperature).device[0]
+
+        self._add(self._together(one, count))
+
+    def _together(
+        self, make: Callable[[int], Int[np.ndarray, "N"]], count: int
+    ) -> list[Int[np.ndarray, "N"]]:
+        """So many placements on all cores, in order: those that began before the clock was over."""
+
+        def one(k: int) -> Int[np.ndarray, "N"] | None:
+            return None if self.clock.is_over() else make(k)
+
+        threads = min(self.threads, count)
+        if threads < 2:
+            made = [one(k) for k in range(count)]
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                made = list(pool.map(one, range(count)))
+        return [device for device in made if device is not None]
 
     def _scored(self, told: Advice | None) -> tuple[DecodeProblem, Head]:
         view, head = self.policy.view(self.problem, told), self.policy.head(self.problem, told)
         return (view if self.limits is None else view._replace(memory_bytes=self.limits)), head
 
-    def _add(self, devices: Int[np.ndarray, "K N"]) -> None:
-        self.devices.append(devices)
-        self.rated.append(rate(self.problem, devices))
+    def _add(self, devices: Sequence[Int[np.ndarray, "N"]]) -> None:
+        if devices:
+            self.devices.append(np.stack(devices))
+            self.rated.append(rate(self.problem, self.devices[-1]))

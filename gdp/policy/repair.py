@@ -7,6 +7,7 @@ simulator decides, and the decoder tries again under limits lowered by what was 
 import numpy as np
 from jaxtyping import Int
 
+from gdp.clock import Clock
 from gdp.methods.priorities import rules_of
 from gdp.methods.timing import timing
 from gdp.policy.decode import DecodeProblem, decode
@@ -18,61 +19,54 @@ TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 """Memory limits tried in the mask, over the true ones."""
 ROUNDS = 400  # of single moves, at most
 TRIES = 24  # moves in each
+OPS_SIMULATED = 40_000_000
+"""By all moves, at most: some seconds on any graph."""
 
 
 def fitting_greedy(
-    problem: Problem, view: DecodeProblem, head: Head
+    problem: Problem, view: DecodeProblem, head: Head, clock: Clock | None = None
 ) -> tuple[DecodeProblem, Int[np.ndarray, "N"], int]:
     """(the view, its limits tightened as far as needed; the greedy placement under them;
     simulations it took).
 
-    Where none of the limits will do, the view as it is and the placement that overflows.
+    Where none of the limits will do until the clock is over, the view as it is and the placement
+    that overflows.
     """
+    clock, rules = clock or Clock(None), len(rules_of(problem))
     first = decode(view, head, samples=1, seed=0, greedy_first=True).device
     if not view.mask_memory:
         return view, first[0], 0
     if evaluate(problem, first)[1][0] == 0:
-        return view, first[0], len(rules_of(problem))
-    for tries, share in enumerate(TIGHTER, 2):
+        return view, first[0], rules
+    spent = rules
+    for share in TIGHTER:
+        if clock.is_over():
+            break
         tight = view._replace(memory_bytes=view.memory_bytes * share)
         device = decode(tight, head, samples=1, seed=0, greedy_first=True).device
+        spent += rules
         if evaluate(problem, device)[1][0] == 0:
-            return tight, device[0], tries * len(rules_of(problem))
-    return view, first[0], (1 + len(TIGHTER)) * len(rules_of(problem))
-
-
-def decode_tighter(
-    problem: Problem, view: DecodeProblem, head: Head, *, samples: int, seed: int
-) -> tuple[Int[np.ndarray, "N"] | None, int]:
-    """(a feasible placement decoded under tighter limits, or None; placements evaluated)."""
-    spent = 0
-    for share in TIGHTER:
-        tight = view._replace(memory_bytes=view.memory_bytes * share, mask_memory=True)
-        drawn = decode(tight, head, samples=samples, seed=seed, temperature=0.7, greedy_first=True)
-        seconds, overflow = evaluate(problem, drawn.device)
-        spent += samples * len(rules_of(problem))
-        row = best_row(seconds, overflow)
-        if overflow[row] == 0:
-            return drawn.device[row], spent
-    return None, spent
+            return tight, device[0], spent
+    return view, first[0], spent
 
 
 def move_until_fits(
-    problem: Problem, device: Int[np.ndarray, "N"], *, seed: int
+    problem: Problem, device: Int[np.ndarray, "N"], *, seed: int, clock: Clock | None = None
 ) -> tuple[Int[np.ndarray, "N"], int]:
-    """(the placement with groups moved until memory fits or no move helps; evaluations).
+    """(the placement with groups moved until memory fits, no move helps or time is over; how many
+    placements were simulated).
 
     Each round moves one group, or a run of neighbouring groups in decode order, off a device, and
     keeps the move that lowers the overflow most. Runs get shorter as moves stop to help.
     """
-    rng = np.random.default_rng(seed)
+    rng, clock = np.random.default_rng(seed), clock or Clock(None)
     device = device.copy()
     seconds, overflow = evaluate(problem, device[None])
     rules = len(rules_of(problem))
     best, spent, stuck = (int(overflow[0]), float(seconds[0])), rules, 0
     longest = max(1, problem.num_groups // (2 * problem.num_devices))
-    for _ in range(ROUNDS):
-        if best[0] == 0 or stuck > 12:
+    for _ in range(min(ROUNDS, OPS_SIMULATED // (TRIES * rules * problem.num_ops))):
+        if best[0] == 0 or stuck > 12 or clock.is_over():
             break
         moved = np.stack([_move(problem, device, longest, rng) for _ in range(TRIES)])
         seconds, overflow = evaluate(problem, moved)

@@ -1,7 +1,9 @@
 """Fine-tuning and guided search: better on their problem, within their budget."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import jax
 import numpy as np
@@ -14,7 +16,8 @@ from gdp.learn.instances import Instance, make, random_graph
 from gdp.learn.judge import FINALISTS, turns_of
 from gdp.learn.recipe import RecipeError, load_finetune
 from gdp.methods.annealing.annealer import AnnealConfig, make_annealer
-from gdp.methods.base import Assignment, Search
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES
 from gdp.methods.scoring import best_of
 from gdp.methods.search.local_search import local_search
@@ -23,11 +26,12 @@ from gdp.policy.decode import decode
 from gdp.policy.evaluate import judge
 from gdp.policy.gaps import gap
 from gdp.policy.guided import guided_search, wanted
-from gdp.policy.method import search_with_policy
+from gdp.policy.method import place_with_policy, search_with_policy
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, load_policy
-from gdp.sim.score import values
+from gdp.problem.problem import Problem
+from gdp.sim.score import score, values
 
 CONFIG = NetworkConfig(
     width=8, heads=2, sage_layers=1, attention_layers=0, head_width=8, segment=64
@@ -163,12 +167,49 @@ def test_fine_tuning_stays_within_its_evaluations(policy: Policy) -> None:
     config = FinetuneConfig(updates=30, samples=6, gate_updates=2, evaluations=60)
     found = finetune(problem, policy, config=config, seed=0)
     per_update = config.samples + len(RULES)
-    assert config.evaluations <= found.evaluations < config.evaluations + per_update
+    learned = found.evaluations - found.start_evaluations
+    assert config.evaluations <= learned < config.evaluations + per_update
     value_s = values(problem, found.assignment.device[None], found.assignment.rank)[0][0]
     assert value_s == pytest.approx(found.value_s)
     steps = [numbers["best_s"] for numbers in found.history]
     assert steps == sorted(steps, reverse=True)
     assert found.value_s <= advice(problem).cost_s.min()
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_fine_tuning_is_never_worse_than_auto_with_as_many_evaluations(
+    policy: Policy, objective: Literal["latency", "throughput"]
+) -> None:
+    """It starts where auto ends; without it, from what the policy reads, which is no better."""
+
+    def placed(problem: Problem, search: Search) -> Answer:
+        return place_with_policy(problem, policy, search)
+
+    for seed in range(4):
+        instance = Instance(f"layered-40-{seed}", seed, objective)
+        problem = make(instance, random_graph)
+        config = FinetuneConfig(updates=1, samples=4, evaluations=20, explore=0.0)
+        search = Search(seed=seed, seconds=None, evaluations=config.evaluations)
+        answer = auto(problem, search, extra=[("policy", placed)])
+        assert answer.assignment is not None
+        auto_s = score(problem, answer.assignment.device, answer.assignment.rank).value_s
+        found = finetune(problem, policy, config=config, seed=seed)
+        assert found.value_s <= found.start_s <= auto_s * (1 + 1e-12)
+        assert found.start_evaluations == answer.evaluations
+        alone = finetune(problem, policy, config=replace(config, portfolio=False), seed=seed)
+        assert alone.start_evaluations == 0
+        assert alone.value_s <= alone.start_s
+        assert alone.evaluations <= config.evaluations + config.samples + len(RULES)
+        assert alone.start_s >= found.start_s
+
+
+def test_seconds_end_fine_tuning_with_what_auto_found(policy: Policy) -> None:
+    """No round begins after them; the answer fits and is no worse than the start."""
+    problem = make(Instance("layered-40-1", 3), random_graph)
+    found = finetune(problem, policy, config=replace(QUICK, seconds=1e-6), seed=0)
+    assert found.history == []
+    assert found.value_s <= found.start_s < np.inf
+    assert found.start_s <= advice(problem).cost_s.min()
 
 
 def test_guided_as_a_method_goes_on_from_the_policy_within_the_budget() -> None:

@@ -42,6 +42,7 @@ _TARGETS = (1.03, 1.1)  # over the work bound; a run costs more than its prepara
 _FEW_SETS = 4000
 _FEW_STATES = 32  # so few cost less to follow by value than to ask first
 _REPLICAS_SHARE = 0.5  # of the seconds, for pipelines with replicated stages
+_LINEAR_STEPS = 4e8  # of a linear order, where no seconds say how many are too many
 _MEMORY_SHARES = (0.85, 0.6, 0.35)  # tried for weights, when the simulator needs more than all
 SAME = 1.0 + 1e-9  # values this close are equal: sums are added up in different orders
 
@@ -174,7 +175,8 @@ def best_pipeline(
     clock = Clock(search.seconds)
     task = _prepare(problem, memory_share, replicas)
     orders = linear_orders(task.contraction)
-    spans = best_linear(task.program, orders, task.pipeline_bound_s, clock)
+    most = _LINEAR_STEPS if linear_only and search.seconds is None else np.inf
+    spans = best_linear(task.program, orders, task.pipeline_bound_s, clock, whole_steps=most)
     if linear_only:
         return _pipeline(task, spans, False, 0, 0)
     limits = Limits(Clock(clock.left_s(_EXACT_SHARE)), _MOST_SEEN, _MOST_BYTES)

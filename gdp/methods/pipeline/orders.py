@@ -32,15 +32,17 @@ def best_linear(
     bound_s: float,
     clock: Clock,
     best: list[Span] | None = None,
+    whole_steps: float = np.inf,
 ) -> list[Span] | None:
     """The best of `best` and the best pipelines along the orders; None where none fits.
 
-    At least one order is tried, however little time there is.
+    At least one order is tried, however little time there is. An order is cut everywhere where that
+    takes at most `whole_steps` inner steps.
     """
     for n, order in enumerate(orders):
         if n and clock.is_over():
             break
-        best = _Order(program, order, bound_s, clock).improve(best)
+        best = _Order(program, order, bound_s, clock).improve(best, whole_steps)
     return best
 
 
@@ -56,7 +58,7 @@ class _Order:
         self.barred = np.ascontiguousarray(self.costs.barred)
         self.work_s = np.ascontiguousarray(self.costs.work_s)
 
-    def improve(self, best: list[Span] | None) -> list[Span] | None:
+    def improve(self, best: list[Span] | None, whole_steps: float) -> list[Span] | None:
         """The best of `best` and what is found along the order."""
         every = np.arange(len(self.order) + 1)
         if self._steps(len(every)) <= _QUICK_STEPS:
@@ -70,7 +72,7 @@ class _Order:
             if better is best:
                 break
             best = better
-        if self._steps(len(every)) / _STEPS_PER_S < self.clock.remaining_s():
+        if self._steps(len(every)) < min(whole_steps, self.clock.remaining_s() * _STEPS_PER_S):
             best = self._search(every, best)
         return best
 

@@ -9,18 +9,19 @@ import math
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int
+from jaxtyping import Float, Float32, Int
 
 from gdp.graph.index import inverse
 from gdp.policy.model.across_plain import across
 from gdp.policy.model.config import MAX_SUMMARIES, NetworkConfig, Params
 from gdp.policy.model.head import Head
-from gdp.policy.model.layers import dense, norm
+from gdp.policy.model.layers import ONE_CORE, dense, norm
 from gdp.policy.view.buckets import OP_SIZES, bucket
 from gdp.policy.view.features import Features
 from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 
-MASKED = np.float32(-1e9)  # a score that no softmax keeps
+FEW = 8
+"""Neighbours of each op that are gathered for all ops at once."""
 
 
 def encode(config: NetworkConfig, params: Params, features: Features) -> Head:
@@ -79,13 +80,21 @@ class _Neighbours:
     def __init__(self, to: Int[np.ndarray, "P"], by: Int[np.ndarray, "P"], count: int) -> None:
         order = np.argsort(to, kind="stable")
         self.by, self.count = by[order], count
-        self.ops, self.first = np.unique(to[order], return_index=True)
+        self.ops, self.first, self.degree = np.unique(
+            to[order], return_index=True, return_counts=True
+        )
 
     def __call__(self, message: Float32[np.ndarray, "N F"]) -> Float32[np.ndarray, "N F"]:
         pooled = np.zeros((self.count, message.shape[1]), np.float32)
-        if len(self.ops):
-            pooled[self.ops] = np.maximum.reduceat(message[self.by], self.first, axis=0)
-        return np.maximum(pooled, 0.0)
+        for k in range(min(FEW, int(self.degree.max(initial=0)))):
+            # All ops' k-th neighbours at once: several times as fast as `reduceat`.
+            more = self.degree > k
+            ops = self.ops[more]
+            pooled[ops] = np.maximum(pooled[ops], message[self.by[self.first[more] + k]])
+        for at in np.flatnonzero(self.degree > FEW):
+            rest = self.by[self.first[at] + FEW : self.first[at] + self.degree[at]]
+            pooled[self.ops[at]] = np.maximum(pooled[self.ops[at]], message[rest].max(axis=0))
+        return pooled
 
 
 def _published(
@@ -118,54 +127,46 @@ def _block(
 def _attend(
     config: NetworkConfig, p: Params, x: Float32[np.ndarray, "N F"], whole: Float[np.ndarray, "C"]
 ) -> Float32[np.ndarray, "N F"]:
-    """What every op reads from its own segment, the memory and the summaries."""
+    """What every op reads from its own segment, the memory and the summaries; one segment at a
+    time, which stays in the processor's cache and needs no mask."""
     n, width = x.shape
     wide = bucket(n + 1, OP_SIZES)
     length = min(config.segment, wide)
-    rows = np.pad(x, ((0, wide - n), (0, 0))).reshape(-1, length, width)
-    mask = (np.arange(wide) < n).reshape(-1, length)
-    keys, key_mask = _context(config, rows, mask)
-    query, key, value = (
-        _gated(p[name], of, whole).reshape(*of.shape[:2], config.heads, -1).transpose(0, 2, 1, 3)
-        for name, of in (("query", rows), ("key", keys), ("value", keys))
-    )
-    score = query @ key.swapaxes(2, 3) / np.float32(math.sqrt(width // config.heads))
-    score = np.where(key_mask[:, None, None, :], score, MASKED)
-    share = np.exp(score - score.max(axis=-1, keepdims=True))
-    share /= share.sum(axis=-1, keepdims=True)
-    mixed = (share @ value).transpose(0, 2, 1, 3).reshape(wide, width)[:n]
-    return _gated(p["out"], mixed, whole)
+    means = _summaries(x, length, wide // length) if config.summaries else x[:0]
 
+    def split(name: str, of: Float32[np.ndarray, "M F"]) -> Float32[np.ndarray, "H M f"]:
+        deep = width // config.heads
+        return _gated(p[name], of, whole).reshape(-1, config.heads, deep).transpose(1, 0, 2)
 
-def _context(
-    config: NetworkConfig, rows: Float32[np.ndarray, "S L F"], mask: Bool[np.ndarray, "S L"]
-) -> tuple[Float32[np.ndarray, "S M F"], Bool[np.ndarray, "S M"]]:
-    """The keys of every segment: memory, itself, and the summaries."""
-    count = len(rows)
-    parts, masks = [rows], [mask]
-    past, past_mask = rows, mask
-    for _ in range(min(config.memory, count - 1)):
-        past = np.pad(past, ((1, 0), (0, 0), (0, 0)))[:-1]
-        past_mask = np.pad(past_mask, ((1, 0), (0, 0)))[:-1]
-        parts.insert(0, past)
-        masks.insert(0, past_mask)
-    if config.summaries and count > 1:
-        mean, present = _summaries(rows, mask)
-        parts.append(np.broadcast_to(mean, (count, *mean.shape)))
-        masks.append(np.broadcast_to(present, (count, *present.shape)))
-    return np.concatenate(parts, axis=1), np.concatenate(masks, axis=1)
+    query = split("query", x) / np.float32(math.sqrt(width // config.heads))
+    keys, values = ([split(name, x), split(name, means)] for name in ("key", "value"))
+    mixed = np.empty((n, config.heads, width // config.heads), np.float32)
+    for first in range(0, n, length):
+        last = min(first + length, n)
+        seen = slice(max(0, first - config.memory * length), last)
+        key, value = (np.concatenate([own[:, seen], far], axis=1) for own, far in (keys, values))
+        at_once = max(1, ONE_CORE // (key.shape[1] * key.shape[2]))
+        for low in range(first, last, at_once):
+            rows = slice(low, min(low + at_once, last))
+            share = query[:, rows] @ key.swapaxes(1, 2)
+            share -= share.max(axis=-1, keepdims=True)
+            np.exp(share, out=share)
+            total = share.sum(axis=-1, keepdims=True)
+            mixed[rows] = ((share @ value) / total).transpose(1, 0, 2)
+    return _gated(p["out"], mixed.reshape(n, width), whole)
 
 
 def _summaries(
-    rows: Float32[np.ndarray, "S L F"], mask: Bool[np.ndarray, "S L"]
-) -> tuple[Float32[np.ndarray, "Q F"], Bool[np.ndarray, "Q"]]:
-    """The mean of each segment; of several together where there would be too many."""
-    together = -(-len(rows) // MAX_SUMMARIES)
-    spare = -len(rows) % together
-    total = np.where(mask[:, :, None], rows, np.float32(0)).sum(axis=1)
-    total = np.pad(total, ((0, spare), (0, 0))).reshape(-1, together, rows.shape[2]).sum(axis=1)
-    count = np.pad(mask.sum(axis=1), (0, spare)).reshape(-1, together).sum(axis=1)
-    return total / np.maximum(count, 1)[:, None].astype(np.float32), count > 0
+    x: Float32[np.ndarray, "N F"], length: int, segments: int
+) -> Float32[np.ndarray, "Q F"]:
+    """The mean of each segment, of several together where the padded graph has too many; none of
+    a single segment."""
+    if segments < 2:
+        return x[:0]
+    span = length * -(-segments // MAX_SUMMARIES)
+    firsts = np.arange(0, len(x), span)
+    count = np.minimum(span, len(x) - firsts).astype(np.float32)
+    return np.add.reduceat(x, firsts, axis=0) / count[:, None]
 
 
 def _factor(p: Params, whole: Float[np.ndarray, "C"]) -> Any:

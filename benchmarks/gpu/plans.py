@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accelerate_maps import of_map, their_map
+from benchmarks.runtimes.accelerate_maps import of_map, their_map
 from gdp import api
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.constraints import Constraints

@@ -10,7 +10,6 @@
     large       the same at equal seconds, on graphs of 2,000 to 15,000 ops
     unseen      clusters of 10 to 16 devices, with speeds and links unlike any of training
     memory      limits at 1.05 of the smallest feasible
-    size        seconds and memory of one answer on a graph of so many ops
 
 All figures are geometric means of seconds over best known as listed before training; lower is
 better. Where it says so, also over the lowest found since.
@@ -18,7 +17,6 @@ better. Where it says so, also over the lowest found since.
 
 import importlib
 import json
-import resource
 import time
 from dataclasses import replace
 from itertools import takewhile
@@ -33,11 +31,10 @@ from benchmarks.policy import instances as tests
 from benchmarks.policy.instances import Known, geomean, hard, over_lowest, spread
 from gdp.cli import options
 from gdp.cli.program import run
-from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
 from gdp.learn.finetune import FinetuneConfig, finetune
-from gdp.learn.instances import Instance, limit_memory, make, random_graph
 from gdp.learn.instances import draw as draw_instance
+from gdp.learn.instances import limit_memory, make
 from gdp.learn.validate import MISFIT
 from gdp.methods.base import Assignment, Search
 from gdp.methods.priorities import rate
@@ -375,28 +372,6 @@ def memory(checkpoint: Path | None, count: int) -> None:
         asked += 1
         fits += answer.assignment is not None
     show("memory at 1.05 of the smallest feasible", {"feasible": fits / max(asked, 1), "of": asked})
-
-
-@main.command()
-@CHECKPOINT
-@click.option("--ops", default=200_000, show_default=True)
-def size(checkpoint: Path | None, ops: int) -> None:
-    """One cold answer of the policy on a random layered graph and four A100."""
-    problem = make(Instance(f"layered-{ops}-1", 0), random_graph, Cluster.load("4xa100-nvlink"))
-    begin, cpu = time.perf_counter(), time.process_time()
-    answer = place_with_policy(problem, checkpoint, Search(seconds=None))
-    table: dict[str, Any] = {
-        "wall, s": time.perf_counter() - begin,
-        "CPU, s": time.process_time() - cpu,
-        "peak memory, GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
-        "answer": answer.reason,
-    }
-    if answer.assignment is not None:
-        best = tests.with_heuristics(Known(Instance(f"layered-{ops}-1", 0)), problem)
-        table["over the best heuristic"] = (
-            tests.value(problem, answer.assignment) / best.heuristic_s
-        )
-    show(f"{ops} ops", table)
 
 
 if __name__ == "__main__":

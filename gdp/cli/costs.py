@@ -58,46 +58,12 @@ def profile(
     from msgspec.structs import asdict as fields_of
 
     from gdp.costs.profile import save_profile
-    from gdp.models import with_dims
 
     if bool(models) + only_overheads + quick != 1 or (only_overheads and no_overheads):
         raise ValueError("name models to profile, or --quick or --only-overheads without a model")
     outputs.require(*models)
     named = [(_stem(model), family or _stem(model), model) for model in models]
-    kind, _, index = device.partition(":")
-    if kind == "jax" and quick and index in ("", "cpu"):
-        made = _quick_jax(measuring)
-    elif kind == "jax":
-        if not models:
-            raise ValueError(f"--device {device} needs models: --quick is for cpu:CORE and jax:cpu")
-        from gdp.runtime.profile.jax import profile_functions
-
-        functions = [(name, group, *_jax_function(model)) for name, group, model in named]
-        made = profile_functions(
-            functions, index or "cpu", rounds=measuring.rounds, seconds=measuring.seconds
-        )
-    elif kind == "torch":
-        from gdp.runtime.profile.pytorch import profile_modules
-
-        if not models:
-            raise ValueError(
-                "--device torch:... needs models: --quick and --only-overheads have none"
-            )
-        made = profile_modules(
-            [(name, group, _torch_model(model)) for name, group, model in named], index or "cpu",
-            rounds=measuring.rounds, seconds=measuring.seconds, overheads=not no_overheads,
-        )  # fmt: skip
-    elif kind == "cpu" and (index or "0").isdigit():
-        from gdp.runtime.profile.ort import ProfileConfig, profile_models
-
-        config = ProfileConfig(core=int(index or 0), **asdict(measuring))
-        if quick:
-            named = [(name, name, f"onnx:light_{name}") for name in QUICK]
-        made = profile_models(named, config, dims=with_dims(dims), overheads=not no_overheads)
-    else:
-        raise ClusterError(
-            f"--device {device!r} must be cpu:CORE, jax:cpu, jax:gpu, torch:cpu or torch:cuda"
-        )
+    made = _measured(named, dims, device, measuring, not no_overheads, quick)
     save_profile(made, outputs.paths["profile"])
     rows = [
         {"model": m.name, "latency_s": m.latency_s, "kernels": len(m.kernels),
@@ -112,6 +78,52 @@ def profile(
     ]
     lines += [_overheads_text(made.overheads), f"statistic: {made.statistic}"]
     show(found | {"overheads": fields_of(made.overheads)}, lambda: "\n".join(lines))
+
+
+def _measured(
+    named: list[tuple[str, str, str]],
+    dims: tuple[str, ...],
+    device: str,
+    measuring: Rounds,
+    overheads: bool,
+    quick: bool,
+) -> "Profile":
+    """What a runtime says of models, each with its name and family."""
+    from gdp.models import with_dims
+
+    kind, _, index = device.partition(":")
+    if kind == "jax" and quick and index in ("", "cpu"):
+        return _quick_jax(measuring)
+    if kind == "jax":
+        if not named:
+            raise ValueError(f"--device {device} needs models: --quick is for cpu:CORE and jax:cpu")
+        from gdp.runtime.profile.jax import profile_functions
+
+        functions = [(name, group, *_jax_function(model)) for name, group, model in named]
+        return profile_functions(
+            functions, index or "cpu", rounds=measuring.rounds, seconds=measuring.seconds
+        )
+    if kind == "torch":
+        from gdp.runtime.profile.pytorch import profile_modules
+
+        if not named:
+            raise ValueError(
+                "--device torch:... needs models: --quick and --only-overheads have none"
+            )
+        return profile_modules(
+            [(name, group, _torch_model(model)) for name, group, model in named], index or "cpu",
+            rounds=measuring.rounds, seconds=measuring.seconds, overheads=overheads,
+        )  # fmt: skip
+    if kind == "cpu" and (index or "0").isdigit():
+        from gdp.runtime.profile.ort import ProfileConfig, profile_models
+
+        config = ProfileConfig(core=int(index or 0), **asdict(measuring))
+        if quick:
+            named = [(name, name, f"onnx:light_{name}") for name in QUICK]
+        return profile_models(named, config, dims=with_dims(dims), overheads=overheads)
+    raise ClusterError(
+        f"--device {device!r} must be cpu:CORE, jax:cpu, jax:gpu, torch:cpu or torch:cuda"
+    )
 
 
 def _quick_jax(measuring: Rounds) -> "Profile":

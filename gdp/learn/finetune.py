@@ -10,7 +10,7 @@ the last word.
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -112,21 +112,11 @@ def finetune(
     start, start_s = _better(problem, first, judge.answer(), judge.best_s)
     history: list[dict[str, float]] = []
     simulated = reward is None
-    share = 1.0 - config.search if simulated else 1.0
-    budget = share * config.evaluations - judge.reserved
-    if simulated and config.search == 0.0:
-        budget -= config.samples + len(RULES)  # no update is cut short, and none exceeds the rest
-    phases = [(tuner.update, budget)]
-    if simulated and tuner.explorer.can_explore:
-        phases.insert(0, (tuner.explore, min(config.explore * config.evaluations, budget)))
-    for phase, until in phases:
-        for at in range(config.updates):
-            if judge.evaluations >= until or clock.is_over():
-                break
-            history.append(phase(at))
-            start_s = start_s if np.isfinite(start_s) else judge.best_s
-            if progress is not None:
-                progress(len(history) - 1, history[-1])
+    for update in tuner.rounds(clock, simulated):
+        history.append(update)
+        start_s = start_s if np.isfinite(start_s) else judge.best_s
+        if progress is not None:
+            progress(len(history) - 1, update)
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
     best, value_s = judge.confirmed()
     if start_s < value_s:
@@ -216,6 +206,24 @@ class _Tuner:
         if self.network.advice:
             # What the policy reads is judged first: with a measured reward nobody else has.
             judge.judge(incumbents(problem), rules_of(problem))
+
+    def rounds(self, clock: Clock, simulated: bool) -> Iterator[dict[str, float]]:
+        """Exploration, then updates, as far as evaluations and the clock reach; what each says.
+
+        Search, which only a simulated reward has, gets the share that the config leaves it.
+        """
+        config = self.config
+        budget = (1.0 - config.search * simulated) * config.evaluations - self.judge.reserved
+        if simulated and config.search == 0.0:
+            budget -= config.samples + len(RULES)  # no update is cut, and none exceeds the rest
+        phases = [(self.update, budget)]
+        if simulated and self.explorer.can_explore:
+            phases.insert(0, (self.explore, min(config.explore * config.evaluations, budget)))
+        for phase, until in phases:
+            for at in range(config.updates):
+                if self.judge.evaluations >= until or clock.is_over():
+                    break
+                yield phase(at)
 
     def explore(self, at: int) -> dict[str, float]:
         """One round of policies with other gates; the weights are then those of the best."""

@@ -1,6 +1,6 @@
 """What a cut costs beside the kernels, and what two busy cores cost each other.
 
-    python benchmarks/cuts.py MODEL.onnx... [--pieces 2,4,8] [--seconds 1]
+    python benchmarks/runtimes/cuts.py MODEL.onnx... [--pieces 2,4,8] [--seconds 1]
 
 Each model is cut into runs of ops that two cores take in turn, and executed as `gdp run` does it.
 A piece is a session: the costs of the cut model say what its kernels take. Beyond these, ratios say

@@ -1,6 +1,6 @@
 """Predicted against measured seconds of JAX models on the CPU devices that XLA splits a machine in.
 
-    python -m benchmarks.jax_devices [--devices 1,2,4] [--costs COSTS] [--models NAME,NAME]
+    python -m benchmarks.runtimes.jax_devices [--devices 1,2,4] [--costs COSTS] [--models NAME,NAME]
 
 Every model is placed by `auto` and cut in two halves by its ops' order, which is what a placement
 on several devices costs at least; both are executed as `gdp run` does it. The models are of shapes
@@ -24,7 +24,7 @@ import numpy as np
 
 PROFILE = "data/profiles/cpu-jax.json.gz"
 ANCHORS = ("dense-256x256x6-step", "attention-64x64x2-step", "convolution-16x16x3-step")
-SPEC = "python:benchmarks.jax_devices:"
+SPEC = "python:benchmarks.runtimes.jax_devices:"
 
 
 ROW = (
@@ -244,7 +244,7 @@ def main() -> None:
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
         }  # fmt: skip
-        command = [sys.executable, "-m", "benchmarks.jax_devices", "--inner", str(count),
+        command = [sys.executable, "-m", "benchmarks.runtimes.jax_devices", "--inner", str(count),
                    "--models", given.models, "--seconds", str(given.seconds)]  # fmt: skip
         command += ["--costs", given.costs] if given.costs else []
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)

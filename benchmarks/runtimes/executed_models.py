@@ -1,6 +1,6 @@
-"""Models that `python -m benchmarks.executed` executes, and others that costs are fitted to.
+"""Models that `benchmarks.runtimes.executed` executes, and others that costs are fitted to.
 
-    gdp profile python:benchmarks.executed_models:gpt2 ... --device torch:cpu -o p.json.gz
+    gdp profile python:benchmarks.runtimes.executed_models:gpt2 ... --device torch:cpu -o p.json.gz
 
 names them one by one. Every function returns what `gdp place python:` takes: weights are random.
 """

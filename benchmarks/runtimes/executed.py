@@ -1,9 +1,11 @@
 """Models x runtimes: what was executed, whether outputs equal, predicted beside measured.
 
-    gdp profile python:benchmarks.executed_models:{gpt2,distilbert,vit,resnet,qwen2,qwen2_moe} \\
+    M=python:benchmarks.runtimes.executed_models
+    gdp profile $M:{gpt2,distilbert,vit,resnet,qwen2,qwen2_moe} \\
         --device torch:cpu --rounds 4 --seconds 4 -o p.json.gz
     gdp calibrate p.json.gz --steps 300 -o costs
-    python -m benchmarks.executed --costs costs [--only PyTorch,JAX] [--seconds 12] [--json]
+    python -m benchmarks.runtimes.executed --costs costs [--only PyTorch,JAX]
+        [--seconds 12] [--json]
 
 On two cores. PyTorch's predictions are by costs fitted to other models on the same machine
 (--costs), those of the other runtimes by the shipped ones. For accelerate, cores stand for the
@@ -39,7 +41,7 @@ class Options:
 
 def named(model: str) -> str:
     """The model's `python:` name."""
-    return f"python:benchmarks.executed_models:{model}"
+    return f"python:benchmarks.runtimes.executed_models:{model}"
 
 
 def executed(

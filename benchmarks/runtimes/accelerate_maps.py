@@ -1,6 +1,6 @@
 """gdp's device maps beside accelerate's own, under the same offload semantics, predicted.
 
-    python -m benchmarks.accelerate_maps [--evaluations 200] [--json]
+    python -m benchmarks.runtimes.accelerate_maps [--evaluations 200] [--json]
 
 BERT-base, a Llama of 12 layers and a small Mixtral, from configurations, on three boxes of which
 each has too little accelerator memory for some of them. Times are simulated, of datasheet costs.

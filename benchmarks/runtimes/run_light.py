@@ -1,10 +1,10 @@
 """Executes light models on two cores: outputs, throughput and latency against one core, the
 runtime's own threads and replicas; predictions against measurements.
 
-    python benchmarks/run_light.py [one-core] [throughput] [latency] [overheads]
-    python benchmarks/run_light.py throughput --shipped --models resnet50,squeezenet --seconds 60
-    python benchmarks/run_light.py throughput latency --shipped --simplicity 0,2   # of fewer cuts
-    python benchmarks/run_light.py throughput --shipped --models bert.onnx         # any ONNX file
+    python benchmarks/runtimes/run_light.py [one-core] [throughput] [latency] [overheads]
+    ... throughput --shipped --models resnet50,squeezenet --seconds 60
+    ... throughput latency --shipped --simplicity 0,2   # of fewer cuts
+    ... throughput --shipped --models bert.onnx         # any ONNX file
 
 Figures are medians of interleaved rounds with 95% intervals; what `gdp run` would advise ends every
 line. With --shipped predictions are those of the shipped costs; without, plain roofline costs of

@@ -110,8 +110,18 @@ def export_accelerate(
     *,
     module: Any = None,
 ) -> list[Path]:
-    """Write `device_map.json` into the folder; see `gdp.files.targets` for `permit`."""
-    data = msgspec.json.encode(device_map(graph, placement, cluster, module))
+    """Write `device_map.json` into the folder; see `gdp.files.targets` for `permit`.
+
+    Raises `PlacementError` also where everything is offloaded: without an accelerator in the map
+    accelerate would compute on the CPU.
+    """
+    found = device_map(graph, placement, cluster, module)
+    if set(found.values()) <= set(KINDS) and any(map(is_offload, cluster.devices)):
+        raise PlacementError(
+            "every weight is offloaded, and a map without an accelerator has accelerate compute on "
+            "the CPU; call accelerate.cpu_offload(model, execution_device=0), or disk_offload"
+        )
+    data = msgspec.json.encode(found)
     with new_contents(output, "export to accelerate", permit) as folder:
         (folder / "device_map.json").write_bytes(msgspec.json.format(data, indent=1) + b"\n")
     return [output / "device_map.json"]

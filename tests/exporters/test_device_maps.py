@@ -92,6 +92,14 @@ def test_the_device_map_is_written_as_json(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"": 1}
 
 
+def test_a_map_of_offloaded_weights_alone_is_refused_with_what_does_it(tmp_path: Path) -> None:
+    cluster = with_offload(BOX, ["cpu"])
+    placement = make_placement(layered(), cluster, np.array([3, 3, 3, 1, 3]))
+    with pytest.raises(PlacementError, match=r"every weight is offloaded.*cpu_offload\(model"):
+        export_accelerate(layered(), placement, cluster, tmp_path / "map")
+    assert not (tmp_path / "map").exists()
+
+
 def test_the_loader_for_openvino_lets_its_tools_report_nothing(tmp_path: Path) -> None:
     """OpenVINO's tools look for the module that reports at import, and do without it."""
     export_openvino(layered(), placed([0, 1, 1, 2, 2]), BOX, tmp_path)

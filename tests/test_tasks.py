@@ -15,6 +15,9 @@ from gdp.learn.labels import load_labels
 from gdp.tasks import ATTEMPTS, HERE, Engine, code_digest, each
 from pretrain.labels import Corpus, Task, label_all
 
+# Ray forks; JAX, where an earlier test has loaded it, warns of that.
+pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
+
 POOL = Engine(processes=2)
 PATHS = (Path(__file__).parent, Path(__file__).parents[1])
 

@@ -215,11 +215,11 @@ def test_seconds_end_fine_tuning_with_what_auto_found(policy: Policy) -> None:
 def test_guided_as_a_method_goes_on_from_the_policy_within_the_budget() -> None:
     problem = make(Instance(graph="layered-40-1", cluster=3), random_graph)
     table = methods()
-    search = Search(seed=1, seconds=None, evaluations=300)
+    search = Search(seed=1, seconds=None, evaluations=600)
     first, found = table["policy"](problem, search), table["guided"](problem, search)
     assert first.assignment is not None
     assert found.assignment is not None
-    assert first.evaluations < found.evaluations <= 300
+    assert first.evaluations < found.evaluations <= 600
     value_s = [
         values(problem, a.device[None], a.rank)[0][0] for a in (found.assignment, first.assignment)
     ]

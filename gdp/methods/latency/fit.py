@@ -55,7 +55,8 @@ def applies(problem: Problem) -> bool:
     """Whether the program is about this problem, and not too large for a solver."""
     goal = objective_of(problem)
     return (
-        goal.on_links
+        goal.ordered
+        and goal.on_links
         and not goal.pipelined
         and problem.num_devices > 1
         and rows_bind(problem)

@@ -35,9 +35,10 @@ MAX_DEPTH = 64
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+# Loops unrolled, not possessive groups: those of Python 3.11.2 lose what they matched.
 _TOML_STRING = re.compile(
-    rb'"""(?:[^"\\]++|\\.|"(?!""))*+"""|\'\'\'(?:[^\']++|\'(?!\'\'))*+\'\'\''
-    rb'|"(?:[^"\\\n]++|\\.)*+"|\'[^\'\n]*+\'|#[^\n]*+',
+    rb'"""[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*"""|\'\'\'[^\']*(?:\'(?!\'\')[^\']*)*\'\'\''
+    rb'|"[^"\\\n]*(?:\\.[^"\\\n]*)*"|\'[^\'\n]*\'|#[^\n]*',
     re.DOTALL,
 )
 _DOTTED_KEY = re.compile(rb'(?<![\w"-])(?:(?:[\w-]++|"")[ \t]*+\.[ \t]*+){%d}' % MAX_DEPTH)

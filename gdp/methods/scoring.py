@@ -140,7 +140,8 @@ def missing_text(problem: Problem, assignment: Assignment) -> str:
 def proven_misfit(problem: Problem) -> str | None:
     """Why no placement at all can fit, or None where these arguments do not show it.
 
-    1. An op needs, on one device, the weights of its group, its inputs and its outputs at once.
+    1. An op needs, on one device, the weights of its group, its inputs and its outputs at once;
+       where it may take no time, what it reads may be gone when its outputs are made.
     2. Weights whose ops are all confined to some devices need room on those devices together.
     """
     a, graph = arrays_of(problem), problem.graph
@@ -151,6 +152,9 @@ def proven_misfit(problem: Problem) -> str | None:
     need = held[problem.group]
     np.add.at(need, graph.use_op, graph.tensor_bytes[graph.use_tensor])
     np.add.at(need, graph.producer, graph.tensor_bytes)
+    may_use = problem.group_allowed[problem.group]
+    at_once = (may_use & (problem.compute_s == 0.0)).any(axis=1)
+    need = np.where(at_once, held[problem.group], need)
     room = np.where(problem.group_allowed, problem.cluster.memory_bytes, 0).max(axis=1)
     short = need - room[problem.group]
     if short.max() > 0:

@@ -202,3 +202,12 @@ def test_weights_that_are_confined_to_some_devices_are_proven_not_to_fit() -> No
     allowed = np.array([[True, False], [True, False], [True, True]])
     reason = proven_misfit(make_problem(graph, cluster, np.ones((3, 2)), allowed=allowed))
     assert reason == ("no placement can fit: weights need 10 B, d0 holds 8 B: 2 B missing")
+
+
+def test_an_op_that_takes_no_time_holds_its_inputs_and_outputs_one_after_the_other() -> None:
+    graph = plain_graph(3, [(0, 1), (1, 2)], [6, 6, 0])
+    for seconds, fits_it in ((0.0, True), (1.0, False)):
+        compute_s = np.array([[1.0], [seconds], [1.0]])
+        problem = make_problem(graph, unit_cluster(1, memory_bytes=11), compute_s)
+        assert score(problem, np.zeros(3, dtype=np.int64)).feasible == fits_it
+        assert (proven_misfit(problem) is None) == fits_it

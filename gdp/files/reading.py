@@ -34,11 +34,12 @@ MAX_DEPTH = 64
 """Of lists and tables in each other, or of the parts of a dotted key; gdp writes 6 at most."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-# Loops unrolled, not possessive groups: those of Python 3.11.2 lose what they matched.
+# What is left open reaches to its end, and no parser reads beyond it: so every start matches and
+# the text is read once. No possessive groups: those of Python 3.11.2 lose what they matched.
+_JSON_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _TOML_STRING = re.compile(
-    rb'"""[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*"""|\'\'\'[^\']*(?:\'(?!\'\')[^\']*)*\'\'\''
-    rb'|"[^"\\\n]*(?:\\.[^"\\\n]*)*"|\'[^\'\n]*\'|#[^\n]*',
+    rb'"""[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*(?:""")?|\'\'\'[^\']*(?:\'(?!\'\')[^\']*)*(?:\'\'\')?'
+    rb'|"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|\'[^\'\n]*\'?|#[^\n]*',
     re.DOTALL,
 )
 _DOTTED_KEY = re.compile(rb'(?<![\w"-])(?:(?:[\w-]++|"")[ \t]*+\.[ \t]*+){%d}' % MAX_DEPTH)

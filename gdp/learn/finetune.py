@@ -104,14 +104,13 @@ def finetune(
     if policy.config.advice:
         advise(problem, {}, clock.left_s(PORTFOLIO_SHARE))
     tuner = _Tuner(problem, policy, config, judge, seed)
-    first: Answer | None = None
-    if reward is None and config.portfolio:
+    first, simulated = None, reward is None
+    if simulated and config.portfolio:
         first = _portfolio(problem, policy, config, clock, seed)
         if first.assignment is not None:
             judge.judge(first.assignment.device[None], rules_of(problem))
     start, start_s = _better(problem, first, judge.answer(), judge.best_s)
     history: list[dict[str, float]] = []
-    simulated = reward is None
     for update in tuner.rounds(clock, simulated):
         history.append(update)
         start_s = start_s if np.isfinite(start_s) else judge.best_s

@@ -242,7 +242,7 @@ def _onnx(job: Exported) -> list[Path]:
 
 
 def _openvino(job: Exported) -> list[Path]:
-    from gdp.exporters.openvino import export_openvino
+    from gdp.exporters.openvino_plan import export_openvino
 
     _onnx_spec(job.model, "openvino")
     return export_openvino(job.graph, job.placement, job.cluster, job.output, job.permit)

@@ -15,7 +15,7 @@ from gdp.cluster.types import Device, make_cluster
 from gdp.costs.offload import with_offload
 from gdp.errors import PlacementError
 from gdp.exporters.accelerate import device_map, export_accelerate, hugging_face_names
-from gdp.exporters.openvino import export_openvino
+from gdp.exporters.openvino_plan import export_openvino
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.placement import Placement, make_placement
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, numpy_helper
 
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.errors import PlacementError
-from gdp.exporters.openvino import export_openvino
+from gdp.exporters.openvino_plan import export_openvino
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.placement import make_placement

@@ -28,7 +28,7 @@ def favoured() -> Problem:
     return make_problem(plain_graph(8, edges, 0), unit_cluster(2), compute_s)
 
 
-BLIND = "GDP as published"
+BLIND = "GDP-one"
 """Sees no costs."""
 
 

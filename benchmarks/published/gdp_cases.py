@@ -27,6 +27,7 @@ from gdp.corpus.cnn import inception, nas_cells
 from gdp.corpus.families import Variant
 from gdp.corpus.rnn import gnmt, rnnlm, wavenet
 from gdp.corpus.transformer import transformer_xl
+from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.posed import pose
 from gdp.problem.problem import Problem
@@ -120,7 +121,8 @@ def graph_of(name: str) -> OpGraph:
 
 def problem_of(name: str, cluster: str) -> Problem:
     """The workload on a cluster."""
-    return pose(graph_of(name), Cluster.load(cluster_of(name, cluster))).problem
+    machine = Cluster.load(cluster_of(name, cluster))
+    return pose(graph_of(name), machine, costs=roofline).problem
 
 
 def cluster_of(name: str, cluster: str) -> str:
@@ -129,13 +131,14 @@ def cluster_of(name: str, cluster: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _posed(name: str, cluster: str) -> Problem:
+def posed(name: str, cluster: str) -> Problem:
+    """The workload on a cluster, posed once."""
     return problem_of(name, cluster)
 
 
 def run(case: Case) -> Row:
     """What one case makes."""
-    problem = _posed(case.model, case.cluster)
+    problem = posed(case.model, case.cluster)
     about = {
         "devices": cluster_of(case.model, case.cluster), "ops": graph_of(case.model).num_ops,
         "fused": problem.num_ops,

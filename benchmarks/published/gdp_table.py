@@ -18,10 +18,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from benchmarks.published.baselines.rows import UNTIL, lines_of
+from benchmarks.published.baselines.rows import lines_of, with_until
 from benchmarks.published.cases import (
     BOUND,
-    Case,
     Row,
     cases_of,
     chosen,
@@ -44,12 +43,7 @@ def measured(
     """The table of every workload on every cluster; HDP's row says when `auto` has its best."""
     cases = cases_of(problems, rows_of, evaluations, seeds, without)
     tables = tables_of(kept(cases, run, path, engine))
-    led = [row for table in tables for row in table if row["method"] == "HDP" and row["value_s"]]
-    asked = [
-        Case(row["model"], row["cluster"], UNTIL, evaluations, 0, row["best_s"]) for row in led
-    ]
-    for row, until in zip(led, kept(asked, run, path, engine), strict=True):
-        row["auto_until"] = until["simulations"]
+    with_until(tables, "HDP", lambda asked: kept(asked, run, path, engine))
     return tables
 
 

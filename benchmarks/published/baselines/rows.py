@@ -152,3 +152,18 @@ def run_case(case: Case, problem: Problem, rows: Mapping[str, tuple[Runner, bool
         return {"simulations": reached(replace(problem), case.below_s)}
     found = rows[case.method][0](replace(problem), case.evaluations, case.seed)
     return found._asdict()
+
+
+def with_until(
+    tables: Sequence[Sequence[Row]],
+    rival: str,
+    kept: Callable[[Sequence[Case]], Sequence[Row]],
+) -> None:
+    """Add to the rival's row of each table when `auto` has its best: `auto_until`."""
+    led = [row for table in tables for row in table if row["method"] == rival and row["best_s"]]
+    asked = [
+        Case(row["model"], row["cluster"], UNTIL, row["evaluations"], 0, row["best_s"])
+        for row in led
+    ]
+    for row, until in zip(led, kept(asked), strict=True):
+        row["auto_until"] = until["simulations"]

@@ -105,8 +105,18 @@ def test_a_pool_that_breaks_while_it_is_filled_loses_no_task(
 ) -> None:
     monkeypatch.setattr(Breaking, "made", 0)
     monkeypatch.setattr("gdp.tasks.ProcessPoolExecutor", Breaking)
-    found = list(each(abs, range(-7, 0), Engine(processes=3)))
-    assert sorted(found) == [(k, 7 - k) for k in range(7)]
+    taken, found = [], []
+
+    def tasks() -> Iterator[int]:
+        for number in range(-9, 0):
+            taken.append(number)
+            yield number
+
+    for one in each(abs, tasks(), Engine(processes=3)):
+        found.append(one)
+        if len(found) == 1:
+            assert len(taken) == 3, "more than there is room for"
+    assert sorted(found) == [(k, 9 - k) for k in range(9)]
     assert Breaking.made == 2
 
 

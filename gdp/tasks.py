@@ -73,7 +73,8 @@ def _in_processes(
     again: list[_Task] = []
     try:
         while True:
-            again += (_Task(*entry) for entry in islice(numbered, processes - len(running)))
+            free = max(0, processes - len(running) - len(again))
+            again += (_Task(*entry) for entry in islice(numbered, free))
             if not again and not running:
                 return
             broken = False

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,6 +74,50 @@ def test_killed_workers_lose_no_task(engine: Engine, tmp_path: Path) -> None:
     assert sorted(found) == [(n, n**2) for n in range(6)]
     for number, count in deaths.items():
         assert len((tmp_path / f"{number}").read_text()) >= count + 1
+
+
+class Breaking:
+    """A pool in this process; the first made breaks while its second task is handed over."""
+
+    made = 0
+
+    def __init__(self, *_: object) -> None:
+        self.breaks, self.given = Breaking.made == 0, 0
+        Breaking.made += 1
+
+    def submit(self, work: Callable[[int], int], task: int) -> Future[int]:
+        self.given += 1
+        if self.breaks and self.given == 2:
+            raise BrokenProcessPool
+        future: Future[int] = Future()
+        if self.breaks:
+            future.set_exception(BrokenProcessPool())
+        else:
+            future.set_result(work(task))
+        return future
+
+    def shutdown(self, **_: object) -> None:
+        """Nothing runs."""
+
+
+def test_a_pool_that_breaks_while_it_is_filled_loses_no_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Breaking, "made", 0)
+    monkeypatch.setattr("gdp.tasks.ProcessPoolExecutor", Breaking)
+    taken, found = [], []
+
+    def tasks() -> Iterator[int]:
+        for number in range(-9, 0):
+            taken.append(number)
+            yield number
+
+    for one in each(abs, tasks(), Engine(processes=3)):
+        found.append(one)
+        if len(found) == 1:
+            assert len(taken) == 3, "more than there is room for"
+    assert sorted(found) == [(k, 9 - k) for k in range(9)]
+    assert Breaking.made == 2
 
 
 def test_a_task_that_always_kills_its_worker_ends_the_run(engine: Engine, tmp_path: Path) -> None:

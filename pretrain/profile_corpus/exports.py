@@ -8,6 +8,7 @@ import contextlib
 import io
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -200,8 +201,13 @@ BLIND: dict[str, Export] = {e.name: e for e in _BLIND}
 """Families to test on once, that neither fitting nor any choice of a feature has seen."""
 
 
+BERT_BASE = Export("bert-base-s128", "bert", "BertConfig", "BertModel", tokens(1, 128))
+"""The 12 layers of Devlin et al. 2019, for benchmarks; nothing is fitted to it."""
+
+
 def export(entry: Export, folder: Path, seed: int = 0) -> Path:
-    """The ONNX file of one entry, written to `folder` unless it is there."""
+    """The ONNX file of one entry, written to `folder` unless it is there; of large ones
+    the weights lie beside it."""
     path = folder / f"{entry.name}.onnx"
     if path.exists():
         return path
@@ -238,7 +244,11 @@ def export(entry: Export, folder: Path, seed: int = 0) -> Path:
     if program is None:
         raise RuntimeError(f"{entry.name}: the exporter returned no program")
     folder.mkdir(parents=True, exist_ok=True)
-    staging = path.with_suffix(".part.onnx")
-    program.save(str(staging), external_data=False)
-    os.replace(staging, path)
+    with tempfile.TemporaryDirectory(dir=folder) as staging:
+        made = Path(staging) / path.name
+        # A file of more than 2 GiB cannot be written, one of more than 256 MiB is not read.
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        program.save(str(made), external_data=weights > 128 << 20)
+        for written in sorted(Path(staging).iterdir(), key=lambda found: found == made):
+            os.replace(written, folder / written.name)  # the model last: it says that all is there
     return path

@@ -29,7 +29,7 @@ from benchmarks.published.cases import (
     tables_of,
 )
 from benchmarks.published.gdp_cases import EQUAL, UNEQUAL, WORKLOADS, graph_of, rows_of, run
-from gdp.tasks import Engine
+from gdp.tasks import HERE, Engine
 
 SMALL = "rnnlm-2,transformer-xl-2,wavenet-2x18"
 HIDDEN = ("single device", "ETF", "gdp auto, shortest search")
@@ -38,12 +38,12 @@ HIDDEN = ("single device", "ETF", "gdp auto, shortest search")
 
 def measured(
     problems: Sequence[tuple[str, str]], evaluations: int, seeds: int, path: Path | None,
-    engine: Engine, without: Sequence[str] = (),
+    engine: Engine | None, without: Sequence[str] = (),
 ) -> list[list[Row]]:  # fmt: skip
     """The table of every workload on every cluster; HDP's row says when `auto` has its best."""
     cases = cases_of(problems, rows_of, evaluations, seeds, without)
     tables = tables_of(kept(cases, run, path, engine))
-    with_until(tables, "HDP", lambda asked: kept(asked, run, path, engine))
+    with_until(tables, "HDP", lambda asked: kept(asked, run, path, engine or HERE))
     return tables
 
 
@@ -131,7 +131,7 @@ def _row(cells: Sequence[object]) -> str:
 @engine_options
 def main(
     evaluations: int, seeds: int, workloads: str, clusters: str, counts: bool,
-    without: tuple[str, ...], as_json: bool, rows: Path | None, processes: int, ray: str | None,
+    without: tuple[str, ...], as_json: bool, rows: Path | None, engine: Engine | None,
 ) -> None:  # fmt: skip
     """Print the tables."""
     names = chosen(workloads, list(WORKLOADS), "workload")
@@ -142,7 +142,7 @@ def main(
         return
     machines = list(UNEQUAL) if clusters == "unequal" else clusters.split(",")
     problems = list(product(names, machines))
-    tables = measured(problems, evaluations, seeds, rows, Engine(processes, ray), without)
+    tables = measured(problems, evaluations, seeds, rows, engine, without)
     if as_json:
         click.echo(json.dumps({"rows": [row for table in tables for row in table]}))
         return

@@ -78,12 +78,13 @@ def test_cases_in_the_file_are_not_run_again(tmp_path: Path) -> None:
     assert cases == CALLS
     (fixed, auto), = tables_of(first)  # fmt: skip
     assert [fixed["value_s"], auto["value_s"]] == [7.0, 7.5]
-    assert "| fixed | 7000.0000 |  | -6.7% | 9 | 0.0 |" in lines_of([fixed, auto])
+    assert "| fixed | 1 | 7000.0000 |  | -6.7% | 9 | 0.0 |" in lines_of([fixed, auto])
     # The run ends while it writes the last line: that case is run again, and it alone.
     path.write_text(path.read_text()[:-20])
     assert kept(cases, worked, path) == first
     assert CALLS[3:] == cases[2:]
     assert kept(cases, worked, path) == first
+    assert kept([*cases, case("other")], worked, path, None) == first  # only what is there
     assert len(CALLS) == 4
 
 

@@ -113,24 +113,25 @@ def reached(problem: Problem, below_s: float) -> int | None:
 
 def lines_of(rows: Sequence[Row]) -> list[str]:
     """The rows of one problem in Markdown; speed-up of auto over each is value / auto - 1."""
-    ours = next(row["value_s"] for row in rows if row["method"] == "gdp auto")
+    ours = next((row["value_s"] for row in rows if row["method"] == "gdp auto"), None)
     lines = [
-        "| method | ms | 95% | value / auto - 1 | evaluations | CPU s |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| method | seeds | ms | 95% | value / auto - 1 | evaluations | CPU s |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         value_s = row["value_s"]
         if value_s is None:
             spent = f"{row['evaluations_spent']:.0f}" if "evaluations_spent" in row else ""
             lines.append(
-                f"| {row['method']} | {row.get('reason', 'does not fit')} | | | {spent} | |"
+                f"| {row['method']} | | {row.get('reason', 'does not fit')} | | | {spent} | |"
             )
             continue
         gain = "" if ours is None else f"{value_s / ours - 1:+.1%}"
-        cells = [row["method"], f"{value_s * 1e3:.4f}", "", gain, "", ""]
+        cells = [row["method"], "", f"{value_s * 1e3:.4f}", "", gain, "", ""]
         if "evaluations_spent" in row:
-            cells[2] = f"{row['interval_s'] * 1e3:.4f}" if row["interval_s"] else ""
-            cells[4:] = [f"{row['evaluations_spent']:.0f}", f"{row['cpu_s']:.1f}"]
+            cells[1] = str(row["seeds"])
+            cells[3] = f"{row['interval_s'] * 1e3:.4f}" if row["interval_s"] else ""
+            cells[5:] = [f"{row['evaluations_spent']:.0f}", f"{row['cpu_s']:.1f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

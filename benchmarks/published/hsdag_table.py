@@ -20,6 +20,7 @@ from benchmarks.published.baselines.rows import lines_of, with_until
 from benchmarks.published.cases import Row, cases_of, chosen, engine_options, kept, tables_of
 from benchmarks.published.hsdag_cases import CLUSTERS, UPDATES, rows_of, run
 from benchmarks.published.hsdag_graphs import MODELS, PUBLISHED
+from benchmarks.published.summary import summary_text
 from gdp.tasks import HERE, Engine
 
 
@@ -72,6 +73,7 @@ def main(
         return
     for table in tables:
         click.echo(table_text(table) + "\n")
+    click.echo(summary_text(tables, "HSDAG"))
 
 
 if __name__ == "__main__":

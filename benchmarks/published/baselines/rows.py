@@ -9,12 +9,15 @@ from benchmarks.published.baselines.common import Found
 from benchmarks.published.cases import BOUND, Case, Row
 from gdp.bounds.best import best_bound
 from gdp.methods.base import Answer, Method, Search
+from gdp.methods.heuristics.list_schedule import heft_assignments
 from gdp.methods.heuristics.modules import module_assignments
 from gdp.methods.heuristics.simple import single_assignments
-from gdp.methods.portfolio import HEURISTICS
+from gdp.methods.portfolio import HEURISTICS, in_turn
 from gdp.problem.problem import Problem
 from gdp.sim.score import score
 
+PLANS = {"single": single_assignments, "heft": heft_assignments, "modules": module_assignments}
+"""Heuristics whose plans are simulated one after another."""
 BOUND_S = 4.0
 """Seconds for a proven bound."""
 
@@ -90,14 +93,13 @@ def by_finetuning(share: float = 1.0) -> Runner:
 def reached(problem: Problem, below_s: float) -> int | None:
     """How many placements `auto` has simulated when one is at least as fast; None: in its search.
 
-    Its candidates in its order: plans of `single` and `modules` one by one, others as a whole.
+    Its candidates in its order: plans of those in `PLANS` one by one, others as a whole.
     """
     spent = 0
     known: dict[str, Answer] = {}
-    for name, method in HEURISTICS:
-        if name in ("single", "modules"):
-            plans = single_assignments if name == "single" else module_assignments
-            for tried, plan in enumerate(plans(problem), spent + 1):
+    for name, method in in_turn(HEURISTICS):
+        if name in PLANS:
+            for tried, plan in enumerate(PLANS[name](problem), spent + 1):
                 judged = score(problem, plan.device, plan.rank)
                 if judged.feasible and judged.value_s <= below_s:
                     return tried

@@ -1,4 +1,4 @@
-"""Small GGUF files: headers as llama.cpp writes them, tensors of zeros."""
+"""Small GGUF files: headers as llama.cpp writes them, tensors of zeros unless they are drawn."""
 
 from pathlib import Path
 
@@ -11,9 +11,10 @@ WIDTH, INNER, VOCABULARY, HEADS, KEY_HEADS = 256, 512, 1024, 4, 2
 def write_gguf(
     path: Path, *, layers: int = 3, experts: int = 0, used: int = 2, tied: bool = False,
     architecture: str = "llama", kind: str = "Q4_K",
-    extra: dict[str, tuple[int, ...]] | None = None,
+    extra: dict[str, tuple[int, ...]] | None = None, seed: int | None = None,
 ) -> Path:  # fmt: skip
-    """A model with quantised products and F32 norms, `experts` in each block where asked."""
+    """A model with quantised products and F32 norms, `experts` in each block where asked; with a
+    seed weights are drawn, of kinds that the gguf package can quantise to, such as F16 and Q8_0."""
     gguf = pytest.importorskip("gguf", reason="needs the gguf package")
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_embedding_length(WIDTH)
@@ -21,7 +22,11 @@ def write_gguf(
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KEY_HEADS)
     writer.add_feed_forward_length(INNER)
+    writer.add_context_length(512)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(VOCABULARY)
     writer.add_tokenizer_model("none")
+    rng = None if seed is None else np.random.default_rng(seed)
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(used)
@@ -30,10 +35,14 @@ def write_gguf(
         type_ = gguf.GGMLQuantizationType[kind]
         block, size = gguf.GGML_QUANT_SIZES[type_]
         packed = np.zeros((*shape[:-1], shape[-1] // block * size), np.uint8)
+        if rng is not None:
+            drawn = rng.standard_normal(shape, dtype=np.float32) / shape[-1] ** 0.5
+            packed = gguf.quants.quantize(drawn, type_).view(np.uint8)
         writer.add_tensor(name, packed, raw_dtype=type_)
 
     def plain(name: str, *shape: int) -> None:
-        writer.add_tensor(name, np.zeros(shape, np.float32))
+        drawn = None if rng is None else 1 + 0.1 * rng.standard_normal(shape, dtype=np.float32)
+        writer.add_tensor(name, np.zeros(shape, np.float32) if drawn is None else drawn)
 
     key_width = WIDTH * KEY_HEADS // HEADS
     quantised("token_embd.weight", VOCABULARY, WIDTH)

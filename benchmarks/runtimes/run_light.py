@@ -4,7 +4,8 @@ runtime's own threads and replicas; predictions against measurements.
     python benchmarks/runtimes/run_light.py [one-core] [throughput] [latency] [overheads]
     ... throughput --shipped --models resnet50,squeezenet --seconds 60
     ... throughput latency --shipped --simplicity 0,2   # of fewer cuts
-    ... throughput --shipped --models bert.onnx         # any ONNX file
+    ... throughput latency --shipped --simplicity 0,2 --models bert     # BERT-base, 128 tokens
+    ... throughput --shipped --models model.onnx        # any ONNX file
 
 Figures are medians of interleaved rounds with 95% intervals; what `gdp run` would advise ends every
 line. With --shipped predictions are those of the shipped costs; without, plain roofline costs of
@@ -18,6 +19,7 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -52,6 +54,8 @@ LIGHT = (
 )  # fmt: skip
 PIPELINED = ("resnet50", "densenet121", "inception_v2", "squeezenet")
 FOR_LATENCY = ("inception_v2",)
+EXPORTS = Path("runs/exports")
+"""Where BERT is kept once it is exported, below the current folder."""
 CostsOf = Callable[[str], CostModel | None]
 PARTS = ("one-core", "throughput", "latency", "overheads")
 CANDIDATES = ("heft", "etf", "local_search", "round_robin", "metis", "blocks")
@@ -72,7 +76,12 @@ class OneCore:
 
 
 def spec(name: str) -> str:
-    """A light model by its name, or any ONNX file by its path."""
+    """A light model by its name, BERT-base (exported when it is first asked for: a minute, needs
+    the extra `corpus`), or any ONNX file by its path."""
+    if name == "bert":
+        from pretrain.profile_corpus.exports import BERT_BASE, export
+
+        return str(export(BERT_BASE, EXPORTS))
     return name if name.endswith(".onnx") else f"onnx:light_{name}"
 
 
@@ -291,7 +300,7 @@ def main() -> None:
         "--simplicity", default="2", help="percent, of placements; 0,2 runs them twice"
     )
     parser.add_argument(
-        "--models", help="light models or ONNX files; default: "
+        "--models", help="light models, bert or ONNX files; default: "
         f"{','.join(PIPELINED)} for throughput, {','.join(FOR_LATENCY)} for latency",
     )  # fmt: skip
     parser.add_argument("--shipped", action="store_true", help="predict with the shipped costs")

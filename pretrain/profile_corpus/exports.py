@@ -8,6 +8,7 @@ import contextlib
 import io
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -200,8 +201,13 @@ BLIND: dict[str, Export] = {e.name: e for e in _BLIND}
 """Families to test on once, that neither fitting nor any choice of a feature has seen."""
 
 
+BERT_BASE = Export("bert-base-s128", "bert", "BertConfig", "BertModel", tokens(1, 128))
+"""The 12 layers of Devlin et al. 2019, for benchmarks; nothing is fitted to it."""
+
+
 def export(entry: Export, folder: Path, seed: int = 0) -> Path:
-    """The ONNX file of one entry, written to `folder` unless it is there."""
+    """The ONNX file of one entry, written to `folder` unless it is there; of large ones
+    the weights lie beside it."""
     path = folder / f"{entry.name}.onnx"
     if path.exists():
         return path
@@ -232,13 +238,24 @@ def export(entry: Export, folder: Path, seed: int = 0) -> Path:
             # Backbones give one map per stage; the last one is behind all the others.
             return made[-1] if isinstance(made, tuple | list) else made
 
+    return write(First(), feeds, path)
+
+
+def write(module: Any, feeds: tuple[Any, ...], path: Path) -> Path:
+    """The ONNX file of a torch module; of large ones the weights lie beside it."""
+    import torch
+
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(First(), feeds, dynamo=True, verbose=False)
+        program = torch.onnx.export(module, feeds, dynamo=True, verbose=False)
     if program is None:
-        raise RuntimeError(f"{entry.name}: the exporter returned no program")
-    folder.mkdir(parents=True, exist_ok=True)
-    staging = path.with_suffix(".part.onnx")
-    program.save(str(staging), external_data=False)
-    os.replace(staging, path)
+        raise RuntimeError(f"{path.stem}: the exporter returned no program")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as staging:
+        made = Path(staging) / path.name
+        # A file of more than 2 GiB cannot be written, one of more than 256 MiB is not read.
+        weights = sum(p.numel() * p.element_size() for p in module.parameters())
+        program.save(str(made), external_data=weights > 128 << 20)
+        for written in sorted(Path(staging).iterdir(), key=lambda found: found == made):
+            os.replace(written, path.parent / written.name)  # the model last: it says that all is
     return path

@@ -238,17 +238,24 @@ def export(entry: Export, folder: Path, seed: int = 0) -> Path:
             # Backbones give one map per stage; the last one is behind all the others.
             return made[-1] if isinstance(made, tuple | list) else made
 
+    return write(First(), feeds, path)
+
+
+def write(module: Any, feeds: tuple[Any, ...], path: Path) -> Path:
+    """The ONNX file of a torch module; of large ones the weights lie beside it."""
+    import torch
+
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(First(), feeds, dynamo=True, verbose=False)
+        program = torch.onnx.export(module, feeds, dynamo=True, verbose=False)
     if program is None:
-        raise RuntimeError(f"{entry.name}: the exporter returned no program")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as staging:
+        raise RuntimeError(f"{path.stem}: the exporter returned no program")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as staging:
         made = Path(staging) / path.name
         # A file of more than 2 GiB cannot be written, one of more than 256 MiB is not read.
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        weights = sum(p.numel() * p.element_size() for p in module.parameters())
         program.save(str(made), external_data=weights > 128 << 20)
         for written in sorted(Path(staging).iterdir(), key=lambda found: found == made):
-            os.replace(written, folder / written.name)  # the model last: it says that all is there
+            os.replace(written, path.parent / written.name)  # the model last: it says that all is
     return path

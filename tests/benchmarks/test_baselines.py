@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.published.baselines import doppler, expert, seq2seq
 from benchmarks.published.baselines.common import Arena, Average
+from benchmarks.published.baselines.gdp_one import gdp_batch
 from benchmarks.published.baselines.placeto import returns
 from benchmarks.published.baselines.table import LEARNED
 from gdp.cluster.types import make_cluster
@@ -28,7 +29,7 @@ def favoured() -> Problem:
     return make_problem(plain_graph(8, edges, 0), unit_cluster(2), compute_s)
 
 
-BLIND = "GDP as published"
+BLIND = "GDP-one"
 """Sees no costs."""
 
 
@@ -51,6 +52,17 @@ def test_gdp_as_published_improves_within_its_budget_and_repeats() -> None:
     assert first.evaluations <= 60
     assert 3 <= first.best_at <= 54
     assert first.value_s == again.value_s
+
+
+def test_gdp_batch_learns_from_all_problems_in_turn_within_each_budget() -> None:
+    alone = LEARNED[BLIND](favoured(), 60, 1)
+    (only,) = gdp_batch([favoured()], 60, 1)
+    assert (only.value_s, only.evaluations) == (alone.value_s, alone.evaluations)
+    first, other = gdp_batch([favoured(), fork_join()], 60, 1)
+    assert first.value_s < first.first_s
+    assert max(first.evaluations, other.evaluations) <= 60
+    assert first.evaluations != alone.evaluations  # the other problem's updates are between
+    assert other.value_s <= 7.0  # of the best single device
 
 
 @pytest.mark.parametrize("name", ["RNN", "DOPPLER"])

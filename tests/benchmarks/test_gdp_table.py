@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("jax")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.published.gdp_table import WORKLOADS
+from benchmarks.published.gdp_cases import WORKLOADS
 from gdp.corpus.build import traced
 from gdp.corpus.families import Variant
 from gdp.corpus.rnn import gnmt

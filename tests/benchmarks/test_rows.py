@@ -11,19 +11,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.published.baselines.expert import layers
 from benchmarks.published.baselines.rows import (
+    UNTIL,
     Run,
     by_method,
-    interval,
-    kept,
     lines_of,
     reached,
-    summary,
+    run_case,
+    with_until,
 )
+from benchmarks.published.cases import Case, Row, cases_of, interval, kept, tables_of
 from gdp.methods.base import Answer, Search
 from gdp.methods.heuristics.simple import single
 from gdp.problem.problem import Problem, make_problem
-
-ABOUT = {"model": "m", "cluster": "c", "evaluations": 9, "seeds": 3}
+from gdp.tasks import Engine
 
 
 def test_the_interval_is_student_s() -> None:
@@ -32,31 +32,87 @@ def test_the_interval_is_student_s() -> None:
     assert interval(np.array([5.0])) == 0.0
 
 
-def test_a_row_without_a_placement_has_no_mean() -> None:
-    found = summary([Run(1.0, 4, 0.5), Run(None, 6, 1.5)])
-    assert found["value_s"] is None
-    assert (found["spent"], found["cpu_s"]) == (5.0, 1.0)
+def case(method: str, seed: int = 0) -> Case:
+    return Case("m", "c", method, 9, seed)
 
 
-def test_rows_in_the_file_are_not_run_again(tmp_path: Path) -> None:
-    calls = []
+def row(method: str, seed: int, value_s: float | None, spent: int = 9, cpu_s: float = 0.0) -> Row:
+    return case(method, seed)._asdict() | Run(value_s, spent, cpu_s)._asdict()
+
+
+def test_a_row_is_the_mean_of_its_seeds() -> None:
+    """1, 2 and 3 s: mean 2 s, half an interval 4.3027 / sqrt(3) s; none where one has no value."""
+    found = [row("a", seed, 1.0 + seed, 4 + seed, 0.5) for seed in range(3)]
+    found += [row("b", 0, 1.0, 4, 0.5), row("b", 1, None, 6, 1.5)]
+    ((first, second),) = tables_of(found)
+    assert (first["value_s"], first["best_s"], first["evaluations_spent"]) == (2.0, 1.0, 5.0)
+    assert first["interval_s"] == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)
+    assert first["values_s"] == [1.0, 2.0, 3.0]
+    assert second["value_s"] is None
+    assert (second["evaluations_spent"], second["cpu_s"]) == (5.0, 1.0)
+
+
+def test_the_first_seed_of_all_comes_before_the_second_of_any() -> None:
+    rows = {"fixed": (None, False), "drawn": (None, True), "other": (None, True)}
+    found = cases_of([("m", "c"), ("n", "c")], lambda model, cluster: rows, 9, 2, ("other",))
+    assert [(one.model, one.method, one.seed) for one in found] == [
+        ("m", "fixed", 0), ("m", "drawn", 0), ("m", "bound", 0),
+        ("n", "fixed", 0), ("n", "drawn", 0), ("n", "bound", 0),
+        ("m", "drawn", 1), ("n", "drawn", 1),
+    ]  # fmt: skip
+
+
+CALLS: list[Case] = []
+
+
+def worked(asked: Case) -> Row:
+    CALLS.append(asked)
+    return Run(7.0 + asked.seed, asked.evaluations, 0.0)._asdict()
+
+
+def test_cases_in_the_file_are_not_run_again(tmp_path: Path) -> None:
+    CALLS.clear()
+    cases = [case("fixed"), case("gdp auto"), case("gdp auto", 1)]
+    path = tmp_path / "rows.jsonl"
+    first = kept(cases, worked, path)
+    assert cases == CALLS
+    (fixed, auto), = tables_of(first)  # fmt: skip
+    assert [fixed["value_s"], auto["value_s"]] == [7.0, 7.5]
+    assert "| fixed | 7000.0000 |  | -6.7% | 9 | 0.0 |" in lines_of([fixed, auto])
+    # The run ends while it writes the last line: that case is run again, and it alone.
+    path.write_text(path.read_text()[:-20])
+    assert kept(cases, worked, path) == first
+    assert CALLS[3:] == cases[2:]
+    assert kept(cases, worked, path) == first
+    assert len(CALLS) == 4
+
+
+def test_two_processes_make_the_same_rows(tmp_path: Path) -> None:
+    cases = [case("gdp auto", seed) for seed in range(3)]
+    assert kept(cases, worked, tmp_path / "rows.jsonl", Engine(processes=2)) == kept(cases, worked)
+
+
+def test_runs_do_not_see_what_earlier_ones_derived() -> None:
+    """A method that keeps something in the problem finds nothing of the run before."""
+    problem, met = fork_join(), []
 
     def run(problem: Problem, evaluations: int, seed: int) -> Run:
-        calls.append((evaluations, seed))
-        return Run(7.0 + seed, evaluations, 0.0)
+        met.append((dict(problem._known), evaluations, seed))
+        problem._known[("mine",)] = seed
+        return Run(1.0, 1, 0.0)
 
-    rows = {"fixed": (run, False), "gdp auto": (run, True)}
-    path = tmp_path / "rows.jsonl"
-    first = list(kept(path, ABOUT, rows, fork_join()))
-    assert calls == [(9, 0), (9, 0), (9, 1), (9, 2)]
-    assert [row["method"] for row in first] == ["fixed", "gdp auto", "bound"]
-    assert [row["value_s"] for row in first[:2]] == [7.0, 8.0]
-    assert 0 < first[2]["value_s"] <= 6.0
-    path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:2]))
-    again = list(kept(path, ABOUT, rows, fork_join()))
-    assert len(calls) == 4
-    assert again == first
-    assert "| fixed | 7000.0000 |  | -12.5% | 9 | 0.0 |" in lines_of(again)
+    for seed in range(2):
+        run_case(case("a", seed), problem, {"a": (run, True)})
+    assert met == [({}, 9, 0), ({}, 9, 1)]
+    bound = run_case(case("bound"), problem, {})
+    assert 0 < bound["value_s"] <= 6.0
+
+
+def test_the_rival_s_row_says_when_auto_has_its_best() -> None:
+    tables = tables_of([row("HDP", 0, 7.0), row("HDP", 1, 9.0), row("gdp auto", 0, 6.0)])
+    with_until(tables, "HDP", lambda asked: [run_case(one, fork_join(), {}) for one in asked])
+    assert [found.get("auto_until") for found in tables[0]] == [1, None]
+    assert UNTIL not in {found["method"] for found in tables[0]}
 
 
 def test_methods_are_judged_by_the_simulator() -> None:

@@ -39,13 +39,18 @@ class Found:
     best_at: int  # how many had been drawn when it was
 
 
+def nodes_of(problem: Problem) -> Nodes:
+    """The colocated nodes that all baselines place."""
+    return make_nodes(problem, HsdagConfig())
+
+
 class Arena:
     """One problem with its nodes, its judge and a budget."""
 
     def __init__(self, problem: Problem, evaluations: int) -> None:
         use_cache()  # seeds share what is compiled
         self.problem, self.budget = problem, evaluations
-        self.nodes: Nodes = make_nodes(problem, HsdagConfig())
+        self.nodes = nodes_of(problem)
         self.judge = Judge(problem, evaluations, None)
         self.began_s = time.process_time()
         self.drawn, self.first_s, self.best_at = 0, np.inf, 0

@@ -57,9 +57,9 @@ def doppler(problem: Problem, evaluations: int, seed: int) -> Found:
     trainer, average = Trainer(_loss(graph), params, RATE), Average()
     seen = jax.jit(lambda p: _embed(p, graph))
     shown = run(graph, None, None, None)
-    teacher = Episode(*(np.stack([part] * SAMPLES) for part in shown))
+    teacher = Episode(*(part[None] for part in shown))
     for _ in range(IMITATED):
-        trainer.learn(teacher, np.ones(SAMPLES, np.float32), np.float32(0.0))
+        trainer.learn(teacher, np.ones(1, np.float32), np.float32(0.0))
     arena.seconds(graph.placement(shown)[None])
     while arena.drawn == 1 or arena.left >= SAMPLES:
         z, select = (np.asarray(x) for x in seen(trainer.params))

@@ -1,4 +1,4 @@
-"""GDP as published, on one graph and cluster: GDP-one (arXiv 1910.01578).
+"""GDP as published (arXiv 1910.01578): GDP-one, on one graph, and GDP-batch, on several.
 
 Its features (types, shapes, neighbours), GraphSAGE with max pooling, attention over segments
 without positions, superposition, one shot of independent decisions, PPO with reward
@@ -7,41 +7,68 @@ settings of `pretrain/recipes/gdp_one.toml`, from fresh weights, without advice,
 Differs: as many updates as the evaluations allow, where the recipe has 800 of 16 placements.
 """
 
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.published.baselines.common import RESERVED, Arena, Found, one_device_s
-from gdp.learn.ppo import Weights, gradient, optimiser, published_advantages, rows, step
-from gdp.learn.recipe import load_recipe
+from gdp.learn.ppo import Rows, Weights, gradient, optimiser, published_advantages, rows, step
+from gdp.learn.recipe import Recipe, load_recipe
 from gdp.learn.rollout import sample
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
+from gdp.policy.view.batching import Batch
 from gdp.problem.problem import Problem
 
 RECIPE = Path(__file__).resolve().parents[3] / "pretrain" / "recipes" / "gdp_one.toml"
 
 
 def gdp_one(problem: Problem, evaluations: int, seed: int) -> Found:
-    """The best placement met in training."""
-    arena, (recipe, _) = Arena(problem, evaluations), load_recipe(RECIPE)
-    config, network = recipe.ppo, recipe.network
-    samples = min(config.samples, max(3, evaluations - RESERVED))
-    params = averaged = init(network, seed)
-    updates = max(1, (evaluations - RESERVED) // samples)
-    transform = optimiser(config.rate, config.rate_end, updates * config.epochs)
+    """The best placement met in training on one problem."""
+    return gdp_batch([problem], evaluations, seed)[0]
+
+
+def gdp_batch(problems: Sequence[Problem], evaluations: int, seed: int) -> list[Found]:
+    """The best placement of each problem met in training one network on all, an update each in
+    turn: GDP-batch. Evaluations are each problem's own; CPU seconds are shared out evenly."""
+    began_s = time.process_time()
+    recipe, _ = load_recipe(RECIPE)
+    learners = [_Learner(problem, recipe, evaluations, seed) for problem in problems]
+    config, updates = recipe.ppo, learners[0].updates
+    params = averaged = init(recipe.network, seed)
+    transform = optimiser(config.rate, config.rate_end, updates * config.epochs * len(problems))
     state = transform.init(params)
     weights = Weights(config.clip, config.entropy, 0.0)
-    past = (0.0, 0)
-    while arena.drawn == 0 or arena.left >= samples:
-        policy = Policy(network, params)
-        episode = sample(policy, problem, samples=samples, seed=seed * updates + arena.drawn)
+    while True:
+        for learner in learners:
+            batch, made = learner.draw(Policy(recipe.network, params))
+            for epoch in range(config.epochs):
+                grads, metrics = gradient(recipe.network, params, batch, made, weights)
+                if epoch == 0:
+                    made = made._replace(old=metrics.old, fresh=~made.fresh)
+                params, state, averaged = step(transform, params, state, averaged, grads, 0.0)
+        if any(learner.arena.left < learner.samples for learner in learners):
+            break
+    spent = (time.process_time() - began_s) / len(problems)
+    return [replace(learner.arena.found(), cpu_s=spent) for learner in learners]
+
+
+class _Learner:
+    """One problem with its judge and its past rewards."""
+
+    def __init__(self, problem: Problem, recipe: Recipe, evaluations: int, seed: int) -> None:
+        self.arena, self.seed = Arena(problem, evaluations), seed
+        self.samples = min(recipe.ppo.samples, max(3, evaluations - RESERVED))
+        self.updates = max(1, (evaluations - RESERVED) // self.samples)
+        self.past = (0.0, 0)
+
+    def draw(self, policy: Policy) -> tuple[Batch, Rows]:
+        """What one update learns from."""
+        arena, seed = self.arena, self.seed * self.updates + self.arena.drawn
+        episode = sample(policy, arena.problem, samples=self.samples, seed=seed)
         arena.rate(episode.rollout.device)
-        gain, past = published_advantages(
-            episode.cost_s, episode.feasible, past, one_device_s(problem)
+        gain, self.past = published_advantages(
+            episode.cost_s, episode.feasible, self.past, one_device_s(arena.problem)
         )
-        made = rows(episode.rollout, gain, 1.0 + 0.0 * gain, 0.0 * gain)
-        for epoch in range(config.epochs):
-            grads, metrics = gradient(network, params, episode.batch, made, weights)
-            if epoch == 0:
-                made = made._replace(old=metrics.old, fresh=~made.fresh)
-            params, state, averaged = step(transform, params, state, averaged, grads, 0.0)
-    return arena.found()
+        return episode.batch, rows(episode.rollout, gain, 1.0 + 0.0 * gain, 0.0 * gain)

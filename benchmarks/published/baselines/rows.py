@@ -1,13 +1,12 @@
-"""Rows of the tables: methods of gdp, rules and learned baselines run alike, and kept in a file."""
+"""Rows of the tables: methods of gdp, rules and learned baselines run alike."""
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-import numpy as np
-
+from benchmarks.published.baselines.common import Found
+from benchmarks.published.cases import BOUND, Case, Row
 from gdp.bounds.best import best_bound
 from gdp.methods.base import Answer, Method, Search
 from gdp.methods.heuristics.modules import module_assignments
@@ -24,7 +23,7 @@ class Run(NamedTuple):
     """One method's answer with one seed."""
 
     value_s: float | None  # None where nothing fits
-    evaluations: int
+    evaluations_spent: int
     cpu_s: float
     best_at: int | None = None  # placements that a baseline had drawn when it met its best
 
@@ -48,36 +47,41 @@ def by_method(method: Method, share: float = 1.0) -> Runner:
     return run
 
 
-def by_rule(rule: Callable[[Problem], Any]) -> Runner:
+def by_rule(rule: Callable[[Problem], Found]) -> Runner:
     """A baseline that does not search."""
 
     def run(problem: Problem, evaluations: int, seed: int) -> Run:
         del evaluations, seed
-        found = rule(problem)
-        return Run(found.value_s, found.evaluations, found.cpu_s)
+        return run_of(rule(problem))
 
     return run
 
 
-def by_training(train: Callable[[Problem, int, int], Any]) -> Runner:
+def by_training(train: Callable[[Problem, int, int], Found]) -> Runner:
     """A learned baseline."""
 
     def run(problem: Problem, evaluations: int, seed: int) -> Run:
-        found = train(problem, evaluations, seed)
-        value_s = None if found.assignment is None else found.value_s
-        return Run(value_s, found.evaluations, found.cpu_s, found.best_at)
+        return run_of(train(problem, evaluations, seed))
 
     return run
 
 
-def by_finetuning() -> Runner:
-    """The shipped policy adapted to the problem within the evaluations."""
+def run_of(found: Found) -> Run:
+    """What a baseline found, as a run."""
+    value_s = None if found.assignment is None else found.value_s
+    return Run(value_s, found.evaluations, found.cpu_s, found.best_at)
+
+
+def by_finetuning(share: float = 1.0) -> Runner:
+    """The shipped policy adapted to the problem with a share of the evaluations; `auto`, from which
+    it starts, has as many on top."""
 
     def run(problem: Problem, evaluations: int, seed: int) -> Run:
         from gdp.learn.finetune import FinetuneConfig, finetune
 
         began_s = time.process_time()
-        found = finetune(problem, config=FinetuneConfig(evaluations=evaluations), seed=seed)
+        config = FinetuneConfig(evaluations=max(1, int(share * evaluations)))
+        found = finetune(problem, config=config, seed=seed)
         return Run(found.value_s, found.evaluations, time.process_time() - began_s)
 
     return run
@@ -107,49 +111,7 @@ def reached(problem: Problem, below_s: float) -> int | None:
     return None
 
 
-def interval(values: np.ndarray) -> float:
-    """Half the width of the 95% interval of the mean; 0 for a single value."""
-    if len(values) < 2:
-        return 0.0
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
-
-
-def done(path: Path | None) -> dict[tuple[str, ...], dict[str, Any]]:
-    """The rows of a file, by what they are of."""
-    if path is None or not path.exists():
-        return {}
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {key(row): row for row in rows}
-
-
-def key(row: dict[str, Any]) -> tuple[str, ...]:
-    """What a row is of."""
-    return tuple(str(row[name]) for name in ("model", "cluster", "method", "evaluations", "seeds"))
-
-
-def summary(runs: list[Run]) -> dict[str, Any]:
-    """The means of the runs with one interval; without a value where one has none."""
-    values = np.array([np.nan if run.value_s is None else run.value_s for run in runs])
-    missing = bool(np.isnan(values).any())
-    return {
-        "value_s": None if missing else float(values.mean()),
-        "interval_s": None if missing else interval(values),
-        "best_s": None if missing else float(values.min()),
-        "spent": float(np.mean([run.evaluations for run in runs])),
-        "cpu_s": float(np.mean([run.cpu_s for run in runs])),
-        "best_at": max((run.best_at for run in runs if run.best_at is not None), default=None),
-    }
-
-
-def _append(path: Path | None, row: dict[str, Any]) -> None:
-    if path is not None:
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def lines_of(rows: list[dict[str, Any]]) -> list[str]:
+def lines_of(rows: Sequence[Row]) -> list[str]:
     """The rows of one problem in Markdown; speed-up of auto over each is value / auto - 1."""
     ours = next(row["value_s"] for row in rows if row["method"] == "gdp auto")
     lines = [
@@ -159,38 +121,49 @@ def lines_of(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         value_s = row["value_s"]
         if value_s is None:
-            lines.append(f"| {row['method']} | does not fit | | | {row['spent']:.0f} | |")
+            spent = f"{row['evaluations_spent']:.0f}" if "evaluations_spent" in row else ""
+            lines.append(
+                f"| {row['method']} | {row.get('reason', 'does not fit')} | | | {spent} | |"
+            )
             continue
         gain = "" if ours is None else f"{value_s / ours - 1:+.1%}"
         cells = [row["method"], f"{value_s * 1e3:.4f}", "", gain, "", ""]
-        if "spent" in row:
+        if "evaluations_spent" in row:
             cells[2] = f"{row['interval_s'] * 1e3:.4f}" if row["interval_s"] else ""
-            cells[4:] = [f"{row['spent']:.0f}", f"{row['cpu_s']:.1f}"]
+            cells[4:] = [f"{row['evaluations_spent']:.0f}", f"{row['cpu_s']:.1f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
-def kept(
-    path: Path | None,
-    about: dict[str, Any],
-    rows: Mapping[str, tuple[Runner, bool]],
-    problem: Problem,
-) -> Iterator[dict[str, Any]]:
-    """Every row of one problem and its bound; those of the file first asked for there.
+UNTIL = "gdp auto until"
+"""The method of a case that asks after how many simulations `auto` has reached a value."""
 
-    `about` says what the rows are of, "evaluations" and "seeds" among it.
+
+def run_case(case: Case, problem: Problem, rows: Mapping[str, tuple[Runner, bool]]) -> Row:
+    """What a case makes: a run of its method, the bound, or when `auto` has reached its value.
+
+    Every run has the problem as if it were the first to ask, so that evaluations and seconds are
+    those of a fresh start, whichever were run before.
     """
-    known = done(path)
-    for method, (run, draws) in rows.items():
-        row = about | {"method": method}
-        if key(row) not in known:
-            seeds = range(about["seeds"] if draws else 1)
-            known[key(row)] = row | summary([run(problem, about["evaluations"], s) for s in seeds])
-            _append(path, known[key(row)])
-        yield known[key(row)]
-    row = about | {"method": "bound"}
-    if key(row) not in known:
+    if case.method == BOUND:
         bound = best_bound(problem, BOUND_S)
-        known[key(row)] = row | {"value_s": bound.value_s, "argument": bound.argument}
-        _append(path, known[key(row)])
-    yield known[key(row)]
+        return {"value_s": bound.value_s, "argument": bound.argument}
+    if case.method == UNTIL and case.below_s is not None:
+        return {"simulations": reached(replace(problem), case.below_s)}
+    found = rows[case.method][0](replace(problem), case.evaluations, case.seed)
+    return found._asdict()
+
+
+def with_until(
+    tables: Sequence[Sequence[Row]],
+    rival: str,
+    kept: Callable[[Sequence[Case]], Sequence[Row]],
+) -> None:
+    """Add to the rival's row of each table when `auto` has its best: `auto_until`."""
+    led = [row for table in tables for row in table if row["method"] == rival and row["best_s"]]
+    asked = [
+        Case(row["model"], row["cluster"], UNTIL, row["evaluations"], 0, row["best_s"])
+        for row in led
+    ]
+    for row, until in zip(led, kept(asked), strict=True):
+        row["auto_until"] = until["simulations"]

@@ -15,5 +15,5 @@ LEARNED: dict[str, Callable[[Problem, int, int], Found]] = {
     "RNN": rnn,
     "Placeto": placeto,
     "DOPPLER": doppler,
-    "GDP as published": gdp_one,
+    "GDP-one": gdp_one,
 }

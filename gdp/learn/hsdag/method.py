@@ -5,15 +5,22 @@ from gdp.learn.hsdag.config import HsdagConfig
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.repair import settle
 from gdp.methods.scoring import unsupported
+from gdp.policy.model.config import Params
 from gdp.problem.problem import Problem
 from gdp.units import format_seconds
 
 
-def hsdag(problem: Problem, search: Search, config: HsdagConfig | None = None) -> Answer:
+def hsdag(
+    problem: Problem,
+    search: Search,
+    config: HsdagConfig | None = None,
+    params: Params | None = None,
+) -> Answer:
     """The best placement met while HSDAG is trained on the problem (arXiv 2405.14185).
 
-    Nothing is pre-trained: evaluations and seconds are those of the training. `search.start` is
-    not read. Where memory overflows everywhere, its best placement is repaired.
+    From fresh weights, or from `params` of `gdp.learn.hsdag.train.pretrain`; evaluations and
+    seconds are those of the training here. `search.start` is not read. Where memory overflows
+    everywhere, its best placement is repaired.
     """
     if (refusal := unsupported(problem, "hsdag")) is not None:
         return refusal
@@ -28,7 +35,7 @@ def hsdag(problem: Problem, search: Search, config: HsdagConfig | None = None) -
 
     found = train(
         problem, config, seed=search.seed, evaluations=search.evaluations, seconds=search.seconds,
-        progress=progress,
+        params=params, progress=progress,
     )  # fmt: skip
     if found.value_s == float("inf"):
         answer = settle(problem, search, [Assignment(found.last)], "hsdag")

@@ -1,0 +1,134 @@
+"""Cases of the published comparisons: one run of one row each, run anywhere, kept in a file."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+from gdp.tasks import HERE, Engine, each
+
+Row = dict[str, Any]
+BOUND = "bound"
+
+
+class Case(NamedTuple):
+    """What one run is of."""
+
+    model: str
+    cluster: str
+    method: str
+    evaluations: int
+    seed: int
+    below_s: float | None = None  # the value to be reached, of runs that ask when it is
+
+
+def kept(
+    cases: Sequence[Case],
+    work: Callable[[Case], Row],
+    path: Path | None = None,
+    engine: Engine = HERE,
+) -> list[Row]:
+    """What every case makes; those of the file are not run again, and new ones are added to it.
+
+    `work` is a function of a module that depends on nothing but its case, so that it makes the same
+    wherever it is run, CPU seconds apart.
+    """
+    known = done(path)
+    missing = [case for case in cases if case not in known]
+    for number, row in each(work, missing, engine):
+        known[missing[number]] = missing[number]._asdict() | row
+        if path is not None:
+            with path.open("a") as file:
+                file.write(json.dumps(known[missing[number]]) + "\n")
+    return [known[case] for case in cases]
+
+
+def done(path: Path | None) -> dict[Case, Row]:
+    """What a file holds, by case; a last line that was cut off is taken away."""
+    if path is None or not path.exists():
+        return {}
+    whole, _, cut = path.read_text().rpartition("\n")
+    if cut:
+        path.write_text(whole + "\n" * bool(whole))
+    rows = [json.loads(line) for line in whole.splitlines()]
+    return {Case(*(row[name] for name in Case._fields)): row for row in rows}
+
+
+def cases_of(
+    problems: Iterable[tuple[str, str]],
+    rows_of: Callable[[str, str], Mapping[str, tuple[Any, bool]]],
+    evaluations: int,
+    seeds: int,
+    without: Sequence[str] = (),
+) -> list[Case]:
+    """Cases of all rows of all problems (model, cluster), and of their bounds: the first seed of
+    all before the second of any; of rows that do not draw only the first."""
+    wanted = list(problems)
+    return [
+        Case(model, cluster, method, evaluations, seed)
+        for seed in range(seeds)
+        for model, cluster in wanted
+        for method, draws in [*((m, d) for m, (_, d) in rows_of(model, cluster).items()),
+                              (BOUND, False)]
+        if method not in without and (draws or seed == 0)
+    ]  # fmt: skip
+
+
+def tables_of(found: Sequence[Row]) -> list[list[Row]]:
+    """One row per method, of all its seeds, in one table per model and cluster."""
+    tables: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    for one in found:
+        table = tables.setdefault((one["model"], one["cluster"]), {})
+        table.setdefault(one["method"], []).append(one)
+    return [[_summary(runs) for runs in table.values()] for table in tables.values()]
+
+
+def _summary(runs: list[Row]) -> Row:
+    """The means of the runs with one interval; without a value where one has none."""
+    values = np.array([np.nan if run["value_s"] is None else run["value_s"] for run in runs])
+    row = dict(runs[0])
+    missing = bool(np.isnan(values).any())
+    row |= {
+        "seeds": len(runs),
+        "value_s": None if missing else float(values.mean()),
+        "interval_s": None if missing else interval(values),
+        "values_s": [run["value_s"] for run in runs],
+        "best_s": None if missing else float(values.min()),
+    }
+    if "evaluations_spent" in row:
+        for name in ("evaluations_spent", "cpu_s"):
+            row[name] = float(np.mean([run[name] for run in runs]))
+        row["best_at"] = max((run["best_at"] for run in runs if run["best_at"]), default=None)
+    return row
+
+
+def interval(values: np.ndarray) -> float:
+    """Half the width of the 95% interval of the mean (Student); 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def chosen(text: str, names: Sequence[str], what: str) -> list[str]:
+    """The names of a list with commas, or all of them; raises where one is unknown."""
+    found = list(names) if text == "all" else text.split(",")
+    if unknown := [name for name in found if name not in names]:
+        raise click.BadParameter(f"no {what} {unknown[0]!r}; there are {', '.join(names)}")
+    return found
+
+
+def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--processes` and `--ray`: where the rows are run, and `--rows`: where they are kept."""
+    for option in (
+        click.option("--rows", type=click.Path(path_type=Path), help="Rows done, to go on from."),
+        click.option("--ray", help="A Ray cluster, HOST:PORT, to run rows on."),
+        click.option("--processes", type=click.IntRange(1), default=1, show_default=True,
+                     help="Rows that run at once on this machine."),
+    ):  # fmt: skip
+        command = option(command)
+    return command

@@ -1,0 +1,148 @@
+"""GDP's workloads as cases: the training steps, the machines, and the row of each method."""
+
+import functools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from benchmarks.published.baselines.common import nodes_of
+from benchmarks.published.baselines.expert import Family, expert
+from benchmarks.published.baselines.gdp_one import gdp_batch
+from benchmarks.published.baselines.rows import (
+    Run,
+    Runner,
+    by_finetuning,
+    by_method,
+    by_rule,
+    by_training,
+    run_case,
+    run_of,
+)
+from benchmarks.published.baselines.table import LEARNED
+from benchmarks.published.cases import Case, Row
+from gdp import api
+from gdp.cluster.types import Cluster
+from gdp.corpus.build import traced
+from gdp.corpus.cnn import inception, nas_cells
+from gdp.corpus.families import Variant
+from gdp.corpus.rnn import gnmt, rnnlm, wavenet
+from gdp.corpus.transformer import transformer_xl
+from gdp.costs.roofline import roofline
+from gdp.graph.op_graph import OpGraph
+from gdp.posed import pose
+from gdp.problem.problem import Problem
+
+
+class Workload(NamedTuple):
+    """A training step, how many devices GDP gave it, and which rule a person follows."""
+
+    variant: Variant
+    devices: int
+    family: Family
+
+
+def _amoebanet(**arguments: Any) -> Any:
+    return nas_cells(amoeba=True, **arguments)
+
+
+def _made(
+    name: str, builder: Any, devices: int, family: Family, **arguments: Any
+) -> tuple[str, Workload]:
+    variant = Variant(name, builder, "training", arguments)
+    return name, Workload(variant, devices, family)
+
+
+WORKLOADS: dict[str, Workload] = dict([
+    *(_made(f"rnnlm-{n}", rnnlm, n, "recurrent", layers=n, steps=32, hidden=2048, batch=64)
+      for n in (2, 4, 8)),
+    *(_made(f"gnmt-{n}", gnmt, n, "recurrent", layers=n, steps=steps, hidden=1024, batch=128)
+      for n, steps in ((2, 40), (4, 40), (8, 52))),
+    *(_made(f"transformer-xl-{n}", transformer_xl, n, "transformer", layers=n, features=1024,
+            heads=16, batch=32, steps=128, segments=4) for n in (2, 4, 8)),
+    _made("inception", inception, 2, "convolutional", blocks=12, batch=64, image=299),
+    _made("amoebanet", _amoebanet, 4, "convolutional", cells=18, width=32, batch=8, image=224),
+    _made("wavenet-2x18", wavenet, 2, "transformer", stacks=2, layers=18, channels=128, batch=8),
+    _made("wavenet-4x36", wavenet, 4, "transformer", stacks=4, layers=36, channels=128, batch=8),
+])  # fmt: skip
+EQUAL = "equal"
+"""As many P100s over PCIe as GDP gave the workload."""
+UNEQUAL = ("2xp100+2xk80-pcie3", "v100+2xp100-pcie3", "cpu+p100+t4-pcie3")
+BATCH = ("rnnlm-2", "transformer-xl-2", "inception", "wavenet-2x18")
+"""What GDP-batch learns from at once: the smallest workload of four families."""
+ZERO_SHOT = 0.064  # of the evaluations: one decode, its advisers and a few proposals
+TUNED = 0.5  # of the evaluations for fine-tuning; `auto`, from which it starts, has as many
+SHORTEST = 0.001  # of the evaluations for auto's search; its candidates are simulated before
+LARGEST_NODES = 1300
+"""Nodes up to which DOPPLER is run: what it learns from grows with their square, per placement."""
+
+
+def rows_of(name: str, cluster: str) -> dict[str, tuple[Runner, bool]]:
+    """Every row of a workload: how it is run, and whether it draws."""
+    table, family = api.methods(), WORKLOADS[name].family
+    learned = {row: (by_training(train), True) for row, train in LEARNED.items() if row != "RNN"}
+    if name in BATCH:
+        learned["GDP-batch"] = by_batch(name, cluster), True
+    return {
+        "human expert": (by_rule(partial(expert, family=family)), False),
+        "single device": (by_method(table["single"]), False),
+        "METIS": (by_method(table["metis"]), False),
+        "HEFT": (by_method(table["heft"]), False),
+        "ETF": (by_method(table["etf"]), False),
+        **learned,
+        "HSDAG": (by_method(table["hsdag"]), True),
+        "gdp zero-shot": (by_method(table["policy"], ZERO_SHOT), True),
+        "gdp fine-tuned": (by_finetuning(TUNED), True),
+        "gdp auto, shortest search": (by_method(table["auto"], SHORTEST), True),
+        "gdp auto": (by_method(table["auto"]), True),
+    }
+
+
+def by_batch(name: str, cluster: str) -> Runner:
+    """GDP-batch's best placement of one workload, whose problem it poses itself."""
+
+    def run(problem: Problem, evaluations: int, seed: int) -> Run:
+        del problem
+        return _batched(cluster, evaluations, seed)[BATCH.index(name)]
+
+    return run
+
+
+@functools.lru_cache(maxsize=16)
+def _batched(cluster: str, evaluations: int, seed: int) -> Sequence[Run]:
+    problems = [problem_of(name, cluster) for name in BATCH]
+    return [run_of(found) for found in gdp_batch(problems, evaluations, seed)]
+
+
+@functools.lru_cache(maxsize=16)
+def graph_of(name: str) -> OpGraph:
+    """The traced training step."""
+    return traced(WORKLOADS[name].variant)
+
+
+def problem_of(name: str, cluster: str) -> Problem:
+    """The workload on a cluster."""
+    machine = Cluster.load(cluster_of(name, cluster))
+    return pose(graph_of(name), machine, costs=roofline).problem
+
+
+def cluster_of(name: str, cluster: str) -> str:
+    """The preset that is meant."""
+    return f"{WORKLOADS[name].devices}xp100-pcie3" if cluster == EQUAL else cluster
+
+
+@functools.lru_cache(maxsize=64)
+def posed(name: str, cluster: str) -> Problem:
+    """The workload on a cluster, posed once."""
+    return problem_of(name, cluster)
+
+
+def run(case: Case) -> Row:
+    """What one case makes."""
+    problem = posed(case.model, case.cluster)
+    about = {
+        "devices": cluster_of(case.model, case.cluster), "ops": graph_of(case.model).num_ops,
+        "fused": problem.num_ops,
+    }  # fmt: skip
+    if case.method == "DOPPLER" and nodes_of(problem).count > LARGEST_NODES:
+        return about | {"value_s": None, "reason": f"not run: over {LARGEST_NODES} nodes"}
+    return about | run_case(case, problem, rows_of(case.model, case.cluster))

@@ -1,0 +1,106 @@
+"""HSDAG's three models as cases: the machines, and the row of each method."""
+
+import functools
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.published.baselines.common import nodes_of
+from benchmarks.published.baselines.expert import Family, expert, only_on
+from benchmarks.published.baselines.rows import Runner, by_method, by_rule, by_training, run_case
+from benchmarks.published.baselines.table import LEARNED
+from benchmarks.published.cases import Case, Row
+from benchmarks.published.hsdag_graphs import MODELS, graph_of
+from gdp import api
+from gdp.cluster.types import Cluster
+from gdp.costs.roofline import roofline
+from gdp.graph.op_graph import OpGraph
+from gdp.learn.hsdag.config import HsdagConfig, published
+from gdp.learn.hsdag.method import hsdag
+from gdp.methods.base import Answer, Search
+from gdp.policy.model.config import Params
+from gdp.posed import pose
+from gdp.problem.problem import Problem
+
+CLUSTERS = ("cpu+flex-170", "cpu+2xflex-170")
+FAMILY: dict[str, Family] = {"bert-base": "transformer"}
+ABLATED = {
+    "output shape": HsdagConfig(output_shape=False),
+    "node id": HsdagConfig(node_id=False),
+    "graph structure": HsdagConfig(structure=False),
+}
+"""What HSDAG's table 3 leaves out."""
+SHARE = 0.01  # of the evaluations, for the search; its candidates are simulated before
+UPDATES = 100
+"""Of the pre-training over the two other models, 20 placements each: as many as the paper has."""
+
+
+def rows_of(model: str, cluster: str) -> dict[str, tuple[Runner, bool]]:
+    """Every row: how it is run, and whether it draws."""
+    table = api.methods()
+    human = partial(expert, family=FAMILY.get(model, "convolutional"))
+    return {
+        "CPU only": (by_rule(lambda problem: only_on(problem, 0)), False),
+        "GPU only": (by_rule(lambda problem: only_on(problem, 1)), False),
+        "human expert": (by_rule(human), False),
+        "METIS": (by_method(table["metis"]), False),
+        "HEFT": (by_method(table["heft"]), False),
+        "ETF": (by_method(table["etf"]), False),
+        **{name: (by_training(train), True) for name, train in LEARNED.items()},
+        **hsdag_rows(),
+        "HSDAG, pre-trained": (by_method(_pretrained(model, cluster)), True),
+        "HSDAG, published settings": (by_method(partial(hsdag, config=published())), True),
+        "gdp policy": (by_method(table["policy"]), True),
+        "gdp auto, shortest search": (by_method(table["auto"], SHARE), True),
+        "gdp auto": (by_method(table["auto"]), True),
+    }  # fmt: skip
+
+
+def hsdag_rows() -> dict[str, tuple[Runner, bool]]:
+    """HSDAG, and without each kind of feature of its ablation."""
+    return {
+        "HSDAG": (by_method(hsdag), True),
+        **{
+            f"HSDAG without {name}": (by_method(partial(hsdag, config=config)), True)
+            for name, config in ABLATED.items()
+        },
+    }
+
+
+def _pretrained(model: str, cluster: str) -> Callable[[Problem, Search], Answer]:
+    """HSDAG from weights trained on the other two models; their `UPDATES` come on top."""
+
+    def placed(problem: Problem, search: Search) -> Answer:
+        return hsdag(problem, search, params=_weights(model, cluster, search.seed))
+
+    return placed
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(model: str, cluster: str, seed: int) -> Params:
+    from gdp.learn.hsdag.train import pretrain
+
+    others = [posed(other, cluster) for other in MODELS if other != model]
+    return pretrain(others, seed=seed, updates=UPDATES)
+
+
+@functools.cache
+def graph(model: str) -> OpGraph:
+    """The traced forward pass."""
+    return graph_of(model, MODELS[model]())
+
+
+@functools.cache
+def posed(model: str, cluster: str) -> Problem:
+    """The model on a cluster, posed once."""
+    # Datasheet numbers: what ships for JAX on processors was measured on one machine.
+    return pose(graph(model), Cluster.load(cluster), costs=roofline).problem
+
+
+def run(case: Case) -> Row:
+    """What one case makes."""
+    problem = posed(case.model, case.cluster)
+    about = {
+        "ops": graph(case.model).num_ops, "edges": graph(case.model).num_uses,
+        "fused": problem.num_ops, "nodes": nodes_of(problem).count,
+    }  # fmt: skip
+    return about | run_case(case, problem, rows_of(case.model, case.cluster))

@@ -110,6 +110,7 @@ def prepare(
         scale_s=max(times.scale_s, 1e-15),
         fair_s=max(float(1.0 / (1.0 / total).sum()), 1e-30),
         copies=objective_of(problem).copies,
+        kept=_kept(problem),
         host=cluster.host,
         num_channels=max(cluster.num_channels, 1),
         num_groups=problem.num_groups,
@@ -117,3 +118,14 @@ def prepare(
         mask_memory=mask_memory,
         mask_alike=mask_alike,
     )
+
+
+def _kept(problem: Problem) -> Bool[np.ndarray, "T"]:
+    """Of a full pipeline that trains: what forward ops make and backward ops read."""
+    a = arrays_of(problem)
+    kept = np.zeros(len(a.tensor_bytes), dtype=bool)
+    if objective_of(problem).copies > 1.0:
+        read_back = a.is_backward[a.use_op]
+        kept[np.repeat(np.arange(len(kept)), np.diff(a.use_start))[read_back]] = True
+        kept &= ~a.is_backward[a.producer]
+    return kept

@@ -14,10 +14,16 @@ from gdp.kernels.options import BARE, INNER
 from gdp.kernels.struct import as_struct
 from gdp.policy.model.head import Head
 from gdp.policy.view.decode_problem import DecodeProblem
+from gdp.policy.view.memory_kernels import (
+    crowded_reader,
+    hold_outputs,
+    read_inputs,
+    room,
+    settle_group,
+)
 from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 from gdp.policy.view.pair_kernels import (
     arrival,
-    demand,
     opens_segment,
     pair_features,
 )
@@ -35,7 +41,13 @@ class State(typing.NamedTuple):
     group_device: typing.Any  # [groups], -1 while undecided
     holds: typing.Any  # [weights, D]
     weight_bytes: typing.Any  # [D]
-    live_bytes: typing.Any  # [D]
+    live_bytes: typing.Any  # [D] of tensors
+    fullest_bytes: typing.Any  # [D] the largest `live_bytes` so far
+    held: typing.Any  # [T, D] whether a tensor is there or on its way
+    seen: typing.Any  # [T] the last visit that counted a tensor
+    visit: typing.Any  # [1] number of visits
+    stage: typing.Any  # [D] in order of the first forward ops, -1 before
+    num_stages: typing.Any  # [1]
     uses_left: typing.Any  # [T]
     used: typing.Any  # [D]
     recent: typing.Any  # [D] decaying share of the latest ops
@@ -70,6 +82,12 @@ def new_state(p: typing.Any) -> State:
         holds=np.zeros((p.num_weights, d), dtype=np.bool_),
         weight_bytes=np.zeros(d),
         live_bytes=np.zeros(d),
+        fullest_bytes=np.zeros(d),
+        held=np.zeros((len(p.tensor_bytes), d), dtype=np.bool_),
+        seen=np.zeros(len(p.tensor_bytes), dtype=np.int64),
+        visit=np.zeros(1, dtype=np.int64),
+        stage=np.full(d, -1, dtype=np.int64),
+        num_stages=np.zeros(1, dtype=np.int64),
         uses_left=p.num_uses.copy(),
         used=np.zeros(d, dtype=np.bool_),
         recent=np.zeros(d),
@@ -104,7 +122,7 @@ def rollout(p, s, x, head, forced, uniform, greedy, temperature, device, taken, 
         choice = s.group_device[p.group[op]]
         options = 0
         if choice < 0:
-            options = legal_devices(p, s, op, x.mask)
+            options = legal_devices(p, s, op, x.mask, x.work[0])
             if forced[op] >= 0 and not x.mask[forced[op]]:
                 x.mask[forced[op]] = True
                 options += 1
@@ -154,26 +172,28 @@ def first_of(mask):
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def legal_devices(p, s, op, mask):
+def legal_devices(p, s, op, mask, more):
     """Fill `mask` with the devices that may take an op, and count them; never zero.
 
-    Allowed for the op's whole group; memory for its weights, inputs and outputs; and of devices
-    that are alike and still empty only the first, since the others give the same placement renamed.
+    Allowed for the op's whole group; memory for its weights, inputs and outputs, there and where
+    they are sent; and of devices that are alike and still empty only the first, since the others
+    give the same placement renamed. `more` [D] is scratch.
     """
     d = p.cost_s.shape[1]
     group = p.group[op]
     count = 0
     roomiest = -1
     most = -np.inf
+    crowded = crowded_reader(p, s, op, more) if p.mask_memory else -1
     for i in range(d):
         mask[i] = False
         if not p.group_allowed[group, i]:
             continue
-        room = p.memory_bytes[i] - s.weight_bytes[i] - s.live_bytes[i] - demand(p, s, op, i)
-        if room > most:
-            most = room
+        left = room(p, s, op, i)
+        if left > most:
+            most = left
             roomiest = i
-        if p.mask_memory and room < 0:
+        if p.mask_memory and (left < 0 or (crowded != -1 and crowded != i)):
             continue
         if p.mask_alike and not s.used[i] and p.twin[i] >= 0 and not s.used[p.twin[i]]:
             continue
@@ -264,12 +284,7 @@ def commit(p, s, op, i):
     group = p.group[op]
     segment = p.segment_s[i] > 0 and opens_segment(p, s, op, i)
     if s.group_device[group] < 0:
-        s.group_device[group] = i
-        for k in range(p.group_start[group], p.group_start[group + 1]):
-            weight = p.weight[p.group_op[k]]
-            if not s.holds[weight, i]:
-                s.holds[weight, i] = True
-                s.weight_bytes[i] += p.weight_bytes[weight]
+        settle_group(p, s, group, i)
     ready = 0.0
     for k in range(p.in_start[op], p.in_start[op + 1]):
         t = p.in_tensor[k]
@@ -280,7 +295,6 @@ def commit(p, s, op, i):
                 s.channel_s[channel] = at
                 s.channel_load_s[channel] += seconds
             s.arrival_s[t, i] = at
-            s.live_bytes[i] += p.copies * p.tensor_bytes[t]
         ready = max(ready, s.arrival_s[t, i])
     cost = p.cost_s[op, i] + (p.segment_s[i] if segment else 0.0)
     s.finish_s[op] = max(ready, s.free_s[i]) + cost
@@ -295,29 +309,6 @@ def commit(p, s, op, i):
     s.record[0] = max(s.record[0], s.finish_s[op] + p.tail_s[op])
     s.record[1] += cost
     for k in range(p.out_start[op], p.out_start[op + 1]):
-        t = p.out_tensor[k]
-        s.arrival_s[t, i] = s.finish_s[op]
-        if s.uses_left[t] > 0:
-            s.live_bytes[i] += p.tensor_bytes[t]
-    for k in range(p.in_start[op], p.in_start[op + 1]):
-        t = p.in_tensor[k]
-        s.uses_left[t] -= 1
-        if s.uses_left[t] == 0:
-            drop(p, s, t)
-
-
-@numba.njit(**INNER)
-@typing.no_type_check
-def drop(p, s, t):
-    """Free a tensor that all its readers have read.
-
-    A full pipeline keeps what is sent: the next sample's tensor is on its way while one is read.
-    """
-    held = 0
-    for j in range(s.live_bytes.shape[0]):
-        held += s.arrival_s[t, j] < np.inf
-    if p.copies > 1.0 and held > 1:
-        return
-    for j in range(s.live_bytes.shape[0]):
-        if s.arrival_s[t, j] < np.inf:
-            s.live_bytes[j] -= p.tensor_bytes[t]
+        s.arrival_s[p.out_tensor[k], i] = s.finish_s[op]
+    hold_outputs(p, s, op, i)
+    read_inputs(p, s, op)

@@ -22,6 +22,7 @@ from gdp.policy.propose import propose
 from gdp.policy.repair import move_until_fits
 from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import memory_binds
 from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ def _decoded(problem: Problem, policy: Policy, search: Search, clock: Clock) -> 
     best, spent = decoded, spent + decoded.evaluations
     if others is not None:
         best = min(decoded, others, key=lambda scored: scored.key)
-    if (found.overflow > 0).any() or best.overflow_bytes > 0:
+    if memory_binds(problem):
         left = None if search.evaluations is None else search.evaluations - spent
         best, more = _polished(problem, best, search.seed, left, clock)
         spent += more

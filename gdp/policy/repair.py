@@ -1,14 +1,16 @@
-"""Placements that overflow memory, made to fit: tighter masks first, then single moves.
+"""Placements that overflow memory, made to fit: lower limits first, then single moves.
 
 The decoder's running estimate of memory is not the simulator's peak; where they differ the
 simulator decides, and the decoder tries again under limits lowered by what was missing.
 """
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from gdp.clock import Clock
-from gdp.methods.priorities import rules_of
+from gdp.methods.base import Assignment
+from gdp.methods.heuristics.reserved import lowered, missing_bytes
+from gdp.methods.priorities import RULES, rank_under, rate, rules_of
 from gdp.methods.timing import timing
 from gdp.policy.decode import DecodeProblem, decode
 from gdp.policy.evaluate import best_row, evaluate
@@ -16,8 +18,9 @@ from gdp.policy.model.head import Head
 from gdp.problem.problem import Problem
 
 TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
-"""Memory limits tried in the mask, over the true ones."""
-ROUNDS = 400  # of single moves, at most
+"""Shares of all limits tried next."""
+ROUNDS = 7  # of limits lowered by what was missing, device by device
+MOVES = 400  # rounds of single moves, at most
 TRIES = 24  # moves in each
 OPS_SIMULATED = 40_000_000
 """By all moves, at most: some seconds on any graph."""
@@ -26,28 +29,44 @@ OPS_SIMULATED = 40_000_000
 def fitting_greedy(
     problem: Problem, view: DecodeProblem, head: Head, clock: Clock | None = None
 ) -> tuple[DecodeProblem, Int[np.ndarray, "N"], int]:
-    """(the view, its limits tightened as far as needed; the greedy placement under them;
-    simulations it took).
+    """(the view, its limits lowered as far as needed; the greedy placement under them; simulations
+    it took).
 
-    Where none of the limits will do until the clock is over, the view as it is and the placement
-    that overflows.
+    First each limit is lowered by what its own device missed, then all by the same share. Where
+    nothing will do until the clock is over, the view as it is and the placement that overflows.
     """
     clock, rules = clock or Clock(None), len(rules_of(problem))
-    first = decode(view, head, samples=1, seed=0, greedy_first=True).device
+
+    def greedy(limit: Float[np.ndarray, "D"]) -> tuple[DecodeProblem, Int[np.ndarray, "N"]]:
+        under = view._replace(memory_bytes=limit)
+        return under, decode(under, head, samples=1, seed=0, greedy_first=True).device[0]
+
+    first = greedy(view.memory_bytes)
     if not view.mask_memory:
-        return view, first[0], 0
-    if evaluate(problem, first)[1][0] == 0:
-        return view, first[0], rules
-    spent = rules
+        return *first, 0
+    capacity = view.memory_bytes.astype(float)
+    (under, device), limit, missing, spent = first, capacity, np.zeros_like(capacity), 0
+    for attempt in range(ROUNDS):
+        if attempt:
+            limit = lowered(limit, missing, capacity, attempt - 1)
+            under, device = greedy(limit)
+        rated = rate(problem, device[None])
+        spent += rules
+        if rated.overflow[0] == 0:
+            return under, device, spent
+        if clock.is_over():
+            return *first, spent
+        rank = rank_under(problem, device, RULES[int(rated.rule[0])])
+        missing = missing_bytes(problem, Assignment(device, rank))
+        spent += 1
     for share in TIGHTER:
         if clock.is_over():
             break
-        tight = view._replace(memory_bytes=view.memory_bytes * share)
-        device = decode(tight, head, samples=1, seed=0, greedy_first=True).device
+        under, device = greedy(capacity * share)
         spent += rules
-        if evaluate(problem, device)[1][0] == 0:
-            return tight, device[0], spent
-    return view, first[0], spent
+        if evaluate(problem, device[None])[1][0] == 0:
+            return under, device, spent
+    return *first, spent
 
 
 def move_until_fits(
@@ -65,7 +84,7 @@ def move_until_fits(
     rules = len(rules_of(problem))
     best, spent, stuck = (int(overflow[0]), float(seconds[0])), rules, 0
     longest = max(1, problem.num_groups // (2 * problem.num_devices))
-    for _ in range(min(ROUNDS, OPS_SIMULATED // (TRIES * rules * problem.num_ops))):
+    for _ in range(min(MOVES, OPS_SIMULATED // (TRIES * rules * problem.num_ops))):
         if best[0] == 0 or stuck > 12 or clock.is_over():
             break
         moved = np.stack([_move(problem, device, longest, rng) for _ in range(TRIES)])

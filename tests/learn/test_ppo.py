@@ -174,7 +174,7 @@ def test_a_faint_gradient_is_not_made_a_strong_one() -> None:
     problem = random_problem(5, num_ops=30, num_devices=3)
     episode, batch = sample(policy, problem, samples=4, seed=1), policy.batch(problem)
     norms = []
-    for size in (1.0, 1e-4):
+    for size in (4.0, 1e-4):
         made = rows(episode.rollout, size * np.array([1, -1, 0, 0]), np.ones(4), np.zeros(4))
         grads, metrics = gradient(CONFIG, policy.params, batch, made, Weights(0.2, 0.0, 0.0))
         norms.append((float(optax.tree.norm(grads)), float(metrics.norm)))

@@ -9,7 +9,7 @@ from gdp.clock import Clock
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.policy.policy import default_checkpoint, load_policy
 from gdp.policy.propose import propose
-from gdp.policy.repair import TIGHTER, fitting_greedy
+from gdp.policy.repair import ROUNDS, TIGHTER, fitting_greedy
 
 INSTANCES = (
     Instance("layered-60-1", 2),
@@ -32,6 +32,7 @@ def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     propose(policy, problem, 1, 0)  # the advice is asked once
     counted = 0
     from gdp.methods import priorities
+    from gdp.policy import repair
 
     values = priorities.values
 
@@ -40,7 +41,15 @@ def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         counted += len(arguments[1])
         return values(*arguments)
 
+    missing_bytes = repair.missing_bytes
+
+    def missing(*arguments):
+        nonlocal counted
+        counted += 1
+        return missing_bytes(*arguments)
+
     monkeypatch.setattr(priorities, "values", counting)
+    monkeypatch.setattr(repair, "missing_bytes", missing)
     found = propose(policy, problem, 17, 0)
     assert found.evaluations == counted
 
@@ -51,4 +60,4 @@ def test_tightened_limits_count_every_try() -> None:
     devices = tuple(replace(x, memory_bytes=1) for x in problem.cluster.devices)
     none = replace(problem, cluster=replace(problem.cluster, devices=devices))
     _, _, spent = fitting_greedy(none, policy.view(none), policy.head(none))
-    assert spent == 5 * (1 + len(TIGHTER))
+    assert spent == ROUNDS * (5 + 1) + 5 * len(TIGHTER)

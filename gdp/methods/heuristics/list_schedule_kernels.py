@@ -29,7 +29,9 @@ class Plan(NamedTuple):
     channel_s: np.ndarray  # [C] the end of the last transfer
     group_device: np.ndarray  # [G], D where the group is not placed
     holds: np.ndarray  # [W, D] bool
-    live_bytes: np.ndarray  # [D]
+    weight_bytes: np.ndarray  # [D] there throughout
+    live_bytes: np.ndarray  # [D] of tensors
+    fullest_bytes: np.ndarray  # [D] the largest `live_bytes` so far
     gap_start_s: np.ndarray  # [D, MAX_GAPS]
     gap_end_s: np.ndarray  # [D, MAX_GAPS]
     num_gaps: np.ndarray  # [D]
@@ -52,7 +54,9 @@ def new_plan(a):
         channel_s=np.zeros(int(a.channel.max()) + 1),
         group_device=np.full(num_groups, num_devices),
         holds=np.zeros((len(a.weight_bytes), num_devices), dtype=bool),
+        weight_bytes=np.zeros(num_devices, dtype=np.int64),
         live_bytes=np.zeros(num_devices, dtype=np.int64),
+        fullest_bytes=np.zeros(num_devices, dtype=np.int64),
         gap_start_s=np.zeros((num_devices, MAX_GAPS)),
         gap_end_s=np.zeros((num_devices, MAX_GAPS)),
         num_gaps=np.zeros(num_devices, dtype=np.int64),
@@ -123,18 +127,18 @@ def run_seconds(a, plan, i, d):
 def excess_bytes(a, plan, i, d, besides):
     """By how much device d would be over its memory with op i, the weights of its group, and some
     bytes besides."""
-    need = plan.live_bytes[d] - a.memory_bytes[d] + besides
+    weights, tensors = plan.weight_bytes[d] + besides, plan.live_bytes[d]
     g = a.group[i]
     if plan.group_device[g] != d:
         for x in range(a.group_weight_start[g], a.group_weight_start[g + 1]):
             if not plan.holds[a.group_weight[x], d]:
-                need += a.weight_bytes[a.group_weight[x]]
+                weights += a.weight_bytes[a.group_weight[x]]
     for x in range(a.in_start[i], a.in_start[i + 1]):
         if plan.arrival_s[a.in_tensor[x], d] == np.inf:
-            need += a.tensor_bytes[a.in_tensor[x]]
+            tensors += a.tensor_bytes[a.in_tensor[x]]
     for x in range(a.out_start[i], a.out_start[i + 1]):
-        need += a.tensor_bytes[a.out_tensor[x]]
-    return max(need, 0)
+        tensors += a.tensor_bytes[a.out_tensor[x]]
+    return max(weights + max(plan.fullest_bytes[d], tensors) - a.memory_bytes[d], 0)
 
 
 @numba.njit(**INNER)
@@ -237,12 +241,13 @@ def take_memory(a, plan, i, d, finish):
             w = a.group_weight[x]
             if not plan.holds[w, d]:
                 plan.holds[w, d] = True
-                plan.live_bytes[d] += a.weight_bytes[w]
+                plan.weight_bytes[d] += a.weight_bytes[w]
     for x in range(a.out_start[i], a.out_start[i + 1]):
         t = a.out_tensor[x]
         plan.arrival_s[t, d] = finish
         if plan.unread[t] > 0:
             plan.live_bytes[d] += a.tensor_bytes[t]
+    plan.fullest_bytes[d] = max(plan.fullest_bytes[d], plan.live_bytes[d])
     for x in range(a.in_start[i], a.in_start[i + 1]):
         t = a.in_tensor[x]
         plan.unread[t] -= 1

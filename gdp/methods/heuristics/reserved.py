@@ -46,7 +46,23 @@ def reserved_assignments(problem: Problem, make: Callable[[Arrays], Plan]) -> It
         plan = make(a._replace(memory_bytes=limit.astype(np.int64)))
         made = Assignment(plan.device, as_rank(plan.start_s))
         yield made
-        excess = np.maximum(peaks(problem, made.device, made.rank) - capacity, 0.0)
-        if not excess.any():
+        missing = missing_bytes(problem, made)
+        if not missing.any():
             return
-        limit = np.maximum(limit - excess * (1.0 + _MORE * attempt), _LEAST * capacity)
+        limit = lowered(limit, missing, capacity, attempt)
+
+
+def missing_bytes(problem: Problem, made: Assignment) -> Float[np.ndarray, "D"]:
+    """Bytes by which each device's memory is exceeded."""
+    peak_bytes = peaks(problem, made.device, made.rank)
+    return np.maximum(peak_bytes - problem.cluster.memory_bytes, 0.0)
+
+
+def lowered(
+    limit: Float[np.ndarray, "D"],
+    missing: Float[np.ndarray, "D"],
+    capacity: Float[np.ndarray, "D"],
+    attempt: int,
+) -> Float[np.ndarray, "D"]:
+    """Limits to plan under after a plan that missed so many bytes; later attempts reserve more."""
+    return np.maximum(limit - missing * (1.0 + _MORE * attempt), _LEAST * capacity)

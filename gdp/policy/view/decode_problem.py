@@ -25,6 +25,7 @@ class DecodeProblem(NamedTuple):
     weight: Int[np.ndarray, "N"]  # id of the weight an op holds
     weight_bytes: Int[np.ndarray, "W"]
     is_io: Bool[np.ndarray, "N"]
+    is_backward: Bool[np.ndarray, "N"]
     in_start: Int[np.ndarray, "N+1"]
     in_tensor: Int[np.ndarray, "E"]
     out_start: Int[np.ndarray, "N+1"]
@@ -45,6 +46,7 @@ class DecodeProblem(NamedTuple):
     scale_s: float
     fair_s: float  # total work shared out by speed
     copies: float  # of a received tensor on its device: two in a full pipeline
+    kept: Bool[np.ndarray, "T"]  # once more for each later stage: forward tensors backward ops read
     host: int
     num_channels: int
     num_groups: int
@@ -54,8 +56,8 @@ class DecodeProblem(NamedTuple):
 
 
 SHARED = (
-    "group", "group_allowed", "group_start", "group_op", "weight_bytes", "is_io", "in_start",
-    "in_tensor", "out_start", "out_tensor", "producer", "tensor_bytes", "use_start", "use_op",
-    "segment_s",
+    "group", "group_allowed", "group_start", "group_op", "weight_bytes", "is_io", "is_backward",
+    "in_start", "in_tensor", "out_start", "out_tensor", "producer", "tensor_bytes", "use_start",
+    "use_op", "segment_s",
 )  # fmt: skip
 """Of `DecodeProblem`, what are the arrays of `Arrays`."""

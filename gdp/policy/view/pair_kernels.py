@@ -9,6 +9,7 @@ import numba
 import numpy as np
 
 from gdp.kernels.options import INNER, INNER_INLINE
+from gdp.policy.view.memory_kernels import room
 from gdp.policy.view.pair_features import PAIR
 
 NEIGHBOURHOOD = 48
@@ -32,24 +33,6 @@ def normalise(share):
     if total > 0:
         for i in range(share.shape[0]):
             share[i] /= total
-
-
-@numba.njit(**INNER)
-@typing.no_type_check
-def demand(p, s, op, i):
-    """Bytes that an op (and the weights of its group) would add on a device."""
-    need = 0.0
-    if s.group_device[p.group[op]] < 0:
-        for k in range(p.group_start[p.group[op]], p.group_start[p.group[op] + 1]):
-            member = p.group_op[k]
-            if not s.holds[p.weight[member], i]:
-                need += p.weight_bytes[p.weight[member]]
-    for k in range(p.in_start[op], p.in_start[op + 1]):
-        if s.arrival_s[p.in_tensor[k], i] == np.inf:
-            need += p.copies * p.tensor_bytes[p.in_tensor[k]]
-    for k in range(p.out_start[op], p.out_start[op + 1]):
-        need += p.tensor_bytes[p.out_tensor[k]]
-    return need
 
 
 @numba.njit(**INNER)
@@ -85,8 +68,7 @@ def opens_segment(p, s, op, i):
 @typing.no_type_check
 def headroom(p, s, op, i):
     """Share of a device's memory that stays free with the op on it, in [-1, 1]."""
-    left = p.memory_bytes[i] - s.weight_bytes[i] - s.live_bytes[i] - demand(p, s, op, i)
-    return max(-1.0, left / p.memory_bytes[i])
+    return max(-1.0, room(p, s, op, i) / p.memory_bytes[i])
 
 
 @numba.njit(**INNER)

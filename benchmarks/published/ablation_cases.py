@@ -22,7 +22,7 @@ POLICY_PROBLEMS = (
     ("inception-v3", "cpu+2xflex-170"), ("bert-base", "cpu+2xflex-170"),
     ("transformer-xl-2", "equal"),
 )  # fmt: skip
-"""Graphs of families that the shipped policy has seen at other sizes; advisers leave room there."""
+"""Two of families that the shipped policy was trained on, one of a family that was held out."""
 COSTS = (0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 22)
 """Columns of an op's features that are seconds, or levels made of seconds."""
 DEVICE_COSTS = (0, 1, 3, 4, 5, 6, 8)

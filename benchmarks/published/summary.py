@@ -27,7 +27,9 @@ def values_text(tables: Tables) -> str:
         by, first = {row["method"]: row for row in table}, table[0]
         cells = [first["model"], _devices(first), first["ops"], first["fused"]]
         values = [by.get(name, {}).get("value_s") for name in names]
-        lines.append(_line([*cells, *(f"{x * 1e3:#.4g}" if x else "-" for x in values)]))
+        lines.append(
+            _line([*cells, *(f"{x * 1e3:#.4g}".rstrip(".") if x else "-" for x in values)])
+        )
     return "\n".join(lines)
 
 

@@ -126,7 +126,7 @@ def test_the_summary_is_a_geometric_mean_over_the_problems_that_have_a_row() -> 
     text = ratios_text(tables_of(found))
     assert "| HDP | 2 | 1 | +300.0% | +100.0% | +700.0% | 9 | 0.0 |" in text
     assert "| ETF | 1 | 1 | +200.0% | +200.0% | +200.0% | 9 | 0.0 |" in text
-    assert "| m | c | 5 | 4 | 2000. | 1000. | - |" in values_text(tables_of(found))
+    assert "| m | c | 5 | 4 | 2000 | 1000 | - |" in values_text(tables_of(found))
 
 
 def test_methods_are_judged_by_the_simulator() -> None:

@@ -1,0 +1,85 @@
+"""All problems of a comparison in one table each: values, what methods take over `auto`, and when
+`auto` has passed a rival."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.published.cases import BOUND, Row
+
+HIDDEN = ("single device", "CPU only", "ETF", "gdp auto, shortest search")
+"""Rows that the table of values leaves out."""
+Tables = Sequence[Sequence[Row]]
+
+
+def summary_text(tables: Tables, rival: str) -> str:
+    """Milliseconds of all methods on all problems; what each method takes over `auto`; and after
+    how many simulations `auto` has passed the rival."""
+    return "\n\n".join([values_text(tables), ratios_text(tables), until_text(tables, rival)])
+
+
+def values_text(tables: Tables) -> str:
+    """Milliseconds, means over the seeds."""
+    names = [name for name in _methods(tables) if name not in HIDDEN]
+    lines = [_line(["model", "devices", "ops", "fused", *names])]
+    lines.append("| --- | --- |" + " ---: |" * (len(names) + 2))
+    for table in tables:
+        by, first = {row["method"]: row for row in table}, table[0]
+        cells = [first["model"], _devices(first), first["ops"], first["fused"]]
+        values = [by.get(name, {}).get("value_s") for name in names]
+        lines.append(_line([*cells, *(f"{x * 1e3:#.4g}" if x else "-" for x in values)]))
+    return "\n".join(lines)
+
+
+def ratios_text(tables: Tables) -> str:
+    """Time over that of `auto`: geometric mean, least and most over the problems that have it."""
+    head = ["method", "problems", "seeds", "time / auto's - 1", "least", "most", "evaluations",
+            "CPU s"]  # fmt: skip
+    lines = [_line(head), "| --- |" + " ---: |" * (len(head) - 1)]
+    for name in _methods(tables):
+        found = [
+            (row, ours["value_s"])
+            for table in tables
+            for ours in table
+            for row in table
+            if ours["method"] == "gdp auto" and row["method"] == name and row["value_s"]
+            and ours["value_s"]
+        ]  # fmt: skip
+        if not found:
+            continue
+        ratio = np.array([row["value_s"] / ours_s for row, ours_s in found])
+        seeds = sorted({row["seeds"] for row, _ in found})
+        cells = [name, len(found), " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))]
+        cells += [f"{np.exp(np.log(ratio).mean()) - 1:+.1%}"]
+        cells += [f"{ratio.min() - 1:+.1%}", f"{ratio.max() - 1:+.1%}"]
+        for key, form in (("evaluations_spent", "{:.0f}"), ("cpu_s", "{:.1f}")):
+            have = [row[key] for row, _ in found if key in row]
+            cells.append(form.format(np.mean(have)) if have else "")
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+def until_text(tables: Tables, rival: str) -> str:
+    """What the rival had spent when it had its best, and `auto` when it was as fast."""
+    lines = [
+        f"| model | devices | {rival}'s draws until its best | auto's simulations until as fast |",
+        "| --- | --- | ---: | ---: |",
+    ]
+    for row in (row for table in tables for row in table if "auto_until" in row):
+        ends, drawn = row["auto_until"] or "in its search", row["best_at"] or "not counted"
+        lines.append(_line([row["model"], _devices(row), drawn, ends]))
+    return "\n".join(lines)
+
+
+def _devices(row: Row) -> str:
+    return row.get("devices", row["cluster"])
+
+
+def _methods(tables: Tables) -> list[str]:
+    """Every method of some table, in order; the bound last."""
+    names = dict.fromkeys(row["method"] for table in tables for row in table)
+    return [*(name for name in names if name != BOUND), BOUND]
+
+
+def _line(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"

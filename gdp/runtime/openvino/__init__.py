@@ -1,0 +1,1 @@
+"""Executes placements of ONNX models with OpenVINO."""

@@ -1,0 +1,250 @@
+"""Executes a placement of an ONNX model with OpenVINO's HETERO, and measures it beside baselines.
+
+It is compiled by the loader that `gdp export --to openvino` writes: what runs is what is exported.
+"""
+
+import itertools
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from jaxtyping import Int
+from onnx.external_data_helper import load_external_data_for_tensor
+
+from gdp.cluster.types import Cluster
+from gdp.errors import ClusterError, ModelError
+from gdp.exporters.openvino_plan import hetero_plan
+from gdp.graph.op_graph import OpGraph
+from gdp.runtime.compare import Arrays, Verdict, judge
+from gdp.runtime.issued import Issued, measured_rows, versions
+from gdp.runtime.measure import Measuring
+from gdp.runtime.ort.inputs import make_inputs
+from gdp.runtime.ort.repeatable import repeatable
+from gdp.runtime.ort.source import Source, load_source, randomised
+from gdp.runtime.plan import Plan, make_plan, uncut_s
+from gdp.runtime.prediction import Prediction, roofline_prediction
+from gdp.runtime.report import (
+    DEFAULT,
+    PLACED,
+    SINGLE,
+    RunReport,
+    SegmentTime,
+    foretold,
+    measured_fields,
+)
+from gdp.sim.segments import segments
+
+PLUGIN = "openvino_intel_cpu_plugin"
+"""OpenVINO has one device CPU; further processors of a cluster are its plug-in once more."""
+CORE_KIND = "cpu-core"  # computes with one thread; other processors with all cores
+
+
+def run_openvino(
+    path: str | os.PathLike[str],
+    graph: OpGraph,
+    cluster: Cluster,
+    device: Int[np.ndarray, "N"],
+    *,
+    dims: Mapping[str, int] | None = None,
+    objective: str = "latency",
+    measuring: Measuring = Measuring(),  # noqa: B008  # frozen
+    predict: Prediction | None = None,
+) -> RunReport:
+    """Execute a placement: one sub-model of HETERO per device, in float32, several samples on
+    their way.
+
+    Takes what `gdp.runtime.ort.run.run_onnx` takes. Raises `ClusterError` where OpenVINO sees fewer
+    devices, `PlacementError` where a device would be entered twice, and RuntimeError where OpenVINO
+    cut the model into other pieces.
+    """
+    core = _core()
+    names = openvino_devices(core, cluster)
+    source = randomised(load_source(path, dims), measuring.seed)
+    feeds = make_inputs(source.model, graph, measuring.seed)
+    predict = predict or roofline_prediction(graph, cluster, device, objective)
+    plan = make_plan(predict, "throughput")  # HETERO runs a device's ops at one go
+    split = hetero_plan(graph, device, cluster.device_names)
+    host = names[cluster.host]
+
+    def placed(**more: bool) -> Any:
+        return _placed(core, _read(core, source, feeds), cluster, names, split, more)
+
+    compiled = {
+        PLACED: placed(),
+        SINGLE: core.compile_model(
+            _read(core, source, feeds), host, _settings(cluster, names)[host]
+        ),
+        DEFAULT: core.compile_model(_read(core, source, feeds), host, _F32),
+    }
+    verdict = _verdict(source, compiled, feeds)
+    slots = len(split["order"]) + 1
+    rows = measured_rows({n: _issued(m, feeds, slots) for n, m in compiled.items()}, measuring)
+    rows[SINGLE] = foretold(rows[SINGLE], uncut_s(predict, objective, cluster.host))
+    return RunReport(
+        **measured_fields(
+            objective, (plan.latency_s, plan.period_s), rows[PLACED],
+            {name: rows[name] for name in (SINGLE, DEFAULT)}, measuring,
+        ),
+        model=graph.name,
+        outputs_equal=verdict.outputs_equal,
+        worst_tensor=verdict.worst,
+        random_ops=verdict.random_ops,
+        max_abs_diff=verdict.max_abs_diff,
+        max_relative_diff=verdict.max_relative_diff,
+        compared_tensors=verdict.tensors,
+        random_weights=bool(source.weights),
+        segments=_segments(placed(PERF_COUNT=True), feeds, graph, device, plan, cluster),
+        samples_in_flight=slots,
+        cores=tuple(-1 for _ in names),
+        pinned=False,
+        note=f"HETERO over {', '.join(names)}; predictions are those for ONNX Runtime",
+        versions=versions("openvino", "onnx", "numpy"),
+    )  # fmt: skip
+
+
+def _core() -> Any:
+    # OpenVINO's tools would report to their makers from a process of their own.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    try:
+        import openvino
+    except ImportError as error:
+        raise ModelError(
+            "executing with OpenVINO needs openvino: pip install 'gdp-placement[openvino]'"
+        ) from error
+    return openvino.Core()
+
+
+def openvino_devices(core: Any, cluster: Cluster) -> list[str]:
+    """OpenVINO's name of each device of a cluster: processors are CPU, accelerators those that it
+    sees, in its order. Raises `ClusterError` where it sees fewer of them."""
+    accelerators = [name for name in core.available_devices if not name.startswith("CPU")]
+    wanted = sum(not device.is_cpu for device in cluster.devices)
+    if wanted > len(accelerators):
+        raise ClusterError(
+            f"cluster {cluster.name!r} has {wanted} accelerators, OpenVINO sees "
+            f"{len(accelerators)} here; name a cluster that fits"
+        )
+    free = iter(accelerators)
+    cpus = (f"CPU{i}" if i else "CPU" for i in itertools.count())
+    names = [next(cpus if device.is_cpu else free) for device in cluster.devices]
+    for name in names:
+        if name.startswith("CPU") and name not in ("CPU", *core.available_devices):
+            core.register_plugin(PLUGIN, name)
+    return names
+
+
+_F32 = {"INFERENCE_PRECISION_HINT": "f32"}
+
+
+def _settings(cluster: Cluster, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Of each device by OpenVINO's name."""
+    threads = {"INFERENCE_NUM_THREADS": 1, "ENABLE_CPU_PINNING": False}
+    return {
+        name: _F32 | (threads if device.kind == CORE_KIND else {})
+        for name, device in zip(names, cluster.devices, strict=True)
+    }
+
+
+def _read(core: Any, source: Source, feeds: Arrays) -> Any:
+    """The model with shapes as they are fed."""
+    model = onnx.ModelProto()
+    model.CopyFrom(source.model)
+    for tensor in model.graph.initializer:
+        if tensor.name in source.weights:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(source.weights[tensor.name], tensor.name))
+        elif tensor.data_location == onnx.TensorProto.EXTERNAL:
+            load_external_data_for_tensor(tensor, str(source.folder))
+            tensor.data_location = onnx.TensorProto.DEFAULT
+    if model.ByteSize() >= 1 << 31:
+        raise ModelError(
+            f"model {model.graph.name!r}: OpenVINO is handed models in memory, of below 2 GiB with "
+            "weights; export it (gdp export --to openvino)"
+        )
+    read = core.read_model(model.SerializeToString(), b"")
+    read.reshape({name: list(array.shape) for name, array in feeds.items()})
+    return read
+
+
+def _placed(
+    core: Any, model: Any, cluster: Cluster, names: Sequence[str], split: Mapping[str, Any],
+    more: Mapping[str, Any],
+) -> Any:  # fmt: skip
+    """The model compiled as placed, every op proven to be where it was placed."""
+    from gdp.exporters import openvino_loader as loader
+
+    of = dict(zip(cluster.device_names, names, strict=True))
+    loader.place(model, split, of)
+    settings, used = _settings(cluster, names), [of[d] for d in split["order"]]
+    if len(used) == 1:
+        return core.compile_model(model, used[0], {**settings[used[0]], **more})
+    compiled = core.compile_model(
+        model, "HETERO:" + ",".join(used),
+        {"DEVICE_PROPERTIES": {name: settings[name] for name in used}, **more},
+    )  # fmt: skip
+    loader.prove(compiled, split, of)
+    return compiled
+
+
+def _issued(compiled: Any, feeds: Arrays, slots: int) -> Issued:
+    """Requests that take samples in turn, as many as are on their way at once."""
+    turns = itertools.cycle([compiled.create_infer_request() for _ in range(slots)])
+
+    def issue() -> Any:
+        request = next(turns)
+        request.start_async(dict(feeds), share_inputs=True)
+        return request
+
+    return Issued((issue,), slots, lambda request: request.wait())
+
+
+def _verdict(source: Source, compiled: Mapping[str, Any], feeds: Arrays) -> Verdict:
+    """The outputs of the placed model beside those of the uncut one on the host."""
+    names = [value.name for value in source.model.graph.output]
+
+    def outputs(model: Any) -> dict[str, np.ndarray]:
+        made = model(dict(feeds))
+        return {name: np.array(made[i]) for i, name in enumerate(names)}
+
+    pair = outputs(compiled[SINGLE]), outputs(compiled[PLACED])
+    return judge([pair], names, repeatable(source.model))
+
+
+def _segments(
+    compiled: Any, feeds: Arrays, graph: OpGraph, device: Int[np.ndarray, "N"], plan: Plan,
+    cluster: Cluster, rounds: int = 5,
+) -> tuple[SegmentTime, ...]:  # fmt: skip
+    """Every sub-model: seconds by OpenVINO's own counters, medians over some samples."""
+    request = compiled.create_infer_request()
+    spent: list[dict[int, float]] = []
+    for _ in range(rounds):
+        request.infer(dict(feeds))
+        found: dict[int, float] = {}
+        for op in request.profiling_info:
+            # HETERO names its sub-models in front of the op, a single device does not.
+            head = op.node_name.partition(":")[0]
+            number = int(head[8:]) if head.startswith("subgraph") and head[8:].isdigit() else 0
+            found[number] = found.get(number, 0.0) + op.real_time.total_seconds()
+        spent.append(found)
+    works, segment = ~graph.is_io, segments(graph, device)
+    source, reader = graph.edges
+    rows = []
+    for number, piece in enumerate(np.unique(segment[works]).tolist()):
+        own = works & (segment == piece)
+        first = int(np.flatnonzero(own)[0])
+        tensors = graph.use_tensor
+        reads = np.unique(tensors[own[reader] & ~own[source]])
+        makes = np.unique(tensors[own[source] & ~own[reader]])
+        rows.append(
+            SegmentTime(
+                device=cluster.device_names[int(device[first])],
+                ops=int(own.sum()),
+                input_bytes=int(graph.tensor_bytes[reads].sum()),
+                output_bytes=int(graph.tensor_bytes[makes].sum()),
+                predicted_s=plan.segment_s[int(plan.segment[first])],
+                measured_s=float(np.median([found.get(number, 0.0) for found in spent])),
+            )
+        )
+    return tuple(rows)

@@ -108,9 +108,10 @@ class ClusterOptions:
         metavar="CLUSTER",
         help="TOML file, or preset such as cpu+2xt4-pcie4 or 2xcpu-core; default: this machine.",
     )
-    max_memory: str | None = option(
-        "--max-memory", metavar="0=20GiB,cpu=30GiB", help="Memory limits by device."
-    )
+    max_memory: tuple[str, ...] = option(
+        "--max-memory", metavar="0=20GiB,cpu=30GiB", multiple=True,
+        help="Memory limits by device; may be repeated.",
+    )  # fmt: skip
 
     def load(self) -> "Cluster":
         """The file, preset or this machine, under the memory limits; raises `ClusterError`."""
@@ -119,8 +120,8 @@ class ClusterOptions:
         from gdp.cluster.types import Cluster
 
         found = Cluster.local() if self.cluster is None else Cluster.load(self.cluster)
-        limits = self.max_memory
-        return found if limits is None else with_max_memory(found, parse_max_memory(limits))
+        limits = parse_max_memory(",".join(self.max_memory)) if self.max_memory else {}
+        return with_max_memory(found, limits) if limits else found
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def resolve_costs(
         rates = shipped_rates() if graph is not None and is_jax(graph) else None
         if rates is not None and any(device.is_cpu for device in cluster.devices):
             return CompiledCosts(rates), _compiled(rates, cluster)
-        return _described(LearnedCosts(shipped()), cluster)
+        return _described(LearnedCosts(shipped()), cluster, graph)
     if isinstance(costs, str | Path):
         if (Path(costs) / FILE).is_file():
             rates = load_rates(costs)
@@ -37,7 +37,7 @@ def resolve_costs(
                     "give the costs of its runtime"
                 )
             return CompiledCosts(rates), _compiled(rates, cluster)
-        return _described(LearnedCosts((load_costs(costs),), any_model=True), cluster)
+        return _described(LearnedCosts((load_costs(costs),), any_model=True), cluster, graph)
     if not callable(costs):
         raise ValueError(
             "costs must be a cost model (a callable of graph and cluster), a cost file or None, "
@@ -78,12 +78,16 @@ def _compiled(rates: CompiledRates, cluster: Cluster) -> str:
     return rates.label() + plain
 
 
-def _described(model: LearnedCosts, cluster: Cluster) -> tuple[CostModel, str]:
+def _described(
+    model: LearnedCosts, cluster: Cluster, graph: OpGraph | None
+) -> tuple[CostModel, str]:
     by_label: dict[str, list[str]] = {}
     for device in cluster.devices:
         found = model.of(device)
         label = "roofline from datasheet numbers"
-        if found is not None:
+        if found is not None and graph is not None and _strange(found, graph):
+            label += f", as no such op was measured, and overheads {found.label()}"
+        elif found is not None:
             label = found.label()
             if found.mean_error is not None:
                 label += f", whole models held out {found.mean_error:.1%} off in the mean"
@@ -93,3 +97,9 @@ def _described(model: LearnedCosts, cluster: Cluster) -> tuple[CostModel, str]:
     text = "; ".join(f"{label} ({', '.join(kinds)})" for label, kinds in by_label.items())
     learned = any(model.of(device) is not None for device in cluster.devices)
     return (model if learned else roofline), text
+
+
+def _strange(calibration: Calibration, graph: OpGraph) -> bool:
+    """Whether no op of a graph is of a type that was measured: it comes from another framework."""
+    types = {t for t, is_io in zip(graph.op_types, graph.is_io, strict=True) if not is_io}
+    return bool(types) and types.isdisjoint(calibration.ensemble.types)

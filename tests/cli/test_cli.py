@@ -109,9 +109,11 @@ def test_inspect_devices_and_views(model: str, tmp_path: Path) -> None:
 def test_what_cannot_fit_exits_1_and_says_how_much_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "big.json"
     save_graph(branches(weight_bytes=10 * 2**30), path)
-    done = gdp("place", str(path), *CLUSTER, "--max-memory", "0=4GiB,1=8GiB", code=1)
-    assert "GiB" in done.stderr
-    assert "missing" in done.stderr
+    for limits in (["0=4GiB,1=8GiB"], ["0=4GiB", "1=8GiB"]):
+        flags = [flag for limit in limits for flag in ("--max-memory", limit)]
+        done = gdp("place", str(path), *CLUSTER, *flags, code=1)
+        assert "GiB" in done.stderr
+        assert "missing" in done.stderr
 
 
 def test_clashing_pins_exit_1_and_are_named(model: str) -> None:

@@ -157,6 +157,17 @@ def test_other_kinds_fall_back_to_datasheets_and_say_so() -> None:
     assert label == "roofline from datasheet numbers (a100)"
 
 
+def test_a_model_of_another_framework_is_not_called_calibrated() -> None:
+    """ONNX's and ATen's names of one product: only the first was measured."""
+    cluster = Cluster.load("2xcpu-core")
+    labels = [
+        resolve_costs(None, cluster, make_graph("g", ["a"], [kind], [], [], flop=[1e9]))[1]
+        for kind in ("MatMul", "linear")
+    ]
+    assert labels[0].startswith("calibrated on")
+    assert labels[1].startswith("roofline from datasheet numbers, as no such op was measured")
+
+
 def test_a_processor_with_other_vectors_does_not_match(fitted) -> None:
     calibration, _ = fitted
     assert calibration.matches(CORE)

@@ -43,7 +43,9 @@ def methods(checkpoint: str | Path | None = None) -> dict[str, Method]:
     table = METHODS | {"hsdag": _hsdag}
     trained = _trained(checkpoint)
     if trained:
-        policy = trained["policy"]
+        from gdp.policy.method import policy_candidate
+
+        policy = policy_candidate(checkpoint)
         with_policy = partial(auto, extra=[("policy", policy)])
         guided = _warm(trained["guided"], policy)
         table |= trained | {"guided": guided, "auto": _warm(with_policy, policy)}

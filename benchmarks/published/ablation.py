@@ -59,23 +59,22 @@ def table_text(rows: Sequence[Row]) -> str:
     """The table of one problem, in Markdown."""
     lines = [
         f"{rows[0]['model']} on {rows[0]['cluster']}: {rows[0]['fused']} ops", "",
-        "| row | seeds | ms | 95% | over the whole | 95% | evaluations | CPU s |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| row | ms | 95% | over the whole | 95% | evaluations | CPU s |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]  # fmt: skip
     for row in rows:
-        cells = [row["method"], *[""] * 7]
+        cells = [row["method"], *[""] * 6]
         if row["value_s"] is None:
-            cells[2] = "nothing that fits"
+            cells[1] = "nothing that fits"
         else:
-            cells[2] = f"{row['value_s'] * 1e3:.4f}"
-            cells[3] = f"{row['interval_s'] * 1e3:.4f}" if row["interval_s"] else ""
+            cells[1] = f"{row['value_s'] * 1e3:.4f}"
+            cells[2] = f"{row['interval_s'] * 1e3:.4f}" if row["interval_s"] else ""
             paired = np.array(row.get("paired", []))
             if row["method"] not in WHOLE and len(paired) and np.isfinite(paired).all():
-                cells[4] = f"{paired.mean():+.2%}"
-                cells[5] = f"{interval(paired):.2%}" if len(paired) > 1 else ""
+                cells[3] = f"{paired.mean():+.2%}"
+                cells[4] = f"{interval(paired):.2%}" if len(paired) > 1 else ""
         if row["method"] != BOUND:
-            cells[1] = str(row["seeds"])
-            cells[6:] = f"{row['evaluations_spent']:.0f}", f"{row['cpu_s']:.1f}"
+            cells[5:] = f"{row['evaluations_spent']:.0f}", f"{row['cpu_s']:.1f}"
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -87,21 +86,21 @@ def table_text(rows: Sequence[Row]) -> str:
 @click.option("--json", "as_json", is_flag=True)
 @engine_options
 def main(
-    what: str, evaluations: int, seeds: int, as_json: bool, rows: Path | None,
-    engine: Engine | None,
+    what: str, evaluations: int, seeds: int, as_json: bool, rows: Path | None, processes: int,
+    ray: str | None,
 ) -> None:  # fmt: skip
     """Print the tables."""
     began_s = time.perf_counter()
     problems = [problem for part in chosen(what, list(WHAT), "part") for problem in WHAT[part]]
     cases = cases_of(problems, rows_of, evaluations, seeds)
-    tables = [compared(rows) for rows in tables_of(kept(cases, run, rows, engine))]
+    tables = [compared(rows) for rows in tables_of(kept(cases, run, rows, Engine(processes, ray)))]
     took_s = time.perf_counter() - began_s
     if as_json:
         click.echo(json.dumps({"rows": [row for table in tables for row in table]}))
         return
     for table in tables:
         click.echo(table_text(table) + "\n")
-    click.echo(f"{took_s:.0f} s, runs that were kept not run again.")
+    click.echo(f"{took_s:.0f} s on {processes} processes, rows that were kept not run again.")
 
 
 if __name__ == "__main__":

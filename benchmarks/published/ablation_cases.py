@@ -19,8 +19,7 @@ from gdp.problem.problem import Problem
 
 HSDAG_PROBLEMS = tuple((model, hsdag_cases.CLUSTERS[0]) for model in hsdag_cases.MODELS)
 POLICY_PROBLEMS = (
-    ("inception-v3", "cpu+2xflex-170"), ("bert-base", "cpu+2xflex-170"),
-    ("transformer-xl-2", "equal"),
+    ("inception-v3", "cpu+2xflex-170"), ("transformer-xl-2", "equal"), ("wavenet-2x18", "equal"),
 )  # fmt: skip
 """Graphs of families that the shipped policy has seen at other sizes; advisers leave room there."""
 COSTS = (0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 22)

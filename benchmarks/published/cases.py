@@ -1,6 +1,5 @@
 """Cases of the published comparisons: one run of one row each, run anywhere, kept in a file."""
 
-import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,17 +29,14 @@ def kept(
     cases: Sequence[Case],
     work: Callable[[Case], Row],
     path: Path | None = None,
-    engine: Engine | None = HERE,
+    engine: Engine = HERE,
 ) -> list[Row]:
     """What every case makes; those of the file are not run again, and new ones are added to it.
-    Without an engine, only what the file has.
 
     `work` is a function of a module that depends on nothing but its case, so that it makes the same
     wherever it is run, CPU seconds apart.
     """
     known = done(path)
-    if engine is None:
-        return [known[case] for case in cases if case in known]
     missing = [case for case in cases if case not in known]
     for number, row in each(work, missing, engine):
         known[missing[number]] = missing[number]._asdict() | row
@@ -127,20 +123,12 @@ def chosen(text: str, names: Sequence[str], what: str) -> list[str]:
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--rows`, where runs are kept, and as `engine` where they are run: `--processes`, `--ray`, or
-    nowhere with `--as-is`."""
-
-    @functools.wraps(command)
-    def told(processes: int, ray: str | None, as_is: bool, **others: Any) -> Any:
-        return command(engine=None if as_is else Engine(processes, ray), **others)
-
-    found: Callable[..., Any] = told
+    """`--processes` and `--ray`: where the rows are run, and `--rows`: where they are kept."""
     for option in (
-        click.option("--as-is", is_flag=True, help="Run nothing: print what --rows has."),
         click.option("--rows", type=click.Path(path_type=Path), help="Rows done, to go on from."),
         click.option("--ray", help="A Ray cluster, HOST:PORT, to run rows on."),
         click.option("--processes", type=click.IntRange(1), default=1, show_default=True,
                      help="Rows that run at once on this machine."),
     ):  # fmt: skip
-        found = option(found)
-    return found
+        command = option(command)
+    return command

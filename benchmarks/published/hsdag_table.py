@@ -20,18 +20,17 @@ from benchmarks.published.baselines.rows import lines_of, with_until
 from benchmarks.published.cases import Row, cases_of, chosen, engine_options, kept, tables_of
 from benchmarks.published.hsdag_cases import CLUSTERS, UPDATES, rows_of, run
 from benchmarks.published.hsdag_graphs import MODELS, PUBLISHED
-from benchmarks.published.summary import summary_text
-from gdp.tasks import HERE, Engine
+from gdp.tasks import Engine
 
 
 def measured(
     problems: Sequence[tuple[str, str]], evaluations: int, seeds: int, path: Path | None,
-    engine: Engine | None, without: Sequence[str] = (),
+    engine: Engine, without: Sequence[str] = (),
 ) -> list[list[Row]]:  # fmt: skip
     """The table of every model on every cluster; HSDAG's row says when `auto` has its best."""
     cases = cases_of(problems, rows_of, evaluations, seeds, without)
     tables = tables_of(kept(cases, run, path, engine))
-    with_until(tables, "HSDAG", lambda asked: kept(asked, run, path, engine or HERE))
+    with_until(tables, "HSDAG", lambda asked: kept(asked, run, path, engine))
     return tables
 
 
@@ -63,17 +62,16 @@ def table_text(rows: list[Row]) -> str:
 @engine_options
 def main(
     evaluations: int, seeds: int, models: str, clusters: str, without: tuple[str, ...],
-    as_json: bool, rows: Path | None, engine: Engine | None,
+    as_json: bool, rows: Path | None, processes: int, ray: str | None,
 ) -> None:  # fmt: skip
     """Print the tables."""
     problems = list(product(chosen(models, list(MODELS), "model"), clusters.split(",")))
-    tables = measured(problems, evaluations, seeds, rows, engine, without)
+    tables = measured(problems, evaluations, seeds, rows, Engine(processes, ray), without)
     if as_json:
         click.echo(json.dumps({"rows": [row for table in tables for row in table]}))
         return
     for table in tables:
         click.echo(table_text(table) + "\n")
-    click.echo(summary_text(tables, "HSDAG"))
 
 
 if __name__ == "__main__":

@@ -10,22 +10,18 @@ from gdp.cli import options
 from gdp.cli.show import progress_bar, show
 from gdp.terminal import printable_lines
 
-RUNTIMES = ("onnxruntime", "openvino")
 TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "llamacpp", "pipelining", "jax")
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long `gdp run` measures, and with what."""
+    """How long `gdp run` measures."""
 
     rounds: int = options.option("--rounds", type=int, default=5, help="Measuring rounds.")
     measure_seconds: float = options.option(
         "--measure-seconds", type=float, default=60.0,
         help="Measuring takes at most about so long.",
     )  # fmt: skip
-    runtime: str | None = options.option(
-        "--runtime", type=click.Choice(RUNTIMES), help="Of an ONNX model; default onnxruntime."
-    )
 
 
 @click.command()
@@ -70,13 +66,12 @@ def run(
         if page and placed is None:
             made = api.place(
                 model.load(), machine, objective=objective, costs=trained.costs,
-                **runnable(model.spec, placing, timing.runtime),
+                **runnable(model.spec, placing),
             )  # fmt: skip
             placed = made.placement
         report = run_model(
             model.spec, machine, placed,
-            dims=model.dims, objective=objective, costs=trained.costs, runtime=timing.runtime,
-            **placing,
+            dims=model.dims, objective=objective, costs=trained.costs, **placing,
             measuring=Measuring(timing.rounds, timing.measure_seconds, search.seed),
         )  # fmt: skip
     if page and made is not None:

@@ -41,14 +41,11 @@ PRIOR: Mapping[str, float] = {
     "convolution": 1e-5,
     "convolution_flop": 5e-12,
     "convolution_bytes": 1e-10,
-    "odd_patch_bytes": 3e-10,  # of windows laid side by side, where channels fill no vector
-    "grouped_flop": 1e-9,  # of convolutions of channels in groups, which no library computes
     "function": 5e-10,  # an element of exp, tanh and their kind
     "slow_function": 2.5e-9,  # of those that are not vectorised, such as sin
     "division": 2e-10,
     "cheap": 5e-11,
-    "reduction": 1e-10,  # an element, along the last axis
-    "reduction_across": 1e-10,  # along others
+    "reduction": 1e-10,
     "bytes": 2e-11,  # of what is not multiplied, between fused loops
     "cold_bytes": 1e-10,  # of weights that the caches cannot hold from one run to the next
 }
@@ -56,7 +53,6 @@ PRIOR: Mapping[str, float] = {
 which measured models move where they say something."""
 PRIOR_WEIGHT = 0.2
 """Of the start beside a model, in relative errors."""
-_VECTOR = 8  # float32 in a register: other numbers of channels are laid out one by one
 _HUBER = 0.05  # relative errors beyond this count less and less
 _CACHE_BYTES = 8 << 20
 _KIND = Kind("cost file", ProfileError, "calibrate again")
@@ -94,22 +90,14 @@ def work(graph: OpGraph) -> Float[np.ndarray, "N R"]:
         found["product_small"][op], found["product_large"][op] = sizes[0], sizes[-1]
         found["product_out"][op] = float(np.prod(detail.output_shapes[0]))
     found["convolution"][convolution] = 1.0
+    found["convolution_flop"][convolution] = graph.flop[convolution]
     found["convolution_bytes"][convolution] = graph.memory_traffic_bytes[convolution]
-    for op in np.flatnonzero(convolution).tolist():
-        grouped, patch_bytes = _convolution(graph, op)
-        found["grouped_flop" if grouped else "convolution_flop"][op] = graph.flop[op]
-        found["odd_patch_bytes"][op] = patch_bytes
     special = {"function": _FUNCTIONS, "slow_function": _SLOW, "division": _DIVISIONS}
     special["cheap"] = ELEMENTWISE - frozenset().union(*special.values())
+    special["reduction"] = REDUCTIONS
     for name, members in special.items():
         own = np.array([t in members for t in graph.op_types], dtype=bool)
         found[name][own] = graph.flop[own]
-    for op in np.flatnonzero([t in REDUCTIONS for t in graph.op_types]).tolist():
-        detail = graph.detail[op]
-        rank = len(detail.input_shapes[0]) if detail.input_shapes else 0
-        axes = detail.attributes.get("axes", ())
-        across = isinstance(axes, tuple) and axes and rank - 1 not in axes
-        found["reduction_across" if across else "reduction"][op] = graph.flop[op]
     _, first = np.unique(graph.weight_id, return_index=True)
     held = first[graph.weight_bytes[first] > 0]
     found["array"][held] = 1.0
@@ -119,24 +107,6 @@ def work(graph: OpGraph) -> Float[np.ndarray, "N R"]:
     alone = product | convolution
     _add_loops(graph, alone, found)
     return np.column_stack([found[name] for name in PRIOR])
-
-
-def _convolution(graph: OpGraph, op: int) -> tuple[bool, float]:
-    """Whether channels are in groups; of a convolution whose channels fill no vector, the bytes of
-    all windows laid side by side."""
-    detail = graph.detail[op]
-    groups = max(
-        int(detail.attributes.get(name, 1))  # pyright: ignore[reportArgumentType]
-        for name in ("feature_group_count", "batch_group_count")
-    )
-    # Axes of batch, features and space: of the input, the kernel, the output.
-    spec = detail.attributes.get("dimension_numbers", ())
-    shapes = [*detail.input_shapes[:1], *detail.output_shapes[:1]]
-    if groups > 1 or not isinstance(spec, tuple) or [3 * len(s) for s in shapes] != [len(spec)] * 2:
-        return groups > 1, 0.0
-    read, made = (shapes[i][int(spec[2 * i * len(shapes[i]) + 1])] for i in (0, 1))
-    odd = read % _VECTOR != 0
-    return False, 4.0 * odd * float(graph.flop[op]) / (2.0 * max(made, 1))
 
 
 def _add_loops(graph: OpGraph, alone: np.ndarray, found: Mapping[str, np.ndarray]) -> None:
@@ -186,41 +156,32 @@ class CompiledRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def fit_rates(models: Sequence[ProfiledModel], call_s: float) -> dict[str, float]:
     """Rates that explain what models take beyond a call: iteratively reweighted, so that a
     disturbed measurement weighs little."""
-    found = _fitted(_amounts(models), np.array([m.latency_s for m in models]), call_s)
-    return dict(zip(PRIOR, found.tolist(), strict=True))
-
-
-def _amounts(models: Sequence[ProfiledModel]) -> Float[np.ndarray, "P R"]:
-    return np.array([work(m.graph).sum(axis=0) for m in models])
-
-
-def _fitted(
-    amount: Float[np.ndarray, "P R"], measured_s: Float[np.ndarray, "P"], call_s: float
-) -> Float[np.ndarray, "R"]:
     from scipy.optimize import nnls
 
-    seconds = np.maximum(measured_s - call_s, 0.2 * measured_s)
+    seconds = np.array([max(m.latency_s - call_s, 0.2 * m.latency_s) for m in models])
+    amount = np.array([work(m.graph).sum(axis=0) for m in models])
     prior = np.array(list(PRIOR.values()))
     share = amount * prior / seconds[:, None]  # of a model's time, at the prior's rates
     start = PRIOR_WEIGHT * np.eye(len(prior))
-    weight = np.ones(len(seconds))
+    weight = np.ones(len(models))
     factor = np.ones(len(prior))
     for _ in range(20):
         rows = np.vstack([share * weight[:, None], start])
         factor, _ = nnls(rows, np.concatenate([weight, np.full(len(prior), PRIOR_WEIGHT)]))
         weight = 1.0 / np.sqrt(np.maximum(np.abs(share @ factor - 1.0), _HUBER) / _HUBER)
-    return factor * prior
+    return dict(zip(PRIOR, (factor * prior).tolist(), strict=True))
 
 
 def left_out_errors(models: Sequence[ProfiledModel], call_s: float) -> Float[np.ndarray, "P"]:
     """Relative errors of every model by rates that its family had no part in."""
-    amount, measured_s = _amounts(models), np.array([m.latency_s for m in models])
-    family = np.array([m.family for m in models])
     found = np.zeros(len(models))
-    for left in np.unique(family):
-        out = family == left
-        rates = _fitted(amount[~out], measured_s[~out], call_s)
-        found[out] = (amount[out] @ rates + call_s) / measured_s[out] - 1.0
+    for family in {m.family for m in models}:
+        rates = fit_rates([m for m in models if m.family != family], call_s)
+        row = np.array(list(rates.values()))
+        for i, model in enumerate(models):
+            if model.family == family:
+                made = float(work(model.graph).sum(axis=0) @ row) + call_s
+                found[i] = made / model.latency_s - 1.0
     return found
 
 

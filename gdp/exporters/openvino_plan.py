@@ -1,13 +1,10 @@
 """A placement for OpenVINO's HETERO plug-in: devices by name of op and tensor, and a loader."""
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
-from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import PlacementError
@@ -26,40 +23,24 @@ def export_openvino(
 ) -> list[Path]:
     """Write `affinity.json`, `devices.json` and a loader into the folder.
 
-    See `gdp.files.targets` for `permit`. Raises `PlacementError` as `hetero_plan` does.
-    """
-    plan = hetero_plan(graph, placement.device, placement.device_names)
-    files = {"affinity.json": plan, "devices.json": _openvino_names(cluster)}
-    with new_contents(output, "export to openvino", permit) as folder:
-        for name, content in files.items():
-            encoded = msgspec.json.format(msgspec.json.encode(content), indent=1)
-            (folder / name).write_bytes(encoded)
-        shutil.copyfile(Path(__file__).with_name("openvino_loader.py"), folder / "load.py")
-    return [output / name for name in (*files, "load.py")]
-
-
-def hetero_plan(
-    graph: OpGraph, device: Int[np.ndarray, "N"], device_names: Sequence[str]
-) -> dict[str, Any]:
-    """What the loader gives affinities by: devices in the order of the pieces, of ops, of tensors.
-
     OpenVINO breaks some ops up and renames others, so that tensors are listed beside ops, and the
-    loader finds a device for what neither names. Raises `PlacementError` when a device would be
-    entered twice: HETERO's subgraphs must not form a cycle (openvinotoolkit/openvino issue 35750).
+    loader finds a device for what neither names. See `gdp.files.targets` for `permit`. Raises
+    `PlacementError` when a device would be entered twice: HETERO's subgraphs must not form a cycle
+    (openvinotoolkit/openvino issue 35750).
     """
     works = ~graph.is_io
-    segment = segments(graph, device)
+    segment = segments(graph, placement.device)
     pieces = np.unique(segment[works])
-    used = {int(d) for d in device[works]}
+    used = {int(d) for d in placement.device[works]}
     if len(pieces) > len(used):
         raise PlacementError(
             f"the placement enters its {len(used)} devices {len(pieces)} times, OpenVINO's HETERO "
             "needs one piece per device; place with --objective throughput --method blocks"
         )
-    device_of = [device_names[d] for d in device.tolist()]
-    return {
-        # Ids of segments are topological.
-        "order": [device_names[d] for d in segment_values(device, segment)[pieces]],
+    device_of = [placement.device_names[d] for d in placement.device.tolist()]
+    order = [placement.device_names[d] for d in segment_values(placement.device, segment)[pieces]]
+    plan = {
+        "order": order,  # of the pieces; ids of segments are topological
         "ops": {graph.op_names[op]: device_of[op] for op in np.flatnonzero(works).tolist()},
         "tensors": {
             name: device_of[op]
@@ -67,6 +48,13 @@ def hetero_plan(
             if works[op]
         },
     }
+    files = {"affinity.json": plan, "devices.json": _openvino_names(cluster)}
+    with new_contents(output, "export to openvino", permit) as folder:
+        for name, content in files.items():
+            encoded = msgspec.json.format(msgspec.json.encode(content), indent=1)
+            (folder / name).write_bytes(encoded)
+        shutil.copyfile(Path(__file__).with_name("openvino_loader.py"), folder / "load.py")
+    return [output / name for name in (*files, "load.py")]
 
 
 def _openvino_names(cluster: Cluster) -> dict[str, str]:

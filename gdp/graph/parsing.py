@@ -8,7 +8,7 @@ there are is not set beforehand. Song et al. 2024, Graph Parsing Networks, arXiv
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.graph.groups import merge_ids
+from gdp.graph.groups import components
 
 
 def best_edges(
@@ -48,14 +48,3 @@ def parse(
     """
     kept = best_edges(score, src, dst, least)
     return components(src[kept], dst[kept], num_nodes)
-
-
-def components(
-    src: Int[np.ndarray, "P"], dst: Int[np.ndarray, "P"], num_nodes: int
-) -> Int[np.ndarray, "N"]:
-    """The connected component of every node, ids 0.. in order of first appearance."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    links = coo_array((np.ones(len(src)), (src, dst)), shape=(num_nodes, num_nodes))
-    return merge_ids(connected_components(links, directed=False)[1].astype(np.int64), None)

@@ -6,11 +6,8 @@ Moving data is no operation.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from gdp.graph.op_classes import ELEMENTWISE, REDUCTIONS
 
 Number = int | float
 
@@ -49,40 +46,6 @@ class Cost:
     flop: float
     traffic_bytes: float
     known: bool = True  # False: the fallback, one operation per output element
-
-
-Shapes = Sequence[Shape]
-
-
-@dataclass(frozen=True)
-class Formulas:
-    """What an importer knows of its operators, by name."""
-
-    flop: Mapping[str, Callable[[Mapping[str, Any], Shapes, Shapes], float]]
-    """From (params, tensors read, tensors made)."""
-    traffic: Mapping[str, Callable[[Shapes, Shapes], float]]
-    """From (tensors read, tensors made), in bytes, where it is not simply all of them."""
-    moves: frozenset[str]
-    """That only move data."""
-
-    def cost(self, name: str, params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> Cost:
-        """One operation per element read for what reduces, per element made for the rest."""
-        moved = float(sum(s.nbytes for s in ins) + sum(s.nbytes for s in outs))
-        size = float(max((s.size for s in outs), default=0))
-        if name in self.traffic:
-            moved = float(self.traffic[name](ins, outs))
-        if name in self.flop:
-            return Cost(float(self.flop[name](params, ins, outs)), moved)
-        if name in self.moves:
-            return Cost(0.0, moved)
-        if name in REDUCTIONS or name.startswith("cum"):
-            return Cost(float(ins[0].size if ins else size), moved)
-        return Cost(size, moved, known=name in ELEMENTWISE)
-
-
-def looked_up_bytes(ins: Shapes, outs: Shapes) -> float:
-    """Of ops that read of their first operand what they write, and all of the others."""
-    return 2 * sum(s.nbytes for s in outs) + sum(s.nbytes for s in ins[1:])
 
 
 def matmul_flop(batch: int, rows: int, columns: int, inner: int) -> float:

@@ -44,7 +44,7 @@ from gdp.policy.advice import Advice, advice, advise, incumbents, with_incumbent
 from gdp.policy.compilation import use_cache
 from gdp.policy.decode import DecodeProblem, Rollout, decode
 from gdp.policy.guided import guided_search
-from gdp.policy.method import place_with_policy
+from gdp.policy.method import policy_candidate
 from gdp.policy.model.config import Params
 from gdp.policy.model.head import Head
 from gdp.policy.placed import keep
@@ -140,13 +140,9 @@ def _portfolio(
 ) -> Answer:
     """What `auto` answers with this policy and as many evaluations; of the seconds, it has a share
     alone."""
-
-    def answered(problem: Problem, search: Search) -> Answer:
-        return place_with_policy(problem, policy, search)
-
     seconds = clock.left_s(PORTFOLIO_SHARE)
     search = Search(seed=seed, seconds=seconds, evaluations=config.evaluations)
-    return auto(problem, search, extra=[("policy", answered)])
+    return auto(problem, search, extra=[("policy", policy_candidate(policy))])
 
 
 def _better(

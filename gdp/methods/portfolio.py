@@ -42,9 +42,6 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
     ("etf", etf),
     ("critical_path", critical_path),
 )
-"""Of equal placements the one of the method that is named first here is kept."""
-FIRST = ("single", "heft")
-"""Run before the others, whatever the order here: cheap, and often close to the best."""
 PROGRAMS: tuple[tuple[str, Callable[[Problem], bool], Method], ...] = (
     ("period_fit", period_applies, period_fit),
     ("latency_fit", latency_applies, latency_fit),
@@ -78,61 +75,37 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     limit = Clock(clock.left_s(_CANDIDATE_SHARE))
     tried: list[Candidate] = []
     fitting: list[Scored] = []
-    spent: list[int] = []
+    known: dict[str, Answer] = {}
+    used = 0
     replicated: Scored | None = None
     try:
-        rows = (*HEURISTICS, *extra, *((name, method) for name, _, method in programs))
-        _run_all(problem, rows, search, limit, tried, fitting, spent)
+        later = [(name, method) for name, _, method in programs]
+        for name, method in (*HEURISTICS, *extra, *later):
+            if fitting and limit.is_over():
+                tried.append(_without(name, 0.0, "no time was left"))
+                continue
+            row, scored, answer = _try(problem, name, method, replace(search, known=known), limit)
+            tried.append(row)
+            if answer is not None:
+                known[name] = answer
+                used += answer.evaluations + (answer.assignment is not None)
+            if scored is not None:
+                fitting.append(scored)
         if may_replicate(problem):
-            replicated, proof, more = _with_teams(problem, fitting, search, clock, tried)
-            spent.append(more)
+            replicated, proof, spent = _with_teams(problem, fitting, search, clock, tried)
+            used += spent
             if proof is not None:
-                return replace(proof, reason="", evaluations=sum(spent), candidates=tuple(tried))
-        answer = _improved(problem, fitting, search, clock, sum(spent), tried)
+                return replace(proof, reason="", evaluations=used, candidates=tuple(tried))
+        answer = _improved(problem, fitting, search, clock, used, tried)
         answer = _better(problem, answer, replicated)
     except KeyboardInterrupt:
         fitting += [] if replicated is None else [replicated]
         if not fitting:
             raise
         best = min(fitting, key=lambda scored: scored.key)
-        answer = Answer(best.assignment, reason="interrupted", evaluations=sum(spent))
+        answer = Answer(best.assignment, reason="interrupted", evaluations=used)
     seen = tuple(scored.assignment for scored in fitting)
     return replace(answer, candidates=tuple(tried), seen=seen, notes=_notes(problem, answer))
-
-
-def in_turn(rows: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:
-    """The candidates in the order in which they are run."""
-    return sorted(rows, key=lambda row: row[0] not in FIRST)
-
-
-def _run_all(
-    problem: Problem, rows: Sequence[tuple[str, Method]], search: Search, limit: Clock,
-    tried: list[Candidate], fitting: list[Scored], spent: list[int],
-) -> None:  # fmt: skip
-    """Run all candidates as far as the time goes; evaluations are added to `spent`.
-
-    They are run in turn; what they leave in `tried`, in `fitting` and for those that start from
-    the others' answers is in the order of `rows`, which so decides between equal ones.
-    """
-    order = [name for name, _ in rows]
-    known: dict[str, Answer] = {}
-    met: dict[str, Scored] = {}
-    try:
-        for name, method in in_turn(rows):
-            if met and limit.is_over():
-                tried.append(_without(name, 0.0, "no time was left"))
-                continue
-            told = replace(search, known={name: known[name] for name in order if name in known})
-            row, scored, answer = _try(problem, name, method, told, limit)
-            tried.append(row)
-            if answer is not None:
-                known[name] = answer
-                spent.append(answer.evaluations + (answer.assignment is not None))
-            if scored is not None:
-                met[name] = scored
-    finally:
-        tried.sort(key=lambda row: order.index(row.method))
-        fitting += [met[name] for name in order if name in met]
 
 
 def heuristic_candidates(problem: Problem, seed: int = 0) -> tuple[Candidate, ...]:

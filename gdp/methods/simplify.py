@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from gdp.graph.groups import components
 from gdp.graph.index import lists
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.simple import single_assignments
@@ -261,16 +262,11 @@ def _moves(problem: Problem, device: Int[np.ndarray, "N"], budget: _Budget) -> I
 
 def _islands(problem: Problem, device: Int[np.ndarray, "N"]) -> list[list[int]]:
     """The groups of each island in topological order, islands by their first group."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     graph, group = problem.graph, problem.group
     src, dst = graph.edges
     same = (device[src] == device[dst]) & ~graph.is_io[src] & ~graph.is_io[dst]
-    pairs = (group[src[same]], group[dst[same]])
     size = problem.num_groups
-    links = coo_array((np.ones(int(same.sum())), pairs), shape=(size, size))
-    label = connected_components(links, directed=False)[1]
+    label = components(group[src[same]], group[dst[same]], size)
     found: dict[int, list[int]] = {}
     first_op = np.unique(group, return_index=True)[1]
     fixed = np.zeros(size, dtype=bool)

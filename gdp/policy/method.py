@@ -35,7 +35,9 @@ SAMPLES = 16
 ONCE_MORE = 1 + len(RULES)
 """Evaluations of what was decoded, under its own priorities and under all rules."""
 MENDING = 1000
-"""Evaluations of the search that mends and polishes a placement where memory is short."""
+"""Evaluations of the search that mends a placement where memory is short, or polishes it."""
+POLISHED_OPS = 1_000_000
+"""Simulated by that search where memory is ample: some hundredths of a second."""
 ADVISING = 0.6
 """Share of the seconds that all heuristics together may take, as in `auto`."""
 LARGEST = 60_000
@@ -43,22 +45,27 @@ LARGEST = 60_000
 
 
 def place_with_policy(
-    problem: Problem, checkpoint: str | os.PathLike[str] | Policy | None, search: Search
+    problem: Problem,
+    checkpoint: str | os.PathLike[str] | Policy | None,
+    search: Search,
+    *,
+    polish: bool = True,
 ) -> Answer:
     """The best of the policy's greedy placement, its samples and what any heuristic answers.
 
     `checkpoint` is a folder, a policy, or None for the shipped one. Greedy and `SAMPLES` samples,
     each under every rule of priority; with an evaluation budget, as many as it allows. A policy
     that was fine-tuned to this graph also answers with the placement found then. The clock of
-    `search.seconds` is asked between decodes.
+    `search.seconds` is asked between decodes. Without `polish` no search follows, but where
+    nothing fits.
     """
     policy, clock = load(checkpoint), Clock(search.seconds)
     known = recalled(policy.placed, problem)
     if known is None:
-        return _decoded(problem, policy, search, clock)
+        return _decoded(problem, policy, search, clock, polish)
     if search.evaluations is not None:  # two compare what was decoded with what is known
         search = replace(search, evaluations=max(1, search.evaluations - 2))
-    answer = _decoded(problem, policy, search, clock)
+    answer = _decoded(problem, policy, search, clock, polish)
     both = [found for found in (answer.assignment, known) if found is not None]
     best, spent = best_of(problem, both), answer.evaluations + len(both)
     if best.assignment is not known or best.overflow_bytes > 0:
@@ -67,10 +74,12 @@ def place_with_policy(
     return Answer(known, reason=reason, evaluations=spent)
 
 
-def _decoded(problem: Problem, policy: Policy, search: Search, clock: Clock) -> Answer:
+def _decoded(
+    problem: Problem, policy: Policy, search: Search, clock: Clock, polish: bool
+) -> Answer:
     """The best of what was decoded, made to fit, and of what the heuristics answer.
 
-    Where memory is short the best of both is polished.
+    The best of both is polished, or mended at least.
     """
     small, widen = coarse(problem)
     if policy.config.advice:
@@ -95,7 +104,7 @@ def _decoded(problem: Problem, policy: Policy, search: Search, clock: Clock) -> 
     best, spent = decoded, spent + decoded.evaluations
     if others is not None:
         best = min(decoded, others, key=lambda scored: scored.key)
-    if memory_binds(problem):
+    if polish or best.overflow_bytes > 0:
         left = None if search.evaluations is None else search.evaluations - spent
         best, more = _polished(problem, best, search.seed, left, clock)
         spent += more
@@ -128,7 +137,7 @@ def search_with_policy(
     compile_once("guided", lambda tiny, few: guided_search(tiny, policy, few), problem.objective)
     clock, spent = Clock(search.seconds), 0
     if search.start is None:
-        first = place_with_policy(problem, checkpoint, search)
+        first = place_with_policy(problem, checkpoint, search, polish=False)
         left = None if search.evaluations is None else search.evaluations - first.evaluations
         spent = first.evaluations
         if first.assignment is None or clock.is_over() or (left is not None and left < 1):
@@ -162,6 +171,17 @@ def policy_methods(checkpoint: str | os.PathLike[str] | None = None) -> dict[str
     return {"policy": policy, "guided": guided}
 
 
+def policy_candidate(checkpoint: str | os.PathLike[str] | Policy | None = None) -> Method:
+    """`place_with_policy` for a portfolio that searches on from the best of its candidates."""
+    return functools.partial(_candidate, checkpoint)
+
+
+def _candidate(
+    checkpoint: str | os.PathLike[str] | Policy | None, problem: Problem, search: Search
+) -> Answer:
+    return place_with_policy(problem, checkpoint, search, polish=False)
+
+
 def load(checkpoint: str | os.PathLike[str] | Policy | None) -> Policy:
     """The policy of a folder, or the shipped one; read once per process."""
     if isinstance(checkpoint, Policy):
@@ -183,8 +203,8 @@ def _is(folder: Path) -> bool:
 def _polished(
     problem: Problem, start: Scored, seed: int, left: int | None, clock: Clock
 ) -> tuple[Scored, int]:
-    """(what a short search finds from a placement, evaluations spent); where memory is short, moves
-    over priorities and devices find what no rule of decoding does.
+    """(what a short search finds from a placement, evaluations spent): moves over priorities and
+    devices find what no rule of decoding does.
 
     A placement that does not fit is mended whatever is `left` of the evaluations.
     """
@@ -192,7 +212,10 @@ def _polished(
 
     if problem.tensor_s is not None:
         return start, 0
-    steps = MENDING if start.overflow_bytes > 0 else min(MENDING, MENDING if left is None else left)
+    steps = MENDING
+    if start.overflow_bytes == 0:
+        most = MENDING if memory_binds(problem) else POLISHED_OPS // problem.num_ops
+        steps = min(MENDING, most, MENDING if left is None else left)
     if steps <= 0:
         return start, 0
     search = Search(seed=seed, seconds=None, evaluations=steps)

@@ -55,22 +55,25 @@ def run(
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,
     measuring: Measuring | None = None,
-    runtime: str | None = None,
     **placing: Unpack[Placing],
 ) -> dict[str, Any]:
     """Execute a placement (made first as `placing` says where none is given): predicted beside
     measured times, the baselines of the same run, and whether outputs equal the uncut model's.
-    Without `measuring`, inputs are drawn with the seed of the search; without `runtime` (of
-    `RUNTIMES`), the first that executes such models."""
+    Without `measuring`, inputs are drawn with the seed of the search."""
     if unknown := placing.keys() - Placing.__annotations__:
         raise TypeError(f"run() got unexpected keywords: {', '.join(sorted(unknown))}")
     bound = with_dims(dims)
     graph, cluster = load(model, bound), load_cluster(cluster)
-    runner = _runner(model, runtime)
+    runner = next((execute for has, execute in RUNTIMES if has(model)), None)
+    if runner is None:
+        raise ModelError(
+            f"{_label(model)!r} holds a graph only; `gdp run` needs an ONNX file, "
+            "a JAX function or a PyTorch module"
+        )
     if placement is not None:
         placed = load_placement(placement)
     else:
-        how = runnable(model, placing, runtime)
+        how = runnable(model, placing)
         placed = api.place(graph, cluster, objective=objective, costs=costs, **how).placement
     if offload_targets(placed.device_names):
         raise PlacementError(
@@ -89,23 +92,10 @@ def run(
     return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
 
 
-def _runner(model: Model, runtime: str | None) -> Callable[..., "RunReport"]:
-    if runtime is not None and runtime not in RUNTIMES:
-        raise ValueError(f"no runtime {runtime!r}; there are {', '.join(RUNTIMES)}")
-    can = {name: execute for name, (has, execute) in RUNTIMES.items() if has(model)}
-    if not can:
-        raise ModelError(
-            f"{_label(model)!r} holds a graph only; `gdp run` needs an ONNX file, "
-            "a JAX function or a PyTorch module"
-        )
-    if runtime is not None and runtime not in can:
-        raise ModelError(f"{runtime} does not execute {_label(model)!r}; {', '.join(can)} does")
-    return next(iter(can.values())) if runtime is None else can[runtime]
-
-
-def runnable(model: Model, placing: Placing, runtime: str | None = None) -> Placing:
+def runnable(model: Model, placing: Placing) -> Placing:
     """The same for a placement that the model's runtime can execute."""
-    if _runner(model, runtime) in REPLICATING:
+    runner = next((execute for has, execute in RUNTIMES if has(model)), None)
+    if runner in REPLICATING:
         return placing
     constraints = of_kind(placing.get("constraints"), Constraints, "constraints")
     return {**placing, "constraints": replace(constraints, replicas=False)}
@@ -115,12 +105,6 @@ def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
     from gdp.runtime.ort.run import run_onnx
 
     return run_onnx(*placed, **how)
-
-
-def _run_openvino(*placed: Any, **how: Any) -> "RunReport":
-    from gdp.runtime.openvino.run import run_openvino
-
-    return run_openvino(*placed, **how)
 
 
 def _run_traced(model: Model, *placed: Any, dims: Mapping[str, int], **how: Any) -> "RunReport":
@@ -142,15 +126,11 @@ def _label(model: Model) -> str:
     return model.name if isinstance(model, OpGraph | Traceable) else str(model)
 
 
-RUNTIMES: Mapping[str, tuple[Callable[[Model], bool], Callable[..., "RunReport"]]] = {
-    "onnxruntime": (is_onnx, _run_onnx),
-    "openvino": (is_onnx, _run_openvino),
-    "own": (
-        lambda model: isinstance(model, Traceable) or is_traced(spec_of(model)), _run_traced
-    ),
-}  # fmt: skip
-"""Which models a runtime executes, and how: a function as `gdp.runtime.ort.run.run_onnx`; `own` is
-that which the model was written in, PyTorch or JAX."""
+RUNTIMES: Sequence[tuple[Callable[[Model], bool], Callable[..., "RunReport"]]] = (
+    (is_onnx, _run_onnx),
+    (lambda model: isinstance(model, Traceable) or is_traced(spec_of(model)), _run_traced),
+)
+"""Which models a runtime executes, and how: a function as `gdp.runtime.ort.run.run_onnx`."""
 REPLICATING: Sequence[Callable[..., "RunReport"]] = (_run_onnx,)
 """The runtimes that let devices take samples in turn."""
 

@@ -4,6 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from gdp.graph.groups import components
 from gdp.graph.parsing import best_edges, parse
 
 
@@ -64,3 +65,15 @@ def test_groups_are_those_of_the_reference_and_kept_edges_a_forest(levels: int) 
         tree = nx.Graph(list(zip(src[kept].tolist(), dst[kept].tolist(), strict=True)))
         assert len(tree) == 0 or nx.is_forest(tree)
         assert tree.number_of_edges() == kept.sum()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_components_are_the_same_by_hand_and_by_scipy(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(seed)
+    nodes, links = int(rng.integers(1, 40)), int(rng.integers(0, 40))
+    src, dst = rng.integers(nodes, size=links), rng.integers(nodes, size=links)
+    by_hand = components(src, dst, nodes)
+    monkeypatch.setattr("gdp.graph.groups.FEW_LINKS", -1)
+    np.testing.assert_array_equal(by_hand, components(src, dst, nodes))

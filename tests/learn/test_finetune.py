@@ -16,7 +16,7 @@ from gdp.learn.instances import Instance, make, random_graph
 from gdp.learn.judge import FINALISTS, turns_of
 from gdp.learn.recipe import RecipeError, load_finetune
 from gdp.methods.annealing.annealer import AnnealConfig, make_annealer
-from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.base import Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES
 from gdp.methods.scoring import best_of
@@ -26,11 +26,10 @@ from gdp.policy.decode import decode
 from gdp.policy.evaluate import judge
 from gdp.policy.gaps import gap
 from gdp.policy.guided import guided_search, wanted
-from gdp.policy.method import place_with_policy, search_with_policy
+from gdp.policy.method import policy_candidate, search_with_policy
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, load_policy
-from gdp.problem.problem import Problem
 from gdp.sim.score import score, values
 
 CONFIG = NetworkConfig(
@@ -181,10 +180,7 @@ def test_fine_tuning_is_never_worse_than_auto_with_as_many_evaluations(
     policy: Policy, objective: Literal["latency", "throughput"]
 ) -> None:
     """It starts where auto ends; without it, from what the policy reads, which is no better."""
-
-    def placed(problem: Problem, search: Search) -> Answer:
-        return place_with_policy(problem, policy, search)
-
+    placed = policy_candidate(policy)
     for seed in range(4):
         instance = Instance(f"layered-40-{seed}", seed, objective)
         problem = make(instance, random_graph)
@@ -214,9 +210,8 @@ def test_seconds_end_fine_tuning_with_what_auto_found(policy: Policy) -> None:
 
 def test_guided_as_a_method_goes_on_from_the_policy_within_the_budget() -> None:
     problem = make(Instance(graph="layered-40-1", cluster=3), random_graph)
-    table = methods()
     search = Search(seed=1, seconds=None, evaluations=600)
-    first, found = table["policy"](problem, search), table["guided"](problem, search)
+    first, found = policy_candidate()(problem, search), methods()["guided"](problem, search)
     assert first.assignment is not None
     assert found.assignment is not None
     assert first.evaluations < found.evaluations <= 600

@@ -7,8 +7,7 @@ import pytest
 
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.graph.op_graph import OpGraph, make_graph
-from gdp.methods import portfolio
-from gdp.methods.base import Answer, Method, Search
+from gdp.methods.base import Answer, Search
 from gdp.methods.portfolio import HEURISTICS, auto
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
@@ -62,34 +61,6 @@ def test_auto_is_never_worse_than_a_heuristic(seed: int, objective: str) -> None
         if candidate.feasible:
             assert value_s is not None
             assert found_s <= value_s
-
-
-@pytest.mark.parametrize("objective", ["latency", "throughput"])
-@pytest.mark.parametrize("seed", range(3))
-def test_what_is_run_first_changes_no_answer(
-    seed: int, objective: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Many placements of few equal ops are equally good: which is answered, and the candidates
-    that are told of, do not depend on the order in which they were run."""
-    found, order = [], []
-
-    def noted(name: str, method: Method) -> tuple[str, Method]:
-        def run(problem: Problem, search: Search) -> Answer:
-            order.append(name)
-            return method(problem, search)
-
-        return name, run
-
-    monkeypatch.setattr(portfolio, "HEURISTICS", tuple(noted(*row) for row in HEURISTICS))
-    for first in (portfolio.FIRST, ()):
-        monkeypatch.setattr(portfolio, "FIRST", first)
-        order.clear()
-        answer = auto(random_problem(seed, 9, 2, objective), Search(seconds=None, evaluations=20))
-        assert answer.assignment is not None
-        found.append((answer.assignment.device.tolist(), answer.evaluations,
-                      [row.method for row in answer.candidates]))  # fmt: skip
-        assert order[:2] == (["single", "heft"] if first else ["single", "round_robin"])
-    assert found[0] == found[1]
 
 
 def test_an_extra_method_joins_as_one_more_candidate() -> None:

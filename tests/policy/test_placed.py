@@ -72,7 +72,7 @@ def test_a_tuned_policy_answers_no_worse_than_it_was_tuned(policy: Policy, tmp_p
     assert overflow[0] == 0
     assert seconds[0] <= found.value_s * (1 + 1e-12)
     save_policy(policy, tmp_path / "plain")
-    plain = place_with_policy(problem, tmp_path / "plain", Search(seconds=None))
+    plain = place_with_policy(problem, tmp_path / "plain", Search(seconds=None), polish=False)
     assert plain.assignment is not None
     before, _ = values(problem, plain.assignment.device[None], plain.assignment.rank)
     assert seconds[0] < before[0]

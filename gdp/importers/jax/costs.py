@@ -6,18 +6,11 @@ only part of its operand (gather, slices, in-place updates) or nothing (bitcasts
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gdp.graph.op_classes import VIEWS, names
-from gdp.importers.op_costs import (
-    Cost,
-    Formulas,
-    Shapes,
-    convolution_flop,
-    looked_up_bytes,
-    matmul_flop,
-)
+from gdp.graph.op_classes import ELEMENTWISE, REDUCTIONS, VIEWS, names
+from gdp.importers.op_costs import Cost, Shape, convolution_flop, matmul_flop
 
 BITCASTS = names(
     "reshape squeeze expand_dims stop_gradient bitcast_convert_type copy_p optimization_barrier "
@@ -32,7 +25,9 @@ _RANDOM = names(
 _MOVES = VIEWS | names("pad concatenate stack gather dynamic_update_slice scatter")
 
 
-def primitive_cost(name: str, params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> Cost:
+def primitive_cost(
+    name: str, params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
+) -> Cost:
     """The cost of a primitive without sub-programs.
 
     >>> square = Shape((8, 8), 4)
@@ -40,21 +35,37 @@ def primitive_cost(name: str, params: Mapping[str, Any], ins: Shapes, outs: Shap
     >>> primitive_cost("dot_general", dims, [square, square], [square])
     Cost(flop=1024.0, traffic_bytes=768.0, known=True)
     """
-    return Cost(0.0, 0.0) if name in BITCASTS else _FORMULAS.cost(name, params, ins, outs)
+    moved = float(sum(s.nbytes for s in ins) + sum(s.nbytes for s in outs))
+    size = float(max((s.size for s in outs), default=0))
+    if name in BITCASTS:
+        return Cost(0.0, 0.0)
+    if name in _TRAFFIC:
+        moved = float(_TRAFFIC[name](ins, outs))
+    if name in _FLOP:
+        return Cost(float(_FLOP[name](params, ins, outs)), moved)
+    if name in _RANDOM:
+        return Cost(_RANDOM_FLOP * size, moved)
+    if name in _MOVES:
+        return Cost(0.0, moved)
+    if name in ELEMENTWISE:
+        return Cost(size, moved)
+    if name in REDUCTIONS or name.startswith("cum"):
+        return Cost(float(ins[0].size if ins else size), moved)
+    return Cost(size, moved, known=False)
 
 
-def _dot_general(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+def _dot_general(params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
     (contracted, _), _ = params["dimension_numbers"]
     inner = math.prod(ins[0].dims[axis] for axis in contracted)
     return matmul_flop(1, outs[0].size, 1, inner)
 
 
-def _ragged_dot(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+def _ragged_dot(params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
     """[M, K] times [G, K, N], each row with the matrix of its group."""
     return matmul_flop(1, ins[0].dims[-2], ins[1].dims[-1], ins[0].dims[-1])
 
 
-def _convolution(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+def _convolution(params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
     out_axis, in_axis, *spatial = params["dimension_numbers"].rhs_spec
     kernel = math.prod(ins[1].dims[axis] for axis in spatial)
     del out_axis
@@ -63,25 +74,27 @@ def _convolution(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     return convolution_flop(outs[0].size, ins[1].dims[in_axis], kernel) / zeros
 
 
-def _window(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+def _window(params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
     return outs[0].size * math.prod(params["window_dimensions"])
 
 
-def _window_gradient(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+def _window_gradient(
+    params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
+) -> float:
     return ins[0].size * math.prod(params["window_dimensions"])
 
 
-def _sort(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+def _sort(params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
     axis = params.get("dimension", -1)
     length = ins[0].dims[axis] if ins[0].dims else 1
     return ins[0].size * max(1.0, math.log2(max(length, 1)))
 
 
-def _top_k(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+def _top_k(params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
     return ins[0].size * max(1.0, math.log2(max(params["k"], 1) + 1))
 
 
-def _fft(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+def _fft(params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
     """5 n log2 n for a complex transform, half of that for a real one."""
     points = math.prod(params["fft_lengths"])
     batch = max(ins[0].size, outs[0].size) / max(points, 1)
@@ -89,19 +102,17 @@ def _fft(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     return half * batch * 5 * points * math.log2(max(points, 2))
 
 
-def _random(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
-    return _RANDOM_FLOP * max((s.size for s in outs), default=0)
-
-
 def _linear_algebra(factor: float) -> Callable[..., float]:
-    def flop(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+    def flop(params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
         *batch, rows, columns = ins[0].dims
         return factor * math.prod(batch) * rows * columns * min(rows, columns)
 
     return flop
 
 
-def _triangular_solve(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+def _triangular_solve(
+    params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
+) -> float:
     return ins[1].size * ins[0].dims[-1]
 
 
@@ -120,7 +131,6 @@ _FLOP: dict[str, Callable[..., float]] = {
     "top_k": _top_k,
     "approx_top_k": _top_k,
     "fft": _fft,
-    **dict.fromkeys(_RANDOM, _random),
     "cholesky": _linear_algebra(1 / 3),
     "lu": _linear_algebra(2 / 3),
     "qr": _linear_algebra(2.0),
@@ -139,15 +149,20 @@ _FLOP: dict[str, Callable[..., float]] = {
     "scatter_max": lambda params, ins, outs: ins[2].size,
     "scatter-max": lambda params, ins, outs: ins[2].size,
 }
+"""By primitive, from (params, input shapes, output shapes)."""
 
 
-def _updates_in_place(ins: Shapes, outs: Shapes) -> int:
+def _reads_what_it_writes(ins: Sequence[Shape], outs: Sequence[Shape]) -> int:
+    return 2 * sum(s.nbytes for s in outs) + sum(s.nbytes for s in ins[1:])
+
+
+def _updates_in_place(ins: Sequence[Shape], outs: Sequence[Shape]) -> int:
     # operand, indices, updates: the touched part is read and written, the indices are read.
     return 3 * ins[2].nbytes + ins[1].nbytes
 
 
-_TRAFFIC: dict[str, Callable[..., float]] = {
-    "gather": looked_up_bytes,
+_TRAFFIC: dict[str, Callable[..., int]] = {
+    "gather": _reads_what_it_writes,
     "dynamic_slice": lambda ins, outs: 2 * outs[0].nbytes,
     "slice": lambda ins, outs: 2 * outs[0].nbytes,
     "split": lambda ins, outs: 2 * sum(s.nbytes for s in outs),
@@ -163,4 +178,4 @@ _TRAFFIC: dict[str, Callable[..., float]] = {
     "scatter_max": _updates_in_place,
     "scatter-max": _updates_in_place,
 }
-_FORMULAS = Formulas(_FLOP, _TRAFFIC, _MOVES)
+"""By primitive, from (input shapes, output shapes), where it is not simply everything."""

@@ -6,10 +6,10 @@ count, as for the other importers, and an element-wise op counts one per output 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gdp.graph.op_classes import VIEWS, names
+from gdp.graph.op_classes import ELEMENTWISE, REDUCTIONS, VIEWS, names
 from gdp.importers.op_costs import (
     GELU_ERF_FLOP,
     NORMALISE_FLOP,
@@ -17,15 +17,14 @@ from gdp.importers.op_costs import (
     SIGMOID_FLOP,
     SOFTMAX_FLOP,
     Cost,
-    Formulas,
-    Shapes,
+    Shape,
     attention_flop,
     convolution_flop,
     einsum_flop,
-    looked_up_bytes,
     matmul_flop,
 )
 
+Shapes = Sequence[Shape]
 Flop = Callable[[Mapping[str, Any], Shapes, Shapes], float]
 
 _MOVES = VIEWS | names(
@@ -46,7 +45,19 @@ def aten_cost(name: str, params: Mapping[str, Any], ins: Shapes, outs: Shapes) -
     >>> aten_cost("linear", {}, [x, weight], [out])
     Cost(flop=512.0, traffic_bytes=704.0, known=True)
     """
-    return _FORMULAS.cost(name, params, ins, outs)
+    moved = float(sum(s.nbytes for s in ins) + sum(s.nbytes for s in outs))
+    size = float(max((s.size for s in outs), default=0))
+    if name in _TRAFFIC:
+        moved = float(_TRAFFIC[name](ins, outs))
+    if name in _FLOP:
+        return Cost(float(_FLOP[name](params, ins, outs)), moved)
+    if name in _MOVES:
+        return Cost(0.0, moved)
+    if name in ELEMENTWISE:
+        return Cost(size, moved)
+    if name in REDUCTIONS or name.startswith("cum"):
+        return Cost(float(ins[0].size if ins else size), moved)
+    return Cost(size, moved, known=False)
 
 
 def _linear(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
@@ -161,6 +172,11 @@ _FLOP: dict[str, Flop] = {
     ),
     **dict.fromkeys(["max_pool2d_with_indices", "max_pool2d_with_indices_backward"], _pool),
 }
+"""By name, from (params, tensors read, tensors made)."""
+
+
+def _reads_what_it_writes(ins: Shapes, outs: Shapes) -> int:
+    return 2 * sum(s.nbytes for s in outs) + sum(s.nbytes for s in ins[1:])
 
 
 def _experts(ins: Shapes, outs: Shapes) -> float:
@@ -173,7 +189,7 @@ def _experts(ins: Shapes, outs: Shapes) -> float:
 _TRAFFIC: dict[str, Callable[[Shapes, Shapes], float]] = {
     **dict.fromkeys(
         ["embedding", "index", "index_select", "gather", "select_copy", "slice_copy"],
-        looked_up_bytes,
+        _reads_what_it_writes,
     ),
     **dict.fromkeys(["_grouped_mm", "grouped_mm", "grouped_mm_fallback"], _experts),
     **dict.fromkeys(["empty", "empty_like", "new_empty", "empty_strided"], lambda ins, outs: 0),
@@ -182,4 +198,4 @@ _TRAFFIC: dict[str, Callable[[Shapes, Shapes], float]] = {
         lambda ins, outs: sum(s.nbytes for s in outs),
     ),
 }
-_FORMULAS = Formulas(_FLOP, _TRAFFIC, _MOVES)
+"""By name, from (tensors read, tensors made), where it is not simply everything."""

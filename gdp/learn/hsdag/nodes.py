@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.graph.groups import all_per_group, merge_ids, sum_per_group
-from gdp.graph.parsing import components
+from gdp.graph.groups import all_per_group, components, merge_ids, sum_per_group
 from gdp.learn.hsdag.config import HsdagConfig
 from gdp.policy.view.features import NUM_OP_TYPES
 from gdp.problem.arrays import arrays_of

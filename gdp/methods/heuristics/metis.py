@@ -97,8 +97,6 @@ def _adjacency(
     problem: Problem, movable: Int[np.ndarray, "M"]
 ) -> tuple[Int[np.ndarray, "S"], Int[np.ndarray, "P"], Int[np.ndarray, "P"]]:
     """The undirected graph of the movable groups as CSR, with bytes as integer weights."""
-    from scipy.sparse import coo_array
-
     graph, count = problem.graph, len(movable)
     number = np.full(problem.num_groups, -1, dtype=np.int64)
     number[movable] = np.arange(count)
@@ -107,14 +105,12 @@ def _adjacency(
     kept = (u >= 0) & (v >= 0) & (u != v)
     size = graph.tensor_bytes[graph.use_tensor][kept].astype(float)
     u, v = u[kept], v[kept]
-    both = coo_array(
-        (np.concatenate([size, size]), (np.concatenate([u, v]), np.concatenate([v, u]))),
-        shape=(count, count),
-    ).tocsr()
-    both.sum_duplicates()
-    scale = _TOTAL_WEIGHT / max(float(both.data.sum()), 1.0)
-    weight = np.maximum(1, both.data * min(scale, 1.0)).astype(np.int64)
-    return both.indptr.astype(np.int64), both.indices.astype(np.int64), weight
+    key = np.concatenate([u * count + v, v * count + u])
+    pair, which = np.unique(key, return_inverse=True)
+    both = np.bincount(which, np.concatenate([size, size]), len(pair))
+    scale = _TOTAL_WEIGHT / max(float(both.sum()), 1.0)
+    weight = np.maximum(1, both * min(scale, 1.0)).astype(np.int64)
+    return np.searchsorted(pair, np.arange(count + 1) * count), pair % max(count, 1), weight
 
 
 def _partition(

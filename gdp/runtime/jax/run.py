@@ -1,6 +1,5 @@
 """Executes a placement of a JAX function, and measures it beside its baselines."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,11 +11,12 @@ from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.model import JaxModel, Recorded
 from gdp.runtime.compare import Comparison, compare
-from gdp.runtime.issued import Issued, measured_rows, pieces_cycle, versions
-from gdp.runtime.jax.devices import block_until_ready, jax_devices
+from gdp.runtime.cycle import Cycle, cyclic_schedule
+from gdp.runtime.jax.devices import jax_devices
+from gdp.runtime.jax.measure import Issued, piece_seconds
 from gdp.runtime.jax.program import CutProgram, Layout
 from gdp.runtime.jax.values import argument_values, as_numpy, tolerance
-from gdp.runtime.measure import Measuring
+from gdp.runtime.measure import Measuring, measure
 from gdp.runtime.plan import Plan, make_plan, replicas_s, uncut_s
 from gdp.runtime.prediction import Prediction, roofline_prediction
 from gdp.runtime.report import (
@@ -28,7 +28,11 @@ from gdp.runtime.report import (
     SegmentTime,
     foretold,
     measured_fields,
+    row,
 )
+
+ONE = "one sample"
+"""Ends the name of a contender whose samples run one at a time."""
 
 
 def run_jax(
@@ -58,10 +62,12 @@ def run_jax(
     whole = Uncut(model, recorded, arguments, devices[cluster.host])
     singles = whole.singles(cluster, devices)
     comparison = _compare(whole, program, recorded, devices)
-    slots = pieces_cycle(program.pieces, plan).in_flight
-    contenders = {PLACED: _issued(slots, program.issue)} | singles
+    cycle = program_cycle(program, plan)
+    contenders = {PLACED: Issued((program.issue,), cycle.in_flight)} | singles
     contenders |= whole.defaults(devices, trains=model.trains)
-    rows = measured_rows(contenders, measuring)
+    alone = {f"{name}, {ONE}": Issued(c.issues[:1], 1) for name, c in contenders.items()}
+    times = measure(contenders | alone, rounds=measuring.rounds, seconds=measuring.seconds)
+    rows = {name: row(times[f"{name}, {ONE}"], times[name]) for name in contenders}
     best = min(singles, key=lambda name: rows[name].latency_s, default="")
     baselines = {DEFAULT: DEFAULT, REPLICAS: REPLICAS} | ({SINGLE: best} if best else {})
     expected = {REPLICAS: replicas_s(predict, objective)}
@@ -82,16 +88,22 @@ def run_jax(
         compared_tensors=comparison.tensors,
         random_weights=_has_shapes(model),
         segments=_segments(program, plan, cluster, measuring.rounds),
-        samples_in_flight=slots,
+        samples_in_flight=cycle.in_flight,
         cores=tuple(int(d.id) for d in devices),
         pinned=False,
         note=_note(devices, whole, best),
-        versions=versions("jax", "jaxlib", "numpy"),
+        versions=_versions(),
     )
 
 
-def _issued(slots: int, *issues: Callable[[], Any]) -> Issued:
-    return Issued(issues, slots, block_until_ready)
+def program_cycle(program: CutProgram, plan: Plan) -> Cycle:
+    """A cycle of the pieces, for the samples that keep every device busy."""
+    maker = {value: k for k, piece in enumerate(program.pieces) for value in piece.makes}
+    return cyclic_schedule(
+        [piece.device for piece in program.pieces],
+        [plan.segment_s[p.segment] if p.segment >= 0 else 0.0 for p in program.pieces],
+        [sorted({maker[v] for v in p.reads if v in maker}) for p in program.pieces],
+    )
 
 
 class Uncut:
@@ -152,7 +164,7 @@ class Uncut:
         kinds = set()
         for description, device in zip(cluster.devices, devices, strict=True):
             if description.kind not in kinds and (issue := self.on(device)) is not None:
-                found[description.name] = _issued(2, issue)
+                found[description.name] = Issued((issue,), 2)
             kinds.add(description.kind)
         return found
 
@@ -163,10 +175,10 @@ class Uncut:
 
         found = {}
         if (issue := self.on(jax.local_devices()[0])) is not None:
-            found[DEFAULT] = _issued(2, issue)
+            found[DEFAULT] = Issued((issue,), 2)
         copies = [issue for device in devices if (issue := self.on(device)) is not None]
         if copies and not trains:
-            found[REPLICAS] = _issued(2 * len(copies), *copies)
+            found[REPLICAS] = Issued(tuple(copies), 2 * len(copies))
         return found
 
     def reference(self, devices: Sequence[Any]) -> list[np.ndarray]:
@@ -200,14 +212,8 @@ def _compare(
 def _segments(
     program: CutProgram, plan: Plan, cluster: Cluster, rounds: int
 ) -> tuple[SegmentTime, ...]:
-    """Every piece alone, with its arguments on its device: medians."""
-    arguments = program.arguments_of_pieces()
-    spent = np.empty((2 * rounds + 1, len(program.pieces)))
-    for i, j in np.ndindex(*spent.shape):
-        start_s = time.perf_counter()
-        block_until_ready(program.pieces[j].function(*arguments[j]))
-        spent[i, j] = time.perf_counter() - start_s
-    measured = np.median(spent, axis=0).tolist()
+    functions = [piece.function for piece in program.pieces]
+    measured = piece_seconds(functions, program.arguments_of_pieces(), 2 * rounds + 1)
     return tuple(
         SegmentTime(
             device=cluster.device_names[piece.device],
@@ -233,3 +239,9 @@ def _has_shapes(model: JaxModel) -> bool:
 
     leaves = jax.tree.leaves(model.args)
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("jax", "jaxlib", "numpy")}

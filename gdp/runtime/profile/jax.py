@@ -199,24 +199,16 @@ def _measure(
 
 
 def _rounds(run: Callable[[], None], rounds: int, seconds: float) -> np.ndarray:
-    runs = _runs(run, seconds / rounds)
-    return np.array([_round(run, runs) for _ in range(rounds)])
-
-
-def _runs(run: Callable[[], None], seconds: float) -> int:
-    """How many fill so many seconds."""
     start_s = time.perf_counter()
     run()
     once_s = max(time.perf_counter() - start_s, 1e-6)
-    return int(np.clip(seconds / once_s, 3, 500))
-
-
-def _round(run: Callable[[], None], runs: int) -> np.ndarray:
-    found = np.empty(runs)
-    for i in range(runs):
-        start_s = time.perf_counter()
-        run()
-        found[i] = time.perf_counter() - start_s
+    runs = int(np.clip(seconds / rounds / once_s, 3, 500))
+    found = np.empty((rounds, runs))
+    for i in range(rounds):
+        for j in range(runs):
+            start_s = time.perf_counter()
+            run()
+            found[i, j] = time.perf_counter() - start_s
     return found
 
 
@@ -260,7 +252,7 @@ def _between_cpus(call_s: float, rounds: int) -> Overheads:
 def quick_profile(
     rounds: int = 5, seconds: float = 0.6, progress: Callable[[str], None] | None = None
 ) -> Profile:
-    """The profile of `jax_corpus` on all of this machine's cores, a minute and a half: what
+    """The profile of `jax_corpus` on all of this machine's cores, half a minute: what
     `gdp.costs.compiled` fits rates to."""
     import jax
 
@@ -270,32 +262,24 @@ def quick_profile(
     from gdp.runtime.profile.jax_corpus import small_models
 
     device = jax_device("cpu")
-    entries = list(small_models())
-    ready: list[Callable[[], None]] = []
-    for _, model in entries:
+    models = []
+    for family, model in small_models():
         if progress is not None:
             progress(model.name)
-        function = jax.jit(model.uncut())
         values = jax.device_put(argument_values(model, 0), device)
+        function, graph = jax.jit(model.uncut()), model.trace().graph
 
         def run(function: Any = function, values: Any = values) -> None:
             jax.block_until_ready(function(*values))
 
         run()
-        ready.append(run)
-    counts = [_runs(run, seconds / rounds) for run in ready]
-    # All models in every round: what disturbs the machine for a while spoils a round of each.
-    times = list(zip(*([_round(run, n) for run, n in zip(ready, counts, strict=True)]
-                       for _ in range(rounds)), strict=True))  # fmt: skip
-    models = []
-    for (family, model), own in zip(entries, map(np.array, times), strict=True):
-        graph = model.trace().graph
+        times = _rounds(run, rounds, seconds)
         # Runs of one function differ by a tenth; `gdp run` reports their median.
-        usual_s = float(np.median(own, axis=1).min())
+        usual_s = float(np.median(times, axis=1).min())
         ops = tuple(np.flatnonzero(~graph.is_io).tolist())
-        kernel = Kernel(model.name, "jit", ops, usual_s, statistic(own)[1])
+        kernel = Kernel(model.name, "jit", ops, usual_s, statistic(times)[1])
         models.append(
-            ProfiledModel(model.name, family, graph, usual_s, (kernel,), own.shape[1], rounds)
+            ProfiledModel(model.name, family, graph, usual_s, (kernel,), times.shape[1], rounds)
         )
     return Profile(
         device=DeviceRecord("cpu", cpu_model()),

@@ -13,9 +13,10 @@ from gdp.errors import ClusterError, ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.model import Recorded, TorchModel
 from gdp.runtime.compare import compare
-from gdp.runtime.issued import Issued, measured_rows, pieces_cycle, versions
-from gdp.runtime.measure import Measuring
-from gdp.runtime.plan import Plan, make_plan, uncut_s
+from gdp.runtime.cycle import cyclic_schedule
+from gdp.runtime.jax.measure import Issued
+from gdp.runtime.measure import Measuring, measure
+from gdp.runtime.plan import Plan, make_plan
 from gdp.runtime.prediction import Prediction, roofline_prediction
 from gdp.runtime.pytorch.program import (
     CutProgram,
@@ -30,9 +31,12 @@ from gdp.runtime.report import (
     SINGLE,
     RunReport,
     SegmentTime,
-    foretold,
     measured_fields,
+    row,
 )
+
+ONE = "one sample"
+"""Ends the name of a contender whose samples run one at a time."""
 
 
 def run_torch(
@@ -68,19 +72,15 @@ def run_torch(
             name: _whole(recorded, devices[best], pools[name], given) for name in (SINGLE, DEFAULT)
         }
         comparison = compare(_named(programs[SINGLE].run()), _named(placed.run()))
-        slots = pieces_cycle(placed.pieces, plan).in_flight
-        rows = measured_rows(
-            {
-                n: Issued((p.issue,), slots if n == PLACED else 2, _wait)
-                for n, p in programs.items()
-            },
-            measuring,
-        )
+        slots = _slots(placed, plan)
+        contenders = _contenders(programs, slots)
+        alone = {f"{n}, {ONE}": Issued(c.issues, 1, wait=_wait) for n, c in contenders.items()}
+        times = measure(contenders | alone, rounds=measuring.rounds, seconds=measuring.seconds)
         segments = _segments(placed, plan, cluster, 2 * measuring.rounds + 1)
     finally:
         for pool in pools.values():
             pool.close()
-    rows[SINGLE] = foretold(rows[SINGLE], uncut_s(predict, objective, best))
+    rows = {name: row(times[f"{name}, {ONE}"], times[name]) for name in contenders}
     return RunReport(
         **measured_fields(
             objective, (plan.latency_s, plan.period_s), rows[PLACED],
@@ -97,7 +97,7 @@ def run_torch(
         cores=tuple(-1 if core is None else core for core in cores),
         pinned=hasattr(os, "sched_setaffinity"),
         note=f"the single device is {cluster.device_names[best]}",
-        versions=versions("torch", "numpy"),
+        versions=_versions(),
     )  # fmt: skip
 
 
@@ -179,6 +179,14 @@ def _whole(recorded: Recorded, device: Any, pool: Workers, given: Any) -> CutPro
     return CutProgram([whole], pool, given, output_nodes(recorded), 0)
 
 
+def _contenders(programs: Mapping[str, CutProgram], slots: int) -> dict[str, Issued]:
+    """What is measured: the placement with its pipeline full, the others two samples deep."""
+    return {
+        name: Issued((program.issue,), slots if name == PLACED else 2, wait=_wait)
+        for name, program in programs.items()
+    }
+
+
 def _single(predict: Prediction) -> int:
     """The device that is fastest alone, as predicted."""
     total = np.where(np.isfinite(predict.problem.compute_s), predict.problem.compute_s, 0.0).sum(
@@ -186,6 +194,16 @@ def _single(predict: Prediction) -> int:
     )
     runs = np.isfinite(predict.problem.compute_s[~predict.problem.graph.is_io]).all(axis=0)
     return int(np.where(runs, total, np.inf).argmin())
+
+
+def _slots(program: CutProgram, plan: Plan) -> int:
+    sources = [
+        sorted({program.maker[n] for n in piece.reads if n in program.maker})
+        for piece in program.pieces
+    ]
+    where = [piece.device for piece in program.pieces]
+    seconds = [plan.segment_s[piece.segment] for piece in program.pieces]
+    return cyclic_schedule(where, seconds, sources).in_flight
 
 
 def _wait(futures: Sequence[Any]) -> None:
@@ -246,3 +264,9 @@ def _call(module: Any, arguments: Sequence[Any]) -> Any:
 
 def _nbytes(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("torch", "numpy")}

@@ -43,6 +43,8 @@ def resolve_costs(
             "costs must be a cost model (a callable of graph and cluster), a cost file or None, "
             f"got {type(costs).__name__}"
         )
+    if costs is roofline:
+        return _described(LearnedCosts(()), cluster, graph)
     return costs, getattr(costs, "__name__", type(costs).__name__)
 
 

@@ -114,6 +114,8 @@ def run(samples):
 
 
 if __name__ == "__main__":
+    if not 3 <= len(sys.argv) <= 4:
+        sys.exit(__doc__)
     inputs, count = dict(np.load(sys.argv[1])), int(sys.argv[3]) if len(sys.argv) > 3 else 1
     stamps = []
     outputs = {}

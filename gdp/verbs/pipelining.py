@@ -89,7 +89,7 @@ def place_for_pipelining(
     if constraints.together or constraints.whole:
         raise ValueError("--for pipelining cuts where modules begin: leave out --together")
     machine = resident(cluster)
-    base, _ = resolve_costs(costs, machine)
+    base, _ = resolve_costs(costs, machine, graph)
     unit = np.searchsorted(np.array(sorted(cuts)), np.arange(graph.num_ops), side="right")
     stretches = _stretches(graph, machine, unit, base, constraints)
     said = "no device holds even one of its pieces"
@@ -104,7 +104,7 @@ def place_for_pipelining(
             device[(unit >= start) & (unit < stop)] = where
         device[graph.is_io] = machine.host
         placement = make_placement(graph, machine, device, made_by="gdp pipelining")
-        found = api.judged(graph, placement, machine, objective=objective, costs=base)
+        found = api.judged(graph, placement, machine, objective=objective, costs=costs)
         if found.score.feasible:
             return replace(found, method="pipelining")
         said = str(found.score)

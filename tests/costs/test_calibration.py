@@ -153,8 +153,9 @@ def test_a_damaged_cost_file_is_named(fitted, tmp_path: Path) -> None:
 
 
 def test_other_kinds_fall_back_to_datasheets_and_say_so() -> None:
-    _, label = resolve_costs(None, Cluster.load("2xa100-nvlink"))
-    assert label == "roofline from datasheet numbers (a100)"
+    for costs in (None, roofline):
+        _, label = resolve_costs(costs, Cluster.load("2xa100-nvlink"))
+        assert label == "roofline from datasheet numbers (a100)"
 
 
 def test_a_model_of_another_framework_is_not_called_calibrated() -> None:

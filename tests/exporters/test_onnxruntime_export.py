@@ -102,6 +102,10 @@ def test_the_runner_alone_computes_the_same_outputs(
     expected = ReferenceEvaluator(branches()).run(None, feeds)
     np.testing.assert_allclose(found["y"], expected[0], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(found["z"], feeds["z"])
+    command = [sys.executable, "-I", str(moved / "run.py")]
+    unsaid = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert unsaid.returncode == 1
+    assert "python run.py INPUTS.npz OUTPUTS.npz" in unsaid.stderr
 
 
 @pytest.mark.parametrize("teams", [((0, 2),), ((0, 2), (1, 3, 4))])

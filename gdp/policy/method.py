@@ -22,7 +22,7 @@ from gdp.policy.propose import propose
 from gdp.policy.repair import move_until_fits
 from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import memory_binds
+from gdp.sim.objectives import memory_binds, objective_of
 from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ MENDING = 1000
 """Evaluations of the search that mends a placement where memory is short, or polishes it."""
 POLISHED_OPS = 1_000_000
 """Simulated by that search where memory is ample: some hundredths of a second."""
+MENDING_PERIODS = 30 * MENDING
+"""The same of pipelines, which are judged by what a move changes."""
 ADVISING = 0.6
 """Share of the seconds that all heuristics together may take, as in `auto`."""
 LARGEST = 60_000
@@ -212,10 +214,11 @@ def _polished(
 
     if problem.tensor_s is not None:
         return start, 0
-    steps = MENDING
+    steps = MENDING_PERIODS if objective_of(problem).pipelined else MENDING
     if start.overflow_bytes == 0:
-        most = MENDING if memory_binds(problem) else POLISHED_OPS // problem.num_ops
-        steps = min(MENDING, most, MENDING if left is None else left)
+        is_tight = memory_binds(problem) or objective_of(problem).pipelined
+        most = steps if is_tight else POLISHED_OPS // problem.num_ops
+        steps = min(steps, most, steps if left is None else left)
     if steps <= 0:
         return start, 0
     search = Search(seed=seed, seconds=None, evaluations=steps)

@@ -23,6 +23,10 @@ MAX_DELAY_S = 1e9
 """Far beyond any device or link, and far from where the sums of a simulation overflow."""
 
 
+CORE_KIND = "cpu-core"
+"""One core of a processor, which computes with one thread."""
+
+
 def is_cpu_kind(kind: str) -> bool:
     """Whether devices of a kind are processors, such as "cpu" and "cpu-core"."""
     return kind.startswith("cpu")

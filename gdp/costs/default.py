@@ -3,11 +3,11 @@
 import functools
 from pathlib import Path
 
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import CORE_KIND, Cluster, Device
 from gdp.costs.base import CostModel
 from gdp.costs.compiled import FILE, CompiledCosts, CompiledRates, is_jax, load_rates
 from gdp.costs.cost_file import load_costs
-from gdp.costs.learned import Calibration, LearnedCosts
+from gdp.costs.learned import Calibration, LearnedCosts, same_vectors
 from gdp.costs.profile import ProfileError
 from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import OpGraph
@@ -20,12 +20,13 @@ def resolve_costs(
     """The cost model to use, and a line that says which and why.
 
     None takes the shipped calibrations for the devices they match and datasheet numbers for the
-    others; graphs of JAX get the shipped rates of what XLA compiles. A path is a cost file, and is
+    others; graphs of JAX get the shipped rates of what XLA compiles on cores such as were measured.
+    A path is a cost file, and is
     used for all devices of its kind, whatever their model.
     """
     if costs is None:
         rates = shipped_rates() if graph is not None and is_jax(graph) else None
-        if rates is not None and any(device.is_cpu for device in cluster.devices):
+        if rates is not None and any(_like(rates, device) for device in cluster.devices):
             return CompiledCosts(rates), _compiled(rates, cluster)
         return _described(LearnedCosts(shipped()), cluster, graph)
     if isinstance(costs, str | Path):
@@ -72,6 +73,11 @@ def shipped_rates() -> CompiledRates | None:
     """The rates that travel with gdp; None where none do."""
     folder = data_path("checkpoints", "costs", "cpu-jax")
     return load_rates(folder) if (folder / FILE).is_file() else None
+
+
+def _like(rates: CompiledRates, device: Device) -> bool:
+    """Whether a device is a core of a processor like the one that was measured."""
+    return device.kind == CORE_KIND and same_vectors(device.model, rates.device.model)
 
 
 def _compiled(rates: CompiledRates, cluster: Cluster) -> str:

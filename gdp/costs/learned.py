@@ -155,9 +155,12 @@ class Calibration:
         if device.kind != self.device.kind:
             cpu = device.is_cpu or is_cpu_kind(self.device.kind)
             return bool(device.model) and device.model == self.device.model and not cpu
-        return not device.model or not self.device.model or (
-            _vector(device.model) == _vector(self.device.model)
-        )  # fmt: skip
+        return same_vectors(device.model, self.device.model)
+
+
+def same_vectors(one: str, other: str) -> bool:
+    """Whether two processors, by name, have the same vector extension; unknown ones may."""
+    return not one or not other or _vector(one) == _vector(other)
 
 
 def _vector(model: str) -> str:

@@ -151,6 +151,10 @@ def test_graphs_of_jax_alone_get_the_shipped_rates(tmp_path) -> None:
     assert isinstance(model, CompiledCosts)
     assert "jax" in label
     assert not isinstance(resolve_costs(None, cluster, onnx)[0], CompiledCosts)
+    datasheet, _ = resolve_costs(None, Cluster.load("cpu+t4"), branches())
+    assert not isinstance(datasheet, CompiledCosts), "no core such as was measured"
+    old = make_cluster("old", [Device("c", "cpu-core", {"default": 1e9}, 1e9, model="X avx2")])
+    assert not isinstance(resolve_costs(None, old, branches())[0], CompiledCosts)
     rates = shipped_rates()
     assert rates is not None
     save_rates(rates, tmp_path / "costs")

@@ -14,7 +14,7 @@ import onnx
 from jaxtyping import Int
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import CORE_KIND, Cluster
 from gdp.errors import ClusterError, ModelError
 from gdp.exporters.openvino_plan import hetero_plan
 from gdp.graph.op_graph import OpGraph
@@ -39,7 +39,6 @@ from gdp.sim.segments import segments
 
 PLUGIN = "openvino_intel_cpu_plugin"
 """OpenVINO has one device CPU; further processors of a cluster are its plug-in once more."""
-CORE_KIND = "cpu-core"  # computes with one thread; other processors with all cores
 
 
 def run_openvino(

@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import CORE_KIND, Cluster
 from gdp.errors import ClusterError, ModelError
 from gdp.runtime.ort.source import Source
 from gdp.runtime.ort.weights import external_locations
-
-CORE_KIND = "cpu-core"
 
 
 def core_of_device(cluster: Cluster) -> tuple[int, ...]:

@@ -69,7 +69,8 @@ def test_list_schedules_keep_weights_beside_the_fullest_moment() -> None:
     assert score(problem, first.device, first.rank).overflow_bytes == 0
 
 
-def test_what_is_sent_is_held_before_it_is_read() -> None:
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]])
+def test_what_is_sent_is_held_before_it_is_read(order: list[int]) -> None:
     """Of o0 and o3, which share d1, the second reads 8 bytes that o1 makes on d0 at once: o2, which
     runs meanwhile and makes 5 bytes, has no room there."""
     graph = plain_graph(5, [(0, 2), (1, 3), (2, 4), (0, 3)], [1, 8, 5, 1, 1])
@@ -82,14 +83,29 @@ def test_what_is_sent_is_held_before_it_is_read() -> None:
     problem = make_problem(
         graph, cluster, seconds, allowed=allowed, together=np.array([0, 1, 2, 0, 4])
     )
-    view = prepare(problem)
-    assert list(view.order).index(1) < list(view.order).index(2) < list(view.order).index(3)
-    found = decode(view, liking(problem, PAIR.host, -100.0), samples=3, seed=0).device
-    assert (found[:, 2] == 0).all()
-    free = decode(
-        prepare(problem, mask_memory=False), liking(problem, PAIR.host, -100.0), samples=3, seed=0
-    ).device
-    assert (free[:, 2] == 1).all(), "but for memory it would be there"
+    head = liking(problem, PAIR.host, -100.0)
+    view = prepare(problem)._replace(order=np.array(order))
+    assert (decode(view, head, samples=3, seed=0).device[:, 2] == 0).all()
+    free = prepare(problem, mask_memory=False)._replace(order=np.array(order))
+    assert (decode(free, head, samples=3, seed=0).device[:, 2] == 1).all(), "but for memory there"
+
+
+def test_nothing_is_made_where_its_reader_has_no_room_to_receive_it() -> None:
+    """o2, on d1 with o0, reads 8 bytes of o1: two buffers of them, 16 bytes, or 8 if made there."""
+    graph = plain_graph(3, [(0, 2), (1, 2)], [1, 8, 1])
+    cluster = make_cluster("two", [cpu("d0", memory_bytes=100), cpu("d1", memory_bytes=12)])
+    allowed = np.array([[False, True], [True, True], [False, True]])
+    problem = make_problem(
+        graph, cluster, np.ones((3, 2)), "throughput",
+        allowed=allowed, together=np.array([0, 1, 0]),
+    )  # fmt: skip
+    head = liking(problem, PAIR.host, 100.0)
+    order = np.arange(3)
+    found = decode(prepare(problem)._replace(order=order), head, samples=3, seed=0).device
+    assert (found == 1).all()
+    assert score(problem, found[0]).overflow_bytes == 0
+    free = prepare(problem, mask_memory=False)._replace(order=order)
+    assert (decode(free, head, samples=3, seed=0).device[:, 1] == 0).all()
 
 
 def test_training_pipelines_keep_what_is_read_back_for_every_later_stage() -> None:

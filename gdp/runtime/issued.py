@@ -9,8 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from gdp.runtime.cycle import Cycle, cyclic_schedule
 from gdp.runtime.measure import Measuring, Quota, measure
-from gdp.runtime.plan import Plan
-from gdp.runtime.report import Row, row
+from gdp.runtime.plan import Plan, uncut_s
+from gdp.runtime.prediction import Prediction
+from gdp.runtime.report import DEFAULT, PLACED, SINGLE, Row, foretold, measured_fields, row
 from gdp.runtime.statistics import Trace
 
 
@@ -85,6 +86,23 @@ class CutPiece(Protocol):
     def makes(self) -> Sequence[Any]:
         """Values that no other piece makes."""
         ...
+
+
+def beside_baselines(
+    objective: str,
+    plan: Plan,
+    rows: Mapping[str, Row],
+    predict: Prediction,
+    single: int,
+    measuring: Measuring,
+) -> dict[str, Any]:
+    """Fields of a report: the placement, the device that is the single one with its prediction, and
+    the runtime's default."""
+    alone = foretold(rows[SINGLE], uncut_s(predict, objective, single))
+    return measured_fields(
+        objective, (plan.latency_s, plan.period_s), rows[PLACED],
+        {SINGLE: alone, DEFAULT: rows[DEFAULT]}, measuring,
+    )  # fmt: skip
 
 
 def pieces_cycle(pieces: Sequence[CutPiece], plan: Plan) -> Cycle:

@@ -118,7 +118,7 @@ def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
 
 
 def _run_openvino(*placed: Any, **how: Any) -> "RunReport":
-    from gdp.runtime.openvino.run import run_openvino
+    from gdp.runtime.openvino_hetero.run import run_openvino
 
     return run_openvino(*placed, **how)
 

@@ -72,7 +72,7 @@ def test_a_placement_runs_on_the_devices_it_names(model: str) -> None:
 
 def test_wrong_pieces_would_be_noticed(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An output that is another one after the cut makes outputs unequal."""
-    from gdp.runtime.openvino import run as module
+    from gdp.runtime.openvino_hetero import run as module
 
     read = module._read
     count = iter(range(100))

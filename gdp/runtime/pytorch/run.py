@@ -13,9 +13,9 @@ from gdp.errors import ClusterError, ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.model import Recorded, TorchModel
 from gdp.runtime.compare import compare
-from gdp.runtime.issued import Issued, measured_rows, pieces_cycle, versions
+from gdp.runtime.issued import Issued, beside_baselines, measured_rows, pieces_cycle, versions
 from gdp.runtime.measure import Measuring
-from gdp.runtime.plan import Plan, make_plan, uncut_s
+from gdp.runtime.plan import Plan, make_plan
 from gdp.runtime.prediction import Prediction, roofline_prediction
 from gdp.runtime.pytorch.program import (
     CutProgram,
@@ -30,8 +30,6 @@ from gdp.runtime.report import (
     SINGLE,
     RunReport,
     SegmentTime,
-    foretold,
-    measured_fields,
 )
 
 
@@ -80,12 +78,8 @@ def run_torch(
     finally:
         for pool in pools.values():
             pool.close()
-    rows[SINGLE] = foretold(rows[SINGLE], uncut_s(predict, objective, best))
     return RunReport(
-        **measured_fields(
-            objective, (plan.latency_s, plan.period_s), rows[PLACED],
-            {name: rows[name] for name in (SINGLE, DEFAULT)}, measuring,
-        ),
+        **beside_baselines(objective, plan, rows, predict, best, measuring),
         model=graph.name,
         outputs_equal=comparison.equal,
         max_abs_diff=comparison.max_abs_diff,

@@ -19,12 +19,12 @@ from gdp.errors import ClusterError, ModelError
 from gdp.exporters.openvino_plan import hetero_plan
 from gdp.graph.op_graph import OpGraph
 from gdp.runtime.compare import Arrays, Verdict, judge
-from gdp.runtime.issued import Issued, measured_rows, versions
+from gdp.runtime.issued import Issued, beside_baselines, measured_rows, versions
 from gdp.runtime.measure import Measuring
 from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.repeatable import repeatable
 from gdp.runtime.ort.source import Source, load_source, randomised
-from gdp.runtime.plan import Plan, make_plan, uncut_s
+from gdp.runtime.plan import Plan, make_plan
 from gdp.runtime.prediction import Prediction, roofline_prediction
 from gdp.runtime.report import (
     DEFAULT,
@@ -32,8 +32,6 @@ from gdp.runtime.report import (
     SINGLE,
     RunReport,
     SegmentTime,
-    foretold,
-    measured_fields,
 )
 from gdp.sim.segments import segments
 
@@ -81,12 +79,8 @@ def run_openvino(
     verdict = _verdict(source, compiled, feeds)
     slots = len(split["order"]) + 1
     rows = measured_rows({n: _issued(m, feeds, slots) for n, m in compiled.items()}, measuring)
-    rows[SINGLE] = foretold(rows[SINGLE], uncut_s(predict, objective, cluster.host))
     return RunReport(
-        **measured_fields(
-            objective, (plan.latency_s, plan.period_s), rows[PLACED],
-            {name: rows[name] for name in (SINGLE, DEFAULT)}, measuring,
-        ),
+        **beside_baselines(objective, plan, rows, predict, cluster.host, measuring),
         model=graph.name,
         outputs_equal=verdict.outputs_equal,
         worst_tensor=verdict.worst,

@@ -1,11 +1,28 @@
 """Small GGUF files: headers as llama.cpp writes them, tensors of zeros unless they are drawn."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 WIDTH, INNER, VOCABULARY, HEADS, KEY_HEADS = 256, 512, 1024, 4, 2
+
+
+def _describe(writer: Any, layers: int, experts: int, used: int) -> None:
+    """The fields of the header."""
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(layers)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KEY_HEADS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_context_length(512)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_tokenizer_model("none")
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(used)
 
 
 def write_gguf(
@@ -17,19 +34,8 @@ def write_gguf(
     seed weights are drawn, of kinds that the gguf package can quantise to, such as F16 and Q8_0."""
     gguf = pytest.importorskip("gguf", reason="needs the gguf package")
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(layers)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KEY_HEADS)
-    writer.add_feed_forward_length(INNER)
-    writer.add_context_length(512)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(VOCABULARY)
-    writer.add_tokenizer_model("none")
+    _describe(writer, layers, experts, used)
     rng = None if seed is None else np.random.default_rng(seed)
-    if experts:
-        writer.add_expert_count(experts)
-        writer.add_expert_used_count(used)
 
     def quantised(name: str, *shape: int) -> None:
         type_ = gguf.GGMLQuantizationType[kind]

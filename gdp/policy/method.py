@@ -214,11 +214,12 @@ def _polished(
 
     if problem.tensor_s is not None:
         return start, 0
-    steps = MENDING_PERIODS if objective_of(problem).pipelined else MENDING
+    pipelined = objective_of(problem).pipelined
+    steps = MENDING_PERIODS if pipelined else MENDING
     if start.overflow_bytes == 0:
-        is_tight = memory_binds(problem) or objective_of(problem).pipelined
-        most = steps if is_tight else POLISHED_OPS // problem.num_ops
-        steps = min(steps, most, steps if left is None else left)
+        if not pipelined and not memory_binds(problem):
+            steps = min(steps, POLISHED_OPS // problem.num_ops)
+        steps = steps if left is None else min(steps, left)
     if steps <= 0:
         return start, 0
     search = Search(seed=seed, seconds=None, evaluations=steps)

@@ -40,7 +40,7 @@ from gdp.methods.portfolio import HEURISTICS, auto
 from gdp.methods.priorities import rate
 from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import incumbents
-from gdp.policy.method import place_with_policy
+from gdp.policy.method import place_with_policy, policy_candidate
 from gdp.policy.policy import Policy
 from gdp.policy.propose import propose
 from gdp.problem.problem import Problem
@@ -273,7 +273,7 @@ def draw() -> None:
 def best(
     regimes: tuple[str, ...], evaluations: int, large_evaluations: int, seed: int, engine: Engine
 ) -> None:
-    """`auto` without the policy, with so many evaluations; better values are kept."""
+    """`auto` without and with the policy, with so many evaluations; better values are kept."""
     entries = load()
     chosen = [k for k, entry in enumerate(entries) if entry.regime in (regimes or REGIMES)]
     counts = [large_evaluations if entries[k].regime == "large" else evaluations for k in chosen]
@@ -285,10 +285,14 @@ def best(
 
 
 def _bettered(task: tuple[Posed, int, int]) -> Posed:
-    """An instance after `auto`, and unless it is large a plain search under another seed."""
+    """An instance after `auto` without the shipped policy and with it, and unless it is large a
+    plain search under another seed."""
     entry, count, seed = task
     problem = pose(entry, source())
     found = {"auto": reached_s(problem, auto(problem, _budget(seed, count)))}
+    extra = [("policy", policy_candidate())]
+    answer = auto(pose(entry, source()), _budget(seed, count), extra)
+    found["auto with the policy"] = reached_s(problem, answer)
     if entry.regime != "large":
         found["local_search"] = reached_s(problem, local_search(problem, _budget(seed + 1, count)))
     by = min(found, key=found.__getitem__)
@@ -334,7 +338,17 @@ def show_verb(
                     made[name].append(measured(way, pose(entry, graphs), seed))
                 cpu_s = made[pace][-1].cpu_s
                 made["search alone"].append(alone(entry, graphs, seed, cpu_s))
+                click.echo(f"{entry.graph}, seed {seed}: {_ratios(entry, made)}", err=True)
         show(f"{regime}, {len(entries)} instances, {seeds} seeds", table(entries, made))
+
+
+def _ratios(entry: Posed, made: dict[str, list[Made]]) -> str:
+    """The last of every row over the best known, and its CPU seconds."""
+    last = {name: column[-1] for name, column in made.items()}
+    return ", ".join(
+        f"{name} {one.value_s / (entry.best_s or np.nan):.3f} ({one.cpu_s:.1f} s)"
+        for name, one in last.items()
+    )
 
 
 if __name__ == "__main__":

@@ -8,12 +8,16 @@ import pytest
 from tiny import all_devices, plain_graph, random_problem, unit_cluster
 
 from gdp.clock import Clock
+from gdp.learn.instances import Instance, make
+from gdp.learn.problems import load_problems
 from gdp.methods.base import Assignment, Search
-from gdp.methods.scoring import Scored, score_all
+from gdp.methods.repair import repair
+from gdp.methods.scoring import Scored, best_of, score_all
 from gdp.methods.search.budget import SearchConfig, side_by_side
-from gdp.methods.search.local_search import improve
+from gdp.methods.search.local_search import improve, local_search, simple_assignments
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim.score import values
+from gdp.resources import shipped
+from gdp.sim.score import score, values
 
 FOREVER = Clock(None)
 
@@ -76,3 +80,24 @@ def test_an_error_in_one_ends_the_others() -> None:
 def test_no_chain_is_no_search() -> None:
     with pytest.raises(ValueError, match="chains must be at least 1, got 0"):
         Search(chains=0)
+
+
+def test_a_pipeline_with_little_memory_is_searched_from_outside_its_limits_too() -> None:
+    """Two branches in an eighth more than the least memory that is known to do.
+
+    From what repair makes of a simple placement no step leads to what annealing reaches when it
+    comes from outside, at half the period.
+    """
+    graphs = load_problems(shipped("data/corpus"), random_graphs=0, seed=0, min_ops=30, max_ops=100)
+    instance = Instance("multi_modal-layers2-forward", 255899305, "throughput", 1.12)
+    problem = make(instance, graphs.graph)
+    overfull = best_of(problem, simple_assignments(problem))
+    fixed = repair(problem, overfull, FOREVER, 0)
+    assert overfull.overflow_bytes > 0 == fixed.overflow_bytes
+    asked = Search(seconds=None, evaluations=30_000)
+    found = improve(problem, [fixed], asked, FOREVER)
+    alone = local_search(problem, asked).assignment
+    assert alone is not None
+    assert found.overflow_bytes == 0
+    assert found.value_s < 0.6 * fixed.value_s
+    assert found.value_s <= 1.001 * score(problem, alone.device, alone.rank).value_s

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -32,9 +33,11 @@ from gdp.methods.search.budget import Budget, Guide, SearchConfig, side_by_side
 from gdp.methods.search.coarse import Coarse, coarse_problem
 from gdp.methods.search.windows import Windows, search_windows
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import objective_of
+from gdp.sim.objectives import memory_binds, objective_of
 
 LOG = logging.getLogger(__name__)
+_ROOM = 1000  # evaluations left, from which a start outside the memory limits is worth its cost
+_OUTSIDE_SHARE = 0.1  # of the seconds, to find one
 
 
 def local_search(problem: Problem, search: Search) -> Answer:
@@ -56,14 +59,19 @@ def local_search(problem: Problem, search: Search) -> Answer:
     if search.start is not None:
         candidates = iter([search.start])
     else:
-        candidates = itertools.chain(
-            single_assignments(problem), block_assignments(problem), heft_assignments(problem)
-        )
+        candidates = simple_assignments(problem)
     first = best_of(problem, candidates, Clock(clock.left_s(config.start_share)))
     if first.overflow_bytes > 0 and (proof := proven_misfit(problem)) is not None:
         return Answer(None, reason=proof, evaluations=first.evaluations)
     best = improve(problem, [first], search, clock, config)
     return as_answer(problem, best, "local_search")
+
+
+def simple_assignments(problem: Problem) -> Iterator[Assignment]:
+    """What the search looks at for a start where none is given."""
+    return itertools.chain(
+        single_assignments(problem), block_assignments(problem), heft_assignments(problem)
+    )
 
 
 def compile_for_large(problem: Problem) -> None:
@@ -114,6 +122,7 @@ def improve(
             budget.used += fixed.evaluations
             starts = [fixed, *starts] if fixed.key < best.key else starts
             best = min(best, fixed, key=lambda scored: scored.key)
+        starts = [*starts, *_outside(problem, starts, budget)]
         starts = _with_best_ranks(problem, starts, budget)
         best = min(best, *starts, key=lambda scored: scored.key)
         best = _search_levels(problem, starts, search, budget, best, config)
@@ -121,6 +130,22 @@ def improve(
         LOG.info("interrupted; the best placement so far is kept")
         best = min(best, budget.best or best, key=lambda scored: scored.key)
     return replace(best, evaluations=budget.used)
+
+
+def _outside(problem: Problem, starts: list[Scored], budget: Budget) -> list[Scored]:
+    """For pipelines with little memory, where all starts fit: a simple placement that does not.
+
+    Annealing enters the memory limits from there elsewhere than repair does, often where pipelines
+    are faster (a step costs what it moves, so a second chain is cheap).
+    """
+    if not objective_of(problem).pipelined or not memory_binds(problem):
+        return []
+    left = budget.left()
+    if any(start.overflow_bytes > 0 for start in starts) or (left is not None and left < _ROOM):
+        return []
+    first = best_of(problem, simple_assignments(problem), budget.clock.part(_OUTSIDE_SHARE))
+    budget.used += first.evaluations
+    return [first] if first.overflow_bytes > 0 else []
 
 
 def _with_best_ranks(problem: Problem, starts: list[Scored], budget: Budget) -> list[Scored]:

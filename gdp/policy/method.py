@@ -36,8 +36,9 @@ ONCE_MORE = 1 + len(RULES)
 """Evaluations of what was decoded, under its own priorities and under all rules."""
 MENDING = 1000
 """Evaluations of the search that mends a placement where memory is short, or polishes it."""
-POLISHED_OPS = 1_000_000
-"""Simulated by that search where memory is ample: some hundredths of a second."""
+POLISHED_OPS = 20_000_000
+"""Simulated by that search at most where memory is ample: at most a second on a graph of any size,
+as large graphs are simulated a stretch at a time."""
 MENDING_PERIODS = 30 * MENDING
 """The same of pipelines, which are judged by what a move changes."""
 ADVISING = 0.6

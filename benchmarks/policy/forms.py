@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import jax
 import msgspec
 import numpy as np
 from scipy.stats import t as student
@@ -110,6 +111,7 @@ def done(task: Task) -> Row:
     labels = load_labels(HELD)
     held = [i for i in labels.instances() if i.graph in set(problems.validation)]
     found = outcomes(made.policy, problems, labels, held)
+    jax.clear_caches()  # no other form runs what was compiled for this one, and mappings are few
     return Row(
         task.form, task.seed, task.updates, time.process_time() - begin_s,
         float(np.mean(losses)), gates_of(made.policy.params), by_regime(found),

@@ -1,6 +1,7 @@
 """The policy by regime, beside what needs no network: `python -m benchmarks.policy.regimes VERB`.
 
     draw        draw the instances (committed)
+    more        draw further instances of one regime
     best        search for better values of them, and keep the best (run again to go on)
     show        the table of each regime, three seeds
 
@@ -35,7 +36,7 @@ from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
 from gdp.learn.instances import Instance, limit_memory, make
 from gdp.learn.problems import Problems
-from gdp.methods.base import Answer, Search
+from gdp.methods.base import Answer, Method, Search
 from gdp.methods.portfolio import HEURISTICS, auto
 from gdp.methods.priorities import rate
 from gdp.methods.search.local_search import local_search
@@ -103,17 +104,20 @@ def pose(entry: Posed, graphs: Problems) -> Problem:
     return limit_memory(problem, entry.memory) if entry.memory else problem
 
 
+def names_of(regime: str, graphs: Problems) -> list[str]:
+    """The test graphs that a regime is drawn from."""
+    sizes = {name: graphs.graph(name).num_ops for name in sorted(graphs.test)}
+    if regime == "large":
+        return [n for n in sizes if sizes[n] >= 5000]
+    tiled = regime == "tiled"
+    return [n for n in sizes if n.startswith("tiled") == tiled and (tiled or sizes[n] <= 1000)]
+
+
 def drawn(graphs: Problems, seed: int = 11) -> Iterator[Posed]:
     """The instances of all regimes; those that one device holds best are kept as they are."""
     rng = np.random.default_rng(seed)
-    sizes = {name: graphs.graph(name).num_ops for name in sorted(graphs.test)}
-    models = [n for n in sizes if not n.startswith("tiled") and sizes[n] <= 1000]
-    names = {
-        "large": [n for n in sizes if sizes[n] >= 5000],
-        "tiled": [n for n in sizes if n.startswith("tiled")],
-    }
     for regime in REGIMES:
-        of = names.get(regime, models)
+        of = names_of(regime, graphs)
         for k, name in enumerate(rng.permutation(of)[: COUNTS[regime]]):
             fixed = {"tiled": k, "unseen": k % 3}
             seeded = int(rng.integers(1 << 30))
@@ -178,12 +182,13 @@ def advisers(problem: Problem, seed: int) -> tuple[float, int]:
     return min(value_s, float(fits.min())), spent + rated.evaluations
 
 
-def searched(evaluations: int) -> Way:
-    """`auto` without the policy."""
+def searched(evaluations: int, policy: Method | None = None) -> Way:
+    """`auto` without the policy, or with it as a candidate."""
+    extra = [] if policy is None else [("policy", policy)]
 
     def way(problem: Problem, seed: int) -> tuple[float, int]:
         search = Search(seed=seed, seconds=None, evaluations=evaluations)
-        answer = auto(problem, search)
+        answer = auto(problem, search, extra)
         return reached_s(problem, answer), answer.evaluations
 
     return way
@@ -265,6 +270,21 @@ def draw() -> None:
 
 
 @main.command()
+@click.argument("regime", type=click.Choice(["ample", "large"]))
+@click.argument("count", type=click.IntRange(min=1))
+@click.option("--seed", default=12, show_default=True)
+def more(regime: str, count: int, seed: int) -> None:
+    """Draw further instances of a regime and append them; nothing is known of them yet."""
+    graphs, rng = source(), np.random.default_rng(seed)
+    names = rng.permutation(names_of(regime, graphs)).tolist()
+    entries = [
+        Posed(regime, names[k % len(names)], int(rng.integers(1 << 30))) for k in range(count)
+    ]
+    save([*load(), *entries])
+    click.echo(f"{count} instances more in {LIST}")
+
+
+@main.command()
 @REGIME
 @click.option("--evaluations", default=50_000, show_default=True, help="Of each search.")
 @click.option("--large-evaluations", default=5_000, show_default=True, help="On large graphs.")
@@ -322,7 +342,11 @@ def show_verb(
     }
     if with_policy:
         policy = loaded(checkpoint)
-        ways |= {"policy, greedy": greedy(policy), "policy": answered(checkpoint)}
+        ways |= {
+            "auto with the policy, 1,000 evaluations": searched(1000, policy_candidate(checkpoint)),
+            "policy, greedy": greedy(policy),
+            "policy": answered(checkpoint),
+        }
     pace = "policy" if with_policy else "auto, 1,000 evaluations"
     known = [entry for entry in load() if entry.best_s is not None]
     for objective in ("latency", "throughput"):  # compiled before anything is measured

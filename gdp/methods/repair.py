@@ -7,6 +7,7 @@ that minimises the overflow first.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,7 +17,7 @@ from gdp.methods.annealing.annealer import anneal_to_fit
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.priorities import under_rules
 from gdp.methods.ranks import ranks_to_try
-from gdp.methods.scoring import Scored, best_of, expand, missing_text, proven_misfit
+from gdp.methods.scoring import Scored, best_of, best_two, expand, missing_text, proven_misfit
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import peaks
@@ -41,7 +42,11 @@ def settle(
     Repaired where memory overflows, None where that fails.
     """
     clock = clock or Clock(search.seconds)
-    best = under_rules(problem, best_of(problem, assignments, clock))
+    best, over = best_two(problem, assignments, clock)
+    best = under_rules(problem, best)
+    if over is not None and not clock.is_over():  # under another rule it may fit, and be faster
+        other = under_rules(problem, replace(over, evaluations=best.evaluations))
+        best = replace(min(best, other, key=lambda s: s.key), evaluations=other.evaluations)
     if best.overflow_bytes == 0:
         return Answer(best.assignment, evaluations=best.evaluations)
     if (proof := proven_misfit(problem)) is not None:

@@ -74,17 +74,27 @@ def best_of(
     problem: Problem, assignments: Iterable[Assignment], clock: Clock | None = None
 ) -> Scored:
     """The best of at least one assignment; when the clock runs out, of those scored by then."""
+    return best_two(problem, assignments, clock)[0]
+
+
+def best_two(
+    problem: Problem, assignments: Iterable[Assignment], clock: Clock | None = None
+) -> tuple[Scored, Scored | None]:
+    """(`best_of`, with the evaluations of all; what overflows least, where the best fits)."""
     at_once = max(1, _OPS_PER_LOOK // problem.num_ops)
     best: Scored | None = None
+    over: Scored | None = None
     count = 0
     waiting: list[Assignment] = []
 
     def flush() -> None:
-        nonlocal best, count
+        nonlocal best, over, count
         for scored in score_all(problem, waiting):
             count += 1
             if best is None or scored.key < best.key:
                 best = scored
+            if scored.overflow_bytes > 0 and (over is None or scored.key < over.key):
+                over = scored
         waiting.clear()
 
     for assignment in assignments:
@@ -97,7 +107,8 @@ def best_of(
         flush()
     if best is None:
         raise ValueError("best_of needs at least one assignment")
-    return Scored(best.assignment, best.overflow_bytes, best.value_s, count)
+    found = Scored(best.assignment, best.overflow_bytes, best.value_s, count)
+    return found, None if best.overflow_bytes > 0 else over
 
 
 def expand(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int[np.ndarray, "N"]:

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from tiny import plain_graph, unit_cluster
+from tiny import cpu, plain_graph, unit_cluster
 
 from gdp.clock import Clock
+from gdp.cluster.types import make_cluster
 from gdp.methods import repair as repair_module
 from gdp.methods.base import Assignment, Search
 from gdp.methods.ranks import depth_first_rank
@@ -55,6 +56,27 @@ def test_another_order_repairs_what_breadth_first_overfills() -> None:
     found = repair(problem, begun, FOREVER, 0)
     assert fits(problem, found)
     assert found.evaluations > begun.evaluations
+
+
+def test_a_fast_placement_that_fits_in_another_order_beats_a_slow_one_that_fits() -> None:
+    """All on the fast device fits, but longest way first: not in the order that it comes with."""
+    cluster = make_cluster(
+        "two",
+        [cpu("fast", memory_bytes=9), cpu("slow")],
+        default_bytes_per_s=1.0,
+        default_latency_s=0.0,
+    )
+    problem = make_problem(
+        branches().graph, cluster, np.outer([1.0, 1.0, 5.0, 1.0, 1.0], [1.0, 10.0])
+    )
+    fast = Assignment(np.zeros(5, dtype=np.int64), np.arange(5))
+    slow = Assignment(np.ones(5, dtype=np.int64))
+    assert score_all(problem, [fast])[0].overflow_bytes > 0
+    answer = settle(problem, Search(seconds=None), [slow, fast], "test")
+    assert answer.assignment is not None
+    assert not answer.assignment.device.any()
+    assert score(problem, answer.assignment.device, answer.assignment.rank).value_s == 9.0
+    assert answer.evaluations > 2
 
 
 def test_a_depth_first_order_finishes_a_branch_before_the_next() -> None:

@@ -46,6 +46,8 @@ FORMS = {
         device_attention=True, diffusion=4, superposition=False
     ),
     "segments, no advice": NetworkConfig(advice=False),
+    "segments, published features": NetworkConfig(features="published"),
+    "segments, each op by itself": NetworkConfig(decode="independent"),
 }
 """The first is what the others are compared with."""
 

@@ -28,7 +28,10 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).with_suffix(".toml")
-COPIED = ("gdp", "tests", "benchmarks", "checkpoints", "pretrain", "finetune", "pyproject.toml")
+COPIED = (
+    "gdp", "tests", "benchmarks", "checkpoints", "pretrain", "finetune", "data", "docs", "examples",
+    "README.md", "pyproject.toml",
+)  # fmt: skip
 LONGEST_S = 400.0
 """A mutant that runs on for so long is killed: it hangs where the original ends."""
 
@@ -204,6 +207,8 @@ def summary(mutants: list[Mutant], outcomes: list[Outcome]) -> str:
 def main(only: str, as_json: bool, folder: Path | None, skip_baseline: bool) -> None:
     """Say which mutants the tests kill."""
     mutants = [m for m in read_table() if fnmatch.fnmatch(m.name, only)]
+    if not mutants:
+        raise click.UsageError(f"--only {only!r}: no mutant has such a name; it is a glob")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     for name in _PRELOADED:
         importlib.import_module(name)

@@ -9,8 +9,9 @@ Test families only. Regimes: ample memory, tight memory (1.1 of the smallest lim
 fits in), large graphs (5,000 ops and more), tiled matrix products on 4 and 8 devices, and clusters
 unlike any of training. Of every row: the median and the geometric mean of seconds over the best
 known, over what fits; how many do not fit; and the medians of CPU seconds and of evaluations, all
-included. Two rows keep the policy honest: *advisers under all rules, no network*, and *search
-alone*, plain local search that may evaluate as much as fits into the policy's CPU seconds. What
+included. Three rows keep the policy honest: *advisers under all rules, no network*, *random
+weights* in the same procedure, and *search alone*, plain local search that may evaluate as much as
+fits into the policy's CPU seconds. What
 `auto` spends on mixed-integer programs where memory is tight is in its CPU seconds alone.
 """
 
@@ -42,6 +43,7 @@ from gdp.methods.priorities import rate
 from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import incumbents
 from gdp.policy.method import place_with_policy, policy_candidate
+from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 from gdp.policy.propose import propose
 from gdp.problem.problem import Problem
@@ -204,7 +206,7 @@ def greedy(policy: Policy) -> Way:
     return way
 
 
-def answered(checkpoint: Path | None) -> Way:
+def answered(checkpoint: Path | Policy | None) -> Way:
     """The policy's answer as `gdp place --method policy` has it."""
 
     def way(problem: Problem, seed: int) -> tuple[float, int]:
@@ -346,6 +348,7 @@ def show_verb(
             "auto with the policy, 1,000 evaluations": searched(1000, policy_candidate(checkpoint)),
             "policy, greedy": greedy(policy),
             "policy": answered(checkpoint),
+            "policy, random weights": answered(Policy(policy.config, init(policy.config, 0))),
         }
     pace = "policy" if with_policy else "auto, 1,000 evaluations"
     known = [entry for entry in load() if entry.best_s is not None]

@@ -39,6 +39,8 @@ MENDING = 1000
 POLISHED_OPS = 20_000_000
 """Simulated by that search at most where memory is ample: at most a second on a graph of any size,
 as large graphs are simulated a stretch at a time."""
+MENDED_OPS = 2_000_000
+"""Simulated by that search at least where memory is short: some tenths of a second."""
 MENDING_PERIODS = 30 * MENDING
 """The same of pipelines, which are judged by what a move changes."""
 ADVISING = 0.6
@@ -215,11 +217,13 @@ def _polished(
 
     if problem.tensor_s is not None:
         return start, 0
-    pipelined = objective_of(problem).pipelined
-    steps = MENDING_PERIODS if pipelined else MENDING
+    if objective_of(problem).pipelined:
+        steps = MENDING_PERIODS
+    elif memory_binds(problem):
+        steps = max(MENDING, MENDED_OPS // problem.num_ops)
+    else:
+        steps = min(MENDING, POLISHED_OPS // problem.num_ops)
     if start.overflow_bytes == 0:
-        if not pipelined and not memory_binds(problem):
-            steps = min(steps, POLISHED_OPS // problem.num_ops)
         steps = steps if left is None else min(steps, left)
     if steps <= 0:
         return start, 0

@@ -7,7 +7,7 @@ split into halves again and again (`gdp.methods.period.split`), and pairs of dev
 what is on other devices stays there, and the pair is solved on its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -30,6 +30,7 @@ _ROUND_SHARE = 0.3  # of the seconds left, for one round
 _SPLIT_SHARE = 0.5  # of the seconds, for splits of more than two devices
 _GAP = 5e-3  # relative; what a round leaves open
 _NODES = 200  # of a round's search tree
+_SPLIT_NODES = 20  # the same in splits, which make a start only
 _MOST_ENTRIES = 150_000  # of the matrix
 _FEW_ENTRIES = 1_500  # up to here all devices at once are solved soon
 _BETTER = 1.0 - 1e-4  # of the best: what a round looks for
@@ -77,7 +78,8 @@ def period_fit(problem: Problem, search: Search) -> Answer:
     if problem.num_devices == 2 or model_size(problem) <= _FEW_ENTRIES:
         best = fit(problem, known, clock, limits).best
     else:
-        known = by_halves(problem, known, Clock(clock.left_s(_SPLIT_SHARE)), limits)
+        few = replace(limits, nodes=_SPLIT_NODES)
+        known = by_halves(problem, known, Clock(clock.left_s(_SPLIT_SHARE)), few)
         best = by_pairs(problem, known, clock, limits).best
     if best.overflow_bytes > 0:
         missing = missing_text(problem, best.assignment)

@@ -122,7 +122,7 @@ def improve(
             budget.used += fixed.evaluations
             starts = [fixed, *starts] if fixed.key < best.key else starts
             best = min(best, fixed, key=lambda scored: scored.key)
-        starts = [*starts, *_outside(problem, starts, budget)]
+        starts = [*starts, *_outside(problem, starts, budget, config)]
         starts = _with_best_ranks(problem, starts, budget)
         best = min(best, *starts, key=lambda scored: scored.key)
         best = _search_levels(problem, starts, search, budget, best, config)
@@ -132,16 +132,18 @@ def improve(
     return replace(best, evaluations=budget.used)
 
 
-def _outside(problem: Problem, starts: list[Scored], budget: Budget) -> list[Scored]:
-    """For pipelines with little memory, where all starts fit: a simple placement that does not.
+def _outside(
+    problem: Problem, starts: list[Scored], budget: Budget, config: SearchConfig
+) -> list[Scored]:
+    """With little memory, where all starts fit: a simple placement that does not.
 
-    Annealing enters the memory limits from there elsewhere than repair does, often where pipelines
-    are faster (a step costs what it moves, so a second chain is cheap).
+    Annealing enters the memory limits from there elsewhere than repair does, where placements may
+    be far faster; where they are not, its chain ends after the first round.
     """
-    if not objective_of(problem).pipelined or not memory_binds(problem):
+    if not memory_binds(problem) or any(start.overflow_bytes > 0 for start in starts):
         return []
-    left = budget.left()
-    if any(start.overflow_bytes > 0 for start in starts) or (left is not None and left < _ROOM):
+    left, large = budget.left(), problem.num_ops > config.windows_above
+    if (left is not None and left < _ROOM) or (large and annealer_of(problem).simulates):
         return []
     first = best_of(problem, simple_assignments(problem), budget.clock.part(_OUTSIDE_SHARE))
     budget.used += first.evaluations

@@ -55,7 +55,9 @@ COUNTS = {"ample": 8, "tight": 8, "large": 4, "tiled": 6, "unseen": 6}
 TIGHT = 1.1
 """Of the smallest limit at which a search finds what fits."""
 PROBE = 200
-"""Evaluations by which the speed of plain search is measured."""
+"""Evaluations by which the speed of plain search is measured, at first."""
+SHARE, MOST = 0.1, 1_000_000
+"""So much of the seconds the measurement takes, with so many evaluations at most."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +231,11 @@ def plain(evaluations: int) -> Way:
 def alone(entry: Posed, graphs: Problems, seed: int, cpu_s: float) -> Made:
     """Plain search with as many evaluations as fit into so many CPU seconds."""
     first = measured(plain(1), pose(entry, graphs), seed)
-    more = measured(plain(1 + PROBE), pose(entry, graphs), seed)
-    per_s = PROBE / max(more.cpu_s - first.cpu_s, 1e-4)
+    probe, took_s = PROBE, 0.0
+    while took_s < SHARE * cpu_s and probe <= MOST:  # less is noise of the clock
+        took_s = measured(plain(1 + probe), pose(entry, graphs), seed).cpu_s - first.cpu_s
+        probe *= 4
+    per_s = probe / 4 / max(took_s, 1e-4)
     count = int((cpu_s - first.cpu_s) * per_s)
     return measured(plain(count), pose(entry, graphs), seed) if count > 1 else first
 

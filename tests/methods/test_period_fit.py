@@ -125,8 +125,9 @@ def alternating() -> Problem:
     return make_problem(graph, unit_cluster(2, memory_bytes=46), compute_s, "throughput")
 
 
-def test_rounds_reach_the_optimum_from_the_worst_start() -> None:
+def test_rounds_reach_the_optimum_from_the_worst_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """From any placement that fits, the program's rounds end within their gap of the optimum."""
+    monkeypatch.setattr(fit, "_SEARCHED", 0)
     problem = alternating()
     assert applies(problem)
     best_s = brute_force_s(problem)
@@ -138,6 +139,19 @@ def test_rounds_reach_the_optimum_from_the_worst_start() -> None:
     found_s = score(problem, answer.assignment.device, None).value_s
     assert best_s <= found_s <= best_s * 1.006
     assert found_s < seconds[fits].max()
+
+
+def test_a_search_comes_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that find nothing leave what the search found from the worst start."""
+    monkeypatch.setattr(fit, "solve_period", lambda *_, **__: fit.NOTHING)
+    problem = alternating()
+    seconds, overflow = values(problem, all_devices(problem))
+    fits = np.flatnonzero(overflow == 0)
+    worst = all_devices(problem)[fits[seconds[fits].argmax()]]
+    answer = period_fit(problem, Search(seconds=None, start=Assignment(worst)))
+    assert answer.assignment is not None
+    found_s = score(problem, answer.assignment.device, None).value_s
+    assert found_s == pytest.approx(brute_force_s(problem))
 
 
 @pytest.mark.parametrize("num_devices", [2, 3])
@@ -190,6 +204,7 @@ def test_a_part_of_several_devices_counts_as_one() -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_many_devices_end_at_the_optimum(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All devices at once always; by splits and pairs on this instance, from one device full."""
+    monkeypatch.setattr(fit, "_SEARCHED", 0)
     monkeypatch.setattr(fit, "_FEW_ENTRIES", 10_000 if at_once else 0)
     for seed in range(6) if at_once else (0,):
         _ends_at_the_optimum(replace(tight_random(seed, 4), replicas=False))

@@ -2,6 +2,7 @@
 
 Each round is a valid program, so its bound holds for every placement that fits; a solution that
 fits is simulated like any other. A solution that overflows a little is repaired and counts, too.
+A short search comes first: what is better than its answer is all that the rounds look for.
 With more than two devices the solver rarely gets through the whole program. Then the devices are
 split into halves again and again (`gdp.methods.period.split`), and pairs of devices take turns:
 what is on other devices stays there, and the pair is solved on its own.
@@ -21,10 +22,13 @@ from gdp.methods.period.solution import LoadSolution
 from gdp.methods.period.split import Parts, choices, halves, home_of, merged, start_of
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Scored, best_of, missing_text
+from gdp.methods.search.local_search import improve
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds, objective_of
 
+_SEARCHED = 30_000  # evaluations of the search that comes first, some tenths of a second
+_SEARCH_SHARE = 0.1  # of the seconds, for it
 _ROUNDS = 10
 _ROUND_SHARE = 0.3  # of the seconds left, for one round
 _SPLIT_SHARE = 0.5  # of the seconds, for splits of more than two devices
@@ -74,12 +78,14 @@ def period_fit(problem: Problem, search: Search) -> Answer:
     answered = [answer.assignment for answer in search.known.values()]
     starts = [search.start] if search.start is not None else [x for x in answered if x is not None]
     anywhere = Assignment(problem.group_allowed.argmax(axis=1)[problem.group])
-    known = Fitted(best_of(problem, starts or [anywhere]))
+    first = best_of(problem, starts or [anywhere])
+    few = Search(seed=search.seed, seconds=None, evaluations=first.evaluations + _SEARCHED)
+    known = Fitted(improve(problem, [first], few, clock.part(_SEARCH_SHARE)))
     if problem.num_devices == 2 or model_size(problem) <= _FEW_ENTRIES:
         best = fit(problem, known, clock, limits).best
     else:
-        few = replace(limits, nodes=_SPLIT_NODES)
-        known = by_halves(problem, known, Clock(clock.left_s(_SPLIT_SHARE)), few)
+        coarse = replace(limits, nodes=_SPLIT_NODES)
+        known = by_halves(problem, known, Clock(clock.left_s(_SPLIT_SHARE)), coarse)
         best = by_pairs(problem, known, clock, limits).best
     if best.overflow_bytes > 0:
         missing = missing_text(problem, best.assignment)

@@ -205,9 +205,9 @@ def _pipeline(problem: Problem) -> None:
 
 
 def _fusion(problem: Problem) -> None:
-    from gdp.graph.fuse import fuse
+    from gdp.graph.fuse import coarsen
 
-    fuse(problem.graph)
+    coarsen(problem.graph, 2)
 
 
 GROUPS: dict[str, Callable[[Problem], None]] = {

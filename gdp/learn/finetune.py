@@ -200,7 +200,8 @@ class _Tuner:
         self.advised: Advice | None = None
         if self.network.advice:
             # What the policy reads is judged first: with a measured reward nobody else has.
-            judge.judge(incumbents(problem), rules_of(problem))
+            rules = rules_of(problem)
+            judge.judge(incumbents(problem)[: max(1, judge.left // len(rules))], rules)
 
     def rounds(self, clock: Clock, simulated: bool) -> Iterator[dict[str, float]]:
         """Exploration, then updates, as far as evaluations and the clock reach; what each says.

@@ -15,6 +15,7 @@ from gdp.methods.heuristics.critical_path import critical_path
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.modules import modules
+from gdp.methods.heuristics.multilevel import multilevel
 from gdp.methods.heuristics.simple import round_robin, single
 from gdp.methods.latency.fit import applies as latency_applies
 from gdp.methods.latency.fit import latency_fit
@@ -41,6 +42,7 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
     ("heft", heft),
     ("etf", etf),
     ("critical_path", critical_path),
+    ("multilevel", multilevel),
 )
 """Of equal placements the one of the method that is named first here is kept."""
 FIRST = ("single", "heft")

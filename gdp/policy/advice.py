@@ -2,8 +2,9 @@
 
 The heuristics cost milliseconds and know the schedule of the whole graph, which no feature of one
 op tells. The policy sees where each of them would put an op and how good each is as a whole; the
-best of them is the incumbent, and row 0 of the advice. For a throughput the best pipeline along a
-few linear orders (`methods.pipeline_dp`) is one more placement to start from, without a row.
+best of them is the incumbent, and row 0 of the advice. What the same heuristics find on coarser
+graphs (`methods.heuristics.multilevel`) and, for a throughput, the best pipeline along a few linear
+orders (`methods.pipeline_dp`) are more placements to start from, without rows of their own.
 Axes: N ops, A rows of advice, D devices.
 """
 
@@ -133,11 +134,11 @@ def _answer(problem: Problem, name: str) -> Answer | None:
 def _asked(problem: Problem) -> tuple[Advice, Int[np.ndarray, "K N"]]:
     """(the advice, all that was tried, the best first)."""
     placed = [_placed(problem, name) for name in ADVISERS]
-    pipeline = _pipeline(problem)
-    rows = np.stack([row for row in [*placed, pipeline] if row is not None])
+    more = [_multilevel(problem), _pipeline(problem)]
+    rows = np.stack([row for row in [*placed, *more] if row is not None])
     rated = rate(problem, rows)
     cost_s = cost(problem, rated)
-    best = int(np.argmin(cost_s[: len(rows) - (pipeline is not None)]))
+    best = int(np.argmin(cost_s))
     order = [best, *np.cumsum([row is not None for row in placed]) - 1]
     for k, row in enumerate(placed):
         order[1 + k] = best if row is None else order[1 + k]
@@ -161,6 +162,14 @@ def without_advisers(found: Advice) -> Advice:
     rows, cost_s = np.empty_like(found.device), np.empty_like(found.cost_s)
     rows[:], cost_s[:] = found.device[0], found.cost_s[0]
     return Advice(rows, cost_s, found.rule)
+
+
+def _multilevel(problem: Problem) -> Int[np.ndarray, "N"] | None:
+    """What heuristics find on coarser graphs; None where that does not fit or there are none."""
+    answer = _answer(problem, "multilevel")
+    if answer is None or answer.assignment is None:
+        return None
+    return canonical(problem, answer.assignment.device, timing(problem).order)
 
 
 def _pipeline(problem: Problem) -> Int[np.ndarray, "N"] | None:

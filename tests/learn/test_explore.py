@@ -72,7 +72,7 @@ def test_equal_costs_are_one_policy(policy: Policy, problem: Problem) -> None:
 
 
 def test_exploring_lowers_the_best_and_stays_within_its_share(policy: Policy) -> None:
-    problem = make(Instance(graph="layered-60-2", cluster=5), random_graph)
+    problem = make(Instance(graph="layered-60-3", cluster=5), random_graph)
     config = FinetuneConfig(
         updates=50, evaluations=200, samples=8, explore=0.5, search=0.0, portfolio=False
     )

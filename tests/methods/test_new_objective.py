@@ -14,6 +14,7 @@ from tiny import plain_graph, unit_cluster
 import gdp
 from gdp.bounds.best import best_bound
 from gdp.methods.base import Search
+from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.priorities import rate
 from gdp.methods.table import METHODS
 from gdp.problem.problem import Problem, make_problem
@@ -104,7 +105,7 @@ def test_a_search_finds_the_placement_of_least_energy(method: str, memory_bytes:
 
 @pytest.mark.parametrize(
     "method",
-    ["single", "round_robin", "blocks", "metis", "heft", "etf", "critical_path", "pipeline_dp"],
+    [*dict(HEURISTICS), "pipeline_dp"],
 )
 def test_every_heuristic_answers_and_is_judged_by_energy(method: str) -> None:
     problem = problem_of(4)

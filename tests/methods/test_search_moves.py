@@ -20,8 +20,8 @@ from gdp.methods.annealing.annealer import (
     make_annealer,
 )
 from gdp.methods.base import Assignment, Search
+from gdp.methods.coarse import coarse_problem
 from gdp.methods.scoring import score_all
-from gdp.methods.search.coarse import coarse_problem
 from gdp.methods.search.local_search import SearchConfig, improve, local_search
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values

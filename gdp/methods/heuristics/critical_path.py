@@ -43,7 +43,9 @@ def critical_path(problem: Problem, search: Search) -> Answer:
     return settle(problem, search, made, "critical_path", clock)
 
 
-def critical_path_assignments(problem: Problem, seed: int) -> Iterator[Assignment]:
+def critical_path_assignments(
+    problem: Problem, seed: int, trials: int = TRIALS
+) -> Iterator[Assignment]:
     """The plans that `critical_path` chooses from, each by its starts and by its paths."""
     from gdp.methods.heuristics.critical_path_kernels import critical_plan
 
@@ -51,7 +53,7 @@ def critical_path_assignments(problem: Problem, seed: int) -> Iterator[Assignmen
     left_s = longest_s(a, mean_compute_s(a), mean_send_s(a))
     depth, waits = _depth(problem), _waiting(problem)
     rng = np.random.default_rng([seed, n])
-    for k in range(max(len(PRICES), min(TRIALS, PLACED // n))):
+    for k in range(max(len(PRICES), min(trials, PLACED // n))):
         order = _drawn_order(left_s, depth, rng)
         lot = rng.random((n, problem.num_devices))
         plan = critical_plan(a, order, waits, PRICES[k % len(PRICES)], lot)

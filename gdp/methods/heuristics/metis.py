@@ -37,13 +37,15 @@ def metis(problem: Problem, search: Search) -> Answer:
     """
     if (refusal := unsupported(problem, "metis")) is not None:
         return refusal
-    library = _pymetis()
+    library = pymetis_library()
     compile_once("metis", metis, problem.objective)
     clock = Clock(search.seconds)
-    return settle(problem, search, _candidates(problem, library, search.seed), "metis", clock)
+    made = metis_assignments(problem, library, search.seed)
+    return settle(problem, search, made, "metis", clock)
 
 
-def _pymetis() -> Any:
+def pymetis_library() -> Any:
+    """The optional package; `MissingExtraError` where it is not installed."""
     try:
         import pymetis
     except ImportError as error:
@@ -53,7 +55,8 @@ def _pymetis() -> Any:
     return pymetis
 
 
-def _candidates(problem: Problem, library: Any, seed: int) -> Iterator[Assignment]:
+def metis_assignments(problem: Problem, library: Any, seed: int) -> Iterator[Assignment]:
+    """The parts that `metis` chooses from."""
     rank = upward_rank(problem) if objective_of(problem).ordered else None
     movable = np.flatnonzero(problem.group_allowed.sum(axis=1) > 1)
     start, neighbour, weight = _adjacency(problem, movable)

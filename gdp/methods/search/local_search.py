@@ -15,6 +15,7 @@ from gdp.methods.annealing.annealer import (
     make_annealer,
 )
 from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.coarse import Coarse, coarse_problem
 from gdp.methods.heuristics.blocks import block_assignments
 from gdp.methods.heuristics.list_schedule import heft_assignments
 from gdp.methods.heuristics.simple import single_assignments
@@ -30,7 +31,6 @@ from gdp.methods.scoring import (
     unsupported,
 )
 from gdp.methods.search.budget import Budget, Guide, SearchConfig, side_by_side
-from gdp.methods.search.coarse import Coarse, coarse_problem
 from gdp.methods.search.windows import Windows, search_windows
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds, objective_of

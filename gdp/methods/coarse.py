@@ -14,6 +14,8 @@ from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem, derived
 from gdp.sim.objectives import objective_of
 
+_LEAST_GAIN = 0.75  # a coarse problem has at most this share of the ops
+
 
 @dataclass(frozen=True, eq=False)
 class Coarse:
@@ -43,8 +45,7 @@ class Coarse:
         return [Assignment(device, rank) for rank in ranks]
 
 
-@derived
-def coarse_problem(problem: Problem, max_ops: int) -> Coarse | None:
+def coarsened(problem: Problem, max_ops: int) -> Coarse | None:
     """The problem over at most `max_ops` coarse ops, where possible; None where little is gained.
 
     Ops that differ in where they may run are kept apart, groups that must share a device stay so.
@@ -57,7 +58,7 @@ def coarse_problem(problem: Problem, max_ops: int) -> Coarse | None:
     apart = np.unique(problem.group_allowed[problem.group], axis=0, return_inverse=True)[1]
     graph = dataclasses.replace(problem.graph, colocate=problem.group)
     merged = coarsen(graph, max_ops, apart=apart.reshape(-1).astype(np.int64))
-    if merged.graph.num_ops > problem.num_ops // 2:
+    if merged.graph.num_ops > _LEAST_GAIN * problem.num_ops:
         return None
     # Dispatch per op is in the sums already.
     devices = tuple(
@@ -72,3 +73,9 @@ def coarse_problem(problem: Problem, max_ops: int) -> Coarse | None:
         return None
     mean_s = np.where(problem.allowed, a.compute_s, 0.0).sum(axis=1) / problem.allowed.sum(axis=1)
     return Coarse(coarse, merged.group_of, mean_s)
+
+
+@derived
+def coarse_problem(problem: Problem, max_ops: int) -> Coarse | None:
+    """`coarsened`, kept in the problem."""
+    return coarsened(problem, max_ops)

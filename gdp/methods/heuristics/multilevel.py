@@ -1,0 +1,108 @@
+"""Heuristics on coarser and coarser graphs: what they decide for a group of ops holds for its ops.
+
+A heuristic that decides op by op cannot see that a stretch of the graph belongs together; on the
+graph of the stretches it can see nothing else. Axes: N ops, M coarse ops.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.clock import Clock
+from gdp.errors import MissingExtraError
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.coarse import coarsened
+from gdp.methods.heuristics.blocks import block_assignments
+from gdp.methods.heuristics.critical_path import critical_path_assignments
+from gdp.methods.heuristics.list_schedule import etf_assignments, heft_assignments
+from gdp.methods.heuristics.metis import metis_assignments, pymetis_library
+from gdp.methods.priorities import RULES, rank_under, rate, rules_of
+from gdp.methods.repair import settle
+from gdp.methods.scoring import Scored, compile_once, is_compiling, score_all, unsupported
+from gdp.problem.problem import Problem
+
+LEAST = 16
+"""Coarse ops of a level, at least."""
+KEPT = 8
+"""Different placements of each level that are tried on the whole graph."""
+TRIALS = 12
+"""Plans of `critical_path` on each level."""
+
+
+def multilevel(problem: Problem, search: Search) -> Answer:
+    """Blocks, HEFT, ETF, critical path and METIS on graphs of 1/2, 1/4, ... of the ops; the best.
+
+    Each graph is the one before with its ops joined in pairs and more (`gdp.graph.fuse.coarsen`),
+    as METIS coarsens for cuts (Karypis and Kumar 1998, doi 10.1137/S1064827595287997), but acyclic
+    (Herrmann et al. 2019, doi 10.1137/18M1176865) and with the simulator as the judge: of every
+    level the `KEPT` best are simulated on the whole graph, under all rules of priority. METIS only
+    where pymetis is installed. As many levels as the clock allows, from the finest on; a graph that
+    has no coarser one is its own level.
+    """
+    if (refusal := unsupported(problem, "multilevel")) is not None:
+        return refusal
+    compile_once("multilevel", multilevel, problem.objective)
+    clock, spent = Clock(search.seconds), 0
+    best: Scored | None = None
+    for small, part_of in levels(problem, 1 if is_compiling() else LEAST):
+        made, tried = _best_of_level(small, search.seed)
+        found = _widened(problem, made[:, part_of])
+        best = found if best is None else min(best, found, key=lambda scored: scored.key)
+        spent += tried + found.evaluations
+        if clock.is_over():
+            break
+    assert best is not None  # there is a level, always
+    answer = settle(problem, search, [best.assignment], "multilevel", clock)
+    return replace(answer, evaluations=answer.evaluations + spent)
+
+
+def levels(problem: Problem, least: int) -> Iterator[tuple[Problem, Int[np.ndarray, "N"]]]:
+    """(the coarse problem, the coarse op that holds each op), from the finest to `least` ops.
+
+    The problem itself where nothing is coarser.
+    """
+    small, part_of = problem, np.arange(problem.num_ops)
+    most = problem.num_ops // 2
+    while most >= least:
+        coarse = coarsened(small, most)
+        if coarse is not None:
+            small, part_of = coarse.problem, coarse.part_of[part_of]
+            yield small, part_of
+        most //= 2
+    if small is problem:
+        yield small, part_of
+
+
+def _best_of_level(problem: Problem, seed: int) -> tuple[Int[np.ndarray, "K M"], int]:
+    """(the best different placements by the coarse problem itself, simulations)."""
+    scored = score_all(problem, list(_assignments(problem, seed)))
+    kept: list[Int[np.ndarray, "M"]] = []
+    for entry in sorted(scored, key=lambda entry: entry.key):
+        device = entry.assignment.device
+        if len(kept) < KEPT and not any((device == other).all() for other in kept):
+            kept.append(device)
+    return np.stack(kept), len(scored)
+
+
+def _assignments(problem: Problem, seed: int) -> Iterator[Assignment]:
+    yield from block_assignments(problem)
+    yield from heft_assignments(problem)
+    yield from etf_assignments(problem)
+    yield from critical_path_assignments(problem, seed, TRIALS)
+    try:
+        yield from metis_assignments(problem, pymetis_library(), seed)
+    except MissingExtraError:
+        return
+
+
+def _widened(problem: Problem, devices: Int[np.ndarray, "K N"]) -> Scored:
+    """The best of placements under the rule that suits it best."""
+    rated = rate(problem, devices)
+    k = int(np.lexsort((rated.seconds, rated.overflow))[0])
+    rank = None
+    if len(rules_of(problem)) > 1:
+        rank = rank_under(problem, devices[k], RULES[rated.rule[k]])
+    made = Assignment(devices[k], rank)
+    return Scored(made, int(rated.overflow[k]), float(rated.seconds[k]), rated.evaluations)

@@ -1,0 +1,122 @@
+"""Heuristics on coarser graphs: fork-joins that no heuristic sees op by op, levels, no METIS."""
+
+import numpy as np
+import pytest
+from tiny import all_devices, plain_graph, random_problem, unit_cluster, with_memory
+
+from gdp.clock import Clock
+from gdp.errors import MissingExtraError
+from gdp.methods.base import Search
+from gdp.methods.heuristics import multilevel as module
+from gdp.methods.heuristics.multilevel import LEAST, levels, multilevel
+from gdp.methods.portfolio import HEURISTICS
+from gdp.problem.problem import Problem, make_problem
+from gdp.sim.score import score, values
+
+SEARCH = Search(seconds=None)
+
+
+def fork_joins(stages: int, width: int, length: int, size: int, devices: int) -> Problem:
+    """Stages in a row: an op that `width` chains read, and one that reads their ends. 1 s an op."""
+    edges, n = [], 0
+    for stage in range(stages):
+        head, chain = n, n + 1 + np.arange(width * length).reshape(length, width)
+        join = head + 1 + width * length
+        edges += [(head - 1, head)] if stage else []
+        edges += [(head, op) for op in chain[0].tolist()]
+        edges += [pair for i in range(length - 1) for pair in chain[i : i + 2].T.tolist()]
+        edges += [(op, join) for op in chain[-1].tolist()]
+        n = join + 1
+    edges = sorted((int(u), int(v)) for u, v in edges)
+    return make_problem(plain_graph(n, edges, size), unit_cluster(devices), np.ones((n, devices)))
+
+
+def found_s(problem: Problem) -> dict[str, float]:
+    """Seconds of what each heuristic answers."""
+    answers = {name: method(problem, SEARCH) for name, method in HEURISTICS}
+    return {
+        name: score(problem, x.assignment.device, x.assignment.rank).value_s
+        for name, x in answers.items()
+        if x.assignment is not None
+    }
+
+
+def test_chains_are_placed_as_wholes() -> None:
+    """Two chains of 20 s, 9 s to send: on two devices each stage takes 1 + 9 + 20 + 1 s where it
+    ends on the other device, which is least: on one device it takes 42 s. Three chains of 24 s, 8 s
+    to send: the third device sends both ways, 1 + 8 + 24 + 8 + 1 s, against 50 s for two chains in
+    turn."""
+    for problem, best_s in (
+        (fork_joins(8, 2, 20, 9, 2), 8 * 31.0),
+        (fork_joins(4, 3, 24, 8, 3), 4 * 42.0),
+    ):
+        found = found_s(problem)
+        assert found.pop("multilevel") == best_s
+        assert min(found.values()) > 1.1 * best_s
+
+
+def test_levels_halve_and_know_where_each_op_is() -> None:
+    problem = fork_joins(8, 2, 20, 9, 2)
+    sizes = [problem.num_ops]
+    for small, part_of in levels(problem, LEAST):
+        assert LEAST <= small.num_ops <= 0.75 * sizes[-1]
+        sizes.append(small.num_ops)
+        assert set(part_of.tolist()) == set(range(small.num_ops))
+        seconds = np.bincount(part_of, problem.compute_s[:, 0])
+        np.testing.assert_allclose(small.compute_s[:, 0], seconds)
+        everywhere = np.arange(2)[:, None].repeat(small.num_ops, axis=1)
+        assert (values(small, everywhere)[0] == values(problem, everywhere[:, part_of])[0]).all()
+    assert len(sizes) > 3
+
+
+def test_a_graph_without_a_coarser_one_is_its_own_level() -> None:
+    problem = with_memory(random_problem(3, num_ops=8), 1 << 40)
+    ((small, part_of),) = levels(problem, LEAST)
+    assert small is problem
+    assert part_of.tolist() == list(range(8))
+    answer = multilevel(problem, SEARCH)
+    assert answer.assignment is not None
+    value_s = score(problem, answer.assignment.device, answer.assignment.rank).value_s
+    seconds, overflow = values(problem, all_devices(problem))
+    assert value_s <= np.median(seconds[overflow == 0])
+
+
+def test_it_does_without_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise MissingExtraError("no pymetis")
+
+    monkeypatch.setattr(module, "pymetis_library", missing)
+    problem = fork_joins(8, 2, 20, 9, 2)
+    answer = multilevel(problem, SEARCH)
+    assert answer.assignment is not None
+    value_s = score(problem, answer.assignment.device, answer.assignment.rank).value_s
+    assert value_s < min(s for name, s in found_s(problem).items() if name != "multilevel")
+
+
+def test_no_further_level_is_begun_when_the_clock_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    def counted(problem: Problem, least: int):
+        for level in levels(problem, least):
+            begun.append(level[0].num_ops)
+            yield level
+
+    monkeypatch.setattr(module, "levels", counted)
+    monkeypatch.setattr(Clock, "is_over", lambda self: True)
+    answer = multilevel(fork_joins(8, 2, 20, 9, 2), Search(seconds=1e-3))
+    assert answer.assignment is not None
+    assert len(begun) == 1
+
+
+def test_more_of_each_level_are_tried_on_the_whole_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is best on a coarse graph need not be on the whole one: a few count."""
+    better = 0
+    for seed in range(6):
+        problem = with_memory(random_problem(seed, num_ops=120), 1 << 40)
+        several_s = found_s(problem)["multilevel"]
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "KEPT", 1)
+            one_s = found_s(problem)["multilevel"]
+        assert several_s <= one_s * (1 + 1e-12)
+        better += several_s < one_s * 0.999
+    assert better

@@ -1,11 +1,11 @@
 """Where search starts on large graphs: `python -m benchmarks.policy.large_starts [CHECKPOINT ...]`.
 
 Graphs of 5,000 ops and more of the validation families on random clusters, latency. Rows: the best
-of the heuristics, the policy of every checkpoint and, with `random`, weights that were never
-trained, in the same procedure. Of each what it answers without a search after it, and after a
-search of 1,000 evaluations from there: over the best of all rows, geometric mean and median, with
-CPU seconds of both. Labels are not needed, so this is what weights are chosen by where graphs are
-large.
+of the heuristics that place op by op, of these and `multilevel`, the policy of every checkpoint
+and, with `random`, weights that were never trained, in the same procedure. Of each what it answers
+without a search after it, and after a search of 1,000 evaluations from there: over the best of all
+rows, geometric mean and median, with CPU seconds of both. Labels are not needed, so this is what
+weights are chosen by where graphs are large.
 """
 
 import time
@@ -21,7 +21,7 @@ from gdp.clock import Clock
 from gdp.learn.instances import Instance, make
 from gdp.learn.problems import Problems, load_problems
 from gdp.methods.base import Answer, Search
-from gdp.methods.portfolio import auto
+from gdp.methods.portfolio import HEURISTICS, auto
 from gdp.methods.scoring import best_of
 from gdp.methods.search.local_search import improve
 from gdp.policy.method import load, place_with_policy
@@ -60,9 +60,18 @@ def heuristics(problem: Problem) -> Answer:
     return auto(problem, Search(seconds=None, evaluations=1))
 
 
+def op_by_op(problem: Problem) -> Answer:
+    """The best heuristic, without coarser graphs."""
+    methods = [method for name, method in HEURISTICS if name != "multilevel"]
+    answers = [method(problem, Search(seconds=None)) for method in methods]
+    found = [answer.assignment for answer in answers if answer.assignment is not None]
+    spent = sum(answer.evaluations for answer in answers)
+    return Answer(best_of(problem, found).assignment if found else None, evaluations=spent)
+
+
 def ways_of(checkpoints: tuple[str, ...]) -> dict[str, Way]:
     """The rows by name."""
-    ways: dict[str, Way] = {"heuristics": heuristics}
+    ways: dict[str, Way] = {"heuristics op by op": op_by_op, "heuristics": heuristics}
     for name in checkpoints:
         config = load(None).config
         policy = Policy(config, init(config, 0)) if name == RANDOM else load(name)

@@ -58,6 +58,9 @@ log = logging.getLogger(__name__)
 
 PORTFOLIO_SHARE = 0.3
 """Of the seconds, for advisers; and of those left, for `auto`."""
+STALE = 8
+"""Updates in a row that meet no new placement, the last of them at the hottest temperature: then
+learning is over, and what is left of the evaluations is the search's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,10 +219,13 @@ class _Tuner:
         if simulated and self.explorer.can_explore:
             phases.insert(0, (self.explore, min(config.explore * config.evaluations, budget)))
         for phase, until in phases:
+            stale = 0
             for at in range(config.updates):
-                if self.judge.evaluations >= until or clock.is_over():
+                if self.judge.evaluations >= until or clock.is_over() or stale == STALE:
                     break
+                known = len(self.judge.known)
                 yield phase(at)
+                stale = 0 if len(self.judge.known) > known else stale + 1
 
     def explore(self, at: int) -> dict[str, float]:
         """One round of policies with other gates; the weights are then those of the best."""

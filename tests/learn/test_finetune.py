@@ -8,10 +8,10 @@ from typing import Literal
 import jax
 import numpy as np
 import pytest
-from tiny import fork_join, random_problem
+from tiny import fork_join, random_problem, with_memory
 
 from gdp.api import methods
-from gdp.learn.finetune import FinetuneConfig, finetune, free
+from gdp.learn.finetune import STALE, FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.learn.judge import FINALISTS, turns_of
 from gdp.learn.recipe import RecipeError, load_finetune
@@ -159,6 +159,14 @@ def test_gaps_free_whole_groups() -> None:
         sizes.append(len(ops))
     assert min(sizes) <= 2
     assert max(sizes) > 8
+
+
+def test_fine_tuning_ends_where_nothing_new_is_met(policy: Policy) -> None:
+    """Three ops on two devices have eight placements: soon all of them are known."""
+    problem = with_memory(random_problem(7, num_ops=3, num_devices=2), 1 << 40)
+    config = FinetuneConfig(updates=50, samples=4, evaluations=400, explore=0.0, search=0.0)
+    found = finetune(problem, policy, config=config, seed=0)
+    assert STALE <= len(found.history) < STALE + 10
 
 
 def test_fine_tuning_stays_within_its_evaluations(policy: Policy) -> None:

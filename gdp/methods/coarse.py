@@ -14,7 +14,7 @@ from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem, derived
 from gdp.sim.objectives import objective_of
 
-_LEAST_GAIN = 0.75  # a coarse problem has at most this share of the ops
+_MOST_LEFT = 0.75  # a coarse problem has at most this share of the ops
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ def coarsened(problem: Problem, max_ops: int) -> Coarse | None:
     apart = np.unique(problem.group_allowed[problem.group], axis=0, return_inverse=True)[1]
     graph = dataclasses.replace(problem.graph, colocate=problem.group)
     merged = coarsen(graph, max_ops, apart=apart.reshape(-1).astype(np.int64))
-    if merged.graph.num_ops > _LEAST_GAIN * problem.num_ops:
+    if merged.graph.num_ops > _MOST_LEFT * problem.num_ops:
         return None
     # Dispatch per op is in the sums already.
     devices = tuple(

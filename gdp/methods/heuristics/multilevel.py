@@ -18,7 +18,7 @@ from gdp.methods.heuristics.blocks import block_assignments
 from gdp.methods.heuristics.critical_path import critical_path_assignments
 from gdp.methods.heuristics.list_schedule import etf_assignments, heft_assignments
 from gdp.methods.heuristics.metis import metis_assignments, pymetis_library
-from gdp.methods.priorities import RULES, rank_under, rate, rules_of
+from gdp.methods.priorities import rate
 from gdp.methods.repair import settle
 from gdp.methods.scoring import Scored, compile_once, is_compiling, score_all, unsupported
 from gdp.problem.problem import Problem
@@ -45,15 +45,14 @@ def multilevel(problem: Problem, search: Search) -> Answer:
         return refusal
     compile_once("multilevel", multilevel, problem.objective)
     clock, spent = Clock(search.seconds), 0
-    best: Scored | None = None
+    found: list[Scored] = []
     for small, part_of in levels(problem, 1 if is_compiling() else LEAST):
         made, tried = _best_of_level(small, search.seed)
-        found = _widened(problem, made[:, part_of])
-        best = found if best is None else min(best, found, key=lambda scored: scored.key)
-        spent += tried + found.evaluations
+        found.append(_best_of_rows(problem, made[:, part_of]))
+        spent += tried + found[-1].evaluations
         if clock.is_over():
             break
-    assert best is not None  # there is a level, always
+    best = min(found, key=lambda scored: scored.key)  # there is a level, always
     answer = settle(problem, search, [best.assignment], "multilevel", clock)
     return replace(answer, evaluations=answer.evaluations + spent)
 
@@ -97,12 +96,9 @@ def _assignments(problem: Problem, seed: int) -> Iterator[Assignment]:
         return
 
 
-def _widened(problem: Problem, devices: Int[np.ndarray, "K N"]) -> Scored:
-    """The best of placements under the rule that suits it best."""
+def _best_of_rows(problem: Problem, devices: Int[np.ndarray, "K N"]) -> Scored:
+    """The best of placements, each under the rule that suits it best; `settle` finds that again."""
     rated = rate(problem, devices)
     k = int(np.lexsort((rated.seconds, rated.overflow))[0])
-    rank = None
-    if len(rules_of(problem)) > 1:
-        rank = rank_under(problem, devices[k], RULES[rated.rule[k]])
-    made = Assignment(devices[k], rank)
+    made = Assignment(devices[k])
     return Scored(made, int(rated.overflow[k]), float(rated.seconds[k]), rated.evaluations)

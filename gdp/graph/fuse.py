@@ -51,11 +51,19 @@ def fuse(graph: OpGraph, *, apart: Int[np.ndarray, "N"] | None = None) -> Fused:
     return Fused(_contracted(graph, group_of), group_of)
 
 
-def coarsen(graph: OpGraph, max_ops: int, *, apart: Int[np.ndarray, "N"] | None = None) -> Fused:
+def coarsen(
+    graph: OpGraph,
+    max_ops: int,
+    *,
+    apart: Int[np.ndarray, "N"] | None = None,
+    near: Float[np.ndarray, "V"] | None = None,
+) -> Fused:
     """At most `max_ops` groups where possible: fused, then chains, heavy edges, siblings, blocks.
 
-    Groups are kept balanced: their work and weights are capped, and the caps doubled while there
-    are too many groups. Graph inputs and outputs and the borders between labels (see `fuse`) can
+    `near` says how much the maker and the reader of every use belong together: where it is given,
+    the edges with the highest mean of it come first, of equals the heaviest. Groups are kept
+    balanced: their work and weights are capped, and the caps doubled while there are too many
+    groups. Graph inputs and outputs and the borders between labels (see `fuse`) can
     leave more than `max_ops`. Acyclic contraction in the manner of Herrmann et al. 2019,
     doi 10.1137/18M1176865, but with exact cycle checks of bounded depth.
     """
@@ -63,7 +71,7 @@ def coarsen(graph: OpGraph, max_ops: int, *, apart: Int[np.ndarray, "N"] | None 
         raise ValueError(f"max_ops must be at least 1, got {max_ops}")
     label = _labels(graph, apart)
     group_of = _fused_groups(graph, label)
-    group_of = _coarse_groups(graph, group_of, label, max_ops)
+    group_of = _coarse_groups(graph, group_of, label, max_ops, near)
     return Fused(_contracted(graph, group_of), group_of)
 
 
@@ -164,7 +172,11 @@ def _fusible_pairs(
 
 
 def _coarse_groups(
-    graph: OpGraph, group_of: Int[np.ndarray, "N"], label: Int[np.ndarray, "N"], max_ops: int
+    graph: OpGraph,
+    group_of: Int[np.ndarray, "N"],
+    label: Int[np.ndarray, "N"],
+    max_ops: int,
+    near: Float[np.ndarray, "V"] | None,
 ) -> Int[np.ndarray, "N"]:
     load = np.column_stack([_work_s(graph), graph.weight_bytes, _weight_load(graph)])
     total = np.maximum(load.sum(axis=0), 1e-30)
@@ -174,7 +186,8 @@ def _coarse_groups(
     while group_of.max() >= max_ops and cap_share < 4.0:
         cap = np.array([total[0] * cap_share, 4 * total[1] * cap_share, 1.0])
         groups = _groups(graph, group_of)
-        pairs = np.concatenate(list(_coarse_pairs(groups, cap_share > 1.0)))
+        close = None if near is None else _mean_near(graph, groups, near)
+        pairs = np.concatenate(list(_coarse_pairs(groups, cap_share > 1.0, close)))
         limits = _Limits(load, cap, class_work, 16 * cap[0])
         anywhere = np.ones(len(pairs), bool)
         merged = _contract(graph, groups, pairs, anywhere, label, limits, max_ops)
@@ -185,13 +198,31 @@ def _coarse_groups(
     return group_of
 
 
-def _coarse_pairs(groups: _Groups, blocks: bool) -> Iterator[Int[np.ndarray, "C 2"]]:
+def _mean_near(
+    graph: OpGraph, groups: _Groups, near: Float[np.ndarray, "V"]
+) -> Float[np.ndarray, "U"]:
+    """The mean over the uses that each edge between groups stands for."""
+    num = len(groups.out_degree)
+    maker = groups.group_of[graph.producer[graph.use_tensor]]
+    reader = groups.group_of[graph.use_op]
+    across = maker != reader
+    edge = np.searchsorted(groups.src * num + groups.dst, (maker * num + reader)[across])
+    size = len(groups.src)
+    return _sum(near[across], edge, size) / np.bincount(edge, minlength=size)
+
+
+def _coarse_pairs(
+    groups: _Groups, blocks: bool, near: Float[np.ndarray, "U"] | None
+) -> Iterator[Int[np.ndarray, "C 2"]]:
     """Candidate pairs, the best first."""
     src, dst = groups.src, groups.dst
-    heavy_first = np.argsort(-groups.edge_bytes, kind="stable")
-    chain = (groups.out_degree[src] == 1) & (groups.in_degree[dst] == 1)
-    for part in (heavy_first[chain[heavy_first]], heavy_first[~chain[heavy_first]]):
-        yield np.column_stack([src[part], dst[part]])
+    if near is None:
+        heavy_first = np.argsort(-groups.edge_bytes, kind="stable")
+        chain = (groups.out_degree[src] == 1) & (groups.in_degree[dst] == 1)
+        first = np.concatenate([heavy_first[chain[heavy_first]], heavy_first[~chain[heavy_first]]])
+    else:
+        first = np.lexsort((-groups.edge_bytes, -near))
+    yield np.column_stack([src[first], dst[first]])
     # Siblings: groups that read the same maker, and makers with the same reader.
     same = np.flatnonzero(src[1:] == src[:-1])
     yield np.column_stack([dst[same], dst[same + 1]])

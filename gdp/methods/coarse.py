@@ -1,12 +1,14 @@
 """A coarse problem: groups of ops that are moved and simulated as one, and the way back."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.graph.index import inverse
+from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Assignment
 from gdp.methods.ranks import upward_rank
 from gdp.problem.arrays import arrays_of
@@ -45,19 +47,23 @@ class Coarse:
         return [Assignment(device, rank) for rank in ranks]
 
 
-def coarsened(problem: Problem, max_ops: int) -> Coarse | None:
+def coarsened(
+    problem: Problem, max_ops: int, parents: Sequence[Int[np.ndarray, "N"]] = ()
+) -> Coarse | None:
     """The problem over at most `max_ops` coarse ops, where possible; None where little is gained.
 
-    Ops that differ in where they may run are kept apart, groups that must share a device stay so.
-    A coarse op takes the time of its ops, dispatch included; dispatch per segment is counted once
-    for each coarse op that opens a segment. A guide for search, never a score.
+    With placements as `parents`, what most of them leave together is joined first. Ops that differ
+    in where they may run are kept apart, groups that must share a device stay so. A coarse op takes
+    the time of its ops, dispatch included; dispatch per segment is counted once for each coarse op
+    that opens a segment. A guide for search, never a score.
     """
     from gdp.graph.fuse import coarsen
 
     a = arrays_of(problem)
     apart = np.unique(problem.group_allowed[problem.group], axis=0, return_inverse=True)[1]
     graph = dataclasses.replace(problem.graph, colocate=problem.group)
-    merged = coarsen(graph, max_ops, apart=apart.reshape(-1).astype(np.int64))
+    near = _agreement(graph, parents) if parents else None
+    merged = coarsen(graph, max_ops, apart=apart.reshape(-1).astype(np.int64), near=near)
     if merged.graph.num_ops > _MOST_LEFT * problem.num_ops:
         return None
     # Dispatch per op is in the sums already.
@@ -73,6 +79,12 @@ def coarsened(problem: Problem, max_ops: int) -> Coarse | None:
         return None
     mean_s = np.where(problem.allowed, a.compute_s, 0.0).sum(axis=1) / problem.allowed.sum(axis=1)
     return Coarse(coarse, merged.group_of, mean_s)
+
+
+def _agreement(graph: OpGraph, parents: Sequence[Int[np.ndarray, "N"]]) -> Float[np.ndarray, "V"]:
+    """The share of the placements that leave maker and reader of each use on one device."""
+    maker, device = graph.producer[graph.use_tensor], np.stack(parents)
+    return (device[:, maker] == device[:, graph.use_op]).mean(axis=0)
 
 
 @derived

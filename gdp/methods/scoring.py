@@ -15,7 +15,7 @@ from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, make_problem
+from gdp.problem.problem import Problem, derived, make_problem
 from gdp.sim.objectives import link_objectives, objective_of
 from gdp.sim.score import score, values
 from gdp.units import format_bytes
@@ -116,18 +116,23 @@ def expand(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int[np.ndarr
     return group_device[problem.group]
 
 
+@derived
 def group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
     """Compute seconds of each group on each device, dispatch per op included; inf where barred."""
     a = arrays_of(problem)
     seconds = np.zeros((problem.num_groups, problem.num_devices))
     np.add.at(seconds, problem.group, a.compute_s)
-    return np.where(problem.group_allowed, seconds, np.inf)
+    seconds[~problem.group_allowed] = np.inf
+    seconds.setflags(write=False)
+    return seconds
 
 
 def nearest_allowed(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int[np.ndarray, "G"]:
     """The wanted devices, and the fastest allowed one where the wanted one is barred."""
     groups = np.arange(problem.num_groups)
     barred = ~problem.group_allowed[groups, group_device]
+    if not barred.any():
+        return group_device
     fastest = group_seconds(problem).argmin(axis=1)
     return np.where(barred, fastest, group_device)
 

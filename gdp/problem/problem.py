@@ -47,7 +47,7 @@ class Problem:
         """D."""
         return self.cluster.num_devices
 
-    @property
+    @functools.cached_property
     def num_groups(self) -> int:
         """G, an op that is free counting as a group of its own."""
         return int(self.group.max()) + 1

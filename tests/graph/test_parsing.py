@@ -68,12 +68,25 @@ def test_groups_are_those_of_the_reference_and_kept_edges_a_forest(levels: int) 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_components_are_the_same_by_hand_and_by_scipy(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_components_are_those_of_networkx_by_first_appearance(seed: int) -> None:
     rng = np.random.default_rng(seed)
     nodes, links = int(rng.integers(1, 40)), int(rng.integers(0, 40))
     src, dst = rng.integers(nodes, size=links), rng.integers(nodes, size=links)
-    by_hand = components(src, dst, nodes)
-    monkeypatch.setattr("gdp.graph.groups.FEW_LINKS", -1)
-    np.testing.assert_array_equal(by_hand, components(src, dst, nodes))
+    check_components(src, dst, nodes)
+
+
+def test_components_of_long_chains_and_stars_with_names_in_any_order() -> None:
+    names = np.random.default_rng(0).permutation(3000)
+    check_components(names[:-1], names[1:], 3000)
+    check_components(np.full(2999, names[0]), names[1:], 3000)
+    check_components(names[:1500], names[1500:], 3000)
+
+
+def check_components(src: np.ndarray, dst: np.ndarray, nodes: int) -> None:
+    graph = nx.Graph()
+    graph.add_nodes_from(range(nodes))
+    graph.add_edges_from(zip(src.tolist(), dst.tolist(), strict=True))
+    expected = np.empty(nodes, dtype=np.int64)
+    for k, group in enumerate(sorted(nx.connected_components(graph), key=min)):
+        expected[list(group)] = k
+    np.testing.assert_array_equal(components(src, dst, nodes), expected)

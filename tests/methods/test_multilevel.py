@@ -8,10 +8,12 @@ from tiny import all_devices, plain_graph, random_problem, unit_cluster, with_me
 
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
-from gdp.methods.base import Method, Search
+from gdp.methods.base import Assignment, Method, Search
+from gdp.methods.coarse import coarsened
 from gdp.methods.heuristics import multilevel as module
 from gdp.methods.heuristics.multilevel import LEAST, levels, multilevel
 from gdp.methods.portfolio import HEURISTICS
+from gdp.methods.scoring import Scored
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
 
@@ -62,7 +64,7 @@ def test_chains_are_placed_as_wholes() -> None:
 def test_levels_halve_and_know_where_each_op_is() -> None:
     problem = fork_joins(8, 2, 20, 9, 2)
     sizes = [problem.num_ops]
-    for small, part_of in levels(problem, LEAST):
+    for small, part_of in levels(problem, problem.num_ops // 2, LEAST):
         assert LEAST <= small.num_ops <= 0.75 * sizes[-1]
         sizes.append(small.num_ops)
         assert set(part_of.tolist()) == set(range(small.num_ops))
@@ -75,7 +77,7 @@ def test_levels_halve_and_know_where_each_op_is() -> None:
 
 def test_a_graph_without_a_coarser_one_is_its_own_level() -> None:
     problem = with_memory(random_problem(3, num_ops=8), 1 << 40)
-    ((small, part_of),) = levels(problem, LEAST)
+    ((small, part_of),) = levels(problem, problem.num_ops // 2, LEAST)
     assert small is problem
     assert part_of.tolist() == list(range(8))
     answer = multilevel(problem, SEARCH)
@@ -100,8 +102,8 @@ def test_it_does_without_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_further_level_is_begun_when_the_clock_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
 
-    def counted(problem: Problem, least: int):
-        for level in levels(problem, least):
+    def counted(problem: Problem, most: int, least: int, parents=()):
+        for level in levels(problem, most, least, parents):
             begun.append(level[0].num_ops)
             yield level
 
@@ -124,3 +126,59 @@ def test_more_of_each_level_are_tried_on_the_whole_graph(monkeypatch: pytest.Mon
         assert several_s <= one_s * (1 + 1e-12)
         better += several_s < one_s * 0.999
     assert better
+
+
+def cut_chain(seed: int) -> tuple[Problem, np.ndarray]:
+    """A chain of 96 ops and a placement that cuts it in a few places."""
+    problem = make_problem(
+        plain_graph(96, [(i, i + 1) for i in range(95)], 4), unit_cluster(3), np.ones((96, 3))
+    )
+    rng = np.random.default_rng(seed)
+    cuts = np.sort(rng.choice(np.arange(1, 96), 6, replace=False))
+    return problem, np.searchsorted(cuts, np.arange(96), side="right") % 3
+
+
+def astray(problem: Problem, parents: list[np.ndarray], device: np.ndarray) -> int:
+    """Ops that a coarse problem cannot leave where a placement has them."""
+    coarse = coarsened(problem, 12, parents)
+    assert coarse is not None
+    assert coarse.problem.num_ops <= 12
+    return int((coarse.project(problem, device)[coarse.part_of] != device).sum())
+
+
+def test_what_parents_leave_together_is_joined_first() -> None:
+    for seed in range(8):
+        problem, device = cut_chain(seed)
+        renamed = (device + 1) % 3  # the names of devices do not matter
+        assert astray(problem, [device, renamed], device) == 0
+        assert astray(problem, [], device) > 0
+
+
+def test_what_all_parents_leave_comes_before_what_some_leave() -> None:
+    both, other_alone = 0, 0
+    for seed in range(8):
+        problem, one = cut_chain(seed)
+        _, other = cut_chain(seed + 100)
+        both += astray(problem, [one, other], one)
+        other_alone += astray(problem, [other], one)
+    assert both < 0.5 * other_alone
+
+
+def test_recombination_is_never_worse_and_sometimes_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    better = 0
+    for seed in range(6):
+        problem = with_memory(random_problem(seed, num_ops=240), 1 << 40)
+        twice_s = found_s(problem, ALONE)["multilevel"]
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "FIRST", module.FIRST[:1])
+            once_s = found_s(problem, ALONE)["multilevel"]
+        assert twice_s <= once_s * (1 + 1e-12)
+        better += twice_s < once_s * 0.999
+    assert better
+
+
+def test_parents_differ_in_value() -> None:
+    """Renamed devices are the same placement."""
+    made = [Scored(Assignment(np.array([k])), 0, value_s) for k, value_s in enumerate((2, 1, 1, 3))]
+    assert [int(x.assignment.device[0]) for x in module._two_best(made)] == [1, 0]
+    assert len(module._two_best(made[1:3])) == 1

@@ -4,7 +4,8 @@ A heuristic that decides op by op cannot see that a stretch of the graph belongs
 graph of the stretches it can see nothing else. Axes: N ops, M coarse ops.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +30,8 @@ KEPT = 8
 """Different placements of each level that are tried on the whole graph."""
 TRIALS = 12
 """Plans of `critical_path` on each level."""
+FIRST = (2, 8)
+"""The finest level has 1/2 of the ops; where placements are recombined, 1/8."""
 
 
 def multilevel(problem: Problem, search: Search) -> Answer:
@@ -37,36 +40,47 @@ def multilevel(problem: Problem, search: Search) -> Answer:
     Each graph is the one before with its ops joined in pairs and more (`gdp.graph.fuse.coarsen`),
     as METIS coarsens for cuts (Karypis and Kumar 1998, doi 10.1137/S1064827595287997), but acyclic
     (Herrmann et al. 2019, doi 10.1137/18M1176865) and with the simulator as the judge: of every
-    level the `KEPT` best are simulated on the whole graph, under all rules of priority. METIS only
-    where pymetis is installed. As many levels as the clock allows, from the finest on; a graph that
-    has no coarser one is its own level.
+    level the `KEPT` best are simulated on the whole graph, under all rules of priority. Then the
+    same once more on graphs of 1/8, 1/16, ... of the ops in which what the two best placements
+    leave together is joined first: a recombination, as of Sanders and Schulz 2012, doi
+    10.1137/1.9781611972924.2. METIS only where pymetis is installed. As many levels as the clock
+    allows, from the finest on; a graph that has no coarser one is its own level.
     """
     if (refusal := unsupported(problem, "multilevel")) is not None:
         return refusal
     compile_once("multilevel", multilevel, problem.objective)
     clock, spent = Clock(search.seconds), 0
-    found: list[Scored] = []
-    for small, part_of in levels(problem, 1 if is_compiling() else LEAST):
-        made, tried = _best_of_level(small, search.seed)
-        found.append(_best_of_rows(problem, made[:, part_of]))
-        spent += tried + found[-1].evaluations
-        if clock.is_over():
+    least = 1 if is_compiling() else LEAST
+    pool: list[Scored] = []
+    for first in FIRST:
+        parents = [scored.assignment.device for scored in pool]
+        for small, part_of in levels(problem, problem.num_ops // first, least, parents):
+            if parents and small is problem:
+                break
+            made, tried = _best_of_level(small, search.seed)
+            found = _rated(problem, made[:, part_of])
+            pool = _two_best([*pool, *found])
+            spent += tried + found[0].evaluations
+            if clock.is_over():
+                break
+        if clock.is_over() or len(pool) < 2:
             break
-    best = min(found, key=lambda scored: scored.key)  # there is a level, always
-    answer = settle(problem, search, [best.assignment], "multilevel", clock)
+    answer = settle(problem, search, [pool[0].assignment], "multilevel", clock)
     return replace(answer, evaluations=answer.evaluations + spent)
 
 
-def levels(problem: Problem, least: int) -> Iterator[tuple[Problem, Int[np.ndarray, "N"]]]:
-    """(the coarse problem, the coarse op that holds each op), from the finest to `least` ops.
+def levels(
+    problem: Problem, most: int, least: int, parents: Sequence[Int[np.ndarray, "N"]] = ()
+) -> Iterator[tuple[Problem, Int[np.ndarray, "N"]]]:
+    """(the coarse problem, the coarse op that holds each op), from `most` to `least` ops.
 
     The problem itself where nothing is coarser.
     """
     small, part_of = problem, np.arange(problem.num_ops)
-    most = problem.num_ops // 2
     while most >= least:
-        coarse = coarsened(small, most)
+        coarse = coarsened(small, most, parents)
         if coarse is not None:
+            parents = [coarse.project(small, device) for device in parents]
             small, part_of = coarse.problem, coarse.part_of[part_of]
             yield small, part_of
         most //= 2
@@ -96,9 +110,18 @@ def _assignments(problem: Problem, seed: int) -> Iterator[Assignment]:
         return
 
 
-def _best_of_rows(problem: Problem, devices: Int[np.ndarray, "K N"]) -> Scored:
-    """The best of placements, each under the rule that suits it best; `settle` finds that again."""
+def _rated(problem: Problem, devices: Int[np.ndarray, "K N"]) -> list[Scored]:
+    """Placements, each under the rule that suits it best; `settle` finds that again. The first
+    bears the evaluations of all."""
     rated = rate(problem, devices)
-    k = int(np.lexsort((rated.seconds, rated.overflow))[0])
-    made = Assignment(devices[k])
-    return Scored(made, int(rated.overflow[k]), float(rated.seconds[k]), rated.evaluations)
+    rows = zip(devices, rated.overflow.tolist(), rated.seconds.tolist(), strict=True)
+    found = [Scored(Assignment(device), over, value_s, 0) for device, over, value_s in rows]
+    found[0] = replace(found[0], evaluations=rated.evaluations)
+    return found
+
+
+def _two_best(pool: list[Scored]) -> list[Scored]:
+    """The best and the next best of another value: devices that are alike can swap names."""
+    ranked = sorted(pool, key=lambda scored: scored.key)
+    others = (scored for scored in ranked if scored.key > ranked[0].key)
+    return [ranked[0], *itertools.islice(others, 1)]

@@ -213,13 +213,15 @@ def _polished(
 
     A placement that does not fit is mended whatever is `left` of the evaluations.
     """
+    from gdp.methods.search.again import improve_again
     from gdp.methods.search.local_search import improve
 
     if problem.tensor_s is not None:
         return start, 0
-    if objective_of(problem).pipelined:
+    pipelined, binds = objective_of(problem).pipelined, memory_binds(problem)
+    if pipelined:
         steps = MENDING_PERIODS
-    elif memory_binds(problem):
+    elif binds:
         steps = max(MENDING, MENDED_OPS // problem.num_ops)
     else:
         steps = min(MENDING, POLISHED_OPS // problem.num_ops)
@@ -227,8 +229,14 @@ def _polished(
         steps = steps if left is None else min(steps, left)
     if steps <= 0:
         return start, 0
-    search = Search(seed=seed, seconds=None, evaluations=steps)
-    best = improve(problem, [replace(start, evaluations=0)], search, clock)
+    search, first = (
+        Search(seed=seed, seconds=None, evaluations=steps),
+        replace(start, evaluations=0),
+    )
+    if pipelined and binds and left is None:
+        best = improve_again(problem, first, search, clock)
+    else:
+        best = improve(problem, [first], search, clock)
     return min(start, best, key=lambda scored: scored.key), best.evaluations
 
 

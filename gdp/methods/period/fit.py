@@ -22,12 +22,12 @@ from gdp.methods.period.solution import LoadSolution
 from gdp.methods.period.split import Parts, choices, halves, home_of, merged, start_of
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Scored, best_of, missing_text
-from gdp.methods.search.local_search import improve
+from gdp.methods.search.again import improve_again
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds, objective_of
 
-_SEARCHED = 30_000  # evaluations of the search that comes first, some tenths of a second
+_SEARCHED = 30_000  # evaluations of each search that comes first, some tenths of a second
 _SEARCH_SHARE = 0.1  # of the seconds, for it
 _ROUNDS = 10
 _ROUND_SHARE = 0.3  # of the seconds left, for one round
@@ -79,8 +79,8 @@ def period_fit(problem: Problem, search: Search) -> Answer:
     starts = [search.start] if search.start is not None else [x for x in answered if x is not None]
     anywhere = Assignment(problem.group_allowed.argmax(axis=1)[problem.group])
     first = best_of(problem, starts or [anywhere])
-    few = Search(seed=search.seed, seconds=None, evaluations=first.evaluations + _SEARCHED)
-    known = Fitted(improve(problem, [first], few, clock.part(_SEARCH_SHARE)))
+    few = Search(seed=search.seed, seconds=None, evaluations=_SEARCHED)
+    known = Fitted(improve_again(problem, first, few, clock.part(_SEARCH_SHARE)))
     if problem.num_devices == 2 or model_size(problem) <= _FEW_ENTRIES:
         best = fit(problem, known, clock, limits).best
     else:

@@ -48,21 +48,20 @@ class Coarse:
 
 
 def coarsened(
-    problem: Problem, max_ops: int, parents: Sequence[Int[np.ndarray, "N"]] = ()
+    problem: Problem, max_ops: int, near: Float[np.ndarray, "V"] | None = None
 ) -> Coarse | None:
     """The problem over at most `max_ops` coarse ops, where possible; None where little is gained.
 
-    With placements as `parents`, what most of them leave together is joined first. Ops that differ
-    in where they may run are kept apart, groups that must share a device stay so. A coarse op takes
-    the time of its ops, dispatch included; dispatch per segment is counted once for each coarse op
-    that opens a segment. A guide for search, never a score.
+    `near`, where given, says of every use of a tensor how much its ends belong together. Ops that
+    differ in where they may run are kept apart, groups that must share a device stay so. A coarse
+    op takes the time of its ops, dispatch included; dispatch per segment is counted once for each
+    coarse op that opens a segment. A guide for search, never a score.
     """
     from gdp.graph.fuse import coarsen
 
     a = arrays_of(problem)
     apart = np.unique(problem.group_allowed[problem.group], axis=0, return_inverse=True)[1]
     graph = dataclasses.replace(problem.graph, colocate=problem.group)
-    near = _agreement(graph, parents) if parents else None
     merged = coarsen(graph, max_ops, apart=apart.reshape(-1).astype(np.int64), near=near)
     if merged.graph.num_ops > _MOST_LEFT * problem.num_ops:
         return None
@@ -81,7 +80,7 @@ def coarsened(
     return Coarse(coarse, merged.group_of, mean_s)
 
 
-def _agreement(graph: OpGraph, parents: Sequence[Int[np.ndarray, "N"]]) -> Float[np.ndarray, "V"]:
+def agreement(graph: OpGraph, parents: Sequence[Int[np.ndarray, "N"]]) -> Float[np.ndarray, "V"]:
     """The share of the placements that leave maker and reader of each use on one device."""
     maker, device = graph.producer[graph.use_tensor], np.stack(parents)
     return (device[:, maker] == device[:, graph.use_op]).mean(axis=0)

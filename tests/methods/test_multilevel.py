@@ -9,7 +9,7 @@ from tiny import all_devices, plain_graph, random_problem, unit_cluster, with_me
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Assignment, Method, Search
-from gdp.methods.coarse import coarsened
+from gdp.methods.coarse import agreement, coarsened
 from gdp.methods.heuristics import multilevel as module
 from gdp.methods.heuristics.multilevel import LEAST, levels, multilevel
 from gdp.methods.portfolio import HEURISTICS
@@ -140,7 +140,7 @@ def cut_chain(seed: int) -> tuple[Problem, np.ndarray]:
 
 def astray(problem: Problem, parents: list[np.ndarray], device: np.ndarray) -> int:
     """Ops that a coarse problem cannot leave where a placement has them."""
-    coarse = coarsened(problem, 12, parents)
+    coarse = coarsened(problem, 12, agreement(problem.graph, parents) if parents else None)
     assert coarse is not None
     assert coarse.problem.num_ops <= 12
     return int((coarse.project(problem, device)[coarse.part_of] != device).sum())

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.coarse import coarsened
+from gdp.methods.coarse import agreement, coarsened
 from gdp.methods.heuristics.blocks import block_assignments
 from gdp.methods.heuristics.critical_path import critical_path_assignments
 from gdp.methods.heuristics.list_schedule import etf_assignments, heft_assignments
@@ -78,7 +78,8 @@ def levels(
     """
     small, part_of = problem, np.arange(problem.num_ops)
     while most >= least:
-        coarse = coarsened(small, most, parents)
+        near = agreement(small.graph, parents) if parents else None
+        coarse = coarsened(small, most, near)
         if coarse is not None:
             parents = [coarse.project(small, device) for device in parents]
             small, part_of = coarse.problem, coarse.part_of[part_of]

@@ -152,7 +152,7 @@ def measure(problem: Problem, near: Near, size: int, device: np.ndarray) -> tupl
 def main(clusters: int, evaluations: int, seed: int) -> None:
     """Print both tables."""
     corpus = shipped("data/corpus")
-    known = load_problems(corpus, random_graphs=0, seed=seed, min_ops=50, max_ops=12_000)
+    known = load_problems(corpus, random_graphs=0, seed=seed, min_ops=1, max_ops=12_000)
     logit = fitted(examples("data/labels/train.jsonl", known, seed), seed)
     held = examples("data/labels/held.jsonl", known, seed)
     clipped = [np.clip(x[:, -4], 0.01, 0.99) for x, _ in held]

@@ -168,13 +168,31 @@ def test_recombination_is_never_worse_and_sometimes_better(monkeypatch: pytest.M
     better = 0
     for seed in range(6):
         problem = with_memory(random_problem(seed, num_ops=240), 1 << 40)
-        twice_s = found_s(problem, ALONE)["multilevel"]
         with monkeypatch.context() as patch:
-            patch.setattr(module, "FIRST", module.FIRST[:1])
-            once_s = found_s(problem, ALONE)["multilevel"]
+            patch.setattr(module, "RECOMBINED", 240)
+            twice_s = found_s(problem, ALONE)["multilevel"]
+        once_s = found_s(problem, ALONE)["multilevel"]
         assert twice_s <= once_s * (1 + 1e-12)
         better += twice_s < once_s * 0.999
     assert better
+
+
+def test_small_graphs_are_recombined_where_memory_is_short_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = []
+
+    def counted(problem: Problem, most: int, least: int, parents=()):
+        begun.append(most)
+        return levels(problem, most, least, parents)
+
+    monkeypatch.setattr(module, "levels", counted)
+    problem = random_problem(1, num_ops=240)
+    multilevel(with_memory(problem, 1 << 40), SEARCH)
+    assert begun == [120]
+    weights = int(problem.graph.weight_bytes.sum() + problem.graph.tensor_bytes.sum())
+    multilevel(with_memory(problem, weights // 2), SEARCH)
+    assert begun == [120, 120, 30]
 
 
 def test_parents_differ_in_value() -> None:

@@ -23,6 +23,7 @@ from gdp.methods.priorities import rate
 from gdp.methods.repair import settle
 from gdp.methods.scoring import Scored, compile_once, is_compiling, score_all, unsupported
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import memory_binds
 
 LEAST = 16
 """Coarse ops of a level, at least."""
@@ -32,6 +33,8 @@ TRIALS = 12
 """Plans of `critical_path` on each level."""
 FIRST = (2, 8)
 """The finest level has 1/2 of the ops; where placements are recombined, 1/8."""
+RECOMBINED = 1000
+"""Ops from which placements are recombined; with fewer it gains where memory is short alone."""
 
 
 def multilevel(problem: Problem, search: Search) -> Answer:
@@ -40,11 +43,12 @@ def multilevel(problem: Problem, search: Search) -> Answer:
     Each graph is the one before with its ops joined in pairs and more (`gdp.graph.fuse.coarsen`),
     as METIS coarsens for cuts (Karypis and Kumar 1998, doi 10.1137/S1064827595287997), but acyclic
     (Herrmann et al. 2019, doi 10.1137/18M1176865) and with the simulator as the judge: of every
-    level the `KEPT` best are simulated on the whole graph, under all rules of priority. Then the
-    same once more on graphs of 1/8, 1/16, ... of the ops in which what the two best placements
-    leave together is joined first: a recombination, as of Sanders and Schulz 2012, doi
-    10.1137/1.9781611972924.2. METIS only where pymetis is installed. As many levels as the clock
-    allows, from the finest on; a graph that has no coarser one is its own level.
+    level the `KEPT` best are simulated on the whole graph, under all rules of priority. Where the
+    graph is large or memory short, the same once more on graphs of 1/8, 1/16, ... of the ops in
+    which what the two best placements leave together is joined first: a recombination, as of
+    Sanders and Schulz 2012, doi 10.1137/1.9781611972924.2. METIS only where pymetis is installed.
+    As many levels as the clock allows, from the finest on; a graph that has no coarser one is its
+    own level.
     """
     if (refusal := unsupported(problem, "multilevel")) is not None:
         return refusal
@@ -52,7 +56,8 @@ def multilevel(problem: Problem, search: Search) -> Answer:
     clock, spent = Clock(search.seconds), 0
     least = 1 if is_compiling() else LEAST
     pool: list[Scored] = []
-    for first in FIRST:
+    again = problem.num_ops >= RECOMBINED or memory_binds(problem)
+    for first in FIRST if again else FIRST[:1]:
         parents = [scored.assignment.device for scored in pool]
         for small, part_of in levels(problem, problem.num_ops // first, least, parents):
             if parents and small is problem:

@@ -34,7 +34,7 @@ from gdp.methods.scoring import score_all
 from gdp.methods.search.windows import Windows
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.engine import arrays, workspace
-from gdp.sim.kernels.engine import run_events
+from gdp.sim.kernels.direct import run_latency
 
 DEVICES = 4
 REACH = 100  # ops before an op that it may read
@@ -79,7 +79,7 @@ def exact_all(a, w, placements):
     """The exact simulation of many placements."""
     total_s = 0.0
     for row in range(len(placements)):
-        total_s += run_events(a, w, placements[row], False, False)
+        total_s += run_latency(a, w, placements[row], False, False)
     return total_s
 
 
@@ -87,7 +87,7 @@ def exact_all(a, w, placements):
 @typing.no_type_check
 def evaluate_once(a, w, device):
     """One exact simulation by priorities."""
-    return run_events(a, w, device, True, False)
+    return run_latency(a, w, device, True, False)
 
 
 def random_problem(num_ops: int, seed: int = 0) -> Problem:

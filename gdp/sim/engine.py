@@ -13,8 +13,8 @@ function for other kernels; it allocates nothing. With `by_rank` True the device
 that the last `set_order(work, order)` left in the workspace, else each takes the op that was ready
 first. Overflow is in bytes, summed over devices; peaks are accounted only where
 memory can bind (`flat.memory_binds`), else it is 0 at no cost.
-`run_events(flat, work, device, by_rank, record) -> float64` is the latency alone, likewise for
-kernels; with `record` it leaves times and transfers in `work`.
+`gdp.sim.kernels.direct.run_latency(flat, work, device, by_rank, record) -> float64` is the latency
+alone, likewise for kernels; with `record` it leaves times and transfers in `work`.
 
 This module loads no numba, so that it may be imported anywhere.
 """
@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float, Int, UInt
 
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OUTPUT
-from gdp.problem.arrays import arrays_of
+from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem, derived
 
 CHUNK = 64  # arrivals per chunk of a lane, a power of two; see Workspace.entry_s
@@ -72,6 +72,7 @@ class EngineArrays(NamedTuple):
     link_pairs: Float[np.ndarray, "2DD"]  # (latency_s, bytes_per_s) of each link
     channel_flat: Int[np.ndarray, "D*D"]
     ordered: Bool[np.ndarray, "D"]  # two links from this device share a channel
+    direct: bool  # each channel serves one device alone, and every transfer takes time
     host: int
     capacity_bytes: Int[np.ndarray, "D"]
     weight_op: Int[np.ndarray, "W"]  # ops with weights, sorted by weight id
@@ -93,9 +94,9 @@ class Workspace(NamedTuple):
 
     state: UInt[np.ndarray, "N"]  # see above
     queue_op: UInt[np.ndarray, "D*N"]  # each device's ops as they became ready, or by start
-    clock_s: Float[np.ndarray, "X"]  # of devices and lanes, see engine_kernels
+    clock_s: Float[np.ndarray, "X"]  # of devices and lanes, see kernels.engine
     mark: UInt[np.ndarray, "Y"]  # the same for integers
-    entry_s: Float[np.ndarray, "Z"]  # when an op gets an input
+    entry_s: Float[np.ndarray, "Z"]  # when an op gets an input, or all of them; Z >= N
     entry_op: UInt[np.ndarray, "Z"]
     next_chunk: Int[np.ndarray, "2K"]  # of a chunk; then the one before it on its lane
     position: Int[np.ndarray, "N"]  # of an op in the order of (rank, op)
@@ -166,6 +167,7 @@ def arrays(problem: Problem) -> EngineArrays:
         link_pairs=np.stack([a.latency_s, a.bytes_per_s], axis=2).reshape(-1),
         channel_flat=channel.reshape(-1),
         ordered=ordered,
+        direct=_is_direct(cluster, channel, a),
         host=int(cluster.host),
         capacity_bytes=a.memory_bytes,
         weight_op=weight_op,
@@ -187,6 +189,16 @@ def _channels(cluster: Cluster) -> tuple[Int[np.ndarray, "D D"], Bool[np.ndarray
     return dense, np.array(ordered, dtype=bool)
 
 
+def _is_direct(cluster: Cluster, channel: Int[np.ndarray, "D D"], a: Arrays) -> bool:
+    """Whether the arrivals of what a device sends depend on nothing but its own finishes."""
+    source, to = np.nonzero(~np.eye(cluster.num_devices, dtype=bool))
+    smallest = a.tensor_bytes.min(initial=np.iinfo(np.int64).max)
+    takes_time = a.latency_s[source, to] + smallest / a.bytes_per_s[source, to] > 0
+    queues = cluster.queues[source, to]
+    served = np.unique(np.stack([channel[source, to], source])[:, queues], axis=1)
+    return bool(takes_time.all()) and len(np.unique(served[0])) == served.shape[1]
+
+
 def workspace(problem: Problem) -> Workspace:
     """A workspace that fits the problem."""
     graph, d = problem.graph, problem.num_devices
@@ -199,8 +211,8 @@ def workspace(problem: Problem) -> Workspace:
         queue_op=np.zeros(d * n, np.uint32),
         clock_s=np.zeros(4 * d + d * d + channels),
         mark=np.zeros(6 * d + 2 * d * d, np.uint64),
-        entry_s=np.zeros(chunks * CHUNK),
-        entry_op=np.zeros(chunks * CHUNK, np.uint32),
+        entry_s=np.zeros(max(n, chunks * CHUNK)),
+        entry_op=np.zeros(max(n, chunks * CHUNK), np.uint32),
         next_chunk=np.zeros(2 * chunks, np.int64),
         position=np.arange(n),
         by_position=np.arange(n),

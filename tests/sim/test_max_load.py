@@ -1,10 +1,12 @@
 """Both objectives of Tarnawski et al. 2020, against hand-worked values and the definition."""
 
+from dataclasses import replace
+
 import networkx as nx
 import numpy as np
 import pytest
 from host_memory import load_problem
-from tiny import plain_graph
+from tiny import plain_graph, unit_cluster
 
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.problem.problem import Problem, make_problem
@@ -89,6 +91,17 @@ def test_blocks_that_need_each_other_have_no_latency() -> None:
     value_s, overflow = block_latency.values(problem, np.array([[0, 1, 0, 1], [0, 1, 1, 0]]))
     assert value_s.tolist() == [np.inf, 2.0]
     assert overflow.tolist() == [0, 0]
+
+
+def test_a_tied_weight_is_as_large_as_its_largest_reader_says() -> None:
+    """One weight that o0 says has 9 bytes and o1 says has 4, on a device of 8."""
+    graph = plain_graph(2, [(0, 1)], 1, weight_bytes=[9, 4])
+    graph = replace(graph, weight_id=np.zeros(2, dtype=np.int64))
+    cluster = unit_cluster(2, memory_bytes=8)
+    problem = make_problem(graph, cluster, np.ones((2, 2)), "max_load", tensor_s=np.ones(1))
+    for judge in (host_load, block_latency):
+        overflow = judge.values(problem, np.array([[0, 0], [0, 1], [1, 0]]))[1]
+        assert overflow.tolist() == [1, 1, 1]
 
 
 def test_tied_weights_count_once_per_device() -> None:

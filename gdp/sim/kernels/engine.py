@@ -284,9 +284,7 @@ def _append(clock_s, mark, entry_s, entry_op, next_chunk, d, source, to, arrive_
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def _send(
-    w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, source, to, now_s, record
-):
+def send(w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, source, to, now_s, record):
     """Request a transfer; its arrival is left in section SENT."""
     link = source * d + to
     free = (HEAD + d) * d + np.uint64(channel[link])
@@ -308,7 +306,7 @@ def _send(
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def _send_in_order(a, w, tensor, source, now_s, record):
+def send_in_order(a, w, tensor, source, now_s, record):
     """Request a tensor's transfers by destination, where links share a channel."""
     d = np.uint64(len(a.ordered))
     for u in range(np.uint64(a.first_use[tensor]), np.uint64(a.first_use[tensor + U1])):
@@ -316,7 +314,7 @@ def _send_in_order(a, w, tensor, source, now_s, record):
         w.mark[WANTED * d + ((np.uint64(w.state[reader]) & PLACED) >> U1)] = tensor
     for to in range(d):
         if to != source and w.mark[WANTED * d + to] == tensor:
-            _send(
+            send(
                 w, a.tensor_bytes, a.link_pairs, a.channel_flat, w.clock_s, w.mark, d, tensor,
                 source, to, now_s, record,
             )  # fmt: skip
@@ -344,9 +342,9 @@ def _finish(
         if mark[TENSOR * d + to] != tensor:
             # Elsewhere the order does not matter to any time, only to the record.
             if ordered[i] or record:
-                _send_in_order(a, w, tensor, i, now_s, record)
+                send_in_order(a, w, tensor, i, now_s, record)
             else:
-                _send(
+                send(
                     w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, i, to, now_s,
                     record,
                 )  # fmt: skip

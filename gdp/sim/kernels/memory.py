@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from gdp.kernels.options import BARE, INNER, INNER_INLINE
+from gdp.sim.kernels.direct import run_latency
 from gdp.sim.kernels.engine import run_events
 
 SUM, SCRATCH, NEXT_START, NEXT_FINISH = 0, 1, 2, 3  # columns of Workspace.hold
@@ -15,9 +16,11 @@ SUM, SCRATCH, NEXT_START, NEXT_FINISH = 0, 1, 2, 3  # columns of Workspace.hold
 @typing.no_type_check
 def evaluate_with(a, w, device, by_rank, always):
     """As `evaluate`; with `always`, times, transfers and peaks are left in `w`."""
-    # One call of the simulator: each would be compiled anew.
     record = always or (a.memory_binds and not fits_without_reuse(a, w, device))
-    latency_s = run_events(a, w, device, by_rank, record)
+    if always:  # transfers in the order of requests
+        latency_s = run_events(a, w, device, by_rank, record)
+    else:
+        latency_s = run_latency(a, w, device, by_rank, record)
     if not record:
         return latency_s, np.int64(0)
     latency_peaks(a, w, device, latency_s)

@@ -1,0 +1,262 @@
+"""The event simulator without events: an op's finish and its tensors' arrivals, as it starts.
+
+The device that decides next is the one whose next start is earliest. What it takes is known: every
+op that has not started yet starts no earlier, so what it sends arrives later. The finish follows,
+and so does each arrival, where the channel serves this device alone: its requests come in the order
+of its finishes. So one step per op replaces its events, with the same times to the last bit.
+
+It holds where no two devices share a channel and every transfer takes time (`EngineArrays.direct`);
+where a transfer is too short for the clock, the run is given up, and `run_latency` goes by events.
+Arrivals are not in one order over all devices, so `simulate`, which lists transfers, does too.
+
+The state is the workspace's, in the sections of `gdp.sim.kernels.engine` but for what is said here.
+An op that becomes ready while its device is busy joins the queue of the device; one that becomes
+ready after that waits in a heap by time. O(N (D + log N) + E), plus, without ranks, an insertion
+past what became ready later and was known sooner.
+"""
+
+import typing
+
+import numba
+import numpy as np
+
+from gdp.kernels.options import INNER, INNER_INLINE
+from gdp.sim.kernels.bits import add_bit, clear_bits, pop_bit
+from gdp.sim.kernels.engine import (
+    END,
+    LANE,
+    LAST_READY,
+    NEXT,
+    NONE,
+    ONE_INPUT,
+    PAYS_SHIFT,
+    PLACED,
+    SENT,
+    TENSOR,
+    U0,
+    U1,
+    U2,
+    run_events,
+    send,
+    send_in_order,
+)
+
+# Sections of Workspace.clock_s: the next start of each device; when it is free. Of Workspace.mark:
+# where its heap is; then ops started, ops started or queued, ops in the heap.
+FREE = np.uint64(1)
+COUNT = np.uint64(3)
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def run_latency(a, w, device, by_rank, record):
+    """As `run_events`, but for the order of what is recorded; the faster of the two ways."""
+    if a.direct:
+        latency_s = _run(
+            a, w, device, a.op_s_flat, a.segment_pairs_s, a.op_first_use, a.use_pairs,
+            a.tensor_bytes, a.link_pairs, a.channel_flat, a.ordered, w.state, w.queue_op,
+            w.clock_s, w.mark, w.entry_s, w.entry_op, w.start_s, w.ready_bits, w.position,
+            w.by_position, by_rank, record,
+        )  # fmt: skip
+        if latency_s == latency_s:
+            return latency_s
+    return run_events(a, w, device, by_rank, record)
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def _run(
+    a, w, device, op_s, segment_s, op_first_use, use_pairs, tensor_bytes, link_pairs, channel,
+    ordered, state, queue_op, clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position,
+    by_position, by_rank, record,
+):  # fmt: skip
+    """The latency in seconds; not a number where a transfer takes none."""
+    n, d = np.uint64(len(state)), np.uint64(len(ordered))
+    _reset(a, w, device, n, d, by_rank, record)
+    latency_s = 0.0
+    for _ in range(n):
+        now_s, i = clock_s[U0], U0
+        for j in range(U1, d):
+            at_s = clock_s[j]
+            i = j if at_s < now_s else i
+            now_s = min(now_s, at_s)
+        if now_s == np.inf:
+            return np.inf  # of an op that its device cannot run
+        op = _take(
+            queue_op, clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position, by_position,
+            n, d, i, now_s, by_rank,
+        )  # fmt: skip
+        seconds = op_s[op * d + i] + segment_s[np.uint64(state[op]) & PLACED]
+        end_s = now_s + seconds
+        latency_s = max(latency_s, end_s)
+        if record:
+            w.start_s[op] = now_s
+            w.finish_s[op] = end_s
+            w.busy_s[i] += seconds
+        clock_s[FREE * d + i] = end_s
+        next_s = heap_s[mark[i]] if mark[COUNT * d + i] > U0 else np.inf
+        next_s = 0.0 if mark[END * d + i] > mark[NEXT * d + i] else next_s
+        clock_s[i] = max(next_s, end_s)
+        for u in range(np.uint64(op_first_use[op]), np.uint64(op_first_use[op + U1])):
+            reader, tensor = np.uint64(use_pairs[U2 * u]), np.uint64(use_pairs[U2 * u + U1])
+            at = np.uint64(state[reader])
+            to = (at & PLACED) >> U1
+            arrive_s = end_s
+            left = at - ONE_INPUT
+            if to != i:
+                if mark[TENSOR * d + to] != tensor:
+                    if ordered[i] or record:
+                        send_in_order(a, w, tensor, i, end_s, record)
+                    else:
+                        send(
+                            w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, i, to,
+                            end_s, record,
+                        )  # fmt: skip
+                arrive_s = clock_s[SENT * d + to]
+                if arrive_s == end_s:
+                    return np.nan
+                left |= (left >> PAYS_SHIFT) & U1
+            state[reader] = left
+            arrive_s = max(arrive_s, ready_s[reader])
+            ready_s[reader] = arrive_s
+            if left < ONE_INPUT:
+                _make_ready(
+                    queue_op, clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position, n, d,
+                    to, arrive_s, reader, by_rank,
+                )  # fmt: skip
+    return latency_s
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def _reset(a, w, device, n, d, by_rank, record):
+    """Make `w` the state before the first start."""
+    w.mark[: LANE * d] = U0
+    w.mark[TENSOR * d : LANE * d] = NONE
+    for op in range(n):
+        i = np.uint64(device[op])
+        w.state[op] = a.state[op] | np.uint32(i << U1)
+        w.mark[COUNT * d + i] += U1
+    w.start_s[:] = 0.0
+    start = U0
+    for i in range(d):
+        w.mark[i] = start
+        start += w.mark[COUNT * d + i]
+        w.mark[COUNT * d + i] = U0
+    w.clock_s[:] = 0.0
+    w.clock_s[:d] = np.inf
+    w.clock_s[LAST_READY * d : SENT * d] = -1.0
+    w.num_sent[0] = 0
+    if by_rank:
+        clear_bits(w.ready_bits)
+    if record:
+        w.busy_s[:] = 0.0
+    for k in range(len(a.source_op)):
+        op = np.uint64(a.source_op[k])
+        _make_ready(
+            w.queue_op, w.clock_s, w.mark, w.entry_s, w.entry_op, w.start_s, w.ready_bits,
+            w.position, n, d, np.uint64(device[op]), 0.0, op, by_rank,
+        )  # fmt: skip
+
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def _make_ready(
+    queue_op, clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position, n, d, i, now_s, op,
+    by_rank,
+):  # fmt: skip
+    """An op of device i is ready from an instant on."""
+    free_s = clock_s[FREE * d + i]
+    clock_s[i] = min(clock_s[i], max(now_s, free_s))
+    if now_s <= free_s:
+        _queue(queue_op, clock_s, mark, ready_s, ready_bits, position, n, d, i, now_s, op, by_rank)
+        return
+    size = mark[COUNT * d + i]
+    _rise(heap_s, heap_op, mark[i], size, now_s, op)
+    mark[COUNT * d + i] = size + U1
+
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def _queue(queue_op, clock_s, mark, ready_s, ready_bits, position, n, d, i, now_s, op, by_rank):
+    """Put an op into the queue of device i: by (instant, op), or by rank."""
+    end = mark[END * d + i]
+    mark[END * d + i] = end + U1
+    if by_rank:
+        add_bit(ready_bits, i, n, np.uint64(position[op]))
+        return
+    base = i * n
+    if now_s > clock_s[LAST_READY * d + i]:
+        clock_s[LAST_READY * d + i] = now_s
+        queue_op[base + end] = op
+        return
+    first = mark[NEXT * d + i]
+    while end > first:
+        before = np.uint64(queue_op[base + end - U1])
+        before_s = ready_s[before]
+        if (before_s < now_s) | ((before_s == now_s) & (before < op)):
+            break
+        queue_op[base + end] = before
+        end -= U1
+    queue_op[base + end] = op
+
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def _take(
+    queue_op, clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position, by_position, n, d, i,
+    now_s, by_rank,
+):  # fmt: skip
+    """The op that device i starts now."""
+    base, size = mark[i], mark[COUNT * d + i]
+    while size > U0 and heap_s[base] <= now_s:
+        op = np.uint64(heap_op[base])
+        _queue(
+            queue_op, clock_s, mark, ready_s, ready_bits, position, n, d, i, heap_s[base], op,
+            by_rank,
+        )  # fmt: skip
+        size -= U1
+        _sink(heap_s, heap_op, base, size)
+    mark[COUNT * d + i] = size
+    started = mark[NEXT * d + i]
+    mark[NEXT * d + i] = started + U1
+    if by_rank:
+        op = np.uint64(by_position[pop_bit(ready_bits, i, n)])
+        queue_op[i * n + started] = op
+        return op
+    return np.uint64(queue_op[i * n + started])
+
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def _rise(heap_s, heap_op, base, k, now_s, op):
+    """Put an op at place k of a heap, or above, where it belongs."""
+    while k > U0:
+        up = (k - U1) >> U1
+        up_s = heap_s[base + up]
+        if up_s <= now_s:
+            break
+        heap_s[base + k] = up_s
+        heap_op[base + k] = heap_op[base + up]
+        k = up
+    heap_s[base + k] = now_s
+    heap_op[base + k] = op
+
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def _sink(heap_s, heap_op, base, last):
+    """Remove the first of a heap; its last entry, at place `last`, goes to where it belongs."""
+    k, child = U0, U1
+    while child + U1 < last:
+        left_s, right_s = heap_s[base + child], heap_s[base + child + U1]
+        child += np.uint64(right_s < left_s)
+        heap_s[base + k] = min(left_s, right_s)
+        heap_op[base + k] = heap_op[base + child]
+        k = child
+        child = (k << U1) + U1
+    if child < last:
+        heap_s[base + k] = heap_s[base + child]
+        heap_op[base + k] = heap_op[base + child]
+        k = child
+    _rise(heap_s, heap_op, base, k, heap_s[base + last], heap_op[base + last])

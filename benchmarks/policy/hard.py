@@ -42,7 +42,7 @@ from gdp.methods.priorities import rate
 from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import incumbents
 from gdp.policy.guided import SHARE, guided_search
-from gdp.policy.method import place_with_policy
+from gdp.policy.method import place_with_policy, policy_candidate
 from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.policy.propose import propose
 from gdp.policy.repair import move_until_fits
@@ -247,7 +247,7 @@ def ablate(checkpoint: Path | None, count: int) -> None:
 def finetune_verb(checkpoint: Path | None, count: int, freedom: str | None, explore: bool) -> None:
     """800 evaluations each: fine-tuning, annealing from the best heuristic, `auto`, and both.
 
-    `after auto` is what `gdp finetune` does: 800 of `auto`, then 800 of its own.
+    `auto` is that of `gdp place`, `after auto` what `gdp finetune` does: 800 of it, then its own.
     """
     policy, source = loaded(checkpoint), tests.problems()
     config = FinetuneConfig(portfolio=False)
@@ -257,6 +257,7 @@ def finetune_verb(checkpoint: Path | None, count: int, freedom: str | None, expl
         config = replace(config, freedom=freedom)  # type: ignore[arg-type]
     known = spread(hard(tests.load()), count)
     budget = Search(seconds=None, evaluations=800)
+    extra = [("policy", policy_candidate(policy))]
     reached: dict[str, list[float]] = {}
     for entry in known:
         problem = source.get(entry.instance)
@@ -264,7 +265,7 @@ def finetune_verb(checkpoint: Path | None, count: int, freedom: str | None, expl
         found = {
             "fine-tuned": finetune(problem, policy, config=config).value_s,
             "annealing": answered_s(problem, local_search(problem, replace(budget, start=start))),
-            "auto": answered_s(problem, auto(problem, budget)),
+            "auto": answered_s(problem, auto(problem, budget, extra)),
             "after auto": finetune(problem, policy, config=replace(config, portfolio=True)).value_s,
         }
         for name, seconds in found.items():

@@ -7,7 +7,8 @@ PATIENCE = 6.0
 _LEAST_CAP_S = 2.0
 # What one quiet core does in a second.
 _BRANCHES_PER_S = 150_000
-_ENTRIES_PER_S = 60_000  # of a matrix that HiGHS solves as a linear program
+_ENTRIES = 60_000  # of a matrix that HiGHS solves as a linear program, in about a second
+_GROWTH = 1.6  # its seconds grow with this power of the entries: 97,000 take 3 s, 254,000 take 14 s
 LOADS_PER_S, PATHS_PER_S = 4_000, 16_000  # of a mixed-integer program before its first branch
 _NODE_ENTRIES_PER_S = 300_000  # entries of the matrix times nodes of a search tree
 _ROOT_SHARE = 2.0  # of the seconds, that the root alone may take
@@ -29,7 +30,11 @@ class Effort:
     @property
     def entries(self) -> int:
         """Entries of the largest linear program."""
-        return int(self.seconds * _ENTRIES_PER_S)
+        return int(self.seconds ** (1.0 / _GROWTH) * _ENTRIES)
+
+    def programs(self, entries: int) -> int:
+        """Linear programs of so many entries each."""
+        return int((self.entries / max(1, entries)) ** _GROWTH)
 
     def nodes(self, entries: int, root_per_s: int = LOADS_PER_S) -> int:
         """Nodes of a mixed-integer program's search tree; 0 where its root alone is too much."""

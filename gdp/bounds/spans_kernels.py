@@ -10,10 +10,12 @@ import numba
 import numpy as np
 
 from gdp.kernels.options import BARE, INNER
+from gdp.sim.kernels.bits import lowest_bit
 
 MAX_NODES = 64  # ops and transfers of a part: a set of them is one word
 NO_TIE, TIED_TO_SOURCE = -2, -1
 EVERYTHING = np.uint64(0xFFFFFFFFFFFFFFFF)
+NOTHING, FIRST = np.uint64(0), np.uint64(1)  # no node, the first
 
 
 @numba.njit(**BARE)
@@ -108,18 +110,26 @@ def _one_machine(chosen, count, head_s, busy_s, tail_s):
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def _on_machine(machine_of, head_s, chosen, machine, among, count):
-    """Leave in `chosen` the nodes of a set on one machine in order of heads; how many."""
-    found = 0
-    for x in range(count):
-        if (among >> np.uint64(x)) & np.uint64(1) and machine_of[x] == machine:
-            k = found
-            while k > 0 and head_s[chosen[k - 1]] > head_s[x]:
-                chosen[k] = chosen[k - 1]
-                k -= 1
-            chosen[k] = x
-            found += 1
-    return found
+def _take_machine(machine_of, head_s, chosen, left):
+    """Leave in `chosen` the nodes of a set that are on the machine of its first, in order of heads;
+    (how many, the rest of the set)."""
+    first = lowest_bit(left)
+    machine = machine_of[first]
+    found, rest = np.int64(0), NOTHING
+    while left != NOTHING:
+        x = lowest_bit(left)
+        bit = left & (~left + FIRST)
+        left ^= bit
+        if machine_of[x] != machine:
+            rest |= bit
+            continue
+        k = found
+        while k > 0 and head_s[chosen[k - 1]] > head_s[x]:
+            chosen[k] = chosen[k - 1]
+            k -= 1
+        chosen[k] = x
+        found += 1
+    return found, rest
 
 
 @numba.njit(**INNER)
@@ -173,9 +183,10 @@ def _place(p, w, op, d, count, home):
             _follow(w.head_s, w.busy_s, w.before, w.path_s, count, w.node[u] if u >= 0 else -1)
         else:
             _follow(w.head_s, w.busy_s, w.before, w.path_s, count, w.sent[tensor, d])
-    for machine in range(num_machines):
-        found = _on_machine(w.machine, w.head_s, w.chosen, machine, w.before[count], count)
-        if found > 1:
+    left = w.before[count]
+    while left != NOTHING:
+        found, left = _take_machine(w.machine, w.head_s, w.chosen, left)
+        if found > 1 and w.machine[w.chosen[0]] < num_machines:
             end_s = _one_machine(w.chosen, found, w.head_s, w.busy_s, w.path_s[count])
             w.head_s[count] = max(w.head_s[count], end_s)
     w.machine[count] = d
@@ -184,12 +195,14 @@ def _place(p, w, op, d, count, home):
     w.node[op] = count
     count += 1
     bound_s = w.head_s[count - 1] + w.busy_s[count - 1] + w.tail_s[count - 1]
-    for machine in range(num_machines):
-        if machine == d or machine >= num_devices:
-            found = _on_machine(w.machine, w.head_s, w.chosen, machine, EVERYTHING, count)
-            if found > 1:
-                end_s = _one_machine(w.chosen, found, w.head_s, w.busy_s, w.tail_s)
-                bound_s = max(bound_s, end_s)
+    left = EVERYTHING >> np.uint64(64 - count)
+    while left != NOTHING:
+        found, left = _take_machine(w.machine, w.head_s, w.chosen, left)
+        machine = w.machine[w.chosen[0]]
+        # Other devices have nothing new on them.
+        if found > 1 and (machine == d or num_devices <= machine < num_machines):
+            end_s = _one_machine(w.chosen, found, w.head_s, w.busy_s, w.tail_s)
+            bound_s = max(bound_s, end_s)
     return count, bound_s
 
 

@@ -50,7 +50,8 @@ def components(
         src, dst = root[src], root[dst]
         apart = src != dst
         src, dst = src[apart], dst[apart]
-    return _by_appearance(root)
+    # A root is the least node of its component, so components appear in the order of their roots.
+    return (np.cumsum(root == np.arange(num_nodes)) - 1)[root]
 
 
 def joined(part: Int[np.ndarray, "N"], ids: Int[np.ndarray, "N"]) -> Int[np.ndarray, "G"]:

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gdp.bounds.bound import Bound
-from gdp.bounds.effort import PATHS_PER_S, Effort
+from gdp.bounds.effort import Effort
 from gdp.bounds.linear_program import dual_weights
 from gdp.bounds.memory import memory_bound
 from gdp.bounds.path_program import (
@@ -59,7 +59,7 @@ def _programs(
     model = build_paths(problem, known_s, net)
     bounds = [] if effort.is_over() else _linear(model, effort)
     known_s = max([known_s, *(bound.value_s for bound in bounds)])
-    nodes = effort.nodes(model.a.nnz, PATHS_PER_S)
+    nodes = effort.nodes(model.a.nnz, paths=True)
     if nodes == 0 or known_s >= found_s * (1.0 - _MIP_GAP) or effort.is_over():
         return bounds
     low = known_s / model.unit_s * (1.0 - 1e-6)

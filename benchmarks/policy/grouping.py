@@ -16,7 +16,7 @@ validation families apart: the share that is told rightly, equal weight for each
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -85,24 +85,42 @@ def examples(labels: str, known: Problems, seed: int) -> list[tuple[np.ndarray, 
     return found
 
 
-def fitted(
-    train: list[tuple[np.ndarray, np.ndarray]], seed: int
-) -> Callable[[np.ndarray], np.ndarray]:
-    """The score of uses: the logit that their ends are left together."""
+@dataclass(frozen=True, eq=False)
+class Score:
+    """A layer of 32 over what is read of each use: the logit that its ends are left together."""
+
+    mean: Float[np.ndarray, "F"]
+    scale: Float[np.ndarray, "F"]
+    params: dict[str, Any]
+
+    def hidden(self, x: Float[np.ndarray, "V F"], params: Any = None) -> Any:
+        """The layer of 32."""
+        params = self.params if params is None else params
+        return jax.nn.relu((x - self.mean) / self.scale @ params["inner"] + params["bias"])
+
+    def logit(self, x: Float[np.ndarray, "V F"], params: Any = None) -> Any:
+        """The logit of every use; of other parameters where given."""
+        params = self.params if params is None else params
+        return self.hidden(x, params) @ params["outer"]
+
+    def __call__(self, problem: Problem) -> Float[np.ndarray, "V"]:
+        """The logit of every use of a problem."""
+        return np.asarray(self.logit(inputs(problem)))
+
+
+def fitted(train: list[tuple[np.ndarray, np.ndarray]], seed: int) -> Score:
+    """The score that tells best which uses the labels leave together."""
     x, y = (np.concatenate(column) for column in zip(*train, strict=True))
-    mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
     rng = np.random.default_rng(seed)
     params: Any = {
         "inner": rng.standard_normal((x.shape[1], WIDTH)).astype(np.float32) / x.shape[1] ** 0.5,
         "bias": np.zeros(WIDTH, np.float32),
         "outer": rng.standard_normal(WIDTH).astype(np.float32) / WIDTH**0.5,
     }
-
-    def logit(params: Any, x: Any) -> Any:
-        return jax.nn.relu((x - mean) / scale @ params["inner"] + params["bias"]) @ params["outer"]
+    score = Score(x.mean(axis=0), x.std(axis=0) + 1e-6, params)
 
     def loss(params: Any, x: Any, y: Any) -> Any:
-        return optax.sigmoid_binary_cross_entropy(logit(params, x), y).mean()
+        return optax.sigmoid_binary_cross_entropy(score.logit(x, params), y).mean()
 
     rule = optax.adamw(RATE, weight_decay=1e-3)
 
@@ -115,7 +133,7 @@ def fitted(
     for _ in range(STEPS):
         some = rng.integers(len(x), size=BATCH)
         params, state = step(params, state, jnp.asarray(x[some]), jnp.asarray(y[some]))
-    return lambda x: np.asarray(logit(params, x))
+    return replace(score, params=jax.tree.map(np.asarray, params))
 
 
 def accuracy(said: np.ndarray, together: np.ndarray) -> float:
@@ -154,18 +172,17 @@ def main(clusters: int, evaluations: int, seed: int) -> None:
     """Print both tables."""
     corpus = shipped("data/corpus")
     known = load_problems(corpus, random_graphs=0, seed=seed, min_ops=1, max_ops=12_000)
-    logit = fitted(examples("data/labels/train.jsonl", known, seed), seed)
+    score = fitted(examples("data/labels/train.jsonl", known, seed), seed)
     held = examples("data/labels/held.jsonl", known, seed)
-    clipped = [np.clip(x[:, -4], 0.01, 0.99) for x, _ in held]
-    by_votes = [entropy(np.log(p / (1 - p)), y) for p, (_, y) in zip(clipped, held, strict=True)]
-    by_score = [entropy(logit(x), y) for x, y in held]
+    by_votes = [accuracy(x[:, VOTES] > 0.5, y) for x, y in held]
+    by_score = [accuracy(np.asarray(score.logit(x)) > 0, y) for x, y in held]
     click.echo(
         f"{len(held)} labels: votes {np.mean(by_votes):.3f}, learned {np.mean(by_score):.3f}"
     )
     ways: dict[str, Near] = {
         "heaviest edges": lambda problem: None,
         "advisers' votes": votes,
-        "learned": lambda problem: logit(inputs(problem)),
+        "learned": score,
     }
     table: dict[tuple[str, int], list[tuple[float, ...]]] = {}
     large = graphs()

@@ -98,6 +98,7 @@ class Workspace(NamedTuple):
     mark: UInt[np.ndarray, "Y"]  # the same for integers
     entry_s: Float[np.ndarray, "Z"]  # when an op gets an input, or all of them; Z >= N
     entry_op: UInt[np.ndarray, "Z"]
+    ready_s: Float[np.ndarray, "N"]  # when an op has the inputs that are known, of kernels.direct
     next_chunk: Int[np.ndarray, "2K"]  # of a chunk; then the one before it on its lane
     position: Int[np.ndarray, "N"]  # of an op in the order of (rank, op)
     by_position: Int[np.ndarray, "N"]  # its inverse
@@ -213,6 +214,7 @@ def workspace(problem: Problem) -> Workspace:
         mark=np.zeros(6 * d + 2 * d * d, np.uint64),
         entry_s=np.zeros(max(n, chunks * CHUNK)),
         entry_op=np.zeros(max(n, chunks * CHUNK), np.uint32),
+        ready_s=np.zeros(n),
         next_chunk=np.zeros(2 * chunks, np.int64),
         position=np.arange(n),
         by_position=np.arange(n),

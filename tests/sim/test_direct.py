@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numba
 import numpy as np
 import pytest
 from reference_simulator import run
@@ -10,13 +11,15 @@ from tiny import (
     plain_graph,
     random_devices,
     random_problem,
+    unit_cluster,
     with_memory,
     without_queues,
 )
 
 from gdp.cluster.types import make_cluster
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim.engine import arrays
+from gdp.sim.engine import arrays, workspace
+from gdp.sim.kernels.direct import run_latency
 from gdp.sim.latency import latencies
 
 
@@ -150,3 +153,39 @@ def test_what_is_ready_first_runs_first_though_it_was_known_later() -> None:
     # o3 from 10 to 11 on d1, one byte in 2 s, o5 from 13 to 18; o2 from 11 to 12.
     assert latencies(problem, devices)[0].tolist() == [18.0]
     assert_as_the_reference(problem, devices, None)
+
+
+@pytest.mark.parametrize("count", [3, 32, 33, 80])
+def test_what_overtakes_a_long_queue_is_the_reference_too(count: int) -> None:
+    """While d0 is busy, d1 makes what arrives long after, and d2, later, what arrives before."""
+    num_ops = 1 + 4 * count
+    made = range(1, 1 + 2 * count)
+    graph = plain_graph(num_ops, [(i, i + 2 * count) for i in made])
+    name = np.array([int(name[1:]) for name in graph.op_names])
+    device = np.select([(name > 0) & (name <= count), (name > count) & (name <= 2 * count)], [1, 2])
+    compute_s = np.select([name == 0, device == 2], [1e5, 1.0 + 0.25 * (name % 3)])
+    links_s = np.array([[0.0, 1.0, 1.0], [3e3, 0.0, 1.0], [1.0, 1.0, 0.0]])
+    problem = make_problem(graph, unit_cluster(3), np.repeat(compute_s[:, None], 3, axis=1))
+    problem = with_links(problem, links_s, np.arange(9).reshape(3, 3))
+    assert arrays(problem).direct
+    assert_as_the_reference(problem, device[None], None)
+
+
+@numba.njit
+def by_ops(a, w, device, record):  # type: ignore[no-untyped-def]
+    """The latency of one run, first ready, first served."""
+    return run_latency(a, w, device, False, record)
+
+
+def test_only_recorded_runs_leave_times() -> None:
+    graph = plain_graph(3, [(0, 1), (1, 2)])
+    compute_s = np.array([[1.0, 1.0], [np.inf, 1.0], [1.0, 1.0]])
+    problem = make_problem(graph, unit_cluster(2), compute_s)
+    a, w = arrays(problem), workspace(problem)
+    assert by_ops(a, w, np.array([1, 1, 1], np.int32), True) == 3.0
+    assert w.start_s.tolist() == [0.0, 1.0, 2.0]
+    by_ops(a, w, np.array([0, 1, 1], np.int32), False)
+    assert w.start_s.tolist() == [0.0, 1.0, 2.0]
+    assert by_ops(a, w, np.array([0, 0, 0], np.int32), True) == np.inf
+    assert w.start_s.tolist() == [0.0, 1.0, np.inf]
+    assert w.finish_s.tolist() == [1.0, np.inf, np.inf]

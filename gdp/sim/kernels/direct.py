@@ -10,9 +10,9 @@ where a transfer is too short for the clock, the run is given up, and `run_laten
 Arrivals are not in one order over all devices, so `simulate`, which lists transfers, does too.
 
 The state is the workspace's, in the sections of `gdp.sim.kernels.engine` but for what is said here.
-An op that becomes ready while its device is busy joins the queue of the device; one that becomes
-ready after that waits in a heap by time. O(N (D + log N) + E), plus, without ranks, an insertion
-past what became ready later and was known sooner.
+A device's ops that are ready, or will be at an instant that is known, wait in a heap by (instant,
+op). Those that are ready when the device is free are, by rank, in a set of positions; without ranks
+in a queue, if that is nearly in order, as it mostly is. O(N (D + log N) + E).
 """
 
 import typing
@@ -25,7 +25,6 @@ from gdp.sim.kernels.bits import add_bit, clear_bits, pop_bit
 from gdp.sim.kernels.engine import (
     END,
     LANE,
-    LAST_READY,
     NEXT,
     NONE,
     ONE_INPUT,
@@ -42,9 +41,12 @@ from gdp.sim.kernels.engine import (
 )
 
 # Sections of Workspace.clock_s: the next start of each device; when it is free. Of Workspace.mark:
-# where its heap is; then ops started, ops started or queued, ops in the heap.
+# where its heap is, whose section ends with the queue, back to front; then ops started, ops that
+# came to the queue or set, ops in the heap, ops that the queue or set gave, in place of lanes.
 FREE = np.uint64(1)
 COUNT = np.uint64(3)
+TAKEN = LANE
+NEAR = np.uint64(32)  # places from the newest of the queue that an op is sorted in by
 
 
 @numba.njit(**INNER)
@@ -55,7 +57,7 @@ def run_latency(a, w, device, by_rank, record):
         latency_s = _run(
             a, w, device, a.op_s_flat, a.segment_pairs_s, a.op_first_use, a.use_pairs,
             a.tensor_bytes, a.link_pairs, a.channel_flat, a.ordered, w.state, w.queue_op,
-            w.clock_s, w.mark, w.entry_s, w.entry_op, w.start_s, w.ready_bits, w.position,
+            w.clock_s, w.mark, w.entry_s, w.entry_op, w.ready_s, w.ready_bits, w.position,
             w.by_position, by_rank, record,
         )  # fmt: skip
         if latency_s == latency_s:
@@ -83,8 +85,8 @@ def _run(
         if now_s == np.inf:
             return np.inf  # of an op that its device cannot run
         op = _take(
-            queue_op, clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position, by_position,
-            n, d, i, now_s, by_rank,
+            queue_op, mark, heap_s, heap_op, ready_s, ready_bits, position, by_position, n, d, i,
+            now_s, by_rank,
         )  # fmt: skip
         seconds = op_s[op * d + i] + segment_s[np.uint64(state[op]) & PLACED]
         end_s = now_s + seconds
@@ -95,7 +97,7 @@ def _run(
             w.busy_s[i] += seconds
         clock_s[FREE * d + i] = end_s
         next_s = heap_s[mark[i]] if mark[COUNT * d + i] > U0 else np.inf
-        next_s = 0.0 if mark[END * d + i] > mark[NEXT * d + i] else next_s
+        next_s = 0.0 if mark[END * d + i] > mark[TAKEN * d + i] else next_s
         clock_s[i] = max(next_s, end_s)
         for u in range(np.uint64(op_first_use[op]), np.uint64(op_first_use[op + U1])):
             reader, tensor = np.uint64(use_pairs[U2 * u]), np.uint64(use_pairs[U2 * u + U1])
@@ -121,8 +123,8 @@ def _run(
             ready_s[reader] = arrive_s
             if left < ONE_INPUT:
                 _make_ready(
-                    queue_op, clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position, n, d,
-                    to, arrive_s, reader, by_rank,
+                    clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position, n, d, to,
+                    arrive_s, reader, by_rank,
                 )  # fmt: skip
     return latency_s
 
@@ -131,13 +133,13 @@ def _run(
 @typing.no_type_check
 def _reset(a, w, device, n, d, by_rank, record):
     """Make `w` the state before the first start."""
-    w.mark[: LANE * d] = U0
-    w.mark[TENSOR * d : LANE * d] = NONE
+    w.mark[: (TAKEN + U1) * d] = U0
+    w.mark[TENSOR * d : TAKEN * d] = NONE
     for op in range(n):
         i = np.uint64(device[op])
         w.state[op] = a.state[op] | np.uint32(i << U1)
         w.mark[COUNT * d + i] += U1
-    w.start_s[:] = 0.0
+    w.ready_s[:] = 0.0
     start = U0
     for i in range(d):
         w.mark[i] = start
@@ -145,32 +147,47 @@ def _reset(a, w, device, n, d, by_rank, record):
         w.mark[COUNT * d + i] = U0
     w.clock_s[:] = 0.0
     w.clock_s[:d] = np.inf
-    w.clock_s[LAST_READY * d : SENT * d] = -1.0
     w.num_sent[0] = 0
     if by_rank:
         clear_bits(w.ready_bits)
     if record:
         w.busy_s[:] = 0.0
+        w.start_s[:] = np.inf
+        w.finish_s[:] = np.inf
     for k in range(len(a.source_op)):
         op = np.uint64(a.source_op[k])
         _make_ready(
-            w.queue_op, w.clock_s, w.mark, w.entry_s, w.entry_op, w.start_s, w.ready_bits,
-            w.position, n, d, np.uint64(device[op]), 0.0, op, by_rank,
+            w.clock_s, w.mark, w.entry_s, w.entry_op, w.ready_s, w.ready_bits, w.position, n, d,
+            np.uint64(device[op]), 0.0, op, by_rank,
         )  # fmt: skip
 
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _make_ready(
-    queue_op, clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position, n, d, i, now_s, op,
-    by_rank,
-):  # fmt: skip
+    clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position, n, d, i, now_s, op, by_rank
+):
     """An op of device i is ready from an instant on."""
     free_s = clock_s[FREE * d + i]
     clock_s[i] = min(clock_s[i], max(now_s, free_s))
     if now_s <= free_s:
-        _queue(queue_op, clock_s, mark, ready_s, ready_bits, position, n, d, i, now_s, op, by_rank)
-        return
+        count = mark[END * d + i]
+        if by_rank:
+            mark[END * d + i] = count + U1
+            add_bit(ready_bits, i, n, np.uint64(position[op]))
+            return
+        # Back to front: the newest is at `end - count`, the oldest that waits at `end - taken - 1`.
+        new = _end(mark, n, d, i) - count - U1
+        place = new
+        last = min(new + count - mark[TAKEN * d + i], new + NEAR)
+        while place < last and _is_later(heap_op[place + U1], now_s, op, ready_s):
+            place += U1
+        if place - new < NEAR:
+            mark[END * d + i] = count + U1
+            for k in range(new, place):
+                heap_op[k] = heap_op[k + U1]
+            heap_op[place] = op
+            return
     size = mark[COUNT * d + i]
     _rise(heap_s, heap_op, mark[i], size, now_s, op)
     mark[COUNT * d + i] = size + U1
@@ -178,53 +195,53 @@ def _make_ready(
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def _queue(queue_op, clock_s, mark, ready_s, ready_bits, position, n, d, i, now_s, op, by_rank):
-    """Put an op into the queue of device i: by (instant, op), or by rank."""
-    end = mark[END * d + i]
-    mark[END * d + i] = end + U1
-    if by_rank:
-        add_bit(ready_bits, i, n, np.uint64(position[op]))
-        return
-    base = i * n
-    if now_s > clock_s[LAST_READY * d + i]:
-        clock_s[LAST_READY * d + i] = now_s
-        queue_op[base + end] = op
-        return
-    first = mark[NEXT * d + i]
-    while end > first:
-        before = np.uint64(queue_op[base + end - U1])
-        before_s = ready_s[before]
-        if (before_s < now_s) | ((before_s == now_s) & (before < op)):
-            break
-        queue_op[base + end] = before
-        end -= U1
-    queue_op[base + end] = op
+def _end(mark, n, d, i):
+    """Where the section of device i ends, in the arrays of the heaps."""
+    return mark[i + U1] if i + U1 < d else n
+
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def _is_later(other, now_s, op, ready_s):
+    """Whether another op goes after one that is ready from `now_s` on."""
+    other_s = ready_s[other]
+    return (other_s > now_s) | ((other_s == now_s) & (other > op))
 
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _take(
-    queue_op, clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position, by_position, n, d, i,
-    now_s, by_rank,
+    queue_op, mark, heap_s, heap_op, ready_s, ready_bits, position, by_position, n, d, i, now_s,
+    by_rank,
 ):  # fmt: skip
     """The op that device i starts now."""
     base, size = mark[i], mark[COUNT * d + i]
-    while size > U0 and heap_s[base] <= now_s:
-        op = np.uint64(heap_op[base])
-        _queue(
-            queue_op, clock_s, mark, ready_s, ready_bits, position, n, d, i, heap_s[base], op,
-            by_rank,
-        )  # fmt: skip
-        size -= U1
-        _sink(heap_s, heap_op, base, size)
-    mark[COUNT * d + i] = size
     started = mark[NEXT * d + i]
     mark[NEXT * d + i] = started + U1
+    taken = mark[TAKEN * d + i]
     if by_rank:
+        while size > U0 and heap_s[base] <= now_s:
+            mark[END * d + i] += U1
+            add_bit(ready_bits, i, n, np.uint64(position[heap_op[base]]))
+            size -= U1
+            _sink(heap_s, heap_op, base, size)
+        mark[COUNT * d + i] = size
+        mark[TAKEN * d + i] = taken + U1
         op = np.uint64(by_position[pop_bit(ready_bits, i, n)])
-        queue_op[i * n + started] = op
-        return op
-    return np.uint64(queue_op[i * n + started])
+    else:
+        queued = mark[END * d + i] > taken
+        op = np.uint64(heap_op[_end(mark, n, d, i) - taken - U1 if queued else base])
+        if queued and size > U0 and heap_s[base] <= ready_s[op]:
+            queued = (heap_s[base] == ready_s[op]) & (op < heap_op[base])
+            op = op if queued else np.uint64(heap_op[base])
+        if queued:
+            mark[TAKEN * d + i] = taken + U1
+        else:
+            size -= U1
+            _sink(heap_s, heap_op, base, size)
+            mark[COUNT * d + i] = size
+    queue_op[i * n + started] = op
+    return op
 
 
 @numba.njit(**INNER_INLINE)
@@ -234,7 +251,7 @@ def _rise(heap_s, heap_op, base, k, now_s, op):
     while k > U0:
         up = (k - U1) >> U1
         up_s = heap_s[base + up]
-        if up_s <= now_s:
+        if (up_s < now_s) | ((up_s == now_s) & (heap_op[base + up] < op)):
             break
         heap_s[base + k] = up_s
         heap_op[base + k] = heap_op[base + up]
@@ -250,7 +267,8 @@ def _sink(heap_s, heap_op, base, last):
     k, child = U0, U1
     while child + U1 < last:
         left_s, right_s = heap_s[base + child], heap_s[base + child + U1]
-        child += np.uint64(right_s < left_s)
+        later = heap_op[base + child] > heap_op[base + child + U1]
+        child += np.uint64((right_s < left_s) | ((right_s == left_s) & later))
         heap_s[base + k] = min(left_s, right_s)
         heap_op[base + k] = heap_op[base + child]
         k = child

@@ -48,7 +48,7 @@ def next_of(plan, claims, level_s, later, now, done, d):
     elif later.size[d] > 0:
         op, start_s = later.op[d, 0], max(later.key[d, 0], until_s)
     favourite = claims.op[d]
-    if favourite >= 0 and not done[favourite]:
+    if favourite >= 0:
         own_s = max(claims.ready_s[d], plan.free_s[d])
         if own_s < np.inf and own_s <= start_s:
             return favourite, own_s, True
@@ -89,6 +89,7 @@ def place_next(a, plan, claims, level_s, later, now, done, copies, queues, chann
     place_op(a, plan, i, d, np.bool_(False), queues)
     done[i] = True
     claim(a, plan, claims, i, d)
+    release(a, claims, i, d)
     return i
 
 
@@ -102,6 +103,16 @@ def claim(a, plan, claims, i, d):
         g = a.group[child]
         if a.group_allowed[g, d] and plan.group_device[g] in (d, a.compute_s.shape[1]):
             claims.op[d], claims.until_s[d] = child, plan.finish_s[i] + claims.saved_s[i]
+
+
+@numba.njit(**INNER)
+@no_type_check
+def release(a, claims, i, d):
+    """Op i binds its group to device d: no other device waits for any of that group any longer."""
+    for other in range(claims.op.shape[0]):
+        child = claims.op[other]
+        if other != d and child >= 0 and a.group[child] == a.group[i]:
+            claims.op[other], claims.until_s[other] = -1, 0.0
 
 
 @numba.njit(**INNER)
@@ -141,8 +152,9 @@ def sct_plan(a, level_s, child, saved_s, queues):
     """The plan of SCT for favourite children [N] and the seconds [N] that keeping them saves.
 
     As ETF, but a device that ran an op starts nothing else than its favourite child until that
-    child's transfer would have been over, and of two that could start at once the child. What is
-    started after a wait in vain is planned as if there had been none.
+    child's transfer would have been over or its group is bound to another device, and of two that
+    could start at once the child. What is started after a wait in vain is planned as if there had
+    been none.
     O(E D + N D (D + log N)).
     """
     num_ops, num_devices = a.compute_s.shape

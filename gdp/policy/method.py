@@ -34,15 +34,15 @@ SAMPLES = 16
 """Placements sampled beside the greedy one, unless the evaluation budget is smaller."""
 ONCE_MORE = 1 + len(RULES)
 """Evaluations of what was decoded, under its own priorities and under all rules."""
-MENDING = 1000
-"""Evaluations of the search that mends a placement where memory is short, or polishes it."""
-POLISHED_OPS = 20_000_000
-"""Simulated by that search at most where memory is ample: at most a second on a graph of any size,
-as large graphs are simulated a stretch at a time."""
-MENDED_OPS = 2_000_000
-"""Simulated by that search at least where memory is short: some tenths of a second."""
-MENDING_PERIODS = 30 * MENDING
-"""The same of pipelines, which are judged by what a move changes."""
+POLISHED = (1000, 10_000)
+"""Evaluations of the search that polishes what was decoded, or mends it: at least and at most."""
+POLISHED_OPS = 3_000_000
+"""Simulated by that search between the two: a tenth of a second or two."""
+LONGEST_OPS = 50_000_000
+"""Simulated by that search at most, however large the graph: at most a second or two, as large
+graphs are simulated a stretch at a time."""
+POLISHED_PERIODS = 30_000
+"""Evaluations for pipelines, which are judged by what a move changes."""
 ADVISING = 0.6
 """Share of the seconds that all heuristics together may take, as in `auto`."""
 LARGEST = 60_000
@@ -218,22 +218,18 @@ def _polished(
 
     if problem.tensor_s is not None:
         return start, 0
-    pipelined, binds = objective_of(problem).pipelined, memory_binds(problem)
+    pipelined, n = objective_of(problem).pipelined, problem.num_ops
+    least, most = POLISHED
+    steps = min(most, max(POLISHED_OPS // n, min(least, LONGEST_OPS // n)))
     if pipelined:
-        steps = MENDING_PERIODS
-    elif binds:
-        steps = max(MENDING, MENDED_OPS // problem.num_ops)
-    else:
-        steps = min(MENDING, POLISHED_OPS // problem.num_ops)
+        steps = POLISHED_PERIODS
     if start.overflow_bytes == 0:
         steps = steps if left is None else min(steps, left)
     if steps <= 0:
         return start, 0
-    search, first = (
-        Search(seed=seed, seconds=None, evaluations=steps),
-        replace(start, evaluations=0),
-    )
-    if pipelined and binds and left is None:
+    search = Search(seed=seed, seconds=None, evaluations=steps)
+    first = replace(start, evaluations=0)
+    if pipelined and memory_binds(problem) and left is None:
         best = improve_again(problem, first, search, clock)
     else:
         best = improve(problem, [first], search, clock)

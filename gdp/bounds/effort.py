@@ -9,9 +9,12 @@ _LEAST_CAP_S = 2.0
 _BRANCHES_PER_S = 150_000
 _ENTRIES = 60_000  # of a matrix that HiGHS solves as a linear program, in about a second
 _GROWTH = 1.6  # its seconds grow with this power of the entries: 97,000 take 3 s, 254,000 take 14 s
-_LOADS_PER_S, _PATHS = 4_000, 16_000  # of a mixed-integer program before its first branch
+# Of a mixed-integer program: entries in a second before its first branch, and the share of the
+# seconds that this may take. On a busy machine of loads 19,000 to 60,000 take 3 to 7 s, of paths
+# 21,000 3 s, 28,000 1 or 8 s, 46,000 7 s, 60,000 over 40 s, 254,000 28 s. These vary more, so their
+# share is the smaller one.
+_LOADS, _PATHS = (4_000, 2.0), (6_000, 1.0)
 _NODE_ENTRIES_PER_S = 300_000  # entries of the matrix times nodes of a search tree
-_ROOT_SHARE = 2.0  # of the seconds, that the root alone may take
 
 
 class Effort:
@@ -37,12 +40,10 @@ class Effort:
         return int((self.entries / max(1, entries)) ** _GROWTH)
 
     def nodes(self, entries: int, *, paths: bool = False) -> int:
-        """Nodes of a mixed-integer program's search tree; 0 where its root alone is too much.
-
-        Roots of programs of paths grow as linear programs do: 254,000 entries take 45 s.
-        """
-        root_s = (entries / _PATHS) ** _GROWTH if paths else entries / _LOADS_PER_S
-        if root_s > _ROOT_SHARE * self.seconds:
+        """Nodes of a mixed-integer program's search tree; 0 where its root alone is too much."""
+        per_s, share = _PATHS if paths else _LOADS
+        root_s = entries / per_s
+        if root_s > share * self.seconds:
             return 0
         return max(1, int((self.seconds - root_s) * _NODE_ENTRIES_PER_S / max(1, entries)))
 

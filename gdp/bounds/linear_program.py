@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.clock import Clock
 from gdp.quiet import silent_stdout
 
 LOG = logging.getLogger(__name__)
 INTEGRAL, CONTINUOUS = 1, 0
+_INFEASIBLE = 2  # SciPy's status
 _MAX_ITERATIONS = 100_000  # of the simplex method
 _INTERIOR = 20_000
 """Entries of a matrix from which the interior-point method, with a crossover, is the faster one: of
@@ -115,7 +117,7 @@ def solve(
             constraints=[LinearConstraint(*entry) for entry in rows],
             options=options,
         )
-    if result.status == 2:
+    if result.status == _INFEASIBLE:
         return Solution(None, np.inf, is_infeasible=True, is_optimal=True)
     bound = getattr(result, "mip_dual_bound", None)
     if bound is None or not np.isfinite(bound):
@@ -148,15 +150,22 @@ def solve_whole(
 def dual_weights(
     program: dict[str, Any], seconds: float
 ) -> tuple[Float[np.ndarray, "R"], Float[np.ndarray, "X"] | None] | None:
-    """(weights >= 0 of the rows `A_ub`, the solution) of a linear program; None if it has none."""
+    """(weights >= 0 of the rows `A_ub`, the solution) of a linear program; None if it has none.
+
+    What the interior-point method fails at, the simplex method gets the rest of the seconds for.
+    """
     from scipy.optimize import linprog
 
-    options = {"time_limit": seconds, "maxiter": _MAX_ITERATIONS}
-    method = "highs-ipm" if program["A_ub"].nnz >= _INTERIOR else "highs"
-    solved = linprog(**program, method=method, options=options)
-    marginals = getattr(getattr(solved, "ineqlin", None), "marginals", None)
-    if marginals is None or not np.isfinite(marginals).all():
-        LOG.debug("no linear bound: %s", solved.message)
-        return None
-    x = None if solved.x is None else np.asarray(solved.x)
-    return np.maximum(-np.asarray(marginals), 0.0), x
+    clock = Clock(seconds)
+    methods = ("highs-ipm", "highs") if program["A_ub"].nnz >= _INTERIOR else ("highs",)
+    for method in methods:
+        options = {"time_limit": max(0.0, clock.remaining_s()), "maxiter": _MAX_ITERATIONS}
+        solved = linprog(**program, method=method, options=options)
+        marginals = getattr(getattr(solved, "ineqlin", None), "marginals", None)
+        if marginals is not None and np.isfinite(marginals).all():
+            x = None if solved.x is None else np.asarray(solved.x)
+            return np.maximum(-np.asarray(marginals), 0.0), x
+        LOG.debug("no linear bound by %s: %s", method, solved.message)
+        if solved.status == _INFEASIBLE or clock.is_over():
+            break
+    return None

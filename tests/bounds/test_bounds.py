@@ -221,6 +221,7 @@ def test_more_effort_branches_more() -> None:
     assert [Effort(s).branches > 0 for s in (0.0, 0.1)] == [False, True]
     assert Effort(1.0).nodes(10) > Effort(1.0).nodes(2_000) > Effort(1.0).nodes(10_000) == 0
     assert Effort(1.0).nodes(50_000, paths=True) == 0 < Effort(10.0).nodes(50_000, paths=True)
+    assert Effort(5.0).nodes(254_000, paths=True) == 0 < Effort(45.0).nodes(254_000, paths=True)
     largest = [Effort(s).entries for s in (0.1, 1.0, 10.0)]
     assert largest == sorted(set(largest))
     assert [Effort(1.0).programs(k * largest[1] // 4) for k in (1, 2, 4, 5)] == [9, 3, 1, 0]

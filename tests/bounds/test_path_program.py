@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.optimize
 from tiny import (
     all_devices,
     brute_force_s,
@@ -125,6 +126,33 @@ def test_both_ways_to_solve_a_linear_program_prove_as_much(
             assert solved is not None
             proven_s.append(dual_value_s(model, solved[0]))
         assert proven_s[0] == pytest.approx(proven_s[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("spent", [False, True])
+def test_what_the_interior_point_method_fails_at_is_left_to_the_simplex_method(
+    monkeypatch: pytest.MonkeyPatch, spent: bool
+) -> None:
+    """Unless no time is left for it."""
+    problem = tight_latency(0, 2, 1.2)
+    program = linear_arguments(build_paths(problem, 1.0, net_of(problem, Effort(1.0))))
+    expected = linear_program.dual_weights(program, 10.0)
+    assert expected is not None
+    solver, methods = scipy.optimize.linprog, []
+
+    def failing(*args, method: str, options: dict[str, float], **kwargs):
+        methods.append(method)
+        assert options["time_limit"] <= 10.0
+        if method == "highs-ipm":
+            return scipy.optimize.OptimizeResult(status=4, message="numerical difficulties")
+        return solver(*args, method=method, options=options, **kwargs)
+
+    monkeypatch.setattr(scipy.optimize, "linprog", failing)
+    monkeypatch.setattr(linear_program, "_INTERIOR", 0)
+    found = linear_program.dual_weights(program, 0.0 if spent else 10.0)
+    assert methods == (["highs-ipm"] if spent else ["highs-ipm", "highs"])
+    assert (found is None) == spent
+    if found is not None:
+        assert found[0] == pytest.approx(expected[0])
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -12,13 +12,14 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.methods.priorities import RULES, rules_of, under_rules
+from gdp.methods.priorities import RULES, rate, rules_of, under_rules
 from gdp.methods.scoring import Scored, best_of, missing_text
 from gdp.policy.advice import advise, asked, heuristic_answers, incumbents
 from gdp.policy.evaluate import assignment
 from gdp.policy.placed import recalled
 from gdp.policy.policy import Policy, default_checkpoint, load_policy
-from gdp.policy.propose import propose
+from gdp.policy.propose import Proposals, propose
+from gdp.policy.relink import Relinked, relink
 from gdp.policy.repair import move_until_fits
 from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem
@@ -101,8 +102,9 @@ def _decoded(
     most = None if search.evaluations is None else search.evaluations - spent - ONCE_MORE
     found = propose(policy, small, max(1, count), search.seed, clock, most)
     row, spent = found.best, spent + found.evaluations
-    device = found.device[row]
-    if found.overflow[row] > 0:
+    device, overflow, more = _relinked(policy, small, found, most, clock)
+    spent += more
+    if overflow > 0:
         device, more = move_until_fits(small, device, seed=search.seed, clock=clock)
         spent += more
     decoded = under_rules(problem, best_of(problem, [Assignment(widen(device))]))
@@ -124,6 +126,26 @@ def _decoded(
     if best.key < decoded.key:
         reason += f"; an adviser's or a search's is better, {format_seconds(best.value_s)}"
     return Answer(best.assignment, reason=reason, evaluations=spent)
+
+
+def _relinked(
+    policy: Policy, problem: Problem, found: Proposals, most: int | None, clock: Clock
+) -> Relinked:
+    """The best of what was decoded and of what it started from, with parts of the others.
+
+    Of `most` evaluations for decoding and this, half of what decoding left.
+    """
+    devices, seconds, overflow = found.device, found.seconds, found.overflow
+    left = None if most is None else (most - found.evaluations) // 2
+    given, spent = incumbents(problem) if policy.config.advice else devices[:0], 0
+    if len(given) and (left is None or left >= len(given) * len(rules_of(problem))):
+        rated = rate(problem, given)
+        devices = np.concatenate([devices, given])
+        seconds = np.concatenate([seconds, rated.seconds])
+        overflow = np.concatenate([overflow, rated.overflow])
+        spent, left = rated.evaluations, None if left is None else left - rated.evaluations
+    made = relink(problem, devices, seconds, overflow, most=left, clock=clock)
+    return made._replace(evaluations=made.evaluations + spent)
 
 
 def search_with_policy(

@@ -157,13 +157,16 @@ def test_what_is_ready_first_runs_first_though_it_was_known_later() -> None:
 
 @pytest.mark.parametrize("count", [3, 32, 33, 80])
 def test_what_overtakes_a_long_queue_is_the_reference_too(count: int) -> None:
-    """While d0 is busy, d1 makes what arrives long after, and d2, later, what arrives before."""
-    num_ops = 1 + 4 * count
-    made = range(1, 1 + 2 * count)
-    graph = plain_graph(num_ops, [(i, i + 2 * count) for i in made])
+    """While d0 is busy, d1 makes what arrives long after, and d2, later, what arrives before.
+
+    A long op waits for what d0 makes of one of the latter, so that the latency tells their order.
+    """
+    made, last = range(1, 1 + 2 * count), 1 + 4 * count
+    graph = plain_graph(last + 1, [*((i, i + 2 * count) for i in made), (1 + 3 * count, last)])
     name = np.array([int(name[1:]) for name in graph.op_names])
-    device = np.select([(name > 0) & (name <= count), (name > count) & (name <= 2 * count)], [1, 2])
-    compute_s = np.select([name == 0, device == 2], [1e5, 1.0 + 0.25 * (name % 3)])
+    far, near = (name > 0) & (name <= count), (name > count) & (name <= 2 * count)
+    device = np.select([far | (name == last), near], [1, 2])
+    compute_s = np.select([name == 0, far, near, name == last], [1e5, 0.0, 1.0, 1e6], 1.0)
     links_s = np.array([[0.0, 1.0, 1.0], [3e3, 0.0, 1.0], [1.0, 1.0, 0.0]])
     problem = make_problem(graph, unit_cluster(3), np.repeat(compute_s[:, None], 3, axis=1))
     problem = with_links(problem, links_s, np.arange(9).reshape(3, 3))

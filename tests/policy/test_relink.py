@@ -1,0 +1,129 @@
+"""Path relinking: parts of other placements, never worse, within the budget."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny import (
+    fork_join,
+    plain_graph,
+    random_devices,
+    random_problem,
+    unit_cluster,
+    with_memory,
+)
+
+from gdp.clock import Clock
+from gdp.methods.priorities import RULES, rate, rules_of
+from gdp.policy.relink import parts_of, relink
+from gdp.problem.problem import Problem, make_problem
+
+
+def two_chains(length: int, objective: str = "latency") -> Problem:
+    """Two chains, o0, o2, ... and o1, o3, ..., that send nothing to each other, on four devices.
+
+    An op of the first takes 1 s on d0, one of the second 1 s on d1, and any op 3 s elsewhere. A
+    byte takes a second to send, so the best latency, and period, is `length` seconds.
+    """
+    edges = [(i, i + 2) for i in range(2 * length - 2)]
+    own = np.tile([[1.0, 3.0, 3.0, 3.0], [3.0, 1.0, 3.0, 3.0]], (length, 1))
+    return make_problem(plain_graph(2 * length, edges), unit_cluster(4), own, objective)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_two_placements_that_are_half_right_make_one_that_is_right(objective: str) -> None:
+    problem = two_chains(8, objective)
+    halves = np.stack([np.tile([0, 3], 8), np.tile([2, 1], 8)])
+    rated = rate(problem, halves)
+    made = relink(problem, halves, rated.seconds, rated.overflow)
+    np.testing.assert_array_equal(made.device, np.tile([0, 1], 8))
+    assert rated.seconds.tolist() == [24.0, 24.0]
+    assert rate(problem, made.device[None]).seconds[0] == 8.0
+
+
+def test_a_part_makes_it_fit() -> None:
+    """One device holds the weights of two of three ops; the faster placement puts all there."""
+    graph = plain_graph(3, [(0, 1), (1, 2)], weight_bytes=[10, 10, 10])
+    problem = make_problem(graph, unit_cluster(2), np.tile([[1.0, 2.0]], (3, 1)))
+    problem = with_memory(problem, 24)
+    devices = np.array([[0, 0, 0], [1, 1, 0]])
+    rated = rate(problem, devices)
+    assert rated.overflow[0] > 0
+    made = relink(problem, devices[::-1], rated.seconds[::-1], rated.overflow[::-1])
+    assert made.overflow == rate(problem, made.device[None]).overflow[0] == 0
+
+
+def grouped(seed: int, objective: str) -> tuple[Problem, np.ndarray]:
+    """A random problem whose ops share devices by twos and threes, and placements [6, N]."""
+    problem = random_problem(seed, objective=objective, num_ops=30)
+    rng, io = np.random.default_rng(seed), problem.graph.is_io
+    graph = replace(problem.graph, colocate=np.where(io, 100 + np.arange(30), np.arange(30) % 12))
+    problem = make_problem(graph, problem.cluster, problem.compute_s, objective)
+    by_group = rng.random((6, *problem.group_allowed.shape)) * problem.group_allowed
+    return problem, by_group.argmax(axis=2)[:, problem.group]
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_never_worse_within_the_budget_and_of_parts_of_what_was_given(objective: str) -> None:
+    better = 0
+    for seed in range(60):
+        problem, devices = grouped(seed, objective)
+        rated = rate(problem, devices)
+        best = min(zip(rated.overflow.tolist(), rated.seconds.tolist(), strict=True))
+        for most in (None, 40, 0):
+            made = relink(problem, devices, rated.seconds, rated.overflow, most=most)
+            found = rate(problem, made.device[None])
+            key = (int(found.overflow[0]), float(found.seconds[0]))
+            assert key <= best
+            assert found.overflow[0] <= made.overflow
+            assert most is None or made.evaluations <= most
+            assert (devices == made.device).any(axis=0).all()
+            for group in range(problem.num_groups):
+                assert len(np.unique(made.device[problem.group == group])) == 1
+            better += key < best
+            again = relink(problem, devices, rated.seconds, rated.overflow, most=most)
+            np.testing.assert_array_equal(again.device, made.device)
+            assert again.evaluations == made.evaluations
+    assert better > 60
+
+
+def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gdp.methods import priorities
+
+    problem = two_chains(8)
+    devices = random_devices(problem, 0, count=6)
+    rated = rate(problem, devices)
+    counted, values = 0, priorities.values
+
+    def counting(*arguments):
+        nonlocal counted
+        counted += len(arguments[1])
+        return values(*arguments)
+
+    monkeypatch.setattr(priorities, "values", counting)
+    made = relink(problem, devices, rated.seconds, rated.overflow)
+    assert made.evaluations == counted > len(RULES)
+
+
+def test_a_clock_that_is_over_leaves_the_best() -> None:
+    problem = fork_join()
+    devices = random_devices(problem, 0, count=4)
+    rated = rate(problem, devices)
+    made = relink(problem, devices, rated.seconds, rated.overflow, clock=Clock(0.0))
+    np.testing.assert_array_equal(made.device, devices[np.argmin(rated.seconds)])
+    assert made.evaluations == len(rules_of(problem))
+
+
+def test_parts_share_out_what_is_elsewhere() -> None:
+    for seed in range(40):
+        problem = random_problem(seed, num_ops=30)
+        device, other = random_devices(problem, seed, count=2)
+        for count in (1, 4, 100):
+            masks = parts_of(problem, device, other, count)
+            assert (masks.sum(axis=0) == (device != other)).all()  # each op is its own group
+            for mask in masks:
+                assert mask.any()
+                assert len(np.unique(device[mask])) == len(np.unique(other[mask])) == 1
+            if count == 100:
+                assert len(masks) == (device != other).sum()
+    assert not len(parts_of(problem, device, device, 4))

@@ -12,7 +12,7 @@ inputs from outside, are left out: they can only prolong it. Added up along the 
 (`bounds_paths`), spans show that on slow links it does not pay to spread a module over devices,
 which neither the critical path nor the work alone can show.
 
-Axes: n ops of a part, the last of them v; K tensors read in it; P arcs; D devices; S spans.
+Axes: M ops of a part, the last of them v; K tensors read in it; P arcs; D devices; S spans.
 """
 
 from typing import NamedTuple
@@ -46,11 +46,11 @@ class Module(NamedTuple):
 class Part(NamedTuple):
     """A part of a graph. Source -1 is u, or the start where there is no u."""
 
-    op_s: Float[np.ndarray, "n D"]
-    opens_s: Float[np.ndarray, "n D"]
-    tied: Int[np.ndarray, "n"]  # an earlier op, or u (-1), that shares its device; -2: none
-    tied_to_target: Bool[np.ndarray, "n"]
-    first_input: Int[np.ndarray, "n+1"]
+    op_s: Float[np.ndarray, "M D"]
+    opens_s: Float[np.ndarray, "M D"]
+    tied: Int[np.ndarray, "M"]  # an earlier op, or u (-1), that shares its device; -2: none
+    tied_to_target: Bool[np.ndarray, "M"]
+    first_input: Int[np.ndarray, "M+1"]
     source: Int[np.ndarray, "P"]
     tensor: Int[np.ndarray, "P"]  # -1: nothing is sent, wherever the op runs
     tensor_bytes: Float[np.ndarray, "K"]
@@ -75,15 +75,15 @@ class Work(NamedTuple):
     chosen: Int[np.ndarray, "X"]
     sent: Int[np.ndarray, "K D"]  # the transfer of a tensor to a device; -1: none
     users: Int[np.ndarray, "D"]  # ops on each device
-    node: Int[np.ndarray, "n"]
-    device: Int[np.ndarray, "n"]
-    after_s: Float[np.ndarray, "n D"]
-    choice: Int[np.ndarray, "n D"]
-    choice_s: Float[np.ndarray, "n D"]
-    num_choices: Int[np.ndarray, "n"]
-    next_choice: Int[np.ndarray, "n"]
-    start_node: Int[np.ndarray, "n"]
-    end_node: Int[np.ndarray, "n"]
+    node: Int[np.ndarray, "M"]
+    device: Int[np.ndarray, "M"]
+    after_s: Float[np.ndarray, "M D"]
+    choice: Int[np.ndarray, "M D"]
+    choice_s: Float[np.ndarray, "M D"]
+    num_choices: Int[np.ndarray, "M"]
+    next_choice: Int[np.ndarray, "M"]
+    start_node: Int[np.ndarray, "M"]
+    end_node: Int[np.ndarray, "M"]
 
 
 def find_spans(problem: Problem, arcs: Arcs, modules: list[Module], effort: Effort) -> Spans:

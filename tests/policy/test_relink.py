@@ -39,6 +39,9 @@ def test_two_placements_that_are_half_right_make_one_that_is_right(objective: st
     np.testing.assert_array_equal(made.device, np.tile([0, 1], 8))
     assert rated.seconds.tolist() == [24.0, 24.0]
     assert rate(problem, made.device[None]).seconds[0] == 8.0
+    if objective == "latency":
+        # Rules; two parts, alone and together; then, twice, eight ops, all of which do harm.
+        assert made.evaluations == len(RULES) + 2 + 2 + 8 + 8
 
 
 def test_a_part_makes_it_fit() -> None:

@@ -151,10 +151,10 @@ def _longer(array: np.ndarray, length: int) -> np.ndarray:
 def _sort(
     lat: Lattice,
     costs: StageCosts,
-    bits: UInt[np.ndarray, "n W"],
-    window: UInt[np.ndarray, "n V"],
+    bits: UInt[np.ndarray, "I W"],
+    window: UInt[np.ndarray, "I V"],
     base: np.ndarray,
-    size: Int[np.ndarray, "n"],
+    size: Int[np.ndarray, "I"],
 ) -> Sets | None:
     """Down-sets by work, then size: a subset has at most as much of both, to the last bit."""
     if len(bits) == 0:
@@ -182,7 +182,7 @@ def _sort(
     )
 
 
-def _totals(bits: UInt[np.ndarray, "n W"], values: np.ndarray) -> np.ndarray:
+def _totals(bits: UInt[np.ndarray, "I W"], values: np.ndarray) -> np.ndarray:
     """Sums of values [K, M] over each down-set: [n, K]."""
     from gdp.methods.pipeline.stage_kernels import add_totals
 
@@ -192,7 +192,7 @@ def _totals(bits: UInt[np.ndarray, "n W"], values: np.ndarray) -> np.ndarray:
 
 
 def _trace(
-    lat: Lattice, sets: Sets, room: Room, target_s: float, reached: UInt[np.ndarray, "n V"]
+    lat: Lattice, sets: Sets, room: Room, target_s: float, reached: UInt[np.ndarray, "I V"]
 ) -> list[Span]:
     """The stages that lead to the full down-set."""
     from gdp.methods.pipeline.stage_kernels import trace_back

@@ -2,7 +2,7 @@
 
 Axes: M elements, A arcs, W words of 64 elements, H hyperedges, P pins, C classes of devices,
 K crews (the first C are single devices, one of each class), R rows of payments, L lanes, Z weights
-that elements share, S states (devices used of each class), Q prices of the classes, n down-sets.
+that elements share, S states (devices used of each class), Q prices of the classes, I down-sets.
 """
 
 import itertools
@@ -75,13 +75,13 @@ class Windows(NamedTuple):
 class Sets(NamedTuple):
     """Down-sets, sorted so that subsets come first: the empty one first, the full one last."""
 
-    bits: UInt[np.ndarray, "n W"]
-    window: UInt[np.ndarray, "n V"]  # bit s: state s may be reached
-    base: Float[np.ndarray, "n R"]
-    least_s: Float[np.ndarray, "n"]  # work at every element's fastest class
-    work_s: Float[np.ndarray, "n C"]
-    barred: Int[np.ndarray, "n C"]  # elements that may not be on the class
-    held: Int[np.ndarray, "n"]
+    bits: UInt[np.ndarray, "I W"]
+    window: UInt[np.ndarray, "I V"]  # bit s: state s may be reached
+    base: Float[np.ndarray, "I R"]
+    least_s: Float[np.ndarray, "I"]  # work at every element's fastest class
+    work_s: Float[np.ndarray, "I C"]
+    barred: Int[np.ndarray, "I C"]  # elements that may not be on the class
+    held: Int[np.ndarray, "I"]
     first: Int[np.ndarray, "S"]  # the first and last down-set of each state's window
     last: Int[np.ndarray, "S"]
 
@@ -103,8 +103,8 @@ class Opened(NamedTuple):
 class Room(NamedTuple):
     """Scratch for the pairs of one down-set with those that contain it."""
 
-    found: Int[np.ndarray, "n"]
-    paid: Float[np.ndarray, "n R"]
+    found: Int[np.ndarray, "I"]
+    paid: Float[np.ndarray, "I R"]
     live: Int[np.ndarray, "S"]
     moves: Int[np.ndarray, "SK 3"]
     wanted: UInt[np.ndarray, "V"]

@@ -32,6 +32,7 @@ MAX_OPS = 10_000  # bit sets of ancestors take N * N / 8 bytes, pairs N * N / 2 
 _MAX_INNER = 18  # larger parts count with their work alone
 _MANY_INNER = 10  # branching over more may be cut short
 _PAIR = 20  # what a pair takes beside branching, in branches
+_FEW = 8  # devices; with more of them a branch takes longer
 _MAX_BRANCHES = 20_000  # of one part with one pair of end devices
 
 
@@ -88,8 +89,8 @@ class Work(NamedTuple):
 
 def find_spans(problem: Problem, arcs: Arcs, modules: list[Module], effort: Effort) -> Spans:
     """The spans of a problem that branching within the effort gives, smallest parts first."""
-    left = effort.branches
     d = problem.num_devices
+    left = effort.branches * _FEW // max(_FEW, d)
     pairs = sorted(modules, key=lambda module: len(module.inner))
     known: dict[bytes, Float[np.ndarray, "D D"]] = {}
     found: list[tuple[int, int, Float[np.ndarray, "D D"]]] = []

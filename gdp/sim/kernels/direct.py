@@ -86,7 +86,7 @@ def _run(
             return np.inf  # of an op that its device cannot run
         op = _take(
             queue_op, mark, heap_s, heap_op, ready_s, ready_bits, position, by_position, n, d, i,
-            now_s, by_rank,
+            now_s, by_rank, record,
         )  # fmt: skip
         seconds = op_s[op * d + i] + segment_s[np.uint64(state[op]) & PLACED]
         end_s = now_s + seconds
@@ -212,7 +212,7 @@ def _is_later(other, now_s, op, ready_s):
 @typing.no_type_check
 def _take(
     queue_op, mark, heap_s, heap_op, ready_s, ready_bits, position, by_position, n, d, i, now_s,
-    by_rank,
+    by_rank, record,
 ):  # fmt: skip
     """The op that device i starts now."""
     base, size = mark[i], mark[COUNT * d + i]
@@ -240,7 +240,8 @@ def _take(
             size -= U1
             _sink(heap_s, heap_op, base, size)
             mark[COUNT * d + i] = size
-    queue_op[i * n + started] = op
+    if record:
+        queue_op[i * n + started] = op
     return op
 
 

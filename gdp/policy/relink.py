@@ -2,9 +2,9 @@
 
 A placement that is decoded op by op goes wrong somewhere, and everything behind it with it: as a
 whole it may be twice as slow as what it started from, and still be right about half of the ops. So
-the simulator is asked about parts. Glover 1997, doi 10.1007/978-1-4615-4102-8_1; Resende et al.
-2010, doi 10.1007/978-1-4419-1665-5_4. Axes: K placements, P parts, N
-ops, M of them.
+the simulator is asked about parts. Glover, Laguna and Martí 2000, Control and Cybernetics 29(3);
+Resende et al. 2010, doi 10.1007/978-1-4419-1665-5_4.
+Axes: K placements, P parts, N ops, M of them.
 """
 
 from typing import NamedTuple

@@ -6,7 +6,8 @@ Whole processes, `python -m gdp`, with caches in a fresh folder: cold, then warm
 and CPU seconds, those of processes started by it included. Then one more of each in which the CPU
 seconds of the main process are split up: imports, compiling, loading compiled kernels, the model,
 the problem, each part of the placement, the run; and the kernels that took longest to compile.
-Seconds of search and of measuring are part of the totals and named beside them.
+Seconds of search and of measuring are part of the totals and named beside them. What installing
+takes is not part of either; `--no-parts` leaves out the processes that are split up.
 """
 
 import builtins
@@ -46,6 +47,7 @@ PARTS: dict[str, tuple[str, str]] = {
     "search": ("gdp.methods.portfolio", "improve"),
     "bound": ("gdp.api", "_bound"),
     "run": ("gdp.runtime.ort.run", "run_onnx"),
+    "measuring": ("gdp.runtime.measure", "measure"),
     "load kernels": ("numba.core.caching", "Cache.load_overload"),
 }
 """Functions whose seconds are told apart, where they are defined."""
@@ -186,15 +188,15 @@ def _split_run(arguments: list[str], environment: dict[str, str]) -> dict[str, A
         return json.loads(Path(report.name).read_text())
 
 
-def measure(arguments: list[str], repeat: int) -> dict[str, Any]:
+def measure(arguments: list[str], repeat: int, parts: bool) -> dict[str, Any]:
     """One cold process, several warm ones, and the parts of one more of each."""
     command = [sys.executable, "-m", "gdp", *arguments]
     with _caches() as environment:
         cold = _timed_run(command, environment)
         warm = [_timed_run(command, environment) for _ in range(repeat)]
-        warm_parts = _split_run(arguments, environment)
+        warm_parts = _split_run(arguments, environment) if parts else {}
     with _caches() as environment:
-        cold_parts = _split_run(arguments, environment)
+        cold_parts = _split_run(arguments, environment) if parts else {}
     return {
         "command": " ".join(["gdp", *arguments]),
         "cold": cold | cold_parts,
@@ -207,6 +209,8 @@ def _table(row: dict[str, Any]) -> str:
     for kind in ("cold", "warm"):
         found = row[kind]
         lines.append(f"  {kind}: {found['wall_s']:.2f} s, of CPU {found['cpu_s']:.2f} s")
+        if "parts_s" not in found:
+            continue
         parts = [f"{part} {s:.2f}" for part, s in found["parts_s"].items() if s >= 0.005]
         lines.append(f"    main process, CPU s: {', '.join(parts)}")
         if found["kernels"]:
@@ -220,10 +224,11 @@ def _table(row: dict[str, Any]) -> str:
     "--case", "cases", type=click.Choice(list(CASES)), multiple=True, help="Default: all."
 )
 @click.option("--repeat", type=int, default=5, show_default=True, help="Warm processes.")
+@click.option("--parts/--no-parts", default=True, help="Split up the main process's CPU seconds.")
 @click.option("--json", "as_json", is_flag=True)
-def main(cases: tuple[str, ...], repeat: int, as_json: bool) -> None:
+def main(cases: tuple[str, ...], repeat: int, parts: bool, as_json: bool) -> None:
     """Print the table."""
-    rows = [measure(CASES[name], repeat) for name in cases or CASES]
+    rows = [measure(CASES[name], repeat, parts) for name in cases or CASES]
     click.echo(json.dumps({"rows": rows}) if as_json else "\n".join(map(_table, rows)))
 
 

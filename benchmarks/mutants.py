@@ -1,237 +1,236 @@
-"""Which faults the tests notice: small mutants of the source, one at a time, in a copy.
+"""Do the tests notice a wrong algorithm? Faults put into functions, and what became of each.
 
-    python benchmarks/mutants.py --only "methods*"
+    python benchmarks/mutants.py [--only "sim*"] [--list] [--table FILE]
 
-`mutants.toml` is the table: a file, a text that occurs in it once, what it is replaced by, and the
-tests that belong to it. Each mutant is applied to a copy of the tree, its tests run there, and the
-text comes back. A test that fails kills the mutant; one that survives is a fault that no test
-would notice, and the table says why where that is meant. Before, the tests run once unchanged.
+`mutants.toml` has a row for each fault: a function by its qualified name, and its new `body`, or
+tokens (`old`) that occur in it once and what stands there instead (`new`). Layout, comments and all
+outside the function may change. Each mutant is applied alone in a copy of the tree, the tests of
+the row run there, and the function comes back. A test that fails kills the mutant; one that
+survives is a fault that no test would notice, and the row says why where that is meant. A row that
+no longer applies, or whose tests are gone, is stale. Before, the tests run once unchanged.
 DeMillo, Lipton and Sayward 1978, doi 10.1109/C-M.1978.218136.
 """
 
+import ast
+import contextlib
 import fnmatch
 import importlib
-import json
+import io
 import multiprocessing
 import os
 import re
+import resource
 import shutil
 import sys
 import tempfile
-import time
+import textwrap
+import tokenize
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
 import msgspec
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLE = Path(__file__).with_suffix(".toml")
-COPIED = (
-    "gdp", "tests", "benchmarks", "checkpoints", "pretrain", "finetune", "data", "docs", "examples",
-    "README.md", "pyproject.toml",
-)  # fmt: skip
-LONGEST_S = 400.0
-"""A mutant that runs on for so long is killed: it hangs where the original ends."""
+LONGEST_CPU_S = 400  # a mutant that computes for so long hangs, and is killed
 
 
 class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fault."""
 
     name: str
-    file: str  # relative to the repository
-    text: str  # occurs in the file once
-    replacement: str
+    function: str  # gdp.module.function, gdp.module.Class.method or gdp.module.CONSTANT
     tests: list[str]  # of the module, as pytest takes them
+    body: str = ""  # of the function, or the value of the constant
+    old: str = ""  # tokens that occur in the function once
+    new: str = ""  # empty: they are deleted
     survives: str = ""  # why no test can notice it; empty where one should
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What became of a mutant."""
-
-    name: str
-    result: str  # "killed", "survived", or "broken" where the tests did not run
-    seconds: float
-    by: str  # the test that failed first
+class StaleError(Exception):
+    """A row does not apply to the tree as it is."""
 
 
-def read_table(path: Path = TABLE) -> list[Mutant]:
-    """The mutants of the table."""
-    rows = tomllib.loads(path.read_text())["mutant"]
-    return [msgspec.convert(row, Mutant) for row in rows]
+def definition(source: str, names: Sequence[str]) -> ast.stmt:
+    """The definition of a function, a method or a constant."""
+    node: ast.AST = ast.parse(source)
+    for name in names:
+        for inside in ast.iter_child_nodes(node):
+            target = getattr(inside, "targets", [getattr(inside, "target", inside)])[0]
+            if name in (getattr(target, "id", None), getattr(target, "name", None)):
+                node = inside
+                break
+        else:
+            raise StaleError(f"no {'.'.join(names)}")
+    assert isinstance(node, ast.stmt)
+    return node
 
 
-def mutated(source: str, mutant: Mutant) -> str:
-    """The text with the fault; raises `ValueError` where it does not occur once."""
-    if (found := source.count(mutant.text)) != 1:
-        raise ValueError(f"mutant {mutant.name!r}: its text occurs {found} times in {mutant.file}")
-    return source.replace(mutant.text, mutant.replacement)
+def place_of(old: str, source: str, node: ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where the tokens of `old` begin and end, (line, column) each."""
+    inside = [t for t in tokens(source) if node.lineno <= t.start[0] <= (node.end_lineno or 0)]
+    wanted, said = [t.string for t in tokens(old.strip())], [t.string for t in inside]
+    found = [k for k in range(len(said)) if said[k : k + len(wanted)] == wanted]
+    if len(found) != 1:
+        raise StaleError(f"its tokens occur {len(found)} times")
+    return inside[found[0]].start, inside[found[0] + len(wanted) - 1].end
 
 
-def dependants(sources: dict[str, str], module: str) -> set[str]:
-    """The modules that import a module, or one that does, and itself.
-
-    >>> sorted(dependants({"a": "", "b": "from a import x", "c": "import b"}, "a"))
-    ['a', 'b', 'c']
-    """
-    found, waiting = {module}, [module]
-    while waiting:
-        name = waiting.pop()
-        pattern = re.compile(rf"^\s*(?:from|import) {re.escape(name)}\b", re.MULTILINE)
-        for other, text in sources.items():
-            if other not in found and pattern.search(text):
-                found.add(other)
-                waiting.append(other)
+def tokens(text: str) -> list[tokenize.TokenInfo]:
+    """The tokens of a piece of source, without its layout."""
+    found = []
+    with contextlib.suppress(tokenize.TokenError, IndentationError):  # a piece need not be whole
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            found += [token] if token.string.strip() and token.type != tokenize.COMMENT else []
     return found
 
 
-_FORK = multiprocessing.get_context("fork")
-"""Trials begin as forks: importing JAX, numba and the rest takes longer than most tests."""
-_PRELOADED = ("beartype", "jax.numpy", "jaxtyping", "numba", "optax", "onnx", "scipy.optimize")
+def mutated(source: str, names: Sequence[str], mutant: Mutant) -> str:
+    """The source of a module with the fault. Raises `StaleError` where it cannot be put there."""
+    node = definition(source, names)
+    if mutant.old:
+        start, end = place_of(mutant.old, source, node)
+    else:
+        first = last = getattr(node, "value", node)  # of a constant
+        if isinstance(node, ast.FunctionDef):
+            first, last = node.body[min(len(node.body) - 1, bool(ast.get_docstring(node)))], node
+        start = (first.lineno, first.col_offset)
+        end = (last.end_lineno or 0, last.end_col_offset or 0)
+    lines = source.splitlines(keepends=True)
+    before, after = (sum(map(len, lines[: line - 1])) + column for line, column in (start, end))
+    indent = re.match(r"\s*", lines[start[0] - 1])
+    new = textwrap.dedent(mutant.new if mutant.old else mutant.body).strip("\n").splitlines()
+    text = source[:before] + f"\n{indent[0] if indent else ''}".join(new) + source[after:]
+    try:
+        same = ast.dump(ast.parse(text)) == ast.dump(ast.parse(source))
+    except SyntaxError as error:
+        raise StaleError(f"it makes no Python of the function: {error}") from None
+    if same:
+        raise StaleError("it changes nothing")
+    return text
 
 
-def _run_pytest(arguments: list[str], tree: Path, cache: Path, log: Path) -> None:
+def run_pytest(arguments: list[str], tree: Path, log: Path, limit_s: int) -> None:
     """Run pytest in a tree, with what it prints in a file; ends the process with its code."""
     with log.open("wb") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
     os.chdir(tree)
     sys.path.insert(0, str(tree))
-    sys.dont_write_bytecode = True  # a change within a second would go unnoticed
-    # For what tests start themselves as well.
-    os.environ |= {
-        "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": str(cache),
-    }  # fmt: skip
+    os.environ["PYTHONPATH"] = str(tree)  # for what tests start themselves
     import pytest
-    from numba.core.config import reload_config
 
-    reload_config()  # numba was imported before, with another cache
     code = pytest.main(arguments)
     sys.stdout.flush()
     os._exit(int(code))
 
 
 class Bench:
-    """A copy of the tree with compiled kernels of its own."""
+    """A copy of the repository with what is compiled, of which each trial gets a copy."""
 
-    def __init__(self, folder: Path) -> None:
-        self.tree = folder / "tree"
-        self.warm, self.cold = folder / "numba", folder / "numba_mutant"
-        shutil.rmtree(self.tree, ignore_errors=True)
+    def __init__(self, root: Path, folder: Path, copied: Iterable[str]) -> None:
+        self.folder, self.tree = folder, folder / "unchanged"
         self.tree.mkdir(parents=True)
-        self.warm.mkdir(exist_ok=True)
-        for name in COPIED:
-            source, target = ROOT / name, self.tree / name
+        for source in (root / name for name in copied):
             if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-            elif source.exists():
-                shutil.copy2(source, target)
-        self.sources = {
-            ".".join(path.relative_to(self.tree).with_suffix("").parts): path.read_text()
-            for path in (self.tree / "gdp").rglob("*.py")
-        }
+                old = shutil.ignore_patterns("*.nb[ic]")  # kernels may be those of another state
+                shutil.copytree(source, self.tree / source.name, ignore=old)
+            else:
+                shutil.copy2(source, self.tree)
+        paths = [*self.tree.rglob("*.py")]
+        self.sources = {path.relative_to(self.tree): path.read_text() for path in paths}
 
-    def run(self, tests: Iterable[str], cache: Path, *, first: bool) -> tuple[int, str, float]:
-        """(pytest's exit code, what it printed, seconds)."""
-        began_s = time.perf_counter()
+    def run(self, tests: Iterable[str], tree: Path, *, first: bool) -> tuple[int, str]:
+        """pytest's exit code and what it printed; with `first` it ends at the first failure."""
         options = ["-q", "-n", "0", "-rfE", "--tb=line", "-p", "no:cacheprovider"]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # what was preloaded
-        options += ["-x"] if first else []
-        log = self.tree.parent / "log"
-        process = _FORK.Process(
-            target=_run_pytest, args=([*options, *tests], self.tree, cache, log), daemon=False
+        options, log = [*options, *(["-x"] if first else []), *tests], self.folder / "log"
+        limit_s = LONGEST_CPU_S if first else 10**6
+        # A fork: importing JAX, numba and the rest takes longer than most tests.
+        process = multiprocessing.get_context("fork").Process(
+            target=run_pytest, args=(options, tree, log, limit_s), daemon=False
         )
         process.start()
-        process.join(LONGEST_S if first else None)
-        if process.is_alive():
-            process.kill()
-            process.join()
-            return 1, f"FAILED after {LONGEST_S:.0f} s without an end", LONGEST_S
-        seconds = time.perf_counter() - began_s
-        text = log.read_text(errors="replace")
-        code = process.exitcode or 0
-        if code < 0:  # a test crashed the interpreter: that is noticed too
-            return 1, f"{text}\nFAILED by signal {-code}", seconds
-        return code, text, seconds
+        process.join()
+        text, code = log.read_text(errors="replace"), process.exitcode or 0
+        # What hangs, or crashes the interpreter, is noticed too.
+        return (code, text) if code >= 0 else (1, f"{text}\nFAILED by signal {-code}")
 
-    def try_out(self, mutant: Mutant) -> Outcome:
-        """Apply a mutant, run its tests, and take it back."""
-        path = self.tree / mutant.file
-        source, stamp = path.read_text(), path.stat()
-        path.write_text(mutated(source, mutant))
-        try:
-            code, text, seconds = self.run(mutant.tests, self._cache(mutant, source), first=True)
-        finally:
-            path.write_text(source)
-            os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    def change_of(self, mutant: Mutant) -> tuple[Path, str]:
+        """The module that a mutant changes, and its text then. Raises `StaleError`."""
+        for file, _, function in (test.partition("::") for test in mutant.tests):
+            if f"def {function.partition('[')[0]}" not in self.sources.get(Path(file), ""):
+                raise StaleError(f"no test {file}::{function}")
+        parts = mutant.function.split(".")
+        for k in range(len(parts) - 1, 0, -1):
+            path = Path(*parts[:k]).with_suffix(".py")
+            if path in self.sources:
+                return path, mutated(self.sources[path], parts[k:], mutant)
+        raise StaleError(f"no module of {mutant.function}")
+
+    def try_out(self, mutant: Mutant, module: Path, changed: str) -> tuple[str, str]:
+        """("killed", "survived" or "stale", the first test that failed or what is stale)."""
+        tree = self.folder / "changed"
+        shutil.rmtree(tree, ignore_errors=True)
+        shutil.copytree(self.tree, tree, copy_function=os.link)
+        (tree / module).unlink()  # it is a link
+        (tree / module).write_text(changed)
+        self._forget_kernels(tree, module)
+        code, text = self.run(mutant.tests, tree, first=True)
         failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", text, re.MULTILINE)
         if code not in (0, 1) or (code == 1 and failed is None):
-            return Outcome(mutant.name, "broken", seconds, text.strip().splitlines()[-1])
-        by = failed[1] if failed else ""
-        return Outcome(mutant.name, "killed" if code else "survived", seconds, by)
+            return "stale", text.strip().splitlines()[-1]
+        return ("killed", failed[1]) if code and failed else ("survived", "")
 
-    def _cache(self, mutant: Mutant, source: str) -> Path:
-        """The kernels compiled from what the mutant leaves as it was.
-
-        numba looks at the file of a kernel, not at those of the kernels that it inlines.
-        """
-        if "numba" not in source:
-            return self.warm
-        shutil.rmtree(self.cold, ignore_errors=True)
-        shutil.copytree(self.warm, self.cold)
-        module = mutant.file.removesuffix(".py").replace("/", ".")
-        stale = {name.rpartition(".")[2] for name in dependants(self.sources, module)}
-        for entry in self.cold.rglob("*.nb[ic]"):
-            if entry.name.split(".")[0] in stale:
-                entry.unlink()
-        return self.cold
-
-
-def summary(mutants: list[Mutant], outcomes: list[Outcome]) -> str:
-    """The share killed, and each survivor with its reason."""
-    why = {mutant.name: mutant.survives for mutant in mutants}
-    killed = sum(outcome.result == "killed" for outcome in outcomes)
-    lines = [f"{killed} of {len(outcomes)} killed ({killed / max(1, len(outcomes)):.0%})"]
-    for outcome in outcomes:
-        if outcome.result != "killed":
-            lines.append(f"{outcome.result}: {outcome.name}: {why[outcome.name] or 'no reason'}")
-    return "\n".join(lines)
+    def _forget_kernels(self, tree: Path, module: Path) -> None:
+        """Drop what was compiled of a module and of all that import it: numba looks at the file of
+        a kernel, not at those of the kernels that it inlines."""
+        changed = [module]
+        for each in changed:  # grows by all that import it
+            name = re.escape(".".join(each.with_suffix("").parts))
+            reads = re.compile(rf"^\s*(?:from|import) {name}\b", re.MULTILINE)
+            changed += [p for p, s in self.sources.items() if p not in changed and reads.search(s)]
+        for path in changed:
+            for compiled in (tree / path.parent).glob(f"__pycache__/{path.stem}.*.nb[ic]"):
+                compiled.unlink()
 
 
 @click.command()
 @click.option("--only", default="*", help="Names to try, as a glob.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Keep the copy and its kernels.")
-@click.option("--skip-baseline", is_flag=True, help="Trust that the tests pass unchanged.")
-def main(only: str, as_json: bool, folder: Path | None, skip_baseline: bool) -> None:
+@click.option("--list", "only_list", is_flag=True, help="Run nothing; say what is stale.")
+@click.option("--table", type=click.Path(path_type=Path), default=ROOT / "benchmarks/mutants.toml")
+@click.option("--root", type=click.Path(path_type=Path), default=ROOT, help="Of the repository.")
+def main(only: str, only_list: bool, table: Path, root: Path) -> None:
     """Say which mutants the tests kill."""
-    mutants = [m for m in read_table() if fnmatch.fnmatch(m.name, only)]
+    rows = tomllib.loads(table.read_text())
+    mutants = msgspec.convert(rows["mutant"], list[Mutant])
+    mutants = [mutant for mutant in mutants if fnmatch.fnmatch(mutant.name, only)]
     if not mutants:
         raise click.UsageError(f"--only {only!r}: no mutant has such a name; it is a glob")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    for name in _PRELOADED:
-        importlib.import_module(name)
+    tally = {"killed": 0, "survived": 0, "survived as meant": 0, "stale": 0}
     with tempfile.TemporaryDirectory(prefix="mutants") as temporary:
-        bench = Bench(folder or Path(temporary))
-        if not skip_baseline:
-            tests = sorted({test for mutant in mutants for test in mutant.tests})
-            code, text, seconds = bench.run(tests, bench.warm, first=False)
-            if code != 0:
-                raise click.ClickException(f"the tests fail unchanged:\n{text[-3000:]}")
-            click.echo(f"unchanged: {len(tests)} tests pass in {seconds:.0f} s", err=True)
-        outcomes = []
+        bench, fresh = Bench(root, Path(temporary), rows["copied"]), []
         for mutant in mutants:
-            outcome = bench.try_out(mutant)
-            outcomes.append(outcome)
-            line = f"{outcome.result:8} {outcome.seconds:6.1f} s  {outcome.name}  {outcome.by}"
-            click.echo(line, err=as_json)
-    if as_json:
-        click.echo(json.dumps([msgspec.to_builtins(outcome) for outcome in outcomes], indent=1))
-    else:
-        click.echo(summary(mutants, outcomes))
-    expected = {mutant.name for mutant in mutants if mutant.survives}
-    sys.exit(any(o.result != "killed" and o.name not in expected for o in outcomes))
+            try:
+                fresh.append((mutant, *bench.change_of(mutant)))
+            except StaleError as error:
+                tally["stale"] += 1
+                click.echo(f"stale {mutant.name}: {error}")
+        if not only_list:
+            for name in rows.get("preloaded", ()):
+                importlib.import_module(name)
+            tests = sorted({test for mutant, *_ in fresh for test in mutant.tests})
+            if fresh and (said := bench.run(tests, bench.tree, first=False))[0] != 0:
+                raise click.ClickException(f"the tests fail unchanged:\n{said[1][-3000:]}")
+            for mutant, module, changed in fresh:
+                result, by = bench.try_out(mutant, module, changed)
+                click.echo(f"{result} {mutant.name}: {by or mutant.survives}")
+                tally[result + " as meant" * bool(result == "survived" and mutant.survives)] += 1
+    click.echo(", ".join(f"{count} {result}" for result, count in tally.items()))
+    sys.exit(bool(tally["survived"] or tally["stale"]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Exact evaluations a second, against one plain pass over the same arrays.
 
-    python benchmarks/simulator.py [--rounds 7] [--move-seconds 3] [--json]
+    python benchmarks/simulator.py [--rounds 7] [--json]
 
 The plain pass visits ops in topological order and starts each at max(device free, inputs' arrival):
 no queues, no contention, so it is no simulation but the least that any evaluation must do. Both are
@@ -8,12 +8,6 @@ compiled by numba with the same flags and read the same arrays. Rounds are inter
 each is printed, with the ratio (plain time over exact time) and ns per use. Graphs: random DAGs of
 average degree 2 whose ops read the 100 before them; 4 devices; placements uniformly random, and
 blocks of equal size. Seconds are of this process's CPU but for those of two cores.
-
-Then moves a second beside full simulations a second, by priorities, of the same placements. `kept
-state`: one op that reads something moves, and the exact latency follows from the last kept state
-before it; what it saves is what comes before, as nearly all later times differ. `stretch`: steps
-of the search that large graphs get, which simulate a stretch of the schedule; with everything that
-it costs to keep states and to simulate exactly what a stretch has won.
 """
 
 import json
@@ -26,12 +20,8 @@ import click
 import numba
 import numpy as np
 
-from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import make_graph
-from gdp.methods.base import Assignment
-from gdp.methods.scoring import score_all
-from gdp.methods.search.windows import Windows
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.engine import arrays, workspace
 from gdp.sim.kernels.direct import run_latency
@@ -83,13 +73,6 @@ def exact_all(a, w, placements):
     return total_s
 
 
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def evaluate_once(a, w, device):
-    """One exact simulation by priorities."""
-    return run_latency(a, w, device, True, False)
-
-
 def random_problem(num_ops: int, seed: int = 0) -> Problem:
     """A random DAG of average degree 2 on four equal devices."""
     rng = np.random.default_rng(seed)
@@ -124,44 +107,6 @@ def drawn(num_ops: int, kind: str, count: int) -> np.ndarray:
         return rng.integers(DEVICES, size=(count, num_ops)).astype(np.int32)
     blocks = np.arange(num_ops) * DEVICES // num_ops
     return np.stack([np.roll(np.arange(DEVICES), i)[blocks] for i in range(count)]).astype(np.int32)
-
-
-def moves_row(num_ops: int, kind: str, seconds: float) -> dict[str, Any]:
-    """Moves a second of one size and one kind of placement."""
-    from gdp.sim.kernels.resume import go_on
-
-    problem = random_problem(num_ops)
-    start = score_all(problem, [Assignment(drawn(num_ops, kind, 1)[0].astype(np.int64))])[0]
-    windows = Windows(problem, start, 0)
-    c, states, window = windows.chain, windows.states, windows.window
-    a, rng = c.methods, np.random.default_rng(0)
-    reads = np.flatnonzero(np.diff(a.in_start) > 0)
-
-    def one_move() -> None:
-        device, op = c.chain.device.copy(), int(rng.choice(reads))
-        device[op] = (device[op] + 1) % DEVICES
-        first = int(window.first[problem.group[op]])
-        go_on(c.engine, c.work, states, device, True, first, np.array([op]))
-
-    def full() -> None:
-        evaluate_once(c.engine, c.work, c.chain.device)
-
-    rates = {}
-    for name, call in (("full", full), ("kept", one_move), ("stretch", None)):
-        if call is None:
-            windows.step(Clock(None))
-            done, began_s = windows.steps, time.process_time()
-            while time.process_time() - began_s < seconds:
-                windows.step(Clock(None))
-            rates[name] = (windows.steps - done) / (time.process_time() - began_s)
-            continue
-        call()
-        count, began_s = 0, time.process_time()
-        while time.process_time() - began_s < seconds:
-            call()
-            count += 1
-        rates[name] = count / (time.process_time() - began_s)
-    return {"ops": num_ops, "placements": kind, **{f"{k}_per_s": v for k, v in rates.items()}}
 
 
 def row(num_ops: int, kind: str, rounds: int) -> dict[str, Any]:
@@ -203,15 +148,12 @@ def row(num_ops: int, kind: str, rounds: int) -> dict[str, Any]:
 
 @click.command()
 @click.option("--rounds", type=int, default=7, show_default=True)
-@click.option("--move-seconds", type=float, default=3.0, show_default=True)
 @click.option("--json", "as_json", is_flag=True)
-def main(rounds: int, move_seconds: float, as_json: bool) -> None:
-    """Print both tables."""
+def main(rounds: int, as_json: bool) -> None:
+    """Print the table."""
     rows = [row(n, kind, rounds) for n in (1000, 10_000, 50_000) for kind in ("random", "blocks")]
-    kinds = ("random", "blocks")
-    moves = [moves_row(n, kind, move_seconds) for n in (10_000, 50_000) for kind in kinds]
     if as_json:
-        click.echo(json.dumps({"rows": rows, "moves": moves}))
+        click.echo(json.dumps({"rows": rows}))
         return
     click.echo("| ops | placements | exact /s | plain /s | ratio | exact ns/use | plain ns/use | "
                "2 cores |")  # fmt: skip
@@ -221,15 +163,6 @@ def main(rounds: int, move_seconds: float, as_json: bool) -> None:
             f"| {r['ops']} | {r['placements']} | {r['exact_per_s']:.0f} | {r['plain_per_s']:.0f} | "
             f"{r['ratio']:.2f} | {r['exact_ns_per_use']:.1f} | {r['plain_ns_per_use']:.1f} | "
             f"{r['two_cores_speedup']:.2f} |"
-        )
-    click.echo("\n| ops | placements | full /s | kept state /s | stretch /s | kept / full | "
-               "stretch / full |")  # fmt: skip
-    click.echo("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
-    for r in moves:
-        full, kept, stretch = (r[f"{name}_per_s"] for name in ("full", "kept", "stretch"))
-        click.echo(
-            f"| {r['ops']} | {r['placements']} | {full:.0f} | {kept:.0f} | {stretch:.0f} | "
-            f"{kept / full:.1f} | {stretch / full:.1f} |"
         )
 
 

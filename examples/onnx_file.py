@@ -3,16 +3,18 @@ where that is faster.
 
     python examples/onnx_file.py [MODEL.onnx] [FOLDER]
 
-The folder then holds one ONNX file per segment, a manifest, and `run.py`, which needs no gdp.
+The folder, a new temporary one unless named, then holds one ONNX file per segment, a manifest, and
+`run.py`, which needs no gdp.
 """
 
 import sys
+import tempfile
 from pathlib import Path
 
 import gdp
 
 model = sys.argv[1] if len(sys.argv) > 1 else "onnx:light_squeezenet"
-folder = Path(sys.argv[2] if len(sys.argv) > 2 else "cut")
+folder = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(tempfile.mkdtemp()) / "cut"
 
 graph = gdp.load(model)
 cluster = gdp.Cluster.load("2xcpu-core")

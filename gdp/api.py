@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,12 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.models import Model, load
 from gdp.placement import Placed, Placement, make_placement
-from gdp.posed import Posed, placed_on, pose, posed_placement
-from gdp.problem.own_unit import in_own_unit
+from gdp.posed import Posed, placed_on, pose, posed_placement, room_bytes
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import in_ticks
 from gdp.reports.view import View
 from gdp.result import Counts, Result, with_best_bound
 from gdp.sim.objectives import Score
-from gdp.units import times_in
 
 LOG = logging.getLogger(__name__)
 # Share of the time budget kept for the proven lower bound.
@@ -47,8 +46,7 @@ def methods(checkpoint: str | Path | None = None) -> dict[str, Method]:
 
         policy = policy_candidate(checkpoint)
         with_policy = partial(auto, extra=[("policy", policy)])
-        guided = _warm(trained["guided"], policy)
-        table |= trained | {"guided": guided, "auto": _warm(with_policy, policy)}
+        table |= trained | {"auto": _warm(with_policy, policy)}
     return table
 
 
@@ -103,10 +101,10 @@ def place(
     from gdp.methods.simplify import simpler
 
     search = of_kind(search, Search, "search")
-    graph, cluster = load(model), load_cluster(cluster)
+    cluster = load_cluster(cluster)
+    graph = load(model, room_bytes=room_bytes(cluster, constraints))
     table = methods(checkpoint)
-    if not isinstance(method, str) or method not in table:
-        raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
+    _require_method(method, table)
     phases = Phases()
     posed = pose(graph, cluster, objective, costs=costs, constraints=constraints, replicas=True)
     phases.ended("costs")
@@ -114,14 +112,44 @@ def place(
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
     curve: list[tuple[float, float]] = []
     started_s = time.perf_counter() - sum(phases.seconds.values())
-    own = in_own_unit(posed.problem)
-    with times_in(own.unit_s):
-        answer = table[method](own.problem, _recorded(search, curve, started_s, own.unit_s))
-        phases.ended("search")
-        answer = simpler(own.problem, answer, search).times(own.unit_s)
-        phases.ended("simplify")
+    problem = in_ticks(posed.problem)
+    answer = table[method](problem, _recorded(search, curve, started_s, problem.unit.seconds))
+    phases.ended("search")
+    answer = simpler(problem, answer, search).in_seconds(problem.unit.seconds)
+    phases.ended("simplify")
     result = _result(graph, posed, answer, method, search, phases)
     return replace(result, curve=tuple(curve))
+
+
+def _require_method(method: str, table: Mapping[str, Method]) -> None:
+    if not isinstance(method, str) or method not in table:
+        raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
+
+
+def require_answerable(
+    graph: OpGraph,
+    cluster: Cluster,
+    *,
+    method: str = "auto",
+    costs: CostModel | str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    constraints: Constraints | None = None,
+) -> None:
+    """Raise what `place` would raise of its arguments, before anything is compiled or searched."""
+    from gdp.constraints import allowed_mask, together_ids
+
+    _require_method(method, methods(checkpoint))
+    constraints = of_kind(constraints, Constraints, "constraints")
+    allowed_mask(constraints, graph, cluster)
+    together_ids(constraints, graph)
+    if costs is not None:
+        from gdp.costs.default import resolve_costs
+
+        resolve_costs(costs, cluster, graph)
+    if checkpoint is not None:
+        from gdp.policy.method import load as load_policy
+
+        load_policy(checkpoint)
 
 
 def _recorded(
@@ -218,10 +246,9 @@ def _bound(problem: Problem, answer: Answer, search: Search, found_s: float) -> 
     from gdp.bounds.best import best_bound
 
     seconds = None if search.seconds is None else search.seconds * BOUND_SHARE
-    own = in_own_unit(problem)
-    with times_in(own.unit_s):
-        bound = best_bound(own.problem, seconds, found_s=found_s / own.unit_s)
-    if (bound_s := bound.value_s * own.unit_s) > answer.bound_s:
+    problem = in_ticks(problem)
+    bound = best_bound(problem, seconds, found_s=found_s / problem.unit.seconds)
+    if (bound_s := bound.value_s * problem.unit.seconds) > answer.bound_s:
         return bound_s, bound.argument
     return answer.bound_s, answer.bound_by
 
@@ -242,7 +269,8 @@ def compare(
 
     Values are what is compared, so that none of them is given for simplicity.
     """
-    graph, cluster = load(model), load_cluster(cluster)
+    cluster = load_cluster(cluster)
+    graph = load(model, room_bytes=room_bytes(cluster, constraints))
     table = methods(checkpoint)
     search = replace(of_kind(search, Search, "search"), simplicity=0.0)
     rows: dict[str, Result | str] = {}

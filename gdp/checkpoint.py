@@ -8,8 +8,10 @@ renames, whoever reads or writes next finds the old one beside its place.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -61,15 +63,13 @@ def save(
     path on a shared disk; the first writes. Raises `TargetError` where something stands at the path
     that is no checkpoint of this kind, unless `force`.
     """
-    from orbax.checkpoint.experimental import v1 as orbax
-
     target = Path(os.path.realpath(path))
     if _is_first():
         require_folder(target, kind, Permit(force=force))
     leaves = _flatten(tree)
     digest = _digest(leaves)
     with _staging(target) as staging:
-        orbax.save(str((staging / "weights").absolute()), dict(leaves))
+        _write_weights(staging / "weights", leaves, target)
         if not _is_first():
             return digest
         _forget_where(staging / "weights")
@@ -130,16 +130,44 @@ def _read_arrays(folder: Path, files_sha256: str | None) -> dict[str, np.ndarray
             f"checkpoint {str(folder)!r} is damaged: a file of its weights is missing or another; "
             "copy it again"
         )
-    from orbax.checkpoint.experimental import v1 as orbax
-
     try:
-        found = orbax.load(str((folder / "weights").absolute()))
+        found = _orbax().load(str((folder / "weights").absolute()))
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"checkpoint {str(folder)!r}: its weights cannot be read: {first}"
         ) from None
     return {name: np.asarray(leaf) for name, leaf in found.items()}
+
+
+def _write_weights(folder: Path, leaves: Mapping[str, np.ndarray], target: Path) -> None:
+    """Write Orbax's folder; a full disk is an `OSError` that names the checkpoint, anything else
+    a `CheckpointError`."""
+    try:
+        _orbax().save(str(folder.absolute()), dict(leaves))
+    except OSError:
+        raise
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        # The library below Orbax has errors of its own for those of the system.
+        if "RESOURCE_EXHAUSTED" in first or os.strerror(errno.ENOSPC) in first:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from None
+        raise CheckpointError(
+            f"checkpoint {str(target)!r}: its weights cannot be written: {first}"
+        ) from None
+
+
+def _orbax() -> Any:
+    """Orbax, whose threads say nothing of errors that it raises besides."""
+    from orbax.checkpoint.experimental import v1 as orbax
+
+    logging.getLogger("absl").addFilter(_is_news)  # the same one twice is one
+    return orbax
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record is more than the traceback of a thread; a full disk gives dozens."""
+    return not (record.exc_info and "SignalingThread" in record.getMessage())
 
 
 def _is_first() -> bool:

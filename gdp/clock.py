@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+MEASURE_SECONDS = 10.0
+"""Of a measured run, all contenders and rounds and warming up included, unless asked otherwise."""
 _waiting: list[str] = []
 _waited: dict[str, float] = {}
 

@@ -80,16 +80,18 @@ def merge(parts: Sequence[Constraints]) -> Constraints:
     )
 
 
-def matching(graph: OpGraph, glob: str) -> Int[np.ndarray, "M"]:
-    """The ops whose name or scope matches; raises `ValueError` when there is none."""
+def matching(graph: OpGraph, glob: str, demand: str = "") -> Int[np.ndarray, "M"]:
+    """The ops whose name or scope matches; raises `ValueError` when there is none, which names the
+    demand that has the glob."""
     names = fnmatch.filter(graph.op_names, glob)
     scopes = set(fnmatch.filter(set(graph.scope), glob))
     index = graph.op_index
     found = {index[name] for name in names}
     found.update(i for i, scope in enumerate(graph.scope) if scope and scope in scopes)
     if not found:
+        where = f"{demand}: " if demand else ""
         raise ValueError(
-            f"no op or scope of graph {graph.name!r} matches {glob!r}; "
+            f"{where}no op or scope of graph {graph.name!r} matches {glob!r}; "
             "`gdp inspect --ops` lists the names"
         )
     return np.array(sorted(found), dtype=np.int64)
@@ -102,22 +104,22 @@ def allowed_mask(
     matches nothing, and `InfeasibleError` naming the demands that leave an op no device."""
     allowed = np.ones((graph.num_ops, cluster.num_devices), dtype=bool)
     demands: list[str] = []
-    for pin, keep in [(p, True) for p in constraints.pins] + [
-        (p, False) for p in constraints.forbid
+    for pin, demand in [(p, "pin") for p in constraints.pins] + [
+        (p, "forbid") for p in constraints.forbid
     ]:
         listed = np.zeros(cluster.num_devices, dtype=bool)
         for device in pin.devices:
             if device not in cluster.device_names:
                 raise ValueError(
-                    f"constraint {pin.match!r} names device {device!r}; cluster "
+                    f"{demand} {pin.match!r} names device {device!r}; cluster "
                     f"{cluster.name!r} has {', '.join(cluster.device_names)}"
                 )
             listed[cluster.device_names.index(device)] = True
-        ops = matching(graph, pin.match)
+        ops = matching(graph, pin.match, demand)
         # A catch-all glob does not move the model's inputs and outputs off the host.
         ops = ops[~graph.is_io[ops]]
-        allowed[ops] &= listed if keep else ~listed
-        demands.append(f"{'pin' if keep else 'forbid'} {pin.match}={','.join(pin.devices)}")
+        allowed[ops] &= listed if demand == "pin" else ~listed
+        demands.append(f"{demand} {pin.match}={','.join(pin.devices)}")
         empty = np.flatnonzero(~allowed.any(axis=1))
         if empty.size:
             raise InfeasibleError(
@@ -133,7 +135,7 @@ def together_ids(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N
         return None
     ids = np.arange(graph.num_ops)
     for glob in constraints.together:
-        ops = matching(graph, glob)
+        ops = matching(graph, glob, "together")
         ids = merge_ids(ids, _tied(graph, ops[~graph.is_io[ops]]))
     if constraints.whole:
         ids = merge_ids(ids, whole_labels(constraints, graph))

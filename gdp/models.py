@@ -61,12 +61,16 @@ def is_gguf(spec: Model) -> bool:
     return spec_of(spec).partition("?")[0].endswith(GGUF_SUFFIX)
 
 
-def load(spec: Model, dims: Mapping[str, int] | None = None) -> OpGraph:
+def load(
+    spec: Model, dims: Mapping[str, int] | None = None, *, room_bytes: int | None = None
+) -> OpGraph:
     """The graph of an .onnx path, `onnx:NAME`, a graph file, `python:package.module:function`,
     `hf:PATH`, a configuration of transformers (see `gdp.importers.pytorch.huggingface`), or a .gguf
     path (see `gdp.importers.gguf.model`).
 
-    `dims` binds symbolic dimensions of ONNX models. A graph is returned as it is, a traced model
+    `dims` binds symbolic dimensions of ONNX models. With `room_bytes`, the memory that there is for
+    weights, a configuration whose weights need more is refused before it is traced
+    (`InfeasibleError`). A graph is returned as it is, a traced model
     (`Traceable`) as its graph. Raises `ModelError` when it cannot be read.
 
     A Python function is called without arguments and returns what to place, one of:
@@ -89,7 +93,8 @@ def load(spec: Model, dims: Mapping[str, int] | None = None) -> OpGraph:
         return _graph_of(spec)
     text = str(spec)
     if is_traced(text):
-        return _load_traced(text)
+        found = traced(text, room_bytes)
+        return found if isinstance(found, OpGraph) else _reported(found)
     if is_onnx(spec):
         from gdp.importers.onnx.model import load_onnx
 
@@ -124,9 +129,12 @@ def python_function(spec: str) -> object:
     # The console script does not look where it was started; `python -m` does.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    from gdp.importers.program.traced import users_code
+
     # What a user's module or function raises is theirs, whatever it is.
     try:
-        module = importlib.import_module(module_name)
+        with users_code():
+            module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ModelError(
             f"{spec!r}: module {module_name!r} cannot be imported: {_said(error)}"
@@ -139,7 +147,8 @@ def python_function(spec: str) -> object:
             f"{spec!r}: the function is called without arguments, but needs {', '.join(missing)}"
         )
     try:
-        return function()
+        with users_code():
+            return function()
     except (Exception, SystemExit) as error:
         raise ModelError(f"{spec!r}: the function raised {_said(error)}") from error
 
@@ -183,34 +192,62 @@ def traced_model(spec: str) -> "JaxModel | TorchModel | OpGraph":
 
 
 def _holds_module(made: object) -> bool:
-    """Whether a tuple begins with a `torch.nn.Module`; without torch there is none."""
+    """Whether a tuple begins with a `torch.nn.Module`, or a function stands before inputs of
+    torch; without torch there is none."""
     torch = sys.modules.get("torch")
-    first = made[0] if isinstance(made, tuple | list) and made else made
-    return torch is not None and isinstance(first, torch.nn.Module)
+    if torch is None:
+        return False
+    first, *given = made if isinstance(made, tuple | list) and made else (made,)
+    if isinstance(first, torch.nn.Module):
+        return True
+    from torch.utils._pytree import tree_leaves
+
+    return callable(first) and any(map(torch.is_tensor, tree_leaves(given[:1])))
 
 
-def _load_traced(spec: str) -> OpGraph:
+def traced(spec: str, room_bytes: int | None = None) -> "Traced | OpGraph":
+    """What tracing a `python:` or `hf:` model gives, which for `hf:` models is kept; see `load`."""
+    if spec.startswith(HF_PREFIX):
+        from gdp.importers.pytorch.huggingface import find_huggingface_trace, huggingface_model
+
+        if (found := find_huggingface_trace(spec)) is not None:
+            return found
+        made = huggingface_model(spec)
+        if room_bytes is not None:
+            made.require_room(room_bytes)
+        return _traced(made, spec)
     made = traced_model(spec)
-    return made if isinstance(made, OpGraph) else _graph_of(made, spec)
+    return made if isinstance(made, OpGraph) else _traced(made, spec)
 
 
 def _graph_of(made: object, spec: str = "") -> OpGraph:
     """The graph of a traced model."""
+    return _reported(_traced(made, spec))
+
+
+def _reported(found: "Traced") -> OpGraph:
     from gdp.importers.program.traced import report
 
+    report(found)
+    return found.graph
+
+
+def _traced(made: object, spec: str) -> "Traced":
     if not isinstance(made, Traceable):
         raise ModelError(
             "a model is a path, onnx:NAME, python:package.module:function, hf:CONFIG, a graph "
             f"(gdp.load, gdp.trace) or a traced model, not of type {type(made).__name__}"
         )
     try:
-        found = made.trace()
+        return made.trace()
+    except ModelError as error:
+        if not spec or spec in str(error):
+            raise
+        raise ModelError(f"{spec!r}: {error}") from error  # a graph knows its own name alone
     except GdpError:
         raise
     except Exception as error:
         raise ModelError(f"{spec or made.name!r} cannot be traced: {_said(error)}") from error
-    report(found)
-    return found.graph
 
 
 def source_files(spec: Model) -> list[Path]:

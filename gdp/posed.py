@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.cluster.load import Machine, load_cluster
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import Cluster, memory_pools
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.base import Charging, CostModel
 from gdp.errors import PlacementError, of_kind
@@ -82,6 +82,21 @@ def pose(
         replicas=replicas and constraints.replicas,
     )
     return Posed(problem, fused.group_of, label)
+
+
+def room_bytes(cluster: Cluster, constraints: Constraints | None = None) -> int:
+    """Memory of all devices that may hold weights, a shared one once: no model whose weights take
+    more has a placement. Of the constraints, those on every op ("*") are heeded."""
+    constraints = of_kind(constraints, Constraints, "constraints")
+    barred = {name for pin in constraints.forbid if pin.match == "*" for name in pin.devices}
+    usable = {d.name for d in cluster.devices if d.supported != frozenset()} - barred
+    for pin in constraints.pins:
+        if pin.match == "*":
+            usable &= set(pin.devices)
+    alone = [[device] for device in cluster.devices if not device.memory_pool]
+    memories = [*alone, *memory_pools(cluster).values()]
+    sizes = [[d.memory_bytes for d in shared if d.name in usable] for shared in memories]
+    return sum(max(shared) for shared in sizes if shared)
 
 
 def _tensor_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndarray, "T"] | None:

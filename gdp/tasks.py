@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from gdp.errors import GdpError, MissingExtraError
+from gdp.version import install_command
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -135,7 +136,7 @@ def _connected(address: str) -> Any:
         import ray
     except ImportError as error:
         raise MissingExtraError(
-            "--ray needs Ray: pip install 'gdp-placement[cluster]', here and on every machine"
+            f"--ray needs Ray: {install_command('cluster')}, here and on every machine"
         ) from error
     if not ray.is_initialized():
         host, _, port = address.removeprefix("ray://").rpartition(":")

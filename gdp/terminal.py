@@ -1,10 +1,13 @@
 """Names from models and files, as a terminal may show them."""
 
+import contextlib
 import html
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 
+_on_stage: ContextVar[Callable[[str], object] | None] = ContextVar("on_stage", default=None)
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -59,3 +62,20 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         for tag, cells in lines
     )
     return f"<table>{body}</table>"
+
+
+def stage(text: str) -> None:
+    """Say what begins now to whoever listens; nothing where nobody does."""
+    listener = _on_stage.get()
+    if listener is not None:
+        listener(text)
+
+
+@contextlib.contextmanager
+def listening(listener: Callable[[str], object]) -> Iterator[None]:
+    """Stages that begin within are told to the listener."""
+    token = _on_stage.set(listener)
+    try:
+        yield
+    finally:
+        _on_stage.reset(token)

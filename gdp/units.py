@@ -1,9 +1,6 @@
 """Sizes as people write them: 20GiB, 300MB."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from decimal import Decimal
 from typing import SupportsFloat
 
@@ -55,26 +52,12 @@ def format_bytes(size: SupportsFloat) -> str:
     return f"{left:.2f} TiB"
 
 
-_UNIT_S: ContextVar[float] = ContextVar("unit_s", default=1.0)
-
-
-@contextmanager
-def times_in(unit_s: float) -> Iterator[None]:
-    """Within, `format_seconds` is given multiples of `unit_s`; see `gdp.problem.own_unit`."""
-    token = _UNIT_S.set(unit_s)
-    try:
-        yield
-    finally:
-        _UNIT_S.reset(token)
-
-
 def format_seconds(seconds: float) -> str:
     """A duration in the unit that reads best.
 
     >>> format_seconds(0.00123)
     '1.230 ms'
     """
-    seconds *= _UNIT_S.get()
     for scale, unit in ((1.0, "s"), (1e-3, "ms")):
         if abs(seconds) >= scale:
             return f"{seconds / scale:.3f} {unit}"

@@ -1,12 +1,35 @@
 """Shapes and types of gdp are checked in every test: jaxtyping's hook with beartype."""
 
 import os
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests that open sessions of their own shall no more send telemetry than gdp does.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+# Every test traces; those of keeping traces say where.
+os.environ["GDP_KEEP_TRACES"] = "0"
 
 from jaxtyping import install_import_hook
 
 # Numba kernels opt out with `@no_type_check` under `@njit`: a wrapper would not compile.
 _HOOK = install_import_hook("gdp", "typecheck.check")
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note a file that is skipped whole: workers tell of one only, where several share a reason."""
+    _note_skip(report)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note a test that is skipped."""
+    _note_skip(report)
+
+
+def _note_skip(report: pytest.CollectReport | pytest.TestReport) -> None:
+    """Add what is skipped to the file that GDP_SKIPPED names; .ci/run has it run elsewhere."""
+    path = os.environ.get("GDP_SKIPPED")
+    if path and report.skipped and not hasattr(report, "wasxfail"):
+        with Path(path).open("a") as file:
+            file.write(f"{report.nodeid}\n")

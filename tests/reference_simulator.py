@@ -5,10 +5,11 @@ every op, every transfer and every device anew. O(instants * (N + E)).
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import in_ticks
 
 
 @dataclass
@@ -65,15 +66,18 @@ def op_seconds(problem: Problem, device: list[int], op: int, reads: list[list[in
 
 
 def transfer_seconds(problem: Problem, tensor: int, source: int, destination: int) -> float:
-    """Latency plus bytes over bandwidth."""
+    """Latency plus bytes over bandwidth, in whole ticks."""
     cluster = problem.cluster
     size = float(problem.graph.tensor_bytes[tensor])
     bandwidth = float(cluster.link_bytes_per_s[source, destination])
-    return float(cluster.link_latency_s[source, destination]) + size / bandwidth
+    seconds = float(cluster.link_latency_s[source, destination]) + size / bandwidth
+    grid = problem.unit.grid
+    return seconds if math.isinf(seconds) else round(seconds / grid) * grid
 
 
 def run(problem: Problem, device: list[int], rank: list[int] | None = None) -> Run:
     """Simulate one placement."""
+    unit_s, problem = problem.unit.seconds, in_ticks(problem)
     graph, cluster = problem.graph, problem.cluster
     n, d = graph.num_ops, cluster.num_devices
     reads, makes, readers = tables(problem)
@@ -97,7 +101,7 @@ def run(problem: Problem, device: list[int], rank: list[int] | None = None) -> R
         present.update((sent.tensor, sent.destination) for sent in arrived)
         for op in finished:
             for tensor in makes[op]:
-                for destination in sorted({device[reader] for reader in readers[tensor]}):
+                for destination in dict.fromkeys(device[reader] for reader in readers[tensor]):
                     if destination == device[op]:
                         continue
                     channel = int(cluster.channel[device[op], destination])
@@ -131,7 +135,16 @@ def run(problem: Problem, device: list[int], rank: list[int] | None = None) -> R
             break
     result.latency_s = max(result.finish_s)
     result.peak_bytes = run_peaks(problem, device, result)
-    return result
+    return in_seconds(result, problem.unit.seconds / unit_s)
+
+
+def in_seconds(run: Run, factor: float) -> Run:
+    """Convert all times of a run from ticks."""
+    sent = [replace(x, start_s=x.start_s * factor, arrive_s=x.arrive_s * factor) for x in run.sent]
+    start_s, finish_s, busy_s = (
+        [x * factor for x in times] for times in (run.start_s, run.finish_s, run.busy_s)
+    )
+    return Run(start_s, finish_s, sent, busy_s, run.peak_bytes, run.latency_s * factor)
 
 
 def weight_bytes(problem: Problem, device: list[int]) -> list[int]:
@@ -179,6 +192,7 @@ def run_peaks(problem: Problem, device: list[int], result: Run) -> list[int]:
 
 def period(problem: Problem, device: list[int]) -> float:
     """The busiest device's or channel's seconds per sample."""
+    unit_s, problem = problem.unit.seconds, in_ticks(problem)
     graph, cluster = problem.graph, problem.cluster
     reads, makes, readers = tables(problem)
     device_s = [0.0] * problem.num_devices
@@ -194,7 +208,7 @@ def period(problem: Problem, device: list[int]) -> float:
                     channel_s[channel] = channel_s.get(channel, 0.0) + transfer_seconds(
                         problem, tensor, device[op], destination
                     )
-    return max([*device_s, *channel_s.values()])
+    return max([*device_s, *channel_s.values()]) * (problem.unit.seconds / unit_s)
 
 
 def pipeline_peaks(problem: Problem, device: list[int]) -> list[int]:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from gdp import version
 from gdp.cli.doctor import doctor_text
 from gdp.verbs import doctor
-from gdp.verbs.doctor import FAIL, OK, WARN, Check
+from gdp.verbs.doctor import FAIL, NONE, OK, WARN, Check
+from gdp.version import install_command
 
 
 def named(checks: list[Check]) -> dict[str, tuple[str, str]]:
@@ -37,10 +39,10 @@ def test_missing_and_old_libraries_fail_and_extras_do_not(installed: dict[str, s
     checks = list(doctor._libraries())
     assert named(checks) == {
         "numpy": (OK, "2.3.0"), "scipy": (FAIL, "1.0, but >=1.15 is wanted"),
-        "pymetis": (OK, "not installed"), "onnx": (FAIL, "not installed"),
+        "pymetis": (NONE, "not installed"), "onnx": (FAIL, "not installed"),
     }  # fmt: skip
     assert {c.area for c in checks} == {"libraries", "extra metis"}
-    assert "pip install 'gdp-placement[metis]'" in {c.advice for c in checks}
+    assert {c.advice for c in checks if c.name == "pymetis"} == {install_command("metis")}
     installed["pymetis"] = "2024.1"
     assert named(list(doctor._libraries()))["pymetis"][0] == WARN
 
@@ -86,13 +88,28 @@ def test_costs_that_match_are_told_from_datasheets(monkeypatch: pytest.MonkeyPat
 def test_a_cache_that_cannot_be_kept_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     from gdp.kernels import cache
 
-    (kept,) = doctor._caches()
+    kept, _ = doctor._caches()
     assert kept.status == OK
     assert Path(kept.found).is_dir() or Path(kept.found).parent.is_dir()
     monkeypatch.setattr(cache, "KEEP", False)
-    (lost,) = doctor._caches()
+    lost, _ = doctor._caches()
     assert lost.status == WARN
     assert "NUMBA_CACHE_DIR" in lost.advice
+
+
+def test_kept_traces_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gdp.files.kept import write_kept
+
+    monkeypatch.setenv("GDP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("GDP_KEEP_TRACES", "0")
+    assert "GDP_KEEP_TRACES is off" in named(list(doctor._caches()))["traces"][1]
+    monkeypatch.setenv("GDP_KEEP_TRACES", "1")
+    write_kept("traces", "a", b"data")
+    said = named(list(doctor._caches()))["traces"][1]
+    assert (
+        said
+        == f"{tmp_path / 'traces'}: 1 of hf: models, {(tmp_path / 'traces/a').stat().st_size} B"
+    )
 
 
 def test_a_damaged_checkpoint_fails_and_the_rest_is_still_said(
@@ -110,7 +127,7 @@ def test_a_damaged_checkpoint_fails_and_the_rest_is_still_said(
     )
     found = doctor.examine()
     assert not found["healthy"]
-    assert [c["status"] for c in found["checks"]] == [FAIL, OK]
+    assert [c["status"] for c in found["checks"]][:2] == [FAIL, OK]
 
 
 def test_the_text_groups_and_ends_with_what_to_do() -> None:
@@ -120,7 +137,7 @@ def test_the_text_groups_and_ends_with_what_to_do() -> None:
         vars(Check("caches", "c", OK, "/x")),
     ]  # fmt: skip
     found: dict[str, Any] = {"gdp": "1", "python": "3", "platform": "p", "healthy": False,
-                             "checks": checks}  # fmt: skip
+                             "warns": False, "checks": checks}  # fmt: skip
     assert doctor_text(found).splitlines() == [
         "gdp 1, Python 3, p", "", "libraries", "  ok    a   1.0", "  fail  bb  gone", "", "caches",
         "  ok    c  /x", "", "what to do", "bb          go", "", "something that gdp needs fails",
@@ -139,3 +156,78 @@ def test_the_verb_exits_with_what_it_found(
     done = CliRunner().invoke(cli, ["doctor", "--json"])
     assert done.exit_code == (status == FAIL)
     assert json.loads(done.stdout)["checks"][0]["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("statuses", "last"),
+    [
+        ([OK, NONE], "all is well"),
+        ([OK, WARN], "gdp works; see the warnings"),
+        ([WARN, FAIL], "something that gdp needs fails"),
+    ],
+)
+def test_all_is_well_only_where_nothing_warns(
+    monkeypatch: pytest.MonkeyPatch, statuses: list[str], last: str
+) -> None:
+    checks = [Check("one", f"n{i}", status, "f") for i, status in enumerate(statuses)]
+    monkeypatch.setattr(doctor, "AREAS", {"one": lambda: iter(checks)})
+    assert doctor_text(doctor.examine()).splitlines()[-1] == last
+
+
+def test_what_is_missing_is_listed_once_for_each_command() -> None:
+    checks = [vars(Check("extra torch", name, NONE, "not installed", "pip x")) for name in "ab"]
+    found: dict[str, Any] = {"gdp": "1", "python": "3", "platform": "p", "healthy": True,
+                             "warns": False, "checks": checks}  # fmt: skip
+    lines = doctor_text(found).splitlines()
+    assert "  -     a  not installed" in lines
+    assert lines[-4:] == ["what to do", "a, b        pip x", "", "all is well"]
+
+
+class Installed:
+    """A distribution with what pip wrote about where it came from."""
+
+    def __init__(self, record: str | None) -> None:
+        self.record = record
+
+    def read_text(self, name: str) -> str | None:
+        assert name == "direct_url.json"
+        return self.record
+
+
+def test_the_command_for_an_extra_is_one_that_works_where_gdp_came_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkout, site = tmp_path / "a checkout", tmp_path / "site-packages"
+    for folder in (checkout, site / "gdp"):
+        folder.mkdir(parents=True)
+    (checkout / "pyproject.toml").touch()
+    monkeypatch.setattr(version, "__file__", str(site / "gdp" / "version.py"))
+
+    def command(record: dict[str, Any] | None) -> str:
+        installed = Installed(None if record is None else json.dumps(record))
+        monkeypatch.setattr(version.Distribution, "from_name", lambda name: installed)
+        return install_command("torch")
+
+    here = {"url": checkout.as_uri(), "dir_info": {}}
+    monkeypatch.chdir(tmp_path)
+    assert command(here) == f"pip install '{checkout}[torch]'"
+    monkeypatch.chdir(checkout)
+    assert command(here) == "pip install '.[torch]'"
+    assert command(here | {"dir_info": {"editable": True}}) == "pip install -e '.[torch]'"
+    named = "pip install 'gdp-placement[torch]'"
+    assert command({"url": "file:///w/gdp_placement-1.whl", "archive_info": {}}) == named
+    assert command(None) == named
+    assert command({"url": (tmp_path / "gone").as_uri(), "dir_info": {}}) == named
+
+
+def test_a_tree_that_is_not_installed_is_its_own_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def missing(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr(version, "__file__", str(tmp_path / "gdp" / "version.py"))
+    monkeypatch.setattr(version.Distribution, "from_name", missing)
+    monkeypatch.chdir(tmp_path)
+    assert install_command() == "pip install -e '.'"

@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,17 @@ def test_the_onnx_example_cuts_a_model_into_files_that_run_without_gdp(
     assert {"manifest.json", "run.py", "segment_000.onnx"} <= written
     assert "import gdp" not in (tmp_path / "cut" / "run.py").read_text()
     assert "ms a sample" in capsys.readouterr().out
+
+
+def test_the_onnx_example_leaves_nothing_in_the_folder_where_it_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run("onnx_file.py", monkeypatch, "onnx:light_squeezenet")
+    assert list(Path().iterdir()) == []
+    assert Path(capsys.readouterr().out.splitlines()[-1]).exists()
 
 
 def test_the_jax_example_is_faster_on_two_gpus_than_on_one(

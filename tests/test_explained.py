@@ -143,6 +143,43 @@ def test_the_text_has_a_row_per_device_and_ends_with_what_binds() -> None:
     assert lines[-1].startswith("moved alone to d1")
 
 
+def test_the_op_that_binds_is_named_and_not_one_that_moves_along() -> None:
+    """Of a, b and c in module m, c alone is bound."""
+    pins = Constraints(pins=(Pin("c", ("d0",)),))
+    found = why(fork(), boxes(), [0, 0, 0, 0], scope="m", constraints=pins)
+    assert found["limits"] == ["a constraint keeps 'c' off d1"]
+
+    def no_time(graph: OpGraph, cluster: Cluster) -> np.ndarray:
+        seconds = roofline(graph, cluster)
+        seconds[graph.op_index["c"], 1] = np.inf
+        return seconds
+
+    placement = placed(fork(), boxes(), [0, 0, 0, 0])
+    found = gdp.explain(fork(), placement, boxes(), costs=no_time, scope="m")
+    assert found["limits"] == ["the costs give 'c' no time on d1"]
+    only = boxes(supported=frozenset({"Conv", "Gemm"}))
+    graph = replace(fork(), op_types=("Conv", "Gemm", "Tanh", "Conv"))
+    found = why(graph, only, [0, 0, 0, 0], scope="m")
+    assert found["limits"] == ["d1 does not support Tanh ('c')"]
+
+
+def test_of_several_better_places_the_best_is_advised() -> None:
+    """b takes 2 s on d0 to d2 and 1 s on d3: 7 s where all is on d0, 6 s with b elsewhere. The
+    link to d1 is slower; c is 3 s, so that b on d1 ends d at 7 s, on d2 at 6 s."""
+    devices = [cpu(f"d{i}") for i in range(3)]
+    links = [Link("d0", "d1", 0.75), Link("d0", "d2", 1.0)]
+    cluster = make_cluster("three", devices, links, default_bytes_per_s=1.0, default_latency_s=0.0)
+    found = why(fork(), cluster, [0, 0, 0, 0], op="b")
+    changes = [row["change_s"] for row in found["devices"]]
+    assert changes[2] == -1.0 < changes[1] < -0.1
+    assert found["limits"] == [
+        "moved alone to d2, the value would fall by 14.3%: the placement can be improved"
+    ]
+    turned = why(fork(), make_cluster("three", [devices[i] for i in (0, 2, 1)], links,
+                 default_bytes_per_s=1.0, default_latency_s=0.0), [0] * 4, op="b")  # fmt: skip
+    assert turned["limits"] == found["limits"]
+
+
 def test_a_slow_link_keeps_them() -> None:
     slow = make_cluster("slow", [cpu("d0"), cpu("d1")], [Link("d0", "d1", 0.1)])
     found = why(fork(), slow, [0, 0, 0, 0], op="b")

@@ -1,5 +1,11 @@
 """Models named `python:package.module:function` become graphs as their author says."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from gdp.errors import ModelError
@@ -57,3 +63,75 @@ def test_inspect_tells_what_was_estimated_and_assumed() -> None:
     assert found["num_ops"] == 2
     assert found["assumptions"] == ["a while loop is assumed to run once; give trip_count"]
     assert found["estimated"] == []
+
+
+_NOISY = """
+import jax.numpy as jnp
+print("on import")
+
+def noisy():
+    print("on call")
+    def function(x):
+        print("on trace")
+        return x * 2
+    return function, (jnp.ones(2),)
+
+def leaves():
+    def function(x):
+        raise SystemExit(0)
+    return function, (jnp.ones(2),)
+"""
+
+
+def test_what_a_module_prints_stays_out_of_json_and_its_exit_is_said(tmp_path: Path) -> None:
+    (tmp_path / "noisy_module.py").write_text(_NOISY)
+
+    def gdp(name: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gdp", "inspect", f"python:noisy_module:{name}", "--json"]
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+
+    done = gdp("noisy")
+    assert json.loads(done.stdout)["num_ops"] == 1
+    assert [f"on {when}" in done.stderr for when in ("import", "call", "trace")] == [True] * 3
+    done = gdp("leaves")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot be traced by JAX: SystemExit: 0" in done.stderr
+
+
+def test_a_function_before_inputs_of_torch_is_traced_by_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    made = "import torch\n\ndef mine():\n    return (lambda x: x @ x), (torch.ones(4, 4),)\n"
+    (tmp_path / "torch_function_module.py").write_text(made)
+    monkeypatch.syspath_prepend(tmp_path)
+    graph = load("python:torch_function_module:mine")
+    assert graph.op_types == ("Input", "matmul", "Output")
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("M(), (x,), 3", "options must be a mapping, got int"),
+        ("M(), (x,), {'kwargs': 3}", "option 'kwargs' must be a mapping, got int"),
+        ("Same(), (x,), {'name': 'mine'}", "model 'mine' has no ops"),
+    ],
+)
+def test_what_is_wrong_with_a_module_names_the_spec(
+    returned: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    name = f"module_of_{len(returned)}"
+    (tmp_path / f"{name}.py").write_text(
+        "import torch\n\n\nclass M(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return x + 1\n"
+        "\n\nclass Same(torch.nn.Module):\n    def forward(self, x):\n        return None\n"
+        f"\n\nx = torch.ones(2)\n\n\ndef made():\n    return {returned}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError, match=message) as found:
+        load(f"python:{name}:made")
+    assert f"python:{name}:made" in str(found.value)

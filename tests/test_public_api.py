@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import gdp
 from gdp.cli.main import cli
+from gdp.version import DISTRIBUTION
 
 PUBLIC = [
     "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "InfeasibleError", "Link",
@@ -40,18 +41,15 @@ def test_the_command_tells_the_same_version() -> None:
     assert (said.exit_code, said.output) == (0, f"gdp, version {gdp.__version__}\n")
 
 
-def test_every_hint_to_install_names_this_distribution_and_an_extra_it_has() -> None:
+def test_every_hint_to_install_names_an_extra_and_asks_how_gdp_was_installed() -> None:
     top = Path(gdp.__file__).parents[1]
-    extras = tomllib.loads((top / "pyproject.toml").read_text())["project"]
-    hints = [
-        hint
-        for path in Path(gdp.__file__).parent.rglob("*.py")
-        for hint in re.findall(r"pip install '?([\w-]+)\[(\w+)\]", path.read_text())
-    ]
-    assert len(hints) >= 4
-    for name, extra in hints:
-        assert name == extras["name"] == "gdp-placement"
-        assert extra in extras["optional-dependencies"]
+    project = tomllib.loads((top / "pyproject.toml").read_text())["project"]
+    assert project["name"] == DISTRIBUTION
+    texts = [path.read_text() for path in Path(gdp.__file__).parent.rglob("*.py")]
+    hints = [hint for text in texts for hint in re.findall(r"install_command\(['\"](\w+)", text)]
+    assert len(hints) >= 9
+    assert set(hints) <= set(project["optional-dependencies"])
+    assert not [text for text in texts if re.search(r"pip install '?[\w.-]+\[", text)]
 
 
 def test_a_type_checker_reads_the_annotations() -> None:

@@ -40,8 +40,8 @@ def test_a_result_keeps_its_candidates_and_the_course_of_its_search(tmp_path: Pa
 
 
 def test_an_execution_stands_beside_its_prediction_in_rows_and_words() -> None:
-    placed = Row(0.01, (0.009, 0.011), 50.0, (49.0, 51.0), 500, False)
-    alone = Row(0.02, (0.019, 0.021), 40.0, (39.0, 41.0), 500, False)
+    placed = Row(0.01, (0.009, 0.011), 50.0, (49.0, 51.0), 500, False, 8)
+    alone = Row(0.02, (0.019, 0.021), 40.0, (39.0, 41.0), 500, False, 8)
     fields = measured_fields(
         "throughput", (0.01, 0.02), placed, {"single_device": alone}, Measuring()
     ) | {"baselines": {"single_device": asdict(alone)}}

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from gdp.errors import GdpError, InfeasibleError, MissingExtraError
 from gdp.learn.instances import Instance
 from gdp.learn.labels import load_labels
 from gdp.tasks import ATTEMPTS, HERE, Engine, code_digest, each
+from gdp.version import install_command
 from pretrain.labels import Corpus, Task, label_all
 
 # Ray forks; JAX, where an earlier test has loaded it, warns of that.
@@ -175,7 +177,7 @@ def test_a_machine_with_other_code_is_refused(
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r"gdp-placement\[cluster\]"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("cluster"))):
         list(each(refusing, [1], Engine(ray="auto")))
 
 

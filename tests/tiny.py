@@ -12,6 +12,7 @@ import numpy as np
 from gdp.cluster.types import NO_CHANNEL, UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
+from gdp.problem.ticks import in_ticks
 from gdp.sim.memory import latency_peaks
 from gdp.sim.score import values
 
@@ -127,7 +128,7 @@ def random_problem(
         compute_s = rng.uniform(0.0, 2.0, size=(num_ops, num_devices))
     compute_s[graph.is_io] = np.inf
     compute_s[graph.is_io, cluster.host] = 0.0
-    return make_problem(graph, cluster, compute_s, objective)
+    return in_ticks(make_problem(graph, cluster, compute_s, objective))
 
 
 def without_queues(problem: Problem, seed: int, share: float = 0.5) -> Problem:
@@ -142,10 +143,7 @@ def with_memory(problem: Problem, limit: int) -> Problem:
     """The same problem with so many bytes on every device."""
     old = problem.cluster
     devices = tuple(replace(device, memory_bytes=limit) for device in old.devices)
-    cluster = replace(old, devices=devices)
-    return make_problem(
-        problem.graph, cluster, problem.compute_s, problem.objective, allowed=problem.allowed
-    )
+    return replace(problem, cluster=replace(old, devices=devices))
 
 
 def tight_latency(seed: int, num_devices: int, over: float) -> Problem:

@@ -3,9 +3,12 @@
 import dataclasses
 import gzip
 import hashlib
+import importlib
+import importlib.util
 import json
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fuzz import seeds
+from benchmarks.fuzz import configurations, gguf_files, modules, seeds
 from benchmarks.fuzz.documents import (
     mutate_bytes,
     mutate_message,
@@ -51,6 +54,12 @@ class Target:
     # writes a mutant into an empty folder, the valid seed without randomness; what to read
     read: Callable[[Path], Any]  # errors must name the path
     use: Callable[[Any], Any] = lambda found: None  # errors must be clean
+    needs: tuple[str, ...] = ()  # modules, without which it is left out
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether all that it needs is installed."""
+        return all(importlib.util.find_spec(name) is not None for name in self.needs)
 
 
 @cache
@@ -231,6 +240,41 @@ def _write_onnx(folder: Path, rng: random.Random | None) -> Path:
     return path
 
 
+def _write_configuration(folder: Path, rng: random.Random | None) -> Path:
+    """A tenth of the mutants is not changed but for the fields that are added to a third."""
+    path, documents = folder / "config.json", configurations.configurations()
+    if rng is None:
+        path.write_bytes(to_json(documents[0]))
+        return path
+    document = rng.choice(documents)
+    if rng.random() < 0.33:
+        document |= rng.choice(configurations.additions())
+    kind = rng.random()
+    data = to_json(mutate_value(document, rng) if 0.1 < kind < 0.95 else document)
+    path.write_bytes(mutate_bytes(data, rng) if kind >= 0.95 else data)
+    return path
+
+
+def _load_configuration(path: Path) -> OpGraph:
+    return load(f"hf:{path}?sequence=8")
+
+
+def _write_module(folder: Path, rng: random.Random | None) -> Path:
+    path = folder / "module.py"
+    path.write_text(modules.PLAIN if rng is None else modules.any_module(rng))
+    return path
+
+
+def _load_module(path: Path) -> OpGraph:
+    """The module as one of a package, the folder, so that errors name it."""
+    if str(path.parent.parent) not in sys.path:
+        sys.path.append(str(path.parent.parent))
+    importlib.invalidate_caches()
+    for name in [name for name in sys.modules if name.partition(".")[0] == path.parent.name]:
+        del sys.modules[name]
+    return load(f"python:{path.parent.name}.{path.stem}:f")
+
+
 def _label_document() -> Any:
     row = pack(np.array([0, 1, 1, 0, 1, 0]), "u1")
     return {
@@ -251,6 +295,12 @@ def _instance_document() -> Any:
 TARGETS = (
     Target("onnx", 30, _write_onnx, load,
            lambda found: pose(found, cluster())),
+    Target("gguf", 8, _file("m.gguf", gguf_files.document, gguf_files.encode), load,
+           lambda found: pose(found, cluster()), ("gguf",)),
+    Target("hf", 20, _write_configuration, _load_configuration,
+           lambda found: pose(found, cluster()), ("torch", "transformers")),
+    Target("torch", 20, _write_module, _load_module, lambda found: pose(found, cluster()),
+           ("torch",)),
     Target("graph", 15, _file("g.json", _graph_document, to_json), load_graph, _place),
     Target("cluster", 10, _file("c.toml", seeds.CLUSTER, to_toml), Cluster.load,
            lambda found: _place(graph(), found)),

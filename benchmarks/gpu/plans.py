@@ -12,19 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.runtimes.accelerate_maps import of_map, their_map
 from gdp import api
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.exporters.accelerate import device_map
+from gdp.costs.offload import Streamed
+from gdp.exporters.accelerate import device_map, hugging_face_names
+from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Search
 from gdp.placement import make_placement
 from gdp.posed import posed_placement
 from gdp.runtime.plan import make_plan
 from gdp.runtime.prediction import Prediction
-from gdp.runtime.statistics import batch_means, estimate
+from gdp.runtime.statistics import estimate
 from gdp.verbs.accelerate import kept_modules, offload_cluster, place_for_accelerate
 
 ROUNDS, MAX_RUNS = 5, 50
@@ -123,8 +124,7 @@ def measured(call: Call, machine: Machine, seconds: float) -> tuple[dict[str, An
         once_s = [once() for _ in range(WARM_UPS)][-1]
         runs = int(np.clip(seconds / ROUNDS / max(once_s, 1e-6), 1, MAX_RUNS))
         rounds = [np.array([once() for _ in range(runs)]) for _ in range(ROUNDS)]
-    means = [b for own in rounds for b in batch_means(own, 1)]
-    said = estimate([float(np.median(own)) for own in rounds], means)
+    said = estimate([float(np.median(own)) for own in rounds])
     peak = torch.cuda.max_memory_allocated(machine.device) if machine.is_cuda else None
     return {
         "measured_s": said.value, "interval_s": [max(said.low, 0.0), said.high],
@@ -191,6 +191,38 @@ def _by_accelerate(model: TorchModel, machine: Machine, costs: CostModel, limit:
     streams, _ = offload_cluster(graph, box, constraints, "cpu")
     found = their_map(model.module, box)
     return dispatched(model, machine, found), of_map(found, graph, streams, costs)[0]
+
+
+def their_map(module: Any, box: Cluster) -> dict[str, Any]:
+    """What `infer_auto_device_map` answers for the limits of a box."""
+    from accelerate import infer_auto_device_map
+
+    limits: dict[int | str, int | str] = {}
+    for device, name in zip(box.devices, hugging_face_names(box), strict=True):
+        limits[name] = device.memory_bytes
+    return infer_auto_device_map(
+        module, max_memory=limits, no_split_module_classes=list(module._no_split_modules or ())
+    )
+
+
+def of_map(
+    found: Mapping[str, Any], graph: OpGraph, machine: Cluster, costs: CostModel
+) -> tuple[float, bool]:
+    """Predicted seconds of a device map, and whether it fits as gdp counts memory; `machine` has an
+    offload device. Ops without weights follow the module that they belong to, or the op before."""
+    names = hugging_face_names(machine)
+    index: dict[Any, int] = {name: i for i, name in enumerate(names)}  # the last "cpu": rests
+    device = np.full(graph.num_ops, machine.host)
+    last = index[0]
+    for op, scope in enumerate(graph.scope):
+        if graph.is_io[op]:
+            continue
+        paths = [p for p in found if not p or scope == p or scope.startswith(f"{p}.")]
+        last = index[found[max(paths, key=len)]] if paths else last
+        device[op] = last
+    placement = make_placement(graph, machine, device)
+    score = api.simulate(graph, placement, machine, costs=Streamed(costs))
+    return score.latency_s, score.feasible
 
 
 def dispatched(model: TorchModel, machine: Machine, found: Mapping[str, Any]) -> Call:

@@ -15,19 +15,17 @@ import numpy as np
 
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.graph.op_graph import OpGraph
-from gdp.learn.instances import Instance, draw, limit_memory
+from gdp.learn.instances import Instance
 from gdp.learn.problems import Problems, load_problems
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.search.local_search import local_search
 from gdp.placement import write_atomic
-from gdp.policy.evaluate import judge
 from gdp.problem.problem import Problem
 from gdp.sim.score import values
 
 CORPUS = "data/corpus"
 LIST = Path("data/labels/test_instances.json")
-SCRATCH_LIST = Path("data/labels/test_from_scratch.json")
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Known:
     best_s: float = float("inf")  # best of everything run before the list was fixed
     evaluations: int = 0  # of the longest search behind it
     found_by: str = ""
-    since_s: float = float("inf")  # lowest found since the list was fixed, see `lower`
+    since_s: float = float("inf")  # lowest found since the list was fixed
 
     @property
     def lowest_s(self) -> float:
@@ -57,13 +55,6 @@ class Known:
 def problems(min_ops: int = 30, max_ops: int = 1000) -> Problems:
     """The corpus, test graphs of benchmark size included."""
     return load_problems(CORPUS, random_graphs=0, seed=0, min_ops=min_ops, max_ops=max_ops)
-
-
-def draw_list(source: Problems, seed: int = 20_26) -> list[Known]:
-    """One instance per test graph of a model; values are found later, by `best`."""
-    rng = np.random.default_rng(seed)
-    names = [name for name in sorted(source.test) if not name.startswith("tiled")]
-    return [Known(draw(rng, [name])) for name in names]
 
 
 def value(problem: Problem, assignment: Assignment) -> float:
@@ -108,12 +99,6 @@ def improved(known: Known, seconds: float, by: str) -> Known:
     return replace(known, best_s=seconds, found_by=by) if seconds < known.best_s else known
 
 
-def judged(problem: Problem, devices: np.ndarray) -> np.ndarray:
-    """Seconds of placements under the policy's priorities, inf where they overflow."""
-    cost_s, feasible = judge(problem, devices)
-    return np.where(feasible, cost_s, np.inf)
-
-
 def save(known: list[Known]) -> None:
     """Write the committed list; JSON has no infinity, so what is not known is null."""
     rows = []
@@ -150,19 +135,6 @@ def spread(known: list[Known], count: int) -> list[Known]:
     return [known[int(k)] for k in np.linspace(0, len(known) - 1, count)]
 
 
-def over_lowest(ratios: dict[str, float], known: list[Known]) -> dict[str, float]:
-    """Ratios to the listed values, and to the lowest found since."""
-    factor = geomean([entry.best_s / entry.lowest_s for entry in known])
-    return ratios | {f"{name}, lowest since": mean * factor for name, mean in ratios.items()}
-
-
-def from_scratch() -> dict[str, float]:
-    """Seconds of the best placement that was found by training from scratch, by instance."""
-    if not SCRATCH_LIST.exists():
-        return {}
-    return json.loads(SCRATCH_LIST.read_text())["value_s"]
-
-
 def unseen_cluster(kind: int, graph: OpGraph) -> Cluster:
     """10 alike with links of 1 TB/s, 12 up to 30 times apart, 16 behind links of 1 GB/s and 0.2 ms.
 
@@ -178,25 +150,3 @@ def unseen_cluster(kind: int, graph: OpGraph) -> Cluster:
         for i, x in enumerate(slower)
     ]
     return make_cluster("unseen", devices, default_bytes_per_s=link, default_latency_s=latency_s)
-
-
-def without_limit(entry: Known) -> Instance:
-    """The instance without its own limit."""
-    found = entry.instance
-    return Instance(graph=found.graph, cluster=found.cluster, objective=found.objective)
-
-
-def smallest_share(problem: Problem, evaluations: int = 500) -> float | None:
-    """The smallest limit at which the search finds a placement that fits, to 5 percent."""
-    low, high = 0.5, 4.0
-
-    def feasible(share: float) -> bool:
-        search = Search(seconds=None, evaluations=evaluations)
-        return local_search(limit_memory(problem, share), search).assignment is not None
-
-    if not feasible(high):
-        return None
-    while high / low > 1.05:
-        middle = float(np.sqrt(low * high))
-        low, high = (low, middle) if feasible(middle) else (middle, high)
-    return high

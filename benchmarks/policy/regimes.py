@@ -1,7 +1,5 @@
 """The policy by regime, beside what needs no network: `python -m benchmarks.policy.regimes VERB`.
 
-    draw        draw the instances (committed)
-    more        draw further instances of one regime
     best        search for better values of them, and keep the best (run again to go on)
     show        the table of each regime, three seeds
 
@@ -19,7 +17,7 @@ import functools
 import importlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,9 +49,6 @@ from gdp.tasks import Engine, each
 
 LIST = Path("data/labels/test_regimes.json")
 REGIMES = ("ample", "tight", "large", "tiled", "unseen")
-COUNTS = {"ample": 8, "tight": 8, "large": 4, "tiled": 6, "unseen": 6}
-TIGHT = 1.1
-"""Of the smallest limit at which a search finds what fits."""
 PROBE = 200
 """Evaluations by which the speed of plain search is measured, at first."""
 SHARE, MOST = 0.1, 1_000_000
@@ -115,25 +110,6 @@ def names_of(regime: str, graphs: Problems) -> list[str]:
         return [n for n in sizes if sizes[n] >= 5000]
     tiled = regime == "tiled"
     return [n for n in sizes if n.startswith("tiled") == tiled and (tiled or sizes[n] <= 1000)]
-
-
-def drawn(graphs: Problems, seed: int = 11) -> Iterator[Posed]:
-    """The instances of all regimes; those that one device holds best are kept as they are."""
-    rng = np.random.default_rng(seed)
-    for regime in REGIMES:
-        of = names_of(regime, graphs)
-        for k, name in enumerate(rng.permutation(of)[: COUNTS[regime]]):
-            fixed = {"tiled": k, "unseen": k % 3}
-            seeded = int(rng.integers(1 << 30))
-            paced = regime in ("ample", "tight") and k % 2
-            objective = "throughput" if paced else "latency"
-            entry = Posed(regime, str(name), fixed.get(regime, seeded), objective)
-            if regime == "tight":
-                share = tests.smallest_share(pose(entry, graphs), evaluations=300)
-                if share is None:
-                    continue
-                entry = replace(entry, memory=round(TIGHT * share, 4))
-            yield entry
 
 
 def save(entries: list[Posed]) -> None:
@@ -264,31 +240,6 @@ REGIME = click.option("--regime", "regimes", multiple=True, type=click.Choice(RE
 @click.group(help=__doc__)
 def main() -> None:
     """The benchmark's verbs."""
-
-
-@main.command()
-def draw() -> None:
-    """Draw the instances; refuses to draw over a list that is there."""
-    if LIST.exists():
-        raise SystemExit(f"{LIST} is there; the list is fixed")
-    entries = list(drawn(source()))
-    save(entries)
-    click.echo(f"{len(entries)} instances in {LIST}")
-
-
-@main.command()
-@click.argument("regime", type=click.Choice(["ample", "large"]))
-@click.argument("count", type=click.IntRange(min=1))
-@click.option("--seed", default=12, show_default=True)
-def more(regime: str, count: int, seed: int) -> None:
-    """Draw further instances of a regime and append them; nothing is known of them yet."""
-    graphs, rng = source(), np.random.default_rng(seed)
-    names = rng.permutation(names_of(regime, graphs)).tolist()
-    entries = [
-        Posed(regime, names[k % len(names)], int(rng.integers(1 << 30))) for k in range(count)
-    ]
-    save([*load(), *entries])
-    click.echo(f"{count} instances more in {LIST}")
 
 
 @main.command()

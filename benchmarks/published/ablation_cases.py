@@ -139,10 +139,8 @@ FRESH: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     " without cost features": ({"features": "published"}, {}),
     " without advice": ({"advice": False}, {}),
     " without imitation": ({}, {"imitate": 0.0}),
-    " without autoregression": ({"decode": "independent"}, {"freedom": "all"}),
 }
-"""Changes to the network, and to how it is trained. Without autoregression each device has an
-output of its own, so that devices are not told apart by what they are either."""
+"""Changes to the network, and to how it is trained."""
 SEARCH = "search alone"
 
 

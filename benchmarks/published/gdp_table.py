@@ -10,38 +10,18 @@ unequal` three clusters of unlike devices instead. Rows are the same however man
 them, but for CPU seconds and for bounds, which have a few seconds each.
 """
 
-import json
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 import click
 
-from benchmarks.published.baselines.rows import lines_of, with_until
-from benchmarks.published.cases import (
-    Row,
-    cases_of,
-    chosen,
-    engine_options,
-    kept,
-    tables_of,
-)
+from benchmarks.published.baselines.rows import lines_of
+from benchmarks.published.cases import Row, cases_of, chosen, engine_options
 from benchmarks.published.gdp_cases import EQUAL, UNEQUAL, WORKLOADS, graph_of, rows_of, run
-from benchmarks.published.summary import summary_text
-from gdp.tasks import HERE, Engine
+from benchmarks.published.summary import compare
+from gdp.tasks import Engine
 
 SMALL = "rnnlm-2,transformer-xl-2,wavenet-2x18"
-
-
-def measured(
-    problems: Sequence[tuple[str, str]], evaluations: int, seeds: int, path: Path | None,
-    engine: Engine | None, without: Sequence[str] = (),
-) -> list[list[Row]]:  # fmt: skip
-    """The table of every workload on every cluster; HDP's row says when `auto` has its best."""
-    cases = cases_of(problems, rows_of, evaluations, seeds, without)
-    tables = tables_of(kept(cases, run, path, engine))
-    with_until(tables, "HDP", lambda asked: kept(asked, run, path, engine or HERE))
-    return tables
 
 
 def table_text(rows: list[Row]) -> str:
@@ -75,13 +55,8 @@ def main(
         return
     machines = list(UNEQUAL) if clusters == "unequal" else clusters.split(",")
     problems = list(product(names, machines))
-    tables = measured(problems, evaluations, seeds, rows, engine, without)
-    if as_json:
-        click.echo(json.dumps({"rows": [row for table in tables for row in table]}))
-        return
-    for table in tables:
-        click.echo(table_text(table) + "\n")
-    click.echo(summary_text(tables, "HDP"))
+    cases = cases_of(problems, rows_of, evaluations, seeds, without)
+    compare(cases, run, rows, engine, "HDP", table_text, as_json)
 
 
 if __name__ == "__main__":

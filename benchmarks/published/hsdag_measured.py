@@ -34,7 +34,6 @@ from gdp.verbs.execute import run
 from gdp.verbs.measured import MeasuredReward
 
 BOX = "2xcpu-core"
-ROUNDS = 5
 Row = dict[str, Any]
 
 
@@ -81,7 +80,7 @@ def openvino_rows(path: Path, seconds: float) -> list[Row]:
         f"OpenVINO {name}": OneByOne(core.compile_model(model, device, hints), feeds)
         for name, device in (("CPU", "CPU"), ("AUTO", "AUTO"), ("HETERO", "HETERO:CPU"))
     }
-    found = measure(contenders, rounds=ROUNDS, seconds=seconds)
+    found = measure(contenders, Measuring(seconds, precision=0.0))
     return [_row(name, one) for name, one in found.items()]
 
 
@@ -93,7 +92,7 @@ def _row(name: str, found: Measured) -> Row:
 def ort_rows(path: Path, seconds: float, draws: int) -> list[Row]:
     """gdp's answer and HSDAG's beside ONNX Runtime's defaults."""
     search = Search(seconds=None, evaluations=400)
-    report = run(path, BOX, measuring=Measuring(ROUNDS, seconds), search=search)
+    report = run(path, BOX, measuring=Measuring(seconds, precision=0.0), search=search)
     baselines = report["baselines"]
     rows = [
         {"row": f"ONNX Runtime, {words}", "latency_s": baselines[name]["latency_s"],
@@ -119,7 +118,7 @@ def _hsdag(path: Path, seconds: float, draws: int) -> Row:
     reward = MeasuredReward(str(path), graph, posed, cluster)
     found = train(posed.problem, seed=0, evaluations=draws, reward=reward)
     placement = make_placement(graph, cluster, posed.expand(found.assignment.device))
-    return run(path, BOX, placement, measuring=Measuring(ROUNDS, seconds))
+    return run(path, BOX, placement, measuring=Measuring(seconds, precision=0.0))
 
 
 def table_text(model: str, rows: list[Row]) -> str:

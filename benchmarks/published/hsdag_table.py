@@ -9,30 +9,17 @@ many seeds, and a 95% interval (Student). With `--rows`, runs are appended to a 
 done, and those in it are not run again. CPU seconds are of a run's process, compilation included.
 """
 
-import json
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 import click
 
-from benchmarks.published.baselines.rows import lines_of, with_until
-from benchmarks.published.cases import Row, cases_of, chosen, engine_options, kept, tables_of
+from benchmarks.published.baselines.rows import lines_of
+from benchmarks.published.cases import Row, cases_of, chosen, engine_options
 from benchmarks.published.hsdag_cases import CLUSTERS, UPDATES, rows_of, run
 from benchmarks.published.hsdag_graphs import MODELS, PUBLISHED
-from benchmarks.published.summary import summary_text
-from gdp.tasks import HERE, Engine
-
-
-def measured(
-    problems: Sequence[tuple[str, str]], evaluations: int, seeds: int, path: Path | None,
-    engine: Engine | None, without: Sequence[str] = (),
-) -> list[list[Row]]:  # fmt: skip
-    """The table of every model on every cluster; HSDAG's row says when `auto` has its best."""
-    cases = cases_of(problems, rows_of, evaluations, seeds, without)
-    tables = tables_of(kept(cases, run, path, engine))
-    with_until(tables, "HSDAG", lambda asked: kept(asked, run, path, engine or HERE))
-    return tables
+from benchmarks.published.summary import compare
+from gdp.tasks import Engine
 
 
 def table_text(rows: list[Row]) -> str:
@@ -67,13 +54,8 @@ def main(
 ) -> None:  # fmt: skip
     """Print the tables."""
     problems = list(product(chosen(models, list(MODELS), "model"), clusters.split(",")))
-    tables = measured(problems, evaluations, seeds, rows, engine, without)
-    if as_json:
-        click.echo(json.dumps({"rows": [row for table in tables for row in table]}))
-        return
-    for table in tables:
-        click.echo(table_text(table) + "\n")
-    click.echo(summary_text(tables, "HSDAG"))
+    cases = cases_of(problems, rows_of, evaluations, seeds, without)
+    compare(cases, run, rows, engine, "HSDAG", table_text, as_json)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,36 @@
 """All problems of a comparison in one table each: values, what methods take over `auto`, and when
 `auto` has passed a rival."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import click
 import numpy as np
 
-from benchmarks.published.cases import BOUND, Row
+from benchmarks.published.baselines.rows import with_until
+from benchmarks.published.cases import BOUND, Case, Row, kept, tables_of
+from gdp.tasks import HERE, Engine
 
 HIDDEN = ("single device", "CPU only", "ETF", "gdp auto, shortest search")
 """Rows that the table of values leaves out."""
 Tables = Sequence[Sequence[Row]]
+
+
+def compare(
+    cases: Sequence[Case], run: Callable[[Case], Row], path: Path | None, engine: Engine | None,
+    rival: str, table_text: Callable[[list[Row]], str], as_json: bool,
+) -> None:  # fmt: skip
+    """Run the cases and print a table of each problem and the summary; the rival's row says when
+    `auto` has its best."""
+    tables = tables_of(kept(cases, run, path, engine))
+    with_until(tables, rival, lambda asked: kept(asked, run, path, engine or HERE))
+    if as_json:
+        click.echo(json.dumps({"rows": [row for table in tables for row in table]}))
+        return
+    for table in tables:
+        click.echo(table_text(table) + "\n")
+    click.echo(summary_text(tables, rival))
 
 
 def summary_text(tables: Tables, rival: str) -> str:

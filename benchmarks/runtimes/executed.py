@@ -53,7 +53,7 @@ def executed(
     from gdp.verbs.execute import run
 
     report = run(
-        spec, BOX, objective=objective, costs=costs, measuring=Measuring(3, seconds),
+        spec, BOX, objective=objective, costs=costs, measuring=Measuring(seconds),
         search=Search(seconds=None, evaluations=400),
     )  # fmt: skip
     pieces = report["segments"]

@@ -1,11 +1,9 @@
 """Errors and rank correlations of predicted placements, as a table.
 
-    python -m benchmarks.validate.report validate.json [again.json ...]
+    python -m benchmarks.validate.report validate.json
 
-Files are passes over the same placements, minutes or more apart: each is one repeat. Of one file,
-every other round is one, which then share what the machine did meanwhile. What is measured is the
-median over the rounds of all repeats; rank correlations are means over repeats, and over pairs of
-repeats for what the measurement has with itself.
+Every other round is one repeat. Errors are of medians over all rounds; rank correlations are means
+over the two repeats, and between them for what the measurement has with itself.
 """
 
 import argparse
@@ -43,10 +41,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def repeats(rows: Sequence[dict[str, Any]], what: str) -> Float[np.ndarray, "P R"]:
-    """What each repeat says of each placement: the median of every other round, or each pass's."""
-    if all("passes" in row for row in rows):
-        common = min(len(row["passes"]) for row in rows)
-        return np.array([[p[f"{what}_s"] for p in row["passes"][:common]] for row in rows])
+    """What each repeat says of each placement: the median of every other round."""
     rounds = [row[f"{what}_rounds_s"] for row in rows]
     return np.array([[np.median(own[0::2]), np.median(own[1::2])] for own in rounds])
 
@@ -81,32 +76,6 @@ def _width(row: dict[str, Any], what: str) -> float:
     return np.inf if high is None else (high - low) / row[f"{what}_s"]
 
 
-def passes(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The models of one document in which every pass is a repeat and medians are over all rounds.
-    A pass that did not finish a model does not count for it; a model with one pass keeps its two
-    halves. Predictions and intervals are the last pass's."""
-    of_models = [document["models"] for document in documents]
-    merged: dict[str, Any] = {}
-    for model in dict.fromkeys(name for models in of_models for name in models):
-        of_pass = [{row["name"]: row for row in models.get(model, [])} for models in of_models]
-        most = max(len(rows) for rows in of_pass)
-        whole = [rows for rows in of_pass if len(rows) == most]
-        if len(whole) == 1:
-            merged[model] = list(whole[0].values())
-            continue
-        merged[model] = []
-        for name, last in whole[-1].items():
-            row = dict(last) | {"passes": [rows[name] for rows in whole]}
-            for what in ("latency", "period"):
-                rounds = [s for rows in whole for s in rows[name][f"{what}_rounds_s"]]
-                row[f"{what}_s"] = float(np.median(rounds))
-            for key in ("alone", "busy"):
-                found = [rows[name].get(key) for rows in whole]
-                row[key] = None if None in found else float(np.median(found))
-            merged[model].append(row)
-    return merged
-
-
 def report(models: dict[str, Any]) -> str:
     """The figures as a table; shares are Spearman's correlation of predicted and measured over
     that of the repeats."""
@@ -127,54 +96,13 @@ def report(models: dict[str, Any]) -> str:
     lines += [_line("all", len(rows), what, found[what]) for what in ("latency", "period")]
     lines += [_ranks(per_model, what) for what in ("latency", "period")]
     lines.append(f"95%: widths of the intervals of what was measured, in the median; {_fast(rows)}")
-    return "\n".join([*lines, *_at_reference_speed(document)])
+    return "\n".join(lines)
 
 
 def _fast(rows: Sequence[dict[str, Any]]) -> str:
     """How many pipelines keep what was predicted of them."""
     share = np.array([row["predicted_period_s"] / row["period_s"] for row in rows])
     return f"{(share >= 0.95).mean():.0%} of the pipelines run at 0.95 of their predicted rate"
-
-
-def _errors(error: Float[np.ndarray, "P"]) -> str:
-    return f"median error {np.median(np.abs(error)):.1%}, bias {np.median(error):+.1%}"
-
-
-def _at_reference_speed(document: dict[str, Any]) -> list[str]:
-    """Errors and ranks with the machine's speed at the time taken out."""
-    at = {
-        model: [
-            _scaled(row, {"latency": row["alone"], "period": row["busy"]}) for row in rows
-        ]
-        for model, rows in document.items() if all(row.get("alone") for row in rows)
-    }  # fmt: skip
-    rows = [row for found in at.values() for row in found]
-    if not rows:
-        return []
-    alone, busy = (np.concatenate([np.ravel(r[name]) for r in rows]) for name in ("alone", "busy"))
-    lines = [
-        f"models of known speed took {np.median(alone):.3f} of their profile's time on one core, "
-        f"{np.median(busy):.3f} with all cores busy; with that taken out ({len(rows)} placements):"
-    ]
-    for what in ("latency", "period"):
-        error = [r[f"predicted_{what}_s"] / r[f"{what}_s"] - 1 for r in rows]
-        lines.append(f"{what}: {_errors(np.array(error))}")
-    per_model = {model: figures(found) for model, found in at.items()}
-    return lines + [_ranks(per_model, what) for what in ("latency", "period")]
-
-
-def _scaled(row: dict[str, Any], by: dict[str, float]) -> dict[str, Any]:
-    """A row with its measured times over the machine's speed at the time."""
-    made = dict(row)
-    for what, factor in by.items():
-        made[f"{what}_s"] = row[f"{what}_s"] / factor
-        made[f"{what}_rounds_s"] = [s / factor for s in row[f"{what}_rounds_s"]]
-    if "passes" in row:
-        keys = {"latency": "alone", "period": "busy"}
-        made["passes"] = [
-            _scaled(p, {what: p[key] for what, key in keys.items()}) for p in row["passes"]
-        ]
-    return made
 
 
 def _share(found: dict[str, Any], name: str) -> float:
@@ -209,8 +137,8 @@ def _line(model: str, count: int, what: str, found: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("passes", nargs="+", type=Path)
-    print(report(passes([read(path) for path in parser.parse_args().passes])))
+    parser.add_argument("file", type=Path)
+    print(report(read(parser.parse_args().file)["models"]))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,8 @@ Models are of held-out families of the calibration; `pretrain.profile_corpus.bui
 the onnx package does not carry, in --folder. Every placement is measured as `gdp run` does it, one
 sample at a time for the latency and with the pipeline full for the throughput, in interleaved
 rounds: medians of rounds and their 95% intervals. Every other round is one repeat; how well two
-repeats agree bounds what any prediction can reach. Before every placement a few uncut models that
-costs were fitted to run again, where --folder has them, on one core and on all cores at once: how
-much longer than in their profile they take is what the machine's speed has changed since, and what
-busy cores cost each other. Errors are given as measured and with that taken out. Placements that
-were measured before are kept, so the command can be repeated; `--like` takes those of another file
-once more, for `benchmarks.validate.report` to compare.
+repeats agree bounds what any prediction can reach. Placements that were measured before are kept:
+the command can be repeated.
 """
 
 import argparse
@@ -21,21 +17,19 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from benchmarks.validate.report import FORMAT, passes, read, report
+from benchmarks.validate.report import FORMAT, read, report
 from gdp import api
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
 from gdp.costs.learned import LearnedCosts
-from gdp.costs.profile import load_profile
 from gdp.costs.roofline import roofline
 from gdp.errors import GdpError
 from gdp.graph.fuse import fuse, group_seconds
@@ -43,10 +37,9 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import load
 from gdp.problem.problem import make_problem
-from gdp.resources import data_path
-from gdp.runtime.measure import Quota
+from gdp.runtime.measure import Measuring
 from gdp.runtime.measure import measure as measure_contenders
-from gdp.runtime.ort.pipeline import Pipeline, SideBySide
+from gdp.runtime.ort.pipeline import SideBySide
 from gdp.runtime.ort.run import prepare
 from gdp.runtime.ort.sessions import core_of_device
 from gdp.runtime.ort.source import Source, load_source, randomised
@@ -66,15 +59,7 @@ MODELS = {
     "vit": "exports/vit-1-b1-i160.onnx",
     "convnext": "exports/convnext-1-b2-i192.onnx",
 }
-REFERENCES = (
-    "light/shufflenet-b1", "exports/mobilenet_v1-0-b1-i224", "exports/regnet-0-b1-i224",
-    "exports/opt-w320-b2-s80",
-)  # fmt: skip
-"""Of the training families, and in the profile."""
-PROFILE = ("profiles", "cpu-core-avx2.json.gz")
 METHODS = ("single", "blocks", "heft", "auto")
-ROUNDS = 4
-"""Of one placement; every other one belongs to the second repeat."""
 
 
 def placements(
@@ -164,70 +149,31 @@ def predicted(
 def measure(
     source: Source, graph: OpGraph, cluster: Cluster, plan: CutPlan, seconds: float
 ) -> dict[str, Any]:
-    """One placement as `gdp run` measures it: every round, medians and intervals."""
+    """One placement as `gdp run` measures it: every block of a round, medians and intervals. Every
+    other block belongs to the second repeat."""
     ready = prepare(source, graph, plan, core_of_device(cluster), 0)
     with ready.one_at_a_time() as one, ready.pipeline() as full:
         contenders = {"latency": SideBySide((one,)), "period": SideBySide((full,))}
-        found = measure_contenders(contenders, rounds=ROUNDS, seconds=seconds)
+        found = measure_contenders(contenders, Measuring(seconds, precision=0.0))
     latency, rate = found["latency"].latency, found["period"].throughput
     return {
         "latency_s": latency.value,
         "latency_interval_s": [latency.low, latency.high],
-        "latency_rounds_s": list(found["latency"].round_latency_s),
+        "latency_rounds_s": list(found["latency"].block_latency_s),
         "period_s": 1.0 / rate.value,
         # A rate whose interval reaches down to nothing has no longest period.
         "period_interval_s": [1.0 / rate.high, 1.0 / rate.low if rate.low > 0 else None],
-        "period_rounds_s": [1.0 / r for r in found["period"].round_throughput_per_s],
+        "period_rounds_s": [1.0 / r for r in found["period"].block_throughput_per_s],
         "completions": found["period"].completions,
         "samples_in_flight": len(ready.slots),
         "piece_measured_s": list(found["latency"].stage_s),
     }
 
 
-class Reference:
-    """Uncut models of known speed, with a copy on every core."""
-
-    def __init__(self, folder: Path, cluster: Cluster) -> None:
-        known = {m.name: m.latency_s for m in load_profile(data_path(*PROFILE)).models}
-        self._pipelines: list[tuple[float, list[Pipeline]]] = []
-        self._stack = ExitStack()
-        for name in REFERENCES:
-            path = folder / f"{name}.onnx"
-            if not path.exists():
-                continue
-            graph, source = load(str(path), {}), randomised(load_source(str(path)), 0)
-            copies = []
-            for d in range(cluster.num_devices):
-                device = np.full(graph.num_ops, d)
-                device[graph.is_io] = cluster.host
-                guess = prediction(graph, cluster, device, roofline)
-                plan = cut_plan(source.model, graph, guess, "throughput")
-                ready = prepare(source, graph, plan, core_of_device(cluster), 0)
-                pipeline = Pipeline(ready.stages, ready.slots[:1], ready.workers)
-                copies.append(self._stack.enter_context(pipeline))
-            self._pipelines.append((known[path.stem], copies))
-
-    def close(self) -> None:
-        self._stack.close()
-
-    def ratios(self) -> tuple[float | None, float | None]:
-        """Seconds over those of the profile, on one core and with all cores busy: medians."""
-        alone, busy = [], []
-        for known_s, copies in self._pipelines:
-            alone.append(float(np.median(copies[0].run(5).stage_s[0])) / known_s)
-            for traces in SideBySide(tuple(copies)).run(Quota(4 * len(copies), 0.0, np.inf)):
-                # The first and the last run of a copy may have the machine to itself.
-                busy.append(float(np.median(traces.stage_s[0][1:-1])) / known_s)
-        if not alone:
-            return None, None
-        return float(np.median(alone)), float(np.median(busy))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path())
     parser.add_argument("-o", "--output", type=Path, default=Path("validate.json"))
-    parser.add_argument("--like", type=Path, help="an earlier output: measure its placements again")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--placements", type=int, default=10)
     parser.add_argument("--measure-seconds", type=float, default=12.0, help="per placement")
@@ -245,7 +191,6 @@ def main() -> None:
     started_s = time.monotonic()
     path = arguments.output
     document = read(path) if path.exists() else {"format": FORMAT, "costs": label, "models": {}}
-    reference: Reference | None = None
     for model in arguments.models.split(","):
         spec = MODELS[model]
         spec = spec if spec.startswith("onnx:") else str(arguments.folder / spec)
@@ -253,7 +198,7 @@ def main() -> None:
         if not arguments.predict and len(rows) >= arguments.placements:
             continue
         graph = load(spec, {})
-        place = (arguments.like or path).with_suffix(f".{model}.npz")
+        place = path.with_suffix(f".{model}.npz")
         planned = _planned(place, graph, cluster, costs, arguments)
         if arguments.plan:
             continue
@@ -268,15 +213,11 @@ def main() -> None:
             if arguments.predict:
                 have[name].update(said)
             else:
-                reference = reference or Reference(arguments.folder, cluster)
-                alone, busy = reference.ratios()
                 found = measure(source, graph, cluster, plan, arguments.measure_seconds)
-                rows.append({"name": name, "alone": alone, "busy": busy, **said, **found})
+                rows.append({"name": name, **said, **found})
             path.write_text(json.dumps(document))
-    if reference is not None:
-        reference.close()
     if not arguments.plan:
-        print(report(passes([document])))
+        print(report(document["models"]))
 
 
 def _planned(

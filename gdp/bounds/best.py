@@ -8,12 +8,13 @@ from jaxtyping import Float
 from gdp.bounds.bound import Bound
 from gdp.bounds.effort import Effort
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import rounding_share
 
 __all__ = ["Bound", "all_bounds", "best_bound"]
 
 DEFAULT_SECONDS = 10.0
 CUT_SHORT = "; the clock ended further proofs, so another run may prove more"
-_SLACK = 1e-10  # relative; sums here and in the simulator round in different orders
+_SLACK = 1e-10  # relative; sums here round in other orders, and some without ticks
 
 
 def best_bound(
@@ -46,7 +47,8 @@ def all_bounds(
         return [Bound(0.0, f"nothing: no bound is known for objective {problem.objective!r}")]
     bounds = proofs(problem, effort, found_s)
     ended = CUT_SHORT if effort.cut_short else ""
-    return [Bound(bound.value_s * (1.0 - _SLACK), bound.argument + ended) for bound in bounds]
+    kept = 1.0 - max(_SLACK, rounding_share(problem))
+    return [Bound(bound.value_s * kept, bound.argument + ended) for bound in bounds]
 
 
 def _latency(problem: Problem, effort: Effort, found_s: float) -> list[Bound]:

@@ -21,8 +21,7 @@ from gdp.bounds.path_program import (
 from gdp.bounds.paths import Arcs, Spans, heads_and_tails, no_spans
 from gdp.bounds.spans import MAX_OPS
 from gdp.bounds.work import window_s
-from gdp.problem.problem import Problem
-from gdp.units import format_seconds
+from gdp.problem.problem import Problem, TimeUnit
 
 # HiGHS keeps rows to 1e-7 and whole numbers to 1e-6, in units of about one latency.
 _MIP_SLACK = 1e-5
@@ -39,10 +38,13 @@ def latency_bounds(problem: Problem, effort: Effort, found_s: float = np.inf) ->
     net = net_of(problem, effort)
     arcs, spans = net.arcs, net.spans
     head_s, tail_s = heads_and_tails(arcs, no_spans(problem.num_devices))
-    bounds = [_path(problem, arcs, head_s), _window(arcs, head_s, tail_s, "")]
+    bounds = [_path(problem, arcs, head_s), _window(arcs, head_s, tail_s, "", problem.unit)]
     if len(spans.source):
         head_s, tail_s = heads_and_tails(arcs, spans)
-        bounds += [_modules(head_s, spans), _window(arcs, head_s, tail_s, " over modules")]
+        bounds += [
+            _modules(head_s, spans),
+            _window(arcs, head_s, tail_s, " over modules", problem.unit),
+        ]
     split = memory_bound(problem, arcs, spans, head_s, effort)
     bounds += [] if split is None else [split]
     return [*bounds, *_programs(problem, net, effort, max(b.value_s for b in bounds), found_s)]
@@ -71,7 +73,10 @@ def _programs(
     proven = "solved" if solved.is_optimal else "cut short"
     rows, _ = model.a.shape
     text = f"mixed-integer program of paths, work, transfers and memory: {model.shape[0]} groups"
-    return [*bounds, Bound(value_s, f"{text}, {rows} rows, {proven} at {format_seconds(value_s)}")]
+    return [
+        *bounds,
+        Bound(value_s, f"{text}, {rows} rows, {proven} at {problem.unit.text(value_s)}"),
+    ]
 
 
 def _linear(model: PathModel, effort: Effort) -> list[Bound]:
@@ -93,11 +98,11 @@ def _path(problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> Bou
             latency_s=np.zeros_like(arcs.latency_s), s_per_byte=np.zeros_like(arcs.s_per_byte)
         )
         free_s = float(heads_and_tails(alone, no_spans(problem.num_devices))[0][-1].min())
+    rest = problem.unit.text(max(0.0, value_s - free_s))
     return Bound(
         value_s,
-        f"critical path: {format_seconds(free_s)} of ops on their fastest devices and "
-        f"{format_seconds(max(0.0, value_s - free_s))} for transfers or slower devices, the less "
-        "of both",
+        f"critical path: {problem.unit.text(free_s)} of ops on their fastest devices and {rest} "
+        "for transfers or slower devices, the less of both",
     )
 
 
@@ -114,6 +119,7 @@ def _window(
     head_s: Float[np.ndarray, "V D"],
     tail_s: Float[np.ndarray, "V D"],
     how: str,
+    unit: TimeUnit,
 ) -> Bound:
     """The work of a window between the latest heads and tails, shared over all devices."""
     possible = np.isfinite(arcs.op_s) & np.isfinite(head_s)
@@ -127,7 +133,7 @@ def _window(
     r, q = float(start_s[inside].min()), float(after_s[inside].min())
     return Bound(
         value_s,
-        f"work in a window{how}: {len(inside)} ops that cannot start before {format_seconds(r)} "
-        f"and are followed by {format_seconds(q)} take at least "
-        f"{format_seconds(max(0.0, value_s - r - q))} on all devices together",
+        f"work in a window{how}: {len(inside)} ops that cannot start before {unit.text(r)} "
+        f"and are followed by {unit.text(q)} take at least "
+        f"{unit.text(max(0.0, value_s - r - q))} on all devices together",
     )

@@ -28,6 +28,7 @@ from gdp.bounds.load_memory import NO_MARKS, Marks, memory_rows
 from gdp.bounds.load_rows import Cuts, Rows, cuts
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import send_time
 
 
 class LoadModel(NamedTuple):
@@ -92,7 +93,12 @@ def build(problem: Problem, unit_s: float, marks: Marks = NO_MARKS) -> LoadModel
         loaded = [(k, *link) for k, link in enumerate(links) if a.channel[link] >= 0]
         used, number = np.unique([a.channel[s, to] for _, s, to in loaded], return_inverse=True)
         size = a.tensor_bytes[cut.tensor].astype(np.float64)
-        send_s = np.array([a.latency_s[s, to] + size / a.bytes_per_s[s, to] for _, s, to in loaded])
+        send_s = np.array(
+            [
+                send_time(a.latency_s[s, to], size, a.bytes_per_s[s, to], a.round_to)
+                for _, s, to in loaded
+            ]
+        )
         column = first_y + np.arange(len(cut.tensor))[:, None] * len(links)
         column = (column + np.array([k for k, _, _ in loaded], dtype=np.int64)).reshape(-1)
         rows.add(np.tile(number, len(cut.tensor)), column, send_s.T.reshape(-1) / unit_s,

@@ -20,7 +20,7 @@ from gdp.bounds.bound import Bound
 from gdp.bounds.effort import Effort
 from gdp.bounds.paths import Arcs, Spans, send_s
 from gdp.problem.problem import Problem
-from gdp.units import format_bytes, format_seconds
+from gdp.units import format_bytes
 
 MAX_OPS = 10_000  # the path is followed step by step in Python
 _ROUNDS = 100
@@ -65,7 +65,7 @@ def memory_bound(
     return Bound(
         best_s,
         f"memory: {format_bytes(weight.sum())} of weights along the critical path do not fit where "
-        f"it is fastest; spread over devices it takes at least {format_seconds(best_s)}",
+        f"it is fastest; spread over devices it takes at least {problem.unit.text(best_s)}",
     )
 
 

@@ -34,6 +34,7 @@ from gdp.bounds.paths import Arcs, Spans, arcs_of, heads_and_tails, longest_s, n
 from gdp.bounds.spans import MAX_DEVICES, MAX_OPS, Module, find_modules, find_spans
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import send_time
 
 
 class Net(NamedTuple):
@@ -265,7 +266,12 @@ class _Form:
         size, column = a.tensor_bytes[list(uses)][keep], column[keep]
         for channel in np.unique(a.channel[self.source, self.target]):
             on = [k for k, link in enumerate(self.links) if a.channel[link] == channel >= 0]
-            seconds = [a.latency_s[self.links[k]] + size / a.bytes_per_s[self.links[k]] for k in on]
+            seconds = [
+                send_time(
+                    a.latency_s[self.links[k]], size, a.bytes_per_s[self.links[k]], a.round_to
+                )
+                for k in on
+            ]
             if on:
                 more = [column + k for k in on], [s / self.unit_s for s in seconds]
                 self._row([*columns, *more[0]], [*values, *more[1]])
@@ -275,7 +281,7 @@ class _Form:
     ) -> None:
         """Beside the work of a module on device i: the ways there and back, where u or v is not."""
         a, group = self.arrays, self.net.arcs.group
-        seconds = (a.latency_s + least_bytes / a.bytes_per_s) / self.unit_s
+        seconds = send_time(a.latency_s, least_bytes, a.bytes_per_s, a.round_to) / self.unit_s
         into_s, out_s = np.delete(seconds[:, i], i).min(), np.delete(seconds[i], i).min()
         used = self.rows.more_columns(1)
         inner = np.unique(group[module.inner])

@@ -16,10 +16,9 @@ from gdp.bounds.load_program import (
     model_size,
 )
 from gdp.bounds.work import shared_work_s
-from gdp.problem.problem import Problem
+from gdp.problem.problem import Problem, TimeUnit
 from gdp.sim.objectives import memory_binds, objective_of
 from gdp.sim.replicas import may_replicate
-from gdp.units import format_seconds
 
 # HiGHS keeps rows to 1e-7 and whole numbers to 1e-6, in units of about one period.
 _MIP_SLACK = 1e-5
@@ -48,7 +47,7 @@ def load_bounds(
     bounds = [_work(problem, work_s, share)]
     whole = not may_replicate(problem)
     if whole:
-        bounds.append(_crowd(op_s))
+        bounds.append(_crowd(op_s, problem.unit))
     unit_s = max(bound.value_s for bound in bounds)
     if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
         return bounds
@@ -60,7 +59,7 @@ def load_bounds(
     known_s = max(bound.value_s for bound in bounds)
     nodes = effort.nodes(model.a.nnz) if whole else 0
     if nodes > 0 and known_s < found_s * (1.0 - _MIP_GAP) and not effort.is_over():
-        solved = _whole(model, known_s, effort, nodes)
+        solved = _whole(model, known_s, effort, nodes, problem.unit)
         if solved is not None:
             bounds.append(solved)
     return bounds
@@ -78,7 +77,7 @@ def _work(problem: Problem, work_s: float, share: Float[np.ndarray, "D"]) -> Bou
     )
 
 
-def _crowd(op_s: Float[np.ndarray, "G D"]) -> Bound:
+def _crowd(op_s: Float[np.ndarray, "G D"], unit: TimeUnit) -> Bound:
     """Of k D + 1 ops some device gets k + 1: at least the k + 1 smallest of the largest so many."""
     d = op_s.shape[1]
     least_s = np.sort(op_s.min(axis=1))[::-1]
@@ -87,7 +86,7 @@ def _crowd(op_s: Float[np.ndarray, "G D"]) -> Bound:
     value_s = total_s[k * d + 1] - total_s[k * d - k]
     best = int(value_s.argmax())
     if best == 0:
-        text = f"the largest op, or ops that share a device, takes {format_seconds(least_s[0])}"
+        text = f"the largest op, or ops that share a device, takes {unit.text(least_s[0])}"
     else:
         text = f"of the {best * d + 1} largest ops some device gets {best + 1}"
     return Bound(float(value_s[best]) * (1.0 - 1e-12), text)
@@ -157,7 +156,9 @@ def dual_value_s(
     return float(value) * model.unit_s, scaled[: model.num_loads]
 
 
-def _whole(model: LoadModel, known_s: float, effort: Effort, nodes: int) -> Bound | None:
+def _whole(
+    model: LoadModel, known_s: float, effort: Effort, nodes: int, unit: TimeUnit
+) -> Bound | None:
     """The bound of the program with whole placements after so many nodes."""
     low = known_s / model.unit_s * (1.0 - 1e-6)
     solved = least_whole(model, (low, np.inf), effort.remaining_s(), _MIP_GAP, nodes)
@@ -170,5 +171,5 @@ def _whole(model: LoadModel, known_s: float, effort: Effort, nodes: int) -> Boun
         value_s,
         f"mixed-integer program of the loads of {len(model.load_names)} devices and links by "
         f"{model.shape[0]} groups of ops and {model.a.shape[0]} rows of transfers and limits, "
-        f"{proven} at {format_seconds(value_s)}",
+        f"{proven} at {unit.text(value_s)}",
     )

@@ -38,9 +38,19 @@ def doctor_text(found: Mapping[str, Any]) -> str:
             f"  {check['status']:4}  {check['name'].ljust(width)}  {check['found']}"
             for check in checks
         ]
-    todo = [check for check in found["checks"] if check["advice"] and check["status"] != "ok"]
+    todo: dict[str, list[str]] = {}
+    for check in found["checks"]:
+        if check["advice"] and check["status"] != "ok":
+            todo.setdefault(check["advice"], []).append(check["name"])
     if todo:
-        rows = [[check["name"], check["advice"]] for check in todo]
+        rows = [[", ".join(names), advice] for advice, names in todo.items()]
         lines += ["", table(["what to do", ""], rows)]
-    lines += ["", "all is well" if found["healthy"] else "something that gdp needs fails"]
+    lines += ["", _verdict(found)]
     return shown(lines)
+
+
+def _verdict(found: Mapping[str, Any]) -> str:
+    """The last line; what is not installed and not needed does not count."""
+    if not found["healthy"]:
+        return "something that gdp needs fails"
+    return "gdp works; see the warnings" if found["warns"] else "all is well"

@@ -26,12 +26,17 @@ from gdp.problem.problem import Problem, make_problem
 from gdp.sim.batch import num_threads
 from gdp.sim.objectives import find_objective
 
-USING_POLICY = ("auto", "guided", "policy")
-MESSAGE = "gdp: compiling kernels, for the first run only"
+USING_POLICY = ("auto", "policy")
+MESSAGE = "compiling kernels, for the first run only (about 20 s on two idle cores)"
 
 
-def prepare(method: str, objective: str) -> None:
-    """Compile what a command needs where it is not compiled yet; otherwise nothing but a look."""
+def _echo(message: str) -> None:
+    click.echo(f"gdp: {message}", err=True)
+
+
+def prepare(method: str | None, objective: str, say: Callable[[str], Any] = _echo) -> None:
+    """Compile what a command needs where it is not compiled yet, having said so; otherwise nothing
+    but a look. Without a method, what it takes to judge a placement."""
     if not find_objective(objective).on_links:
         return
     first, *others = _groups_of(method, objective)
@@ -39,7 +44,7 @@ def prepare(method: str, objective: str) -> None:
     ours, theirs = os.pipe()  # one byte for every group that nobody has taken yet
 
     def begin() -> None:
-        click.echo(f"{MESSAGE} ...", err=True)
+        say(MESSAGE)
         os.write(theirs, bytes(GROUP_NAMES.index(name) for name in others))
         if num_threads() > 1:
             helper.append(_start(objective, ours))
@@ -59,8 +64,10 @@ def prepare(method: str, objective: str) -> None:
             process.wait()
 
 
-def _groups_of(method: str, objective: str) -> list[str]:
+def _groups_of(method: str | None, objective: str) -> list[str]:
     """What a method needs, what others build on first; the dearest of the rest follow."""
+    if method is None:
+        return ["simulator", "fusion"]
     bounds = ["bounds"] if objective == "latency" else []
     if method not in USING_POLICY:
         return ["simulator", *bounds, "lists", "fusion"]
@@ -189,11 +196,10 @@ def _policy(problem: Problem) -> None:
 
     width = NetworkConfig().head_width
     shapes = [
-        (problem.num_ops, problem.num_devices), (problem.num_ops, width),
-        (problem.num_devices, width), (NUM_PAIR_FEATURES, width), (width, width), (width,),
-        (width,),
+        (problem.num_ops, width), (problem.num_devices, width), (NUM_PAIR_FEATURES, width),
+        (width, width), (width,), (width,),
     ]  # fmt: skip
-    head = Head(*(np.zeros(shape, dtype=np.float32) for shape in shapes), dynamic=True)
+    head = Head(*(np.zeros(shape, dtype=np.float32) for shape in shapes))
     decode(prepare(problem), head, samples=1, seed=0)
 
 
@@ -201,7 +207,7 @@ def _pipeline(problem: Problem) -> None:
     del problem
     from gdp.methods.pipeline.method import compile_pipelines
 
-    compile_pipelines()
+    compile_pipelines(linear_only=True)
 
 
 def _fusion(problem: Problem) -> None:

@@ -153,7 +153,7 @@ def finetune(
 
     With a simulated reward it starts from what `--method auto` finds with as many evaluations;
     those come on top. Half of the placements then try other gates of the superposition network, a
-    tenth teach the weights by PPO, and the rest is a search that the tuned policy guides.
+    tenth teach the weights by PPO, and the rest is a local search.
     """
     from gdp.learn.metrics import progress_bar
     from gdp.verbs.adapted import finetune as tune

@@ -1,8 +1,9 @@
 """Options that several verbs share: each decorator hands the verb one object."""
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from gdp.cli.show import AS_JSON
+from gdp.errors import GdpError
 from gdp.files.targets import Permit, TargetError, require_file, require_folder
 from gdp.files.writing import is_stream
 
@@ -24,6 +26,16 @@ if TYPE_CHECKING:
 EVENT_OBJECTIVES = ("latency", "throughput")
 PLACE_OBJECTIVES = (*EVENT_OBJECTIVES, "max_load")
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+_COUNT = click.IntRange(1, 2**31 - 1)
+
+
+@contextlib.contextmanager
+def blaming(flag: str) -> Iterator[None]:
+    """Errors of what an option says begin with its name."""
+    try:
+        yield
+    except (GdpError, ValueError) as error:
+        raise type(error)(f"{flag}: {error}") from None
 
 
 def handing(argument: str, make: Callable[..., Any], options: Mapping[str, Decorator]) -> Decorator:
@@ -62,8 +74,8 @@ class ModelOptions:
     )
 
     task: str | None = option("--task", metavar="TASK", help="Of hf: models, such as causal-lm.")
-    batch: int | None = option("--batch", type=int, help="Samples; hf: and .gguf models.")
-    sequence: int | None = option("--sequence", type=int, help="Tokens; hf: and .gguf models.")
+    batch: int | None = option("--batch", type=_COUNT, help="Samples; hf: and .gguf models.")
+    sequence: int | None = option("--sequence", type=_COUNT, help="Tokens; hf: and .gguf models.")
     decode: bool = option(
         "--decode", is_flag=True, help="One token, with its cache; hf: and .gguf models."
     )
@@ -84,12 +96,15 @@ class ModelOptions:
             joint = "&" if "?" in self.spec else "?"
             object.__setattr__(self, "spec", self.spec + joint + "&".join(parts))
 
-    def load(self) -> "OpGraph":
-        """Import the model with its dimensions bound; raises `ModelError` where that fails."""
+    def load(self, room_bytes: int | None = None) -> "OpGraph":
+        """Import the model with its dimensions bound, as `gdp.models.load` does; on a terminal the
+        stages of tracing are told."""
 
+        from gdp.cli.show import told
         from gdp.models import load, with_dims
 
-        return load(self.spec, with_dims(self.dims))
+        with told():
+            return load(self.spec, with_dims(self.dims), room_bytes=room_bytes)
 
 
 @dataclass(frozen=True)
@@ -120,8 +135,10 @@ class ClusterOptions:
         from gdp.cluster.types import Cluster
 
         found = Cluster.local() if self.cluster is None else Cluster.load(self.cluster)
-        limits = parse_max_memory(",".join(self.max_memory)) if self.max_memory else {}
-        return with_max_memory(found, limits) if limits else found
+        if not self.max_memory:
+            return found
+        with blaming("--max-memory"):
+            return with_max_memory(found, parse_max_memory(",".join(self.max_memory)))
 
 
 @dataclass(frozen=True)
@@ -145,9 +162,12 @@ class SearchOptions:
 
         from gdp.methods.base import Search
 
-        return Search(
-            self.seed, self.seconds, self.evaluations, chains=self.chains, progress=progress
-        )
+        try:
+            return Search(
+                self.seed, self.seconds, self.evaluations, chains=self.chains, progress=progress
+            )
+        except ValueError as error:  # begins with the field, which the option is called by
+            raise ValueError(f"--{error}") from None
 
 
 @dataclass(frozen=True)
@@ -209,10 +229,11 @@ class ConstraintOptions:
 
         from gdp.constraints import Constraints, merge, parse_pin, read_constraints
 
-        flags = Constraints(
-            tuple(map(parse_pin, self.pins)), tuple(map(parse_pin, self.forbid)), self.together,
-            not self.no_replicas,
-        )  # fmt: skip
+        rules = {}
+        for flag, texts in (("--pin", self.pins), ("--forbid", self.forbid)):
+            with blaming(flag):
+                rules[flag] = tuple(map(parse_pin, texts))
+        flags = Constraints(rules["--pin"], rules["--forbid"], self.together, not self.no_replicas)
         file = self.constraints
         return merge([flags] if file is None else [read_constraints(file), flags])
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gdp.cli import options, startup
-from gdp.cli.show import progress_bar, show
+from gdp.cli.show import placing, show, stages
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.errors import InfeasibleError
 from gdp.terminal import printable
@@ -36,28 +36,36 @@ def place(
     destination: options.Destination, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
+    from gdp import api
     from gdp.cli import first_run
     from gdp.cli.text import result_text
     from gdp.placement import save_placement
     from gdp.verbs import shown
-    from gdp.verbs.accelerate import place_for
+    from gdp.verbs.accelerate import place_for, room_for
 
     phases = Phases(startup.STARTED_S)
     phases.ended("import")
-    graph, machine = model.load(), cluster.load()
+    machine, rules = cluster.load(), constraints.read()
+    room = room_for(destination.runtime, machine, destination.offload, rules)
+    graph = model.load(room)
     outputs.require(
         model.spec, cluster.cluster, trained.checkpoint, trained.costs, constraints.constraints
     )
+    search.search()  # refuses bad values before anything is compiled
+    if destination.runtime is None:
+        api.require_answerable(
+            graph, machine, method=search.method, costs=trained.costs,
+            checkpoint=trained.checkpoint, constraints=rules,
+        )  # fmt: skip
     with waiting_for(COMPILE):
         first_run.prepare(search.method, objective)
     phases.ended("read")
-    with progress_bar("placing") as progress:
+    with stages(lines=False) as say:
         placed = place_for(
             destination.runtime, graph, machine, model=model.spec,
             granularity=destination.granularity, offload=destination.offload,
             objective=objective, method=search.method, costs=trained.costs,
-            search=search.search(progress), checkpoint=trained.checkpoint,
-            constraints=constraints.read(),
+            search=search.search(placing(say)), checkpoint=trained.checkpoint, constraints=rules,
         )  # fmt: skip
     result, machine, costs = _all_waited(phases, placed.result), placed.cluster, placed.costs
     if path := outputs.paths.get("placement"):
@@ -96,17 +104,24 @@ def compare(
     from gdp import api
     from gdp.cli import first_run
     from gdp.cli.text import compare_text
+    from gdp.posed import room_bytes
 
     def say(name: str) -> None:
         if sys.stderr.isatty():
             click.echo(f"gdp: {name} ...", err=True)
 
-    graph, machine = model.load(), cluster.load()
+    machine, rules, budget = cluster.load(), constraints.read(), search.search()
+    graph = model.load(room_bytes(machine, rules))
+    names = methods.split(",") if methods else None
+    for name in names or ["auto"]:
+        api.require_answerable(
+            graph, machine, method=name, costs=trained.costs, checkpoint=trained.checkpoint,
+            constraints=rules,
+        )  # fmt: skip
     first_run.prepare("auto", objective)
     rows = api.compare(
-        graph, machine, objective=objective, names=methods.split(",") if methods else None,
-        costs=trained.costs, search=search.search(), checkpoint=trained.checkpoint,
-        constraints=constraints.read(), progress=say,
+        graph, machine, objective=objective, names=names, costs=trained.costs, search=budget,
+        checkpoint=trained.checkpoint, constraints=rules, progress=say,
     )  # fmt: skip
     plain = [
         {"method": name, "feasible": False, "reason": row}

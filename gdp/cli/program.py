@@ -1,5 +1,6 @@
 """How the program ends: exit codes, one line per error, tracebacks under -v alone."""
 
+import errno
 import logging
 import os
 import sys
@@ -69,7 +70,9 @@ def run(cli: click.Command) -> NoReturn:
     except (GdpError, ValueError, ImportError) as error:
         _fail(str(error), 2)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
+        # Files are named where they are written; what remains is what is printed.
+        unnamed = "standard output: " if error.errno == errno.ENOSPC else ""
+        where = f"{error.filename}: " if error.filename else unnamed
         _fail(f"{where}{error.strerror or error}", 2)
     except KeyboardInterrupt:
         _fail("interrupted", 130)

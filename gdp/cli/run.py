@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from gdp.cli import options
-from gdp.cli.show import progress_bar, show
+from gdp.cli.show import placing, show, stages
+from gdp.clock import MEASURE_SECONDS
 from gdp.terminal import printable_lines
 
 RUNTIMES = ("onnxruntime", "openvino")
@@ -18,10 +19,9 @@ TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "llamacpp", "pipelin
 class Timing:
     """How long `gdp run` measures, and with what."""
 
-    rounds: int = options.option("--rounds", type=int, default=5, help="Measuring rounds.")
     measure_seconds: float = options.option(
-        "--measure-seconds", type=float, default=60.0,
-        help="Measuring takes at most about so long.",
+        "--measure-seconds", type=float, default=MEASURE_SECONDS,
+        help="Seconds of measuring in all, at most; it ends when intervals are under 3%.",
     )  # fmt: skip
     runtime: str | None = options.option(
         "--runtime", type=click.Choice(RUNTIMES), help="Of an ONNX model; default onnxruntime."
@@ -52,6 +52,7 @@ def run(
     from gdp.cli import first_run
     from gdp.cli.text import run_text
     from gdp.placement import load_placement
+    from gdp.posed import room_bytes
     from gdp.runtime.measure import Measuring
     from gdp.verbs import shown
     from gdp.verbs.execute import Placing, runnable
@@ -60,28 +61,34 @@ def run(
     machine = cluster.load()
     outputs.require(model.spec, placement, cluster.cluster, trained.checkpoint, trained.costs)
     placed = None if placement is None else load_placement(placement)
-    first_run.prepare(search.method, objective)
     page, made = outputs.paths.get("report"), placed
-    with progress_bar("running") as progress:
-        placing: Placing = {
+    with stages() as say:
+        how: Placing = {
             "method": search.method, "checkpoint": trained.checkpoint,
-            "search": search.search(progress), "constraints": constraints.read(),
+            "search": search.search(placing(say)), "constraints": constraints.read(),
         }  # fmt: skip
-        if page and placed is None:
-            made = api.place(
-                model.load(), machine, objective=objective, costs=trained.costs,
-                **runnable(model.spec, placing, timing.runtime),
+        measuring = Measuring(timing.measure_seconds, search.seed, progress=say)
+        say(f"loading {model.spec}", 0.0)  # no line: one that cannot be loaded is refused in one
+        graph = model.load(room_bytes(machine, how["constraints"]) if placed is None else None)
+        if placed is None:
+            how = runnable(model.spec, how, timing.runtime)
+            api.require_answerable(
+                graph, machine, method=search.method, costs=trained.costs,
+                checkpoint=trained.checkpoint, constraints=how.get("constraints"),
             )  # fmt: skip
+            first_run.prepare(search.method, objective, say)
+            say(f"placing on {machine.name}, at most {search.seconds:g} s of search")
+            made = api.place(graph, machine, objective=objective, costs=trained.costs, **how)
             placed = made.placement
+        else:
+            first_run.prepare(None, objective, say)
         report = run_model(
-            model.spec, machine, placed,
-            dims=model.dims, objective=objective, costs=trained.costs, runtime=timing.runtime,
-            **placing,
-            measuring=Measuring(timing.rounds, timing.measure_seconds, search.seed),
+            model.spec, machine, placed, dims=model.dims, objective=objective,
+            costs=trained.costs, runtime=timing.runtime, measuring=measuring, graph=graph,
         )  # fmt: skip
     if page and made is not None:
         shown.report(
-            model.load(), made, machine, page,
+            graph, made, machine, page,
             objective=objective, costs=trained.costs, measured=report,
         )  # fmt: skip
     show(report, lambda: run_text(report))

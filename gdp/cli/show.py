@@ -4,9 +4,11 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import click
+
+from gdp.terminal import listening, printable
 
 AS_JSON = "gdp.as_json"
 """Where click's context keeps whether `--json` was given."""
@@ -33,20 +35,60 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@runtime_checkable
+class Say(Protocol):
+    """Tells which stage begins or, with the share of it that is done, goes on."""
+
+    def __call__(self, stage: str, fraction: float | None = None) -> None:
+        """Show it."""
+        ...
+
+
 @contextlib.contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[float, float], None] | None]:
-    """A bar on a terminal, nothing elsewhere."""
+def told() -> Iterator[None]:
+    """The stages of what is loaded, a line each on a terminal and nothing elsewhere."""
     if not sys.stderr.isatty():
-        yield None
+        yield
+        return
+    with listening(lambda text: click.echo(f"gdp: {printable(text)} ...", err=True)):
+        yield
+
+
+@contextlib.contextmanager
+def stages(*, lines: bool = True) -> Iterator[Say]:
+    """Stages of a verb on stderr: a bar on a terminal, elsewhere a line when one begins, or nothing
+    without `lines`."""
+    if not sys.stderr.isatty():
+        yield _say_line if lines else _say_nothing
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=1.0)
+        task = bar.add_task("", total=None)
 
-        def update(fraction: float, value_s: float) -> None:
-            bar.update(task, completed=fraction, description=f"{label} {value_s * 1e3:.3f} ms")
+        def say(stage: str, fraction: float | None = None) -> None:
+            total = None if fraction is None else 1.0
+            bar.update(task, total=total, completed=fraction or 0.0, description=printable(stage))
 
-        yield update
+        yield say
+
+
+def _say_line(stage: str, fraction: float | None = None) -> None:
+    """What goes on within a stage is for a bar alone."""
+    if fraction is None:
+        click.echo(f"gdp: {printable(stage)}", err=True)
+
+
+def _say_nothing(stage: str, fraction: float | None = None) -> None:
+    del stage, fraction
+
+
+def placing(say: Say) -> Callable[[float, float], None]:
+    """The progress of a search as that of a stage."""
+
+    def progress(fraction: float, value_s: float) -> None:
+        say(f"placing, best so far {value_s * 1e3:.3f} ms", fraction)
+
+    return progress

@@ -7,6 +7,7 @@ from gdp.costs.calibrate import Report
 from gdp.errors import MissingExtraError
 from gdp.files.writing import atomic
 from gdp.terminal import printable_lines
+from gdp.version import install_command
 
 
 def report_text(report: Report) -> str:
@@ -58,9 +59,7 @@ def write_plot(report: Report, path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise MissingExtraError(
-            "a plot needs matplotlib: pip install 'gdp-placement[plots]'"
-        ) from None
+        raise MissingExtraError(f"a plot needs matplotlib: {install_command('plots')}") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -7,7 +7,7 @@ from gdp.placement import Placement, save_placement
 
 _RUNNER = '''"""Runs @MODEL@ as placement.json says, checks it and times it.
 
-    python run.py [--cluster CLUSTER] [--rounds N]
+    python run.py [--cluster CLUSTER] [--measure-seconds S]
 
 The module of the model must be importable: run this where it is, or set PYTHONPATH. Without a
 cluster, devices named cpu... or core... are JAX's CPU devices, all others its accelerators.
@@ -37,7 +37,7 @@ def named_cluster(names):
 def main():
     parser = argparse.ArgumentParser(description=f"Run {MODEL} as placed.")
     parser.add_argument("--cluster", help="TOML file or preset, for predicted times")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--measure-seconds", type=float, default=10.0, help="at most")
     options = parser.parse_args()
     names = json.loads(PLACEMENT.read_text())["devices"]
     # JAX reads this once, when it starts; the last of equal flags counts.
@@ -46,7 +46,7 @@ def main():
     import gdp
 
     cluster = gdp.Cluster.load(options.cluster) if options.cluster else named_cluster(names)
-    measuring = gdp.Measuring(rounds=options.rounds)
+    measuring = gdp.Measuring(options.measure_seconds)
     report = gdp.run(MODEL, cluster, gdp.load_placement(PLACEMENT), measuring=measuring)
     if not options.cluster:
         report = {k: v for k, v in report.items() if not k.startswith("predicted")}

@@ -55,7 +55,8 @@ def load(weights):
     if PLAN["model"].startswith("hf:"):
         hub = importlib.import_module("gdp.importers.pytorch.huggingface")
         model = hub.huggingface_model(PLAN["model"], device="meta" if weights else "cpu")
-        module = type(model.module).from_pretrained(weights) if weights else model.module
+        kind = type(model.module)
+        module = kind.from_pretrained(weights, local_files_only=True) if weights else model.module
     else:
         model = importlib.import_module("gdp.models").traced_model(PLAN["model"])
         module = model.module

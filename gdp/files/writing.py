@@ -32,7 +32,28 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | Sequence[bytes]) ->
 
 @contextlib.contextmanager
 def atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """The file that `write_atomic` writes; an error inside leaves what stood there."""
+    """The file that `write_atomic` writes; an error inside names it and leaves what stood there."""
+    with _naming(path), _opened(path) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _naming(path: str | os.PathLike[str], temporary: Path | None = None) -> Iterator[None]:
+    """Errors of the system name what was to be written: a full disk names nothing, and where
+    `temporary` is written first, that is gone when the error is read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        name = os.fspath(path) if error.filename is None else str(error.filename)
+        if temporary is not None and Path(name).is_relative_to(temporary):
+            name = os.fspath(Path(path) / Path(name).relative_to(temporary))
+        raise OSError(error.errno, error.strerror or str(error), name) from error
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     if is_stream(path):
         number = _descriptor(path)
         # Opened anew, a file would be written from its beginning, over what the owner writes.
@@ -100,7 +121,8 @@ def staging(target: Path) -> Iterator[Path]:
             break
         os.close(handle)
     try:
-        yield folder
+        with _naming(target, folder):
+            yield folder
     finally:
         os.close(handle)
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,11 +1,20 @@
-"""Where compiled kernels are kept: to be asked before the first of them is declared."""
+"""Where compiled kernels are kept: to be asked before the first of them is declared.
+
+numba ends a program over a file of its cache that is cut short, at every start until somebody
+deletes it, and over a disk that is full. Kernels of gdp are compiled again there.
+"""
 
 import atexit
+import glob
 import logging
+import os
 import shutil
 import tempfile
+from typing import Any
 
 import numba
+from numba.core import dispatcher
+from numba.core.caching import FunctionCache
 
 log = logging.getLogger(__name__)
 _temporary: str | None = None  # the folder that ends with the process
@@ -50,6 +59,63 @@ def kept_in() -> str | None:
         return None
     return numba.njit(cache=True)(_probe).stats.cache_path
 
+
+class HealingCache(FunctionCache):
+    """numba's cache of a kernel, without which the kernel runs as well."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled kernel; None where it is not kept, or is damaged and now deleted."""
+        try:
+            return super().load_overload(sig, target_context)
+        # A pickle that is cut or altered raises anything.
+        except Exception as error:
+            _warn_once(
+                "damaged",
+                "a compiled kernel in %s is damaged (%s): it is deleted and compiled again",
+                self.cache_path, type(error).__name__,
+            )  # fmt: skip
+            self._delete()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep a compiled kernel, unless its folder is full or no longer there."""
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _warn_once(
+                "full",
+                "compiled kernels cannot be kept in %s: %s; the next start compiles them again, "
+                "make room there or set NUMBA_CACHE_DIR to another folder",
+                self.cache_path, error.strerror or error,
+            )  # fmt: skip
+
+    def _delete(self) -> None:
+        """Remove the index of this kernel and its compiled forms, or leave them for good."""
+        base = os.path.join(self.cache_path, self._impl.filename_base)
+        try:
+            for path in (f"{base}.nbi", *glob.glob(f"{glob.escape(base)}.*.nbc")):
+                if os.path.exists(path):
+                    os.unlink(path)
+        except OSError:
+            self.disable()
+
+
+_said: set[str] = set()
+
+
+def _warn_once(kind: str, text: str, *parts: object) -> None:
+    """Log a warning, the first of its kind in this process: hundreds of kernels lie in a folder."""
+    if kind not in _said:
+        _said.add(kind)
+        log.warning(text, *parts)
+
+
+def _cache_of(function: Any) -> FunctionCache:
+    return (HealingCache if function.__module__.startswith("gdp.") else FunctionCache)(function)
+
+
+# The one place where numba chooses a cache; kernels of others keep theirs.
+dispatcher.FunctionCache = _cache_of  # type: ignore[assignment]
 
 KEEP = keeps_compiled()
 """The option `cache` of every kernel."""

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.policy.decode import DecodeProblem, decode
-from gdp.policy.model.config import NetworkConfig, Params
+from gdp.policy.model.config import Params
 from gdp.policy.model.head import Head
 from gdp.sim.batch import num_threads
 
@@ -42,12 +42,11 @@ class _Rated(NamedTuple):
 class Explorer:
     """The best policies met, as factors on the gates of one."""
 
-    def __init__(self, config: NetworkConfig, params: Params, seed: int) -> None:
+    def __init__(self, params: Params, seed: int) -> None:
         self.params = params
         self.elite: list[_Rated] = []
         self.drawn: list[Factors] = []
         self.rng = np.random.default_rng([seed, 11])
-        self.can_explore = config.decode == "autoregressive"
 
     def draw(self, view: DecodeProblem, head: Head, count: int) -> Int[np.ndarray, "K N"]:
         """The greedy placements of `count` policies; the first time the policy's own is one."""

@@ -3,16 +3,19 @@
 GDP (arXiv 1910.01578) adapts a policy that was pre-trained over many graphs to one graph through
 its superposition network, in fewer than 50 updates. The reward is the simulator or a measured run.
 Where simulations are the reward, it starts from what `auto` finds with as many evaluations; other
-gates are tried before the gradient moves any weight, and a search that the tuned policy guides has
-the last word.
+gates are tried before the gradient moves any weight, and a local search has the last word.
 """
 
+import contextlib
 import json
 import logging
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +43,10 @@ from gdp.learn.tuning import FinetuneConfig, Freedom
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES, rules_of
+from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import Advice, advice, advise, incumbents, with_incumbent
 from gdp.policy.compilation import use_cache
 from gdp.policy.decode import DecodeProblem, Rollout, decode
-from gdp.policy.guided import guided_search
 from gdp.policy.method import policy_candidate
 from gdp.policy.model.config import Params
 from gdp.policy.model.head import Head
@@ -95,15 +98,28 @@ def finetune(
     `progress` is called after every round and update with its number, from 0, and what the log says
     of it. In the folder `out` are also the config (`recipe.toml`) and the log (`metrics.jsonl`).
     Raises `TargetError` where `out` holds anything but a policy, or the checkpoint itself; `force`
-    writes among what is there.
+    writes among what is there. Ctrl-C ends it with the best so far, which is written and returned.
     """
     if out is not None:
         given = [] if isinstance(checkpoint, Policy) else [checkpoint or default_checkpoint()]
         require_folder(out, "policy", Permit(lambda: map(Path, given), force))
     use_cache()
     config = of_kind(config, FinetuneConfig, "config")
-    clock = Clock(config.seconds)
-    policy, judge = _policy(checkpoint), Judge(problem, config.evaluations, reward)
+    with Interrupts() as interrupts:
+        return _finetuned(
+            problem, _policy(checkpoint), config, reward, seed,
+            progress=progress or (lambda at, numbers: None),
+            out=None if out is None else Path(out), interrupts=interrupts,
+        )  # fmt: skip
+
+
+def _finetuned(
+    problem: Problem, policy: Policy, config: FinetuneConfig, reward: Reward | None, seed: int,
+    *, progress: Callable[[int, dict[str, float]], None], out: Path | None,
+    interrupts: "Interrupts",
+) -> Finetuned:  # fmt: skip
+    """The fine-tuning of `finetune`, which ends early where it is interrupted."""
+    clock, judge = Clock(config.seconds), Judge(problem, config.evaluations, reward)
     if policy.config.advice:
         advise(problem, {}, clock.left_s(PORTFOLIO_SHARE))
     tuner = _Tuner(problem, policy, config, judge, seed)
@@ -114,28 +130,71 @@ def finetune(
             judge.judge(first.assignment.device[None], rules_of(problem))
     start, start_s = _better(problem, first, judge.answer(), judge.best_s)
     history: list[dict[str, float]] = []
-    for update in tuner.rounds(clock, simulated):
-        history.append(update)
-        start_s = start_s if np.isfinite(start_s) else judge.best_s
-        if progress is not None:
+    with interrupts.held():
+        for update in () if interrupts.asked else tuner.rounds(clock, simulated):
+            history.append(update)
+            start_s = start_s if np.isfinite(start_s) else judge.best_s
             progress(len(history) - 1, update)
+            if interrupts.asked:
+                break
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
-    best, value_s = judge.confirmed()
+    best, value_s = (judge.answer(), judge.best_s) if interrupts.asked else judge.confirmed()
     if start_s < value_s:
         best, value_s = start, start_s
     before = 0 if first is None else first.evaluations
     spent = before + judge.evaluations
-    if simulated and config.search > 0.0 and judge.left >= 1:
+    if simulated and config.search > 0.0 and judge.left >= 1 and not interrupts.asked:
         start = best if np.isfinite(value_s) else None
         search = Search(seed=seed, seconds=clock.left_s(), evaluations=judge.left, start=start)
-        answer = guided_search(problem, tuned, search)
+        answer = local_search(problem, search)
         spent += answer.evaluations
         best, value_s = _better(problem, answer, best, value_s)
     if np.isfinite(value_s):
         tuned = replace(tuned, placed=keep(problem, best))
-    if out is not None:
-        _save(tuned, Path(out), config, history, policy.name)
+    with interrupts.held():
+        if out is not None:
+            _save(tuned, out, config, history, policy.name)
     return Finetuned(tuned, best, value_s, start_s, before, spent, history)
+
+
+class Interrupts:
+    """Ctrl-C as a request to end with the best so far.
+
+    Searches end where `KeyboardInterrupt` is raised. While it is `held`, a request only sets
+    `asked`: the update at hand is finished first, as JAX may not outlive an exception in the midst
+    of its work. A second one is raised at once.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._is_held = False
+        self._before: Any = None
+
+    def __enter__(self) -> "Interrupts":
+        # Signals reach the main thread alone, and nobody else may ask for them.
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within, the first request is not raised."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+
+    def _handle(self, number: int, frame: object) -> None:
+        again, self.asked = self.asked, True
+        if not again:
+            log.warning("interrupted: ends with the best so far; once more to stop without it")
+        if again or not self._is_held:
+            raise KeyboardInterrupt
 
 
 def _portfolio(
@@ -195,7 +254,7 @@ class _Tuner:
         self.network, self.params = policy.config, policy.params
         self.transform = optimiser(config.rate, config.rate_end, config.updates * config.epochs)
         self.state = self.transform.init(self.params)
-        self.explorer = Explorer(policy.config, policy.params, seed)
+        self.explorer = Explorer(policy.params, seed)
         self.explored: tuple[Advice | None, Head] | None = None  # what was encoded last
         self.before_s = np.inf  # the best before the update at hand
         self.temperature = 1.0
@@ -216,7 +275,7 @@ class _Tuner:
         if simulated and config.search == 0.0:
             budget -= config.samples + len(RULES)  # no update is cut, and none exceeds the rest
         phases = [(self.update, budget)]
-        if simulated and self.explorer.can_explore:
+        if simulated:
             phases.insert(0, (self.explore, min(config.explore * config.evaluations, budget)))
         for phase, until in phases:
             stale = 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from gdp.errors import GdpError
 from gdp.files.writing import write_atomic
+from gdp.version import install_command
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def sinks(folder: Path, from_step: int) -> list[Sink]:
     try:
         found.append(TensorBoard(folder / "tensorboard"))
     except ImportError:
-        log.info("no TensorBoard files: pip install 'gdp-placement[plots]'")
+        log.info("no TensorBoard files: %s", install_command("plots"))
     return found
 
 

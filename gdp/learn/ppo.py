@@ -43,7 +43,6 @@ class PpoConfig:
     rate_end: float = 1e-4
     advantage: Advantage = "normalised"
     imitate: float = 0.1  # weight of the label's cross-entropy beside the surrogate
-    expert: int = 0  # evaluations of annealing from the best sample; what it finds is the label
     average: float = 0.995  # of the averaged weights, per step
 
     def __post_init__(self) -> None:
@@ -53,10 +52,6 @@ class PpoConfig:
             raise ValueError(f"samples must be at least 2 to have a baseline, got {self.samples}")
         if not 0.0 <= self.gaps < 1.0:
             raise ValueError(f"gaps must lie in [0, 1), got {self.gaps}")
-        if self.expert < 0:
-            raise ValueError(f"expert must be at least 0, got {self.expert}")
-        if self.expert and not self.imitate:
-            raise ValueError("expert finds labels, which imitate = 0 ignores")
 
 
 class Rows(NamedTuple):

@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -164,13 +164,7 @@ class _Run:
         network = self.recipe.network
         if self.recipe.start:
             found = load_policy(self.recipe.start)
-            # How attention starts is no matter of shape, and what begins anew need not be there.
-            same = {"zero_kernels": network.zero_kernels}
-            if "across" in self.recipe.anew:
-                same |= {
-                    "device_attention": network.device_attention, "diffusion": network.diffusion
-                }  # fmt: skip
-            if replace(found.config, **same) != network:
+            if found.config != network:
                 raise checkpoint.CheckpointError(
                     f"checkpoint {self.recipe.start!r} has another network than the recipe; copy "
                     "its [network] table"

@@ -31,7 +31,6 @@ class DataConfig:
     fresh: float = 0.5  # share of problems in PPO that are drawn anew, without a label
     limited: float = 0.3  # share of those with limited memory
     memory: tuple[float, float] = (1.15, 2.5)  # the limit, over the fair share of the footprint
-    drop_advice: float = 0.0  # share of problems on which all advisers' rows are dropped
     validation: int = 32  # problems of the validation families
     graphs: tuple[str, ...] = ()  # only these graphs
     instances: tuple[str, ...] = ()  # only these problems (keys), for runs on one graph and cluster
@@ -39,9 +38,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0.0 <= self.fresh <= 1.0:
             raise ValueError(f"fresh must lie in [0, 1], got {self.fresh}")
-        for name in ("limited", "drop_advice"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not 0.0 <= self.limited <= 1.0:
+            raise ValueError(f"limited must lie in [0, 1], got {self.limited}")
         if not 0.0 < self.memory[0] <= self.memory[1]:
             raise ValueError(f"memory must be two rising factors, got {list(self.memory)}")
         for key in self.instances:

@@ -133,7 +133,7 @@ def follow(
     batch = policy.batch(problem, told) if batch is None else batch
     return batch, decode(
         policy.view(problem, told),
-        blank_head(policy, problem),
+        blank_head(problem),
         samples=len(labels),
         seed=0,
         forced=labels,
@@ -142,16 +142,14 @@ def follow(
     )
 
 
-def blank_head(policy: Policy, problem: Problem) -> Head:
+def blank_head(problem: Problem) -> Head:
     """A head of zeros: following a label needs no scores."""
     n, d, width = problem.num_ops, problem.num_devices, 1
     return Head(
-        prior=np.zeros((n, d), np.float32),
         node=np.zeros((n, width), np.float32),
         device=np.zeros((d, width), np.float32),
         feature=np.zeros((NUM_PAIR_FEATURES, width), np.float32),
         mixing=np.zeros((width, width), np.float32),
         bias=np.zeros(width, np.float32),
         out=np.zeros(width, np.float32),
-        dynamic=policy.config.decode == "autoregressive",
     )

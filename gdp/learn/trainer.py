@@ -11,7 +11,6 @@ import numpy as np
 import optax
 
 from gdp.learn.distributed.processes import Team
-from gdp.learn.expert import improved
 from gdp.learn.imitation import imitation_rows
 from gdp.learn.instances import Instance, draw, parse_key
 from gdp.learn.labels import LabelStore
@@ -30,7 +29,7 @@ from gdp.learn.problems import Problems
 from gdp.learn.recipe import Recipe, RecipeError
 from gdp.learn.rollout import Episode, advance, sample, with_label
 from gdp.methods.timing import timing
-from gdp.policy.advice import Advice, advice, incumbents, with_incumbent, without_advisers
+from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.model.config import Params
 from gdp.policy.policy import Policy
 from gdp.problem.problem import Problem
@@ -169,7 +168,7 @@ class Trainer:
         """Sampled placements of one problem; the label rides along as the last row."""
         problem, config = self.problems.get(instance), self.recipe.ppo
         label = self.labels.get(instance, problem)
-        follows = config.imitate > 0 and (label is not None or config.expert > 0)
+        follows = config.imitate > 0 and label is not None
         told = self._told(policy, problem, seed, config.rounds)
         # Rows are as many with a label as without, so that both share one compiled gradient.
         episode = sample(
@@ -178,13 +177,10 @@ class Trainer:
             threads=self.threads,
         )  # fmt: skip
         best = episode.rollout.device[int(np.argmin(episode.cost_s))]
-        known = [] if label is None else [label.placement()]
-        if config.expert:
-            best = improved(problem, [best, *known], config.expert, seed)
         if label is not None:
             label = self.labels.improve(
                 instance, problem, best,
-                evaluations=len(episode.cost_s) + config.expert, found_by="policy",
+                evaluations=len(episode.cost_s), found_by="policy",
             )  # fmt: skip
             best = label.placement()
         return instance, with_label(policy, episode, best, told) if follows else episode
@@ -192,24 +188,21 @@ class Trainer:
     def _told(self, policy: Policy, problem: Problem, seed: int, rounds: int) -> Advice | None:
         """Advice around a random incumbent: an adviser's placement, improved by a few rounds.
 
-        Half the time the best adviser's, as at the first decode of a problem; None means that. Of
-        a share of the problems the advisers' own rows are dropped.
+        Half the time the best adviser's, as at the first decode of a problem; None means that.
         """
         if not policy.config.advice:
             return None
         rng = np.random.default_rng([seed, 3])
         told, start = None, incumbents(problem)
-        alone = np.random.default_rng([seed, 4]).random() < self.recipe.data.drop_advice
         if rng.random() < 0.5 and len(start) > 1:
             device = start[int(rng.integers(1, len(start)))]
             told = with_incumbent(advice(problem), problem, device)
-        told = without_advisers(told or advice(problem)) if alone else told
         for k in range(int(rng.integers(rounds + 1))):
             told = advance(
                 policy, problem, told or advice(problem), samples=self.recipe.ppo.samples // 2,
                 seed=seed + 1 + k,
             )  # fmt: skip
-        return without_advisers(told) if alone and told is not None else told
+        return told
 
     def _rows(self, instance: Instance, episode: Episode) -> Any:
         samples = len(episode.cost_s)

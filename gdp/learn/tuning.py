@@ -21,7 +21,7 @@ class FinetuneConfig:
     gaps: float = 0.0  # share of them that is the best placement with a gap decoded again
     explore: float = 0.5  # share of the evaluations that tries other gates first (simulated)
     portfolio: bool = True  # start from what `auto` finds with as many evaluations (simulated)
-    search: float = 0.4  # share of the evaluations that the tuned policy guides last (simulated)
+    search: float = 0.4  # share of the evaluations for a local search at the end (simulated)
     epochs: int = 3  # optimiser steps per update
     gate_updates: int = 3  # updates in which only gates change
     freedom: Freedom = "gates_first"

@@ -82,8 +82,8 @@ class Answer:
         """The notes, or where there are none the reason."""
         return self.notes or ((self.reason,) if self.reason else ())
 
-    def times(self, unit_s: float) -> "Answer":
-        """The answer in seconds, of a problem in units of `unit_s`."""
+    def in_seconds(self, unit_s: float) -> "Answer":
+        """Convert all times of an answer to a problem in units of `unit_s` seconds."""
 
         def seconds(value: float | None) -> float | None:
             return None if value is None else value * unit_s

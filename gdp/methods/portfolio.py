@@ -29,7 +29,6 @@ from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, objective_of
 from gdp.sim.replicas import may_replicate
 from gdp.sim.score import score
-from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     compile_once("auto", auto, problem.objective)
     compile_for_large(problem)
     if may_replicate(problem):
-        compile_pipelines()
+        compile_pipelines(linear_only=True)
     # Last, as they start from the best of the others: where memory binds they go beyond search.
     programs = [] if is_compiling() else [row for row in PROGRAMS if row[1](problem)]
     for name, _, method in programs:
@@ -272,9 +271,10 @@ def _notes(problem: Problem, answer: Answer) -> tuple[str, ...]:
     replicas_s, holders = replica_period_s(problem)
     if holders < 2 or replicas_s >= period_s * _SAME:
         return ()
+    text = problem.unit.text
     return (
-        f"{holders} replicas of the whole model would take {format_seconds(replicas_s)} a sample, "
-        f"the pipeline {format_seconds(period_s)}",
+        f"{holders} replicas of the whole model would take {text(replicas_s)} a sample, "
+        f"the pipeline {text(period_s)}",
     )
 
 

@@ -26,7 +26,6 @@ from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
 from gdp.sim.score import score, values
 from gdp.sim.segments import segments
-from gdp.units import format_seconds
 
 OPS_SIMULATED, OPS_SWEPT = 2_000_000, 500_000
 """What a simplification may simulate and look at in all, about a second; counted, so that it
@@ -111,7 +110,7 @@ def simpler(problem: Problem, answer: Answer, search: Search) -> Answer:
     cost = f"costs {found.cost:.2%}" if found.cost > 0 else "costs nothing"
     note = (
         f"simplified to {plan.pieces} pieces and {plan.transfers} transfers from {top.pieces} and "
-        f"{top.transfers}, which {cost}: simplicity 0 answers {format_seconds(top.value_s)}"
+        f"{top.transfers}, which {cost}: simplicity 0 answers {problem.unit.text(top.value_s)}"
     )
     return replace(
         answer,

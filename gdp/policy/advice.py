@@ -157,13 +157,6 @@ def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]
     return Advice(rows, cost_s, int(rated.rule[0]))
 
 
-def without_advisers(found: Advice) -> Advice:
-    """The incumbent alone: in every adviser's row too, as for an adviser that is not installed."""
-    rows, cost_s = np.empty_like(found.device), np.empty_like(found.cost_s)
-    rows[:], cost_s[:] = found.device[0], found.cost_s[0]
-    return Advice(rows, cost_s, found.rule)
-
-
 def _multilevel(problem: Problem) -> Int[np.ndarray, "N"] | None:
     """What heuristics find on coarser graphs; None where that does not fit or there are none."""
     answer = _answer(problem, "multilevel")

@@ -1,15 +1,6 @@
 """Compiled programs kept between processes, so that only the first run of all compiles."""
 
-import os
-from pathlib import Path
-
-
-def cache_folder() -> Path:
-    """Where compiled programs are kept: `GDP_CACHE_DIR`, else the user's cache folder."""
-    if named := os.environ.get("GDP_CACHE_DIR"):
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "gdp"
+from gdp.files.kept import cache_folder
 
 
 def use_cache() -> None:

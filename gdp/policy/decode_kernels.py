@@ -130,8 +130,7 @@ def rollout(p, s, x, head, forced, uniform, greedy, temperature, device, taken, 
         if options == 1 and choice < 0:
             choice = first_of(x.mask)
         elif options > 0:
-            if head.dynamic:
-                pair_features(p, s, op, x.mask, x.row, x.work)
+            pair_features(p, s, op, x.mask, x.row, x.work)
             score_pairs(head, op, x.row, x.mask, x.logit, x.hidden)
             if choice < 0:
                 if greedy:
@@ -208,30 +207,29 @@ def legal_devices(p, s, op, mask, more):
 @numba.njit(**INNER, fastmath=True)
 @typing.no_type_check
 def score_pairs(head, op, row, mask, logit, hidden):
-    """logit(d) = prior + out . relu(W2 relu(node + device + W1 f) + b): `head.score`, one op."""
+    """logit(d) = out . relu(W2 relu(node + device + W1 f) + b): `head.score`, one op."""
     width = head.out.shape[0]
     for i in range(row.shape[0]):
         if not mask[i]:
             continue
-        value = head.prior[op, i]
-        if head.dynamic:
-            first, second = hidden[0], hidden[1]
-            for j in range(width):
-                first[j] = head.node[op, j] + head.device[i, j]
-                second[j] = head.bias[j]
-            for f in range(row.shape[1]):
-                x = row[i, f]
-                if x != 0.0:
-                    for j in range(width):
-                        first[j] += x * head.feature[f, j]
-            for k in range(width):
-                x = first[k]
-                if x > 0.0:
-                    for j in range(width):
-                        second[j] += x * head.mixing[k, j]
-            for j in range(width):
-                if second[j] > 0.0:
-                    value += second[j] * head.out[j]
+        value = np.float32(0.0)
+        first, second = hidden[0], hidden[1]
+        for j in range(width):
+            first[j] = head.node[op, j] + head.device[i, j]
+            second[j] = head.bias[j]
+        for f in range(row.shape[1]):
+            x = row[i, f]
+            if x != 0.0:
+                for j in range(width):
+                    first[j] += x * head.feature[f, j]
+        for k in range(width):
+            x = first[k]
+            if x > 0.0:
+                for j in range(width):
+                    second[j] += x * head.mixing[k, j]
+        for j in range(width):
+            if second[j] > 0.0:
+                value += second[j] * head.out[j]
         logit[i] = value
 
 

@@ -24,7 +24,6 @@ from gdp.policy.repair import move_until_fits
 from gdp.problem.contract import contracted
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds, objective_of
-from gdp.units import format_seconds
 
 LOG = logging.getLogger(__name__)
 
@@ -76,7 +75,9 @@ def place_with_policy(
     best, spent = best_of(problem, both), answer.evaluations + len(both)
     if best.assignment is not known or best.overflow_bytes > 0:
         return replace(answer, evaluations=spent)
-    reason = f"policy {policy.name!r}: {format_seconds(best.value_s)}, found when it was fine-tuned"
+    reason = (
+        f"policy {policy.name!r}: {problem.unit.text(best.value_s)}, found when it was fine-tuned"
+    )
     return Answer(known, reason=reason, evaluations=spent)
 
 
@@ -120,11 +121,11 @@ def _decoded(
         reason = f"policy {policy.name!r}: the closest placement misses {missing}"
         return Answer(None, reason=reason, evaluations=spent)
     reason = (
-        f"policy {policy.name!r}: greedy {format_seconds(found.seconds[0])}, best of "
-        f"{len(found.device)} {format_seconds(found.seconds[row])}"
+        f"policy {policy.name!r}: greedy {problem.unit.text(found.seconds[0])}, best of "
+        f"{len(found.device)} {problem.unit.text(found.seconds[row])}"
     )
     if best.key < decoded.key:
-        reason += f"; an adviser's or a search's is better, {format_seconds(best.value_s)}"
+        reason += f"; an adviser's or a search's is better, {problem.unit.text(best.value_s)}"
     return Answer(best.assignment, reason=reason, evaluations=spent)
 
 
@@ -148,33 +149,6 @@ def _relinked(
     return made._replace(evaluations=made.evaluations + spent)
 
 
-def search_with_policy(
-    problem: Problem, checkpoint: str | os.PathLike[str] | None, search: Search
-) -> Answer:
-    """Guided search from `search.start`, or from the policy's answer; never worse than that.
-
-    Graphs above `LARGEST` ops are searched without guidance.
-    """
-    from gdp.methods.scoring import compile_once, unsupported
-    from gdp.policy.guided import SHARE, guided_search
-
-    if (refusal := unsupported(problem, "guided")) is not None:
-        return refusal
-    policy = load(checkpoint)
-    compile_once("guided", lambda tiny, few: guided_search(tiny, policy, few), problem.objective)
-    clock, spent = Clock(search.seconds), 0
-    if search.start is None:
-        first = place_with_policy(problem, checkpoint, search, polish=False)
-        left = None if search.evaluations is None else search.evaluations - first.evaluations
-        spent = first.evaluations
-        if first.assignment is None or clock.is_over() or (left is not None and left < 1):
-            return first
-        search = replace(search, start=first.assignment, seconds=clock.left_s(), evaluations=left)
-    share = SHARE if problem.num_ops <= LARGEST else 0.0
-    answer = guided_search(problem, policy, search, share=share)
-    return replace(answer, evaluations=answer.evaluations + spent)
-
-
 def _advised(problem: Problem, widen: Widen) -> list[Assignment]:
     """What every heuristic answers, and what the policy decoded from under its own priorities."""
     answers = heuristic_answers(problem).values()
@@ -184,18 +158,14 @@ def _advised(problem: Problem, widen: Widen) -> list[Assignment]:
 
 
 def policy_methods(checkpoint: str | os.PathLike[str] | None = None) -> dict[str, Method]:
-    """`place_with_policy` and `search_with_policy` as methods; none where no checkpoint is named
-    and none is shipped."""
+    """`place_with_policy` as a method; none where no checkpoint is named and none is shipped."""
     if checkpoint is None and not _is(default_checkpoint()):
         return {}
 
     def policy(problem: Problem, search: Search) -> Answer:
         return place_with_policy(problem, checkpoint, search)
 
-    def guided(problem: Problem, search: Search) -> Answer:
-        return search_with_policy(problem, checkpoint, search)
-
-    return {"policy": policy, "guided": guided}
+    return {"policy": policy}
 
 
 def policy_candidate(checkpoint: str | os.PathLike[str] | Policy | None = None) -> Method:

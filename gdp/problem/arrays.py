@@ -31,6 +31,7 @@ class Arrays(NamedTuple):
     segment_s: Float[np.ndarray, "D"]  # the dispatch that is paid per segment, 0 elsewhere
     latency_s: Float[np.ndarray, "D D"]
     bytes_per_s: Float[np.ndarray, "D D"]
+    round_to: float  # of `gdp.problem.ticks.send_time`, which every transfer's time comes from
     channel: Int[np.ndarray, "D D"]  # NO_CHANNEL, below zero, where copies do not queue
     is_io: Bool[np.ndarray, "N"]
     is_input: Bool[np.ndarray, "N"]
@@ -75,6 +76,7 @@ def arrays_of(problem: Problem) -> Arrays:
         segment_s=np.where(per_op, 0.0, dispatch_s),
         latency_s=np.array(cluster.link_latency_s, dtype=np.float64),
         bytes_per_s=np.array(cluster.link_bytes_per_s, dtype=np.float64),
+        round_to=1.5 * 2.0**52 * problem.unit.grid,
         channel=_int(cluster.channel),
         is_io=np.array(graph.is_io),
         is_input=is_input,

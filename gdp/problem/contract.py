@@ -31,4 +31,5 @@ def contracted(
         problem.objective,
         allowed=all_per_group(problem.allowed, part),
         together=joined(part, problem.group),
+        unit=problem.unit,
     )

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -12,14 +12,33 @@ from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
 from gdp.graph.groups import all_per_group, merge_ids
 from gdp.graph.op_graph import OpGraph
+from gdp.units import format_seconds
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class TimeUnit(NamedTuple):
+    """The unit of a problem's times."""
+
+    seconds: float = 1.0  # that one unit takes
+    grid: float = 0.0  # every time is a whole multiple of so many units; 0: any number
+
+    def text(self, time: float) -> str:
+        """A time as users read it, such as "1.230 ms"."""
+        return format_seconds(time * self.seconds)
+
+
+SECONDS = TimeUnit()
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What every method is given. Axes: N ops, T tensors, E uses, D devices."""
+    """What every method is given. Axes: N ops, T tensors, E uses, D devices.
+
+    Times are seconds as `make_problem` makes it, and whole ticks as methods get it: then
+    `unit.seconds` converts them (see `gdp.problem.ticks`).
+    """
 
     graph: OpGraph
     cluster: Cluster
@@ -31,6 +50,7 @@ class Problem:
     # max_load and block_latency have it, the event simulator uses the cluster's links.
     tensor_s: Float[np.ndarray, "T"] | None = None
     replicas: bool = False  # whether devices may take samples in turn; see gdp.sim.replicas
+    unit: TimeUnit = SECONDS
     _known: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)  # see `derived`
 
     def __getstate__(self) -> dict[str, Any]:
@@ -91,8 +111,10 @@ def make_problem(
     together: Int[np.ndarray, "N"] | None = None,
     tensor_s: Float[np.ndarray, "T"] | None = None,
     replicas: bool = False,
+    unit: TimeUnit = SECONDS,
 ) -> Problem:
     """A problem; `allowed` and `together` (ids, ops of one id share a device) are the user's.
+    `unit` is that of all times given; seconds by default.
 
     Raises `InfeasibleError` when some op, or some group that must share a device, can run on no
     device at all; the message names it.
@@ -116,7 +138,10 @@ def make_problem(
                 f"first {graph.op_names[op]!r}; relax a pin or a forbidden device"
             )
     group = merge_ids(graph.colocate, together)
-    problem = Problem(graph, cluster, compute_s, objective, possible, group, tensor_s, replicas)
+    problem = Problem(
+        graph, cluster, compute_s, objective, possible, group, tensor_s, replicas,
+        unit,
+    )  # fmt: skip
     torn = np.flatnonzero(~problem.group_allowed.any(axis=1))
     if torn.size:
         members = np.flatnonzero(group == torn[0])

@@ -14,6 +14,9 @@ from gdp.runtime.prediction import Prediction
 from gdp.runtime.report import DEFAULT, PLACED, SINGLE, Row, foretold, measured_fields, row
 from gdp.runtime.statistics import Trace
 
+SEGMENT_RUNS = 11
+"""Runs of which a segment's seconds are the median."""
+
 
 @dataclass(frozen=True)
 class Issued:
@@ -59,7 +62,7 @@ def measured_rows(contenders: Mapping[str, Issued], measuring: Measuring) -> dic
         f"{name}, one sample": replace(contender, issues=contender.issues[:1], slots=1)
         for name, contender in contenders.items()
     }
-    times = measure({**contenders, **alone}, rounds=measuring.rounds, seconds=measuring.seconds)
+    times = measure({**contenders, **alone}, measuring)
     return {name: row(times[f"{name}, one sample"], times[name]) for name in contenders}
 
 

@@ -2,39 +2,56 @@
 
 Contenders take turns in rounds, so that what disturbs the machine disturbs all of them. In every
 round a contender's pipeline fills, and what completes from then until the last sample has entered
-counts. What is reported is the median of the rounds, never the best, with a confidence interval.
+counts. What is reported is the median of the rounds, never the best, with a confidence interval
+that bursts of other work on the machine do not blow up (`gdp.runtime.statistics.estimate`).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from gdp.clock import MEASURE_SECONDS
 from gdp.runtime.statistics import (
+    MIN_BLOCKS,
     PER_SLOT,
     Count,
     Estimate,
     Trace,
-    batch_means,
     check_physics,
     count,
     estimate,
 )
 
-COMPLETIONS = 100  # of one contender, at least
-SECONDS = 2.0  # at least
-MEASURE_SECONDS = 60.0  # of all rounds and contenders together, at most
-MIN_BATCHES = 5  # of an interval; fewer rounds than that are split
+SLICE_S = 0.1
+"""Seconds of a contender in one round, at least: so short that there are many rounds, of which a
+burst of other work disturbs few."""
+PRECISION = 0.03
+"""Measuring ends where the 95% interval of every rate is narrower than this share of its value."""
+
+Progress = Callable[[str, float | None], None]
+"""Called with what is done now and, where it is known, the share of it that is done."""
 
 
 @dataclass(frozen=True)
 class Measuring:
     """How a placement and its baselines are measured."""
 
-    rounds: int = 5
-    seconds: float = MEASURE_SECONDS  # what the timing takes at most; loading comes on top
+    seconds: float = MEASURE_SECONDS  # at most; one round of slow models may take longer
     seed: int = 0  # of inputs, and of weights that a model lacks
+    precision: float = PRECISION  # width of the 95% intervals at which measuring ends
+    progress: Progress | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise ValueError(f"--measure-seconds must be positive and finite, got {self.seconds:g}")
+
+    def say(self, stage: str, fraction: float | None = None) -> None:
+        """Tell the progress, if anybody listens."""
+        if self.progress is not None:
+            self.progress(stage, fraction)
 
 
 @dataclass(frozen=True)
@@ -45,19 +62,25 @@ class Quota:
     completions: int
     seconds: float
     cap_s: float
+    per_slot: int = PER_SLOT  # samples let in whatever the cap
 
     def wants(self, entered: int, slots: int, since_start_s: float, since_full_s: float) -> bool:
         """Whether another sample is let in.
 
         `slots` samples fill a pipeline, and as many are in it when the last one has entered;
-        neither count. So many more are let in whatever the cap: the slowest model too must show
-        that samples leave a pipeline as fast as they enter it.
+        neither count. `per_slot` times as many are let in whatever the cap: the slowest model too
+        must show that samples leave a pipeline as fast as they enter it.
         """
-        if entered < 3 * slots + 1:
+        if entered < self.per_slot * slots:
             return True
         if since_start_s >= self.cap_s:
             return False
         return entered < self.completions + 2 * slots or since_full_s < self.seconds
+
+
+WARM_UP = Quota(0, 0.0, 0.0, per_slot=1)
+"""A sample in every slot. First runs allocate and compile, and touch the weights for the first
+time."""
 
 
 @runtime_checkable
@@ -76,80 +99,106 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """One contender over all rounds: medians of the rounds, with 95% intervals."""
+    """One contender over all rounds: medians of blocks, with 95% intervals. A block is a round, or
+    a part of one where there are few rounds."""
 
     latency: Estimate  # seconds of a sample
     throughput: Estimate  # samples per second
-    round_latency_s: tuple[float, ...]  # medians over the samples of each round
-    round_throughput_per_s: tuple[float, ...]
+    block_latency_s: tuple[float, ...]  # medians over the samples of each block
+    block_throughput_per_s: tuple[float, ...]
+    rounds: int
     completions: int  # counted in all rounds
     seconds: float  # in which they were counted
-    is_capped: bool  # the cap was over before enough was counted
+    is_capped: bool  # the cap was over before the rate was known to the wanted precision
     stage_s: tuple[float, ...]  # of each stage of the first pipeline, median over all runs
 
     @property
     def latency_s(self) -> float:
-        """From the entry of a sample to its finish, median over the rounds."""
+        """From the entry of a sample to its finish, median over the blocks."""
         return self.latency.value
 
     @property
     def throughput_per_s(self) -> float:
-        """Samples per second of full pipelines, median over the rounds."""
+        """Samples per second of full pipelines, median over the blocks."""
         return self.throughput.value
 
 
-def measure(
-    contenders: Mapping[str, Contender], *, rounds: int, seconds: float
-) -> dict[str, Measured]:
+def measure(contenders: Mapping[str, Contender], measuring: Measuring) -> dict[str, Measured]:
     """Every contender's latency and throughput.
 
-    A round counts at least `COMPLETIONS`, `PER_SLOT` times the samples in flight and `SECONDS`,
-    unless its share of `seconds`, the cap of all rounds together, is over before. Raises
-    `MeasurementError` for a rate that the busy times of its own trace forbid.
+    In a round each contender runs for at least `SLICE_S` and `PER_SLOT` completions for every
+    sample in flight. Rounds end when every rate is known to `measuring.precision`, after
+    `MIN_BLOCKS` of them at the earliest, or when the next would end after `measuring.seconds`.
+    Raises `MeasurementError` for a rate that the busy times of its own trace forbid.
     """
-    if rounds < 1 or not seconds > 0:
-        raise ValueError(f"rounds and seconds must be positive, got {rounds} and {seconds}")
-    cap_s = seconds / (rounds * max(len(contenders), 1))
-    for contender in contenders.values():
-        # First runs allocate and compile, and touch the weights for the first time.
-        contender.run(Quota(0, 0.0, 0.0))
-    found: dict[str, list[tuple[Trace, ...]]] = {name: [] for name in contenders}
-    counts: dict[str, list[Count]] = {name: [] for name in contenders}
+    if not contenders:
+        return {}
+    runs = {name: Runs(contender) for name, contender in contenders.items()}
+    ways = f"{len(runs)} way{'s' if len(runs) > 1 else ''} to run it"
+    measuring.say(f"measuring {ways} in turn, at most {measuring.seconds:g} s")
+    spent_s = sum(span_s(contender.run(WARM_UP)) for contender in contenders.values())
+    cap_s = measuring.seconds / len(contenders)
     names = list(contenders)
-    for i in range(rounds):
+    while True:
+        rounds, began_s = len(runs[names[0]].counts), spent_s
         # Another order every round: what follows a contender finds other caches than what leads it.
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            slots = contenders[name].slots
-            traces = contenders[name].run(Quota(max(COMPLETIONS, PER_SLOT * slots), SECONDS, cap_s))
-            counted = count(traces, slots // len(traces))
-            check_physics(name, traces, counted, slots // len(traces))
-            found[name].append(traces)
-            counts[name].append(counted)
-    return {name: summary(found[name], counts[name], contenders[name].slots) for name in contenders}
+        for name in names[rounds % len(names) :] + names[: rounds % len(names)]:
+            spent_s += runs[name].add(name, cap_s)
+        left_s = measuring.seconds - spent_s
+        said = f"measuring {ways}, round {rounds + 1}, at most {max(left_s, 0.0):.0f} s left"
+        measuring.say(said, min(spent_s / measuring.seconds, 1.0))
+        found = {name: own.summary(measuring.precision) for name, own in runs.items()}
+        is_precise = rounds + 1 >= MIN_BLOCKS and not any(one.is_capped for one in found.values())
+        if is_precise or left_s < spent_s - began_s:
+            return found
 
 
-def summary(rounds: Sequence[tuple[Trace, ...]], counts: Sequence[Count], slots: int) -> Measured:
-    """What the rounds of one contender say together."""
-    per_round = -(-MIN_BATCHES // len(rounds))
-    samples = [
-        np.concatenate([trace.latencies_s[c.first + 1 : c.last + 1] for trace, c in
-                        zip(traces, counted.of_trace, strict=True)])
-        for traces, counted in zip(rounds, counts, strict=True)
-    ]  # fmt: skip
-    latencies = [float(np.median(own)) for own in samples]
-    rates = [counted.rate_per_s for counted in counts]
-    completions = sum(counted.completions for counted in counts)
-    seconds = sum(counted.seconds for counted in counts)
-    return Measured(
-        latency=estimate(latencies, [b for own in samples for b in batch_means(own, per_round)]),
-        throughput=estimate(rates, [b for own in counts for b in own.batch_rates(per_round)]),
-        round_latency_s=tuple(latencies),
-        round_throughput_per_s=tuple(rates),
-        completions=completions,
-        seconds=seconds,
-        is_capped=completions < max(COMPLETIONS, PER_SLOT * slots) or seconds < SECONDS,
-        stage_s=_stage_s(rounds),
-    )
+def span_s(traces: Sequence[Trace]) -> float:
+    """Seconds from the first sample's entry to the last one's finish, of pipelines side by side."""
+    return max(max(t.finish_s) for t in traces) - min(min(t.start_s) for t in traces)
+
+
+class Runs:
+    """The rounds of one contender so far."""
+
+    def __init__(self, contender: Contender) -> None:
+        self.contender = contender
+        self.traces: list[tuple[Trace, ...]] = []
+        self.counts: list[Count] = []
+
+    def add(self, name: str, cap_s: float) -> float:
+        """Run another round; returns the seconds that it took."""
+        slots = self.contender.slots
+        traces = self.contender.run(Quota(PER_SLOT * slots, SLICE_S, cap_s))
+        counted = count(traces, slots // len(traces))
+        check_physics(name, traces, counted, slots // len(traces))
+        self.traces.append(traces)
+        self.counts.append(counted)
+        return span_s(traces)
+
+    def summary(self, precision: float) -> Measured:
+        """Medians and intervals. A round is a block; fewer than `MIN_BLOCKS` are split."""
+        per_round = -(-MIN_BLOCKS // len(self.counts))
+        latencies, rates = [], []
+        for traces, counted in zip(self.traces, self.counts, strict=True):
+            parts = [
+                np.array_split(trace.latencies_s[c.first + 1 : c.last + 1], per_round)
+                for trace, c in zip(traces, counted.of_trace, strict=True)
+            ]
+            latencies += [float(np.median(np.concatenate(own))) for own in zip(*parts, strict=True)]
+            rates += counted.batch_rates(per_round)
+        throughput = estimate(rates)
+        return Measured(
+            latency=estimate(latencies),
+            throughput=throughput,
+            block_latency_s=tuple(latencies),
+            block_throughput_per_s=tuple(rates),
+            rounds=len(self.counts),
+            completions=sum(counted.completions for counted in self.counts),
+            seconds=sum(counted.seconds for counted in self.counts),
+            is_capped=not throughput.width < precision,
+            stage_s=_stage_s(self.traces),
+        )
 
 
 def _stage_s(rounds: Sequence[tuple[Trace, ...]]) -> tuple[float, ...]:

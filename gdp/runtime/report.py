@@ -1,6 +1,5 @@
 """What an execution measured, as a record, and what its user can do about it."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,20 +16,23 @@ ADVICE = {
     DEFAULT: "leave the whole model to the runtime",
     REPLICAS: "run a copy of the whole model on every device",
 }
+QUIETER = "close other programs or add --measure-seconds"
+"""What narrows intervals."""
 SHORTFALL = 0.95
 """A placement below this share of its prediction or of an uncut model is remarked on."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One contender: medians of the rounds, with 95% intervals."""
+    """One contender: medians of the blocks, with 95% intervals."""
 
     latency_s: float
     latency_interval_s: tuple[float, float]
     throughput_per_s: float
     throughput_interval_per_s: tuple[float, float]
     completions: int  # counted for the throughput
-    is_capped: bool  # fewer than were wanted: the cap of seconds was over before
+    is_capped: bool  # the cap of seconds was over before the rate was known to the precision
+    rounds: int
     predicted_latency_s: float | None = None  # None: nothing predicts it
     predicted_throughput_per_s: float | None = None
 
@@ -55,7 +57,8 @@ class Verdict:
     runner_up: str  # empty where there is one contender
     advantage: float  # of the fastest over the runner-up, a share of its speed
     beyond_interval: float  # the same between the near ends of both intervals; negative: they meet
-    prefer: str  # the simplest of those whose intervals meet the fastest's
+    # The simplest of those whose intervals meet the fastest's; empty: these are too wide to tell.
+    prefer: str
 
     @property
     def significant(self) -> bool:
@@ -66,7 +69,7 @@ class Verdict:
 @dataclass(frozen=True)
 class RunReport:
     """What an execution measured. Latency is of single samples, throughput of the full pipeline;
-    both are medians over the rounds, with 95% intervals by batch means."""
+    both are medians over blocks of samples, with 95% intervals of their order statistics."""
 
     model: str
     objective: str
@@ -86,7 +89,7 @@ class RunReport:
     advantage: float
     advantage_beyond_interval: float
     significant: bool
-    prefer: str
+    prefer: str  # empty: too noisy to tell
     outputs_equal: bool | None  # None: random ops reach every output, which so cannot be compared
     max_abs_diff: float
     max_relative_diff: float  # of the largest magnitude of the tensor
@@ -98,7 +101,7 @@ class RunReport:
     pinned: bool
     note: str
     warnings: tuple[str, ...]  # what the measurement does not show, or what went less well
-    rounds: int
+    rounds: int  # measured, of each contender
     measure_seconds: float  # the cap of all rounds together
     seed: int
     versions: Mapping[str, str]
@@ -116,11 +119,12 @@ def row(latency: Measured, throughput: Measured | None = None) -> Row:
     full = throughput or latency
     return Row(
         latency_s=latency.latency_s,
-        latency_interval_s=_interval(latency.latency),
+        latency_interval_s=(latency.latency.low, latency.latency.high),
         throughput_per_s=full.throughput_per_s,
-        throughput_interval_per_s=_interval(full.throughput),
+        throughput_interval_per_s=(full.throughput.low, full.throughput.high),
         completions=full.completions,
         is_capped=full.is_capped,
+        rounds=full.rounds,
     )
 
 
@@ -133,7 +137,6 @@ def measured_fields(
 ) -> dict[str, Any]:
     """The fields of a report that the measured rows say; `predicted` are seconds of a sample alone,
     and of the period."""
-    seconds = measuring.seconds
     said = verdict(objective, {PLACED: placed} | dict(baselines))
     return {
         "objective": objective,
@@ -152,9 +155,9 @@ def measured_fields(
         "advantage_beyond_interval": said.beyond_interval,
         "significant": said.significant,
         "prefer": said.prefer,
-        "warnings": tuple(warnings(objective, predicted, placed, baselines, seconds)),
-        "measure_seconds": seconds,
-        "rounds": measuring.rounds,
+        "warnings": tuple(warnings(objective, predicted, placed, baselines)),
+        "measure_seconds": measuring.seconds,
+        "rounds": placed.rounds,
         "seed": measuring.seed,
     }
 
@@ -162,7 +165,9 @@ def measured_fields(
 def verdict(objective: str, rows: Mapping[str, Row]) -> Verdict:
     """Which contender was fastest, and whether its interval ends before the next one's begins.
 
-    For a latency replicas do not compete: one of them is a single device.
+    For a latency replicas do not compete: one of them is a single device. Where intervals meet and
+    all of these are narrow, the contenders are level and the simplest is preferred; where one of
+    them is wider than `TOO_WIDE`, noise may hide a difference and none is.
     """
     speeds = {
         name: speed(objective, found)
@@ -172,7 +177,8 @@ def verdict(objective: str, rows: Mapping[str, Row]) -> Verdict:
     order = sorted(speeds, key=lambda name: -speeds[name].value)
     first = speeds[order[0]]
     level = [name for name in order if speeds[name].high >= first.low]
-    prefer = min(level, key=SIMPLEST.index)
+    hidden = len(level) > 1 and any(speeds[name].is_noisy for name in level)
+    prefer = "" if hidden else min(level, key=SIMPLEST.index)
     if len(order) == 1:
         return Verdict(order[0], "", 0.0, 0.0, prefer)
     second = speeds[order[1]]
@@ -192,41 +198,34 @@ def speed(objective: str, found: Row) -> Estimate:
     if objective == "throughput":
         return Estimate(found.throughput_per_s, *found.throughput_interval_per_s)
     low, high = found.latency_interval_s
-    return Estimate(1.0 / found.latency_s, 1.0 / high, 1.0 / low if low > 0 else math.inf)
+    return Estimate(1.0 / found.latency_s, 1.0 / high, 1.0 / low)
 
 
 def warnings(
-    objective: str,
-    predicted: tuple[float, float],
-    placed: Row,
-    baselines: Mapping[str, Row],
-    seconds: float,
+    objective: str, predicted: tuple[float, float], placed: Row, baselines: Mapping[str, Row]
 ) -> list[str]:
-    """What a reader of the table must know: noise, caps, and a placement that falls short."""
+    """What a reader of the table must know: noise, and a placement that falls short by more than
+    noise explains."""
     rows = {PLACED: placed} | dict(baselines)
     said = []
     noisy = {n: width for n, r in rows.items() if (width := _width(objective, r)) > TOO_WIDE}
     if noisy:
         name = max(noisy, key=lambda n: noisy[n])
         said.append(
-            f"the machine is too noisy to tell differences below {noisy[name]:.0%}, as wide as the "
-            f"95% interval of {words(name)}; run nothing beside it, or more --rounds"
+            f"differences below {noisy[name]:.0%} cannot be told, as wide is the 95% interval of "
+            f"{words(name)}; {QUIETER}"
         )
-    capped = [name for name, r in rows.items() if r.is_capped]
-    if capped:
-        said.append(
-            f"of {', '.join(map(words, capped))} fewer samples were counted than wanted: the "
-            f"cap of {seconds:g} s for all was over; raise --measure-seconds"
-        )
-    own = speed(objective, placed).value
+    own = speed(objective, placed)
     foretold = 1.0 / predicted[1 if objective == "throughput" else 0]
-    if own < SHORTFALL * foretold:
-        said.append(f"the placement runs at {own / foretold:.2f} of its predicted speed")
+    if own.value < SHORTFALL * foretold and own.high < foretold:
+        said.append(f"the placement runs at {own.value / foretold:.2f} of its predicted speed")
     said += _slower(objective, rows)
     uncut = [name for name in (SINGLE, DEFAULT) if name in rows]
     best = max(uncut, key=lambda name: speed(objective, rows[name]).value, default="")
-    if best and own < SHORTFALL * (other := speed(objective, rows[best]).value):
-        said.append(f"the placement runs at {own / other:.2f} of the speed of {words(best)}")
+    if best and own.high < (other := speed(objective, rows[best])).low:
+        ratio = own.value / other.value
+        if ratio < SHORTFALL:
+            said.append(f"the placement runs at {ratio:.2f} of the speed of {words(best)}")
     return said
 
 
@@ -278,6 +277,8 @@ def advice(report: Mapping[str, Any]) -> str:
             f"fastest: {words(fastest)}, {value(fastest)}, {by} faster than {words(second)} and "
             f"{report['advantage_beyond_interval']:.1%} beyond the 95% intervals: {ADVICE[fastest]}"
         )
+    if not report["prefer"]:
+        return f"no verdict: too noisy to tell; {QUIETER}"
     return (
         f"fastest: {words(fastest)}, {value(fastest)}, {by} faster than {words(second)}, which is "
         f"within the 95% intervals; the simplest of those level with it: {ADVICE[report['prefer']]}"
@@ -302,8 +303,3 @@ def foretold(measured: Row, seconds: tuple[float, float] | None) -> Row:
     return replace(
         measured, predicted_latency_s=seconds[0], predicted_throughput_per_s=1.0 / seconds[1]
     )
-
-
-def _interval(found: Estimate) -> tuple[float, float]:
-    # No time and no rate is negative, however wide the interval of a few noisy rounds.
-    return max(found.low, 0.0), found.high

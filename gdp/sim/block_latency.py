@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.host_load import load_arrays
 
 
@@ -43,10 +44,10 @@ def finish_s(
     """When each op's block is done; inf for all where blocks wait for each other in a circle."""
     from gdp.sim.kernels.block_latency import block_finish, block_ids
 
-    flat = load_arrays(problem)
+    flat = load_arrays(in_ticks(problem))
     devices, sets = _rows(problem, device[None], rank)
     block = block_ids(flat, devices, sets)[0]
-    return block_finish(flat, devices[0], block)[block]
+    return block_finish(flat, devices[0], block)[block] * seconds_per_unit(problem)
 
 
 def values(
@@ -61,11 +62,11 @@ def values(
     from gdp.sim.kernels.block_latency import block_finish, block_ids
     from gdp.sim.kernels.host_load import batch_overflow
 
-    flat = load_arrays(problem)
+    flat = load_arrays(in_ticks(problem))
     rows, sets = _rows(problem, devices, ranks)
     block = block_ids(flat, rows, sets)
     latency = np.array([block_finish(flat, rows[b], block[b]).max() for b in range(len(rows))])
-    return latency.astype(np.float64), batch_overflow(flat, rows)
+    return latency.astype(np.float64) * seconds_per_unit(problem), batch_overflow(flat, rows)
 
 
 def _rows(

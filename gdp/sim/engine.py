@@ -28,6 +28,7 @@ from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OUTPUT
 from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem, derived
+from gdp.problem.ticks import send_time
 
 CHUNK = 64  # arrivals per chunk of a lane, a power of two; see Workspace.entry_s
 MAX_DEVICES = 1 << 12
@@ -70,8 +71,8 @@ class EngineArrays(NamedTuple):
     op_s_flat: Float[np.ndarray, "N*D"]  # views and copies for the loops of the engine
     segment_pairs_s: Float[np.ndarray, "2D"]  # (0, segment_s) of each device
     link_pairs: Float[np.ndarray, "2DD"]  # (latency_s, bytes_per_s) of each link
+    round_to: float  # see `gdp.problem.ticks.send_time`
     channel_flat: Int[np.ndarray, "D*D"]
-    ordered: Bool[np.ndarray, "D"]  # two links from this device share a channel
     direct: bool  # each channel serves one device alone, and every transfer takes time
     host: int
     capacity_bytes: Int[np.ndarray, "D"]
@@ -132,7 +133,7 @@ def arrays(problem: Problem) -> EngineArrays:
     use_tensor = np.repeat(np.arange(graph.num_tensors), np.diff(a.use_start))
     num_inputs = np.diff(a.in_start)
     pays = np.where(a.is_io, 0, PAYS)
-    channel, ordered = _channels(cluster)
+    channel = _channels(cluster)
     weight_op = np.flatnonzero(graph.weight_bytes)
     weight_op = weight_op[np.argsort(graph.weight_id[weight_op], kind="stable")]
     output_bytes = np.zeros(n, dtype=np.int64)
@@ -166,8 +167,8 @@ def arrays(problem: Problem) -> EngineArrays:
         op_s_flat=a.compute_s.reshape(-1),
         segment_pairs_s=np.stack([np.zeros(d), a.segment_s], axis=1).reshape(-1),
         link_pairs=np.stack([a.latency_s, a.bytes_per_s], axis=2).reshape(-1),
+        round_to=a.round_to,
         channel_flat=channel.reshape(-1),
-        ordered=ordered,
         direct=_is_direct(cluster, channel, a),
         host=int(cluster.host),
         capacity_bytes=a.memory_bytes,
@@ -180,21 +181,21 @@ def arrays(problem: Problem) -> EngineArrays:
     )
 
 
-def _channels(cluster: Cluster) -> tuple[Int[np.ndarray, "D D"], Bool[np.ndarray, "D"]]:
-    """Channel ids 0..C-1, or C; and the devices of which two outgoing links share a channel."""
+def _channels(cluster: Cluster) -> Int[np.ndarray, "D D"]:
+    """Channel ids 0..C-1, or C where copies do not queue."""
     d, queues = cluster.num_devices, cluster.queues
     dense = np.zeros((d, d), dtype=np.int64)
     used, dense[queues] = np.unique(cluster.channel[queues], return_inverse=True)
     dense[~queues & ~np.eye(d, dtype=bool)] = len(used)
-    ordered = [len(np.unique(dense[i][queues[i]])) < queues[i].sum() for i in range(d)]
-    return dense, np.array(ordered, dtype=bool)
+    return dense
 
 
 def _is_direct(cluster: Cluster, channel: Int[np.ndarray, "D D"], a: Arrays) -> bool:
     """Whether the arrivals of what a device sends depend on nothing but its own finishes."""
     source, to = np.nonzero(~np.eye(cluster.num_devices, dtype=bool))
     smallest = a.tensor_bytes.min(initial=np.iinfo(np.int64).max)
-    takes_time = a.latency_s[source, to] + smallest / a.bytes_per_s[source, to] > 0
+    rates = a.latency_s[source, to], float(smallest), a.bytes_per_s[source, to]
+    takes_time = send_time(*rates, a.round_to) > 0
     queues = cluster.queues[source, to]
     served = np.unique(np.stack([channel[source, to], source])[:, queues], axis=1)
     return bool(takes_time.all()) and len(np.unique(served[0])) == served.shape[1]
@@ -211,7 +212,7 @@ def workspace(problem: Problem) -> Workspace:
         state=np.zeros(n, np.uint32),
         queue_op=np.zeros(d * n, np.uint32),
         clock_s=np.zeros(4 * d + d * d + channels),
-        mark=np.zeros(6 * d + 2 * d * d, np.uint64),
+        mark=np.zeros(5 * d + 2 * d * d, np.uint64),
         entry_s=np.zeros(max(n, chunks * CHUNK)),
         entry_op=np.zeros(max(n, chunks * CHUNK), np.uint32),
         ready_s=np.zeros(n),

@@ -20,6 +20,7 @@ from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, derived
+from gdp.problem.ticks import in_ticks, seconds_per_unit
 
 
 class LoadArrays(NamedTuple):
@@ -67,7 +68,8 @@ def loads(problem: Problem, device: Int[np.ndarray, "N"]) -> Float[np.ndarray, "
     """Seconds per sample that each device is busy."""
     from gdp.sim.kernels.host_load import device_loads
 
-    return device_loads(load_arrays(problem), np.array(device, dtype=np.int64))
+    loads = device_loads(load_arrays(in_ticks(problem)), np.array(device, dtype=np.int64))
+    return loads * seconds_per_unit(problem)
 
 
 def values(
@@ -76,8 +78,8 @@ def values(
     """(largest load in seconds, bytes over device memory) of each placement. O(B (N + E + T D))."""
     from gdp.sim.kernels.host_load import batch_loads, batch_overflow
 
-    flat, rows = load_arrays(problem), np.array(devices, dtype=np.int64, order="C")
-    return batch_loads(flat, rows), batch_overflow(flat, rows)
+    flat, rows = load_arrays(in_ticks(problem)), np.array(devices, dtype=np.int64, order="C")
+    return batch_loads(flat, rows) * seconds_per_unit(problem), batch_overflow(flat, rows)
 
 
 def held_bytes(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "D"]:

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.batch import borrowed, checked_devices, split
 from gdp.sim.engine import Workspace, arrays
 
@@ -39,6 +40,7 @@ def simulate(
     """The schedule of one placement; see `latencies` for ranks. O((N + E) D)."""
     from gdp.sim.kernels.batch import evaluate_all
 
+    problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
     placed = checked_devices(problem, device[None], None)
     orders, ranked = orders_of(rank_rows(problem, rank, 1))
     flat = arrays(problem)
@@ -51,16 +53,16 @@ def simulate(
             tensor=work.sent_tensor[:count].copy(),
             source=lane % problem.num_devices,
             destination=lane // problem.num_devices,
-            start_s=work.sent_start_s[:count].copy(),
-            arrive_s=work.sent_arrive_s[:count].copy(),
+            start_s=work.sent_start_s[:count] * unit_s,
+            arrive_s=work.sent_arrive_s[:count] * unit_s,
         )
         return Schedule(
-            start_s=work.start_s.copy(),
-            finish_s=work.finish_s.copy(),
+            start_s=work.start_s * unit_s,
+            finish_s=work.finish_s * unit_s,
             transfers=transfers,
-            busy_s=work.busy_s.copy(),
+            busy_s=work.busy_s * unit_s,
             peak_bytes=work.peak_bytes.copy(),
-            latency_s=float(latency_s[0]),
+            latency_s=float(latency_s[0]) * unit_s,
         )
 
 
@@ -77,6 +79,7 @@ def latencies(
     """
     from gdp.sim.kernels.batch import evaluate_all
 
+    problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
     placed = checked_devices(problem, devices, threads)
     count = len(placed)
     rows = rank_rows(problem, ranks, count)
@@ -92,7 +95,7 @@ def latencies(
         )  # fmt: skip
 
     split(problem, count, threads, run)
-    return latency_s, overflow_bytes
+    return latency_s * unit_s, overflow_bytes
 
 
 def rank_rows(

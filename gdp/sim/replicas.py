@@ -28,6 +28,7 @@ from jaxtyping import Float, Int
 
 from gdp.placement import Teams, team_faults
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.objectives import Score, objective_of, peaks
 
 MAX_CYCLE = 1000
@@ -72,6 +73,7 @@ def busy_seconds(
     from gdp.sim.kernels.batch import evaluate_periods
 
     cycle = _require(problem, device, teams)
+    problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
     ways = np.stack([devices_of_sample(problem, device, teams, i) for i in range(cycle)])
     placed = checked_devices(problem, ways, None)
     flat, value, over = arrays(problem), np.empty(cycle), np.empty(cycle, dtype=np.int64)
@@ -81,7 +83,8 @@ def busy_seconds(
             evaluate_periods(flat, work, placed, i, i + 1, value, over)
             busy_s += work.busy_s
             channel_s += work.channel_s
-    return busy_s / cycle, channel_s[:-1] / cycle  # the last is of links on which nothing queues
+    busy_s, channel_s = (seconds / cycle * unit_s for seconds in (busy_s, channel_s))
+    return busy_s, channel_s[:-1]  # the last is of links on which nothing queues
 
 
 def period_s(problem: Problem, device: Int[np.ndarray, "N"], teams: Teams) -> float:

@@ -225,6 +225,7 @@ def _contract(
         all_per_group(problem.allowed, segment),
         np.arange(count),
         tensor_s,
+        unit=problem.unit,
     )
 
 

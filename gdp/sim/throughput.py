@@ -4,6 +4,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.batch import checked_devices, split
 from gdp.sim.engine import Workspace, arrays
 
@@ -20,6 +21,7 @@ def periods(
     """
     from gdp.sim.kernels.batch import evaluate_periods
 
+    problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
     placed = checked_devices(problem, devices, threads)
     flat = arrays(problem)
     period_s, overflow_bytes = np.empty(len(placed)), np.empty(len(placed), dtype=np.int64)
@@ -28,4 +30,4 @@ def periods(
         evaluate_periods(flat, work, placed, first, end, period_s, overflow_bytes)
 
     split(problem, len(placed), threads, run)
-    return period_s, overflow_bytes
+    return period_s * unit_s, overflow_bytes

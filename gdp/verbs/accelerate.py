@@ -24,6 +24,7 @@ from gdp.errors import InfeasibleError, of_kind
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import Model, is_traced, spec_of, traced_model
+from gdp.posed import room_bytes
 from gdp.result import Result
 
 GRANULARITIES = ("op", "module", "layer")
@@ -78,6 +79,19 @@ def kept_modules(module: Any) -> Iterable[str]:
 
 def _holders(graph: OpGraph) -> Iterable[str]:
     return {s for s, b in zip(graph.scope, graph.weight_bytes, strict=True) if s and b}
+
+
+def room_for(
+    runtime: str | None,
+    cluster: Cluster,
+    offload: str | None = None,
+    constraints: Constraints | None = None,
+) -> int:
+    """`room_bytes` where a runtime executes the placement, which may offload weights."""
+    if runtime == "accelerate" and offload != "none":
+        targets = ("cpu", "disk") if offload == "disk" else ("cpu",)
+        return room_bytes(with_offload(cluster, targets), constraints)
+    return room_bytes(cluster if runtime is None else resident(cluster), constraints)
 
 
 def place_for(

@@ -13,9 +13,9 @@ from typing import Any
 
 from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.units import format_bytes
-from gdp.version import DISTRIBUTION, gdp_version
+from gdp.version import DISTRIBUTION, gdp_version, install_command
 
-OK, WARN, FAIL = "ok", "warn", "fail"
+OK, NONE, WARN, FAIL = "ok", "-", "warn", "fail"
 FOR_USERS = ("metis", "exact", "openvino", "torch", "gguf", "plots")
 """The extras that a user of gdp may want; the others are for who works on it."""
 
@@ -26,13 +26,16 @@ class Check:
 
     area: str
     name: str
-    status: str  # OK; WARN: gdp works, but less well; FAIL: part of gdp does not work
+    # OK; NONE: an extra that is not installed; WARN: gdp works, but less well; FAIL: part of gdp
+    # does not work.
+    status: str
     found: str
     advice: str = ""
 
 
 def examine() -> dict[str, Any]:
-    """Everything that `gdp doctor` says, as plain data; `healthy` where nothing fails."""
+    """Everything that `gdp doctor` says, as plain data; `healthy` where nothing fails, `warns`
+    where something works less well than it could."""
     checks = [
         check
         for area, look in AREAS.items()
@@ -43,6 +46,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "healthy": all(check.status != FAIL for check in checks),
+        "warns": any(check.status == WARN for check in checks),
         "checks": [asdict(check) for check in checks],
     }
 
@@ -63,7 +67,7 @@ def _libraries() -> Iterator[Check]:
     except metadata.PackageNotFoundError:
         yield Check(
             "libraries", DISTRIBUTION, WARN, "not installed: run from a source tree",
-            "pip install -e . says which versions of its libraries are wanted",
+            f"{install_command()} installs its libraries",
         )  # fmt: skip
         return
     for requirement in wanted:
@@ -79,12 +83,12 @@ def _extra(marker: str) -> str | None:
 
 def _library(requirement: Any, extra: str | None) -> Check:
     """One library: of the core, where it must be there, or of an extra, where it may."""
-    install = f"pip install '{DISTRIBUTION}{f'[{extra}]' if extra else ''}'"
+    install = install_command(extra or "")
     area = f"extra {extra}" if extra else "libraries"
     try:
         found = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
-        status = FAIL if extra is None else OK
+        status = FAIL if extra is None else NONE
         return Check(area, requirement.name, status, "not installed", install)
     if requirement.specifier.contains(found, prereleases=True):
         return Check(area, requirement.name, OK, found)
@@ -160,7 +164,7 @@ def _devices() -> Iterator[Check]:
         else:
             yield Check(
                 "costs", device.name, WARN, "no calibration matches: datasheet numbers",
-                "measure it: gdp profile MODEL... -o P, then gdp calibrate P -o COSTS",
+                "measure it: gdp profile --quick -o P; gdp calibrate P --base shipped -o COSTS",
             )  # fmt: skip
 
 
@@ -176,6 +180,21 @@ def _caches() -> Iterator[Check]:
             "no folder can be written to: every run compiles for a minute",
             "set NUMBA_CACHE_DIR to a folder that can be written to",
         )  # fmt: skip
+    yield _traces()
+
+
+def _traces() -> Check:
+    from gdp.files.kept import usage
+    from gdp.importers.pytorch import kept
+
+    found = usage(kept.KIND)
+    if not kept.keeps():
+        return Check("caches", "traces", OK, "not kept: GDP_KEEP_TRACES is off")
+    if found is None:
+        return Check("caches", "traces", WARN, "not kept: there is no home folder",
+                     "set GDP_CACHE_DIR to a folder of your own")  # fmt: skip
+    size = f"{found.files} of hf: models, {format_bytes(found.size_bytes)}"
+    return Check("caches", "traces", OK, f"{found.folder}: {size}")
 
 
 def _checkpoints() -> Iterator[Check]:

@@ -1,5 +1,6 @@
 """Running and exporting placements: what `gdp run` and `gdp export` call."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from gdp.models import (
     with_dims,
 )
 from gdp.placement import Placed, Placement, load_placement, require
-from gdp.posed import machine_of, posed_placement
+from gdp.posed import machine_of, posed_placement, room_bytes
 from gdp.runtime.measure import Measuring
 from gdp.runtime.prediction import Prediction
 
@@ -56,16 +57,21 @@ def run(
     costs: CostModel | str | Path | None = None,
     measuring: Measuring | None = None,
     runtime: str | None = None,
+    graph: OpGraph | None = None,
     **placing: Unpack[Placing],
 ) -> dict[str, Any]:
     """Execute a placement (made first as `placing` says where none is given): predicted beside
     measured times, the baselines of the same run, and whether outputs equal the uncut model's.
     Without `measuring`, inputs are drawn with the seed of the search; without `runtime` (of
-    `RUNTIMES`), the first that executes such models."""
+    `RUNTIMES`), the first that executes such models. `graph` is that of the model, where it
+    has been loaded already."""
     if unknown := placing.keys() - Placing.__annotations__:
         raise TypeError(f"run() got unexpected keywords: {', '.join(sorted(unknown))}")
     bound = with_dims(dims)
-    graph, cluster = load(model, bound), load_cluster(cluster)
+    cluster = load_cluster(cluster)
+    if graph is None:
+        room = None if placement is not None else room_bytes(cluster, placing.get("constraints"))
+        graph = load(model, bound, room_bytes=room)
     runner = _runner(model, runtime)
     if placement is not None:
         placed = load_placement(placement)
@@ -255,9 +261,13 @@ def _onnxruntime(job: Exported) -> list[Path]:
 
 def _onnx(job: Exported) -> list[Path]:
     from gdp.exporters.onnx_devices import export_onnx_devices
-    from gdp.importers.onnx.model import prepare
+    from gdp.importers.onnx.model import prepare, resolve_spec
+    from gdp.importers.onnx.read import external_files
+    from gdp.runtime.ort.weights import require_weights
 
-    model = prepare(_onnx_spec(job.model, "onnx"), job.dims)
+    path = resolve_spec(_onnx_spec(job.model, "onnx"))
+    require_weights(path, [os.path.relpath(file, path.parent) for file in external_files(path)])
+    model = prepare(path, job.dims)
     return export_onnx_devices(model, job.graph, job.placement, job.output, job.permit)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gdp.graph.op_graph import OpGraph
-from gdp.models import is_onnx, is_traced, load, traced_model, with_dims
+from gdp.models import is_onnx, is_traced, load, traced, with_dims
 
 
 def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) -> dict[str, Any]:
@@ -22,18 +22,17 @@ def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) ->
         imported = load_onnx_model(model, with_dims(dims), unknown="estimate")
         graph, assumptions = imported.graph, list(imported.assumptions)
         estimated = sorted({graph.op_types[graph.op_index[op]] for op in imported.estimated})
-    elif is_traced(model) and not isinstance(made := traced_model(model), OpGraph):
-        traced = made.trace()
-        graph, estimated = traced.graph, list(traced.estimated)
-        assumptions, parameters = list(traced.assumptions), traced.parameters
+    elif is_traced(model) and not isinstance(found := traced(model), OpGraph):
+        graph, estimated = found.graph, list(found.estimated)
+        assumptions, parameters = list(found.assumptions), found.parameters
     else:
         graph = load(model, with_dims(dims))
-    found = summary(graph)
-    found |= {"estimated": estimated, "assumptions": assumptions}
+    about = summary(graph)
+    about |= {"estimated": estimated, "assumptions": assumptions}
     if parameters is not None:
-        found["parameters"] = parameters
+        about["parameters"] = parameters
     if ops:
-        found["ops"] = [
+        about["ops"] = [
             {
                 "name": graph.op_names[i],
                 "op_type": graph.op_types[i],
@@ -44,7 +43,7 @@ def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) ->
             }
             for i in range(graph.num_ops)
         ]
-    return found
+    return about
 
 
 def summary(graph: OpGraph) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Assignment
 from gdp.models import with_dims
 from gdp.posed import Posed
-from gdp.runtime.measure import measure
+from gdp.runtime.measure import Measuring, measure
 from gdp.runtime.ort.pipeline import SideBySide
 from gdp.runtime.statistics import PER_SLOT
 from gdp.sim.objectives import objective_of
@@ -43,7 +43,7 @@ class MeasuredReward:
 
     def __call__(self, assignment: Assignment) -> float:
         """Seconds of a sample alone (median), or per sample of the full pipeline: measured as
-        `gdp run` measures, in one round that ends after `seconds`."""
+        `gdp run` measures, until the rate is precise or `seconds` are over."""
         from gdp.runtime.ort.run import prepare
         from gdp.runtime.ort.stages import cut_plan
         from gdp.runtime.prediction import Prediction
@@ -58,7 +58,6 @@ class MeasuredReward:
             # Time enough to count full pipelines, of models slower than predicted too.
             full_s = 4 * PER_SLOT * pipeline.num_slots * (plan.period_s if full else 0.0)
             contenders = {"the placement": SideBySide((pipeline,))}
-            found = measure(contenders, rounds=1, seconds=max(self.seconds, full_s))[
-                "the placement"
-            ]
+            measuring = Measuring(max(self.seconds, full_s), self.seed)
+            found = measure(contenders, measuring)["the placement"]
         return 1.0 / found.throughput_per_s if full else found.latency_s

@@ -11,10 +11,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.published.baselines import doppler, expert, seq2seq
 from benchmarks.published.baselines.common import Arena, Average
-from benchmarks.published.baselines.gdp_one import gdp_batch
+from benchmarks.published.baselines.gdp_one import RECIPE, ByIndex, blind, gdp_batch
 from benchmarks.published.baselines.placeto import returns
 from benchmarks.published.baselines.table import LEARNED
 from gdp.cluster.types import make_cluster
+from gdp.learn.recipe import load_recipe
+from gdp.policy.decode import decode
+from gdp.policy.model.head import score
+from gdp.policy.model.network import init
 from gdp.problem.problem import Problem, make_problem
 
 
@@ -54,13 +58,32 @@ def test_gdp_as_published_improves_within_its_budget_and_repeats() -> None:
     assert first.value_s == again.value_s
 
 
+def test_gdp_as_published_decides_in_one_shot() -> None:
+    """With the blind weights a choice has the same odds whatever the ops before have chosen."""
+    problem, network = favoured(), load_recipe(RECIPE)[0].network
+    forced = np.stack([np.zeros(problem.num_ops, np.int64), np.ones(problem.num_ops, np.int64)])
+    last = 7  # reads two ops that the rows place apart
+    forced[:, last] = 0
+    odds = []
+    for blinded in (False, True):
+        params = init(network, 0)
+        policy = ByIndex(network, blind(params) if blinded else params)
+        rollout = decode(
+            policy.view(problem), policy.head(problem), samples=2, seed=0, forced=forced, keep=True
+        )
+        assert rollout.feats is not None
+        odds.append(score(policy.head(problem), rollout.feats)[:, last])
+    assert not np.allclose(odds[0][0], odds[0][1])
+    np.testing.assert_array_equal(odds[1][0], odds[1][1])
+
+
 def test_gdp_batch_learns_from_all_problems_in_turn_within_each_budget() -> None:
-    alone = LEARNED[BLIND](favoured(), 60, 1)
-    (only,) = gdp_batch([favoured()], 60, 1)
+    alone = LEARNED[BLIND](favoured(), 120, 1)
+    (only,) = gdp_batch([favoured()], 120, 1)
     assert (only.value_s, only.evaluations) == (alone.value_s, alone.evaluations)
-    first, other = gdp_batch([favoured(), fork_join()], 60, 1)
+    first, other = gdp_batch([favoured(), fork_join()], 120, 1)
     assert first.value_s < first.first_s
-    assert max(first.evaluations, other.evaluations) <= 60
+    assert max(first.evaluations, other.evaluations) <= 120
     assert first.evaluations != alone.evaluations  # the other problem's updates are between
     assert other.value_s <= 7.0  # of the best single device
 

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.published.hsdag_measured import OneByOne, table_text
 from benchmarks.published.hsdag_onnx import inception_v3
-from gdp.runtime.measure import Quota, measure
+from gdp.runtime.measure import Measuring, Quota, measure
 
 
 class Compiled:
@@ -33,7 +33,7 @@ def test_samples_run_one_after_another_until_the_quota_is_met() -> None:
     assert all(asked is feeds for asked in compiled.asked)
     ends, starts = np.array(trace.finish_s), np.array(trace.start_s)
     assert (starts[1:] >= ends[:-1]).all()
-    found = measure({"it": OneByOne(compiled, feeds)}, rounds=2, seconds=0.05)["it"]
+    found = measure({"it": OneByOne(compiled, feeds)}, Measuring(0.05))["it"]
     rows = [{"row": "it", "latency_s": found.latency_s, "interval_s": [0.001, 0.002]}]
     assert table_text("m", rows).endswith("| 1.00 to 2.00 |")
 

@@ -11,6 +11,7 @@ import pytest
 from refusals import CLUSTER, DEVICE, Run, changed, refused, small
 
 from gdp import api
+from gdp.cli import first_run
 from gdp.cluster.types import Cluster
 from gdp.errors import GdpError
 from gdp.models import load
@@ -111,15 +112,23 @@ def test_a_cluster_file_out_of_range(run: Run, tmp_path: Path, text: str, field:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--max-memory", "0=1e999GiB"), "1e999GiB is too large for a size"),
-        (("--max-memory", "²=1GiB"), "max memory names '²'"),
+        (("--max-memory", "0=1e999GiB"), "--max-memory: 1e999GiB is too large for a"),
+        (("--max-memory", "²=1GiB"), "--max-memory: max memory names '²'"),
+        (("--max-memory", "1GiB"), "--max-memory: max memory '1GiB' must look like 0=20GiB"),
+        (("--pin", "x"), "--pin: 'x' must look like GLOB=DEVICE"),
+        (("--forbid", "x"), "--forbid: 'x' must look like GLOB=DEVICE"),
+        (("--pin", "nothing=core0"), "pin: no op or scope of graph"),
+        (("--forbid", "*=core9"), "forbid '*' names device 'core9'"),
+        (("--together", "nothing"), "together: no op or scope of graph"),
+        (("--batch", "0"), "'--batch': 0 is not in the range"),
+        (("--sequence", str(2**31)), "'--sequence': 2147483648 is not in the range"),
         (("--dim", "batch=²"), "must look like NAME=VALUE"),
         (("--dim", f"batch={'9' * 5000}"), "must look like NAME=VALUE"),
         (("--dim", "batch=2147483648"), "below 2**31"),
-        (("--seed", str(2**70)), "seed must lie in"),
-        (("--seed", "-1"), "seed must lie in"),
-        (("--seconds", "nan"), "seconds must be >= 0"),
-        (("--evaluations", "-1"), "evaluations must be >= 0"),
+        (("--seed", str(2**70)), "--seed must lie in"),
+        (("--seed", "-1"), "--seed must lie in"),
+        (("--seconds", "nan"), "--seconds must be >= 0"),
+        (("--evaluations", "-1"), "--evaluations must be >= 0"),
         (("--cluster", "1000xcpu-core+1000xt4"), "too many devices, at most 1024"),
         (("--cluster", f"{'9' * 30}xt4"), "too many devices, at most 1024"),
     ],
@@ -219,6 +228,7 @@ def test_a_bug_is_one_line_with_exit_code_3(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, as_json: tuple
 ) -> None:
     monkeypatch.setattr(api, "place", broken)
+    monkeypatch.setattr(first_run, "prepare", lambda *_: None)  # its notice is not of the bug
     code, out, err = run("place", model, *CLUSTER, *as_json)
     assert (code, out) == (3, "")
     assert err.count("\n") == 1
@@ -264,7 +274,7 @@ def test_a_full_disk_is_one_line() -> None:
             [sys.executable, "-m", "gdp", "devices", *CLUSTER, "--json"],
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
-    assert (done.returncode, done.stderr) == (2, "gdp: No space left on device\n")
+    assert (done.returncode, done.stderr) == (2, "gdp: standard output: No space left on device\n")
 
 
 @pytest.mark.parametrize("text", ["1e999", "1e999GiB", "9" * 400, "5EiB", "8e18"])

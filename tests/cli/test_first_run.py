@@ -1,5 +1,6 @@
 """The first run: who compiles what, what the user is told, and that later runs do neither."""
 
+import json
 import os
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def test_the_first_run_says_so_and_shares_the_work_and_the_second_does_neither(
     tmp_path: Path,
 ) -> None:
     first = run(tmp_path, "auto", "throughput")
-    assert first.stderr == f"{first_run.MESSAGE} ...\n"
+    assert first.stderr == f"gdp: {first_run.MESSAGE}\n"
     rest = ("pipeline", "search", "lists", "paths", "fusion")
     mains = "".join(f"main takes {name}\n" for name in rest)
     assert first.stdout == f"helper takes policy\n{mains}waited\n"
@@ -157,3 +158,51 @@ def test_an_interrupted_command_leaves_no_process_behind() -> None:
     with pytest.raises(KeyboardInterrupt), first_run._ended(process):
         raise KeyboardInterrupt
     assert process.poll() is not None
+
+
+WRONG = [
+    ["--method", "nonsense"],
+    ["--simplicity", "200"],
+    ["--evaluations", "-1"],
+    ["--pin", "nowhere/*=core0"],
+    ["--forbid", "*=core7"],
+    ["--costs", "none"],
+    ["--checkpoint", "none"],
+]
+REFUSING = """
+import io, json, sys
+from contextlib import redirect_stderr
+from gdp.cli import first_run, startup
+startup.prepare_process()
+from gdp.cli.main import cli
+from gdp.cli.program import run
+first_run.compile_groups = lambda *groups: print("compiled before refusing", file=sys.stderr)
+for wrong in json.loads(sys.argv[2]):
+    for verb in ("place", "run"):
+        sys.argv[1:2] = [sys.argv[1]]
+        said, before = io.StringIO(), sys.argv
+        sys.argv = ["gdp", verb, before[1], "--cluster", "2xcpu-core", *wrong]
+        try:
+            with redirect_stderr(said):
+                run(cli)
+        except SystemExit as done:
+            print(json.dumps([verb, wrong, done.code, said.getvalue()]))
+        sys.argv = before
+"""
+
+
+def test_a_bad_argument_is_refused_in_one_line_before_anything_is_compiled(tmp_path: Path) -> None:
+    """With an empty cache, as on the first start."""
+    script = tmp_path / "refusing.py"
+    script.write_text(REFUSING)
+    done = subprocess.run(
+        [sys.executable, str(script), "onnx:light_squeezenet", json.dumps(WRONG)],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": REPOSITORY},
+    )  # fmt: skip
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 2 * len(WRONG)
+    for verb, wrong, code, said in rows:
+        assert code == 2, (verb, wrong, said)
+        assert said.startswith("gdp: ")
+        assert said.count("\n") == 1, (verb, wrong, said)

@@ -56,6 +56,16 @@ def test_merging_keeps_the_smaller_time_of_each_kernel() -> None:
     assert found.models[0].rounds == 6
 
 
+def test_merging_keeps_the_least_latency_and_the_most_bandwidth() -> None:
+    one, two = (
+        replace(profile(1, 1), overheads=Overheads(session_s=s, handover_bytes_per_s=rate))
+        for s, rate in ((1e-5, 1e9), (2e-5, 2e9))
+    )
+    for found in (merge([one, two]), merge([two, one])):
+        assert (found.overheads.session_s, found.overheads.handover_bytes_per_s) == (1e-5, 2e9)
+        assert found.overheads.handover_s is None
+
+
 def test_other_devices_are_not_merged() -> None:
     one = profile(1, 1)
     with pytest.raises(ProfileError, match=r"Made-up avx2.*and.*Other"):

@@ -1,10 +1,12 @@
 """Offloading by hand: weights cross the link at every use, and the main device computes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gdp import api
-from gdp.cluster.types import Cluster, Device, Link, make_cluster
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.constraints import Constraints
 from gdp.costs.offload import Streamed, resident, with_offload
 from gdp.costs.roofline import roofline
@@ -56,6 +58,25 @@ def test_an_offload_device_takes_the_way_of_the_weights_and_the_main_devices_tim
     assert np.isinf(seconds[0]).tolist() == [False, True, True, True, True]
 
 
+def test_what_streams_takes_half_of_the_memory_at_most_and_rests_in_that_of_the_host() -> None:
+    base = box(100)
+    host = replace(base.devices[0], memory_bytes=40 * MB)
+    cluster = with_offload(
+        replace(base, devices=(host, base.devices[1])), ["cpu", "disk"], reserved_bytes=90 * MB
+    )
+    memory = [device.memory_bytes for device in cluster.devices]
+    assert memory == [40 * MB, 50 * MB, 40 * MB, UNLIMITED_BYTES]
+
+
+def test_the_latency_of_the_link_is_paid_at_every_use() -> None:
+    """10 MB take 10 ms, 1 ms to compute and 2 ms to begin; what has no weights does not wait."""
+    plain = box(100)
+    cluster = with_offload(replace(plain, link_latency_s=2e-3 * (1 - np.eye(2))), ["cpu"])
+    seconds = Streamed(roofline)(chain(), cluster)
+    assert seconds[chain().op_index["mul0"], 2] == pytest.approx(13e-3)
+    assert seconds[chain().op_index["act0"], 2] == pytest.approx(1e-3)
+
+
 def test_tensors_of_offloaded_ops_are_the_main_devices() -> None:
     cluster = with_offload(box(100, 100), ["cpu"], reserved_bytes=30 * MB)
     main, other, offload = 1, 2, 3
@@ -100,6 +121,17 @@ def test_room_is_kept_for_the_largest_module_that_streams() -> None:
     graph = chain(2)
     assert streamed_bytes(graph, Constraints(whole=("layers.0", "layers.1"))) == 10 * MB + 8
     assert streamed_bytes(graph, Constraints(whole=("layers",))) == 20 * MB + 8
+
+
+def test_a_tied_weight_streams_once_with_its_module() -> None:
+    """Two layers of one module of 10 MB each, which are one weight."""
+    graph = chain(3)
+    first, second = graph.op_index["mul0"], graph.op_index["mul1"]
+    tied = graph.weight_id.copy()
+    tied[second] = tied[first]
+    graph = replace(graph, weight_id=tied)
+    assert streamed_bytes(graph, Constraints(whole=("layers",))) == 20 * MB + 8
+    assert streamed_bytes(graph, Constraints(whole=("layers.0", "layers.1"))) == 10 * MB + 8
 
 
 def test_modules_stay_whole_by_granularity() -> None:

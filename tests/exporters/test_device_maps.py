@@ -122,3 +122,38 @@ def test_an_export_to_accelerate_knows_the_devices_it_offloads_to(tmp_path: Path
         gdp.export(placement, layered(), "accelerate", tmp_path / "map")
     gdp.export(placement, layered(), "accelerate", tmp_path / "map", BOX)
     assert "cpu" in json.loads((tmp_path / "map" / "device_map.json").read_text()).values()
+
+
+class Held:
+    """Weights by name as a PyTorch module lists them; equal values are one tensor."""
+
+    def __init__(self, tensors: dict[str, object]) -> None:
+        self.tensors = tensors
+
+    def named_parameters(self, remove_duplicate: bool = True) -> list[tuple[str, object]]:
+        seen: set[int] = set()
+        new = [not (id(t) in seen or seen.add(id(t))) for t in self.tensors.values()]
+        return [
+            pair for pair, first in zip(self.tensors.items(), new, strict=True)
+            if first or not remove_duplicate
+        ]  # fmt: skip
+
+    def named_buffers(self, remove_duplicate: bool = True) -> list[tuple[str, object]]:
+        return []
+
+
+def test_weights_that_no_op_reads_lie_where_those_tied_to_them_do() -> None:
+    """The embedding is on the second GPU; a head that is tied to it is there too, wherever its name
+    stands. A module that is tied to nothing goes with what is inside of it, or first."""
+    embedding, other, free = object(), object(), object()
+    placement = placed([2, 1, 1, 1, 1])
+    module = Held({
+        "before.weight": embedding, "model.embed.weight": embedding, "model.layers.0.scale": other,
+        "head.weight": object(), "decoder.weight": embedding, "spare.weight": free,
+    })  # fmt: skip
+    found = device_map(layered(), placement, BOX, module)
+    assert found["before"] == found["decoder"] == found["model.embed"] == 1
+    assert found["spare"] == found["head"] == found["model.layers"] == 0
+    inside = device_map(layered(), placed([1, 2, 2, 2, 1]), BOX, module)
+    assert inside["model.layers"] == 1
+    assert inside["spare"] == inside["before"] == 0

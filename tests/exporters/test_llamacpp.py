@@ -22,7 +22,7 @@ from gdp.constraints import Constraints, Pin
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.exporters.llamacpp import flags_of, slots_of
-from gdp.graph.op_graph import OpGraph
+from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
 from gdp.models import load
 from gdp.placement import Placement, make_placement
 from gdp.verbs.accelerate import place_for
@@ -140,6 +140,72 @@ def test_a_small_cpu_makes_it_frugal_and_a_small_box_is_infeasible(tmp_path: Pat
     assert found.placement.ops_on["gpu0"] > 30
     with pytest.raises(InfeasibleError):
         place_for_llamacpp(graph, box(MIB // 4, cpu_bytes=MIB))
+
+
+def test_a_gpu_that_is_slow_to_launch_is_left_out(tmp_path: Path) -> None:
+    graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode"), box(64 * MIB)
+    assert flags_of(graph, place_for_llamacpp(graph, cluster).placement, cluster).n_gpu_layers > 0
+    cpu, gpu = cluster.devices
+    slow = replace(cluster, devices=(cpu, replace(gpu, dispatch_s=1.0, dispatch_per="op")))
+    assert flags_of(graph, place_for_llamacpp(graph, slow).placement, slow).n_gpu_layers == 0
+
+
+def test_a_quick_cpu_keeps_what_fits_beside_the_embedding(tmp_path: Path) -> None:
+    """Each device has room for about two thirds of the weights: of the plans that the flags can
+    say, the one with the most on the CPU is the quickest."""
+    graph = load(f"{write_gguf(tmp_path / 'm.gguf', layers=6)}?decode&sequence=64")
+    room = int(0.65 * graph.weight_bytes.sum())
+    cluster = box(room, cpu_bytes=room)
+    cpu, gpu = cluster.devices
+    cluster = replace(cluster, devices=(replace(cpu, flop_per_s={"default": 1e13},
+                                                bytes_per_s=1e12), gpu))  # fmt: skip
+    scores = [
+        api.simulate(graph, placement, cluster, costs=roofline)
+        for placement in sayable(graph, cluster)
+    ]
+    best = min(score.latency_s for score in scores if score.feasible)
+    assert place_for_llamacpp(graph, cluster).value_s <= best * 1.03
+
+
+def two_blocks(small: int, large: int) -> OpGraph:
+    """A row of embedding, two blocks with experts of these bytes, and the output."""
+    scope = ["token_embd", "blk.0", "blk.0.experts", "blk.1", "blk.1.experts", "output_norm"]
+    names = ["token_embd", "blk.0.attn_q", "blk.0.ffn_up_exps", "blk.1.attn_q", "blk.1.ffn_up_exps"]
+    n = len(scope) + 1
+    return make_graph(
+        "blocks", [*names, "output_norm", "output"], ["MatMul"] * n, [(i, 1) for i in range(n)],
+        [(i, i + 1) for i in range(n - 1)], weight_bytes=[1, 1, small, 1, large, 1, 1],
+        scope=[*scope, "output"], detail=[OpDetail(attributes={"context": 64})] * n,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpu_bytes", "away_s", "wanted_s", "away"),
+    [
+        # Without 90 bytes of experts nothing fits: the large ones cost 5 s more, and that is all.
+        (1050, (2.0, 6.0), 12.0, [4]),
+        # There is room for all; on the CPU the experts of the first block are quicker.
+        (10**6, (0.5, 6.0), 6.5, [2]),
+        (10**6, (2.0, 6.0), 7.0, []),
+    ],
+)
+def test_experts_leave_by_what_they_cost_a_byte_and_where_that_is_quicker(
+    gpu_bytes: int, away_s: tuple[float, float], wanted_s: float, away: list[int]
+) -> None:
+    """Ops take 1 s on the GPU and 100 s on the CPU, but for the experts and the embedding."""
+    graph, cluster = two_blocks(100, 1000), box(gpu_bytes)
+    cluster = replace(cluster, link_latency_s=np.zeros((2, 2)))
+
+    def costs(graph: OpGraph, cluster: Cluster) -> np.ndarray:
+        seconds = np.tile([100.0, 1.0], (graph.num_ops, 1))
+        seconds[[0, 2, 4], 0] = 1.0, *away_s
+        return seconds
+
+    found = place_for_llamacpp(graph, cluster, costs=costs)
+    assert found.value_s == pytest.approx(wanted_s)
+    assert np.flatnonzero(found.placement.device == 0).tolist() == [0, *away]
+    scores = [api.simulate(graph, p, cluster, costs=costs) for p in sayable(graph, cluster)]
+    assert found.value_s == pytest.approx(min(s.latency_s for s in scores if s.feasible))
 
 
 def test_demands_are_kept_or_refused(tmp_path: Path) -> None:

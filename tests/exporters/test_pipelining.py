@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,39 @@ def test_the_plan_is_the_best_of_all_legal_ones(seed: int, room: int) -> None:
     stages_of(graph, found.placement, cluster, dict.fromkeys(cuts, "module"))
 
 
+def even_chain(sizes: list[int]) -> OpGraph:
+    """Ops of 1 ms on the first GPU, 2 ms on the second, with tensors of these bytes between."""
+    n = len(sizes) + 1
+    return plain_graph(
+        n, [(i, i + 1) for i in range(n - 1)], [*sizes, 1], op_types=["MatMul"] * n,
+        flop=[1e6] * n, memory_traffic_bytes=[0.0] * n, weight_bytes=[100] * n,
+    )  # fmt: skip
+
+
+def test_within_what_simplicity_may_cost_the_fewest_bytes_are_sent() -> None:
+    """Six ops on GPUs of 1 and 2 ms an op: four and two take 4 ms, five and one 5 ms, and there
+    the cut sends little. Six on one take 6 ms and send nothing."""
+    graph, cluster = even_chain([1000, 1000, 1000, 1000, 10]), box(1 << 30, 1 << 30)
+    for simplicity, wanted in ((0.0, 4), (0.1, 4), (0.3, 5), (0.6, 6)):
+        found = place_for_pipelining(
+            graph, cluster, [1, 2, 3, 4, 5], costs=roofline, simplicity=simplicity
+        )
+        assert np.bincount(found.placement.device, minlength=2)[1] == wanted
+
+
+def test_a_stage_pays_for_its_launch() -> None:
+    """The second GPU needs 5 ms to begin a stage: the first takes all of 6 ms alone, not four."""
+    graph, cluster = even_chain([10] * 5), box(1 << 30, 1 << 30)
+    cpu, first, second = cluster.devices
+    late = replace(second, dispatch_s=5e-3, dispatch_per="segment")
+    for last, wanted in ((second, [1] * 4 + [2] * 2), (late, [1] * 6)):
+        machine = replace(cluster, devices=(cpu, first, last))
+        found = place_for_pipelining(
+            graph, machine, [1, 2, 3, 4, 5], costs=roofline, simplicity=0.0
+        )
+        assert found.placement.device.tolist() == wanted
+
+
 def test_a_slow_link_leaves_all_on_one_device() -> None:
     cluster = box(1 << 30, 1 << 30, bytes_per_s=1.0)
     found = place_for_pipelining(chain(0), cluster, [3, 6], costs=roofline)
@@ -109,6 +143,33 @@ def test_stages_are_stretches_that_begin_where_modules_do(tmp_path: Path) -> Non
     plan = json.loads((tmp_path / "out" / "pipeline.json").read_text())
     assert plan["split_spec"] == {"head": "BEGINNING"}
     assert idle_share(2, plan["microbatches"]) <= 0.2 < idle_share(2, plan["microbatches"] - 1)
+
+
+def test_a_tied_weight_is_held_once_in_a_stage() -> None:
+    """Four ops of 100 bytes; the first and the third are one weight. Three of them fit on the first
+    GPU only as two weights, and the second holds one: there is one plan."""
+    graph = replace(chain(0, 4), weight_id=np.array([0, 1, 0, 3]), tensor_bytes=np.ones(4, int))
+    cuts = {1: "b", 2: "c", 3: "d"}
+    cluster = box(250, 150)
+    found = place_for_pipelining(graph, cluster, list(cuts), costs=roofline)
+    assert found.placement.device.tolist() == [1, 1, 1, 2]
+    assert found.score.feasible
+    stages = stages_of(graph, found.placement, cluster, cuts)
+    assert [stage.weight_bytes for stage in stages] == [200, 100]
+    apart = make_placement(graph, cluster, np.array([1, 1, 2, 2]))
+    assert [s.weight_bytes for s in stages_of(graph, apart, cluster, cuts)] == [200, 200]
+
+
+def test_a_weight_that_three_ops_share_is_held_once_in_every_stretch() -> None:
+    """Six ops of 100 bytes; the second, fourth and fifth are one weight: four weights in all, of
+    which the second to fifth op hold two and the first five three."""
+    graph = replace(chain(0, 6), weight_id=np.array([0, 1, 2, 1, 1, 5]),
+                    tensor_bytes=np.ones(6, int))  # fmt: skip
+    for room, wanted in (((350, 150), [1] * 5 + [2]), ((450,), [1] * 6)):
+        found = place_for_pipelining(graph, box(*room), [1, 2, 3, 4, 5], costs=roofline)
+        assert found.placement.device.tolist() == wanted
+    with pytest.raises(InfeasibleError):
+        place_for_pipelining(graph, box(350), [1, 2, 3, 4, 5], costs=roofline)
 
 
 MODEL = """

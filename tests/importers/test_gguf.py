@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from gguf_models import HEADS, INNER, KEY_HEADS, VOCABULARY, WIDTH, write_gguf
 
+from benchmarks.fuzz import gguf_files
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.models import load, source_files
@@ -94,3 +95,67 @@ def test_what_is_not_known_is_refused_in_one_line(tmp_path: Path) -> None:
         load(broken)
     with pytest.raises(ModelError, match="no model"):
         load(tmp_path / "m-00001-of-00002.gguf")
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensors", "said"),
+    [
+        ({"llama.attention.head_count": 0}, {}, r"attention.head_count must be from 1 to 2147"),
+        ({"llama.expert_used_count": 2**40}, {}, r"expert_used_count must be from 1 to 2147483647"),
+        ({"llama.attention.key_length": 0}, {}, r"attention.key_length must be from 1"),
+        ({}, {"blk.1.ffn_up_exps.weight": [[16, 16, 0], 0]}, r"has the shape \[16, 16, 0\]"),
+        ({}, {"blk.1.ffn_up_exps.weight": [[16, 16], 0]}, r"ffn_up_exps.weight has the shape \[16"),
+        ({}, {"blk.0.attn_q.weight": [[4, 4, 16], 0]}, r"attn_q.weight has .* two axes are wanted"),
+        (
+            {},
+            {"blk.0.attn_q.weight": None, "blk.0.attn_q.bias": [[16], 0]},
+            "no tensor blk.0.attn_q.w",
+        ),
+        (
+            {},
+            {"token_embd.weight": None, "token_embd.bias": [[16], 0]},
+            "no tensor token_embd.weight",
+        ),
+        ({}, {"blk.0.attn_q.weight": [[], 0]}, "cannot be read as GGUF|has the shape"),
+    ],
+)
+def test_a_damaged_header_is_one_line(
+    fields: dict, tensors: dict, said: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("gguf", reason="needs the gguf package")
+    document = gguf_files.document()
+    document["fields"] |= fields
+    document["tensors"] = {
+        name: shape for name, shape in (document["tensors"] | tensors).items() if shape
+    }
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_files.encode(document))
+    with pytest.raises(ModelError, match=said) as found:
+        load(str(path))
+    assert str(path) in str(found.value)
+
+
+def test_the_gate_of_a_shared_expert_is_a_vector(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the gguf package")
+    document = gguf_files.document()
+    for name in ("gate", "up", "down"):
+        document["tensors"][f"blk.1.ffn_{name}_shexp.weight"] = [[16, 16], 0]
+    document["tensors"]["blk.1.ffn_gate_inp_shexp.weight"] = [[16], 0]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_files.encode(document))
+    graph = load(f"{path}?sequence=8")
+    assert graph.flop[op(graph, "blk.1.ffn_gate_inp_shexp")] == 2 * 8 * 16
+
+
+def test_sizes_that_no_model_has_name_the_file(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the gguf package")
+    document = gguf_files.document()
+    document["fields"]["llama.attention.key_length"] = 2**31 - 1
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_files.encode(document))
+    with pytest.raises(
+        ModelError, match=r"m.gguf: op '.*' would take .* bytes; the file is damaged"
+    ):
+        load(f"{path}?batch=2147483647&sequence=2147483647")
+    with pytest.raises(ModelError, match=r"m.gguf: graph 'm 1x\d+': .*e\+\d+"):
+        load(f"{path}?sequence=1000000")

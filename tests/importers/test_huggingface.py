@@ -101,3 +101,13 @@ def test_what_is_no_causal_model_decodes_nothing(folder: Any, tmp_path: Path) ->
     (tmp_path / "odd.json").write_text("{}")
     with pytest.raises(ModelError, match="is no configuration of transformers"):
         load(f"hf:{tmp_path}/odd.json")
+
+
+def test_a_model_without_attention_has_no_cache_to_decode_with(tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.MambaConfig(
+        hidden_size=16, num_hidden_layers=1, vocab_size=20, architectures=["MambaForCausalLM"]
+    )
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="a mamba model has no attention; leave `decode` out"):
+        load(f"hf:{tmp_path}?sequence=4&decode")

@@ -293,3 +293,30 @@ def test_what_cannot_be_traced_is_said_in_one_line() -> None:
         trace_training_step(lambda w, x: x @ w, f32(4, 4), f32(2, 4))
     with pytest.raises(ValueError, match="does not divide into 3 parts"):
         trace_training_step(mlp_loss, LAYERS, f32(4, 8), microbatches=3)
+
+
+def test_an_array_given_twice_keeps_both_places() -> None:
+    graph = trace(lambda x: jnp.einsum("bi,bi->b", x, x) @ x @ (x.T @ x), f32(4, 4))
+    # Per sample a product of two vectors; then a vector, and a matrix, by a matrix.
+    assert sorted(graph.flop[op] for op in ops(graph, "dot_general")) == [32, 32, 32, 128]
+    src, dst = graph.edges
+    assert len(set(zip(src, dst, strict=True))) == len(src)  # one use of each array
+
+
+def test_what_a_function_prints_or_exits_with_is_not_the_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def prints(x):
+        print("in the function")
+        return x * 2
+
+    def leaves(x):
+        raise SystemExit(0)
+
+    assert inner(trace(prints, f32(2))) == ["mul"]
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "in the function\n")
+    with pytest.raises(ModelError, match="cannot be traced by JAX: SystemExit: 0"):
+        trace(leaves, f32(2))
+    with pytest.raises(ModelError, match="has no ops: it returns its inputs"):
+        trace(lambda x: x, f32(2))

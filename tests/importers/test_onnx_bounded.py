@@ -251,8 +251,11 @@ def test_deeper_subgraphs_are_one_clear_line(tmp_path: Path, depth: int, padded:
             load_onnx_model(path, weights=weights)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "-" * 100_000 + "1", "a." * 100_000 + "b"])
-def test_scopes_that_nest_are_no_scopes(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, "-" * 100_000 + "1", "a." * 100_000 + "b", "{[]: 1}", "{{1}}", "{1: 2}", "[1]"],
+)
+def test_scopes_that_nest_or_are_no_list_are_no_scopes(tmp_path: Path, text: str) -> None:
     made = model([node("Relu", ["x"], ["y"], name="relu")], {"x": [1]}, ["y"])
     made.graph.node[0].metadata_props.add(key="pkg.torch.onnx.name_scopes", value=text)
     assert load_onnx(save(tmp_path, made)).scope[1] == ""
@@ -287,3 +290,27 @@ def test_a_malformed_scan_is_one_line(tmp_path: Path, attributes: dict, said: st
     with pytest.raises(ModelError, match=rf"node 'scan' \(Scan\).*({said})") as caught:
         load_onnx(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        (
+            [node("SplitToSequence", ["x", "c"], ["s"], name="op"),
+             node("ConcatFromSequence", ["s"], ["y"], axis=0)],
+            r"node 'op' \(SplitToSequence\) does not fit its inputs: cannot convert float infinity",
+        ),
+        (
+            [node("SequenceConstruct", ["x"], ["s"]),
+             node("SequenceAt", ["s", "c"], ["y"], name="op")],
+            r"node 'op' \(SequenceAt\) does not fit its inputs: cannot convert float infinity",
+        ),
+    ],
+)  # fmt: skip
+def test_a_constant_that_is_no_number_is_one_line(
+    tmp_path: Path, nodes: list[onnx.NodeProto], said: str
+) -> None:
+    constant = np.array([np.inf], np.float32)
+    path = save(tmp_path, model(nodes, {"x": [4]}, ["y"], {"c": constant}))
+    with pytest.raises(ModelError, match=said):
+        load_onnx(path)

@@ -225,3 +225,15 @@ def test_prepare_raises_the_same_errors(tmp_path: Path) -> None:
     path = save(tmp_path, model([node("Abs", ["x"], ["y"])], {"x": ["n"]}, ["y"], {"d": ints(1)}))
     with pytest.raises(ModelError, match="--dim n=VALUE"):
         prepare(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("group", 0), ("group", -1), ("strides", [0, 1]), ("dilations", [1, -2])]
+)
+def test_a_convolution_needs_positive_attributes(
+    tmp_path: Path, name: str, value: int | list[int]
+) -> None:
+    nodes = [node("Conv", ["x", "w"], ["y"], name="conv", **{name: value})]
+    weights = {"w": np.ones((2, 3, 3, 3), np.float32)}
+    said = message(save(tmp_path, model(nodes, {"x": [1, 3, 8, 8]}, ["y"], weights)))
+    assert f"attribute {name!r} of node 'conv' (Conv) must be positive, got " in said

@@ -293,7 +293,7 @@ def test_runtime_operators_have_the_shapes_that_the_runtime_makes(
 
 
 @pytest.mark.parametrize(
-    "name", ["op_costs", "onnx.shapes.types", "onnx.dims", "onnx.shapes.contrib"]
+    "name", ["op_costs", "onnx.shapes.types", "onnx.expressions", "onnx.shapes.contrib"]
 )
 def test_docstrings_hold(name: str) -> None:
     tried = doctest.testmod(importlib.import_module(f"gdp.importers.{name}"))
@@ -304,3 +304,32 @@ def test_docstrings_hold(name: str) -> None:
 def test_options_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         ImportOptions().trips = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("graph_name", "name"),
+    [
+        ("resnet50", "resnet50"),
+        ("BertForMaskedLM", "BertForMaskedLM"),
+        ("model_b", "model_b"),
+        ("", "model"),
+        ("g", "model"),
+        ("main_graph", "model"),
+        ("torch_jit", "model"),
+        ("torch-jit-export", "model"),
+        ("main_graph_optimized", "model"),
+        ("3f2b8c1e-9d0a-4b7c-8a55-0c1d2e3f4a5b", "model"),
+    ],
+)
+def test_a_model_is_called_by_its_graph_or_its_file(
+    graph_name: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = onnx.helper.make_tensor_value_info
+    kinds = [value(n, onnx.TensorProto.FLOAT, [2]) for n in "xy"]
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["y"])]
+    made = onnx.helper.make_graph(nodes, graph_name or "g", kinds[:1], kinds[1:])
+    made.name = graph_name
+    onnx.save(onnx.helper.make_model(made), tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    for spec in ("model.onnx", Path("model.onnx"), f"../{tmp_path.name}/model.onnx"):
+        assert load_onnx(spec).name == name

@@ -24,12 +24,21 @@ def f32(*dims: int) -> Shape:
         ("_grouped_mm", {}, [f32(6, 8), f32(4, 8, 5), f32(4)], [f32(6, 5)], 6 * 8 * 5 * 2),
         # Two gates' matrices over three steps of two samples.
         ("lstm", {}, [f32(3, 2, 4), f32(8, 4), f32(8, 2), f32(8)], [f32(3, 2, 2)], 2 * 6 * 48),
+        # Of x [2, 4] and hidden states [2, 3]: per gate two products and two biases, then per unit
+        # three sigmoids, two hyperbolic tangents and four operations.
+        ("lstm_cell", {}, [f32(2, 4), f32(2, 3), f32(2, 3), f32(12, 4), f32(12, 3), f32(12),
+                           f32(12)], [f32(2, 3), f32(2, 3)], 2 * (4 * (2 * 3 * 7 + 6) + 3 * 18)),
+        ("gru_cell", {}, [f32(2, 4), f32(2, 3), f32(9, 4), f32(9, 3)], [f32(2, 3)],
+         2 * (3 * (2 * 3 * 7 + 6) + 3 * 13)),
+        ("rnn_tanh_cell", {}, [f32(2, 4), f32(2, 3), f32(3, 4), f32(3, 3)], [f32(2, 3)],
+         2 * (2 * 3 * 7 + 6 + 3)),
+        ("_unique2", {}, [f32(4, 4)], [f32(16)], 16 * 4),
         ("max_pool2d", {"kernel_size": [2, 3]}, [f32(1, 1, 8, 8)], [f32(1, 1, 4, 4)], 16 * 6),
         ("mul", {}, [f32(4, 4), f32(4)], [f32(4, 4)], 16),
         ("sum", {}, [f32(4, 4)], [f32(4)], 16),
         ("cat", {}, [f32(4), f32(4)], [f32(8)], 0),
     ],
-)
+)  # fmt: skip
 def test_flop_by_hand(name: str, params: dict, ins: list, outs: list, flop: float) -> None:
     cost = aten_cost(name, params, ins, outs)
     assert (cost.flop, cost.known) == (flop, True)

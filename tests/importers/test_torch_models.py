@@ -134,17 +134,170 @@ def test_dynamic_sizes_are_those_of_the_example() -> None:
     assert free.tensor_bytes.tolist() == fixed.tensor_bytes.tolist()
 
 
-def test_a_branch_on_data_is_refused_in_torchs_words() -> None:
+def test_both_branches_of_a_condition_are_counted() -> None:
     class Branches(nn.Module):
         def forward(self, x: Any) -> Any:
-            return x + 1 if x.sum() > 0 else x
+            return torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x + 1, (x,))
 
-    with pytest.raises(ModelError, match=r"Branches: torch\.export failed: "):
+    graph = trace_torch(Branches(), (meta(8, 8),))
+    # A product, and a sum of 64 numbers; the condition itself adds up 64 and compares one.
+    assert graph.flop.sum() == 2 * 8 * 8 * 8 + 64 + 64 + 1
+
+
+def test_a_single_number_ties_no_ops() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.shift = (nn.Parameter(torch.ones(shape)) for shape in ((), (4,)))
+
+        def forward(self, x: Any) -> Any:
+            return torch.relu(x * self.scale + self.shift) * self.scale
+
+    graph = trace_torch(Scaled(), (meta(2, 4),))
+    assert graph.weight_bytes.tolist() == [0, 0, 16, 0, 0, 0]
+
+
+def test_the_arithmetic_is_that_of_what_is_read() -> None:
+    """A comparison of floats makes truth values."""
+    graph = trace_torch(Function(lambda module, x: (x > 0) & (x < 1)), (meta(4),))
+    types = {kind: graph.detail[graph.op_index[kind]].dtype for kind in ("gt", "lt")}
+    assert types == {"gt": "float32", "lt": "float32"}
+
+
+class Branches(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x + 1 if x.sum() > 0 else (x - 1) * 2
+
+
+def test_a_branch_on_data_is_that_of_real_examples_and_refused_without() -> None:
+    for value, kinds in ((1.0, ["add"]), (-1.0, ["sub", "mul"])):
+        found = TorchModel("m", Branches(), (torch.full((4,), value),)).trace()
+        assert inner(found.graph) == kinds
+        assert "the way of the example inputs is taken" in found.assumptions[0]
+    with pytest.raises(ModelError, match=r"depends on data .*\.py:\d+\): give real .*torch\.cond"):
         trace_torch(Branches(), (meta(4),))
-    with pytest.raises(ValueError, match=r"a torch\.nn\.Module is needed, got int"):
+
+
+def test_a_refusal_prints_nothing_and_says_what_to_do(capfd: pytest.CaptureFixture[str]) -> None:
+    class Numpy(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.from_numpy(x.numpy() * 2)
+
+    class Leaves(nn.Module):
+        def forward(self, x: Any) -> Any:
+            raise SystemExit(0)
+
+    for module, said in ((Branches(), "torch.cond"), (Numpy(), "of torch instead of NumPy's"),
+                         (Leaves(), "SystemExit: 0; the module ends the program")):  # fmt: skip
+        with pytest.raises(ModelError) as refused:
+            trace_torch(module, (torch.empty(4, device="meta" if said == "torch.cond" else "cpu"),))
+        assert said in str(refused.value)
+        assert "\n" not in str(refused.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_no_module_and_what_computes_nothing_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"a torch\.nn\.Module or a function .* got int"):
         trace_torch(3)
     with pytest.raises(ModelError, match="no option 'lr'"):
         TorchModel("m", Mlp(), (), {}, {"lr": 1})
+    same = Function(lambda module, x: (x, module.scale))
+    with pytest.raises(ModelError, match="has no ops: it returns its inputs and weights"):
+        trace_torch(same, (meta(4),))
+    # Beside what is computed, both may be returned.
+    more = trace_torch(Function(lambda module, x: (x * 2, x, module.scale)), (meta(4),))
+    assert inner(more) == ["mul"]
+
+
+def test_what_a_module_prints_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    def prints(module: Any, x: Any) -> Any:
+        print("in forward")
+        return x * module.scale
+
+    trace_torch(Function(prints), (meta(4),))
+    said = capsys.readouterr()
+    assert (said.out, "in forward" in said.err) == ("", True)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_functions_and_scripted_modules_are_placed() -> None:
+    net = Mlp()
+    graph = trace_torch(lambda x: net(x) * 2, (torch.ones(2, 8),))
+    assert inner(graph) == ["linear", "relu", "linear", "mul"]
+    assert graph.weight_bytes.sum() == 4 * (128 + 16 + 64 + 4)
+
+    def double(x: Any) -> Any:
+        return x @ x
+
+    assert trace_torch(double, (meta(4, 4),)).name == "double"
+    example = torch.ones(2, 8)
+    scripted, plain = torch.jit.trace(net, example), trace_torch(net, (example,))
+    graph = trace_torch(scripted, (example,))
+    assert inner(graph) == inner(plain)
+    assert (graph.flop == plain.flop).all()
+    assert (graph.weight_bytes == plain.weight_bytes).all()
+
+
+attend = nn.functional.scaled_dot_product_attention
+REPEATED = [
+    (attend.__name__, lambda q, x: attend(x, x, x), 16 * (2 * 4 + 1 + 5 + 2 * 4)),
+    (attend.__name__, lambda q, x: attend(q, x, x), 16 * (2 * 4 + 1 + 5 + 2 * 4)),
+    ("einsum", lambda q, x: torch.einsum("bi,bi->b", x, x), 2 * 16),
+    ("einsum", lambda q, x: torch.einsum("bi,ij,bj->b", x, q, x), 2 * 64 + 2 * 16),
+    ("addmm", lambda q, x: torch.addmm(x, x, x), 2 * 64 + 16),
+    ("bilinear", lambda q, x: nn.functional.bilinear(x, x, torch.ones(3, 4, 4)),
+     12 * (2 * 16 + 2 * 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "function", "flop"), REPEATED)
+def test_a_tensor_given_twice_keeps_both_places(kind: str, function: Any, flop: float) -> None:
+    graph = trace_torch(Function(lambda m, q, x: function(q, x)), (torch.ones(4, 4),) * 2)
+    op = graph.op_types.index(kind)
+    assert graph.flop[op] == flop
+    src, dst = graph.edges
+    assert len(set(src[dst == op])) == (dst == op).sum()  # one use of each tensor
+
+
+def test_a_tensor_given_twice_is_read_once() -> None:
+    graph = trace_torch(Function(lambda m, x: x * x), (meta(4, 4),))
+    op = graph.op_types.index("mul")
+    assert graph.memory_traffic_bytes[op] == 64 + 64
+    assert graph.detail[op].input_shapes == ((4, 4), (4, 4))
+    assert graph.flop[op] == 16
+
+
+def test_sizes_that_depend_on_data_are_their_upper_bound() -> None:
+    def function(module: Any, x: Any) -> Any:
+        return torch.nonzero(x) * 2, x[x > 0].sum(), torch.unique(x)
+
+    found = TorchModel("m", Function(function), (meta(4, 6),)).trace()
+    graph = found.graph
+    sizes = {graph.op_types[p]: graph.tensor_bytes[t] for t, p in enumerate(graph.producer)}
+    assert sizes["nonzero"] == sizes["mul"] == 24 * 2 * 8
+    assert sizes["index"] == sizes["_unique2"] == 24 * 4
+    assert any("'nonzero' makes depends on data; its upper bound 24x2" in said
+               for said in found.assumptions)  # fmt: skip
+    product = trace_torch(Function(lambda m, x: x[x[:, 0] > 0] @ x.t()), (meta(6, 4),))
+    assert product.flop[product.op_types.index("matmul")] == 2 * 6 * 6 * 4
+
+
+def test_sizes_without_a_bound_and_sparse_tensors_are_refused() -> None:
+    class Inner(nn.Module):
+        def __init__(self, function: Any) -> None:
+            super().__init__()
+            self.part = Function(function)
+
+        def forward(self, x: Any) -> Any:
+            return self.part(x)
+
+    cases = [
+        (lambda m, x: torch.repeat_interleave(x, x.long()), "'repeat_interleave' in module 'part'"),
+        (lambda m, x: x.to_sparse() * 2, "op 'to_sparse' in module 'part' makes a sparse tensor"),
+    ]
+    for function, said in cases:
+        with pytest.raises(ModelError, match=said):
+            trace_torch(Inner(function), (meta(4),))
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "mixtral"])

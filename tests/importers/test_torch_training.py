@@ -74,6 +74,12 @@ def test_gradients_bear_the_module_of_their_forward_ops() -> None:
     assert not graph.is_backward[forward].any()
 
 
+def test_updates_bear_the_module_of_their_parameter() -> None:
+    graph = trace_torch_training_step(mlp(), (X,), optimizer="adamw", loss=squared)
+    updates = [i for i, kind in enumerate(graph.op_types) if kind == "fused_adamw"]
+    assert sorted(graph.scope[i] for i in updates) == ["0", "0", "2", "2"]
+
+
 def test_a_tied_weight_has_one_gradient_and_one_update() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -1,11 +1,15 @@
 """Kernels are compiled even where numba can keep them nowhere."""
 
+import errno
+import importlib.util
 import logging
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numba
@@ -96,3 +100,103 @@ def test_every_kernel_asks_where_it_is_kept() -> None:
     asked = re.compile(r"(?<!\w)cache=True")
     found = [path.name for path in package.rglob("*.py") if asked.search(path.read_text())]
     assert found == ["cache.py"]
+
+
+KERNEL = """
+import numba
+from gdp.kernels.cache import KEEP
+
+@numba.njit(cache=KEEP)
+def double(x):
+    return 2 * x
+"""
+
+
+@pytest.fixture
+def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """Declares a small kernel of gdp as a new process would, with a cache of its own."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_said", set())
+    source = tmp_path / "tiny.py"
+    source.write_text(KERNEL)
+
+    def declared(name: str = "gdp.tiny_kernel") -> Any:
+        spec = importlib.util.spec_from_file_location(name, source)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module.double
+
+    return declared
+
+
+def kept(folder: Path, ending: str) -> Path:
+    (found,) = folder.rglob(f"*.{ending}")
+    return found
+
+
+def hits(kernel: Any) -> int:
+    return sum(kernel.stats.cache_hits.values())
+
+
+@pytest.mark.parametrize("ending", ["nbc", "nbi"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_file_of_the_cache_that_is_cut_is_compiled_again(
+    declare: Callable[[], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, ending: str,
+    share: float,
+) -> None:  # fmt: skip
+    assert declare()(21) == 42
+    path = kept(tmp_path, ending)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    again = declare()
+    assert (again(21), hits(again)) == (42, 0)
+    (record,) = caplog.records
+    assert "is deleted and compiled again" in record.getMessage()
+    assert str(path.parent) in record.getMessage()
+    # The next start finds whole files.
+    after = declare()
+    assert (after(21), hits(after)) == (42, 1)
+    assert len(caplog.records) == 1
+
+
+def test_a_damaged_file_that_cannot_be_deleted_is_passed_over(
+    declare: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert declare()(21) == 42
+    kept(tmp_path, "nbc").write_bytes(b"")
+
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(cache.os, "unlink", refuse)
+    assert declare()(21) == 42
+    assert kept(tmp_path, "nbc").read_bytes() == b""
+
+
+def test_a_full_disk_costs_the_cache_and_nothing_else(
+    declare: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def full(self: object, name: str, data: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(caching.IndexDataCacheFile, "_save_data", full)
+        first, second = declare(), declare()
+        assert first(21) == second(21) == 42
+    (record,) = caplog.records
+    assert "No space left on device; the next start compiles them again" in record.getMessage()
+    assert declare()(21) == 42  # the index is there, what it names is not
+    last = declare()
+    assert (last(21), hits(last)) == (42, 1)
+
+
+def test_kernels_of_others_keep_the_cache_of_numba(
+    declare: Callable[[str], Any], tmp_path: Path
+) -> None:
+    theirs = declare("somebody.tiny_kernel")
+    assert type(theirs._cache) is caching.FunctionCache
+    assert type(declare("gdp.tiny_kernel")._cache) is cache.HealingCache

@@ -123,12 +123,12 @@ def labels_of(folder: Path) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_two_processes_of_two_devices_keep_what_each_has_improved(tmp_path: Path) -> None:
-    """One update of PPO with an expert over three problems: the labels are those of one process,
+    """One update of PPO over three problems: the labels are those of one process,
     though each has improved those of its own problems alone."""
     recipe, port = make_labels(tmp_path), free_port()
     # Under this seed the three problems differ.
     text = recipe.read_text().replace("updates = 20", "updates = 0").replace("seed = 3", "seed = 8")
-    joint = "[ppo]\nupdates = 1\ngraphs = 3\nsamples = 3\nexpert = 30\n"
+    joint = "[ppo]\nupdates = 1\ngraphs = 3\nsamples = 12\n"
     recipe.write_text(
         text.replace("[ppo]\nupdates = 0\n", joint).replace("[data]", "[data]\nfresh = 0.0")
     )

@@ -8,7 +8,7 @@ from gdp.learn.explore import ELITE, LAYERS, Explorer, fold, scaled
 from gdp.learn.finetune import FinetuneConfig, finetune
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.policy.decode import decode
-from gdp.policy.model.config import NetworkConfig, published
+from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 from gdp.problem.problem import Problem
@@ -34,13 +34,13 @@ def test_a_scaled_head_is_what_the_scaled_weights_encode(policy: Policy, problem
     factor = {name: rng.normal(size=len(getattr(head, name))) for name in LAYERS}
     moved = Policy(CONFIG, fold(policy.params, factor)).head(problem)
     assert not np.allclose(moved.feature, head.feature)
-    for a, b in zip(scaled(head, factor)[:-1], moved[:-1], strict=True):
+    for a, b in zip(scaled(head, factor), moved, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_the_first_policy_tried_is_the_one_given(policy: Policy, problem: Problem) -> None:
     view, head = policy.view(problem), policy.head(problem)
-    drawn = Explorer(CONFIG, policy.params, 0).draw(view, head, 3)
+    drawn = Explorer(policy.params, 0).draw(view, head, 3)
     greedy = decode(view, head, samples=1, seed=0, greedy_first=True).device[0]
     np.testing.assert_array_equal(drawn[0], greedy)
 
@@ -49,7 +49,7 @@ def test_the_best_policies_are_kept_and_adapted_places_as_the_best(
     policy: Policy, problem: Problem
 ) -> None:
     view, head = policy.view(problem), policy.head(problem)
-    explorer = Explorer(CONFIG, policy.params, 0)
+    explorer = Explorer(policy.params, 0)
     rng = np.random.default_rng(1)
     placed: dict[float, np.ndarray] = {}
     for _ in range(3):
@@ -64,7 +64,7 @@ def test_the_best_policies_are_kept_and_adapted_places_as_the_best(
 
 
 def test_equal_costs_are_one_policy(policy: Policy, problem: Problem) -> None:
-    explorer = Explorer(CONFIG, policy.params, 0)
+    explorer = Explorer(policy.params, 0)
     explorer.draw(policy.view(problem), policy.head(problem), 4)
     explorer.learn(np.array([2.0, 1.0, 1.0, 2.0]))
     assert [rated.cost_s for rated in explorer.elite] == [1.0, 2.0]
@@ -84,15 +84,6 @@ def test_exploring_lowers_the_best_and_stays_within_its_share(policy: Policy) ->
     assert explored[-2]["evaluations"] < 100
     assert found.value_s <= best[-1]
     assert found.evaluations <= 200
-
-
-def test_the_published_form_is_tuned_without_exploring(problem: Problem) -> None:
-    config = published(width=8, heads=2, sage_layers=1, attention_layers=1, segment=64)
-    plain = Policy(config, init(config, 0))
-    quick = FinetuneConfig(updates=2, samples=4, evaluations=40)
-    found = finetune(problem, plain, config=quick)
-    assert len(found.history) == 2
-    assert all("update" in numbers for numbers in found.history)
 
 
 def test_shares_that_leave_nothing_are_refused() -> None:

@@ -1,6 +1,7 @@
-"""Fine-tuning and guided search: better on their problem, within their budget."""
+"""Fine-tuning: better on its problem, within its budget."""
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -10,23 +11,16 @@ import numpy as np
 import pytest
 from tiny import fork_join, random_problem, with_memory
 
-from gdp.api import methods
 from gdp.learn.finetune import STALE, FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.learn.judge import FINALISTS, turns_of
 from gdp.learn.recipe import RecipeError, load_finetune
-from gdp.methods.annealing.annealer import AnnealConfig, make_annealer
-from gdp.methods.base import Assignment, Search
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES
-from gdp.methods.scoring import best_of
-from gdp.methods.search.local_search import local_search
-from gdp.policy.advice import advice, with_incumbent
-from gdp.policy.decode import decode
-from gdp.policy.evaluate import judge
+from gdp.policy.advice import advice
 from gdp.policy.gaps import gap
-from gdp.policy.guided import guided_search, wanted
-from gdp.policy.method import policy_candidate, search_with_policy
+from gdp.policy.method import policy_candidate
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, load_policy
@@ -85,66 +79,6 @@ def test_a_measured_reward_is_asked_once_per_placement_then_for_the_best_few(
     assert len(set(again)) == min(FINALISTS, len(first))
     assert found.value_s == 1.0
     assert found.assignment.device.tolist() == [0, 0, 0, 0]
-
-
-def test_guided_search_is_never_worse_than_its_start(policy: Policy) -> None:
-    problem = make(Instance(graph="layered-40-1", cluster=3), random_graph)
-    start = Assignment(problem.group_allowed.argmax(axis=1)[problem.group])
-    before = judge(problem, start.device[None])[0][0]
-    for share in (0.5, 0.0):
-        search = Search(seed=1, seconds=None, evaluations=200, start=start)
-        answer = guided_search(problem, policy, search, share=share)
-        assert answer.assignment is not None
-        assert answer.evaluations == 200
-        assert judge(problem, answer.assignment.device[None])[0][0] <= before
-
-
-def test_unguided_is_the_local_search(policy: Policy) -> None:
-    problem = make(Instance(graph="layered-40-1", cluster=3), random_graph)
-    start = Assignment(problem.group_allowed.argmax(axis=1)[problem.group])
-    search = Search(seed=1, seconds=None, evaluations=200, start=start)
-    answers = [guided_search(problem, policy, search, share=0.0), local_search(problem, search)]
-    devices = [answer.assignment.device for answer in answers if answer.assignment]
-    np.testing.assert_array_equal(*devices)
-
-
-def test_what_is_wanted_are_the_probabilities_of_the_decoder(policy: Policy) -> None:
-    """The sum of the logarithms along the placement is what the decoder gives it."""
-    problem = random_problem(5, num_ops=30, num_devices=3)
-    device = problem.group_allowed.argmax(axis=1)[problem.group]
-    table = wanted(policy, problem, device)
-    np.testing.assert_allclose(table.sum(axis=1), 1.0, rtol=1e-6)
-    told = with_incumbent(advice(problem), problem, device)
-    told = told._replace(device=np.concatenate([device[None], told.device[1:]]))
-    view = policy.view(problem, told)._replace(mask_alike=False)
-    forced = decode(view, policy.head(problem, told), samples=1, seed=0, forced=device[None])
-    groups = np.arange(problem.num_groups)
-    home = np.zeros(problem.num_groups, dtype=int)
-    home[problem.group] = device
-    assert np.log(table[groups, home]).sum() == pytest.approx(forced.log_probability[0], rel=1e-4)
-
-
-def test_a_guide_is_followed() -> None:
-    """All weight on one group and one device: the guided half of the moves is that one move."""
-    problem = make(Instance(graph="layered-40-1", cluster=3), random_graph)
-    device = problem.group_allowed.argmax(axis=1)[problem.group]
-    table = np.zeros((problem.num_groups, problem.num_devices))
-    table[problem.group, device] = 1.0
-    group = int(np.flatnonzero(problem.group_allowed.sum(axis=1) > 1)[3])
-    to = int(np.flatnonzero(problem.group_allowed[group] & (table[group] == 0))[-1])
-    table[group, to] = 1.0
-    scored = best_of(problem, [Assignment(device)])
-    only_single = AnnealConfig(shares=(1.0, 0, 0, 0, 0, 0, 0, 0), hot=1e-9, cold=1e-9)
-    moved = []
-    for share in (0.0, 1.0):
-        chain = make_annealer(problem, scored, 0)
-        if share:
-            chain.guide(table, share)
-        chain.restart()
-        chain.run(100, 100, only_single)
-        moved.append(np.flatnonzero(chain.best().assignment.device != device))
-    assert set(problem.group[moved[1]]) <= {group}
-    assert len(moved[0]) > len(moved[1])
 
 
 def test_gaps_free_whole_groups() -> None:
@@ -216,26 +150,6 @@ def test_seconds_end_fine_tuning_with_what_auto_found(policy: Policy) -> None:
     assert found.start_s <= advice(problem).cost_s.min()
 
 
-def test_guided_as_a_method_goes_on_from_the_policy_within_the_budget() -> None:
-    problem = make(Instance(graph="layered-40-1", cluster=3), random_graph)
-    search = Search(seed=1, seconds=None, evaluations=600)
-    first, found = policy_candidate()(problem, search), methods()["guided"](problem, search)
-    assert first.assignment is not None
-    assert found.assignment is not None
-    assert first.evaluations < found.evaluations <= 600
-    value_s = [
-        values(problem, a.device[None], a.rank)[0][0] for a in (found.assignment, first.assignment)
-    ]
-    assert value_s[0] <= value_s[1]
-
-
-def test_guided_as_a_method_says_which_objectives_it_does_not_know() -> None:
-    problem = random_problem(1, num_ops=12, num_devices=2, objective="max_load")
-    answer = search_with_policy(problem, None, Search(seconds=None, evaluations=10))
-    assert answer.assignment is None
-    assert "max_load" in answer.reason
-
-
 @pytest.mark.parametrize("name", ["simulated", "gradient", "measured"])
 def test_shipped_recipes_are_read(name: str) -> None:
     config = load_finetune(Path(__file__).parents[2] / "finetune" / "recipes" / f"{name}.toml")
@@ -265,3 +179,61 @@ def test_what_was_written_says_how_and_what_came_of_it(policy: Policy, tmp_path:
     lines = (tmp_path / "tuned" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == found.history
     assert load_policy(tmp_path / "tuned").name == "fresh, fine-tuned"
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_ends_with_the_best_so_far_and_writes_it(
+    policy: Policy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    problem = random_problem(7, num_ops=30, num_devices=3)
+    seen: list[dict[str, float]] = []
+
+    def second(at: int, numbers: dict[str, float]) -> None:
+        seen.append(numbers)
+        if at == 1:
+            interrupt()
+
+    before = signal.getsignal(signal.SIGINT)
+    found = finetune(problem, policy, out=tmp_path / "out", config=QUICK, progress=second)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert len(seen) == len(found.history) == 2
+    assert found.value_s <= min(seen[-1]["best_s"], found.start_s)
+    seconds, overflow = values(problem, found.assignment.device[None], found.assignment.rank)
+    assert (seconds[0], overflow[0]) == (found.value_s, 0)
+    assert load_policy(tmp_path / "out").placed is not None
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert [r.getMessage() for r in caplog.records if "interrupted" in r.getMessage()] == [
+        "interrupted: ends with the best so far; once more to stop without it"
+    ]
+
+
+def test_ctrl_c_in_the_portfolio_skips_all_that_comes_after(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` answers its best so far, as it does for `place`."""
+    problem = random_problem(7, num_ops=30, num_devices=3)
+
+    def interrupted(*given: object, **named: object) -> Answer:
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+        return auto(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("gdp.learn.finetune.auto", interrupted)
+    found = finetune(problem, policy, config=QUICK)
+    assert found.history == []
+    assert found.value_s == found.start_s < np.inf
+
+
+def test_ctrl_c_twice_stops_at_once(policy: Policy) -> None:
+    problem = random_problem(7, num_ops=30, num_devices=3)
+
+    def twice(at: int, numbers: dict[str, float]) -> None:
+        interrupt()
+        interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        finetune(problem, policy, config=QUICK, progress=twice)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,7 +1,7 @@
 """The critical-path scheduler on graphs worked by hand: lots, waiting ops, the price of sending."""
 
 import numpy as np
-from tiny import plain_graph, unit_cluster
+from tiny import brute_force_s, plain_graph, unit_cluster
 
 from gdp.methods.base import Search
 from gdp.methods.heuristics.critical_path import critical_path, critical_path_assignments
@@ -90,3 +90,44 @@ def test_what_waits_is_counted_in_its_readers_memory() -> None:
     for assignment in critical_path_assignments(problem, 0):
         assert assignment.device[0] == assignment.device[2] != assignment.device[1]
         assert values(problem, assignment.device[None])[1][0] == 0
+
+
+def sent_and_hidden() -> Problem:
+    """y reads 10 bytes of x on d0: 10 s beside x, on d1 11 s with the transfer. z reads 12 bytes of
+    w on d0, which arrive while v runs on d1: 10 s on d0, 1 s on d1.
+
+    The optimum is 32 s: x and y 11 s, v 20 s, z 1 s. A plan that takes sending for free moves y;
+    one that only prices it keeps z on d0 too at each price that keeps y there.
+    """
+    graph = plain_graph(5, [(0, 1), (1, 2), (1, 3), (2, 4), (3, 4)], [10, 0, 12, 0, 0])
+    never = np.inf
+    compute_s = np.array([[1.0, never], [10.0, 1.0], [1.0, never], [never, 20.0], [10.0, 1.0]])
+    return make_problem(graph, unit_cluster(2), compute_s)
+
+
+def test_sending_counts_where_it_delays_and_not_where_it_is_hidden() -> None:
+    problem = sent_and_hidden()
+    assert brute_force_s(problem) == 32.0
+    answer = critical_path(problem, SEARCH)
+    assert answer.assignment is not None
+    assert score(problem, answer.assignment.device, answer.assignment.rank).value_s == 32.0
+
+
+def test_what_waits_takes_its_time_on_the_readers_device() -> None:
+    """w takes 9 s on d0 and 1 s on d1, its reader 1 s and 2 s: on d1 both take 3 s, not 10."""
+    compute_s = np.array([[9.0, 1.0], [1.0, 2.0]])
+    problem = make_problem(plain_graph(2, [(0, 1)], 9), unit_cluster(2), compute_s)
+    assert brute_force_s(problem) == 3.0
+    answer = critical_path(problem, SEARCH)
+    assert answer.assignment is not None
+    assert score(problem, answer.assignment.device, answer.assignment.rank).value_s == 3.0
+
+
+def test_plans_begin_with_what_has_far_to_send() -> None:
+    """On d0, a (1 s) sends 10 bytes to d1 and b (1 s) is followed by 3 s there: a first."""
+    graph = plain_graph(4, [(0, 1), (2, 3)], [0, 0, 10, 0])
+    never = np.inf
+    compute_s = np.array([[1.0, never], [3.0, never], [1.0, never], [never, 1.0]])
+    problem = make_problem(graph, unit_cluster(2), compute_s)
+    for assignment in critical_path_assignments(problem, 0):
+        assert score(problem, assignment.device, assignment.rank).value_s == 12.0

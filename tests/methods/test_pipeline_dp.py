@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from host_memory import assignments, is_pipeline, load_problem
+from published import DNN_PARTITIONING
 from splits import save_split
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
@@ -32,7 +33,6 @@ from gdp.sim import host_load
 from gdp.sim.throughput import periods
 
 SEARCH = Search(seconds=None)
-BENCH = Path(__file__).resolve().parents[3] / "shared" / "bench" / "dnn_partitioning"
 
 
 def pipelines(problem: Problem) -> list[np.ndarray]:
@@ -363,19 +363,19 @@ def test_states_are_numbered_so_that_one_more_device_is_later() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.skipif(not BENCH.exists(), reason="the public instances are not here")
+@pytest.mark.skipif(not DNN_PARTITIONING.exists(), reason="the public instances are not here")
 def test_published_values_are_reproduced(tmp_path: Path) -> None:
     """Tarnawski et al.'s program on their instances, to 1e-9, with all the down-sets it counts.
 
     Every split is valued once more by an evaluator that shares no code with gdp.
     """
-    judge = runpy.run_path(str(BENCH / "evaluate.py"))
-    for name, entry in json.loads((BENCH / "reference.json").read_text()).items():
+    judge = runpy.run_path(str(DNN_PARTITIONING / "evaluate.py"))
+    for name, entry in json.loads((DNN_PARTITIONING / "reference.json").read_text()).items():
         values = entry["values"]
         wanted = values.get("dp", values.get("max_load_dp"))
         if wanted is None or "latency" in name:
             continue
-        problem = load_dnn_partitioning(BENCH / name, "max_load")
+        problem = load_dnn_partitioning(DNN_PARTITIONING / name, "max_load")
         pipeline = best_pipeline(problem, SEARCH)
         assert pipeline.is_optimal
         assert pipeline.down_sets == entry["ideals"]
@@ -385,5 +385,5 @@ def test_published_values_are_reproduced(tmp_path: Path) -> None:
         assert overflow[0] == 0
         save_split(problem, pipeline.device, tmp_path / "split.json")
         split = judge["read_split"](tmp_path / "split.json")
-        by_others, _ = judge["max_load"](judge["Instance"](BENCH / name), *split)
+        by_others, _ = judge["max_load"](judge["Instance"](DNN_PARTITIONING / name), *split)
         assert by_others == pytest.approx(wanted, rel=1e-9)

@@ -1,10 +1,13 @@
 """Search by stretches of the schedule: what it expects, what it finds, what it spends."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from tiny import plain_graph, random_devices, random_problem, unit_cluster
+from tiny import cpu, plain_graph, random_devices, random_problem, unit_cluster
 
 from gdp.clock import Clock
+from gdp.cluster.types import make_cluster
 from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import Scored, score_all
 from gdp.methods.search.budget import Budget, SearchConfig
@@ -116,3 +119,51 @@ def test_large_graphs_are_improved_by_windows() -> None:
     found = improve(problem, [start], search, FOREVER, config)
     assert found.evaluations <= 400
     assert found.value_s <= plain.value_s
+
+
+def test_stretches_begin_at_states_that_were_kept() -> None:
+    """With room for one arrival under way, most states are not kept."""
+    for seed in range(2):
+        problem = fine(seed)
+        windows = Windows(problem, begun(problem, random_devices(problem, seed)[0]), seed, SMALL)
+        states = windows.states
+        windows.states = states._replace(entry_s=states.entry_s[:, :1].copy())
+        windows.adopt(windows)  # records anew
+        assert 0 < windows.states.kept.sum() < len(windows.states.kept) - 2
+        start_s = windows.value_s
+        for _ in range(60):
+            windows.step(FOREVER)
+            best = windows.best()
+            again = begun(problem, best.assignment.device, best.assignment.rank)
+            assert again.key == (0, windows.value_s)
+        assert windows.value_s < start_s
+
+
+def test_a_stretch_that_gains_time_by_too_much_memory_is_taken_back() -> None:
+    """Half of the rungs' sides hold 4 bytes; the second device has room for five of them."""
+    graph = ladder(40).graph
+    graph = replace(graph, weight_bytes=np.where(np.arange(121) % 3 == 0, 0, 4))
+    devices = (cpu("large"), cpu("small", memory_bytes=20))
+    cluster = make_cluster("two", devices, default_bytes_per_s=1.0, default_latency_s=0.0)
+    problem = make_problem(graph, cluster, np.ones((121, 2)))
+    windows = Windows(problem, begun(problem, np.zeros(121, np.int64)), 0, SMALL)
+    for _ in range(120):
+        windows.step(FOREVER)
+    best = windows.best()
+    again = begun(problem, best.assignment.device, best.assignment.rank)
+    assert again.overflow_bytes == 0
+    assert again.value_s == best.value_s < 121.0
+
+
+def test_a_stretch_is_searched_hot_first_and_cold_at_last() -> None:
+    """Each op of a chain takes 1 s on its own device, 2 s on the other; from all wrong to none."""
+    n = 80
+    own = np.arange(n) % 2
+    compute_s = np.where(own[:, None] == np.arange(2), 1.0, 2.0)
+    problem = make_problem(plain_graph(n, [(i, i + 1) for i in range(n - 1)], 0), unit_cluster(2),
+                           compute_s)  # fmt: skip
+    config = WindowConfig(states=(2,), steps=3000, hot=10.0, cold=1e-6)
+    windows = Windows(problem, begun(problem, 1 - own), 0, config)
+    for _ in range(8):
+        windows.step(FOREVER)
+    assert windows.value_s == 80.0

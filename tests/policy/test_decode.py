@@ -41,8 +41,8 @@ def plain_head(problem: Problem, weight_of_feature: dict[int, float]) -> Head:
         feature[index, k], out[k] = 1.0, weight
     zero = np.zeros
     return Head(
-        zero((n, d), np.float32), zero((n, w), np.float32), zero((d, w), np.float32), feature,
-        np.eye(w, dtype=np.float32), zero(w, np.float32), out, True,
+        zero((n, w), np.float32), zero((d, w), np.float32), feature,
+        np.eye(w, dtype=np.float32), zero(w, np.float32), out,
     )  # fmt: skip
 
 

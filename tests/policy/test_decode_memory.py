@@ -25,8 +25,8 @@ def liking(problem: Problem, feature: int, weight: float) -> Head:
     chosen = zeros((NUM_PAIR_FEATURES, 1), np.float32)
     chosen[feature] = 1.0
     return Head(
-        zeros((n, d), np.float32), zeros((n, 1), np.float32), zeros((d, 1), np.float32), chosen,
-        np.eye(1, dtype=np.float32), zeros(1, np.float32), np.full(1, weight, np.float32), True,
+        zeros((n, 1), np.float32), zeros((d, 1), np.float32), chosen,
+        np.eye(1, dtype=np.float32), zeros(1, np.float32), np.full(1, weight, np.float32),
     )  # fmt: skip
 
 

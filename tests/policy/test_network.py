@@ -10,17 +10,14 @@ from flax import nnx
 from tiny import random_problem
 
 from gdp.policy.advice import advice
-from gdp.policy.model.across import diffused
-from gdp.policy.model.attention import LAST_OF_BRANCH, SegmentAttention
+from gdp.policy.model.attention import SegmentAttention
 from gdp.policy.model.config import NetworkConfig, published
-from gdp.policy.model.head import score
 from gdp.policy.model.network import abstract, apply, init
 from gdp.policy.model.sage import PublishedSage
 from gdp.policy.model.superposition import Gate, SuperposedLinear
 from gdp.policy.view.batching import Batch, max_over_neighbours, on_device, pad
 from gdp.policy.view.buckets import bucket
 from gdp.policy.view.features import features
-from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 
 CONFIG = NetworkConfig(width=16, heads=2, sage_layers=1, head_width=8, segment=64)
 
@@ -84,18 +81,6 @@ def test_untrained_attention_passes_its_input_through() -> None:
     np.testing.assert_array_equal(out, h)
 
 
-def test_zero_kernels_switch_attention_off_and_can_be_learned() -> None:
-    """The same as without attention at first, but for gradients, which reach the last kernels."""
-    batch, config = batch_of(), replace(CONFIG, zero_kernels=True)
-    none, params = replace(CONFIG, attention_layers=0), init(config, 3)
-    found, wanted = apply(config, params, batch), apply(none, init(none, 3), batch)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
-    grads = jax.grad(lambda p: apply(config, p, batch).node.sum())(params)["attention"]
-    (block,) = grads.values()
-    for name in LAST_OF_BRANCH:
-        assert float(jnp.abs(block[name]["dense"]["kernel"]).max()) > 0
-
-
 def test_attention_sees_its_segment_and_the_one_before() -> None:
     """Segments of four ops: op 8 (segment 2) feels ops 4..11 and nothing else."""
     layer, mask, whole = block(), jnp.ones(16, bool), jnp.zeros(5)
@@ -121,10 +106,7 @@ def test_summaries_show_every_segment() -> None:
     assert jnp.any(layer.attend(h.at[0].add(1.0), mask, whole)[15] != base)
 
 
-ACROSS = replace(CONFIG, device_attention=True, diffusion=2)
-
-
-@pytest.mark.parametrize("config", [CONFIG, ACROSS, published(width=16, heads=2, segment=64)])
+@pytest.mark.parametrize("config", [CONFIG, published(width=16, heads=2, segment=64)])
 def test_padding_changes_nothing(config: NetworkConfig) -> None:
     problem = random_problem(0, num_ops=30, num_devices=3)
     found = features(problem, config.features, advice(problem) if config.advice else None)
@@ -143,23 +125,10 @@ def test_padding_changes_nothing(config: NetworkConfig) -> None:
         op_mask=jnp.concatenate([batch.op_mask, jnp.zeros_like(batch.op_mask)]),
         pair_mask=jnp.concatenate([batch.pair_mask, jnp.zeros_like(batch.pair_mask)]),
         place=jnp.concatenate([batch.place, batch.place + len(batch.place)]),
-        home=jnp.concatenate([batch.home, jnp.full_like(batch.home, -1)]),
-        bin=jnp.concatenate([batch.bin, jnp.zeros_like(batch.bin)]),
     )
     large = apply(config, params, twice)
     np.testing.assert_allclose(small.node[:n], large.node[:n], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(small.prior[:n], large.prior[:n], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(small.feature, large.feature, rtol=1e-4, atol=1e-5)
-
-
-def test_published_form_ignores_dynamic_features() -> None:
-    config = published(width=16, heads=2, segment=64)
-    batch = batch_of(kind="published")
-    encoded = apply(config, init(config, 0), batch)
-    feats = jax.random.normal(jax.random.key(0), (2, len(batch.op_mask), 4, NUM_PAIR_FEATURES))
-    logits = score(encoded, feats, jax.nn.relu)
-    np.testing.assert_array_equal(logits[0], logits[1])
-    assert float(jnp.abs(encoded.prior[:30]).max()) > 0
 
 
 def test_weights_have_the_shapes_foretold() -> None:
@@ -169,35 +138,3 @@ def test_weights_have_the_shapes_foretold() -> None:
 
 def test_buckets_grow_past_the_largest() -> None:
     assert [bucket(k, (4, 8)) for k in (1, 4, 5, 8, 9, 17)] == [4, 4, 8, 8, 16, 24]
-
-
-def test_what_reads_the_incumbent_starts_at_zero_and_can_be_learned() -> None:
-    """A policy that gains it places as before; gradients reach its last layer."""
-    problem = random_problem(0, num_ops=30, num_devices=3)
-    batch = on_device(pad(features(problem, found=advice(problem))))
-    params = init(ACROSS, 3)
-    found, wanted = apply(ACROSS, params, batch), apply(CONFIG, init(CONFIG, 3), batch)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
-    grads = jax.grad(lambda p: apply(ACROSS, p, batch).prior.sum())(params)["across"]
-    assert float(jnp.abs(grads["last"]["kernel"]).max()) > 0
-
-
-def test_the_incumbents_devices_diffuse_along_edges_by_hand() -> None:
-    """0 -> 1 -> 2 and 0 -> 2, on devices 0, 1, 1: the readers of 0 are both on device 1, what 2
-    reads is half on each; two edges ahead of 0 is 2 by way of 1, and nothing by way of 2."""
-    home = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
-    graph = batch_of().graph._replace(
-        senders=jnp.array([0, 1, 0, 3]), receivers=jnp.array([1, 2, 2, 3])
-    )
-    batch = batch_of()._replace(graph=graph, pair_mask=jnp.array([True, True, True, False]))
-    found = diffused(home, batch, 2)
-    np.testing.assert_allclose(found[0, 1], [0.0, 1.0, 0.0, 0.5, 0.0])
-    np.testing.assert_allclose(found[2, 0], [0.0, 0.0, 0.5, 0.0, 0.5])
-    np.testing.assert_allclose(found[2, 1], [1.0, 0.0, 0.5, 0.0, 0.0])
-
-
-def test_forms_that_read_an_incumbent_need_advice() -> None:
-    with pytest.raises(ValueError, match="need advice"):
-        NetworkConfig(diffusion=2, advice=False)
-    with pytest.raises(ValueError, match="autoregressive"):
-        NetworkConfig(device_attention=True, decode="independent")

@@ -15,6 +15,7 @@ from tiny import (
 
 from gdp.clock import Clock
 from gdp.methods.priorities import RULES, rate, rules_of
+from gdp.methods.timing import timing
 from gdp.policy.relink import parts_of, relink
 from gdp.problem.problem import Problem, make_problem
 
@@ -88,6 +89,33 @@ def test_never_worse_within_the_budget_and_of_parts_of_what_was_given(objective:
             np.testing.assert_array_equal(again.device, made.device)
             assert again.evaluations == made.evaluations
     assert better > 60
+
+
+def test_parts_are_runs_of_the_order_of_decoding() -> None:
+    runs = 0
+    for seed in range(20):
+        problem = random_problem(seed, num_ops=30)
+        order = timing(problem).order
+        device, other = random_devices(problem, seed, count=2)
+        for mask in parts_of(problem, device, other, 8):
+            op = int(np.flatnonzero(mask)[0])
+            pair = (device == device[op]) & (other == other[op])
+            places = np.flatnonzero(mask[order][pair[order]])
+            assert (np.diff(places) == 1).all()
+            runs += 1 < len(places) < pair.sum()
+    assert runs > 20
+
+
+def test_what_fits_is_begun_from_however_slow_it_is() -> None:
+    """One placement is as quick as can be and holds too much, the other fits."""
+    graph = plain_graph(2, [], weight_bytes=[10, 10])
+    problem = make_problem(graph, unit_cluster(2), np.array([[1.0, 9.0], [1.0, 9.0]]))
+    problem = with_memory(problem, 15)
+    devices = np.array([[0, 0], [0, 1]])
+    rated = rate(problem, devices)
+    made = relink(problem, devices, rated.seconds, rated.overflow, most=0)
+    assert made.device.tolist() == [0, 1]
+    assert made.overflow == 0
 
 
 def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from tiny import plain_graph, random_problem, unit_cluster
 from gdp.cluster.types import Link, make_cluster
 from gdp.costs.roofline import roofline
 from gdp.problem.problem import Problem, make_problem
-from gdp.problem.symmetry import classes_of, links_alike, same, twins
+from gdp.problem.symmetry import canonical, classes_of, links_alike, same, twins
 from gdp.sim.score import score
 
 
@@ -72,3 +72,33 @@ def test_costs_memory_and_dispatch_tell_devices_apart() -> None:
     devices[2] = replace(devices[2], memory_bytes=7)
     cluster = replace(problem.cluster, devices=tuple(devices))
     assert twins(replace(problem, cluster=cluster)).tolist() == [-1, 0, -1, 1]
+
+
+def test_devices_that_are_alike_are_named_by_first_use() -> None:
+    """Of four equal devices; then the first differs from the three others."""
+    problem = linked()
+    problem = make_problem(plain_graph(4, []), problem.cluster, np.ones((4, 4)))
+    order = np.arange(4)
+    assert canonical(problem, np.array([2, 0, 2, 3]), order).tolist() == [0, 1, 0, 2]
+    assert canonical(problem, np.array([2, 0, 2, 3]), order[::-1]).tolist() == [1, 2, 1, 0]
+    costs = np.ones((4, 4))
+    costs[0, 0] = 2.0
+    problem = make_problem(problem.graph, problem.cluster, costs)
+    assert canonical(problem, np.array([3, 0, 3, 2]), order).tolist() == [1, 0, 1, 2]
+
+
+def test_renamed_placements_have_one_canonical_name() -> None:
+    renamed = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        graph = plain_graph(6, [])
+        kinds = rng.integers(2, size=4)
+        problem = make_problem(graph, unit_cluster(4), np.ones((6, 4)) + kinds)
+        device, order = rng.integers(4, size=6), rng.permutation(6)
+        wanted = canonical(problem, device, order)
+        for i, j in enumerate(twins(problem).tolist()):
+            if j >= 0:
+                other = swapped(device, i, j)
+                renamed += (other != device).any()
+                assert (canonical(problem, other, order) == wanted).all()
+    assert renamed > 15

@@ -3,6 +3,9 @@
 Needs Playwright and Chromium (Debian: `apt-get install chromium`, `pip install playwright`).
 """
 
+import contextlib
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +14,37 @@ from typing import Any
 import pytest
 from reports.shared import RESULT, shown_view
 
-from benchmarks.report_page import DRAWN, browser, chromium
 from gdp.reports.html import report_html
 
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+def chromium() -> str | None:
+    """The browser to use, None without one."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Any]:
+    """A headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=chromium(), args=FLAGS)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
 pytest.importorskip("playwright", reason="the page is not opened: Playwright is not installed")
-pytestmark = pytest.mark.skipif(
-    chromium() is None, reason="the page is not opened: no Chromium on the path or in CHROMIUM"
-)
+if chromium() is None:
+    pytest.skip("no Chromium on the path or in CHROMIUM", allow_module_level=True)
 EVIL = "</script><img src=x onerror='window.stolen=1'><script>window.stolen=1</script>"
 
 

@@ -58,7 +58,7 @@ for index, name in enumerate(MODELS):
     graph = model.trace().graph
     objective = ("latency", "throughput")[index % 2]
     report = run_jax(model, graph, devices(2), scattered(graph, index), objective=objective,
-                     measuring=Measuring(rounds=2, seconds=0.1))
+                     measuring=Measuring(seconds=0.1))
     ops = int((~graph.is_io).sum())
     print(json.dumps({"name": name, "graph_ops": ops} | report.to_json()))
 """
@@ -168,7 +168,7 @@ def test_an_exported_placement_runs_by_itself(tmp_path: Path) -> None:
     save_placement(placement, tmp_path / "p.json")
     written = export(placement, model, "jax", tmp_path / "out")
     assert [path.name for path in written] == ["placement.json", "run.py"]
-    done = run_python(str(written[1]), "--rounds", "1", cpus=1)
+    done = run_python(str(written[1]), "--measure-seconds", "0.3", cpus=1)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["outputs_equal"]

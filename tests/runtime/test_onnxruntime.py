@@ -70,7 +70,7 @@ def test_a_branch_on_another_core_gives_the_same_outputs(objective: str, tmp_pat
     graph = load_onnx(path, {"batch": 16})
     report = run_onnx(
         path, graph, devices, right_elsewhere(graph, devices),
-        dims={"batch": 16}, objective=objective, measuring=Measuring(rounds=2, seconds=0.2),
+        dims={"batch": 16}, objective=objective, measuring=Measuring(seconds=0.2),
     )  # fmt: skip
     assert report.outputs_equal
     assert report.max_abs_diff < 1e-4
@@ -96,7 +96,7 @@ def test_replicas_give_the_same_outputs(tmp_path: Path) -> None:
     save_placement(place, tmp_path / "p.json")
     report = run(
         str(path), devices, load_placement(tmp_path / "p.json"), dims=["batch=16"],
-        objective="throughput", costs=roofline, measuring=Measuring(rounds=2, seconds=0.4),
+        objective="throughput", costs=roofline, measuring=Measuring(seconds=0.4),
     )  # fmt: skip
     assert report["outputs_equal"]
     assert {s["device"] for s in report["segments"]} == {",".join(devices.device_names)}
@@ -160,14 +160,10 @@ def test_missing_weights_are_one_line(tmp_path: Path) -> None:
     path, dims = branches(tmp_path, external=True), {"batch": 2}
     graph = load_onnx(path, dims)
     device = np.zeros(graph.num_ops, int)
-    run_onnx(
-        path, graph, cluster(1), device, dims=dims, measuring=Measuring(rounds=1, seconds=0.02)
-    )
+    run_onnx(path, graph, cluster(1), device, dims=dims, measuring=Measuring(seconds=0.02))
     (tmp_path / "w.bin").unlink()
     with pytest.raises(ModelError, match=r"branches.onnx: its weights are missing, no file") as e:
-        run_onnx(
-            path, graph, cluster(1), device, dims=dims, measuring=Measuring(rounds=1, seconds=0.02)
-        )
+        run_onnx(path, graph, cluster(1), device, dims=dims, measuring=Measuring(seconds=0.02))
     assert "\n" not in str(e.value)
 
 
@@ -176,7 +172,7 @@ def test_one_device_is_one_segment_of_the_whole_model(tmp_path: Path) -> None:
     graph = load_onnx(path, {"batch": 2})
     report = run_onnx(
         path, graph, cluster(1), np.zeros(graph.num_ops, int),
-        dims={"batch": 2}, measuring=Measuring(rounds=1, seconds=0.05),
+        dims={"batch": 2}, measuring=Measuring(seconds=0.05),
     )  # fmt: skip
     assert [s.ops for s in report.segments] == [6]
     assert report.max_abs_diff == 0.0
@@ -190,7 +186,7 @@ def test_a_light_model_in_two_halves_equals_the_whole() -> None:
     device = np.minimum(np.where(graph.is_io, 0, device), devices.num_devices - 1)
     report = run_onnx(
         "onnx:light_squeezenet", graph, devices, device,
-        objective="throughput", measuring=Measuring(rounds=1, seconds=0.5),
+        objective="throughput", measuring=Measuring(seconds=0.5),
     )  # fmt: skip
     assert report.outputs_equal
     assert report.random_weights

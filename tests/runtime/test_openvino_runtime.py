@@ -19,7 +19,7 @@ from gdp.runtime.measure import Measuring
 from gdp.verbs.execute import run
 
 pytest.importorskip("openvino", reason="needs the openvino package")
-SHORT = Measuring(rounds=1, seconds=0.3)
+SHORT = Measuring(seconds=0.3)
 WIDTH, LAYERS = 24, 4
 
 
@@ -110,7 +110,7 @@ def test_what_it_cannot_run_is_said(model: str) -> None:
 
 def test_from_the_command_line(model: str) -> None:
     command = ["run", model, "--dim", "batch=2", "--cluster", "1xcpu-core", "--method", "single",
-               "--runtime", "openvino", "--rounds", "1", "--measure-seconds", "0.3"]  # fmt: skip
+               "--runtime", "openvino", "--measure-seconds", "0.3"]  # fmt: skip
     done = CliRunner().invoke(cli, command)
     assert done.exit_code == 0, done.output
     assert "outputs equal to the uncut model's" in done.output

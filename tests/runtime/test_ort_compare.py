@@ -54,6 +54,17 @@ def test_a_step_of_a_quantiser_is_allowed_between_pieces_and_two_are_not() -> No
     assert verdict(one, other) == (False, True, False)
 
 
+def test_behind_a_quantiser_one_step_of_eight_bits_is_allowed_and_two_are_not() -> None:
+    """Of the largest magnitude; only between pieces, and where only the type tells the step."""
+    known = Repeatable(step={"d": 0.0})
+    one = arrays(d=[1.0, 0.0])
+    for steps, equal in ((0.9, True), (2.0, False), (20.0, False)):
+        other = arrays(d=[1.0, steps / 128])
+        assert compare(one, other, known, is_output=False).equal == equal
+        assert not compare(one, other, known).equal
+        assert not compare(one, other, is_output=False).equal
+
+
 def test_random_values_are_left_out() -> None:
     known = Repeatable(("Multinomial 'draw'",), frozenset("y"))
     found = judge([(arrays(y=[1.0], a=[2.0]), arrays(y=[9.0], a=[2.0]))], ["y"], known)
@@ -104,7 +115,7 @@ def test_quantisers_reach_what_reads_them() -> None:
 
 
 def report(**changed: Any) -> dict[str, Any]:
-    placed = Row(1.0, (0.9, 1.1), 1.0, (0.9, 1.1), completions=100, is_capped=False)
+    placed = Row(1.0, (0.9, 1.1), 1.0, (0.9, 1.1), completions=100, is_capped=False, rounds=8)
     return {
         **measured_fields("latency", (1.0, 1.0), placed, {}, Measuring()),
         "model": "m", "cluster": "c", "max_abs_diff": 0.5, "outputs_equal": True,

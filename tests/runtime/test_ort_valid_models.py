@@ -14,11 +14,13 @@ from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.runtime.compare import Verdict
+from gdp.runtime.ort import run
 from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.run import check_outputs, prepare
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
 from gdp.runtime.ort.stages import cut_plan
+from gdp.runtime.ort.values import from_array, to_array
 from gdp.runtime.prediction import roofline_prediction
 
 FLOAT, INT64, BOOL, BFLOAT16 = (
@@ -70,6 +72,22 @@ def everywhere(path: Path) -> list[Verdict]:
 def all_equal(path: Path) -> bool:
     verdicts = everywhere(path)
     return all(v.equal and v.outputs_equal and v.tensors and not v.random_ops for v in verdicts)
+
+
+def test_inputs_of_one_number(tmp_path: Path) -> None:
+    nodes = [
+        node("Gather", ["w", "i"], ["a"], name="gather"),
+        node("Mul", ["a", "f"], ["b"], name="mul"),
+        node("Relu", ["b"], ["y"], name="relu"),
+    ]
+    inputs = [info("i", INT64, []), info("f", FLOAT, [])]
+    weights = {"w": np.ones((2, 3), np.float32)}
+    path = saved(tmp_path, nodes, inputs, [info("y", FLOAT, [3])], weights)
+    made = make_inputs(load_source(path).model, load_onnx(path), 0)
+    assert {name: (type(a), a.shape) for name, a in made.items()} == {
+        "i": (np.ndarray, ()), "f": (np.ndarray, ()),
+    }  # fmt: skip
+    assert all_equal(path)
 
 
 def test_an_initialiser_that_is_an_output(tmp_path: Path) -> None:
@@ -240,3 +258,45 @@ def test_random_operators_are_named_and_what_they_reach_is_not_judged(tmp_path: 
     for verdict in everywhere(noisy(tmp_path, also_certain=False)):
         assert verdict.outputs_equal is None
         assert verdict.random_ops == ("RandomNormalLike 'noise'",)
+
+
+def quantised(folder: Path) -> tuple[Path, OpGraph, np.ndarray]:
+    """A product with quantised weights, whose floats ONNX Runtime rounds to 8 bits where their
+    quantiser is in another piece."""
+    nodes = [
+        node("QuantizeLinear", ["x", "s", "z"], ["q"], name="q"),
+        node("DequantizeLinear", ["q", "s", "z"], ["d"], name="d"),
+        node("DequantizeLinear", ["stored", "s", "z"], ["w"], name="w"),
+        node("MatMul", ["d", "w"], ["m"], name="mm"),
+        node("QuantizeLinear", ["m", "big", "z"], ["r"], name="r"),
+        node("DequantizeLinear", ["r", "big", "z"], ["y"], name="y"),
+    ]
+    weights = {
+        "s": np.float32(0.1), "z": np.uint8(3), "big": np.float32(1000),
+        "stored": np.ones((16, 8), np.uint8),
+    }  # fmt: skip
+    path = saved(folder, nodes, [info("x", FLOAT, [2, 16])], [info("y", FLOAT, [2, 8])], weights)
+    graph = load_onnx(path)
+    device = np.zeros(graph.num_ops, np.int64)
+    device[graph.op_index["mm"]] = 1
+    return path, graph, device
+
+
+def test_rounding_to_8_bits_by_the_runtime_is_no_fault_of_the_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, graph, device = quantised(tmp_path)
+    found = checked(path, graph, device)
+    assert (found.equal, found.outputs_equal, found.inner_equal) == (True, True, True)
+    # A piece that computes something else is found out in either kind of session.
+    whole = run.reference_values
+
+    def wrong(*args: Any) -> Any:
+        expected = whole(*args)
+        for values in expected:
+            values["m"] = from_array(to_array(values["m"]) * np.float32(1.1))
+        return expected
+
+    monkeypatch.setattr(run, "reference_values", wrong)
+    found = checked(path, graph, device)
+    assert (found.equal, found.outputs_equal, found.inner_equal) == (False, True, False)

@@ -1,5 +1,6 @@
 """Light models get random weights, real models keep theirs."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from gdp.cluster.presets import device_preset
+from gdp.cluster.types import make_cluster
+from gdp.errors import ModelError
+from gdp.importers.onnx.model import load_onnx
+from gdp.placement import make_placement
 from gdp.runtime.ort.sessions import make_session
 from gdp.runtime.ort.source import Source, load_source, randomised
 from gdp.runtime.ort.weights import external_locations, randomise_weights, with_weights
+from gdp.verbs.execute import export, run
+
+CORE = f"core{min(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else 0}"
 
 
 def model_of(nodes: list, weights: dict[str, np.ndarray]) -> onnx.ModelProto:
@@ -92,3 +101,46 @@ def test_light_models_stay_finite_and_tell_channels_apart(name: str) -> None:
     (y,) = session.run(None, {entry.name: x})
     assert np.isfinite(y).all()
     assert len(np.unique(y)) > 0.5 * y.size
+
+
+def beside(folder: Path) -> Path:
+    """y = x @ w, with w in a file of its own."""
+    folder.mkdir()
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
+    model = model_of([node], {"w": np.ones((3, 4), np.float32)})
+    outside = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
+    onnx.save_model(model, folder / "model.onnx", **outside)
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("link", ["hard", "symbolic", "above"])
+def test_weights_that_may_be_anothers_are_neither_executed_nor_exported(
+    link: str, tmp_path: Path
+) -> None:
+    path, secret = beside(tmp_path / "model"), tmp_path / "secret"
+    graph = load_onnx(path)
+    assert load_source(path).folder == path.parent
+    weights = path.parent / "w.bin"
+    weights.rename(secret)
+    if link == "hard":
+        weights.hardlink_to(secret)
+    elif link == "symbolic":
+        weights.symlink_to(secret)
+    else:
+        above = onnx.load(path, load_external_data=False)
+        (entry,) = [e for e in above.graph.initializer[0].external_data if e.key == "location"]
+        entry.value = "../secret"
+        path.write_bytes(above.SerializeToString())
+    machine = make_cluster("one", [device_preset("cpu-core", CORE)])
+    placement = make_placement(graph, machine, np.zeros(graph.num_ops, int))
+    said = "a hard link" if link == "hard" else "outside of its folder or behind a link"
+    calls = {
+        "load": lambda: load_source(path),
+        "run": lambda: run(path, machine, placement),
+        "onnxruntime": lambda: export(placement, path, "onnxruntime", tmp_path / "out"),
+        "onnx": lambda: export(placement, path, "onnx", tmp_path / "out"),
+    }
+    for call in calls.values():
+        with pytest.raises(ModelError, match=said):
+            call()
+    assert not (tmp_path / "out").exists()

@@ -1,5 +1,9 @@
 """JAX functions: cut into segments that compute what the whole does, each of them timed."""
 
+import itertools
+from itertools import repeat
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,3 +92,20 @@ def test_a_quick_profile_is_enough_for_rates(monkeypatch: pytest.MonkeyPatch) ->
     rates = rates_of(made)
     assert rates.cores == made.threads >= 1
     assert all(rates.seconds(m.graph).sum() > 0 for m in made.models)
+
+
+def test_a_quick_profile_takes_the_median_of_the_best_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rounds of three runs, 1, 4 and 6 s and then 2, 5 and 7 s, by a clock that says so."""
+    chosen = [(f, m) for f, m in small_models() if m.name.startswith("dense-4x16")]
+    rounds = [[1.0, 4.0, 6.0], [2.0, 5.0, 7.0]]
+    runs = itertools.chain([4.0] * len(chosen), *(r * len(chosen) for r in rounds))
+    spent = itertools.chain.from_iterable((0.0, s) for s in itertools.chain(runs, repeat(1.0)))
+    clock = SimpleNamespace(perf_counter=itertools.accumulate(spent).__next__)
+    monkeypatch.setattr("gdp.runtime.profile.jax.time", clock)
+    monkeypatch.setattr("gdp.runtime.profile.jax_corpus.small_models", lambda: iter(chosen))
+    made = quick_profile(rounds=2, seconds=0.01)
+    assert [model.latency_s for model in made.models] == [4.0] * len(chosen)
+    assert [model.kernels[0].seconds for model in made.models] == [4.0] * len(chosen)
+    assert {model.kernels[0].spread for model in made.models} == {0.5}

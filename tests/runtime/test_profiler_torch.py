@@ -54,6 +54,26 @@ def test_every_op_is_timed_once(tmp_path: Path) -> None:
     )
 
 
+def test_a_view_belongs_to_the_op_that_reads_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views take 8 s, ops 1 s, by a clock that says so."""
+    from gdp.runtime.profile import pytorch
+
+    class Viewed(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            turned = x.transpose(0, 1)
+            return torch.relu(turned * 2.0) + turned
+
+    def seconds(nodes: Any, *_: Any) -> np.ndarray:
+        return np.array([8.0 if "transpose" in str(node.target) else 1.0 for node in nodes])
+
+    monkeypatch.setattr(pytorch, "run_nodes", seconds)
+    viewed = TorchModel("viewed", Viewed().eval(), (torch.zeros(3, 4),))
+    (found,) = pytorch.profile_modules(
+        [("viewed", "viewed", viewed)], rounds=1, seconds=0.01, overheads=False
+    ).models
+    assert {k.type: k.seconds for k in found.kernels} == {"mul": 9.0, "relu": 1.0, "add": 1.0}
+
+
 def test_costs_are_fitted_to_a_profile_and_answer_for_its_device() -> None:
     from gdp.runtime.profile.pytorch import profile_modules
 

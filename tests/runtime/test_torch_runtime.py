@@ -72,7 +72,7 @@ def test_a_run_reports_what_was_executed() -> None:
     device[graph.is_io] = 0
     try:
         report = run_torch(
-            net, graph, cluster_preset("2xcpu-core"), device, measuring=Measuring(1, 1.0, 0)
+            net, graph, cluster_preset("2xcpu-core"), device, measuring=Measuring(1.0)
         )
     except Exception as error:
         if "cores" in str(error):
@@ -82,3 +82,51 @@ def test_a_run_reports_what_was_executed() -> None:
     assert {row.device for row in report.segments} == {"core0", "core1"}
     assert set(report.baselines) == {"single_device", "runtime_default"}
     assert not report.random_weights
+
+
+def test_inputs_that_a_module_branches_on_are_those_that_it_is_run_with() -> None:
+    from gdp.runtime.pytorch.program import CutProgram, Workers, output_nodes, whole_piece
+    from gdp.runtime.pytorch.run import values
+
+    class Branches(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x[x > 2] * 3 if x.sum() > 0 else x - 1
+
+    x = torch.arange(5.0)
+    recorded = TorchModel("m", Branches(), (x,)).record()
+    cpu = torch.device("cpu")
+    workers = Workers([cpu], [None])
+    try:
+        whole = whole_piece(recorded, cpu)
+        given, _ = values(recorded, 0)
+        (found,) = CutProgram([whole], workers, given, output_nodes(recorded), 0).run()
+    finally:
+        workers.close()
+    assert found.tolist() == [9.0, 12.0]
+
+
+def test_what_asks_for_its_device_is_traced_for_one_that_computes() -> None:
+    from gdp.runtime.profile.pytorch import profile_module
+    from gdp.runtime.pytorch.run import run_torch
+
+    class Counts(nn.Module):
+        """As in mixtures of experts: a kernel that the CPU has for floats alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            kind = torch.float32 if x.device.type == "cpu" else torch.int32
+            return self.mix(x) + torch.histc(x.to(kind), bins=4, min=0, max=3)
+
+    with torch.device("meta"):
+        model = TorchModel("counts", Counts().eval(), (torch.empty(2, 4),))
+    graph = model.trace().graph
+    assert all(p.is_meta for p in model.module.parameters())  # as before
+    made = profile_module(model, "counts", "", torch.device("cpu"), rounds=1, seconds=0.01)
+    assert made.latency_s > 0
+    cluster = cluster_preset("1xcpu-core")
+    device = np.zeros(graph.num_ops, np.int64)
+    report = run_torch(model, graph, cluster, device, measuring=Measuring(1.0))
+    assert report.outputs_equal

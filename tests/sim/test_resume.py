@@ -99,3 +99,32 @@ def test_a_state_with_too_many_arrivals_under_way_is_passed_over() -> None:
     first = place_of_first_sender(problem, place, ops)
     found_s = go_on(flat, work, states, other.astype(np.int32), False, first, ops)
     assert found_s == latencies(problem, other[None])[0][0]
+
+
+@pytest.mark.parametrize("by_rank", [False, True])
+@pytest.mark.parametrize("room", [1, 2])
+def test_states_that_were_not_kept_are_never_gone_on_from(by_rank: bool, room: int) -> None:
+    from gdp.sim.kernels.resume import go_on, record_run
+
+    passed_over = 0
+    for seed in range(5):
+        problem = random_problem(seed, num_devices=3, num_ops=40)
+        flat, work = arrays(problem), workspace(problem)
+        states = snapshots(problem, work, 12)
+        states = states._replace(entry_s=states.entry_s[:, :room].copy())
+        device = random_devices(problem, seed)[0]
+        record_run(flat, work, states, device.astype(np.int32), by_rank, 0)
+        rank = work.position.copy() if by_rank else None
+        place = np.empty(problem.num_ops, np.int64)
+        place[work.done_op] = np.arange(problem.num_ops)
+        for op in np.flatnonzero(problem.allowed.all(axis=1)):
+            other = device.copy()
+            other[op] = (device[op] + 1) % 3
+            first = place_of_first_sender(problem, place, np.array([op]))
+            before = np.flatnonzero(states.done <= first)
+            passed_over += not states.kept[before[-1]]
+            found_s = go_on(
+                flat, work, states, other.astype(np.int32), by_rank, first, np.array([op])
+            )
+            assert found_s == latencies(problem, other[None], rank)[0][0], (seed, op)
+    assert passed_over > 10

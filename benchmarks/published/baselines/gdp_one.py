@@ -4,7 +4,9 @@ Its features (types, shapes, neighbours), GraphSAGE with max pooling, attention 
 without positions, superposition, one shot of independent decisions, PPO with reward
 -sqrt(step time), -10 where nothing fits, minus the mean of all trials before: the network and the
 settings of `pretrain/recipes/gdp_one.toml`, from fresh weights, without advice, labels or masks.
-Differs: as many updates as the evaluations allow, where the recipe has 800 of 16 placements.
+Decisions are independent because what the ops before decided is zero when drawn and when learned
+from, and devices are told apart by their index alone. Differs: as many updates as the evaluations
+allow, where the recipe has 800 of 16 placements.
 """
 
 import time
@@ -12,13 +14,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
+
 from benchmarks.published.baselines.common import RESERVED, Arena, Found, one_device_s
 from gdp.learn.ppo import Rows, Weights, gradient, optimiser, published_advantages, rows, step
 from gdp.learn.recipe import Recipe, load_recipe
 from gdp.learn.rollout import sample
+from gdp.policy.advice import Advice
+from gdp.policy.model.config import Params
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
-from gdp.policy.view.batching import Batch
+from gdp.policy.view.batching import Batch, on_device, pad
+from gdp.policy.view.features import Features
 from gdp.problem.problem import Problem
 
 RECIPE = Path(__file__).resolve().parents[3] / "pretrain" / "recipes" / "gdp_one.toml"
@@ -36,13 +44,13 @@ def gdp_batch(problems: Sequence[Problem], evaluations: int, seed: int) -> list[
     recipe, _ = load_recipe(RECIPE)
     learners = [_Learner(problem, recipe, evaluations, seed) for problem in problems]
     config, updates = recipe.ppo, learners[0].updates
-    params = averaged = init(recipe.network, seed)
+    params = averaged = blind(init(recipe.network, seed))
     transform = optimiser(config.rate, config.rate_end, updates * config.epochs * len(problems))
     state = transform.init(params)
     weights = Weights(config.clip, config.entropy, 0.0)
     while True:
         for learner in learners:
-            batch, made = learner.draw(Policy(recipe.network, params))
+            batch, made = learner.draw(ByIndex(recipe.network, params))
             for epoch in range(config.epochs):
                 grads, metrics = gradient(recipe.network, params, batch, made, weights)
                 if epoch == 0:
@@ -52,6 +60,26 @@ def gdp_batch(problems: Sequence[Problem], evaluations: int, seed: int) -> list[
             break
     spent = (time.process_time() - began_s) / len(problems)
     return [replace(learner.arena.found(), cpu_s=spent) for learner in learners]
+
+
+def blind(params: Params) -> Params:
+    """The weights without those that read what the ops before have decided."""
+    head = params["feature_head"]
+    kernel = np.zeros_like(head["dense"]["kernel"])
+    return params | {"feature_head": head | {"dense": head["dense"] | {"kernel": kernel}}}
+
+
+class ByIndex(Policy):
+    """A policy that knows of each device only which one it is."""
+
+    def features(self, problem: Problem, found: Advice | None = None) -> Features:
+        """The features, with one column per device; 17 devices at most."""
+        plain = super().features(problem, found)
+        return plain._replace(device=np.eye(*plain.device.shape, dtype=np.float32))
+
+    def batch(self, problem: Problem, found: Advice | None = None) -> Batch:
+        """The same padded and as JAX arrays."""
+        return on_device(pad(self.features(problem, found)))
 
 
 class _Learner:
@@ -71,4 +99,6 @@ class _Learner:
         gain, self.past = published_advantages(
             episode.cost_s, episode.feasible, self.past, one_device_s(arena.problem)
         )
-        return episode.batch, rows(episode.rollout, gain, 1.0 + 0.0 * gain, 0.0 * gain)
+        made = rows(episode.rollout, gain, 1.0 + 0.0 * gain, 0.0 * gain)
+        # No gradient reaches the zero weights, so that they stay zero.
+        return episode.batch, made._replace(feats=jnp.zeros_like(made.feats))

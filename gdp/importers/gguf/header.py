@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gdp.errors import MissingExtraError, ModelError
+from gdp.version import install_command
 
+LARGEST = (1 << 31) - 1
+"""Of a hyperparameter."""
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -35,12 +38,17 @@ class Header:
 
     def number(self, key: str, default: int | None = None, layer: int = 0) -> int:
         """A hyperparameter, of one layer where the layers differ; raises `ModelError` where it
-        is missing and has no default."""
+        is missing and has no default, or is none that a model can have."""
         found = self.numbers.get(key, default)
         if isinstance(found, list):
             found = found[layer] if layer < len(found) else None
         if found is None:
             raise ModelError(f"{self.path} says no {self.architecture}.{key}")
+        if not 1 <= found <= LARGEST:
+            raise ModelError(
+                f"{self.path}: {self.architecture}.{key} must be from 1 to {LARGEST}, got {found}; "
+                "the file is damaged"
+            )
         return found
 
 
@@ -50,7 +58,7 @@ def import_gguf() -> Any:
         import gguf
     except ModuleNotFoundError:
         raise MissingExtraError(
-            ".gguf models need the gguf package: pip install 'gdp-placement[gguf]'"
+            f".gguf models need the gguf package: {install_command('gguf')}"
         ) from None
     return gguf
 
@@ -70,19 +78,20 @@ def read_header(path: Path) -> Header:
     tensors: dict[str, Stored] = {}
     architecture = ""
     for part in part_files(path):
-        reader = _reader(part)
-        field = reader.get_field("general.architecture")
-        architecture = architecture or (str(field.contents()) if field else "")
-        numbers |= _numbers(reader, architecture + ".")
-        for tensor in reader.tensors:
-            dims = tuple(int(size) for size in tensor.shape)
-            tensors[tensor.name] = Stored(dims, tensor.tensor_type.name, int(tensor.n_bytes))
+        found, more, stored = _read_part(part, architecture)
+        architecture = architecture or found
+        numbers |= more
+        tensors |= stored
     if not architecture or not tensors:
         raise ModelError(f"{path} names no architecture or has no tensors; it is no language model")
     return Header(str(path), architecture, numbers, tensors)
 
 
-def _reader(path: Path) -> Any:
+def _read_part(
+    path: Path, architecture: str
+) -> tuple[str, dict[str, int | list[int]], dict[str, Stored]]:
+    """(architecture, hyperparameters, tensors) of one file; the first part names the
+    architecture."""
     gguf = import_gguf()
     if not path.is_file():
         raise ModelError(
@@ -90,11 +99,29 @@ def _reader(path: Path) -> Any:
         )
     # What a damaged file makes the reader raise is of any kind.
     try:
-        return gguf.GGUFReader(path)
+        reader = gguf.GGUFReader(path)
+        if not architecture:
+            field = reader.get_field("general.architecture")
+            architecture = str(field.contents()) if field else ""
+        numbers = _numbers(reader, architecture + ".")
+        tensors = {
+            tensor.name: Stored(
+                tuple(int(size) for size in tensor.shape),
+                tensor.tensor_type.name,
+                int(tensor.n_bytes),
+            )
+            for tensor in reader.tensors
+        }
     except Exception as error:
         raise ModelError(
             f"{path} cannot be read as GGUF: {type(error).__name__}: {error}"
         ) from error
+    for name, stored in tensors.items():
+        if not stored.dims or min(stored.dims) < 1:
+            raise ModelError(
+                f"{path}: tensor {name!r} has the shape {list(stored.dims)}; the file is damaged"
+            )
+    return architecture, numbers, tensors
 
 
 def _numbers(reader: Any, prefix: str) -> dict[str, int | list[int]]:

@@ -15,6 +15,7 @@ from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph
 from gdp.importers.gguf.header import Header, Stored, part_files, read_header
 from gdp.importers.op_costs import RMS_NORMALISE_FLOP, SIGMOID_FLOP, attention_flop
+from gdp.units import MAX_SIZE_BYTES
 
 CACHE_BYTES = 2  # llama.cpp keeps keys and values as F16 by default
 ACTIVATION_BYTES = 4  # and passes F32 between ops
@@ -90,6 +91,11 @@ class _Listing:
         """An op that makes a tensor of so many numbers, which is returned (nothing for 0). It
         holds `held` bytes and reads `touched` of them."""
         op, made = len(self.names), numbers * ACTIVATION_BYTES
+        if max(made, held) > MAX_SIZE_BYTES:
+            raise ModelError(
+                f"{self.header.path}: op {name!r} would take {max(made, held):.1e} bytes; the file "
+                "is damaged, or batch and sequence are too large"
+            )
         block = _BLOCK.match(name)
         scope = f"blk.{block[1]}" if block else name
         scope += ".experts" if name.endswith(EXPERTS) else ""
@@ -111,17 +117,19 @@ class _Listing:
 
     def product(self, name: str, reads: list[int], parts: dict[str, Stored], rows: int) -> int:
         """A matrix product with a stored weight; of experts, those that `rows` tokens choose."""
-        weight, held = parts["weight"], sum(part.nbytes for part in parts.values())
+        weight = _matrix(self.header, name, parts)
+        held = sum(part.nbytes for part in parts.values())
+        inputs, outputs = (*weight.dims, 1)[:2]  # the gate of a shared expert is a vector
         used, share = 1, 1.0
         if name.endswith(EXPERTS):
             used, experts = self.header.number("expert_used_count"), weight.dims[2]
             # Tokens choose independently here, each `used` different ones of the experts.
             share = 1.0 - (1.0 - min(1.0, used / experts)) ** rows
-        flop = 2.0 * rows * used * weight.dims[0] * weight.dims[1]
+        flop = 2.0 * rows * used * inputs * outputs
         if "ffn_down" in name:
-            flop += rows * used * weight.dims[0] * (SIGMOID_FLOP + 2)  # the gated activation
+            flop += rows * used * inputs * (SIGMOID_FLOP + 2)  # the gated activation
         return self.add(
-            name, "MatMul", reads, rows * used * weight.dims[1],
+            name, "MatMul", reads, rows * used * outputs,
             flop=flop, held=held, touched=share * held, kind=weight.kind,
         )  # fmt: skip
 
@@ -137,6 +145,19 @@ class _Listing:
         return self.add(name, "Add", [left, right], numbers, flop=float(numbers))
 
 
+def _matrix(header: Header, name: str, parts: dict[str, Stored]) -> Stored:
+    """The weight of a product; raises `ModelError` where it is missing or has other axes."""
+    weight, is_stack = parts.get("weight"), name.endswith(EXPERTS)
+    if weight is None:
+        raise ModelError(f"{header.path} has no tensor {name}.weight; it is damaged")
+    if len(weight.dims) != 3 if is_stack else len(weight.dims) > 2:
+        raise ModelError(
+            f"{header.path}: tensor {name}.weight has the shape {list(weight.dims)}, where "
+            f"{'three axes are' if is_stack else 'two axes are'} wanted"
+        )
+    return weight
+
+
 Parts = dict[str, dict[str, Stored]]
 """The tensors of one block by base name and ending: `["attn_q"]["weight"]`."""
 
@@ -146,8 +167,8 @@ def graph_of(header: Header, spec: Spec) -> OpGraph:
     listing, (outer, blocks) = _Listing(header, spec), _by_block(header)
     if "token_embd" not in outer:
         raise ModelError(f"{header.path} has no token_embd.weight; it is no language model")
-    embedding = outer["token_embd"]["weight"]
-    width, vocabulary = embedding.dims[0], embedding.dims[1]
+    embedding = _matrix(header, "token_embd", outer["token_embd"])
+    width, vocabulary = (*embedding.dims, 1)[:2]
     rows = listing.tokens
     x = listing.add("tokens", INPUT, [], rows)
     row_bytes = embedding.nbytes / vocabulary
@@ -168,11 +189,15 @@ def graph_of(header: Header, spec: Spec) -> OpGraph:
     if "output" not in outer:
         tied[listing.names.index("output")] = listing.names.index("token_embd")
     asked = f"{spec.batch}x{spec.sequence}{' decode' if spec.decode else ''}"
-    return make_graph(
-        f"{Path(spec.path).stem} {asked}", listing.names, listing.types, listing.tensors,
-        listing.uses, flop=listing.flop, memory_traffic_bytes=listing.traffic,
-        weight_bytes=listing.weights, weight_id=tied, scope=listing.scopes, detail=listing.details,
-    )  # fmt: skip
+    try:
+        return make_graph(
+            f"{Path(spec.path).stem} {asked}", listing.names, listing.types, listing.tensors,
+            listing.uses, flop=listing.flop, memory_traffic_bytes=listing.traffic,
+            weight_bytes=listing.weights, weight_id=tied, scope=listing.scopes,
+            detail=listing.details,
+        )  # fmt: skip
+    except ModelError as error:  # sizes that no model has
+        raise ModelError(f"{header.path}: {error}") from None
 
 
 def _by_block(header: Header) -> tuple[Parts, dict[int, Parts]]:

@@ -22,6 +22,7 @@ from gdp.importers.jax.flatten import (
 from gdp.importers.jax.steps import add_arrays, rows_of
 from gdp.importers.op_costs import Cost
 from gdp.importers.program.build import Results
+from gdp.importers.program.traced import users_code
 from gdp.importers.program.values import Stacked, Value
 
 
@@ -226,8 +227,9 @@ def make_jaxpr(fn: Callable[..., Any], label: str, *args: Any) -> tuple[Any, Any
 def evaluated(call: Callable[[], Any], label: str) -> Any:
     """The result of tracing user code, whose own errors become one line."""
     try:
-        return call()
-    except Exception as error:
+        with users_code():
+            return call()
+    except (Exception, SystemExit) as error:
         first = str(error).strip().splitlines()[:1]
         reason = f"{type(error).__name__}: {first[0] if first else ''}"
         raise ModelError(f"{label} cannot be traced by JAX: {reason}") from error

@@ -17,6 +17,7 @@ MAX_OPSET = (1 << 31) - 1
 MAX_RANK = 64
 _TYPES = frozenset(TensorProto.DataType.values())
 _KINDS = frozenset(AttributeProto.AttributeType.values()) - {AttributeProto.UNDEFINED}
+_POSITIVE = frozenset(("group", "strides", "dilations", "kernel_shape"))
 # The kinds whose value is a message, which may be missing where the kind says it is there.
 _MESSAGES = {
     AttributeProto.TENSOR: "t", AttributeProto.GRAPH: "g",
@@ -126,6 +127,15 @@ def _check_against_schema(node: onnx.NodeProto, version: int) -> None:
                 f"attribute {name!r} of node {node.name!r} ({node.op_type}) is {found}, "
                 f"{wanted} wanted"
             )
+        if name in kinds and name in _POSITIVE:
+            numbers = (
+                list(attribute.ints) if attribute.type == AttributeProto.INTS else [attribute.i]
+            )
+            if min(numbers, default=1) < 1:
+                raise ModelError(
+                    f"attribute {name!r} of node {node.name!r} ({node.op_type}) must be positive, "
+                    f"got {numbers[:8]}"
+                )
 
 
 def _check_tensor(where: str, tensor: TensorProto) -> None:

@@ -19,7 +19,7 @@ def node_cost(view: NodeView) -> Cost:
         traffic = _TRAFFIC.get(view.op_type, _all)(view)
         if formula is not None:
             return Cost(float(formula(view)), traffic)
-    except (IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(
             f"node {view.name!r} ({view.op_type}) cannot be costed, its inputs or attributes are "
             f"not those of its operator: {error}"

@@ -1,18 +1,11 @@
 """Open dimensions of a model and the sizes that the user binds to them."""
 
-import functools
-import re
 from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
 from gdp.errors import ModelError
-
-# Beyond these a dimension is taken as a name, as its parser nests and computes: 9**9**9 has a third
-# of a billion digits.
-LONGEST_EXPRESSION = 500  # characters
-MOST_POWERS = 2
-_TOWER = re.compile(r"\*\*(?!\s*\d\b(?!\s*\*\*))")
+from gdp.importers.onnx.expressions import compute, symbols
 
 
 class Dimensions:
@@ -51,29 +44,28 @@ class Dimensions:
             return self.sizes.get(f"{name}:{axis}")
         if dim.value in self.sizes:
             return self.sizes[dim.value]
-        symbols = _symbols(dim.value)
-        if self.sizes and symbols and all(symbol in self.sizes for symbol in symbols):
-            size = dim.evaluate(self.sizes)
-            if isinstance(size, int) and size >= 0:
+        if self.sizes and symbols(dim.value):
+            size = compute(dim.value, self.sizes)
+            if size is not None and size >= 0:
                 return size
         return self.sizes.get(f"{name}:{axis}")
 
     def _check(self, values: Iterable[ir.Value]) -> None:
-        symbols: dict[str, None] = {}
+        free: dict[str, None] = {}
         known: set[str] = set()
         for value in values:
             dims = () if value.shape is None else value.shape
             for axis, dim in enumerate(dims):
                 if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
-                    symbols.update(dict.fromkeys(_symbols(dim.value)))
+                    free.update(dict.fromkeys(symbols(dim.value)))
                     known.add(dim.value)
                 if isinstance(dim, ir.SymbolicDim) or dim < 0:
                     known.add(f"{value.name}:{axis}")
             if value.shape is None:
                 known.update(key for key in self.sizes if key.startswith(f"{value.name}:"))
         for name in self.sizes:
-            if name not in symbols and name not in known:
-                there = ", ".join(symbols) if symbols else "none by name"
+            if name not in free and name not in known:
+                there = ", ".join(free) if free else "none by name"
                 raise ModelError(
                     f"the model has no open dimension {name!r}; its open dimensions are: {there} "
                     "(a single axis is named TENSOR:AXIS)"
@@ -94,22 +86,6 @@ def how_to_bind(value: ir.Value, shape: tuple[int | None, ...] | None) -> str:
         dim = declared[axis] if axis < len(declared) else None
         symbol = dim.value if isinstance(dim, ir.SymbolicDim) else None
         texts.append(symbol or "?")
-        for name in (_symbols(symbol) or [symbol]) if symbol else [f"{value.name}:{axis}"]:
+        for name in (symbols(symbol) or [symbol]) if symbol else [f"{value.name}:{axis}"]:
             flags[f"--dim {name}=VALUE" if " " not in name else f"--dim '{name}=VALUE'"] = None
     return f"has the open shape [{', '.join(texts)}]; bind it with {' '.join(flags)}"
-
-
-@functools.lru_cache(maxsize=4096)
-def _symbols(text: str) -> tuple[str, ...]:
-    """The symbols of a dimension's expression; the text itself where it is no expression.
-
-    >>> _symbols("2*seq + past")
-    ('past', 'seq')
-    """
-    powers = text.count("**")
-    if len(text) > LONGEST_EXPRESSION or powers > MOST_POWERS or _TOWER.search(text):
-        return (text,)
-    try:
-        return tuple(sorted(ir.SymbolicDim(text).free_symbols()))
-    except Exception:  # any text may stand in a model file, the parser rejects it in its own ways
-        return (text,)

@@ -7,6 +7,7 @@ inlined, nodes named), `shapes` (every shape and small constant), `fold` (consta
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,7 @@ def load_onnx_model(
         fold(facts)
         annotate(facts)
         roles = Roles(facts)
-        graph, lists = build(path.parent.name if path.stem == "model" else path.stem, roles)
+        graph, lists = build(model_name(spec, path, model.graph.name or ""), roles)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
     except RecursionError:
@@ -110,6 +111,32 @@ def load_onnx_model(
         estimated=tuple(lists.estimated),
         assumptions=tuple(facts.assumptions),
     )
+
+
+_SAYS_NOTHING = re.compile(
+    # No word is made of others, so that a long name is matched in one pass.
+    r".{0,2}|(main|sub|torch|tf|onnx|jax|keras|mlir|paddle|mxnet|converted|exported|optimized|my|"
+    r"default|inference|jit|export|to|script|[-_\s\d]|graph|model|module|function|net|network|"
+    r"quantized)+|[0-9a-f-]{16,}",
+    re.IGNORECASE,
+)
+"""Of names of graphs: what exporters write for any model ("main_graph", "torch_jit",
+"torch-jit-export"), single letters, and identifiers of nobody's choice."""
+
+
+def model_name(spec: str | os.PathLike[str], path: Path, graph_name: str) -> str:
+    """The name of a model: that of the graph in the file if it tells one model from another, else
+    the file's; of `onnx:NAME`, the name.
+
+    >>> model_name("out/model.onnx", Path("out/model.onnx"), "resnet50")
+    'resnet50'
+    >>> model_name("out/model.onnx", Path("out/model.onnx"), "main_graph")
+    'model'
+    """
+    if str(spec).startswith("onnx:"):
+        return path.parent.name if path.stem == "model" else path.stem
+    own = graph_name.strip()
+    return path.stem if _SAYS_NOTHING.fullmatch(own) else own
 
 
 def prepare(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) -> Model:

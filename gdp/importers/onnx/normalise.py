@@ -75,7 +75,8 @@ def _from_scopes(text: str) -> str:
     node itself."""
     try:
         scopes = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):  # nesting gives the last two
+    # Nesting gives the last two, a list as the key of a dict or a member of a set TypeError.
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return ""
     if not isinstance(scopes, list) or len(scopes) < 2:
         return ""

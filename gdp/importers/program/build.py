@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph
 from gdp.importers.program.values import Key, Listed, Op, Stacked, Value
 
@@ -41,6 +42,11 @@ def build(name: str, program: Listed, results: Results) -> OpGraph:
     live = _live(program, results)
     number = {op: i for i, op in enumerate(live)}
     ops = [program.ops[i] for i in live]
+    if all(op.op_type in (INPUT, OUTPUT) for op in ops):
+        raise ModelError(
+            f"model {name!r} has no ops: it returns its inputs and weights as they are; there is "
+            "nothing to place"
+        )
     tensor: dict[tuple[int, int], int] = {}
     tensors: list[tuple[int, int]] = []
     uses: list[tuple[int, int]] = []

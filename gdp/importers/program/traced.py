@@ -1,11 +1,21 @@
 """What tracing a function or module gives: a graph, and what was not exact on the way to it."""
 
+import contextlib
 import logging
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gdp.graph.op_graph import OpGraph
 
 _log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def users_code() -> Iterator[None]:
+    """Within, what is printed goes to stderr: stdout may be carrying a result as JSON."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from gdp.importers.op_costs import (
     einsum_flop,
     looked_up_bytes,
     matmul_flop,
+    recurrent_flop,
 )
 
 Flop = Callable[[Mapping[str, Any], Shapes, Shapes], float]
@@ -86,6 +87,24 @@ def _recurrent(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     return 2.0 * samples * sum(s.size for s in ins[1:] if len(s.dims) == 2)
 
 
+def _cell(gates: int, states: int, elementwise: int) -> Flop:
+    """One step: x [batch, input], the states, then the matrices of x and of the hidden state."""
+
+    def flop(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+        *_, hidden = outs[0].dims
+        batch = outs[0].size // max(hidden, 1)
+        width = ins[1 + states].dims[-1]
+        return recurrent_flop(1, 1, batch, width, hidden, gates, elementwise)
+
+    return flop
+
+
+def _bilinear(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+    """Each output of a sample is a matrix between two vectors, and a bias where there is one."""
+    _, one, two = ins[2].dims
+    return outs[0].size * (2.0 * one * two + 2.0 * one + (1 if ins[3:] else 0))
+
+
 def _pool(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     kernel = params.get("kernel_size", 1)
     if isinstance(kernel, int):
@@ -101,6 +120,10 @@ def _sort(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     length = ins[0].dims[-1] if ins[0].dims else 1
     kept = params.get("k", length)
     return ins[0].size * max(1.0, math.log2(max(min(kept, length), 1) + 1))
+
+
+def _sort_all(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+    return ins[0].size * max(1.0, math.log2(max(ins[0].size, 2)))
 
 
 def _times(per_element: float) -> Flop:
@@ -122,6 +145,13 @@ _FLOP: dict[str, Flop] = {
     "gru": _recurrent,
     "rnn_tanh": _recurrent,
     "rnn_relu": _recurrent,
+    # As in ONNX: sigmoid and tanh per gate, then the blend of old and new state.
+    "lstm_cell": _cell(4, 2, 3 * SIGMOID_FLOP + 2 + 4),
+    "gru_cell": _cell(3, 1, 2 * SIGMOID_FLOP + 1 + 4),
+    "rnn_tanh_cell": _cell(1, 1, 1),
+    "rnn_relu_cell": _cell(1, 1, 1),
+    "bilinear": _bilinear,
+    **dict.fromkeys(["unique_dim", "unique_consecutive", "_unique", "_unique2"], _sort_all),
     "sort": _sort,
     "argsort": _sort,
     "topk": _sort,

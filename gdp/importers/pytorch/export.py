@@ -1,10 +1,18 @@
 """Exports modules with `torch.export`: on fake tensors, so that no weight is ever allocated."""
 
+import contextlib
+import io
+import logging
+import re
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gdp.errors import MissingExtraError, ModelError
+from gdp.importers.program.traced import users_code
+from gdp.version import install_command
 
 
 def import_torch() -> Any:
@@ -12,9 +20,7 @@ def import_torch() -> Any:
     try:
         import torch
     except ModuleNotFoundError:
-        raise MissingExtraError(
-            "PyTorch models need torch: pip install 'gdp-placement[torch]'"
-        ) from None
+        raise MissingExtraError(f"PyTorch models need torch: {install_command('torch')}") from None
     return torch
 
 
@@ -26,31 +32,161 @@ def exported(
     *,
     label: str,
     train: bool = False,
+    notes: list[str] | None = None,
 ) -> Any:
-    """The module as an `ExportedProgram` of functional ATen ops.
+    """The module as an `ExportedProgram` of functional ATen ops; what was assumed goes to `notes`.
 
     Parameters and inputs may be real, fake, or on the meta device. Ops that write in place are
-    replaced by ones that do not, and their results stand for what they wrote. Raises `ModelError`
-    with torch's own words where the module cannot be exported.
+    replaced by ones that do not, and their results stand for what they wrote. Where the code asks
+    what its data are, it goes the way of the example inputs, if these and the weights are real.
+    Raises `ModelError` where the module cannot be exported.
     """
     torch = import_torch()
-    from torch.export import export
 
-    with warnings.catch_warnings(), torch.set_grad_enabled(train):
-        warnings.simplefilter("ignore")
+    with users_code(), torch.set_grad_enabled(train):
         try:
-            given, named = _beside_weights(module, tuple(args), dict(kwargs))
-            program = export(module, given, named, dynamic_shapes=dynamic_shapes, strict=False)
+            program = _exported(module, tuple(args), dict(kwargs), dynamic_shapes, train, notes)
             if any(map(_writes, _all_nodes(program.graph_module))):
-                program = program.run_decompositions({})
+                with _quietly():
+                    program = program.run_decompositions({})
         except ModelError:
             raise
-        except Exception as error:
-            said = str(error).strip().splitlines()
-            raise ModelError(
-                f"{label}: torch.export failed: {type(error).__name__}: {said[0] if said else ''}"
-            ) from error
+        except (Exception, SystemExit) as error:
+            raise ModelError(f"{label}: torch.export failed: {_advised(error)}") from error
     return program
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without torch's warnings, and without the graphs that it logs and prints when it fails."""
+    before, said, graph = logging.root.manager.disable, io.StringIO(), ""
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(said):
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:
+        graph = str(getattr(error, "partial_fx_graph", ""))
+        raise
+    finally:
+        logging.disable(before)
+        text = said.getvalue()
+        sys.stderr.write(text.replace(graph, "").lstrip("\n") if graph else text)
+
+
+def _exported(
+    module: Any, args: Any, kwargs: Any, dynamic_shapes: Any, train: bool, notes: list[str] | None
+) -> Any:
+    import torch
+    from torch.export import export
+
+    if isinstance(module, torch.jit.ScriptModule):
+        return _of_script(module, args, kwargs)
+    args, kwargs = _beside_weights(module, args, kwargs)
+
+    def plain() -> Any:
+        with _quietly():
+            return export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+
+    weights = (*module.parameters(), *module.buffers())
+    tensors = [leaf for leaf in (*weights, *tree_leaves(args, kwargs)) if torch.is_tensor(leaf)]
+    on_meta = {tensor.device.type for tensor in tensors} == {"meta"}
+    if on_meta and not train and dynamic_shapes is None:
+        # What has to know its device takes a way of its own on meta, which may run nowhere.
+        with (
+            contextlib.suppress(Exception), _quietly(),
+            _on_cpu(module, args, kwargs) as (given, named),
+        ):  # fmt: skip
+            return export(module, given, named, strict=False)
+    try:
+        return plain()
+    except Exception as error:
+        real = all(type(t) in (torch.Tensor, torch.nn.Parameter) and not t.is_meta for t in tensors)
+        if not (real and _asks_for_data(error)):
+            raise
+        import torch._functorch.config as config
+
+        with config.patch(fake_tensor_propagate_real_tensors=True):
+            program = plain()
+        if notes is not None:
+            notes.append(f"what it does depends on data{_line(error)}; the way of the example "
+                         "inputs is taken")  # fmt: skip
+        return program
+
+
+def _of_script(module: Any, args: Any, kwargs: Any) -> Any:
+    """A `ScriptModule`, by torch's own converter."""
+    from torch._export.converter import TS2EPConverter
+
+    with _quietly():
+        return TS2EPConverter(module, args, kwargs).convert()
+
+
+@contextlib.contextmanager
+def _on_cpu(module: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    """The inputs as fake tensors of the CPU; within, so are the module's weights."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from torch.nn.utils.stateless import _reparametrize_module
+    from torch.utils._pytree import tree_map
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    made: dict[int, Any] = {}
+
+    def fake(tensor: Any) -> Any:
+        if not torch.is_tensor(tensor):
+            return tensor
+        if id(tensor) not in made:
+            found = FakeTensor(mode, tensor.detach(), torch.device("cpu"))
+            if isinstance(tensor, torch.nn.Parameter):
+                found = torch.nn.Parameter(found, tensor.requires_grad)
+            made[id(tensor)] = found
+        return made[id(tensor)]
+
+    held = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    with _reparametrize_module(module, {name: fake(tensor) for name, tensor in held.items()}):
+        yield tree_map(fake, (args, kwargs))
+
+
+def tree_leaves(*trees: Any) -> list[Any]:
+    """The leaves of nested tuples, lists and mappings."""
+    from torch.utils._pytree import tree_leaves as leaves
+
+    return list(leaves(trees))
+
+
+def _asks_for_data(error: BaseException) -> bool:
+    return type(error).__name__ in ("GuardOnDataDependentSymNode", "DataDependentOutputException")
+
+
+def _line(error: BaseException) -> str:
+    """The line of the user's code that torch names, where it names one."""
+    found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
+    own = [f" ({Path(file).name}:{line})" for file, line, _ in found if "/torch/" not in file]
+    return own[-1] if own else ""
+
+
+def _advised(error: BaseException) -> str:
+    """The first line of an error and what to do about it."""
+    kind = type(error).__name__
+    said = (str(error).strip().splitlines() or [""])[0]
+    if _asks_for_data(error):
+        return (
+            f"what the module does depends on data{_line(error)}: give real weights and example "
+            f"inputs, whose way is then taken, or use torch.cond or torch.where ({kind})"
+        )
+    advice = next((advice for part, advice in _ADVICE.items() if part in f"{kind}: {said}"), "")
+    return f"{kind}: {said}{advice}"
+
+
+_ADVICE = {
+    ".numpy()": "; compute with functions of torch instead of NumPy's",
+    "SystemExit": "; the module ends the program: take its sys.exit out",
+}
 
 
 def _beside_weights(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

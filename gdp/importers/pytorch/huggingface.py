@@ -1,20 +1,29 @@
-"""Transformers models from a configuration alone: no weights, no hub.
+"""Transformers models from a configuration alone: no weights, no hub, no code of others.
 
 A spec is `hf:PATH`, or `hf:PATH?task=causal-lm&batch=1&sequence=512&decode`, where PATH is a
 `config.json` or a folder that holds one, and what is left out is the default.
 """
 
-import os
-from dataclasses import dataclass
+import json
+import logging
+import tempfile
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
-from gdp.errors import MissingExtraError, ModelError
+from gdp.errors import InfeasibleError, ModelError
+from gdp.importers.program.traced import Traced
+from gdp.importers.pytorch.closed import closed, import_transformers, not_at_hand
+from gdp.importers.pytorch.config_check import check_config
 from gdp.importers.pytorch.export import import_torch
+from gdp.importers.pytorch.kept import find_trace, keep_trace, key_of
+from gdp.importers.pytorch.model import Recorded, TorchModel
+from gdp.terminal import stage
+from gdp.units import format_bytes
 
-if TYPE_CHECKING:
-    from gdp.importers.pytorch.model import TorchModel
+LOG = logging.getLogger(__name__)
 
 PREFIX = "hf:"
 TASKS = {
@@ -26,6 +35,15 @@ TASKS = {
     "feature-extraction": "AutoModel",
 }
 """The class that makes the model of each task."""
+ATTENTION = ("sdpa", "eager")
+"""The implementations of attention that a configuration may ask for: torch's own."""
+_ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+_REMOVED = {
+    *_ATTENTION_KEYS, "_attn_implementation_autoset", "auto_map", "trust_remote_code",
+    "experts_implementation", "_experts_implementation", "_experts_implementation_internal",
+    "use_kernels", "kernel_config",
+}  # fmt: skip
+"""What transformers is not told of a configuration: code, and kernels by name."""
 
 
 @dataclass(frozen=True)
@@ -81,46 +99,206 @@ def config_file(spec: str) -> Path:
     return path
 
 
-def huggingface_model(text: str, device: str = "meta") -> "TorchModel":
-    """The model of a spec with its inputs: on the meta device, elsewhere with random weights."""
-    from gdp.importers.pytorch.model import TorchModel
+@dataclass(frozen=True, eq=False)
+class HuggingFaceModel(TorchModel):
+    """A model of transformers, whose traces are kept."""
 
-    spec, torch, transformers = parse(text), import_torch(), _transformers()
-    config = _config(transformers, config_file(text))
-    task = spec.task or _task_of(config)
-    with torch.device(device):
+    key: str = ""
+
+    def trace(self) -> Traced:
+        """The graph as it was traced before, or traced now."""
+        found = find_trace(self.key)
+        if found is None:
+            stage(f"tracing {self.label}, {len(list(self.module.modules()))} modules")
+            with closed():
+                found = super().trace()
+            keep_trace(self.key, found)
+        return found
+
+    def record(self, *args: Any, **kwargs: Any) -> Recorded:
+        """The graph, and how each of its values is computed: traced now."""
+        stage(f"tracing {self.label} for execution")
+        with closed():
+            return super().record(*args, **kwargs)
+
+    def require_room(self, room_bytes: int) -> None:
+        """Raise `InfeasibleError` where the weights that the model reads are larger than all memory
+        there is for them. Nothing is traced."""
+        weights = {_storage(w): w for w in (*self.module.parameters(), *self.module.buffers())}
+        sizes = {s: w.untyped_storage().nbytes() for s, w in weights.items()}
+        if sum(sizes.values()) <= room_bytes:
+            return
+        # Some modules hold weights that their forward pass leaves alone, which no graph has.
+        read = self._storages_read()
+        total = sum(size for storage, size in sizes.items() if storage in read)
+        if total > room_bytes:
+            raise InfeasibleError(
+                f"no placement of {self.label} fits: its weights alone miss "
+                f"{format_bytes(total - room_bytes)} on all devices together (need "
+                f"{format_bytes(total)} of {format_bytes(room_bytes)})"
+            )
+
+    def _storages_read(self) -> set[int]:
+        """The storages that a forward pass on the meta device reads; none where it fails, which
+        tracing then says better."""
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._pytree import tree_leaves, tree_map
+
+        read: set[int] = set()
+
+        class Reads(TorchDispatchMode):
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                leaves = tree_leaves((args, kwargs or {}))
+                read.update(_storage(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+                if func is torch.ops.aten._local_scalar_dense.default:
+                    # Nothing is known of a number on the meta device; zero leads on as any does.
+                    return torch.zeros((), dtype=args[0].dtype, device="cpu").item()
+                return func(*args, **(kwargs or {}))
+
         try:
-            model = getattr(transformers, TASKS[task]).from_config(config).eval()
-        except Exception as error:
-            raise ModelError(
-                f"{text!r}: transformers makes no {task} model of it: {_said(error)}"
-            ) from error
-        inputs = _inputs(torch, config, task, spec)
+            inputs = tree_map(_on_meta, dict(self.kwargs))
+            with closed(), torch.no_grad(), torch.device("meta"), Reads():
+                self.module(*self.args, **inputs)
+        except Exception:
+            return set()
+        return read
+
+
+def _on_meta(leaf: Any) -> Any:
+    return leaf.to("meta") if hasattr(leaf, "untyped_storage") else leaf
+
+
+def _storage(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:
+    """The model of a spec with its inputs: on the meta device, elsewhere with random weights.
+
+    Nothing is downloaded, no code beside the configuration is run, and attention is torch's own,
+    whatever the configuration asks for.
+    """
+    spec, path = parse(text), config_file(text)
+    given = check_config(path)
+    document = _without_code(given)
+    stage("importing torch and transformers")
+    torch = import_torch()
+    with closed():
+        transformers = import_transformers()
+        config = _config(transformers, path, given, document)
+        task = spec.task or _task_of(config)
+        stage(f"building the {config.model_type} model without weights")
+        with torch.device(device):
+            model = _built(transformers, config, task, text, _attention(given, path))
+            inputs = _inputs(torch, config, task, spec)
     name = f"{type(model).__name__} {spec.batch}x{spec.sequence}{' decode' if spec.decode else ''}"
+    key = _key(spec, document)
     if not spec.decode:
-        return TorchModel(text, model, (), inputs, {"name": name})
+        return HuggingFaceModel(text, model, (), inputs, {"name": name}, key=key)
     if task != "causal-lm":
         raise ModelError(f"{text!r}: only causal-lm models decode with a cache, this is {task}")
     wrapped, kwargs, held = _decoding(torch, transformers, model, spec)
-    return TorchModel(text, wrapped, (), kwargs, {"name": name, "held": held}, prefix="model")
+    options = {"name": name, "held": held}
+    return HuggingFaceModel(text, wrapped, (), kwargs, options, prefix="model", key=key)
 
 
-def _transformers() -> Any:
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+def find_huggingface_trace(text: str) -> Traced | None:
+    """The trace of a spec where one is kept; takes neither torch nor transformers."""
+    spec, path = parse(text), config_file(text)
+    return find_trace(_key(spec, _without_code(check_config(path))))
+
+
+def _key(spec: Spec, document: Mapping[str, Any]) -> str:
+    return key_of(document, astuple(spec)[1:])
+
+
+def _without_code(value: Any) -> Any:
+    """A configuration, and those within it, without what is `_REMOVED`."""
+    if isinstance(value, Mapping):
+        kept = {k: v for k, v in value.items() if k not in _REMOVED}
+        asked = next((value[k] for k in _ATTENTION_KEYS if k in value), None)
+        if asked in ATTENTION:
+            kept["attn_implementation"] = asked
+        return {k: _without_code(v) for k, v in kept.items()}
+    return [_without_code(part) for part in value] if isinstance(value, list) else value
+
+
+def _attention(given: Mapping[str, Any], path: Path) -> str | None:
+    """The implementation that a configuration asks for, None where it leaves that to transformers
+    or asks for one that is not ours."""
+    asked = next((given[k] for k in _ATTENTION_KEYS if given.get(k) is not None), None)
+    if asked is not None and asked not in ATTENTION:
+        LOG.warning(
+            "%s: attention %r is no part of torch; %s is placed instead", path, asked,
+            " or ".join(ATTENTION),
+        )  # fmt: skip
+        return None
+    return asked
+
+
+def _config(
+    transformers: Any, path: Path, given: Mapping[str, Any], document: Mapping[str, Any]
+) -> Any:
+    kind = document.get("model_type")
+    built_in = isinstance(kind, str) and kind in transformers.CONFIG_MAPPING
+    if given.get("auto_map") and not built_in:
+        raise ModelError(
+            f"{path}: model type {kind!r} is none of transformers {transformers.__version__}, and "
+            "gdp never runs the code that auto_map names; place the module: "
+            "python:package.module:function"
+        )
+    if not isinstance(kind, str):
+        raise ModelError(f"{path} is no configuration of transformers: it names no model_type")
+    if given.get("auto_map"):
+        LOG.warning(
+            "%s: gdp never runs the code that auto_map names; the %s of transformers is placed",
+            path, kind,
+        )  # fmt: skip
     try:
-        import transformers
-    except ModuleNotFoundError:
-        raise MissingExtraError(
-            "hf: models need transformers: pip install 'gdp-placement[torch]'"
-        ) from None
-    return transformers
-
-
-def _config(transformers: Any, path: Path) -> Any:
-    try:
-        return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+        # A folder of its own, since transformers looks for more beside a configuration.
+        with tempfile.TemporaryDirectory(prefix="gdp-config-") as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(document), encoding="utf-8")
+            return transformers.AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:
+        _refuse_missing(error, str(path), given)
         raise ModelError(f"{path} is no configuration of transformers: {_said(error)}") from error
+
+
+def _built(transformers: Any, config: Any, task: str, text: str, attention: str | None) -> Any:
+    asked = {} if attention is None else {"attn_implementation": attention}
+    try:
+        made = getattr(transformers, TASKS[task]).from_config(
+            config, trust_remote_code=False, **asked
+        )
+    except Exception as error:
+        _refuse_missing(error, repr(text), config.to_dict())
+        raise ModelError(
+            f"{text!r}: transformers makes no {task} model of it: {_said(error)}"
+        ) from error
+    for module in made.modules():
+        used = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if used not in (None, *ATTENTION):
+            raise ModelError(f"{text!r}: attention {used!r} is none of {', '.join(ATTENTION)}")
+    return made.eval()
+
+
+def _refuse_missing(error: BaseException, where: str, document: Mapping[str, Any]) -> None:
+    """Raise `ModelError` where transformers would have fetched something."""
+    missing = not_at_hand(error)
+    if not missing:
+        return
+    backbone = document.get("backbone")
+    if isinstance(backbone, str) and backbone:
+        raise ModelError(
+            f"{where}: its backbone {backbone!r} is only named, and gdp downloads nothing; write "
+            "the backbone's own configuration as backbone_config"
+        ) from error
+    raise ModelError(f"{where}: needs {missing}, and gdp downloads nothing") from error
 
 
 def _task_of(config: Any) -> str:
@@ -155,6 +333,11 @@ def _inputs(torch: Any, config: Any, task: str, spec: Spec) -> dict[str, Any]:
 def _decoding(torch: Any, transformers: Any, model: Any, spec: Spec) -> tuple[Any, Any, Any]:
     """One step: a token in, logits out, the cache of keys and values held where it is read."""
     config = model.config
+    if getattr(config, "num_attention_heads", None) is None:
+        raise ModelError(
+            f"{spec.path}: `decode` needs a cache of keys and values, but a {config.model_type} "
+            "model has no attention; leave `decode` out to place it reading a whole prompt"
+        )
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     layers = config.num_hidden_layers

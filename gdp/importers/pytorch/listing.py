@@ -6,7 +6,7 @@ reads the base. So do the runtime and the importer agree: views are taken where 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gdp.errors import ModelError
@@ -31,6 +31,7 @@ class Listing(Listed):
     weight_of: dict[object, Value] = field(default_factory=dict)  # by what identifies it
     parameters: int = 0  # numbers in all parameters, tied ones once
     prefix: str = ""  # of module paths, cut off
+    open_sizes: set[str] = field(default_factory=set)  # symbols of sizes that depend on data
 
 
 def list_inputs(listing: Listing, nodes: Sequence[Any], weights: Mapping[Any, object]) -> None:
@@ -42,6 +43,7 @@ def list_inputs(listing: Listing, nodes: Sequence[Any], weights: Mapping[Any, ob
         if not _is_tensor(tensor):
             listing.value_of[node] = None
             continue
+        _require_dense(tensor, f"input {node.name!r} is")
         if node in weights:
             identity = weights[node]
             if identity not in leaf:
@@ -69,6 +71,7 @@ def list_call(listing: Listing, node: Any, backward: bool = False) -> None:
     if not any(map(_is_tensor, tensors)):
         listing.value_of[node] = None
         return
+    _require_sizes(listing, node, tensors)
     bases = [
         listing.by_storage.get(_storage(tensor)) if _is_tensor(tensor) else None
         for tensor in tensors
@@ -120,7 +123,7 @@ def bases_read(listing: Listing, node: Any) -> list[Value]:
 def _op(
     listing: Listing, node: Any, tensors: Sequence[Any], outs: list[Value], backward: bool
 ) -> Op:
-    ins = [_shape(tensor) for tensor in _tensor_arguments(node)]
+    ins = _shapes_read(node)
     made = [_shape(tensor) for tensor in tensors]
     name = op_name(node.target)
     params = _parameters(node)
@@ -202,10 +205,10 @@ def _cost(
     if formula is not None:
 
         def value(n: Any) -> Any:
-            return n.meta.get("val")
+            return _at_most(n.meta.get("val"))
 
         args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
-        flop = formula(*args, **kwargs, out_val=node.meta.get("val"))
+        flop = formula(*args, **kwargs, out_val=value(node))
         return Cost(max(float(hinted(flop)), ours.flop if ours.known else 0.0), ours.traffic_bytes)
     return ours
 
@@ -238,22 +241,68 @@ def _sum_of(graphs: Iterable[Any]) -> Cost:
             tensors = list(made) if isinstance(made, list | tuple) else [made]
             if node.op != "call_function" or not all(map(_is_tensor, tensors)):
                 continue
-            ins = [_shape(tensor) for tensor in _tensor_arguments(node)]
             cost = _cost(
-                node, op_name(node.target), _parameters(node), ins, [*map(_shape, tensors)]
-            )
+                node, op_name(node.target), _parameters(node), _shapes_read(node),
+                [*map(_shape, tensors)],
+            )  # fmt: skip
             flop, traffic = flop + cost.flop, traffic + cost.traffic_bytes
     return Cost(flop, traffic, known=False)
 
 
 def _tensor_arguments(node: Any) -> list[Any]:
-    """In the order of the arguments, an argument that is given twice once."""
+    """In the order of the arguments: one that is given twice stands in both places."""
+    from torch.fx.node import map_arg
+
+    sources: list[Any] = []
+    map_arg((node.args, node.kwargs), lambda source: sources.append(source) or source)
     found = []
-    for source in node.all_input_nodes:
+    for source in sources:
         value = source.meta.get("val")
         parts = value if isinstance(value, list | tuple) else [value]
         found += [part for part in parts if _is_tensor(part)]
     return found
+
+
+def _shapes_read(node: Any) -> list[Shape]:
+    """Of every tensor argument; of one that is given twice, only the last is read from memory."""
+    tensors = _tensor_arguments(node)
+    last = {id(tensor): place for place, tensor in enumerate(tensors)}
+    return [
+        _shape(tensor) if last[id(tensor)] == place else replace(_shape(tensor), stored_bytes=0)
+        for place, tensor in enumerate(tensors)
+    ]
+
+
+def _require_dense(tensor: Any, what: str) -> None:
+    layout = str(tensor.layout).removeprefix("torch.")
+    if layout != "strided":
+        raise ModelError(
+            f"{what} a sparse tensor ({layout}), which cannot be placed; compute with a dense "
+            "one, as `to_dense` makes it"
+        )
+
+
+def _require_sizes(listing: Listing, node: Any, tensors: Sequence[Any]) -> None:
+    """Refuses sparse tensors and sizes that nothing bounds; notes those whose bound is taken."""
+    scope = scope_of(node, listing.prefix)
+    what = f"{op_name(node.target)!r}{f' in module {scope!r}' if scope else ''}"
+    for tensor in filter(_is_tensor, tensors):
+        _require_dense(tensor, f"op {what} makes")
+        symbols = {str(s) for size in tensor.shape if _is_open(size) for s in _symbols(size)}
+        if not symbols:
+            continue
+        if any(upper_bound(size) is None for size in tensor.shape if _is_open(size)):
+            raise ModelError(
+                f"op {what} makes a tensor whose size depends on data and has no upper bound; "
+                "give it a fixed size, bound it with `torch._check(size <= ...)`, or choose "
+                "between fixed sizes with `torch.where` or `torch.cond`"
+            )
+        if not symbols <= listing.open_sizes:
+            listing.open_sizes |= symbols
+            dims = "x".join(str(hinted(size)) for size in tensor.shape)
+            listing.assumptions.append(
+                f"the size of what {what} makes depends on data; its upper bound {dims} is taken"
+            )
 
 
 def _new_weight(listing: Listing, tensor: Any) -> Value:
@@ -272,14 +321,53 @@ def _value(tensor: Any, maker: int = -1, out: int = 0) -> Value:
 
 def _shape(tensor: Any) -> Shape:
     dims = tuple(hinted(size) for size in tensor.shape)
-    stored = tensor.untyped_storage().nbytes()
-    return Shape(dims, int(tensor.element_size()), int(hinted(stored)))
+    stored = hinted(tensor.untyped_storage().nbytes())
+    return Shape(dims, int(tensor.element_size()), None if stored is None else int(stored))
 
 
 def hinted(size: Any) -> Any:
-    """A symbolic size as the number that the example inputs have."""
+    """A symbolic size as the number that the example inputs have; one that depends on data as its
+    upper bound."""
     node = getattr(size, "node", None)
-    return size if node is None else node.hint
+    if node is None:
+        return size
+    return upper_bound(size) if _is_open(size) else node.hint
+
+
+def _symbols(size: Any) -> set[Any]:
+    """The symbols that a symbolic size is an expression of."""
+    return set(getattr(size.node.expr, "free_symbols", ()))
+
+
+def _is_open(size: Any) -> bool:
+    """Whether a size depends on data, so that the example inputs do not give it."""
+    node = getattr(size, "node", None)
+    if node is None:
+        return False
+    return any(map(node.shape_env.is_unbacked_symint, _symbols(size)))
+
+
+def upper_bound(size: Any) -> int | None:
+    """The largest that a size which depends on data can be, where that is known."""
+    from torch.utils._sympy.numbers import int_oo
+
+    upper = size.node.shape_env.bound_sympy(size.node.expr).upper
+    # Torch's own word for "any size" is the largest integer, or a little less.
+    return None if upper == int_oo or int(upper) >= _ANY_SIZE else int(upper)
+
+
+_ANY_SIZE = 1 << 48
+
+
+def _at_most(value: Any) -> Any:
+    """What a formula is given for a value: sizes that depend on data at their upper bound."""
+    import torch
+
+    if isinstance(value, list | tuple):
+        return type(value)(map(_at_most, value))
+    if _is_tensor(value) and any(map(_is_open, value.shape)):
+        return torch.empty([hinted(d) for d in value.shape], dtype=value.dtype, device="meta")
+    return hinted(value) if _is_open(value) else value
 
 
 def dtype_name(dtype: Any) -> str:

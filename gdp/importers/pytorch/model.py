@@ -98,13 +98,15 @@ class TorchModel:
         return Recorded(graph, program, listing, positions(graph, listing, results))
 
     def _listed(self) -> tuple[Listing, Results, Any]:
+        notes: list[str] = []
         program = exported(
             self.module, self.args, self.kwargs, self.options.get("dynamic_shapes"),
-            label=self.name,
+            label=self.name, notes=notes,
         )  # fmt: skip
         listing, results = list_program(
             program, self.name, self.options.get("held", ()), self.prefix
         )
+        listing.assumptions[:0] = notes
         return listing, results, program
 
 
@@ -197,13 +199,19 @@ def torch_model(made: object, name: str) -> TorchModel:
         raise ModelError(
             f"{name}: a PyTorch model is (module, inputs) or (module, inputs, options)"
         )
-    options = dict(parts[2]) if len(parts) == 3 else {}
-    kwargs = dict(options.pop("kwargs", {}))
-    inputs = parts[1]
+    options = dict(_mapping(name, "options", parts[2] if len(parts) == 3 else {}))
+    kwargs = _mapping(name, "option 'kwargs'", options.pop("kwargs", {}))
+    inputs, module = parts[1], _as_module(parts[0])
     if isinstance(inputs, Mapping):
-        return TorchModel(name, parts[0], (), {**inputs, **kwargs}, options)
+        return TorchModel(name, module, (), {**inputs, **kwargs}, options)
     args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    return TorchModel(name, parts[0], args, kwargs, options)
+    return TorchModel(name, module, args, kwargs, options)
+
+
+def _mapping(name: str, what: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ModelError(f"{name}: {what} must be a mapping, got {type(value).__name__}")
+    return value
 
 
 def trace_torch(
@@ -222,9 +230,9 @@ def trace_torch(
     Views are no ops: what reads a view reads its base. Raises `ModelError` where `torch.export`
     refuses the module, and `MissingExtraError` without torch.
     """
-    _require_module(module)
     options = {"dynamic_shapes": dynamic_shapes, "held": tuple(held), "name": name}
-    return _reported(TorchModel(type(module).__name__, module, tuple(args), kwargs or {}, options))
+    made = _as_module(module)
+    return _reported(TorchModel(_called(module), made, tuple(args), kwargs or {}, options))
 
 
 def trace_torch_training_step(
@@ -241,10 +249,9 @@ def trace_torch_training_step(
     The loss is `loss(module(...))`, or the module's own: a number, or what its result calls
     `loss`. All that reads or updates a parameter shares a device with it and the optimizer's state.
     """
-    _require_module(module)
     options = {"optimizer": optimizer, "loss": loss, "name": name}
-    label = f"{type(module).__name__}_step"
-    return _reported(TorchModel(label, module, tuple(args), kwargs or {}, options))
+    label = f"{_called(module)}_step"
+    return _reported(TorchModel(label, _as_module(module), tuple(args), kwargs or {}, options))
 
 
 def _reported(model: TorchModel) -> OpGraph:
@@ -253,6 +260,24 @@ def _reported(model: TorchModel) -> OpGraph:
     return found.graph
 
 
-def _require_module(value: object) -> None:
-    if not isinstance(value, import_torch().nn.Module):
-        raise ValueError(f"a torch.nn.Module is needed, got {type(value).__name__}")
+def _as_module(value: Any) -> Any:
+    """A module as it is, a function as one that calls it."""
+    torch = import_torch()
+    if isinstance(value, torch.nn.Module):
+        return value
+    if not callable(value) or isinstance(value, type):
+        raise ModelError(
+            f"a torch.nn.Module or a function of tensors is needed, got {type(value).__name__}"
+        )
+
+    class Function(torch.nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return value(*args, **kwargs)
+
+    return Function()
+
+
+def _called(value: object) -> str:
+    """A module's class, or a function's own name."""
+    own = str(getattr(value, "__name__", ""))
+    return own if own.isidentifier() else type(value).__name__

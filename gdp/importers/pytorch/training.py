@@ -12,6 +12,7 @@ from typing import Any
 
 from gdp.errors import ModelError
 from gdp.importers.program.build import Results
+from gdp.importers.program.traced import users_code
 from gdp.importers.program.values import Op, Value
 from gdp.importers.pytorch.export import exported, import_torch
 from gdp.importers.pytorch.listing import Listing, list_call, list_inputs, list_output, scope_of
@@ -151,11 +152,11 @@ def _joint(program: Any, label: str) -> tuple[Any, _Marks, list[str]]:
         wanted = [held[name] for name in marks.differentiated]
         return [loss, *torch.autograd.grad(loss, wanted, allow_unused=True)]
 
-    with warnings.catch_warnings(), torch.enable_grad():
+    with warnings.catch_warnings(), torch.enable_grad(), users_code():
         warnings.simplefilter("ignore")
         try:
             traced = make_fx(step, tracing_mode="fake")(list(named.values()), inputs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             said = str(error).strip().splitlines()
             raise ModelError(
                 f"{label}: autograd failed: {type(error).__name__}: {said[0] if said else ''}"

@@ -7,7 +7,6 @@ from gdp.methods.repair import settle
 from gdp.methods.scoring import unsupported
 from gdp.policy.model.config import Params
 from gdp.problem.problem import Problem
-from gdp.units import format_seconds
 
 
 def hsdag(
@@ -43,8 +42,8 @@ def hsdag(
         return Answer(answer.assignment, reason=answer.reason, evaluations=spent)
     return Answer(
         found.assignment,
-        reason=f"hsdag: first {format_seconds(found.first_s)}, best "
-        f"{format_seconds(found.value_s)}, {found.groups.max() + 1} groups",
+        reason=f"hsdag: first {problem.unit.text(found.first_s)}, best "
+        f"{problem.unit.text(found.value_s)}, {found.groups.max() + 1} groups",
         evaluations=found.evaluations,
     )
 

@@ -4,12 +4,11 @@ An `Annealer` holds the state of one run; the loops are in `gdp.methods.annealin
 Steps are deterministic: how they are cut into calls, and so the clock, changes only where they end.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.graph.index import inverse
@@ -24,10 +23,6 @@ if TYPE_CHECKING:  # the kernels load numba
 
 # Seconds between two looks at the clock, at most: what Ctrl-C waits for.
 _SLICE_S = 0.05
-
-
-GUIDED_STEPS = 100
-"""Steps after which a guide is asked again; asking costs as much as many simulations."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +70,6 @@ class Annealer(Protocol):
         """The best placement so far."""
         ...
 
-    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
-        """Let a share of the choices follow a table: the weight of each group on each device."""
-        ...
-
     @property
     def evaluations(self) -> int:
         """Placements simulated so far."""
@@ -101,21 +92,13 @@ def anneal(
     config: AnnealConfig,
     clock: Clock,
     evaluations: int | None,
-    guide: Callable[[], None] | None = None,
 ) -> bool:
-    """One round; True where it ended early, by the clock, the budget or the first fit.
-
-    A `guide` is called at the start and after `GUIDED_STEPS` steps, twice, four times as many.
-    """
+    """One round; True where it ended early, by the clock, the budget or the first fit."""
     annealer.restart()
     before = annealer.evaluations
     done, at_once = 0, 1
-    due = 0 if guide is not None else steps
     while done < steps:
-        if guide is not None and done == due:
-            guide()
-            due = 2 * due + GUIDED_STEPS
-        left = min(steps, due if due > done else steps) - done
+        left = steps - done
         if evaluations is not None:
             left = min(left, evaluations - (annealer.evaluations - before))
         if left <= 0 or clock.is_over():
@@ -186,22 +169,7 @@ class _Run:
             number=np.zeros(1, np.int64),
             queue=np.zeros(ops, np.int64),
             random=np.array([seed], dtype=np.uint64),
-            guided=np.zeros(1),
-            group_share=np.zeros(len(self.chain.movable)),
-            device_share=np.zeros((groups, problem.num_devices)),
         )
-
-    def guide(self, wanted: Float[np.ndarray, "G D"], share: float) -> None:
-        """Let a share of the choices follow how much each group is wanted on each device."""
-        p, c, a = self.proposal, self.chain, self.methods
-        if len(c.movable) == 0:
-            return
-        home = c.best_device[a.group_op[a.group_start[:-1]]]
-        elsewhere = wanted.copy()
-        elsewhere[np.arange(len(home)), home] = 0.0
-        p.guided[0] = share
-        p.group_share[:] = _cumulative(elsewhere.sum(axis=1)[c.movable] + 1e-9)
-        p.device_share[:] = _cumulative(elsewhere + 1e-9)
 
     def plan(self, steps: int, config: AnnealConfig) -> "Schedule":
         """The schedule of a round of so many steps."""
@@ -263,12 +231,6 @@ class _Run:
         from gdp.methods.annealing.annealer_kernels import EVALUATIONS
 
         return int(self.chain.count[EVALUATIONS])
-
-
-def _cumulative(weight: np.ndarray) -> np.ndarray:
-    """Cumulative shares along the last axis, ending at exactly 1."""
-    sums = np.cumsum(weight, axis=-1)
-    return sums / sums[..., -1:]
 
 
 class SimulatingAnnealer(_Run):

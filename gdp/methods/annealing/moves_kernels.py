@@ -28,9 +28,6 @@ class Proposal(NamedTuple):
     number: np.ndarray  # [1] of this proposal
     queue: np.ndarray  # [N]
     random: np.ndarray  # [1] uint64, the state of splitmix64 (Steele, Lea and Flood 2014)
-    guided: np.ndarray  # [1] share of the choices that follow the two tables; 0 without a guide
-    group_share: np.ndarray  # [M] cumulative: which group with a choice to move
-    device_share: np.ndarray  # [G, D] cumulative: where to
 
 
 as_struct(Arrays, Proposal)
@@ -64,31 +61,8 @@ def length_up_to(random, longest):
 
 @numba.njit(**INNER_INLINE)
 @no_type_check
-def follows_guide(p):
-    """Whether the next choice is the guide's; without one no random number is drawn."""
-    return p.guided[0] > 0.0 and uniform(p.random) < p.guided[0]
-
-
-@numba.njit(**INNER_INLINE)
-@no_type_check
-def drawn(shares, u):
-    """The first place of a cumulative table that reaches u."""
-    low, high = 0, shares.shape[0] - 1
-    while low < high:
-        middle = (low + high) // 2
-        if shares[middle] >= u:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-@numba.njit(**INNER_INLINE)
-@no_type_check
 def any_group(p, movable):
-    """A group with a choice: at random, or as the guide has it."""
-    if follows_guide(p):
-        return movable[drawn(p.group_share, uniform(p.random))]
+    """A random group with a choice."""
     return movable[below(p.random, movable.shape[0])]
 
 
@@ -120,16 +94,6 @@ def add(m, p, device, g, to):
 
 @numba.njit(**INNER)
 @no_type_check
-def guided_device(m, p, g, home):
-    """A device other than home by the guide's table; any other where that has home."""
-    to = drawn(p.device_share[g], uniform(p.random))
-    if to != home and m.group_allowed[g, to]:
-        return to
-    return other_device(m, p, g, home)
-
-
-@numba.njit(**INNER)
-@no_type_check
 def random_neighbour(m, p, i):
     """A random producer or reader of op i; i itself where it has none."""
     num_in = m.in_start[i + 1] - m.in_start[i]
@@ -151,8 +115,6 @@ def random_neighbour(m, p, i):
 def wanted_device(m, p, device, i):
     """The device of a neighbour of op i's group on another device, else any other."""
     g = m.group[i]
-    if follows_guide(p):
-        return guided_device(m, p, g, np.int64(device[i]))
     for _ in range(4):
         k = m.group_start[g] + below(p.random, m.group_start[g + 1] - m.group_start[g])
         to = np.int64(device[random_neighbour(m, p, m.group_op[k])])
@@ -258,10 +220,7 @@ def propose(m, p, device, order, place, kind, g, reach_ops):
     i = m.group_op[m.group_start[g] + below(p.random, m.group_start[g + 1] - m.group_start[g])]
     home = np.int64(device[i])
     if kind == SINGLE:
-        if follows_guide(p):
-            add(m, p, device, g, guided_device(m, p, g, home))
-        else:
-            add(m, p, device, g, other_device(m, p, g, home))
+        add(m, p, device, g, other_device(m, p, g, home))
         return
     to = wanted_device(m, p, device, i)
     if kind == NEIGHBOUR:

@@ -12,6 +12,7 @@ import numpy as np
 from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
+from gdp.sim.kernels.engine import transfer_time
 
 
 class Loads(NamedTuple):
@@ -87,7 +88,9 @@ def pays_segment(m, loads, op):
 @no_type_check
 def add_send(m, loads, t, source, to, sign):
     """Count (or, with sign -1, no longer count) a transfer and its two buffers."""
-    seconds = m.latency_s[source, to] + m.tensor_bytes[t] / m.bytes_per_s[source, to]
+    seconds = transfer_time(
+        m.latency_s[source, to], m.tensor_bytes[t], m.bytes_per_s[source, to], m.round_to
+    )
     if m.channel[source, to] >= 0:
         loads.channel_s[m.channel[source, to]] += sign * seconds
     loads.room_bytes[to] += sign * (2 + loads.kept[t]) * m.tensor_bytes[t]

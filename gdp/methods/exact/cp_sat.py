@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.errors import MissingExtraError
+from gdp.version import install_command
 
 TICKS = 10**8
 """Whole-number units in the known value: all times are rounded down to one, which keeps bounds."""
@@ -28,7 +29,7 @@ def cp_model_library() -> Any:
         from ortools.sat.python import cp_model
     except ImportError as error:
         raise MissingExtraError(
-            "exact latency needs ortools (CP-SAT): pip install 'gdp-placement[exact]'"
+            f"exact latency needs ortools (CP-SAT): {install_command('exact')}"
         ) from error
     return cp_model
 

@@ -23,6 +23,7 @@ from gdp.methods.exact.cp_sat import TICKS, cp_model_library, run_cp, ticks
 from gdp.methods.exact.hypergraph import group_weights
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import send_time
 
 MOST_INTERVALS = 8000
 """Above this CP-SAT's bound is no better than the critical path within minutes."""
@@ -173,7 +174,9 @@ class _Form:
                     if i == j:
                         continue
                     sent = model.new_bool_var("")
-                    seconds = a.latency_s[i, j] + a.tensor_bytes[t] / a.bytes_per_s[i, j]
+                    seconds = send_time(
+                        a.latency_s[i, j], a.tensor_bytes[t], a.bytes_per_s[i, j], a.round_to
+                    )
                     size = int(ticks(np.array(seconds), self.unit_s))
                     for g in {int(a.group[v]) for v in far}:
                         apart = [self.on[home][i].negated(), self.on[g][j].negated()]

@@ -13,6 +13,7 @@ import numpy as np
 from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.kernels.struct import as_struct
 from gdp.problem.arrays import Arrays
+from gdp.sim.kernels.engine import transfer_time
 
 MAX_GAPS = 512  # idle gaps remembered per device; the earliest are forgotten first
 
@@ -66,7 +67,9 @@ def new_plan(a):
 @numba.njit(**INNER_INLINE)
 @no_type_check
 def send_seconds(a, t, src, dst):
-    return a.latency_s[src, dst] + a.tensor_bytes[t] / a.bytes_per_s[src, dst]
+    return transfer_time(
+        a.latency_s[src, dst], a.tensor_bytes[t], a.bytes_per_s[src, dst], a.round_to
+    )
 
 
 @numba.njit(**INNER_INLINE)

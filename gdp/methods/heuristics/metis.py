@@ -22,6 +22,7 @@ from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.quiet import silent_stdout
 from gdp.sim.objectives import objective_of
+from gdp.version import install_command
 
 # METIS sums integer weights; this keeps sums of a whole graph within 31 bits.
 _TOTAL_WEIGHT = 1 << 28
@@ -50,7 +51,7 @@ def pymetis_library() -> Any:
         import pymetis
     except ImportError as error:
         raise MissingExtraError(
-            "method 'metis' needs pymetis: pip install 'gdp-placement[metis]'"
+            f"method 'metis' needs pymetis: {install_command('metis')}"
         ) from error
     return pymetis
 

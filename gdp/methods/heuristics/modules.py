@@ -82,10 +82,7 @@ def _searched(problem: Problem, level: Level, start: Scored, clock: Clock, seed:
 def tied_by(problem: Problem, level: Level) -> Problem | None:
     """The problem with the ops of a module on one device; None where a module may be on none."""
     group = merge_ids(problem.group, level.module)
-    tied = Problem(
-        problem.graph, problem.cluster, problem.compute_s, problem.objective, problem.allowed,
-        group, problem.tensor_s, problem.replicas,
-    )  # fmt: skip
+    tied = replace(problem, group=group)
     may = tied.group_allowed.sum(axis=1)
     return tied if may.all() and (may > 1).any() else None
 

@@ -25,6 +25,7 @@ from gdp.methods.scoring import Scored, best_of, missing_text
 from gdp.methods.search.again import improve_again
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import send_time
 from gdp.sim.objectives import memory_binds, objective_of
 
 _SEARCHED = 30_000  # evaluations of each search that comes first, some tenths of a second
@@ -208,8 +209,8 @@ def _busy_s(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
     tensor = np.repeat(np.arange(len(a.producer)), np.diff(a.use_start))
     source, to = device[a.producer[tensor]], device[a.use_op]
     pairs = np.unique(np.stack([tensor, source, to])[:, source != to], axis=1)
-    send_s = a.latency_s[pairs[1], pairs[2]]
-    send_s = send_s + a.tensor_bytes[pairs[0]] / a.bytes_per_s[pairs[1], pairs[2]]
+    link = pairs[1], pairs[2]
+    send_s = send_time(a.latency_s[link], a.tensor_bytes[pairs[0]], a.bytes_per_s[link], a.round_to)
     for end in (pairs[1], pairs[2]):
         busy_s = np.maximum(busy_s, np.bincount(end, send_s, problem.num_devices))
     return busy_s

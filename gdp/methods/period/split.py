@@ -16,6 +16,7 @@ from gdp.cluster.types import NO_CHANNEL, Cluster
 from gdp.methods.base import Assignment
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
+from gdp.problem.ticks import round_to_ticks
 
 Parts = list[list[int]]
 _ROOM = 0.92  # of the memory of several devices: tensors that they all read are there several times
@@ -63,10 +64,11 @@ def merged(problem: Problem, parts: Parts) -> Problem:
     return make_problem(
         problem.graph,
         cluster,
-        _seconds_together(problem, parts),
+        round_to_ticks(_seconds_together(problem, parts), problem.unit),
         problem.objective,
         allowed=allowed,
         together=problem.group,
+        unit=problem.unit,
     )
 
 

@@ -5,13 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gdp.clock import Clock
-from gdp.methods.annealing.annealer import Annealer
 from gdp.methods.base import Search
 from gdp.methods.scoring import Scored
-from gdp.problem.problem import Problem
-
-Guide = Callable[[Problem, Annealer], None]
-"""Tells an annealing run on a problem (the graph or its coarse form) which moves to prefer."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,6 @@ class Budget:
             self.limit = config.max_evaluations
         self.progress = search.progress
         self.chains = search.chains
-        self.guide: Guide | None = None
         self.best: Scored | None = None
 
     def left(self) -> int | None:

@@ -30,7 +30,7 @@ from gdp.methods.scoring import (
     score_all,
     unsupported,
 )
-from gdp.methods.search.budget import Budget, Guide, SearchConfig, side_by_side
+from gdp.methods.search.budget import Budget, SearchConfig, side_by_side
 from gdp.methods.search.windows import Windows, search_windows
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds, objective_of
@@ -105,16 +105,13 @@ def improve(
     search: Search,
     clock: Clock,
     config: SearchConfig | None = None,
-    guide: Guide | None = None,
 ) -> Scored:
     """The best placement found from scored starts within the clock and `search.evaluations`.
 
-    The evaluations of the starts count; the result's are those of the starts and the search. A
-    `guide` tells annealing which moves to prefer.
+    The evaluations of the starts count; the result's are those of the starts and the search.
     """
     config = config or SearchConfig()
     budget = Budget(clock, search, config, sum(start.evaluations for start in starts))
-    budget.guide = guide
     best = min(starts, key=lambda scored: scored.key)
     try:
         if best.overflow_bytes > 0:
@@ -239,8 +236,7 @@ def _round(
     share = None if left is None else left // len(chains)
 
     def call(chain: Annealer, clock: Clock) -> None:
-        guide = None if budget.guide is None else partial(budget.guide, problem, chain)
-        anneal(chain, steps, config, clock, share, guide)
+        anneal(chain, steps, config, clock, share)
 
     if share == 0:
         chains, share = chains[:1], left
@@ -273,7 +269,7 @@ def _search_coarse(
         variant for start in starts for variant in coarse_starts(problem, coarse, start.assignment)
     ]
     begun = sorted(score_all(coarse.problem, projected), key=lambda scored: scored.key)[:2]
-    inner.used, inner.guide = len(projected), budget.guide
+    inner.used = len(projected)
     found = _search_levels(coarse.problem, begun, search, inner, begun[0], config)
     fine = coarse.expand_all(problem, found.assignment)
     budget.used += inner.used + len(fine)

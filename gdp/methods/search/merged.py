@@ -24,6 +24,7 @@ from gdp.methods.pipeline.crews import device_classes
 from gdp.methods.scoring import Scored
 from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem
+from gdp.problem.ticks import round_to_ticks
 from gdp.sim.score import score
 
 Crews = tuple[tuple[int, ...], ...]
@@ -80,11 +81,11 @@ def merged(problem: Problem, teams: Teams) -> Merged | None:
                 problem.compute_s[io, host],
                 problem.allowed[io, host],
             )
-    cluster = _cluster(problem.cluster, crews)
+    compute_s = round_to_ticks(compute_s, problem.unit)
     try:
         small = make_problem(
-            problem.graph, cluster, compute_s, problem.objective, allowed=allowed,
-            together=problem.group,
+            problem.graph, _cluster(problem, crews), compute_s, problem.objective,
+            allowed=allowed, together=problem.group, unit=problem.unit,
         )  # fmt: skip
     except InfeasibleError:
         return None
@@ -138,13 +139,14 @@ def _options(problem: Problem, first: Scored | None) -> list[Merged]:
     return [found for found in made if found is not None]
 
 
-def _cluster(cluster: Cluster, crews: Crews) -> Cluster:
+def _cluster(problem: Problem, crews: Crews) -> Cluster:
     """One device for each crew, which works for as long as one of r members does per sample."""
-    devices = []
+    cluster, devices = problem.cluster, []
     for crew in crews:
         first = cluster.devices[crew[0]]
+        dispatch_s = round_to_ticks(np.array(first.dispatch_s / len(crew)), problem.unit).item()
         memory = min(cluster.devices[d].memory_bytes for d in crew)
-        devices.append(replace(first, dispatch_s=first.dispatch_s / len(crew), memory_bytes=memory))
+        devices.append(replace(first, dispatch_s=dispatch_s, memory_bytes=memory))
     size = len(crews)
     latency_s, speed = np.zeros((size, size)), np.full((size, size), np.inf)
     channel = np.full((size, size), NO_CHANNEL)
@@ -153,6 +155,7 @@ def _cluster(cluster: Cluster, crews: Crews) -> Cluster:
             if a != b:
                 latency_s[a, b], speed[a, b], channel[a, b] = _link(cluster, crews[a], crews[b])
     host = next(k for k, crew in enumerate(crews) if cluster.host in crew)
+    latency_s = round_to_ticks(latency_s, problem.unit)
     return Cluster(cluster.name, tuple(devices), speed, latency_s, channel, host)
 
 

@@ -15,7 +15,7 @@ from gdp.graph.index import inverse
 from gdp.methods.annealing.annealer import AnnealConfig, LatencyAnnealer, anneal, annealer_of
 from gdp.methods.base import Assignment
 from gdp.methods.scoring import Scored
-from gdp.methods.search.budget import Budget, Guide, side_by_side
+from gdp.methods.search.budget import Budget, side_by_side
 from gdp.problem.problem import Problem
 from gdp.sim.latency import simulate
 from gdp.sim.score import values
@@ -164,12 +164,11 @@ class Windows:
             found = self.step(clock, None if left is None else left - spent)
             missed = 0 if found else missed + 1
 
-    def whole(self, clock: Clock, left: int | None, guide: Guide | None) -> None:
+    def whole(self, clock: Clock, left: int | None) -> None:
         """Steps that simulate everything: only they move what is spread over the schedule."""
-        call = None if guide is None else partial(guide, self.problem, self.chain)
         if left is not None:
             left = max(0, left - 1)  # the record takes one
-        anneal(self.chain, TURN, WHOLE, clock, left, call)
+        anneal(self.chain, TURN, WHOLE, clock, left)
         self._restart()
 
     def adopt(self, other: "Windows") -> None:
@@ -237,10 +236,7 @@ def search_windows(problem: Problem, start: Scored, seed: int, budget: Budget) -
         before_s, left = min(search.value_s for search in searches), budget.left()
         share = None if left is None else left // len(searches) - 1  # adopting takes one
         calls = [
-            partial(search.whole, left=share, guide=budget.guide)
-            if kind == 1
-            else partial(search.turn, left=share)
-            for search in searches
+            partial(search.whole if kind == 1 else search.turn, left=share) for search in searches
         ]
         side_by_side(calls, budget.clock)
         first = min(searches, key=lambda search: search.value_s)

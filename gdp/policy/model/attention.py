@@ -16,9 +16,6 @@ from jaxtyping import Array, Bool, Float
 from gdp.policy.model.config import MAX_SUMMARIES, NetworkConfig
 from gdp.policy.model.superposition import SuperposedLinear
 
-LAST_OF_BRANCH = ("out", "narrow")
-"""The last layers of both branches."""
-
 
 class SegmentAttention(nnx.Module):
     """One block: attention and feed-forward, each behind a residual connection.

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from gdp.policy.view.features import (
-    NUM_BINS,
     NUM_DEVICE_FEATURES,
     NUM_GLOBAL_FEATURES,
     NUM_OP_FEATURES,
@@ -35,10 +34,9 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """The shape of the network. `published()` is GDP as its paper describes it."""
+    """The shape of the network. `published()` is GDP's encoder as its paper describes it."""
 
     features: FeatureSet = "full"
-    decode: Literal["autoregressive", "independent"] = "autoregressive"
     pooling: Pooling = "directed"
     width: int = 64
     sage_layers: int = 3
@@ -48,12 +46,8 @@ class NetworkConfig:
     memory: int = 1  # earlier segments that an op attends to
     summaries: bool = True  # attend to the mean of every segment too
     residual_gate: bool = True  # attention starts switched off and is learned in
-    zero_kernels: bool = False  # switched off by zero kernels instead of a gate at zero
     superposition: bool = True
     head_width: int = 32
-    device_attention: bool = False  # ops attend to the incumbent's schedule, device by device
-    diffusion: int = 0  # edges along which the incumbent's devices are diffused; 0: not at all
-    max_devices: int = 8  # of the independent head, which is tied to device indices
     advice: bool = True  # read what heuristics propose
     mask_memory: bool = True  # decode under the memory limits
     mask_alike: bool = True  # of empty devices that are alike, only the first
@@ -64,30 +58,20 @@ class NetworkConfig:
                 raise ValueError(f"{name} must lie in [{least}, {most}], got {getattr(self, name)}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} must be a multiple of heads {self.heads}")
-        if self.across and not self.advice:
-            raise ValueError("device_attention and diffusion read the incumbent: they need advice")
-        if self.across and self.decode == "independent":
-            raise ValueError("device_attention and diffusion need an autoregressive decode")
-
-    @property
-    def across(self) -> bool:
-        """Whether the incumbent's placement is read device by device."""
-        return self.device_attention or self.diffusion > 0
 
 
 _RANGES = {
     "width": (1, 1 << 14), "sage_layers": (0, 256), "attention_layers": (0, 256),
-    "diffusion": (0, 64), "heads": (1, 1 << 10), "segment": (1, 1 << 20), "memory": (0, 1 << 10),
-    "head_width": (1, 1 << 14), "max_devices": (1, 1 << 14),
+    "heads": (1, 1 << 10), "segment": (1, 1 << 20), "memory": (0, 1 << 10),
+    "head_width": (1, 1 << 14),
 }  # fmt: skip
 """What a network may be; a checkpoint or a recipe may come from anywhere."""
 
 
 def published(**changes: Any) -> NetworkConfig:
-    """GDP as published: its features, one-shot independent decode, no masks."""
+    """GDP's encoder and placer as published: its features, its messages, no advice, no masks."""
     base: dict[str, Any] = asdict(NetworkConfig()) | {
         "features": "published",
-        "decode": "independent",
         "pooling": "published",
         "attention_layers": 2,
         "summaries": False,
@@ -133,11 +117,6 @@ def shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
         if config.residual_gate:
             found[f"attention/{i}/strength"] = (2,)
     norm("leave")
-    if config.decode == "independent":
-        gated("index_head", width, config.max_devices)
-        return found
-    if config.across:
-        _across(found, config)
     dense("device_in", NUM_DEVICE_FEATURES, inner)
     dense("device_out", inner, inner)
     gated("node_head", width, inner)
@@ -145,21 +124,6 @@ def shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     gated("mixing", inner, inner)
     gated("out_head", inner, 1)
     return found
-
-
-def _across(found: dict[str, tuple[int, ...]], config: NetworkConfig) -> None:
-    """The shapes of what reads the incumbent's placement."""
-    width, inner = config.width, config.head_width
-    layers = {"from_op": (width, inner), "from_device": (NUM_DEVICE_FEATURES, inner)}
-    if config.device_attention:
-        layers |= {"query": (width, inner), "value": (width, inner), "key": (inner, inner)}
-        layers["from_bins"] = (inner + 2, inner)
-        found["across/relative"] = (2 * NUM_BINS - 1,)
-    if config.diffusion:
-        layers["from_homes"] = (2 * config.diffusion + 1, inner)
-    for name, shape in (layers | {"last": (inner, 1)}).items():
-        found[f"across/{name}/kernel"], found[f"across/{name}/bias"] = shape, shape[1:]
-    found["across/norm/scale"], found["across/norm/bias"] = (width,), (width,)
 
 
 def nested(arrays: Mapping[str, np.ndarray]) -> Params:

@@ -15,14 +15,12 @@ class Head(NamedTuple):
     Arrays of JAX, padded, as the network returns it; of NumPy, float32, as the decoder reads it.
     """
 
-    prior: Any  # [N, D]
     node: Any  # [N, W]
     device: Any  # [D, W]
     feature: Any  # [F, W]
     mixing: Any  # [W, W]
     bias: Any  # [W]
     out: Any  # [W]
-    dynamic: Any = True  # bool: whether anything but the prior counts
 
     def cut(self, num_ops: int, num_devices: int) -> "Head":
         """The head in NumPy, without the padding."""
@@ -34,14 +32,12 @@ class Head(NamedTuple):
             return np.array(np.asarray(values)[cut], dtype=np.float32, order="C")
 
         return Head(
-            prior=flat(self.prior, ops, devices),
             node=flat(self.node, ops),
             device=flat(self.device, devices),
             feature=flat(self.feature),
             mixing=flat(self.mixing),
             bias=flat(self.bias),
             out=flat(self.out),
-            dynamic=bool(self.dynamic),
         )
 
 
@@ -52,9 +48,9 @@ def _relu(x: Any) -> Any:
 def score(head: Head, feats: Any, relu: Callable[[Any], Any] = _relu) -> Any:
     """Logits [..., N, D] of pair features [..., N, D, F].
 
-    logit = prior + out . relu(mixing' relu(node + device + feature' f) + bias)
+    logit = out . relu(mixing' relu(node + device + feature' f) + bias)
 
     In NumPy; in JAX with its `relu`. `decode_kernels.score_pairs` is the same for one op.
     """
     first = head.node[:, None, :] + head.device[None] + feats @ head.feature
-    return head.prior + relu(relu(first) @ head.mixing + head.bias) @ head.out
+    return relu(relu(first) @ head.mixing + head.bias) @ head.out

@@ -12,13 +12,11 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from gdp.graph.index import inverse
-from gdp.policy.model.across_plain import across
 from gdp.policy.model.config import MAX_SUMMARIES, NetworkConfig, Params
 from gdp.policy.model.head import Head
 from gdp.policy.model.layers import ONE_CORE, dense, norm
 from gdp.policy.view.buckets import OP_SIZES, bucket
 from gdp.policy.view.features import Features
-from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 
 FEW = 8
 """Neighbours of each op that are gathered for all ops at once."""
@@ -31,22 +29,10 @@ def encode(config: NetworkConfig, params: Params, features: Features) -> Head:
     for i in range(config.attention_layers):
         h = _block(config, params["attention"][i], h, whole)
     h = norm(params["leave"], h)
-    prior = np.zeros((len(h), len(features.device)), np.float32)
-    if config.across:
-        prior = across(config, params["across"], h, features, position)[position]
     h = h[position]
-    d, inner = len(features.device), config.head_width
-    if config.decode == "independent":
-        table = _gated(params["index_head"], h, whole)
-        prior = np.pad(table, ((0, 0), (0, max(0, d - table.shape[1]))))[:, :d]
-        nothing = np.zeros((inner, inner), np.float32)
-        feature = np.zeros((NUM_PAIR_FEATURES, inner), np.float32)
-        node, device = np.zeros((len(h), inner), np.float32), np.zeros((d, inner), np.float32)
-        return Head(prior, node, device, feature, nothing, nothing[0], nothing[0], dynamic=False)
     device = np.maximum(dense(params["device_in"], features.device), 0.0)
     device = device + device.mean(axis=0)
     return Head(
-        prior=prior,
         node=_gated(params["node_head"], h, whole),
         device=dense(params["device_out"], device),
         feature=_kernel(params["feature_head"], whole),

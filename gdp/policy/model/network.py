@@ -13,8 +13,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from gdp.policy.model.across import Across
-from gdp.policy.model.attention import LAST_OF_BRANCH, SegmentAttention
+from gdp.policy.model.attention import SegmentAttention
 from gdp.policy.model.config import TYPE_WIDTH, NetworkConfig, Params
 from gdp.policy.model.head import Head
 from gdp.policy.model.sage import SAGE
@@ -50,27 +49,19 @@ class PolicyNetwork(nnx.Module):
             ]
         )
         self.leave = nnx.LayerNorm(width, rngs=rngs)
-        if config.decode == "independent":
-            self.index_head = self._linear(width, config.max_devices, rngs)
-            return
         self.device_in = nnx.Linear(NUM_DEVICE_FEATURES, inner, rngs=rngs)
         self.device_out = nnx.Linear(inner, inner, rngs=rngs)
         self.node_head = self._linear(width, inner, rngs)
         self.feature_head = self._linear(NUM_PAIR_FEATURES, inner, rngs)
         self.mixing = self._linear(inner, inner, rngs)
         self.out_head = self._linear(inner, 1, rngs)
-        if config.across:
-            self.across = Across(config, rngs=rngs)
 
     def __call__(self, batch: Batch) -> Head:
         h, whole = self.encode(batch)
         for block in self.attention:
             h = block(h, batch.op_mask, whole)
         h = self.leave(h)
-        found = self._head(h[batch.place], batch, whole)
-        if self.config.across:
-            found = found._replace(prior=self.across(h, batch)[batch.place])
-        return found
+        return self._head(h[batch.place], batch, whole)
 
     def encode(self, batch: Batch) -> tuple[Float[Array, "N H"], Float[Array, "C"]]:
         """Embeddings of the ops in decode order, and the representation of the whole."""
@@ -83,20 +74,9 @@ class PolicyNetwork(nnx.Module):
         return h, jnp.concatenate([mean_over_ops(h, batch.op_mask), batch.whole])
 
     def _head(self, h: Float[Array, "N H"], batch: Batch, whole: Float[Array, "C"]) -> Head:
-        n, d, inner = h.shape[0], batch.device.shape[0], self.config.head_width
-        if self.config.decode == "independent":
-            table = self.index_head(h, whole)
-            prior = jnp.pad(table, ((0, 0), (0, max(0, d - table.shape[1]))))[:, :d]
-            nothing = jnp.zeros((inner, inner))
-            feature = jnp.zeros((NUM_PAIR_FEATURES, inner))
-            return Head(
-                prior, jnp.zeros((n, inner)), jnp.zeros((d, inner)), feature, nothing,
-                nothing[0], nothing[0], dynamic=False,
-            )  # fmt: skip
         device = jax.nn.relu(self.device_in(batch.device))
         device = device + mean_over_ops(device, batch.device_mask)
         return Head(
-            prior=jnp.zeros((n, d)),
             node=self.node_head(h, whole),
             device=self.device_out(device),
             feature=self.feature_head.kernel(whole),
@@ -120,31 +100,25 @@ def _skeleton(config: NetworkConfig) -> tuple[Any, Any]:
     return nnx.split(model)
 
 
-QUIET = {"index_head": 0.1, "out_head": 0.1}
-"""Layers whose weights start this much smaller, so that a fresh policy is close to uniform."""
+OUT_SCALE = 0.1
+"""Of the last layer's first weights, so that a fresh policy is close to uniform."""
 
 
 def init(config: NetworkConfig, seed: int) -> Params:
     """Fresh weights, drawn by NumPy: no compilation, and the same on every device.
 
     Kernels: normal with variance 1 / inputs; scales one; gates, biases and strengths zero, so that
-    gates are 1 and gated residual branches are off; with `zero_kernels` they are off because their
-    last kernels are zero, and strengths are one. What reads the incumbent starts at zero.
+    gates are 1 and gated residual branches are off.
     """
-    ones = {"scale", "strength"} if config.zero_kernels else {"scale"}
 
     def draw(path: Any, leaf: Any) -> np.ndarray:
         names = [str(getattr(key, "key", key)) for key in path]
-        if names[-1] in ones:
+        if names[-1] == "scale":
             return np.ones(leaf.shape, np.float32)
-        if config.zero_kernels and names[0] == "attention" and names[2] in LAST_OF_BRANCH:
-            return np.zeros(leaf.shape, np.float32)
-        if names[:2] == ["across", "last"]:
-            return np.zeros(leaf.shape, np.float32)
         if names[-1] not in ("kernel", "embedding") or "conditioning" in names:
             return np.zeros(leaf.shape, np.float32)
         rng = np.random.default_rng([seed, zlib.crc32("/".join(names).encode())])
-        factor = min([QUIET.get(name, 1.0) for name in names])
+        factor = OUT_SCALE if names[0] == "out_head" else 1.0
         fan_in = leaf.shape[0] if names[-1] == "kernel" else leaf.shape[1]
         return (factor * rng.standard_normal(leaf.shape) / np.sqrt(fan_in)).astype(np.float32)
 

@@ -28,7 +28,6 @@ class Advised(NamedTuple):
     op: Float[np.ndarray, "N 7"]
     device: Float[np.ndarray, "D 3"]
     whole: Float[np.ndarray, "12"]
-    start: Float[np.ndarray, "N"] | None = None  # in the incumbent's schedule, over its latency
 
 
 def advised_features(problem: Problem, found: Advice | None) -> Advised:
@@ -39,9 +38,7 @@ def advised_features(problem: Problem, found: Advice | None) -> Advised:
             np.zeros((problem.num_devices, NUM_ADVISED_DEVICE)),
             np.zeros(NUM_ADVISED_WHOLE),
         )
-    ops = _ops(problem, found)
-    start = ops[:, 3] if objective_of(problem).ordered else None
-    return Advised(ops, _devices(problem, found), _whole(problem, found), start)
+    return Advised(_ops(problem, found), _devices(problem, found), _whole(problem, found))
 
 
 def _ops(problem: Problem, found: Advice) -> Float[np.ndarray, "N 7"]:

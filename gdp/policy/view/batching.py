@@ -29,8 +29,6 @@ class Batch(NamedTuple):
     device_mask: Bool[Array, "D"]
     whole: Float[Array, "H"]
     place: Int[Array, "N"]  # [op]: its position in decode order; padding maps to itself
-    home: Int[Array, "N"]  # the incumbent's device, -1 without one and for padding
-    bin: Int[Array, "N"]  # when the op runs
 
 
 def pad(features: Features) -> Batch:
@@ -60,8 +58,6 @@ def pad(features: Features) -> Batch:
         "device_mask": np.arange(wide_d) < d,
         "whole": features.whole,
         "place": np.concatenate([position, np.arange(n, wide_n)]).astype(np.int32),
-        "home": _widen(features.home[features.order].astype(np.int32) + 1, wide_n) - 1,
-        "bin": _widen(features.bin[features.order].astype(np.int32), wide_n),
     }
     return Batch(**batch)
 

@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.graph.index import inverse
 from gdp.methods.ranks import longest_s
 from gdp.methods.timing import Timing, down, mean_link, pairs, squash, timing
 from gdp.policy.advice import Advice
@@ -24,9 +23,6 @@ NUM_OP_TYPES = 64
 NUM_OP_FEATURES = 31
 NUM_DEVICE_FEATURES = 17
 NUM_GLOBAL_FEATURES = 24
-
-NUM_BINS = 32
-"""Stretches of time of the incumbent's schedule."""
 
 FeatureSet = Literal["full", "published"]
 """full: costs, levels, memory. published: op type, output shape and neighbours, as in GDP."""
@@ -42,8 +38,6 @@ class Features(NamedTuple):
     device: Float[np.ndarray, "D G"]
     whole: Float[np.ndarray, "H"]  # of graph and cluster together
     order: Int[np.ndarray, "N"]
-    home: Int[np.ndarray, "N"]  # the incumbent's device, -1 without advice
-    bin: Int[np.ndarray, "N"]  # when the op runs, in `NUM_BINS` stretches of equal length
 
 
 def features(problem: Problem, kind: FeatureSet = "full", found: Advice | None = None) -> Features:
@@ -54,14 +48,7 @@ def features(problem: Problem, kind: FeatureSet = "full", found: Advice | None =
         op=np.concatenate([plain.op, told.op], axis=1).astype(np.float32),
         device=np.concatenate([plain.device, told.device], axis=1).astype(np.float32),
         whole=np.concatenate([plain.whole, told.whole]).astype(np.float32),
-        home=plain.home if found is None else found.device[0],
-        bin=plain.bin if told.start is None else _bins(told.start),
     )
-
-
-def _bins(share: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-    """The stretch in which each share of the whole lies."""
-    return np.clip((share * NUM_BINS).astype(np.int64), 0, NUM_BINS - 1)
 
 
 @derived
@@ -72,11 +59,7 @@ def _plain(problem: Problem, kind: FeatureSet) -> Features:
     op = _full(problem, times, src, dst) if kind == "full" else _published(problem, src, dst)
     types = [zlib.crc32(t.encode()) % NUM_OP_TYPES for t in problem.graph.op_types]
     devices, whole = _devices(problem, times), _whole(problem, times)
-    n = problem.num_ops
-    # Without a schedule, the order of decoding stands for time.
-    bins = _bins(inverse(times.order) / n)
-    home = np.full(n, -1)
-    return Features(op, np.array(types), src, dst, devices, whole, times.order, home, bins)
+    return Features(op, np.array(types), src, dst, devices, whole, times.order)
 
 
 def _full(

@@ -12,7 +12,7 @@ from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.model import JaxModel, Recorded
 from gdp.runtime.compare import Comparison, compare
-from gdp.runtime.issued import Issued, measured_rows, pieces_cycle, versions
+from gdp.runtime.issued import SEGMENT_RUNS, Issued, measured_rows, pieces_cycle, versions
 from gdp.runtime.jax.devices import block_until_ready, jax_devices
 from gdp.runtime.jax.program import CutProgram, Layout
 from gdp.runtime.jax.values import argument_values, as_numpy, tolerance
@@ -54,6 +54,7 @@ def run_jax(
     predict = predict or roofline_prediction(graph, cluster, device, objective)
     plan = make_plan(predict, objective)
     layout = Layout(plan.segment, plan.segment_device, plan.order, devices, cluster.host)
+    measuring.say(f"compiling {len(plan.segment_device)} pieces and the uncut function")
     program = CutProgram(recorded, layout, arguments)
     whole = Uncut(model, recorded, arguments, devices[cluster.host])
     singles = whole.singles(cluster, devices)
@@ -81,7 +82,7 @@ def run_jax(
         max_relative_diff=comparison.max_relative_diff,
         compared_tensors=comparison.tensors,
         random_weights=_has_shapes(model),
-        segments=_segments(program, plan, cluster, measuring.rounds),
+        segments=_segments(program, plan, cluster),
         samples_in_flight=slots,
         cores=tuple(int(d.id) for d in devices),
         pinned=False,
@@ -197,12 +198,10 @@ def _compare(
     return compare(dict(zip(names, expected, strict=True)), dict(zip(names, found, strict=True)))
 
 
-def _segments(
-    program: CutProgram, plan: Plan, cluster: Cluster, rounds: int
-) -> tuple[SegmentTime, ...]:
+def _segments(program: CutProgram, plan: Plan, cluster: Cluster) -> tuple[SegmentTime, ...]:
     """Every piece alone, with its arguments on its device: medians."""
     arguments = program.arguments_of_pieces()
-    spent = np.empty((2 * rounds + 1, len(program.pieces)))
+    spent = np.empty((SEGMENT_RUNS, len(program.pieces)))
     for i, j in np.ndindex(*spent.shape):
         start_s = time.perf_counter()
         block_until_ready(program.pieces[j].function(*arguments[j]))

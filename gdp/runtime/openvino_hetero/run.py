@@ -34,6 +34,7 @@ from gdp.runtime.report import (
     SegmentTime,
 )
 from gdp.sim.segments import segments
+from gdp.version import install_command
 
 PLUGIN = "openvino_intel_cpu_plugin"
 """OpenVINO has one device CPU; further processors of a cluster are its plug-in once more."""
@@ -65,6 +66,8 @@ def run_openvino(
     plan = make_plan(predict, "throughput")  # HETERO runs a device's ops at one go
     split = hetero_plan(graph, device, cluster.device_names)
     host = names[cluster.host]
+
+    measuring.say("compiling the placement and its baselines with OpenVINO")
 
     def placed(**more: bool) -> Any:
         return _placed(core, _read(core, source, feeds), cluster, names, split, more)
@@ -105,7 +108,7 @@ def _core() -> Any:
         import openvino
     except ImportError as error:
         raise ModelError(
-            "executing with OpenVINO needs openvino: pip install 'gdp-placement[openvino]'"
+            f"executing with OpenVINO needs openvino: {install_command('openvino')}"
         ) from error
     return openvino.Core()
 

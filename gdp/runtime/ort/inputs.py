@@ -41,10 +41,11 @@ def make_inputs(model: onnx.ModelProto, graph: OpGraph, seed: int) -> dict[str, 
         if dtype == np.bool_:
             found[value.name] = np.ones(shape, dtype=dtype)
         elif np.issubdtype(dtype, np.integer):
-            drawn = rng.integers(2, size=shape)
-            found[value.name] = np.minimum(drawn, bounds.get(value.name, 2) - 1).astype(dtype)
+            drawn = np.minimum(rng.integers(2, size=shape), bounds.get(value.name, 2) - 1)
+            found[value.name] = np.asarray(drawn, dtype)  # of one number, NumPy makes a scalar
         else:
-            found[value.name] = rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+            drawn = rng.standard_normal(shape, dtype=np.float32)
+            found[value.name] = np.asarray(drawn, dtype)
     return found
 
 

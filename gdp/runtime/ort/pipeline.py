@@ -169,8 +169,8 @@ class Pipeline:
         )
 
     def run(self, samples: int) -> Trace:
-        """So many samples or, where those are too few to fill the slots and count, a few more."""
-        self.start(Quota(samples - 2 * self.num_slots, 0.0, math.inf))
+        """So many samples, or one for every slot where those are more."""
+        self.start(Quota(samples - 2 * self.num_slots, 0.0, math.inf, per_slot=1))
         return self.wait()
 
     def _reset(self, quota: Quota) -> None:

@@ -95,6 +95,8 @@ def make_session(
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(source.folder)
         )
+    if source.exact:
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     held = [i.name for i in model.graph.initializer if i.name in source.weights]
     values = [ort.OrtValue.ortvalue_from_numpy(source.weights[name]) for name in held]
     if held:

@@ -8,8 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from gdp.errors import ModelError
-from gdp.runtime.ort.weights import external_locations, randomise_weights, with_weights
+from gdp.runtime.ort.weights import (
+    external_locations,
+    randomise_weights,
+    require_weights,
+    with_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,15 @@ class Source:
     model: onnx.ModelProto
     folder: Path  # what the files of external weights are relative to
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)  # handed over in memory
+    # Products with quantised weights take floats as they are, where the runtime would round them
+    # to 8 bits in some pieces and not in others.
+    exact: bool = False
 
 
 def load_source(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) -> Source:
     """The model of an .onnx path or `onnx:NAME`, prepared as the graph of `load_onnx` describes it.
 
-    Raises `ModelError` when it cannot be read or a file with its weights is missing.
+    Raises `ModelError` when it cannot be read, or as `require_weights` does.
     """
     import onnx_ir as ir
 
@@ -32,12 +39,7 @@ def load_source(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = N
 
     path = resolve_spec(spec)
     model = ir.to_proto(prepare(spec, dims))
-    for location in external_locations(model):
-        if not (path.parent / location).is_file():
-            raise ModelError(
-                f"{path}: its weights are missing, no file {str(path.parent / location)!r}; "
-                "fetch it: placing needs no weights, executing and exporting do"
-            )
+    require_weights(path, external_locations(model))
     _drop_unread_inputs(model)
     return Source(model, path.parent)
 

@@ -4,7 +4,9 @@ Light models make their weights with `ConstantOfShape`: every channel is equal, 
 compute the same numbers. Real models are left alone.
 """
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -85,6 +87,35 @@ def external_locations(model: onnx.ModelProto) -> list[str]:
             entries = {entry.key: entry.value for entry in tensor.external_data}
             found[entries.get("location", "")] = None
     return [location for location in found if location != IN_MEMORY]
+
+
+def require_weights(path: Path, locations: Iterable[str]) -> None:
+    """Raise `ModelError` where a file with weights of the model at `path` is missing, or is not
+    surely the model's own.
+
+    A file of other weights may be named in a model by someone who cannot read it, and end up in
+    what is exported: so it lies in the model's folder, is no link, and has no second name (a hard
+    link), whether it is to be executed or exported.
+    """
+    folder = Path(os.path.realpath(path.parent))
+    for location in locations:
+        found = path.parent / location
+        if not found.is_file():
+            raise ModelError(
+                f"{path}: its weights are missing, no file {str(found)!r}; "
+                "fetch it: placing needs no weights, executing and exporting do"
+            )
+        place = folder / os.path.normpath(location)
+        if Path(os.path.realpath(found)) != place or not place.is_relative_to(folder):
+            fault = "lie outside of its folder or behind a link"
+        elif found.stat().st_nlink > 1:
+            fault = "have a second name elsewhere (a hard link)"
+        else:
+            continue
+        raise ModelError(
+            f"{path}: its weights in {str(found)!r} {fault}, so that they may be another's; copy "
+            "the file to where the model names it"
+        )
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -13,7 +13,14 @@ from gdp.errors import ClusterError, ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.model import Recorded, TorchModel
 from gdp.runtime.compare import compare
-from gdp.runtime.issued import Issued, beside_baselines, measured_rows, pieces_cycle, versions
+from gdp.runtime.issued import (
+    SEGMENT_RUNS,
+    Issued,
+    beside_baselines,
+    measured_rows,
+    pieces_cycle,
+    versions,
+)
 from gdp.runtime.measure import Measuring
 from gdp.runtime.plan import Plan, make_plan
 from gdp.runtime.prediction import Prediction, roofline_prediction
@@ -54,6 +61,7 @@ def run_torch(
     devices, cores = torch_devices(cluster)
     predict = predict or roofline_prediction(graph, cluster, device, objective)
     plan = make_plan(predict, objective)
+    measuring.say(f"cutting the module into {len(plan.segment_device)} pieces")
     given, drawn = values(recorded, measuring.seed)
     results = output_nodes(recorded)
     made = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)
@@ -74,7 +82,7 @@ def run_torch(
             },
             measuring,
         )
-        segments = _segments(placed, plan, cluster, 2 * measuring.rounds + 1)
+        segments = _segments(placed, plan, cluster)
     finally:
         for pool in pools.values():
             pool.close()
@@ -122,13 +130,15 @@ def torch_devices(cluster: Cluster) -> tuple[list[Any], list[int | None]]:
 
 
 def values(recorded: Recorded, seed: int) -> tuple[dict[Any, Any], bool]:
-    """A tensor for every placeholder, and whether weights had to be drawn."""
+    """A tensor for every placeholder, and whether weights had to be drawn. Inputs are the examples,
+    where these have data."""
     import torch
 
     program, generator = recorded.program, torch.Generator().manual_seed(seed)
     signature = program.graph_signature
     targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers,
                **signature.inputs_to_lifted_tensor_constants}  # fmt: skip
+    examples = _examples(program)
     found: dict[Any, Any] = {}
     tied: dict[int, Any] = {}
     drawn = False
@@ -138,8 +148,11 @@ def values(recorded: Recorded, seed: int) -> tuple[dict[Any, Any], bool]:
             continue
         target = targets.get(node.name)
         held = program.state_dict.get(target, program.constants.get(target)) if target else None
-        if held is not None and held.device.type != "meta":
+        if held is not None and _has_data(held):
             found[node] = held.detach()
+            continue
+        if node.name in examples:
+            found[node] = examples[node.name]
             continue
         drawn |= held is not None
         # Tied weights are one tensor.
@@ -148,6 +161,29 @@ def values(recorded: Recorded, seed: int) -> tuple[dict[Any, Any], bool]:
             tied[key] = _drawn(shape, held is not None, generator)
         found[node] = tied[key]
     return found, drawn
+
+
+def _has_data(tensor: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not (isinstance(tensor, FakeTensor) or tensor.is_meta)
+
+
+def _examples(program: Any) -> dict[str, Any]:
+    """The inputs that the module was traced with, by placeholder, where they are more than shapes:
+    what it does may depend on them."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    leaves = tree_leaves(program.example_inputs)
+    names = program.graph_signature.user_inputs
+    if len(leaves) != len(names):
+        return {}
+    return {
+        str(name): leaf.detach()
+        for name, leaf in zip(names, leaves, strict=True)
+        if torch.is_tensor(leaf) and _has_data(leaf)
+    }
 
 
 def _drawn(like: Any, is_weight: bool, generator: Any) -> Any:
@@ -201,16 +237,14 @@ def _named(tensors: Sequence[Any]) -> Mapping[str, np.ndarray]:
     return {f"output {i}": plain(tensor) for i, tensor in enumerate(tensors)}
 
 
-def _segments(
-    program: CutProgram, plan: Plan, cluster: Cluster, rounds: int
-) -> tuple[SegmentTime, ...]:
+def _segments(program: CutProgram, plan: Plan, cluster: Cluster) -> tuple[SegmentTime, ...]:
     """Every piece alone, on its worker: medians."""
     made: dict[Any, Any] = {}
     found = []
     for piece in program.pieces:
         arguments = [program.resident.get((n, piece.device), made.get(n)) for n in piece.reads]
         spent, outs = [], ()
-        for _ in range(rounds):
+        for _ in range(SEGMENT_RUNS):
             start_s = time.perf_counter()
             outs = program.workers.submit(piece.device, _call(piece.module, arguments)).result()
             spent.append(time.perf_counter() - start_s)

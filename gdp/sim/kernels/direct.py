@@ -37,7 +37,6 @@ from gdp.sim.kernels.engine import (
     U2,
     run_events,
     send,
-    send_in_order,
 )
 
 # Sections of Workspace.clock_s: the next start of each device; when it is free. Of Workspace.mark:
@@ -56,7 +55,7 @@ def run_latency(a, w, device, by_rank, record):
     if a.direct:
         latency_s = _run(
             a, w, device, a.op_s_flat, a.segment_pairs_s, a.op_first_use, a.use_pairs,
-            a.tensor_bytes, a.link_pairs, a.channel_flat, a.ordered, w.state, w.queue_op,
+            a.tensor_bytes, a.link_pairs, a.channel_flat, a.round_to, w.state, w.queue_op,
             w.clock_s, w.mark, w.entry_s, w.entry_op, w.ready_s, w.ready_bits, w.position,
             w.by_position, by_rank, record,
         )  # fmt: skip
@@ -69,11 +68,11 @@ def run_latency(a, w, device, by_rank, record):
 @typing.no_type_check
 def _run(
     a, w, device, op_s, segment_s, op_first_use, use_pairs, tensor_bytes, link_pairs, channel,
-    ordered, state, queue_op, clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position,
+    round_to, state, queue_op, clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position,
     by_position, by_rank, record,
 ):  # fmt: skip
     """The latency in seconds; not a number where a transfer takes none."""
-    n, d = np.uint64(len(state)), np.uint64(len(ordered))
+    n, d = np.uint64(len(state)), np.uint64(len(w.busy_s))
     _reset(a, w, device, n, d, by_rank, record)
     latency_s = 0.0
     for _ in range(n):
@@ -107,13 +106,10 @@ def _run(
             left = at - ONE_INPUT
             if to != i:
                 if mark[TENSOR * d + to] != tensor:
-                    if ordered[i] or record:
-                        send_in_order(a, w, tensor, i, end_s, record)
-                    else:
-                        send(
-                            w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, i, to,
-                            end_s, record,
-                        )  # fmt: skip
+                    send(
+                        w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, i, to,
+                        end_s, round_to, record,
+                    )  # fmt: skip
                 arrive_s = clock_s[SENT * d + to]
                 if arrive_s == end_s:
                     return np.nan

@@ -24,10 +24,13 @@ import numpy as np
 
 from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.kernels.struct import as_struct
+from gdp.problem.ticks import send_time
 from gdp.sim.engine import CHUNK, MAX_DEVICES, PAYS, PENDING, EngineArrays, Workspace
 from gdp.sim.kernels.bits import add_bit, clear_bits, pop_bit
 
 as_struct(EngineArrays, Workspace)
+
+transfer_time = numba.njit(**INNER_INLINE)(send_time)
 
 U0, U1, U2 = np.uint64(0), np.uint64(1), np.uint64(2)
 PLACED = np.uint64(2 * MAX_DEVICES - 1)  # in an op's state: 2 * device + opens
@@ -43,8 +46,8 @@ NONE = np.uint64(0xFFFFFFFF)
 # nothing queues.
 WHILE_BUSY, LAST_READY, SENT, HEAD = (np.uint64(k) for k in range(1, 5))
 # Sections of Workspace.mark: the running op; the queue's next, its end, and the first op of its
-# last instant; tensor last sent there; tensor wanted there; lanes: next entry, next to fill.
-NEXT, END, TIE, TENSOR, WANTED, LANE = (np.uint64(k) for k in range(1, 7))
+# last instant; tensor last sent there; lanes: next entry, next to fill.
+NEXT, END, TIE, TENSOR, LANE = (np.uint64(k) for k in range(1, 6))
 
 
 @numba.njit(**INNER)
@@ -61,7 +64,7 @@ def run_until(a, w, by_rank, record, stop):
     """Go on from the state in `w` until at least `stop` ops (uint64) are done; the time of it."""
     return _events(
         a, w, a.op_s_flat, a.segment_pairs_s, a.op_first_use, a.use_pairs, a.tensor_bytes,
-        a.link_pairs, a.channel_flat, a.ordered, w.state, w.queue_op, w.clock_s, w.mark,
+        a.link_pairs, a.channel_flat, a.round_to, w.state, w.queue_op, w.clock_s, w.mark,
         w.entry_s, w.entry_op, w.next_chunk, w.ready_bits, w.position, w.by_position,
         by_rank, record, stop,
     )  # fmt: skip
@@ -82,11 +85,11 @@ def set_order(w, order):
 @numba.njit(**INNER)
 @typing.no_type_check
 def _events(
-    a, w, op_s, segment_s, op_first_use, use_pairs, tensor_bytes, link_pairs, channel, ordered,
+    a, w, op_s, segment_s, op_first_use, use_pairs, tensor_bytes, link_pairs, channel, round_to,
     state, queue_op, clock_s, mark, entry_s, entry_op, next_chunk, ready_bits, position,
     by_position, by_rank, record, stop,
 ):  # fmt: skip
-    n, d = np.uint64(len(state)), np.uint64(len(ordered))
+    n, d = np.uint64(len(state)), np.uint64(len(w.busy_s))
     latency_s = 0.0
     done = np.uint64(w.num_done[0])
     while done < stop:
@@ -123,7 +126,7 @@ def _events(
             done += U1
             latency_s = now_s
             _finish(
-                a, w, op_first_use, use_pairs, tensor_bytes, link_pairs, channel, ordered, state,
+                a, w, op_first_use, use_pairs, tensor_bytes, link_pairs, channel, round_to, state,
                 queue_op, clock_s, mark, entry_s, entry_op, next_chunk, ready_bits, position,
                 n, d, op, which, now_s, by_rank, record,
             )  # fmt: skip
@@ -143,7 +146,7 @@ def _events(
 @typing.no_type_check
 def reset(a, w, device, by_rank, record):
     """Make `w` the state before the first event."""
-    n, d = np.uint64(len(a.state)), np.uint64(len(a.ordered))
+    n, d = np.uint64(len(a.state)), np.uint64(len(w.busy_s))
     for op in range(n):
         w.state[op] = a.state[op] | np.uint32(device[op] << 1)
     w.clock_s[:] = 0.0  # every device looks once whether it can start
@@ -284,11 +287,16 @@ def _append(clock_s, mark, entry_s, entry_op, next_chunk, d, source, to, arrive_
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def send(w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, source, to, now_s, record):
+def send(
+    w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, source, to, now_s, round_to,
+    record,
+):  # fmt: skip
     """Request a transfer; its arrival is left in section SENT."""
     link = source * d + to
     free = (HEAD + d) * d + np.uint64(channel[link])
-    seconds = link_pairs[U2 * link] + tensor_bytes[tensor] / link_pairs[U2 * link + U1]
+    seconds = transfer_time(
+        link_pairs[U2 * link], tensor_bytes[tensor], link_pairs[U2 * link + U1], round_to
+    )
     start_s = max(clock_s[free], now_s)
     arrive_s = start_s + seconds
     clock_s[free] = arrive_s
@@ -304,26 +312,10 @@ def send(w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, source,
         w.num_sent[0] = k + 1
 
 
-@numba.njit(**INNER)
-@typing.no_type_check
-def send_in_order(a, w, tensor, source, now_s, record):
-    """Request a tensor's transfers by destination, where links share a channel."""
-    d = np.uint64(len(a.ordered))
-    for u in range(np.uint64(a.first_use[tensor]), np.uint64(a.first_use[tensor + U1])):
-        reader = np.uint64(a.use_pairs[U2 * u])
-        w.mark[WANTED * d + ((np.uint64(w.state[reader]) & PLACED) >> U1)] = tensor
-    for to in range(d):
-        if to != source and w.mark[WANTED * d + to] == tensor:
-            send(
-                w, a.tensor_bytes, a.link_pairs, a.channel_flat, w.clock_s, w.mark, d, tensor,
-                source, to, now_s, record,
-            )  # fmt: skip
-
-
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _finish(
-    a, w, op_first_use, use_pairs, tensor_bytes, link_pairs, channel, ordered, state, queue_op,
+    a, w, op_first_use, use_pairs, tensor_bytes, link_pairs, channel, round_to, state, queue_op,
     clock_s, mark, entry_s, entry_op, next_chunk, ready_bits, position, n, d, op, i, now_s,
     by_rank, record,
 ):  # fmt: skip
@@ -340,14 +332,10 @@ def _finish(
                 )
             continue
         if mark[TENSOR * d + to] != tensor:
-            # Elsewhere the order does not matter to any time, only to the record.
-            if ordered[i] or record:
-                send_in_order(a, w, tensor, i, now_s, record)
-            else:
-                send(
-                    w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, i, to, now_s,
-                    record,
-                )  # fmt: skip
+            send(
+                w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, i, to, now_s,
+                round_to, record,
+            )  # fmt: skip
         _append(
             clock_s, mark, entry_s, entry_op, next_chunk, d, i, to, clock_s[SENT * d + to], reader
         )

@@ -7,6 +7,7 @@ import numpy as np
 
 from gdp.kernels.options import INNER
 from gdp.sim.engine import OPENS
+from gdp.sim.kernels.engine import transfer_time
 from gdp.sim.kernels.memory import overflow, pipeline_peaks
 
 
@@ -25,16 +26,14 @@ def period(a, w, device):
     w.sent_to[:] = -1
     for tensor in range(len(a.producer)):
         home = device[a.producer[tensor]]
-        if a.ordered[home]:
-            _channels_in_order(a, w, device, tensor)
-            continue
         for u in range(a.first_use[tensor], a.first_use[tensor + 1]):
             to = device[a.use_op[u]]
             if to != home and w.sent_to[to] != tensor:
                 w.sent_to[to] = tensor
-                w.channel_s[a.channel[home, to]] += (
-                    a.latency_s[home, to] + a.tensor_bytes[tensor] / a.bytes_per_s[home, to]
-                )
+                w.channel_s[a.channel[home, to]] += transfer_time(
+                    a.latency_s[home, to], a.tensor_bytes[tensor], a.bytes_per_s[home, to],
+                    a.round_to,
+                )  # fmt: skip
     longest_s = 0.0
     for i in range(len(w.busy_s)):
         longest_s = max(longest_s, w.busy_s[i])
@@ -53,20 +52,6 @@ def _opens(a, device, op):
     for k in range(a.first_input[op], a.first_input[op + 1]):
         opens |= device[a.input_op[k]] != device[op]
     return opens
-
-
-@numba.njit(**INNER)
-@typing.no_type_check
-def _channels_in_order(a, w, device, tensor):
-    """Add a tensor's transfers by destination, so that sums do not depend on the order of uses."""
-    home = device[a.producer[tensor]]
-    for u in range(a.first_use[tensor], a.first_use[tensor + 1]):
-        w.sent_to[device[a.use_op[u]]] = tensor
-    for to in range(a.op_s.shape[1]):
-        if to != home and w.sent_to[to] == tensor:
-            w.channel_s[a.channel[home, to]] += (
-                a.latency_s[home, to] + a.tensor_bytes[tensor] / a.bytes_per_s[home, to]
-            )
 
 
 @numba.njit(**INNER)

@@ -309,7 +309,7 @@ def _malformed(view: NodeView) -> Iterator[None]:
     """A rule that trips over a node says which one."""
     try:
         yield
-    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(
             f"node {view.name!r} ({view.op_type}) does not fit its inputs: {error}"
         ) from None

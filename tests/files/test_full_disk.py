@@ -1,0 +1,122 @@
+"""A full disk: one line that names the file, whoever wrote it, and nothing left behind."""
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gdp import checkpoint
+from gdp.files.writing import atomic, staging, write_atomic
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="the system has no /dev/full")
+
+
+@needs_full
+def test_a_file_is_named(tmp_path: Path) -> None:
+    link = tmp_path / "out.json"
+    link.symlink_to(FULL)
+    with pytest.raises(OSError, match="No space left on device") as found:
+        write_atomic(link, b"x" * 100_000)
+    assert found.value.errno == errno.ENOSPC
+    assert found.value.filename == str(link)
+
+
+def test_an_error_that_names_nothing_gets_the_name_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_text("old")
+    with pytest.raises(OSError, match=r"out\.json"), atomic(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("inside", ["", "part/a.onnx", None])
+def test_a_folder_that_is_staged_is_named_by_its_final_place(
+    tmp_path: Path, inside: str | None
+) -> None:
+    target = tmp_path / "out"
+
+    def fill() -> None:
+        with staging(target) as folder:
+            name = () if inside is None else (str(folder / inside),)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *name)
+
+    with pytest.raises(OSError, match="No space left") as found:
+        fill()
+    assert Path(found.value.filename) == target / (inside or "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_elsewhere_keeps_its_name_and_a_bare_one_its_text(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as found, staging(tmp_path / "out"):
+        Path(tmp_path / "missing").read_text()
+    assert found.value.filename == str(tmp_path / "missing")
+    with pytest.raises(OSError, match=r"^just a text$"), staging(tmp_path / "out"):
+        raise OSError("just a text")
+
+
+class _Orbax:
+    """As Orbax when tensorstore can write no more."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def save(self, path: str, tree: Any) -> None:
+        del path, tree
+        raise ValueError(self.message)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "said"),
+    [
+        ("RESOURCE_EXHAUSTED: Error writing a\nmore", OSError, r"No space left on device: '.*/ck'"),
+        ("Failed: write: No space left on device", OSError, r"No space left on device: '.*/ck'"),
+        ("odd\nmore", checkpoint.CheckpointError, "ck': its weights cannot be written: odd$"),
+    ],
+)
+def test_weights_that_cannot_be_written_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, kind: type, said: str
+) -> None:
+    monkeypatch.setattr(checkpoint, "_orbax", lambda: _Orbax(message))
+    with pytest.raises(kind, match=said):
+        checkpoint.save(tmp_path / "ck", {"a": np.zeros(3)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_of_orbax_do_not_print_what_is_raised() -> None:
+    pytest.importorskip("orbax.checkpoint")
+    logger, messages = logging.getLogger("absl"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    checkpoint._orbax()
+    checkpoint._orbax()
+    assert logger.filters.count(checkpoint._is_news) == 1
+    logger.addHandler(handler)
+    try:
+        try:
+            raise ValueError("full")
+        except ValueError:
+            logger.exception("_SignalingThread.run() raised an exception: full")
+            logger.exception("something else")
+        logger.error("_SignalingThread is told, without a traceback")
+    finally:
+        logger.removeHandler(handler)
+    assert messages == ["something else", "_SignalingThread is told, without a traceback"]
+
+
+@needs_full
+def test_standard_output_is_named() -> None:
+    with FULL.open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "gdp", "devices", "--cluster", "2xcpu-core"],
+            stdout=out, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "gdp: standard output: No space left on device\n"

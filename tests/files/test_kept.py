@@ -1,0 +1,64 @@
+"""Results that are kept between processes: whole or not at all, and never more than may be."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gdp.files.kept import cache_folder, read_kept, usage, write_kept
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("GDP_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "gdp" / "k"
+
+
+def test_a_result_comes_back(folder: Path) -> None:
+    assert cache_folder() == folder.parent
+    assert read_kept("k", "a") is None
+    write_kept("k", "a", b"data")
+    assert read_kept("k", "a") == b"data"
+    found = usage("k")
+    assert found is not None
+    assert (found.folder, found.files) == (folder, 1)
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_every_damage_is_noticed(folder: Path) -> None:
+    write_kept("k", "a", b"data" * 10)
+    whole = (folder / "a").read_bytes()
+    damaged = [whole[:n] for n in range(len(whole))]
+    damaged += [whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :] for i in range(len(whole))]
+    for data in damaged:
+        (folder / "a").write_bytes(data)
+        assert read_kept("k", "a") is None
+
+
+def test_what_was_used_longest_ago_goes_first(folder: Path) -> None:
+    """Three of equal size where two have room; `a` is used again, so `b` goes."""
+    for age, key in enumerate("ba"):
+        write_kept("k", key, os.urandom(1000))
+        os.utime(folder / key, (1000 + age, 1000 + age))
+    os.utime(folder / "a", (500, 500))
+    assert read_kept("k", "a") is not None
+    write_kept("k", "c", os.urandom(1000), most_bytes=2500)
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "c"]
+    write_kept("k", "d", os.urandom(3000), most_bytes=2500)
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "c"]
+
+
+def test_a_folder_that_others_write_to_is_not_used(folder: Path) -> None:
+    write_kept("k", "a", b"data")
+    folder.chmod(0o777)
+    assert read_kept("k", "a") is None
+    write_kept("k", "b", b"data")
+    assert not (folder / "b").exists()
+
+
+def test_a_place_that_cannot_be_written_costs_nothing(folder: Path) -> None:
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file where the folder should be")
+    write_kept("k", "a", b"data")
+    assert read_kept("k", "a") is None

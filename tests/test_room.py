@@ -1,0 +1,47 @@
+"""Memory that there is for weights: what can never fit in it is refused without a trace."""
+
+import pytest
+
+from gdp.cluster.presets import cluster_preset, device_preset
+from gdp.cluster.types import Cluster, make_cluster
+from gdp.constraints import Constraints, Pin
+from gdp.posed import room_bytes
+from gdp.verbs.accelerate import room_for
+
+
+@pytest.fixture
+def machine() -> Cluster:
+    return cluster_preset("cpu+2xt4-pcie4")
+
+
+def sizes(cluster: Cluster) -> dict[str, int]:
+    return {device.name: device.memory_bytes for device in cluster.devices}
+
+
+def test_room_is_all_memory_that_constraints_leave(machine: Cluster) -> None:
+    of = sizes(machine)
+    assert room_bytes(machine) == sum(of.values())
+    forbid = Constraints(forbid=(Pin("*", ("cpu",)), Pin("layer.1", ("t4:0",))))
+    assert room_bytes(machine, forbid) == of["t4:0"] + of["t4:1"]
+    pin = Constraints(pins=(Pin("*", ("t4:0",)), Pin("layer.1", ("cpu",))))
+    assert room_bytes(machine, pin) == of["t4:0"]
+
+
+def test_memory_that_devices_share_counts_once() -> None:
+    from dataclasses import replace
+
+    cores = [
+        replace(device_preset("cpu-core", name), memory_pool="host", memory_bytes=1000)
+        for name in ("core0", "core1")
+    ]
+    assert room_bytes(make_cluster("cores", cores)) == 1000
+
+
+def test_a_runtime_may_offload(machine: Cluster) -> None:
+    of = sizes(machine)
+    cards = of["t4:0"] + of["t4:1"]
+    assert room_for(None, machine) == cards + of["cpu"]
+    assert room_for("pipelining", machine) == cards
+    assert room_for("accelerate", machine, "none") == cards
+    assert room_for("accelerate", machine) == cards + of["cpu"]
+    assert room_for("accelerate", machine, "disk") > 1 << 60

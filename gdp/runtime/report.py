@@ -212,8 +212,7 @@ def warnings(
     if noisy:
         name = max(noisy, key=lambda n: noisy[n])
         said.append(
-            f"differences below {noisy[name]:.0%} cannot be told, as wide is the 95% interval of "
-            f"{words(name)}; {QUIETER}"
+            f"the 95% interval of {words(name)} is {noisy[name]:.0%} wide; {QUIETER}"
         )
     own = speed(objective, placed)
     foretold = 1.0 / predicted[1 if objective == "throughput" else 0]

@@ -1,0 +1,130 @@
+"""The house rules that no library checks; CONTRIBUTING.md says why they are there.
+
+    python .ci/style.py [--counts] [PATH ...]
+
+Prints one line for each violation and exits with 1 if there are any: a docstring whose first line
+begins with a question word or points at another thing instead of naming its own, a class name that
+stands twice in the package, a compiled kernel with more than twelve parameters. With `--counts`
+also the lines and files of each folder, and the short files that only one other file imports.
+"""
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OPENINGS = re.compile(r"(What|The same|As `|Those|How|Which|Where|Whether)\b|As `")
+MAX_PARAMETERS = 12
+SHORT_LINES = 150
+
+
+def trees(paths: list[Path]) -> dict[Path, ast.Module]:
+    """The parsed modules at and below `paths`."""
+    files = sorted({f for p in paths for f in ([p] if p.is_file() else p.rglob("*.py"))})
+    return {f.relative_to(ROOT): ast.parse(f.read_text(encoding="utf-8")) for f in files}
+
+
+def summaries(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Docstrings whose first line does not name the thing (rule 9 of CONTRIBUTING.md)."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if isinstance(node, kinds):
+            first, *_ = (ast.get_docstring(node) or "").splitlines() or [""]
+            if OPENINGS.match(first):
+                yield f"{path}:{getattr(node, 'lineno', 1)}: docstring begins {first[:60]!r}"
+
+
+def constants(path: Path, tree: ast.Module) -> Iterator[str]:
+    """The same rule for the strings that stand below a constant or a field."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        for before, after in zip(body, body[1:], strict=False):
+            if not isinstance(before, (ast.Assign, ast.AnnAssign)):
+                continue
+            if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):
+                continue
+            if isinstance(after.value.value, str) and OPENINGS.match(after.value.value):
+                text = after.value.value[:60]
+                yield f"{path}:{after.lineno}: docstring begins {text!r}"
+
+
+def kernels(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Compiled functions with too many parameters: their arrays belong in one struct."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        if not any(re.search("jit|kernel", ast.unparse(d)) for d in node.decorator_list):
+            continue
+        count = len(node.args.posonlyargs + node.args.args + node.args.kwonlyargs)
+        if count > MAX_PARAMETERS:
+            yield f"{path}:{node.lineno}: kernel {node.name} has {count} parameters"
+
+
+def class_names(modules: dict[Path, ast.Module]) -> Iterator[str]:
+    """Public class names, and names of types, that stand in two places."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path, tree in modules.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{path}:{node.lineno}")
+    for name, where in sorted(places.items()):
+        if len(where) > 1:
+            yield f"{where[0]}: class {name} stands again at {', '.join(where[1:])}"
+
+
+def importers(modules: dict[Path, ast.Module]) -> dict[str, set[Path]]:
+    """By module name: the files that import it."""
+    users: defaultdict[str, set[Path]] = defaultdict(set)
+    for path, tree in modules.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                users[node.module].add(path)
+                for alias in node.names:
+                    users[f"{node.module}.{alias.name}"].add(path)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    users[alias.name].add(path)
+    return users
+
+
+def print_counts(modules: dict[Path, ast.Module]) -> None:
+    """Lines and files by folder, and the short files with one importer."""
+    lines = {p: (ROOT / p).read_text(encoding="utf-8").count("\n") for p in modules}
+    folders: defaultdict[Path, list[int]] = defaultdict(list)
+    for path, count in lines.items():
+        folders[path.parent].append(count)
+    for folder, counts in sorted(folders.items()):
+        print(f"{sum(counts):6} lines {len(counts):4} files  {folder}")
+    print(f"{sum(lines.values()):6} lines {len(lines):4} files  in all")
+    users = importers(trees([ROOT / "gdp"]))
+    for path, count in lines.items():
+        name = ".".join(path.with_suffix("").parts)
+        if count < SHORT_LINES and path.stem != "__init__" and len(users[name]) == 1:
+            print(f"{path}: {count} lines, imported by {next(iter(users[name]))} alone")
+
+
+def main(arguments: list[str]) -> int:
+    paths = [Path(a).resolve() for a in arguments if not a.startswith("--")]
+    modules = trees(paths or [ROOT / "gdp"])
+    violations = [
+        text
+        for path, tree in modules.items()
+        for check in (summaries, constants, kernels)
+        for text in check(path, tree)
+    ]
+    violations += class_names(trees([ROOT / "gdp"]))
+    for text in violations:
+        print(text)
+    if "--counts" in arguments:
+        print_counts(modules)
+    print(f"{len(violations)} violations")
+    return bool(violations)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

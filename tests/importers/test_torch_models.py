@@ -209,6 +209,24 @@ def test_what_is_no_module_and_what_computes_nothing_is_refused() -> None:
     assert inner(more) == ["mul"]
 
 
+class WritesData(nn.Module):
+    """Adds one to its weight's data in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x: Any) -> Any:
+        self.w.data.add_(1)
+        return x @ self.w
+
+
+def test_writing_to_the_data_of_a_weight_without_memory_is_refused() -> None:
+    """torch's decompositions end the process over it."""
+    with pytest.raises(ModelError, match=r"data of a weight outside of autograd .*no_grad"):
+        trace_torch(WritesData().to("meta"), (torch.randn(2, 8),))
+
+
 def test_what_a_module_prints_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     def prints(module: Any, x: Any) -> Any:
         print("in forward")

@@ -47,6 +47,7 @@ def exported(
         try:
             program = _exported(module, tuple(args), dict(kwargs), dynamic_shapes, train, notes)
             if any(map(_writes, _all_nodes(program.graph_module))):
+                _require_real_constants(program, label)
                 with _quietly():
                     program = program.run_decompositions({})
         except ModelError:
@@ -54,6 +55,20 @@ def exported(
         except (Exception, SystemExit) as error:
             raise ModelError(f"{label}: torch.export failed: {_advised(error)}") from error
     return program
+
+
+def _require_real_constants(program: Any, label: str) -> None:
+    """Refuse weights that the code reached around autograd (`self.w.data`) where it also writes in
+    place: torch keeps them as constants without memory, and its decompositions crash on them."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    for name, constant in program.constants.items():
+        if isinstance(constant, FakeTensor):
+            raise ModelError(
+                f"{label}: the forward pass uses the data of a weight outside of autograd "
+                f"(constant {name!r}, such as self.w.data) and writes in place; write to the "
+                "weight itself under torch.no_grad(), or give weights that are not on meta"
+            )
 
 
 @contextlib.contextmanager

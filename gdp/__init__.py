@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from gdp.cluster.types import Device as Device
     from gdp.cluster.types import Link as Link
     from gdp.cluster.types import make_cluster as make_cluster
+    from gdp.commands.adapted import finetune as finetune
+    from gdp.commands.execute import export as export
+    from gdp.commands.execute import run as run
+    from gdp.commands.explanation import explain as explain
+    from gdp.commands.reporting import report as report
     from gdp.constraints import Constraints as Constraints
     from gdp.constraints import Pin as Pin
     from gdp.errors import ClusterError as ClusterError
@@ -37,11 +42,6 @@ if TYPE_CHECKING:
     from gdp.problem.problem import Problem as Problem
     from gdp.result import Result as Result
     from gdp.runtime.measure import Measuring as Measuring
-    from gdp.verbs.adapted import finetune as finetune
-    from gdp.verbs.execute import export as export
-    from gdp.verbs.execute import run as run
-    from gdp.verbs.explained import explain as explain
-    from gdp.verbs.shown import report as report
 
     __version__: str
 
@@ -63,16 +63,16 @@ _WHERE = {
     "Result": "gdp.result",
     "Search": "gdp.methods.base",
     "compare": "gdp.api",
-    "explain": "gdp.verbs.explained",
-    "export": "gdp.verbs.execute",
-    "finetune": "gdp.verbs.adapted",
+    "explain": "gdp.commands.explanation",
+    "export": "gdp.commands.execute",
+    "finetune": "gdp.commands.adapted",
     "load": "gdp.models",
     "load_placement": "gdp.placement",
     "make_cluster": "gdp.cluster.types",
     "make_placement": "gdp.placement",
     "place": "gdp.api",
-    "report": "gdp.verbs.shown",
-    "run": "gdp.verbs.execute",
+    "report": "gdp.commands.reporting",
+    "run": "gdp.commands.execute",
     "save_placement": "gdp.placement",
     "simulate": "gdp.api",
     "trace": "gdp.importers.jax.trace",

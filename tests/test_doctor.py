@@ -9,8 +9,8 @@ import pytest
 
 from gdp import version
 from gdp.cli.doctor import doctor_text
-from gdp.verbs import doctor
-from gdp.verbs.doctor import FAIL, NONE, OK, WARN, Check
+from gdp.commands import doctor
+from gdp.commands.doctor import FAIL, NONE, OK, WARN, Check
 from gdp.version import install_command
 
 

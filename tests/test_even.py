@@ -12,13 +12,13 @@ import pytest
 import gdp
 from gdp.cluster.file import write_cluster
 from gdp.cluster.load import load_cluster
+from gdp.commands.reporting import report, trace
 from gdp.costs.roofline import roofline
 from gdp.graph.file import save_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.importers.program.traced import Traced
 from gdp.models import load
 from gdp.placement import load_placement
-from gdp.verbs.shown import report, trace
 
 HOW: dict[str, Any] = {"costs": roofline}
 QUICK = gdp.Search(seconds=None, evaluations=20)

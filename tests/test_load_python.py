@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gdp.commands.inspection import inspect_model
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT
 from gdp.models import load
-from gdp.verbs.inspection import inspect_model
 
 
 def inputs(graph) -> list[str]:  # type: ignore[no-untyped-def]

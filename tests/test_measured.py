@@ -5,6 +5,7 @@ import pytest
 
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import make_cluster
+from gdp.commands.measured import MeasuredReward
 from gdp.errors import MeasurementError
 from gdp.methods.base import Assignment
 from gdp.models import load
@@ -12,7 +13,6 @@ from gdp.posed import pose
 from gdp.runtime.ort import pipeline
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.statistics import Trace
-from gdp.verbs.measured import MeasuredReward
 
 MODEL = "onnx:light_squeezenet"
 

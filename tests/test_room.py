@@ -4,9 +4,9 @@ import pytest
 
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import Cluster, make_cluster
+from gdp.commands.accelerate import room_for
 from gdp.constraints import Constraints, Pin
 from gdp.posed import room_bytes
-from gdp.verbs.accelerate import room_for
 
 
 @pytest.fixture

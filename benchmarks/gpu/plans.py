@@ -14,6 +14,7 @@ import numpy as np
 
 from gdp import api
 from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.commands.accelerate import kept_modules, offload_cluster, place_for_accelerate
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import Streamed
@@ -26,7 +27,6 @@ from gdp.posed import posed_placement
 from gdp.runtime.plan import make_plan
 from gdp.runtime.prediction import Prediction
 from gdp.runtime.statistics import estimate
-from gdp.verbs.accelerate import kept_modules, offload_cluster, place_for_accelerate
 
 ROUNDS, MAX_RUNS = 5, 50
 WARM_UPS = 2

@@ -23,6 +23,8 @@ import numpy as np
 from benchmarks.published.cases import chosen
 from benchmarks.published.hsdag_onnx import MODELS, onnx_file
 from gdp.cluster.types import Cluster
+from gdp.commands.execute import run
+from gdp.commands.measured import MeasuredReward
 from gdp.learn.hsdag.train import train
 from gdp.methods.base import Search
 from gdp.models import load
@@ -30,8 +32,6 @@ from gdp.placement import make_placement
 from gdp.posed import pose
 from gdp.runtime.measure import Measured, Measuring, Quota, measure
 from gdp.runtime.statistics import Trace
-from gdp.verbs.execute import run
-from gdp.verbs.measured import MeasuredReward
 
 BOX = "2xcpu-core"
 Row = dict[str, Any]

@@ -48,9 +48,9 @@ def executed(
     spec: str, name: str, runtime: str, objective: str, seconds: float, costs: str | None = None
 ) -> Row:
     """One model by `gdp.run`, placed by `auto`."""
+    from gdp.commands.execute import run
     from gdp.methods.base import Search
     from gdp.runtime.measure import Measuring
-    from gdp.verbs.execute import run
 
     report = run(
         spec, BOX, objective=objective, costs=costs, measuring=Measuring(seconds),
@@ -98,9 +98,9 @@ def pipelining_rows(options: Options) -> Iterable[Row]:
     """Two processes with gloo, as `gdp export --to pipelining` writes them: seconds are those of a
     microbatch, of as many as are advised."""
     from gdp.cluster.load import load_cluster
+    from gdp.commands.accelerate import place_for
+    from gdp.commands.execute import export
     from gdp.models import load
-    from gdp.verbs.accelerate import place_for
-    from gdp.verbs.execute import export
 
     for name in TORCH:
         spec, cluster = named(name), load_cluster(BOX)
@@ -137,11 +137,11 @@ def accelerate_rows(options: Options) -> Iterable[Row]:
 
     from benchmarks.gpu.plans import Machine, dispatched, equal, measured
     from gdp.cluster.presets import device_preset
+    from gdp.commands.accelerate import kept_modules, place_for_accelerate
     from gdp.costs.roofline import roofline
     from gdp.exporters.accelerate import device_map
     from gdp.methods.base import Search
     from gdp.models import traced_model
-    from gdp.verbs.accelerate import kept_modules, place_for_accelerate
 
     with tempfile.TemporaryDirectory() as scratch:
         host, card = (replace(device_preset(n), name=n) for n in ("cpu", "rtx4090"))

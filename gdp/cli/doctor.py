@@ -17,7 +17,7 @@ def doctor() -> None:
 
     Exits with 1 where something fails that gdp needs.
     """
-    from gdp.verbs.doctor import examine
+    from gdp.commands.doctor import examine
 
     found = examine()
     show(found, lambda: doctor_text(found))

@@ -30,8 +30,8 @@ def explain(
 
     Constraints are those that the model was placed with: a placement does not hold them.
     """
+    from gdp.commands.explanation import explain as explain_ops
     from gdp.placement import load_placement
-    from gdp.verbs.explained import explain as explain_ops
 
     if (op is None) == (scope is None):
         raise ValueError("give --op GLOB or --scope MODULE, one of them")

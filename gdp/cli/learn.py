@@ -155,8 +155,8 @@ def finetune(
     those come on top. Half of the placements then try other gates of the superposition network, a
     tenth teach the weights by PPO, and the rest is a local search.
     """
+    from gdp.commands.adapted import finetune as tune
     from gdp.learn.metrics import progress_bar
-    from gdp.verbs.adapted import finetune as tune
 
     graph, output = model.load(), outputs.paths["policy"]
     outputs.require(

@@ -39,9 +39,9 @@ def place(
     from gdp import api
     from gdp.cli import first_run
     from gdp.cli.text import result_text
+    from gdp.commands import reporting
+    from gdp.commands.accelerate import place_for, room_for
     from gdp.placement import save_placement
-    from gdp.verbs import shown
-    from gdp.verbs.accelerate import place_for, room_for
 
     phases = Phases(startup.STARTED_S)
     phases.ended("import")
@@ -71,9 +71,9 @@ def place(
     if path := outputs.paths.get("placement"):
         save_placement(result.placement, path)
     if path := outputs.paths.get("trace"):
-        shown.trace(graph, result.placement, machine, path, costs=costs)
+        reporting.trace(graph, result.placement, machine, path, costs=costs)
     if path := outputs.paths.get("report"):
-        shown.report(graph, result, machine, path, costs=costs)
+        reporting.report(graph, result, machine, path, costs=costs)
     show(result.to_json(), lambda: result_text(graph, machine, result))
 
 
@@ -148,15 +148,15 @@ def simulate(
 ) -> None:  # fmt: skip
     """Predict time and memory of a placement."""
     from gdp import api
+    from gdp.commands import reporting
     from gdp.placement import load_placement
-    from gdp.verbs import shown
 
     graph, machine = model.load(), cluster.load()
     placed = load_placement(placement)
     outputs.require(model.spec, placement, cluster.cluster, costs)
     score = api.simulate(graph, placed, machine, objective=objective, costs=costs)
     if path := outputs.paths.get("trace"):
-        shown.trace(graph, placed, machine, path, costs=costs)
+        reporting.trace(graph, placed, machine, path, costs=costs)
     found = {
         "objective": objective,
         "latency_s": score.latency_s,
@@ -183,12 +183,12 @@ def report(
     costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Write an HTML report of a placement."""
+    from gdp.commands import reporting
     from gdp.placement import load_placement
-    from gdp.verbs import shown
 
     graph = model.load()
     outputs.require(model.spec, placement, cluster.cluster, costs)
     machine, placed = cluster.load(), load_placement(placement)
     path = outputs.paths["report"]
-    shown.report(graph, placed, machine, path, objective=objective, costs=costs)
+    reporting.report(graph, placed, machine, path, objective=objective, costs=costs)
     show({"report": path}, lambda: path)

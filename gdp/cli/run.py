@@ -51,12 +51,12 @@ def run(
     from gdp import api
     from gdp.cli import first_run
     from gdp.cli.text import run_text
+    from gdp.commands import reporting
+    from gdp.commands.execute import Placing, runnable
+    from gdp.commands.execute import run as run_model
     from gdp.placement import load_placement
     from gdp.posed import room_bytes
     from gdp.runtime.measure import Measuring
-    from gdp.verbs import shown
-    from gdp.verbs.execute import Placing, runnable
-    from gdp.verbs.execute import run as run_model
 
     machine = cluster.load()
     outputs.require(model.spec, placement, cluster.cluster, trained.checkpoint, trained.costs)
@@ -87,7 +87,7 @@ def run(
             costs=trained.costs, runtime=timing.runtime, measuring=measuring, graph=graph,
         )  # fmt: skip
     if page and made is not None:
-        shown.report(
+        reporting.report(
             graph, made, machine, page,
             objective=objective, costs=trained.costs, measured=report,
         )  # fmt: skip
@@ -111,8 +111,8 @@ def export(
     outputs: options.Outputs,
 ) -> None:
     """Write what a runtime needs to execute a placement."""
+    from gdp.commands.execute import export as export_placement
     from gdp.placement import load_placement
-    from gdp.verbs.execute import export as export_placement
 
     machine = None if cluster.cluster is None else cluster.load()
     files = export_placement(
@@ -133,7 +133,7 @@ def export(
 def inspect(model: options.ModelOptions, ops: bool) -> None:
     """Show ops, FLOPs, bytes, and the ops that are only estimated."""
     from gdp.cli.text import inspection_text
-    from gdp.verbs.inspection import inspect_model
+    from gdp.commands.inspection import inspect_model
 
     found = inspect_model(model.spec, model.dims, ops=ops)
     show(found, lambda: inspection_text(found))

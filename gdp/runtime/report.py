@@ -211,9 +211,7 @@ def warnings(
     noisy = {n: width for n, r in rows.items() if (width := _width(objective, r)) > TOO_WIDE}
     if noisy:
         name = max(noisy, key=lambda n: noisy[n])
-        said.append(
-            f"the 95% interval of {words(name)} is {noisy[name]:.0%} wide; {QUIETER}"
-        )
+        said.append(f"the 95% interval of {words(name)} is {noisy[name]:.0%} wide; {QUIETER}")
     own = speed(objective, placed)
     foretold = 1.0 / predicted[1 if objective == "throughput" else 0]
     if own.value < SHORTFALL * foretold and own.high < foretold:

@@ -7,14 +7,14 @@ import pytest
 
 from gdp import api
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
+from gdp.commands.accelerate import place_for, place_for_accelerate, streamed_bytes, whole_modules
+from gdp.commands.explanation import explain
 from gdp.constraints import Constraints
 from gdp.costs.offload import Streamed, resident, with_offload
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
-from gdp.verbs.accelerate import place_for, place_for_accelerate, streamed_bytes, whole_modules
-from gdp.verbs.explained import explain
 
 MB = 10**6
 SEARCH = Search(seconds=None, evaluations=50)

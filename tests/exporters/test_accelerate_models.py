@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from gdp.cluster.presets import cluster_preset
+from gdp.commands.accelerate import place_for_accelerate
+from gdp.commands.inspection import summary
 from gdp.exporters.accelerate import device_map
 from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Search
-from gdp.verbs.accelerate import place_for_accelerate
-from gdp.verbs.inspection import summary
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 accelerate: Any = pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -20,7 +20,7 @@ accelerate: Any = pytest.importorskip("accelerate", reason="accelerate is not in
 @pytest.mark.filterwarnings("error::UserWarning:accelerate")
 @pytest.mark.parametrize("family", ["bert", "llama", "mixtral"])
 def test_maps_are_legal_and_outputs_equal(family: str, tmp_path: Path) -> None:
-    from gdp.verbs.accelerate import kept_modules
+    from gdp.commands.accelerate import kept_modules
     from tests.torch_models import build
 
     model, inputs = build(family, "cpu")

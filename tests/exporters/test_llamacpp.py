@@ -18,6 +18,9 @@ from gguf_models import write_gguf
 from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.commands.accelerate import place_for
+from gdp.commands.execute import export
+from gdp.commands.llamacpp import place_for_llamacpp
 from gdp.constraints import Constraints, Pin
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError, PlacementError
@@ -25,9 +28,6 @@ from gdp.exporters.llamacpp import flags_of, slots_of
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
 from gdp.models import load
 from gdp.placement import Placement, make_placement
-from gdp.verbs.accelerate import place_for
-from gdp.verbs.execute import export
-from gdp.verbs.llamacpp import place_for_llamacpp
 
 MIB = 1 << 20
 

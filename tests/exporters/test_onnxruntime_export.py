@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from gdp.commands.execute import EXPORTERS, REPLICATING_TARGETS, export
 from gdp.errors import ModelError, PlacementError
 from gdp.exporters import onnxruntime as exporter
 from gdp.exporters.onnxruntime import export_onnxruntime
@@ -20,7 +21,6 @@ from gdp.files.targets import TargetError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx_model
 from gdp.placement import Placement, Teams
-from gdp.verbs.execute import EXPORTERS, REPLICATING_TARGETS, export
 
 
 def branches() -> onnx.ModelProto:

@@ -16,12 +16,12 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.commands.execute import export
 from gdp.errors import PlacementError
 from gdp.exporters.openvino_plan import export_openvino
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.placement import make_placement
-from gdp.verbs.execute import export
 
 WIDTH, LAYERS, PLUGIN = 32, 4, "openvino_intel_cpu_plugin"  # its device is called CPU...
 

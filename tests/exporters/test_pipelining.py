@@ -16,12 +16,12 @@ from tiny import plain_graph
 
 from gdp import api
 from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.commands.pipelining import place_for_pipelining
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.exporters.pipelining import export_pipelining, idle_share, stages_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import make_placement
-from gdp.verbs.pipelining import place_for_pipelining
 
 
 def box(*memory_bytes: int, bytes_per_s: float = 1e9) -> Cluster:
@@ -229,9 +229,9 @@ def test_boundaries_are_calls_that_happen_once(spec: str) -> None:
 
 
 def test_two_ranks_compute_what_the_module_does(spec: str, tmp_path: Path) -> None:
+    from gdp.commands.accelerate import place_for
+    from gdp.commands.execute import export
     from gdp.models import load
-    from gdp.verbs.accelerate import place_for
-    from gdp.verbs.execute import export
 
     torch: Any = pytest.importorskip("torch")
     if not torch.distributed.is_available():

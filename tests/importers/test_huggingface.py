@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from gdp.cli.main import cli
+from gdp.commands.inspection import inspect_model
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.importers.pytorch.huggingface import Spec, parse
 from gdp.models import load, source_files
-from gdp.verbs.inspection import inspect_model
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx_tiny import FLOAT, ints, model, node, save, value, zeros
 
+from gdp.commands.inspection import summary
 from gdp.errors import ModelError
 from gdp.importers.onnx.costs import node_cost
 from gdp.importers.onnx.model import ImportedOnnx, load_onnx, load_onnx_model, prepare
@@ -27,7 +28,6 @@ from gdp.importers.onnx.read import read_model
 from gdp.importers.onnx.shapes.control import infer_control
 from gdp.importers.onnx.shapes.infer import Facts, ImportOptions
 from gdp.importers.onnx.shapes.values import _RULES
-from gdp.verbs.inspection import summary
 
 # Billions of multiply-accumulates of the convolutions and fully connected layers, and millions of
 # parameters, as published: torchvision's model table (AlexNet with two groups, VGG, ResNet,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.commands.execute import export
 from gdp.constraints import Constraints
 from gdp.errors import ClusterError, ModelError
 from gdp.graph.file import save_graph
@@ -22,7 +23,6 @@ from gdp.runtime.jax.devices import jax_devices
 from gdp.runtime.jax.program import CutProgram, Layout
 from gdp.runtime.jax.run import run_jax
 from gdp.runtime.jax.values import argument_values, as_numpy
-from gdp.verbs.execute import export
 
 TESTS = Path(__file__).parents[1]
 MODELS = ("attention_model", "cnn", "training_step", "stacked_layers", "written_step")
@@ -181,7 +181,7 @@ def test_an_exported_placement_runs_by_itself(tmp_path: Path) -> None:
 def test_replicas_are_refused_and_left_out_where_the_model_is_placed_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gdp.verbs import execute
+    from gdp.commands import execute
 
     placed: list[object] = []
     stop = RuntimeError("placed")

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gdp.api import simulate
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, make_cluster
+from gdp.commands.execute import run
 from gdp.costs.roofline import roofline
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
@@ -23,7 +24,6 @@ from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
 from gdp.runtime.ort.stages import cut_plan
 from gdp.runtime.prediction import roofline_prediction
-from gdp.verbs.execute import run
 
 CORES = sorted(usable_cores())
 

@@ -12,11 +12,11 @@ from onnx import TensorProto, numpy_helper
 from gdp.cli.main import cli
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Device, make_cluster
+from gdp.commands.execute import run
 from gdp.errors import ClusterError, ModelError, PlacementError
 from gdp.models import load
 from gdp.placement import make_placement
 from gdp.runtime.measure import Measuring
-from gdp.verbs.execute import run
 
 pytest.importorskip("openvino", reason="needs the openvino package")
 SHORT = Measuring(seconds=0.3)

@@ -10,13 +10,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import make_cluster
+from gdp.commands.execute import export, run
 from gdp.errors import ModelError
 from gdp.importers.onnx.model import load_onnx
 from gdp.placement import make_placement
 from gdp.runtime.ort.sessions import make_session
 from gdp.runtime.ort.source import Source, load_source, randomised
 from gdp.runtime.ort.weights import external_locations, randomise_weights, with_weights
-from gdp.verbs.execute import export, run
 
 CORE = f"core{min(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else 0}"
 

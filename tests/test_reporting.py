@@ -7,13 +7,13 @@ import numpy as np
 from tiny import plain_graph, unit_cluster
 
 from gdp import api
+from gdp.commands import reporting
 from gdp.costs.roofline import roofline
 from gdp.methods.base import Search
 from gdp.placement import make_placement
 from gdp.reports.html import report_html
 from gdp.runtime.measure import Measuring
 from gdp.runtime.report import Row, measured_fields
-from gdp.verbs import shown
 
 GRAPH = plain_graph(6, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (4, 5)], flop=[1, 8, 8, 1, 1, 1])
 CLUSTER = unit_cluster(2)
@@ -22,7 +22,7 @@ CLUSTER = unit_cluster(2)
 def test_a_placement_is_shown_beside_what_the_heuristics_find(tmp_path: Path) -> None:
     """All ops on d0 are the best single device: 20 s. Heuristics split the two branches."""
     placement = make_placement(GRAPH, CLUSTER, np.zeros(6, np.int64), made_by="a hand")
-    shown.report(GRAPH, placement, CLUSTER, tmp_path / "r.html", costs=roofline)
+    reporting.report(GRAPH, placement, CLUSTER, tmp_path / "r.html", costs=roofline)
     text = (tmp_path / "r.html").read_text()
     assert "<b>1.00\u00d7</b>" in text
     assert "Method a hand" in text
@@ -46,7 +46,7 @@ def test_an_execution_stands_beside_its_prediction_in_rows_and_words() -> None:
         "throughput", (0.01, 0.02), placed, {"single_device": alone}, Measuring()
     ) | {"baselines": {"single_device": asdict(alone)}}
     segment = {"device": "d0", "ops": 3, "predicted_s": 0.01, "measured_s": 0.02}
-    found = shown.measured_view(
+    found = reporting.measured_view(
         fields | {"note": "mind", "outputs_equal": False, "segments": [segment]}
     )
     assert [row["name"] for row in found["rows"]] == ["placed", "single device"]

@@ -279,8 +279,8 @@ def _openvino(job: Exported) -> list[Path]:
 
 
 def _accelerate(job: Exported) -> list[Path]:
+    from gdp.commands.accelerate import torch_module
     from gdp.exporters.accelerate import export_accelerate
-    from gdp.verbs.accelerate import torch_module
 
     return export_accelerate(
         job.graph, job.placement, job.cluster, job.output, job.permit,
@@ -295,8 +295,8 @@ def _llamacpp(job: Exported) -> list[Path]:
 
 
 def _pipelining(job: Exported) -> list[Path]:
+    from gdp.commands.pipelining import torch_boundaries
     from gdp.exporters.pipelining import export_pipelining
-    from gdp.verbs.pipelining import torch_boundaries
 
     if not is_traced(job.model):
         raise ModelError(

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from gdp.cluster.load import Machine, load_cluster
+from gdp.commands.measured import MeasuredReward
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ModelError
 from gdp.models import Model, is_onnx, load, spec_of, with_dims
 from gdp.posed import pose
-from gdp.verbs.measured import MeasuredReward
 
 if TYPE_CHECKING:
     from gdp.learn.finetune import FinetuneConfig, Finetuned

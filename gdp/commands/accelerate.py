@@ -117,7 +117,7 @@ def place_for(
     if runtime in ("llamacpp", "pipelining") and placing.get("method", "auto") != "auto":
         raise ValueError(f"--for {runtime} is planned by one program, not by {placing['method']!r}")
     if runtime == "llamacpp":
-        from gdp.verbs.llamacpp import place_for_llamacpp
+        from gdp.commands.llamacpp import place_for_llamacpp
 
         if granularity != "op":
             raise ValueError("llama.cpp's flags move blocks and experts: leave out --granularity")
@@ -125,7 +125,7 @@ def place_for(
         found = place_for_llamacpp(graph, cluster, **{k: placing[k] for k in said if k in placing})
         return Placed(found, cluster, placing.get("costs") or roofline)
     if runtime == "pipelining":
-        from gdp.verbs.pipelining import place_for_pipelining, torch_boundaries
+        from gdp.commands.pipelining import place_for_pipelining, torch_boundaries
 
         said = ("objective", "costs", "constraints")
         found = place_for_pipelining(

@@ -1,0 +1,1 @@
+"""Implementations of the commands other than `place`."""

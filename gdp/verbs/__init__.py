@@ -1,1 +1,0 @@
-"""What the verbs do beside placing: running, exporting, fine-tuning, and saying what is what."""

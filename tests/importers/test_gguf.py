@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from gguf_models import HEADS, INNER, KEY_HEADS, VOCABULARY, WIDTH, write_gguf
 
-from benchmarks.fuzz import gguf_files
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.models import load, source_files
+from tests.fuzz import gguf_files
 
 BITS = {"Q4_K": 4.5, "Q8_0": 8.5, "Q6_K": 6.5625, "F16": 16.0}  # of a weight, scales included
 KEY_WIDTH = WIDTH * KEY_HEADS // HEADS

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SOURCE = '''"""A toy."""
 
 LIMIT = 10
@@ -52,7 +52,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     for path, text in files.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
-    command = [sys.executable, str(ROOT / "benchmarks/mutants.py"), "--root", str(folder)]
+    command = [sys.executable, str(ROOT / "tests/mutants.py"), "--root", str(folder)]
     command += ["--table", str(folder / "mutants.toml"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -1,6 +1,6 @@
 """Do the tests notice a wrong algorithm? Faults put into functions, and what became of each.
 
-    python benchmarks/mutants.py [--only "sim*"] [--list] [--table FILE]
+    python tests/mutants.py [--only "sim*"] [--list] [--table FILE]
 
 `mutants.toml` has a row for each fault: a function by its qualified name, and its new `body`, or
 tokens (`old`) that occur in it once and what stands there instead (`new`). Layout, comments and all
@@ -200,7 +200,7 @@ class Bench:
 @click.command()
 @click.option("--only", default="*", help="Names to try, as a glob.")
 @click.option("--list", "only_list", is_flag=True, help="Run nothing; say what is stale.")
-@click.option("--table", type=click.Path(path_type=Path), default=ROOT / "benchmarks/mutants.toml")
+@click.option("--table", type=click.Path(path_type=Path), default=ROOT / "tests/mutants.toml")
 @click.option("--root", type=click.Path(path_type=Path), default=ROOT, help="Of the repository.")
 def main(only: str, only_list: bool, table: Path, root: Path) -> None:
     """Say which mutants the tests kill."""

@@ -1,7 +1,7 @@
 """Mutants of every kind of file that gdp reads: an answer or a clean error, never anything else.
 
-    python -m benchmarks.fuzz.run --mutants 20000 --seed 0 [--only KIND] [--keep DIR]
-    python -m benchmarks.fuzz.run --seed 0 --replay 1234
+    python -m tests.fuzz.run --mutants 20000 --seed 0 [--only KIND] [--keep DIR]
+    python -m tests.fuzz.run --seed 0 --replay 1234
 
 A mutant is a valid file with a few places changed at random: deleted, doubled, of another type,
 extreme, nested, cut off, bits flipped; ONNX models are changed as protobufs, PyTorch modules are
@@ -115,7 +115,7 @@ def _work(pipe: Connection, seed: int, numbers: list[int], only: str, keep: Path
     # Modules print, and so does torch of graphs that it cannot export.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
-    from benchmarks.fuzz.targets import TARGETS
+    from tests.fuzz.targets import TARGETS
 
     targets = [t for t in TARGETS if only in ("", t.name) and t.is_possible]
     folder = Path(tempfile.mkdtemp(prefix="gdp-fuzz-"))
@@ -149,8 +149,8 @@ def _limit_memory() -> None:
 
 def _attempt(target: object, folder: Path, rng: random.Random | None) -> tuple[bool, str]:
     """(whether the mutant was refused, the finding or an empty string)."""
-    from benchmarks.fuzz.targets import Target
     from gdp.errors import GdpError
+    from tests.fuzz.targets import Target
 
     assert isinstance(target, Target)
     shutil.rmtree(folder, ignore_errors=True)

@@ -16,14 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fuzz import configurations, gguf_files, modules, seeds
-from benchmarks.fuzz.documents import (
-    mutate_bytes,
-    mutate_message,
-    mutate_value,
-    to_json,
-    to_toml,
-)
 from gdp import api
 from gdp.cluster.types import Cluster
 from gdp.constraints import read_constraints
@@ -42,6 +34,14 @@ from gdp.placement import load_placement, make_placement, save_placement
 from gdp.policy.placed import WIDE, pack
 from gdp.policy.policy import default_checkpoint, load_policy
 from gdp.posed import pose
+from tests.fuzz import configurations, gguf_files, modules, seeds
+from tests.fuzz.documents import (
+    mutate_bytes,
+    mutate_message,
+    mutate_value,
+    to_json,
+    to_toml,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer; `python -m benchmarks.fuzz.run --mutants 20000` is the long one."""
+"""A short run of the fuzzer; `python -m tests.fuzz.run --mutants 20000` is the long one."""
 
 import random
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz.modules import any_module
-from benchmarks.fuzz.targets import TARGETS
+from tests.fuzz.modules import any_module
+from tests.fuzz.targets import TARGETS
 
 
 def test_modules_are_drawn_from_a_seed_and_are_python() -> None:
@@ -23,8 +23,8 @@ def test_modules_are_drawn_from_a_seed_and_are_python() -> None:
 @pytest.mark.slow
 def test_mutants_of_every_kind_of_file_are_read_or_refused_cleanly() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fuzz.run", "--mutants", "1000", "--seed", "0"],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "tests.fuzz.run", "--mutants", "1000", "--seed", "0"],
+        cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     rows = re.findall(r"^(\w+) +(\d+) mutants, +(\d+) refused", done.stdout, re.MULTILINE)

@@ -192,6 +192,29 @@ def _best(pieces: _Pieces, frugal: bool) -> _Plan | None:
     return rest(0, 0, cpu)
 
 
+def _least_to_free(needed_bytes: int, items: dict[int, tuple[float, int]]) -> list[int]:
+    """Items (seconds, bytes) that free at least so many bytes for few seconds: those of the fewest
+    seconds per byte until it is enough, less those that are then superfluous, or the one cheapest
+    item that is enough alone. At most twice the least seconds (greedy for the covering knapsack).
+    """
+    chosen: list[int] = []
+    freed = 0
+    for item in sorted(items, key=lambda i: items[i][0] / items[i][1]):
+        if freed >= needed_bytes:
+            break
+        chosen.append(item)
+        freed += items[item][1]
+    for item in sorted(chosen, key=lambda i: -items[i][0]):
+        if freed - items[item][1] >= needed_bytes:
+            chosen.remove(item)
+            freed -= items[item][1]
+    enough = [item for item, (_, size) in items.items() if size >= needed_bytes]
+    if needed_bytes <= 0 or not enough:
+        return chosen
+    alone = min(enough, key=lambda i: items[i][0])
+    return [alone] if items[alone][0] < sum(items[i][0] for i in chosen) else chosen
+
+
 def _stretch(pieces: _Pieces, frugal: bool, device: int, start: int, stop: int) -> _Plan | None:
     """Slots on one device; of a GPU too small, with experts on the CPU, those first that cost
     least per byte. None where that does not fit either."""
@@ -214,12 +237,13 @@ def _stretch(pieces: _Pieces, frugal: bool, device: int, start: int, stop: int) 
     }
     if any(here_s[s] == away_s[s] == np.inf for s in owned):
         return None
-    away: list[int] = []
-    for slot in sorted(owned, key=lambda s: (away_s[s] - here_s[s]) / pieces.expert_bytes[s]):
-        gains = here_s[slot] == np.inf or (away_s[slot] < here_s[slot] and not frugal)
-        if gains or size > pieces.room[device]:
-            away.append(slot)
-            size -= int(pieces.expert_bytes[slot])
+    extra_s = {s: away_s[s] - here_s[s] for s in owned}
+    away = [s for s in owned if here_s[s] == np.inf or (extra_s[s] < 0 and not frugal)]
+    size -= int(pieces.expert_bytes[away].sum())
+    others = {s: (extra_s[s], int(pieces.expert_bytes[s])) for s in owned if s not in away}
+    gone = _least_to_free(size - int(pieces.room[device]), others)
+    away += gone
+    size -= int(pieces.expert_bytes[gone].sum())
     seconds += sum(away_s[s] if s in away else here_s[s] for s in owned)
     if size > pieces.room[device] or not np.isfinite(seconds):
         return None

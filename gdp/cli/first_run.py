@@ -174,7 +174,7 @@ def _lists(problem: Problem) -> None:
 
 
 def _paths(problem: Problem) -> None:
-    from gdp.methods.heuristics.critical_path import critical_path_assignments
+    from gdp.methods.heuristics.list_schedule import critical_path_assignments
     from gdp.policy.advice import ADVISERS, Advice
     from gdp.policy.view.features import features
 

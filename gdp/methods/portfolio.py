@@ -11,8 +11,7 @@ from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Candidate, Method, Search
 from gdp.methods.heuristics.blocks import blocks
-from gdp.methods.heuristics.critical_path import critical_path
-from gdp.methods.heuristics.list_schedule import etf, heft
+from gdp.methods.heuristics.list_schedule import critical_path, etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.modules import modules
 from gdp.methods.heuristics.multilevel import multilevel

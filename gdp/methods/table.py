@@ -3,14 +3,12 @@
 from gdp.methods.base import Method
 from gdp.methods.exact.method import exact
 from gdp.methods.exact.mip import mip
-from gdp.methods.heuristics.sct import sct
 from gdp.methods.pipeline.method import pipeline_dp
 from gdp.methods.portfolio import HEURISTICS, auto
 from gdp.methods.search.local_search import local_search
 
 METHODS: dict[str, Method] = {
     **dict(HEURISTICS),
-    "sct": sct,
     "pipeline_dp": pipeline_dp,
     "mip": mip,
     "exact": exact,

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Assignment
-from gdp.methods.heuristics.reserved import lowered, missing_bytes
+from gdp.methods.heuristics.list_schedule import lowered, missing_bytes
 from gdp.methods.priorities import RULES, rank_under, rate, rules_of
 from gdp.methods.timing import timing
 from gdp.policy.decode import DecodeProblem, decode

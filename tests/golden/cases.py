@@ -118,7 +118,7 @@ PLACED = (
         for method, needs in (
             ("single", ()), ("round_robin", ()), ("modules", ()), ("blocks", ()),
             ("metis", ("pymetis",)), ("heft", ()), ("etf", ()), ("critical_path", ()),
-            ("multilevel", ()), ("sct", ()), ("local_search", ()), ("auto", ()), ("policy", ()),
+            ("multilevel", ()), ("local_search", ()), ("auto", ()), ("policy", ()),
         )
     ),
     Placed("method-hsdag", "small.json", f"{CORES} --max-memory core0=2MB,core1=2MB", "latency", "--method hsdag --evaluations 40"),

@@ -4,8 +4,8 @@ import numpy as np
 from tiny import brute_force_s, plain_graph, unit_cluster
 
 from gdp.methods.base import Search
-from gdp.methods.heuristics.critical_path import critical_path, critical_path_assignments
-from gdp.methods.heuristics.critical_path_kernels import critical_plan
+from gdp.methods.heuristics.list_schedule import critical_path, critical_path_assignments
+from gdp.methods.heuristics.list_schedule_kernels import critical_plan
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values

@@ -5,10 +5,14 @@ import pytest
 from tiny import plain_graph, random_problem, unit_cluster
 
 from gdp.methods.base import Search
-from gdp.methods.heuristics.critical_path import critical_path_assignments
-from gdp.methods.heuristics.list_schedule import etf_assignments, heft, heft_assignments
+from gdp.methods.heuristics.list_schedule import (
+    critical_path_assignments,
+    etf_assignments,
+    heft,
+    heft_assignments,
+    reserved_assignments,
+)
 from gdp.methods.heuristics.list_schedule_kernels import heft_plan
-from gdp.methods.heuristics.reserved import reserved_assignments
 from gdp.methods.ranks import upward_rank
 from gdp.methods.scoring import score_all
 from gdp.problem.problem import Problem, make_problem

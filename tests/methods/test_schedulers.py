@@ -9,9 +9,8 @@ from tiny import plain_graph, unit_cluster
 from gdp.graph.op_graph import make_graph
 from gdp.methods.base import Search
 from gdp.methods.heuristics.blocks import blocks
-from gdp.methods.heuristics.etf_kernels import etf_plan
 from gdp.methods.heuristics.list_schedule import etf, heft
-from gdp.methods.heuristics.list_schedule_kernels import heft_plan
+from gdp.methods.heuristics.list_schedule_kernels import etf_plan, heft_plan
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
 from gdp.methods.ranks import mean_send_s, upward_rank

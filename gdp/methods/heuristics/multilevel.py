@@ -16,8 +16,11 @@ from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.coarse import agreement, coarsened
 from gdp.methods.heuristics.blocks import block_assignments
-from gdp.methods.heuristics.critical_path import critical_path_assignments
-from gdp.methods.heuristics.list_schedule import etf_assignments, heft_assignments
+from gdp.methods.heuristics.list_schedule import (
+    critical_path_assignments,
+    etf_assignments,
+    heft_assignments,
+)
 from gdp.methods.heuristics.metis import metis_assignments, pymetis_library
 from gdp.methods.priorities import rate
 from gdp.methods.repair import settle

@@ -25,7 +25,7 @@ from gdp.constraints import Constraints, Pin
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.exporters.llamacpp import flags_of, slots_of
-from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
+from gdp.graph.op_graph import OUTPUT, OpDetail, OpGraph, make_graph
 from gdp.models import load
 from gdp.placement import Placement, make_placement
 
@@ -167,47 +167,76 @@ def test_a_quick_cpu_keeps_what_fits_beside_the_embedding(tmp_path: Path) -> Non
     assert place_for_llamacpp(graph, cluster).value_s <= best * 1.03
 
 
-def two_blocks(small: int, large: int) -> OpGraph:
-    """A row of embedding, two blocks with experts of these bytes, and the output."""
+def two_blocks(small: int, large: int, embedding: int = 1) -> OpGraph:
+    """A row of embedding, two blocks with experts of these bytes, the output, and its reader."""
     scope = ["token_embd", "blk.0", "blk.0.experts", "blk.1", "blk.1.experts", "output_norm"]
     names = ["token_embd", "blk.0.attn_q", "blk.0.ffn_up_exps", "blk.1.attn_q", "blk.1.ffn_up_exps"]
-    n = len(scope) + 1
+    n = len(scope) + 2
     return make_graph(
-        "blocks", [*names, "output_norm", "output"], ["MatMul"] * n, [(i, 1) for i in range(n)],
-        [(i, i + 1) for i in range(n - 1)], weight_bytes=[1, 1, small, 1, large, 1, 1],
-        scope=[*scope, "output"], detail=[OpDetail(attributes={"context": 64})] * n,
+        "blocks", [*names, "output_norm", "output", "logits"], ["MatMul"] * (n - 1) + [OUTPUT],
+        [(i, 1) for i in range(n - 1)], [(i, i + 1) for i in range(n - 1)],
+        weight_bytes=[embedding, 1, small, 1, large, 1, 1, 0], scope=[*scope, "output", ""],
+        detail=[OpDetail(attributes={"context": 64})] * n,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("gpu_bytes", "away_s", "wanted_s", "away"),
+    ("gpu_bytes", "away_s", "away"),
     [
         # Without 56 bytes of experts nothing fits: the small ones are dearer a byte, but enough.
-        (1050, (2.0, 6.0), 8.0, [2]),
+        (1050, (2.0, 6.0), [2]),
         # Without 155 bytes nothing fits: the large ones leave.
-        (950, (2.0, 6.0), 12.0, [4]),
+        (950, (2.0, 6.0), [4]),
         # There is room for all; on the CPU the experts of the first block are quicker.
-        (10**6, (0.5, 6.0), 6.5, [2]),
-        (10**6, (2.0, 6.0), 7.0, []),
+        (10**6, (0.5, 6.0), [2]),
+        (10**6, (2.0, 6.0), []),
     ],
 )
 def test_experts_leave_where_that_costs_least_or_is_quicker(
-    gpu_bytes: int, away_s: tuple[float, float], wanted_s: float, away: list[int]
+    gpu_bytes: int, away_s: tuple[float, float], away: list[int]
 ) -> None:
     """Ops take 1 s on the GPU and 100 s on the CPU, but for the experts and the embedding."""
     graph, cluster = two_blocks(100, 1000), box(gpu_bytes)
     cluster = replace(cluster, link_latency_s=np.zeros((2, 2)))
 
+    seconds = np.tile([100.0, 1.0], (graph.num_ops, 1))
+    seconds[[0, 2, 4], 0] = 1.0, *away_s
+    seconds[graph.is_io] = 0.0
+    assert quickest(graph, cluster, seconds) == [0, *away]
+
+
+def quickest(graph: OpGraph, cluster: Cluster, seconds: np.ndarray) -> list[int]:
+    """The ops on the CPU in gdp's plan, which is as fast as the best that the flags can say."""
+
     def costs(graph: OpGraph, cluster: Cluster) -> np.ndarray:
-        seconds = np.tile([100.0, 1.0], (graph.num_ops, 1))
-        seconds[[0, 2, 4], 0] = 1.0, *away_s
         return seconds
 
     found = place_for_llamacpp(graph, cluster, costs=costs)
-    assert found.value_s == pytest.approx(wanted_s)
-    assert np.flatnonzero(found.placement.device == 0).tolist() == [0, *away]
     scores = [api.simulate(graph, p, cluster, costs=costs) for p in sayable(graph, cluster)]
     assert found.value_s == pytest.approx(min(s.latency_s for s in scores if s.feasible))
+    return np.flatnonzero((found.placement.device == 0) & ~graph.is_io).tolist()
+
+
+def test_blocks_share_the_cpu_with_the_embedding() -> None:
+    """The CPU is quicker for whole blocks, and has 70 bytes besides the embedding: for the first
+    block alone."""
+    graph = two_blocks(40, 400, embedding=500)
+    seconds = np.ones((graph.num_ops, 2))
+    seconds[1:4, 0], seconds[4, 0], seconds[5:, 0] = 0.1, 1.5, 100.0
+    seconds[graph.is_io] = 0.0
+    cluster = replace(box(10**6, cpu_bytes=570), link_latency_s=np.zeros((2, 2)))
+    assert quickest(graph, cluster, seconds) == [0, 1, 2]
+
+
+def test_a_gpu_that_is_far_away_is_left_out() -> None:
+    """Six seconds on the GPU and three each way, or ten and a half on the CPU."""
+    graph = two_blocks(40, 400)
+    seconds = np.tile([1.75, 1.0], (graph.num_ops, 1))
+    seconds[graph.is_io] = 0.0
+    far = replace(box(10**6), link_latency_s=3.0 * (1 - np.eye(2)))
+    assert quickest(graph, far, seconds) == list(range(7))
+    near = replace(far, link_latency_s=0.5 * (1 - np.eye(2)))
+    assert quickest(graph, near, seconds) == [0]
 
 
 def test_demands_are_kept_or_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Search by stretches of the schedule: what it expects, what it finds, what it spends."""
+"""Search by windows of the schedule: what it expects, what it finds, what it spends."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import Scored, score_all
 from gdp.methods.search.budget import Budget, SearchConfig
 from gdp.methods.search.local_search import improve
-from gdp.methods.search.windows import WindowConfig, Windows, search_windows
+from gdp.methods.search.windows import WindowConfig, WindowSearch, search_windows
 from gdp.problem.problem import Problem, make_problem
 
 FOREVER = Clock(None)
@@ -47,7 +47,7 @@ def fine(seed: int, num_ops: int = 150) -> Problem:
 def test_every_second_rung_goes_to_the_other_device() -> None:
     """All on one device 3 s a rung; with both devices 2 s."""
     problem = ladder(40)
-    windows = Windows(problem, begun(problem, np.zeros(121, np.int64)), 0, SMALL)
+    windows = WindowSearch(problem, begun(problem, np.zeros(121, np.int64)), 0, SMALL)
     for _ in range(120):
         windows.step(FOREVER)
     best = windows.best()
@@ -58,10 +58,10 @@ def test_every_second_rung_goes_to_the_other_device() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_window_expects_of_the_record_what_the_record_took(seed: int) -> None:
     """Where the rest follows the record, heads and tails add up to the latency."""
-    from gdp.methods.annealing.window_kernels import open_window
+    from gdp.methods.search.window_kernels import open_window
 
     problem = fine(seed)
-    windows = Windows(problem, begun(problem, random_devices(problem, seed)[0]), 0, SMALL)
+    windows = WindowSearch(problem, begun(problem, random_devices(problem, seed)[0]), 0, SMALL)
     c, count = windows.chain, len(windows.states.goal)
     opened = 0
     for k in range(count):
@@ -69,7 +69,7 @@ def test_a_window_expects_of_the_record_what_the_record_took(seed: int) -> None:
             until = int(windows.states.goal[stop]) if stop < count else problem.num_ops
             opened += open_window(
                 c.methods, c.engine, c.work, windows.states, windows.tails, windows.window,
-                c.chain, True, k, until, stop,
+                c.chain, k, until, stop,
             ) > 0  # fmt: skip
             expected_s = windows.window.value[0]
             assert expected_s == pytest.approx(windows.value_s, rel=1e-12) or opened == 0
@@ -81,7 +81,7 @@ def test_what_windows_find_is_what_the_simulator_says(seed: int) -> None:
     """Records that go on from the middle of older records stay exact, and nothing gets worse."""
     problem = fine(seed)
     start = begun(problem, random_devices(problem, seed)[0])
-    windows = Windows(problem, start, seed, SMALL)
+    windows = WindowSearch(problem, start, seed, SMALL)
     values = [windows.value_s]
     for _ in range(60):
         windows.step(FOREVER)
@@ -121,11 +121,13 @@ def test_large_graphs_are_improved_by_windows() -> None:
     assert found.value_s <= plain.value_s
 
 
-def test_stretches_begin_at_states_that_were_kept() -> None:
+def test_windows_begin_at_states_that_were_kept() -> None:
     """With room for one arrival under way, most states are not kept."""
     for seed in range(2):
         problem = fine(seed)
-        windows = Windows(problem, begun(problem, random_devices(problem, seed)[0]), seed, SMALL)
+        windows = WindowSearch(
+            problem, begun(problem, random_devices(problem, seed)[0]), seed, SMALL
+        )
         states = windows.states
         windows.states = states._replace(entry_s=states.entry_s[:, :1].copy())
         windows.adopt(windows)  # records anew
@@ -139,14 +141,14 @@ def test_stretches_begin_at_states_that_were_kept() -> None:
         assert windows.value_s < start_s
 
 
-def test_a_stretch_that_gains_time_by_too_much_memory_is_taken_back() -> None:
+def test_a_window_that_gains_time_by_too_much_memory_is_taken_back() -> None:
     """Half of the rungs' sides hold 4 bytes; the second device has room for five of them."""
     graph = ladder(40).graph
     graph = replace(graph, weight_bytes=np.where(np.arange(121) % 3 == 0, 0, 4))
     devices = (cpu("large"), cpu("small", memory_bytes=20))
     cluster = make_cluster("two", devices, default_bytes_per_s=1.0, default_latency_s=0.0)
     problem = make_problem(graph, cluster, np.ones((121, 2)))
-    windows = Windows(problem, begun(problem, np.zeros(121, np.int64)), 0, SMALL)
+    windows = WindowSearch(problem, begun(problem, np.zeros(121, np.int64)), 0, SMALL)
     for _ in range(120):
         windows.step(FOREVER)
     best = windows.best()
@@ -155,7 +157,7 @@ def test_a_stretch_that_gains_time_by_too_much_memory_is_taken_back() -> None:
     assert again.value_s == best.value_s < 121.0
 
 
-def test_a_stretch_is_searched_hot_first_and_cold_at_last() -> None:
+def test_a_window_is_searched_hot_first_and_cold_at_last() -> None:
     """Each op of a chain takes 1 s on its own device, 2 s on the other; from all wrong to none."""
     n = 80
     own = np.arange(n) % 2
@@ -163,7 +165,7 @@ def test_a_stretch_is_searched_hot_first_and_cold_at_last() -> None:
     problem = make_problem(plain_graph(n, [(i, i + 1) for i in range(n - 1)], 0), unit_cluster(2),
                            compute_s)  # fmt: skip
     config = WindowConfig(states=(2,), steps=3000, hot=10.0, cold=1e-6)
-    windows = Windows(problem, begun(problem, 1 - own), 0, config)
+    windows = WindowSearch(problem, begun(problem, 1 - own), 0, config)
     for _ in range(8):
         windows.step(FOREVER)
     assert windows.value_s == 80.0

@@ -31,7 +31,7 @@ from gdp.methods.scoring import (
     unsupported,
 )
 from gdp.methods.search.budget import Budget, SearchConfig, side_by_side
-from gdp.methods.search.windows import Windows, search_windows
+from gdp.methods.search.windows import WindowSearch, search_windows
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds, objective_of
 
@@ -76,7 +76,7 @@ def simple_assignments(problem: Problem) -> Iterator[Assignment]:
 
 def compile_for_large(problem: Problem) -> None:
     """Compile what only large graphs need, where this is one: budgets start after compilation."""
-    if problem.num_ops <= SearchConfig().windows_above or not Windows.know(problem):
+    if problem.num_ops <= SearchConfig().windows_above or not WindowSearch.supports(problem):
         return
 
     def small(tiny: Problem, search: Search) -> Answer:
@@ -183,7 +183,7 @@ def _search_levels(
         found = _search_coarse(problem, starts, search, budget, config)
         starts = [*found, *starts][:2]
         best = min(best, *starts, key=lambda scored: scored.key)
-    if problem.num_ops > config.windows_above and Windows.serve(problem, best):
+    if problem.num_ops > config.windows_above and WindowSearch.serve(problem, best):
         return search_windows(problem, best, search.seed, budget)
     return _search(problem, starts, search.seed, budget, best)
 

@@ -1,7 +1,7 @@
-"""Search of large graphs stretch by stretch of their schedule.
+"""Large-neighbourhood search of large graphs, window by window of their schedule.
 
-A step of annealing that simulates everything costs O(N); here it costs what a stretch of the
-schedule holds. Where a stretch ends the rest is taken to follow as it did, and what the steps led
+A step of annealing that simulates everything costs O(N); here it costs what a window of the
+schedule holds. Where a window ends the rest is taken to follow as it did, and what the steps led
 to is kept only if the exact simulation of all of it says so.
 """
 
@@ -19,39 +19,39 @@ from gdp.methods.search.budget import Budget, side_by_side
 from gdp.problem.problem import Problem
 from gdp.sim.latency import simulate
 from gdp.sim.score import values
-from gdp.sim.snapshots import new_tails, snapshots
 
 
 @dataclass(frozen=True)
 class WindowConfig:
-    """How long the stretches are and how they are searched."""
+    """Length of the windows and of the annealing in each."""
 
     state_ops: int = 200  # between two states, where that makes no more than `most_states`
     most_states: int = 96
-    states: tuple[int, ...] = (1, 2, 4, 8)  # lengths of a stretch, drawn anew for each
-    after: int = 1  # states that are simulated beyond a stretch before the record is believed
-    steps: int = 150  # for each stretch
+    states: tuple[int, ...] = (1, 2, 4, 8)  # lengths of a window, drawn anew for each
+    after: int = 1  # states simulated beyond a window before the record is believed
+    steps: int = 150  # for each window
     hot: float = 1e-4  # temperatures, as shares of the latency
     cold: float = 1e-6
 
 
 WHOLE = AnnealConfig(hot=1e-5, cold=1e-6)
-"""Steps between stretches that simulate everything: they keep what the stretches have won."""
+"""Steps between windows that simulate everything: they keep what the windows have won."""
 
 TURN = 100
 """Simulations of the whole graph in one turn of either kind of step."""
 
 MISSES = 20
-"""Stretches in a row in which nothing may move, after which a turn ends."""
+"""Windows in a row in which nothing may move, after which a turn ends."""
 
 
-class Windows:
-    """One search; `step` searches one stretch."""
+class WindowSearch:
+    """One search by windows; `step` searches one of them."""
 
     def __init__(
         self, problem: Problem, start: Scored, seed: int, config: WindowConfig | None = None
     ) -> None:
-        from gdp.methods.annealing.window_kernels import Window
+        from gdp.methods.search.window_kernels import Window
+        from gdp.sim.kernels.resume import new_tails, snapshots
 
         self.problem, self.config = problem, config or WindowConfig()
         start = _ranked(problem, start)
@@ -70,45 +70,43 @@ class Windows:
             best_device=np.zeros(n, np.int32),
             best_position=np.zeros(n, np.int64),
             number=np.zeros(5, np.int64),
-            value=np.zeros(2),
+            value=np.zeros(4),
         )
         self.chain.plan(1, self.chain.default)  # the shares of the kinds of steps
-        self.steps = 0  # in stretches
-        self._ops = 0  # simulated in stretches
+        self._ops = 0  # simulated in windows
         self._record(0)
 
     @staticmethod
-    def know(problem: Problem) -> bool:
-        """Whether this search is for the problem's objective."""
+    def supports(problem: Problem) -> bool:
+        """True where this search is for the problem's objective."""
         return annealer_of(problem) is LatencyAnnealer
 
     @staticmethod
     def serve(problem: Problem, start: Scored) -> bool:
-        """Whether this search is for the problem, and may begin here."""
-        return Windows.know(problem) and start.key < (1, np.inf)
+        """True where this search is for the problem and may begin here."""
+        return WindowSearch.supports(problem) and start.key < (1, np.inf)
 
     @property
     def evaluations(self) -> int:
-        """What was simulated, in simulations of the whole graph."""
+        """Simulations so far, in simulations of the whole graph."""
         return self._ops // self.problem.num_ops + self.chain.evaluations
 
     def _record(self, k: int) -> float:
-        from gdp.methods.annealing.window_kernels import record
+        from gdp.methods.search.window_kernels import record
 
         c = self.chain
         self._ops += self.problem.num_ops - int(self.states.done[k])
         return record(
-            c.methods, c.engine, c.work, self.states, self.tails, self.window, c.chain.device,
-            True, k,
-        )  # fmt: skip
+            c.methods, c.engine, c.work, self.states, self.tails, self.window, c.chain.device, k
+        )
 
     def step(self, clock: Clock, left: int | None = None) -> bool:
-        """Search one stretch, and keep what it led to where the whole is no worse for it.
+        """Search one window, and keep the result where the whole schedule is no worse for it.
 
         False where nothing may move in it, or where `left` evaluations are too few.
         """
         from gdp.methods.annealing.annealer_kernels import BEST_S, NOW_S
-        from gdp.methods.annealing.window_kernels import anneal_window, close_window, open_window
+        from gdp.methods.search import window_kernels as kernels
 
         c, config, s = self.chain, self.config, self.states
         count = len(s.goal)
@@ -121,29 +119,29 @@ class Windows:
         stop = min(count, until_state + config.after)
         steps = config.steps
         if left is not None:
-            # The stretch, then all of it once to judge, once to record and once for the memory.
+            # The window, then all of it once to judge, once to record and once for the memory.
             size = self.problem.num_ops // count * (stop - k)
             steps = min(steps, (left - 4) * self.problem.num_ops // size)
         if steps < 1:
             return False
         given = c.methods, c.engine, c.work, s, self.tails, self.window
-        groups = open_window(*given, c.chain, True, k, until, stop)
-        if groups == 0:
+        if kernels.open_window(*given, c.chain, k, until, stop) == 0:
             return False
-        start_s = float(self.window.value[0])
-        hot_s, cold_s = config.hot * self.value_s, config.cold * self.value_s
+        value = self.window.value
+        start_s = float(value[kernels.NOW_S])
+        value[[kernels.HOT_S, kernels.COLD_S]] = (
+            config.hot * self.value_s,
+            config.cold * self.value_s,
+        )
         done, at_once = 0, 10
         while done < steps and not clock.is_over():
             at_once = min(at_once, steps - done)
-            self._ops += anneal_window(
-                *given, c.chain, c.proposal, True, done, at_once, steps, hot_s, cold_s
-            )
+            self._ops += kernels.anneal_window(*given, c.chain, c.proposal, done, at_once, steps)
             done += at_once
-        self.steps += done
-        if self.window.value[1] >= start_s:
+        if value[kernels.BEST_S] >= start_s:
             self._back()
             return True
-        value_s = close_window(c.engine, c.work, s, self.window, c.chain, True)
+        value_s = kernels.close_window(c.engine, c.work, s, self.window, c.chain)
         self._ops += self.problem.num_ops - int(s.done[k])
         if value_s > self.value_s or not self._fits():
             self._back()
@@ -155,23 +153,23 @@ class Windows:
         self._record(k)
         return True
 
-    def turn(self, clock: Clock, left: int | None) -> None:
-        """Search stretches for as long as `TURN` simulations of everything take."""
+    def window_turn(self, clock: Clock, left: int | None) -> None:
+        """Search windows for as long as `TURN` simulations of everything take."""
         before, missed = self.evaluations, 0
         while (spent := self.evaluations - before) < TURN and missed < MISSES:
             if clock.is_over():
                 break
-            found = self.step(clock, None if left is None else left - spent)
-            missed = 0 if found else missed + 1
+            searched = self.step(clock, None if left is None else left - spent)
+            missed = 0 if searched else missed + 1
 
-    def whole(self, clock: Clock, left: int | None) -> None:
+    def full_turn(self, clock: Clock, left: int | None) -> None:
         """Steps that simulate everything: only they move what is spread over the schedule."""
         if left is not None:
             left = max(0, left - 1)  # the record takes one
         anneal(self.chain, TURN, WHOLE, clock, left)
         self._restart()
 
-    def adopt(self, other: "Windows") -> None:
+    def adopt(self, other: "WindowSearch") -> None:
         """Go on from another search's best placement."""
         mine, best = self.chain.chain, other.chain.chain
         mine.best_device[:] = best.best_device
@@ -207,7 +205,7 @@ class Windows:
 
 
 def _ranked(problem: Problem, start: Scored) -> Scored:
-    """The same schedule with priorities: in the order of its starts, where it has none."""
+    """An equal schedule with priorities: the start's, or the order in which its ops start."""
     if start.assignment.rank is not None:
         return start
     schedule = simulate(problem, start.assignment.device)
@@ -218,14 +216,14 @@ def _ranked(problem: Problem, start: Scored) -> Scored:
 
 
 def search_windows(problem: Problem, start: Scored, seed: int, budget: Budget) -> Scored:
-    """Search stretches, and all at once, in turns, until the budget ends.
+    """Search windows, and the whole graph, in turns, until the budget ends.
 
     Both kinds of turns cost the same; the one that won more last time is taken three times of four.
     After each turn all searches go on from the best.
     """
     if (left := budget.left()) is not None and left < 2 * budget.chains:
         return start
-    searches = [Windows(problem, start, seed * 64 + k) for k in range(budget.chains)]
+    searches = [WindowSearch(problem, start, seed * 64 + k) for k in range(budget.chains)]
     budget.used += sum(search.evaluations for search in searches)
     best, gains, turn = start, [np.inf, np.inf], 0
     while not budget.is_over():
@@ -236,7 +234,8 @@ def search_windows(problem: Problem, start: Scored, seed: int, budget: Budget) -
         before_s, left = min(search.value_s for search in searches), budget.left()
         share = None if left is None else left // len(searches) - 1  # adopting takes one
         calls = [
-            partial(search.whole if kind == 1 else search.turn, left=share) for search in searches
+            partial(search.full_turn if kind == 1 else search.window_turn, left=share)
+            for search in searches
         ]
         side_by_side(calls, budget.clock)
         first = min(searches, key=lambda search: search.value_s)

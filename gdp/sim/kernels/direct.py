@@ -51,14 +51,9 @@ NEAR = np.uint64(32)  # places from the newest of the queue that an op is sorted
 @numba.njit(**INNER)
 @typing.no_type_check
 def run_latency(a, w, device, by_rank, record):
-    """As `run_events`, but for the order of what is recorded; the faster of the two ways."""
+    """Latency as of `run_events`, the faster way; what is recorded comes in another order."""
     if a.direct:
-        latency_s = _run(
-            a, w, device, a.op_s_flat, a.segment_pairs_s, a.op_first_use, a.use_pairs,
-            a.tensor_bytes, a.link_pairs, a.channel_flat, a.round_to, w.state, w.queue_op,
-            w.clock_s, w.mark, w.entry_s, w.entry_op, w.ready_s, w.ready_bits, w.position,
-            w.by_position, by_rank, record,
-        )  # fmt: skip
+        latency_s = _run(a, w, device, by_rank, record)
         if latency_s == latency_s:
             return latency_s
     return run_events(a, w, device, by_rank, record)
@@ -66,14 +61,11 @@ def run_latency(a, w, device, by_rank, record):
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def _run(
-    a, w, device, op_s, segment_s, op_first_use, use_pairs, tensor_bytes, link_pairs, channel,
-    round_to, state, queue_op, clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position,
-    by_position, by_rank, record,
-):  # fmt: skip
+def _run(a, w, device, by_rank, record):
     """The latency in seconds; not a number where a transfer takes none."""
+    state, clock_s, mark, heap_s, ready_s = w.state, w.clock_s, w.mark, w.entry_s, w.ready_s
     n, d = np.uint64(len(state)), np.uint64(len(w.busy_s))
-    _reset(a, w, device, n, d, by_rank, record)
+    _reset(a, w, device, by_rank, record)
     latency_s = 0.0
     for _ in range(n):
         now_s, i = clock_s[U0], U0
@@ -83,11 +75,8 @@ def _run(
             now_s = min(now_s, at_s)
         if now_s == np.inf:
             return np.inf  # of an op that its device cannot run
-        op = _take(
-            queue_op, mark, heap_s, heap_op, ready_s, ready_bits, position, by_position, n, d, i,
-            now_s, by_rank, record,
-        )  # fmt: skip
-        seconds = op_s[op * d + i] + segment_s[np.uint64(state[op]) & PLACED]
+        op = _take(w, i, now_s, by_rank, record)
+        seconds = a.op_s_flat[op * d + i] + a.segment_pairs_s[np.uint64(state[op]) & PLACED]
         end_s = now_s + seconds
         latency_s = max(latency_s, end_s)
         if record:
@@ -98,18 +87,15 @@ def _run(
         next_s = heap_s[mark[i]] if mark[COUNT * d + i] > U0 else np.inf
         next_s = 0.0 if mark[END * d + i] > mark[TAKEN * d + i] else next_s
         clock_s[i] = max(next_s, end_s)
-        for u in range(np.uint64(op_first_use[op]), np.uint64(op_first_use[op + U1])):
-            reader, tensor = np.uint64(use_pairs[U2 * u]), np.uint64(use_pairs[U2 * u + U1])
+        for u in range(np.uint64(a.op_first_use[op]), np.uint64(a.op_first_use[op + U1])):
+            reader, tensor = np.uint64(a.use_pairs[U2 * u]), np.uint64(a.use_pairs[U2 * u + U1])
             at = np.uint64(state[reader])
             to = (at & PLACED) >> U1
             arrive_s = end_s
             left = at - ONE_INPUT
             if to != i:
                 if mark[TENSOR * d + to] != tensor:
-                    send(
-                        w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, i, to,
-                        end_s, round_to, record,
-                    )  # fmt: skip
+                    send(a, w, tensor, i, to, end_s, record)
                 arrive_s = clock_s[SENT * d + to]
                 if arrive_s == end_s:
                     return np.nan
@@ -118,17 +104,15 @@ def _run(
             arrive_s = max(arrive_s, ready_s[reader])
             ready_s[reader] = arrive_s
             if left < ONE_INPUT:
-                _make_ready(
-                    clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position, n, d, to,
-                    arrive_s, reader, by_rank,
-                )  # fmt: skip
+                _make_ready(w, to, arrive_s, reader, by_rank)
     return latency_s
 
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def _reset(a, w, device, n, d, by_rank, record):
+def _reset(a, w, device, by_rank, record):
     """Make `w` the state before the first start."""
+    n, d = np.uint64(len(w.state)), np.uint64(len(w.busy_s))
     w.mark[: (TAKEN + U1) * d] = U0
     w.mark[TENSOR * d : TAKEN * d] = NONE
     for op in range(n):
@@ -152,31 +136,28 @@ def _reset(a, w, device, n, d, by_rank, record):
         w.finish_s[:] = np.inf
     for k in range(len(a.source_op)):
         op = np.uint64(a.source_op[k])
-        _make_ready(
-            w.clock_s, w.mark, w.entry_s, w.entry_op, w.ready_s, w.ready_bits, w.position, n, d,
-            np.uint64(device[op]), 0.0, op, by_rank,
-        )  # fmt: skip
+        _make_ready(w, np.uint64(device[op]), 0.0, op, by_rank)
 
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def _make_ready(
-    clock_s, mark, heap_s, heap_op, ready_s, ready_bits, position, n, d, i, now_s, op, by_rank
-):
-    """An op of device i is ready from an instant on."""
+def _make_ready(w, i, now_s, op, by_rank):
+    """Queue an op of device i that is ready from an instant on."""
+    clock_s, mark, heap_op = w.clock_s, w.mark, w.entry_op
+    n, d = np.uint64(len(w.state)), np.uint64(len(w.busy_s))
     free_s = clock_s[FREE * d + i]
     clock_s[i] = min(clock_s[i], max(now_s, free_s))
     if now_s <= free_s:
         count = mark[END * d + i]
         if by_rank:
             mark[END * d + i] = count + U1
-            add_bit(ready_bits, i, n, np.uint64(position[op]))
+            add_bit(w.ready_bits, i, n, np.uint64(w.position[op]))
             return
         # Back to front: the newest is at `end - count`, the oldest that waits at `end - taken - 1`.
         new = _end(mark, n, d, i) - count - U1
         place = new
         last = min(new + count - mark[TAKEN * d + i], new + NEAR)
-        while place < last and _is_later(heap_op[place + U1], now_s, op, ready_s):
+        while place < last and _is_later(heap_op[place + U1], now_s, op, w.ready_s):
             place += U1
         if place - new < NEAR:
             mark[END * d + i] = count + U1
@@ -185,32 +166,31 @@ def _make_ready(
             heap_op[place] = op
             return
     size = mark[COUNT * d + i]
-    _rise(heap_s, heap_op, mark[i], size, now_s, op)
+    _rise(w.entry_s, heap_op, mark[i], size, now_s, op)
     mark[COUNT * d + i] = size + U1
 
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _end(mark, n, d, i):
-    """Where the section of device i ends, in the arrays of the heaps."""
+    """End of the section of device i in the arrays of the heaps."""
     return mark[i + U1] if i + U1 < d else n
 
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def _is_later(other, now_s, op, ready_s):
-    """Whether another op goes after one that is ready from `now_s` on."""
+    """True where another op goes after one that is ready from `now_s` on."""
     other_s = ready_s[other]
     return (other_s > now_s) | ((other_s == now_s) & (other > op))
 
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def _take(
-    queue_op, mark, heap_s, heap_op, ready_s, ready_bits, position, by_position, n, d, i, now_s,
-    by_rank, record,
-):  # fmt: skip
-    """The op that device i starts now."""
+def _take(w, i, now_s, by_rank, record):
+    """Take out of its queues the op that device i starts now."""
+    mark, heap_s, heap_op, ready_s = w.mark, w.entry_s, w.entry_op, w.ready_s
+    n, d = np.uint64(len(w.state)), np.uint64(len(w.busy_s))
     base, size = mark[i], mark[COUNT * d + i]
     started = mark[NEXT * d + i]
     mark[NEXT * d + i] = started + U1
@@ -218,12 +198,12 @@ def _take(
     if by_rank:
         while size > U0 and heap_s[base] <= now_s:
             mark[END * d + i] += U1
-            add_bit(ready_bits, i, n, np.uint64(position[heap_op[base]]))
+            add_bit(w.ready_bits, i, n, np.uint64(w.position[heap_op[base]]))
             size -= U1
             _sink(heap_s, heap_op, base, size)
         mark[COUNT * d + i] = size
         mark[TAKEN * d + i] = taken + U1
-        op = np.uint64(by_position[pop_bit(ready_bits, i, n)])
+        op = np.uint64(w.by_position[pop_bit(w.ready_bits, i, n)])
     else:
         queued = mark[END * d + i] > taken
         op = np.uint64(heap_op[_end(mark, n, d, i) - taken - U1 if queued else base])
@@ -237,7 +217,7 @@ def _take(
             _sink(heap_s, heap_op, base, size)
             mark[COUNT * d + i] = size
     if record:
-        queue_op[i * n + started] = op
+        w.queue_op[i * n + started] = op
     return op
 
 

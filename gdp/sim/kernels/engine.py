@@ -13,8 +13,7 @@ after all starts: so a device looks at its lanes before the requests of the roun
 
 Two arrays hold the state of all devices and lanes, in sections of D or D * D (see below): fewer
 arrays mean fewer registers. Indices are unsigned, which spares numba's test for negative ones; both
-together made the loop 1.6 times as fast. Arrays are passed one by one, because taking them out of
-the workspace inside the loop would count references there.
+together made the loop 1.6 times as fast.
 """
 
 import typing
@@ -58,18 +57,6 @@ def run_events(a, w, device, by_rank, record):
     return run_until(a, w, by_rank, record, np.uint64(len(device)))
 
 
-@numba.njit(**INNER)
-@typing.no_type_check
-def run_until(a, w, by_rank, record, stop):
-    """Go on from the state in `w` until at least `stop` ops (uint64) are done; the time of it."""
-    return _events(
-        a, w, a.op_s_flat, a.segment_pairs_s, a.op_first_use, a.use_pairs, a.tensor_bytes,
-        a.link_pairs, a.channel_flat, a.round_to, w.state, w.queue_op, w.clock_s, w.mark,
-        w.entry_s, w.entry_op, w.next_chunk, w.ready_bits, w.position, w.by_position,
-        by_rank, record, stop,
-    )  # fmt: skip
-
-
 @numba.njit(**BARE)
 @typing.no_type_check
 def set_order(w, order):
@@ -84,12 +71,10 @@ def set_order(w, order):
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def _events(
-    a, w, op_s, segment_s, op_first_use, use_pairs, tensor_bytes, link_pairs, channel, round_to,
-    state, queue_op, clock_s, mark, entry_s, entry_op, next_chunk, ready_bits, position,
-    by_position, by_rank, record, stop,
-):  # fmt: skip
-    n, d = np.uint64(len(state)), np.uint64(len(w.busy_s))
+def run_until(a, w, by_rank, record, stop):
+    """Go on from the state in `w` until at least `stop` ops (uint64) are done; the time of it."""
+    clock_s, mark = w.clock_s, w.mark
+    d = np.uint64(len(w.busy_s))
     latency_s = 0.0
     done = np.uint64(w.num_done[0])
     while done < stop:
@@ -108,10 +93,7 @@ def _events(
             first, last = U0, d
         for i in range(first, last):
             if clock_s[i] == now_s:
-                _arrivals(
-                    state, queue_op, clock_s, mark, entry_s, entry_op, next_chunk, ready_bits,
-                    position, n, d, i, now_s, by_rank,
-                )  # fmt: skip
+                _arrivals(w, i, now_s, by_rank)
         for _ in range(first, last):
             # Finishes by op id; with one device at this instant that is the one.
             op, which = NONE, first
@@ -125,19 +107,12 @@ def _events(
                 w.done_op[done] = op
             done += U1
             latency_s = now_s
-            _finish(
-                a, w, op_first_use, use_pairs, tensor_bytes, link_pairs, channel, round_to, state,
-                queue_op, clock_s, mark, entry_s, entry_op, next_chunk, ready_bits, position,
-                n, d, op, which, now_s, by_rank, record,
-            )  # fmt: skip
+            _finish(a, w, op, which, now_s, by_rank, record)
         # A zero-second request may by now have woken an idle device at this instant. It has not
         # looked at its lanes, so it finds nothing to start and wakes again in the next round.
         for i in range(first, last):
             if clock_s[i] == now_s:
-                _start(
-                    w, op_s, segment_s, state, queue_op, clock_s, mark, ready_bits, by_position,
-                    n, d, i, now_s, by_rank, record,
-                )  # fmt: skip
+                _start(a, w, i, now_s, by_rank, record)
     w.num_done[0] = done
     return latency_s
 
@@ -155,7 +130,7 @@ def reset(a, w, device, by_rank, record):
     w.mark[:] = U0
     w.mark[:d] = NONE
     w.mark[TENSOR * d : LANE * d] = NONE
-    clear_lanes(w.mark, w.next_chunk, d)
+    clear_lanes(w)
     w.num_sent[0] = 0
     w.num_done[0] = 0
     if by_rank:
@@ -166,16 +141,14 @@ def reset(a, w, device, by_rank, record):
         w.finish_s[:] = np.inf
     for k in range(len(a.source_op)):
         op = np.uint64(a.source_op[k])
-        _make_ready(
-            w.queue_op, w.clock_s, w.mark, w.ready_bits, w.position, n, d, op,
-            np.uint64(device[op]), 0.0, by_rank,
-        )  # fmt: skip
+        _make_ready(w, op, np.uint64(device[op]), 0.0, by_rank)
 
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def clear_lanes(mark, next_chunk, d):
+def clear_lanes(w):
     """Empty all lanes: each has one chunk, and those beyond the first D * D are free."""
+    mark, next_chunk, d = w.mark, w.next_chunk, np.uint64(len(w.busy_s))
     for lane in range(d * d):
         mark[LANE * d + U2 * lane] = lane * CHUNK_SIZE
         mark[LANE * d + U2 * lane + U1] = lane * CHUNK_SIZE
@@ -188,11 +161,13 @@ def clear_lanes(mark, next_chunk, d):
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def _make_ready(queue_op, clock_s, mark, ready_bits, position, n, d, op, i, now_s, by_rank):
+def _make_ready(w, op, i, now_s, by_rank):
     """Put an op into the queue of device i: by (instant, op), or by rank."""
+    n, d = np.uint64(len(w.state)), np.uint64(len(w.busy_s))
     if by_rank:
-        add_bit(ready_bits, i, n, np.uint64(position[op]))
+        add_bit(w.ready_bits, i, n, np.uint64(w.position[op]))
         return
+    queue_op, clock_s, mark = w.queue_op, w.clock_s, w.mark
     end = mark[END * d + i]
     base = i * n
     if now_s > clock_s[LAST_READY * d + i]:
@@ -211,11 +186,10 @@ def _make_ready(queue_op, clock_s, mark, ready_bits, position, n, d, op, i, now_
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def _arrivals(
-    state, queue_op, clock_s, mark, entry_s, entry_op, next_chunk, ready_bits, position, n, d, i,
-    now_s, by_rank,
-):  # fmt: skip
+def _arrivals(w, i, now_s, by_rank):
     """Make present on device i what has arrived by now, in the order of arrival."""
+    state, clock_s, mark, next_chunk = w.state, w.clock_s, w.mark, w.next_chunk
+    d = np.uint64(len(w.busy_s))
     heads = HEAD * d + i * d
     while True:
         first_s, source = clock_s[heads], U0
@@ -227,7 +201,7 @@ def _arrivals(
             return
         arrive = LANE * d + U2 * (i * d + source)
         entry = mark[arrive]
-        op = np.uint64(entry_op[entry])
+        op = np.uint64(w.entry_op[entry])
         after = entry + U1
         if after & CHUNK_MASK == U0:
             # The chunk is used up and becomes free.
@@ -236,20 +210,20 @@ def _arrivals(
             next_chunk[chunk] = next_chunk[last]
             next_chunk[last] = chunk
         mark[arrive] = after
-        clock_s[heads + source] = np.inf if after == mark[arrive + U1] else entry_s[after]
+        clock_s[heads + source] = np.inf if after == mark[arrive + U1] else w.entry_s[after]
         left = np.uint64(state[op]) - ONE_INPUT
         left |= (left >> PAYS_SHIFT) & U1
         state[op] = left
         if left < ONE_INPUT:
-            _make_ready(
-                queue_op, clock_s, mark, ready_bits, position, n, d, op, i, first_s, by_rank
-            )
+            _make_ready(w, op, i, first_s, by_rank)
 
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def push(mark, entry_s, entry_op, next_chunk, d, lane, arrive_s, op):
+def push(w, lane, arrive_s, op):
     """Put an arrival into a lane, behind those that are as early."""
+    mark, entry_s, entry_op, next_chunk = w.mark, w.entry_s, w.entry_op, w.next_chunk
+    d = np.uint64(len(w.busy_s))
     fill = LANE * d + U2 * lane + U1
     entry, chunks = mark[fill], np.uint64(len(next_chunk)) >> U1
     place = entry
@@ -277,32 +251,20 @@ def push(mark, entry_s, entry_op, next_chunk, d, lane, arrive_s, op):
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def _append(clock_s, mark, entry_s, entry_op, next_chunk, d, source, to, arrive_s, op):
-    """Queue that op on device `to` gets an input from device `source` at a time."""
-    push(mark, entry_s, entry_op, next_chunk, d, to * d + source, arrive_s, op)
-    head = HEAD * d + to * d + source
-    clock_s[head] = min(clock_s[head], arrive_s)
-    clock_s[to] = min(clock_s[to], arrive_s + clock_s[WHILE_BUSY * d + to])
-
-
-@numba.njit(**INNER_INLINE)
-@typing.no_type_check
-def send(
-    w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, source, to, now_s, round_to,
-    record,
-):  # fmt: skip
+def send(a, w, tensor, source, to, now_s, record):
     """Request a transfer; its arrival is left in section SENT."""
+    clock_s, d = w.clock_s, np.uint64(len(w.busy_s))
     link = source * d + to
-    free = (HEAD + d) * d + np.uint64(channel[link])
+    free = (HEAD + d) * d + np.uint64(a.channel_flat[link])
     seconds = transfer_time(
-        link_pairs[U2 * link], tensor_bytes[tensor], link_pairs[U2 * link + U1], round_to
+        a.link_pairs[U2 * link], a.tensor_bytes[tensor], a.link_pairs[U2 * link + U1], a.round_to
     )
     start_s = max(clock_s[free], now_s)
     arrive_s = start_s + seconds
     clock_s[free] = arrive_s
     clock_s[np.uint64(len(clock_s)) - U1] = 0.0
     clock_s[SENT * d + to] = arrive_s
-    mark[TENSOR * d + to] = tensor
+    w.mark[TENSOR * d + to] = tensor
     if record:
         k = w.num_sent[0]
         w.sent_tensor[k] = tensor
@@ -314,46 +276,40 @@ def send(
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def _finish(
-    a, w, op_first_use, use_pairs, tensor_bytes, link_pairs, channel, round_to, state, queue_op,
-    clock_s, mark, entry_s, entry_op, next_chunk, ready_bits, position, n, d, op, i, now_s,
-    by_rank, record,
-):  # fmt: skip
+def _finish(a, w, op, i, now_s, by_rank, record):
     """End an op of device i: its tensors are present here and requested elsewhere."""
-    for u in range(np.uint64(op_first_use[op]), np.uint64(op_first_use[op + U1])):
-        reader, tensor = np.uint64(use_pairs[U2 * u]), np.uint64(use_pairs[U2 * u + U1])
+    state, clock_s, mark = w.state, w.clock_s, w.mark
+    d = np.uint64(len(w.busy_s))
+    for u in range(np.uint64(a.op_first_use[op]), np.uint64(a.op_first_use[op + U1])):
+        reader, tensor = np.uint64(a.use_pairs[U2 * u]), np.uint64(a.use_pairs[U2 * u + U1])
         at = np.uint64(state[reader])
         to = (at & PLACED) >> U1
         if to == i:
             state[reader] = at - ONE_INPUT
             if at - ONE_INPUT < ONE_INPUT:
-                _make_ready(
-                    queue_op, clock_s, mark, ready_bits, position, n, d, reader, i, now_s, by_rank
-                )
+                _make_ready(w, reader, i, now_s, by_rank)
             continue
         if mark[TENSOR * d + to] != tensor:
-            send(
-                w, tensor_bytes, link_pairs, channel, clock_s, mark, d, tensor, i, to, now_s,
-                round_to, record,
-            )  # fmt: skip
-        _append(
-            clock_s, mark, entry_s, entry_op, next_chunk, d, i, to, clock_s[SENT * d + to], reader
-        )
+            send(a, w, tensor, i, to, now_s, record)
+        arrive_s = clock_s[SENT * d + to]
+        push(w, to * d + i, arrive_s, reader)
+        head = HEAD * d + to * d + i
+        clock_s[head] = min(clock_s[head], arrive_s)
+        clock_s[to] = min(clock_s[to], arrive_s + clock_s[WHILE_BUSY * d + to])
 
 
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
-def _start(
-    w, op_s, segment_s, state, queue_op, clock_s, mark, ready_bits, by_position, n, d, i, now_s,
-    by_rank, record,
-):  # fmt: skip
+def _start(a, w, i, now_s, by_rank, record):
     """Start the next ready op of device i, or wait for its next arrival."""
+    clock_s, mark, queue_op = w.clock_s, w.mark, w.queue_op
+    n, d = np.uint64(len(w.state)), np.uint64(len(w.busy_s))
     op = NONE
     next_op = mark[NEXT * d + i]
     if by_rank:
-        place = pop_bit(ready_bits, i, n)
+        place = pop_bit(w.ready_bits, i, n)
         if place != NONE:
-            op = np.uint64(by_position[place])
+            op = np.uint64(w.by_position[place])
             queue_op[i * n + next_op] = op
             mark[NEXT * d + i] = next_op + U1
     elif next_op < mark[END * d + i]:
@@ -368,7 +324,7 @@ def _start(
         clock_s[i] = next_s
         clock_s[WHILE_BUSY * d + i] = 0.0
         return
-    seconds = op_s[op * d + i] + segment_s[np.uint64(state[op]) & PLACED]
+    seconds = a.op_s_flat[op * d + i] + a.segment_pairs_s[np.uint64(w.state[op]) & PLACED]
     clock_s[i] = now_s + seconds
     clock_s[WHILE_BUSY * d + i] = np.inf
     if record:

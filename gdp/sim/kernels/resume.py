@@ -1,27 +1,30 @@
-"""Simulations that go on from a kept state, exact to the last bit, and what they can be stopped at.
+"""Snapshots of a simulation by priorities, and runs of changed placements that go on from them.
 
-`record_run` simulates one placement and keeps states of it. A placement that differs from it in ops
-that nothing was sent to by then goes on from there by `go_on`: the rest is the full simulation's,
-event by event. `expected_end` says where a run that was stopped would end, were the rest to follow
-the recorded schedule: heads and tails, as job shop neighbourhoods are judged (Taillard 1994,
-doi 10.1287/ijoc.6.2.108).
+`record_run` simulates one placement and keeps states of it. After a move, everything up to the end
+of the first op that sends to, or is, a moved op is as it was: a changed placement goes on from the
+last state before it (`go_on`), and the rest is the full simulation's, event by event, to the last
+bit. `expected_end` estimates the end of a run that was stopped, were the rest to follow the
+recorded schedule: heads and tails, as job shop neighbourhoods are judged (Taillard 1994,
+doi 10.1287/ijoc.6.2.108). All runs follow the order that `set_order` left in the workspace.
 """
 
 import typing
+from typing import NamedTuple
 
 import numba
 import numpy as np
+from jaxtyping import Bool, Float, Int, UInt
 
 from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.kernels.struct import as_struct
+from gdp.problem.problem import Problem
+from gdp.sim.engine import Workspace
 from gdp.sim.kernels.bits import add_bit, pop_bit
 from gdp.sim.kernels.engine import (
     CHUNK_MASK,
     CHUNK_SIZE,
-    END,
     HEAD,
     LANE,
-    NEXT,
     NONE,
     PLACED,
     U0,
@@ -32,12 +35,78 @@ from gdp.sim.kernels.engine import (
     reset,
     run_until,
 )
-from gdp.sim.snapshots import Snapshots, Tails
+
+
+class Snapshots(NamedTuple):
+    """States of one run. Axes: K states, L = D * D lanes, V arrivals under way at most, rest as in
+    `gdp.sim.engine.Workspace`. State 0 is the one before the first event."""
+
+    goal: Int[np.ndarray, "K"]  # state k is the first with at least so many ops done, ascending
+    kept: Bool[np.ndarray, "K"]  # False: more arrivals were under way than there is room for
+    done: Int[np.ndarray, "K"]  # ops that have ended
+    sent: Int[np.ndarray, "K"]  # transfers requested
+    state: UInt[np.ndarray, "K N"]
+    clock_s: Float[np.ndarray, "K X"]
+    mark: UInt[np.ndarray, "K Y"]
+    ready_bits: UInt[np.ndarray, "K B"]
+    lane_count: Int[np.ndarray, "K L"]  # arrivals under way
+    entry_s: Float[np.ndarray, "K V"]  # those arrivals, lane by lane
+    entry_op: UInt[np.ndarray, "K V"]
+
+
+class Tails(NamedTuple):
+    """Seconds of the longest chain from each event of one schedule to its end.
+
+    A chain goes on with what had to wait: the next op on the device, the next transfer on the
+    channel, the readers of a tensor.
+    """
+
+    start_s: Float[np.ndarray, "N"]  # from the start of an op
+    finish_s: Float[np.ndarray, "N"]  # from its end
+    channel_s: Float[np.ndarray, "K C+1"]  # from the next transfer that is requested after state k
+    device_s: Float[np.ndarray, "D"]  # scratch
+    next_s: Float[np.ndarray, "C+1"]  # scratch
+
 
 as_struct(Snapshots, Tails)
 
 DEVICE_BITS = np.uint32(PLACED & ~np.uint64(1))
 OTHER_BITS = np.uint32(~DEVICE_BITS)
+
+
+def snapshots(problem: Problem, work: Workspace, count: int) -> Snapshots:
+    """Room for `count` states (N at most) of runs in this workspace, at equal shares of the ops.
+
+    O(K (N + E)) bytes.
+    """
+    n, d = problem.num_ops, problem.num_devices
+    count = min(count, n)
+    room = min(problem.graph.num_uses, max(4096, n // 4))
+    return Snapshots(
+        goal=np.arange(count) * n // count,
+        kept=np.zeros(count, bool),
+        done=np.zeros(count, np.int64),
+        sent=np.zeros(count, np.int64),
+        state=np.zeros((count, n), np.uint32),
+        clock_s=np.zeros((count, len(work.clock_s))),
+        mark=np.zeros((count, len(work.mark)), np.uint64),
+        ready_bits=np.zeros((count, len(work.ready_bits)), np.uint64),
+        lane_count=np.zeros((count, d * d), np.int64),
+        entry_s=np.zeros((count, room)),
+        entry_op=np.zeros((count, room), np.uint32),
+    )
+
+
+def new_tails(work: Workspace, states: Snapshots) -> Tails:
+    """Empty tails; `find_tails` fills them."""
+    n, d, channels = len(work.state), len(work.busy_s), len(work.channel_s)
+    return Tails(
+        start_s=np.zeros(n),
+        finish_s=np.zeros(n),
+        channel_s=np.zeros((len(states.goal), channels)),
+        device_s=np.zeros(d),
+        next_s=np.zeros(channels),
+    )
 
 
 @numba.njit(**INNER_INLINE)
@@ -50,24 +119,15 @@ def copy(to, source):
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def save(w, s, k, by_rank):
+def save(w, s, k):
     """Make the state in `w` state k."""
-    d = np.uint64(len(w.busy_s))
-    n = np.uint64(len(w.state))
     s.done[k] = w.num_done[0]
     s.sent[k] = w.num_sent[0]
     copy(s.state[k], w.state)
     copy(s.clock_s[k], w.clock_s)
     copy(s.mark[k], w.mark)
-    if by_rank:
-        copy(s.ready_bits[k], w.ready_bits)
-    else:
-        fill = U0
-        for i in range(d):
-            for x in range(w.mark[NEXT * d + i], w.mark[END * d + i]):
-                s.queue_op[k, fill] = w.queue_op[i * n + x]
-                fill += U1
-    s.kept[k] = _save_lanes(w, s, k, d)
+    copy(s.ready_bits[k], w.ready_bits)
+    s.kept[k] = _save_lanes(w, s, k, np.uint64(len(w.busy_s)))
 
 
 @numba.njit(**INNER)
@@ -94,68 +154,50 @@ def _save_lanes(w, s, k, d):
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def restore(w, s, k, by_rank):
-    """Make state k the state in `w`. What was recorded since is left as it is."""
+def restore(w, s, k):
+    """Make state k the state in `w`; what was recorded since stays as it is."""
     d = np.uint64(len(w.busy_s))
-    n = np.uint64(len(w.state))
     w.num_done[0] = s.done[k]
     w.num_sent[0] = s.sent[k]
     copy(w.state, s.state[k])
     copy(w.clock_s, s.clock_s[k])
     copy(w.mark, s.mark[k])
-    if by_rank:
-        copy(w.ready_bits, s.ready_bits[k])
-    else:
-        fill = U0
-        for i in range(d):
-            for x in range(w.mark[NEXT * d + i], w.mark[END * d + i]):
-                w.queue_op[i * n + x] = s.queue_op[k, fill]
-                fill += U1
-    clear_lanes(w.mark, w.next_chunk, d)
+    copy(w.ready_bits, s.ready_bits[k])
+    clear_lanes(w)
     fill = U0
     for lane in range(d * d):
         for _ in range(s.lane_count[k, lane]):
-            push(
-                w.mark, w.entry_s, w.entry_op, w.next_chunk, d, lane, s.entry_s[k, fill],
-                np.uint64(s.entry_op[k, fill]),
-            )  # fmt: skip
+            push(w, lane, s.entry_s[k, fill], np.uint64(s.entry_op[k, fill]))
             fill += U1
 
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def place(w, op, device):
-    """Move an op to which nothing was sent yet, in the state in `w`."""
-    w.state[op] = (w.state[op] & OTHER_BITS) | np.uint32(device << 1)
+def place(state, op, device):
+    """Move an op to which nothing was sent yet, in the `state` of a workspace or a snapshot."""
+    state[op] = (state[op] & OTHER_BITS) | np.uint32(device << 1)
 
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def place_at(s, k, op, device):
-    """The same in state k."""
-    s.state[k, op] = (s.state[k, op] & OTHER_BITS) | np.uint32(device << 1)
-
-
-@numba.njit(**INNER)
-@typing.no_type_check
-def begin(a, w, s, device, by_rank, k, ops):
+def begin(a, w, s, device, k, ops):
     """Make `w` state k of the run of `device`, which differs from the recorded one in `ops`."""
     if k == 0:
-        reset(a, w, device, by_rank, False)
+        reset(a, w, device, np.bool_(True), np.bool_(False))
         return
-    restore(w, s, k, by_rank)
+    restore(w, s, k)
     for x in range(len(ops)):
-        place(w, ops[x], device[ops[x]])
+        place(w.state, ops[x], device[ops[x]])
 
 
 @numba.njit(**BARE)
 @typing.no_type_check
-def record_run(a, w, s, device, by_rank, k):
+def record_run(a, w, s, device, k):
     """Simulate from state k (0: all), keeping times, transfers and all later states; the latency.
 
     From k > 0: `w` holds what the run that kept state k recorded, and `begin` has just been called.
     """
-    record = np.bool_(True)
+    by_rank = record = np.bool_(True)
     if k == 0:
         reset(a, w, device, by_rank, record)
     latency_s = 0.0
@@ -170,30 +212,20 @@ def record_run(a, w, s, device, by_rank, k):
                 s.kept[never] = False
             break
         if j < len(s.goal):
-            save(w, s, j, by_rank)
+            save(w, s, j)
     return latency_s
-
-
-@numba.njit(**INNER)
-@typing.no_type_check
-def state_before(s, first):
-    """The last state in which at most `first` ops are done."""
-    k = len(s.goal) - 1
-    while k > 0 and (s.done[k] > first or not s.kept[k]):
-        k -= 1
-    return k
 
 
 @numba.njit(**BARE)
 @typing.no_type_check
-def go_on(a, w, s, device, by_rank, first, ops):
+def go_on(a, w, s, device, k, ops):
     """The latency of `device`, which differs from the recorded placement in `ops` alone.
 
-    `first`: how many ops were done when the first op ended that sends to one of them; 0 where one
-    of them reads nothing. Priorities may differ as well, between ops that were not ready by then.
+    `k` is a kept state, before the end of any op that sends to one of them; 0 where one of them
+    reads nothing. Priorities may differ as well, between ops that were not ready by then.
     """
-    begin(a, w, s, device, by_rank, state_before(s, first), ops)
-    return run_until(a, w, by_rank, np.bool_(False), np.uint64(len(device)))
+    begin(a, w, s, device, k, ops)
+    return run_until(a, w, np.bool_(True), np.bool_(False), np.uint64(len(device)))
 
 
 @numba.njit(**BARE)
@@ -236,8 +268,8 @@ def find_tails(a, w, s, t, device):
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def expected_end(w, t, k, now_s, by_rank):
-    """When the run in `w`, stopped at state k's number of ops, would end by the recorded tails.
+def expected_end(w, t, k, now_s):
+    """End of the run in `w`, stopped at state k's number of ops, by the recorded tails.
 
     Exact for the recorded placement, and where all that follows keeps its order.
     """
@@ -248,16 +280,10 @@ def expected_end(w, t, k, now_s, by_rank):
         if op != NONE:
             free_s = w.clock_s[i]
             end_s = max(end_s, free_s + t.finish_s[op])
-        waits = NONE
-        if by_rank:
-            position = pop_bit(w.ready_bits, i, n)
-            if position != NONE:
-                add_bit(w.ready_bits, i, n, position)
-                waits = np.uint64(w.by_position[position])
-        elif w.mark[NEXT * d + i] < w.mark[END * d + i]:
-            waits = np.uint64(w.queue_op[i * n + w.mark[NEXT * d + i]])
-        if waits != NONE:
-            end_s = max(end_s, free_s + t.start_s[waits])
+        position = pop_bit(w.ready_bits, i, n)
+        if position != NONE:
+            add_bit(w.ready_bits, i, n, position)
+            end_s = max(end_s, free_s + t.start_s[w.by_position[position]])
     for lane in range(d * d):
         entry, last = w.mark[LANE * d + U2 * lane], w.mark[LANE * d + U2 * lane + U1]
         while entry != last:

@@ -1,4 +1,4 @@
-"""Annealing of one stretch of a schedule: a step simulates that stretch and no more.
+"""Annealing of one window of a schedule: a step simulates that window and no more.
 
 The groups that may move, and all that sends to them, end between two states of a recorded run. A
 step begins at the first, stops some states after the second, and is judged by when the run would
@@ -23,16 +23,16 @@ from gdp.methods.annealing.annealer_kernels import (
 )
 from gdp.methods.annealing.moves_kernels import NUM_KINDS, below, propose, uniform
 from gdp.sim.kernels.engine import run_until
-from gdp.sim.kernels.resume import begin, expected_end, find_tails, go_on, place_at, record_run
+from gdp.sim.kernels.resume import begin, expected_end, find_tails, go_on, place, record_run
 
 # Rows of Window.number
-FROM, UNTIL, STOP, OPS = 0, 1, 2, 3
+FROM, UNTIL, STOP, OPS, GROUPS = 0, 1, 2, 3, 4
 # Rows of Window.value
-NOW_S, BEST_S = 0, 1
+NOW_S, BEST_S, HOT_S, COLD_S = 0, 1, 2, 3
 
 
 class Window(NamedTuple):
-    """A recorded run and the stretch of it that is searched. Axes: N ops, G groups."""
+    """A recorded run and the part of it that is searched. Axes: N ops, G groups."""
 
     place: np.ndarray  # [N] of an op in the order of ends
     first: np.ndarray  # [G] the place of the first op that sends to the group; 0: it reads nothing
@@ -42,16 +42,15 @@ class Window(NamedTuple):
     best_device: np.ndarray  # [N] int32, of those ops
     best_position: np.ndarray  # [N] the same for priorities
     number: np.ndarray  # [5]: state it begins at, ops done before it ends, state it stops at, ...
-    value: np.ndarray  # [2] expected seconds, now and best
+    value: np.ndarray  # [4] expected seconds, now and best; temperatures in seconds, first and last
 
 
-GROUPS = 4
 as_struct(Window)
 
 
 @numba.njit(**BARE)
 @no_type_check
-def record(m, a, w, s, t, h, device, by_rank, k):
+def record(m, a, w, s, t, h, device, k):
     """Simulate from state k and keep everything that windows need; the latency.
 
     From k > 0, the ops of the window are all that has moved since the last record.
@@ -60,9 +59,9 @@ def record(m, a, w, s, t, h, device, by_rank, k):
         ops = h.op[: h.number[OPS]]
         for x in range(len(ops)):
             for state in range(1, k):
-                place_at(s, state, ops[x], device[ops[x]])
-        begin(a, w, s, device, by_rank, k, ops)
-    latency_s = record_run(a, w, s, device, by_rank, k)
+                place(s.state[state], ops[x], device[ops[x]])
+        begin(a, w, s, device, k, ops)
+    latency_s = record_run(a, w, s, device, k)
     find_tails(a, w, s, t, device)
     for x in range(device.shape[0]):
         h.place[w.done_op[x]] = x
@@ -82,12 +81,13 @@ def record(m, a, w, s, t, h, device, by_rank, k):
 @numba.njit(**INNER)
 @no_type_check
 def inside(s, h, g):
+    """True for a group that may move in the window."""
     return h.first[g] >= s.done[h.number[FROM]] and h.last[g] < h.number[UNTIL]
 
 
 @numba.njit(**BARE)
 @no_type_check
-def open_window(m, a, w, s, t, h, c, by_rank, k, until, stop):
+def open_window(m, a, w, s, t, h, c, k, until, stop):
     """Make the groups between state k and `until` ops the ones to move; how many there are."""
     h.number[FROM], h.number[UNTIL], h.number[STOP] = k, until, stop
     groups, ops = 0, 0
@@ -101,29 +101,30 @@ def open_window(m, a, w, s, t, h, c, by_rank, k, until, stop):
                 ops += 1
     h.number[OPS], h.number[GROUPS] = ops, groups
     if groups > 0:
-        h.value[NOW_S] = expected(a, w, s, t, h, c, by_rank)
+        h.value[NOW_S] = expected(a, w, s, t, h, c)
         keep_window(w, h, c)
     return groups
 
 
 @numba.njit(**BARE)
 @no_type_check
-def expected(a, w, s, t, h, c, by_rank):
+def expected(a, w, s, t, h, c):
     """The seconds that the placement is expected to take, by simulating the window alone."""
     stop = h.number[STOP]
     end = c.device.shape[0]
     if stop < len(s.goal):
         end = s.goal[stop]
-    begin(a, w, s, c.device, by_rank, h.number[FROM], h.op[: h.number[OPS]])
-    now_s = run_until(a, w, by_rank, np.bool_(False), np.uint64(end))
+    begin(a, w, s, c.device, h.number[FROM], h.op[: h.number[OPS]])
+    now_s = run_until(a, w, np.bool_(True), np.bool_(False), np.uint64(end))
     if stop == len(s.goal):
         return now_s
-    return expected_end(w, t, stop, now_s, by_rank)
+    return expected_end(w, t, stop, now_s)
 
 
 @numba.njit(**INNER)
 @no_type_check
 def keep_window(w, h, c):
+    """Make the placement at hand the best of the window."""
     h.value[BEST_S] = h.value[NOW_S]
     for x in range(h.number[OPS]):
         op = h.op[x]
@@ -134,6 +135,7 @@ def keep_window(w, h, c):
 @numba.njit(**INNER)
 @no_type_check
 def use_kept(w, h, c):
+    """Go back to the best of the window."""
     for x in range(h.number[OPS]):
         op = h.op[x]
         c.device[op] = h.best_device[x]
@@ -168,15 +170,15 @@ def window_swap(m, w, s, h, c, p):
 
 @numba.njit(**BARE)
 @no_type_check
-def anneal_window(m, a, w, s, t, h, c, p, by_rank, done, steps, of, hot_s, cold_s):
-    """Do `steps` steps of `of`, the temperature falling from hot to cold seconds; ops simulated."""
+def anneal_window(m, a, w, s, t, h, c, p, done, steps, of):
+    """Do `steps` steps of `of` in all, after `done`; the ops simulated."""
     size = s.goal[min(h.number[STOP], len(s.goal) - 1)] - s.done[h.number[FROM]]
     work = 0
     for step in range(done, done + steps):
         kind = draw_kind(c, p.random)
         j, k = 0, 0
         p.size[0] = 0
-        if kind == RANK_SWAP and by_rank:
+        if kind == RANK_SWAP:
             j, k = window_swap(m, w, s, h, c, p)
             swap_places(w, j, k)
         else:
@@ -188,9 +190,9 @@ def anneal_window(m, a, w, s, t, h, c, p, by_rank, done, steps, of, hot_s, cold_
             continue
         c.tried[kind] += 1
         work += size
-        value_s = expected(a, w, s, t, h, c, by_rank)
+        value_s = expected(a, w, s, t, h, c)
         rise_s = value_s - h.value[NOW_S]
-        heat_s = hot_s * (cold_s / hot_s) ** (step / of)
+        heat_s = h.value[HOT_S] * (h.value[COLD_S] / h.value[HOT_S]) ** (step / of)
         if rise_s <= 0.0 or uniform(p.random) < np.exp(-rise_s / heat_s):
             h.value[NOW_S] = value_s
             if value_s < h.value[BEST_S]:
@@ -204,9 +206,8 @@ def anneal_window(m, a, w, s, t, h, c, p, by_rank, done, steps, of, hot_s, cold_
 
 @numba.njit(**BARE)
 @no_type_check
-def close_window(a, w, s, h, c, by_rank):
+def close_window(a, w, s, h, c):
     """Take the best of the window and simulate it to the end; the exact latency."""
     use_kept(w, h, c)
     c.count[EVALUATIONS] += 1
-    first = s.done[h.number[FROM]]
-    return go_on(a, w, s, c.device, by_rank, first, h.op[: h.number[OPS]])
+    return go_on(a, w, s, c.device, h.number[FROM], h.op[: h.number[OPS]])

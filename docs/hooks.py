@@ -8,7 +8,12 @@ from mkdocs.structure.files import File, Files
 from schemas import formats, schema
 
 TOP = Path(__file__).resolve().parent.parent
-PAGES = {"architecture.md": "ARCHITECTURE.md", "changelog.md": "CHANGELOG.md"}
+PAGES = {
+    "architecture.md": "ARCHITECTURE.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

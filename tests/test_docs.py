@@ -12,7 +12,10 @@ import pytest
 TOP = Path(__file__).resolve().parent.parent
 PAGES = sorted([TOP / "README.md", TOP / "CONTRIBUTING.md", *(TOP / "docs").rglob("*.md")])
 # Made from the repository when the pages are built.
-GENERATED = {TOP / "docs" / "architecture.md", TOP / "docs" / "changelog.md"}
+GENERATED = {
+    TOP / "docs" / f"{name}.md"
+    for name in ("architecture", "changelog", "contributing", "security")
+}
 SCHEMAS = runpy.run_path(str(TOP / "docs" / "schemas.py"))
 
 

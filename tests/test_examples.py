@@ -71,6 +71,27 @@ def test_the_example_with_little_memory_fits_and_names_what_can_not_fit(
     assert "MiB missing" in said
 
 
+def test_the_example_that_takes_memory_away_ends_where_the_weights_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("little_memory.py", monkeypatch)
+    *placed, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in placed] == ["1024", "512", "400"]
+    assert last.startswith("300 MiB a GPU") and "missing" in last
+    seconds = [float(line.split(": ")[1].split()[0]) for line in placed]
+    assert seconds[-1] >= seconds[0]
+
+
+def test_the_example_that_compares_lists_methods_and_a_placer_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("compare_methods.py", monkeypatch, "onnx:light_squeezenet")
+    said = capsys.readouterr().out.splitlines()
+    ms = {name: float(rest.split()[0]) for name, rest in (line.split(": ") for line in said)}
+    assert list(ms) == ["single", "heft", "etf", "local_search", "equal shares"]
+    assert ms["local_search"] <= ms["equal shares"]
+
+
 def python_of(page: str) -> str:
     """The first Python program on a page."""
     text = (EXAMPLES.parent / page).read_text()

@@ -48,6 +48,19 @@ def test_programs_and_files_that_a_page_names_exist(page: Path) -> None:
         assert (TOP / path).exists(), f"{page}: {path}"
 
 
+def test_the_pages_list_every_export_format_and_planning_target() -> None:
+    from gdp.commands.registry import EXPORTERS, PLANNING_TARGETS
+
+    readme = (TOP / "README.md").read_text()
+    cell = re.search(r"^\| runtime \|.*\| (.*) \|$", readme, re.MULTILINE)
+    assert cell is not None
+    assert sorted(cell[1].split(", ")) == sorted(row.title for row in EXPORTERS.values())
+    assert set(re.findall(r"`--for (\w+)`", readme)) == set(PLANNING_TARGETS)
+    formats = (TOP / "docs" / "reference" / "files.md").read_text().split("## Exports")[1]
+    listed = re.findall(r"^\| `(\w+)` \|", formats.split("\n## ")[0], re.MULTILINE)
+    assert sorted(listed) == sorted(EXPORTERS)
+
+
 def test_every_page_is_in_the_table_of_contents() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (TOP / "mkdocs.yml").read_text()))
     assert listed == {

@@ -11,6 +11,7 @@ from gdp import version
 from gdp.cli.doctor import doctor_text
 from gdp.commands import doctor
 from gdp.commands.doctor import FAIL, NONE, OK, WARN, Check
+from gdp.commands.registry import Runtime
 from gdp.version import install_command
 
 
@@ -61,8 +62,11 @@ def test_a_runtime_that_breaks_fails_alone(
     def broken() -> list[str]:
         raise OSError("libcuda.so: cannot open shared object file")
 
-    rows = (("One", "numpy", lambda: ["cpu", "gpu"]), ("Two", "scipy", broken),
-            ("Absent", "torch", broken))  # fmt: skip
+    rows = {
+        "one": Runtime("one", "One", "numpy", "onnx", "", lambda: ["cpu", "gpu"]),
+        "two": Runtime("two", "Two", "scipy", "onnx", "", broken),
+        "absent": Runtime("absent", "Absent", "torch", "torch", "", broken),
+    }
     monkeypatch.setattr(doctor, "RUNTIMES", rows)
     assert named(list(doctor._runtimes())) == {
         "One": (OK, "cpu, gpu"),

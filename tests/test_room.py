@@ -4,7 +4,7 @@ import pytest
 
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import Cluster, make_cluster
-from gdp.commands.accelerate import room_for
+from gdp.commands.execute import memory_for
 from gdp.constraints import Constraints, Pin
 from gdp.posed import room_bytes
 
@@ -40,8 +40,8 @@ def test_memory_that_devices_share_counts_once() -> None:
 def test_a_runtime_may_offload(machine: Cluster) -> None:
     of = sizes(machine)
     cards = of["t4:0"] + of["t4:1"]
-    assert room_for(None, machine) == cards + of["cpu"]
-    assert room_for("pipelining", machine) == cards
-    assert room_for("accelerate", machine, "none") == cards
-    assert room_for("accelerate", machine) == cards + of["cpu"]
-    assert room_for("accelerate", machine, "disk") > 1 << 60
+    assert memory_for(None, machine) == cards + of["cpu"]
+    assert memory_for("pipelining", machine) == cards
+    assert memory_for("accelerate", machine, "none") == cards
+    assert memory_for("accelerate", machine) == cards + of["cpu"]
+    assert memory_for("accelerate", machine, "disk") > 1 << 60

@@ -14,7 +14,12 @@ import numpy as np
 
 from gdp import api
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.accelerate import kept_modules, offload_cluster, place_for_accelerate
+from gdp.commands.accelerate import (
+    cluster_with_offload,
+    kept_modules,
+    plan_accelerate,
+    streamed_bytes,
+)
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import Streamed
@@ -24,8 +29,7 @@ from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Search
 from gdp.placement import make_placement
 from gdp.posed import posed_placement
-from gdp.runtime.plan import make_plan
-from gdp.runtime.prediction import Prediction
+from gdp.runtime.plan import Prediction, make_plan
 from gdp.runtime.statistics import estimate
 
 ROUNDS, MAX_RUNS = 5, 50
@@ -179,7 +183,7 @@ def _by_gdp(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -
     graph, box = model.trace().graph, machine.box(limit)
     whole = tuple(kept_modules(model.module))
     search = Search(seed=0, seconds=None, evaluations=200)
-    placed = place_for_accelerate(graph, box, whole=whole, costs=costs, search=search)
+    placed = plan_accelerate(graph, box, whole=whole, costs=costs, search=search)
     found = device_map(graph, placed.result.placement, placed.cluster, model.module)
     return dispatched(model, machine, found), placed.result.score.latency_s
 
@@ -188,7 +192,7 @@ def _by_accelerate(model: TorchModel, machine: Machine, costs: CostModel, limit:
     """The map of `infer_auto_device_map`, followed by accelerate."""
     graph, box = model.trace().graph, machine.box(limit)
     constraints = Constraints(whole=tuple(kept_modules(model.module)))
-    streams, _ = offload_cluster(graph, box, constraints, "cpu")
+    streams = cluster_with_offload(box, "cpu", streamed_bytes(graph, constraints))
     found = their_map(model.module, box)
     return dispatched(model, machine, found), of_map(found, graph, streams, costs)[0]
 

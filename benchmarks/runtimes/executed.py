@@ -98,8 +98,7 @@ def pipelining_rows(options: Options) -> Iterable[Row]:
     """Two processes with gloo, as `gdp export --to pipelining` writes them: seconds are those of a
     microbatch, of as many as are advised."""
     from gdp.cluster.load import load_cluster
-    from gdp.commands.accelerate import place_for
-    from gdp.commands.execute import export
+    from gdp.commands.execute import export, place_for
     from gdp.models import load
 
     for name in TORCH:
@@ -137,7 +136,7 @@ def accelerate_rows(options: Options) -> Iterable[Row]:
 
     from benchmarks.gpu.plans import Machine, dispatched, equal, measured
     from gdp.cluster.presets import device_preset
-    from gdp.commands.accelerate import kept_modules, place_for_accelerate
+    from gdp.commands.accelerate import kept_modules, plan_accelerate
     from gdp.costs.roofline import roofline
     from gdp.exporters.accelerate import device_map
     from gdp.methods.base import Search
@@ -151,7 +150,7 @@ def accelerate_rows(options: Options) -> Iterable[Row]:
             weights = sum(p.numel() * p.element_size() for p in model.module.parameters())
             with torch.inference_mode():
                 wanted = model.module(**model.kwargs)[0].clone()
-            placed = place_for_accelerate(
+            placed = plan_accelerate(
                 model.trace().graph, machine.box(int(0.6 * weights)), costs=roofline,
                 whole=tuple(kept_modules(model.module)),
                 search=Search(seconds=None, evaluations=200),

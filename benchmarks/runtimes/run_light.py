@@ -34,7 +34,7 @@ from gdp.runtime.measure import Measuring
 from gdp.runtime.ort.run import run_onnx
 from gdp.runtime.ort.source import load_source
 from gdp.runtime.ort.stages import cut_plan
-from gdp.runtime.prediction import Prediction
+from gdp.runtime.plan import Prediction
 from gdp.runtime.report import RunReport, advice
 
 PIPELINED = ("resnet50", "densenet121", "inception_v2", "squeezenet")

@@ -44,7 +44,7 @@ from gdp.runtime.ort.run import prepare
 from gdp.runtime.ort.sessions import core_of_device
 from gdp.runtime.ort.source import Source, load_source, randomised
 from gdp.runtime.ort.stages import CutPlan, cut_plan
-from gdp.runtime.prediction import Prediction
+from gdp.runtime.plan import Prediction
 from gdp.sim.segments import segment_values, segments
 
 LOG = logging.getLogger(__name__)

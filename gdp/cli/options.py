@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from gdp.cli.show import AS_JSON
+from gdp.commands.registry import PLANNING_TARGETS
 from gdp.errors import GdpError
 from gdp.files.targets import Permit, TargetError, require_file, require_folder
 from gdp.files.writing import is_stream
@@ -247,7 +248,7 @@ class Destination:
     """What the placement is for, and in which pieces."""
 
     runtime: str | None = option(
-        "--for", type=click.Choice(["accelerate", "llamacpp", "pipelining"]),
+        "--for", type=click.Choice(tuple(PLANNING_TARGETS)),
         help="Answer what this runtime can follow.",
     )  # fmt: skip
     granularity: str | None = option(
@@ -260,15 +261,16 @@ class Destination:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.offload is not None and self.runtime != "accelerate":
+        row = None if self.runtime is None else PLANNING_TARGETS[self.runtime]
+        if self.offload is not None and (row is None or not row.offloads):
             raise click.UsageError("--offload is what accelerate does: say --for accelerate")
         context = click.get_current_context(silent=True)
-        if context is None or self.runtime != "llamacpp":
+        if context is None or row is None or row.searches:
             return
         for name in _SEARCHES:
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 raise click.UsageError(
-                    f"--for llamacpp asks one exact program over blocks: leave out --{name}"
+                    f"--for {row.name} asks one exact program over blocks: leave out --{name}"
                 )
 
 

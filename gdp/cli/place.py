@@ -40,13 +40,13 @@ def place(
     from gdp.cli import first_run
     from gdp.cli.text import result_text
     from gdp.commands import reporting
-    from gdp.commands.accelerate import place_for, room_for
+    from gdp.commands.execute import memory_for, place_for
     from gdp.placement import save_placement
 
     phases = Phases(startup.STARTED_S)
     phases.ended("import")
     machine, rules = cluster.load(), constraints.read()
-    room = room_for(destination.runtime, machine, destination.offload, rules)
+    room = memory_for(destination.runtime, machine, destination.offload, rules)
     graph = model.load(room)
     outputs.require(
         model.spec, cluster.cluster, trained.checkpoint, trained.costs, constraints.constraints

@@ -9,10 +9,10 @@ import click
 from gdp.cli import options
 from gdp.cli.show import placing, show, stages
 from gdp.clock import MEASURE_SECONDS
+from gdp.commands.registry import EXPORTERS, RUNTIMES
 from gdp.terminal import printable_lines
 
-RUNTIMES = ("onnxruntime", "openvino")
-TARGETS = ("onnxruntime", "onnx", "openvino", "accelerate", "llamacpp", "pipelining", "jax")
+ONNX_RUNTIMES = tuple(row.name for row in RUNTIMES.values() if row.executes == "onnx")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Timing:
         help="Seconds of measuring in all, at most; it ends when intervals are under 3%.",
     )  # fmt: skip
     runtime: str | None = options.option(
-        "--runtime", type=click.Choice(RUNTIMES), help="Of an ONNX model; default onnxruntime."
+        "--runtime", type=click.Choice(ONNX_RUNTIMES), help="Of an ONNX model; default onnxruntime."
     )
 
 
@@ -100,7 +100,7 @@ def run(
 @click.argument("placement")
 @options.named_model
 @options.cluster
-@click.option("--to", "target", required=True, type=click.Choice(TARGETS))
+@click.option("--to", "target", required=True, type=click.Choice(tuple(EXPORTERS)))
 @options.outputs(export=options.required(metavar="DIR"))
 @options.as_json
 def export(

@@ -5,13 +5,13 @@ Every check answers and none stops the others: what a library raises is what the
 
 import platform
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
 from gdp.cluster.types import UNLIMITED_BYTES
+from gdp.commands.registry import RUNTIMES
 from gdp.units import format_bytes
 from gdp.version import DISTRIBUTION, gdp_version, install_command
 
@@ -98,52 +98,16 @@ def _library(requirement: Any, extra: str | None) -> Check:
 
 
 def _runtimes() -> Iterator[Check]:
-    for name, package, look in RUNTIMES:
+    for row in RUNTIMES.values():
         try:
-            metadata.version(package)
+            metadata.version(row.distribution)
         except metadata.PackageNotFoundError:
             continue
         try:
-            yield Check("runtimes", name, OK, ", ".join(look()))
+            yield Check("runtimes", row.title, OK, ", ".join(row.devices()))
         except Exception as error:  # an import or a driver that fails in its own way
-            yield Check("runtimes", name, FAIL, f"{type(error).__name__}: {error}",
-                        f"reinstall {package}")  # fmt: skip
-
-
-def _onnxruntime_devices() -> list[str]:
-    from gdp.runtime.ort.telemetry import ort
-
-    return ort.get_available_providers()
-
-
-def _jax_devices() -> list[str]:
-    import jax
-
-    return [f"{device.platform}:{device.id} ({device.device_kind})" for device in jax.devices()]
-
-
-def _openvino_devices() -> list[str]:
-    # At import its tools report to their makers, from a forked process, where this module is.
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    import openvino
-
-    return openvino.Core().available_devices
-
-
-def _torch_devices() -> list[str]:
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(count))]
-
-
-RUNTIMES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
-    ("ONNX Runtime", "onnxruntime", _onnxruntime_devices),
-    ("JAX", "jax", _jax_devices),
-    ("OpenVINO", "openvino", _openvino_devices),
-    ("PyTorch", "torch", _torch_devices),
-)
-"""Name, distribution, and what lists the devices that a runtime sees."""
+            yield Check("runtimes", row.title, FAIL, f"{type(error).__name__}: {error}",
+                        f"reinstall {row.distribution}")  # fmt: skip
 
 
 def _devices() -> Iterator[Check]:

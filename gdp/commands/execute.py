@@ -1,17 +1,19 @@
-"""Running and exporting placements: what `gdp run` and `gdp export` call."""
+"""Planning for, running with and exporting to the runtimes of `gdp.commands.registry`."""
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from gdp import api
 from gdp.cluster.load import Machine, load_cluster
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.commands.accelerate import PlannedPlacement, cluster_with_offload, whole_modules
+from gdp.commands.code_models import executable_model, model_label
+from gdp.commands.registry import EXPORTERS, PLANNING_TARGETS, RUNTIMES, ExportJob, Runtime
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.costs.offload import offload_targets
+from gdp.costs.offload import offload_targets, resident
 from gdp.errors import ModelError, PlacementError, of_kind
 from gdp.files.targets import Permit
 from gdp.graph.op_graph import OpGraph
@@ -19,27 +21,21 @@ from gdp.methods.base import Search
 from gdp.models import (
     PYTHON_PREFIX,
     Model,
-    Traceable,
     is_onnx,
     is_traced,
     load,
     source_files,
     spec_of,
-    traced_model,
     with_dims,
 )
 from gdp.placement import Placed, Placement, load_placement, require
 from gdp.posed import machine_of, posed_placement, room_bytes
 from gdp.runtime.measure import Measuring
-from gdp.runtime.prediction import Prediction
-
-if TYPE_CHECKING:
-    from gdp.importers.jax.model import JaxModel
-    from gdp.runtime.report import RunReport
+from gdp.runtime.plan import Prediction
 
 
 class Placing(TypedDict, total=False):
-    """What `gdp.api.place` takes beside the question."""
+    """Options of `gdp.place` for a model that `run` places first."""
 
     method: str
     search: Search
@@ -60,11 +56,29 @@ def run(
     graph: OpGraph | None = None,
     **placing: Unpack[Placing],
 ) -> dict[str, Any]:
-    """Execute a placement (made first as `placing` says where none is given): predicted beside
-    measured times, the baselines of the same run, and whether outputs equal the uncut model's.
-    Without `measuring`, inputs are drawn with the seed of the search; without `runtime` (of
-    `RUNTIMES`), the first that executes such models. `graph` is that of the model, where it
-    has been loaded already."""
+    """Execute a placement: predicted and measured times, the baselines, a check of the outputs.
+
+    Args:
+        model: ONNX file, JAX function or PyTorch module.
+        cluster: File, preset or `Cluster` whose devices exist on this machine.
+        placement: Placement to execute; without one the model is placed first.
+        dims: Bindings of symbolic dimensions, "NAME=VALUE"; ONNX models.
+        objective: "latency" or "throughput": the quantity that contenders compete for.
+        costs: Cost model or file that predicts; None for the shipped one.
+        measuring: Seconds and precision of the measurement; by default inputs are drawn with the
+            seed of the search.
+        runtime: Name in `RUNTIMES`; None for the first that executes such models.
+        graph: Graph of the model, where it has been loaded already.
+        **placing: Options of `gdp.place` for a model without a placement.
+
+    Returns:
+        The fields of `gdp.runtime.report.RunReport`, the cluster and the label of the costs.
+
+    Raises:
+        ModelError: if no runtime, or not the one given, executes the model.
+        PlacementError: if the placement is not of the model and the cluster, or offloads weights.
+        MeasurementError: if a measured rate is impossible.
+    """
     if unknown := placing.keys() - Placing.__annotations__:
         raise TypeError(f"run() got unexpected keywords: {', '.join(sorted(unknown))}")
     bound = with_dims(dims)
@@ -72,115 +86,73 @@ def run(
     if graph is None:
         room = None if placement is not None else room_bytes(cluster, placing.get("constraints"))
         graph = load(model, bound, room_bytes=room)
-    runner = _runner(model, runtime)
+    _require_runtime(runtime)
+    kind, executable = executable_model(model)
+    row = _runtime(model, kind, runtime)
     if placement is not None:
         placed = load_placement(placement)
     else:
-        how = runnable(model, placing, runtime)
-        placed = api.place(graph, cluster, objective=objective, costs=costs, **how).placement
+        options = runnable(model, placing, runtime)
+        placed = api.place(graph, cluster, objective=objective, costs=costs, **options).placement
     if offload_targets(placed.device_names):
         raise PlacementError(
             "the placement offloads weights as accelerate does, which only accelerate executes: "
             "gdp export --to accelerate"
         )
     require(placed, graph, cluster)
-    if placed.teams and runner not in REPLICATING:
-        raise ModelError(f"{_label(model)!r} cannot be executed so: {_in_turn(placed)}")
+    if placed.teams and not row.replicates:
+        raise ModelError(f"{model_label(model)!r} cannot be executed so: {_replicated(placed)}")
     posed, device, _ = posed_placement(graph, placed, cluster, objective, costs=costs)
-    report = runner(
-        model, graph, cluster, placed.device, dims=bound, objective=objective,
+    report = row.run(
+        executable, graph, cluster, placed.device, objective=objective,
         measuring=measuring or Measuring(seed=placing.get("search", Search()).seed),
         predict=Prediction(posed.problem, device, posed.group_of, placed.teams),
+        **({"dims": bound} if kind == "onnx" else {}),
     )  # fmt: skip
     return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
 
 
-def _runner(model: Model, runtime: str | None) -> Callable[..., "RunReport"]:
-    if runtime is not None and runtime not in RUNTIMES:
-        raise ValueError(f"no runtime {runtime!r}; there are {', '.join(RUNTIMES)}")
-    can = {name: execute for name, (has, execute) in RUNTIMES.items() if has(model)}
-    if not can:
-        raise ModelError(
-            f"{_label(model)!r} holds a graph only; `gdp run` needs an ONNX file, "
-            "a JAX function or a PyTorch module"
-        )
-    if runtime is not None and runtime not in can:
-        raise ModelError(f"{runtime} does not execute {_label(model)!r}; {', '.join(can)} does")
-    return next(iter(can.values())) if runtime is None else can[runtime]
+def _require_runtime(name: str | None) -> None:
+    if name is not None and name not in RUNTIMES:
+        raise ValueError(f"no runtime {name!r}; there are {', '.join(RUNTIMES)}")
+
+
+def _runtime(model: Model, kind: str, name: str | None) -> Runtime:
+    """Row of the runtime with a name, or of the first that executes models of this kind."""
+    rows = {row.name: row for row in RUNTIMES.values() if row.executes == kind}
+    if name is not None and name not in rows:
+        raise ModelError(f"{name} does not execute {model_label(model)!r}; {', '.join(rows)} does")
+    return next(iter(rows.values())) if name is None else rows[name]
 
 
 def runnable(model: Model, placing: Placing, runtime: str | None = None) -> Placing:
-    """The same for a placement that the model's runtime can execute."""
-    if _runner(model, runtime) in REPLICATING:
+    """Options under which `gdp.place` returns placements that the model's runtime executes."""
+    _require_runtime(runtime)
+    # Code is not traced for this: no runtime of it replicates stages.
+    if is_onnx(model) and _runtime(model, "onnx", runtime).replicates:
         return placing
     constraints = of_kind(placing.get("constraints"), Constraints, "constraints")
     return {**placing, "constraints": replace(constraints, replicas=False)}
 
 
-def _run_onnx(*placed: Any, **how: Any) -> "RunReport":
-    from gdp.runtime.ort.run import run_onnx
-
-    return run_onnx(*placed, **how)
-
-
-def _run_openvino(*placed: Any, **how: Any) -> "RunReport":
-    from gdp.runtime.openvino_hetero.run import run_openvino
-
-    return run_openvino(*placed, **how)
-
-
-def _run_traced(model: Model, *placed: Any, dims: Mapping[str, int], **how: Any) -> "RunReport":
-    from gdp.importers.pytorch.model import TorchModel
-
-    del dims  # of ONNX models alone
-    found = model if isinstance(model, Traceable) else traced_model(spec_of(model))
-    if isinstance(found, TorchModel):
-        from gdp.runtime.pytorch.run import run_torch
-
-        return run_torch(found, *placed, **how)
-    from gdp.runtime.jax.run import run_jax
-
-    return run_jax(_function(model), *placed, **how)
-
-
-def _label(model: Model) -> str:
-    """What a message calls a model."""
-    return model.name if isinstance(model, OpGraph | Traceable) else str(model)
-
-
-RUNTIMES: Mapping[str, tuple[Callable[[Model], bool], Callable[..., "RunReport"]]] = {
-    "onnxruntime": (is_onnx, _run_onnx),
-    "openvino": (is_onnx, _run_openvino),
-    "own": (
-        lambda model: isinstance(model, Traceable) or is_traced(spec_of(model)), _run_traced
-    ),
-}  # fmt: skip
-"""Which models a runtime executes, and how: a function as `gdp.runtime.ort.run.run_onnx`; `own` is
-that which the model was written in, PyTorch or JAX."""
-REPLICATING: Sequence[Callable[..., "RunReport"]] = (_run_onnx,)
-"""The runtimes that let devices take samples in turn."""
-
-
-def _in_turn(placement: Placement) -> str:
-    """What of a placement has replicated stages, and the way out."""
-    teams = [", ".join(placement.device_names[d] for d in team) for team in placement.teams]
+def _replicated(placement: Placement) -> str:
+    """Replicated stages of a placement, and the way out, for messages."""
+    groups = [", ".join(placement.device_names[d] for d in group) for group in placement.teams]
     return (
-        f"{' and '.join(teams)} take samples in turn (replicated stages), which only onnxruntime "
+        f"{' and '.join(groups)} take samples in turn (replicated stages), which only onnxruntime "
         "does here; place again with --no-replicas"
     )
 
 
-@dataclass(frozen=True)
-class Exported:
-    """What an exporter writes, and where."""
-
-    model: Model
-    graph: OpGraph
-    placement: Placement
-    cluster: Cluster
-    output: Path
-    dims: Mapping[str, int]
-    permit: Permit
+_ACCEPTED = {
+    "onnx": (is_onnx, "an ONNX model"),
+    "traced": (is_traced, "python:package.module:function or hf:CONFIG"),
+    "python": (
+        lambda model: spec_of(model).startswith(PYTHON_PREFIX),
+        "a python:package.module:function",
+    ),
+    "any": (lambda _: True, "a model"),
+}
 
 
 def export(
@@ -194,147 +166,111 @@ def export(
     sources: Sequence[Path] = (),
     force: bool = False,
 ) -> list[Path]:
-    """Write what a runtime needs to execute a placement; returns the paths written.
+    """Write the files with which a runtime executes a placement.
 
-    Raises `TargetError` where the folder `output` holds anything but such an export, unless
-    `force`, or where the model or one of the `sources` would be written over.
+    Args:
+        placement: Placement, result, or file of a placement.
+        model: Model that the placement is of.
+        target: Format, a name in `EXPORTERS`.
+        output: Folder to write.
+        cluster: Cluster of the placement, for formats that tell CPUs from accelerators.
+        dims: Bindings of symbolic dimensions, "NAME=VALUE"; ONNX models.
+        sources: Further files that must not be overwritten.
+        force: Overwrite whatever the folder holds, except the model and `sources`.
+
+    Returns:
+        The paths written.
+
+    Raises:
+        TargetError: if the folder holds anything but such an export, unless `force`, or if a
+            source would be overwritten.
+        ModelError: if the format cannot hold models of this kind.
+        PlacementError: if the format cannot express the placement.
     """
     bound = with_dims(dims)
     graph, placement, output = load(model, bound), load_placement(placement), Path(output)
     if target not in EXPORTERS:
         raise ValueError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
-    if placement.teams and target not in REPLICATING_TARGETS:
-        raise PlacementError(f"target {target!r} cannot hold this placement: {_in_turn(placement)}")
-    given = None if cluster is None else load_cluster(cluster)
-    if target in ("accelerate", "openvino", "pipelining") and given is None:
+    row = EXPORTERS[target]
+    if placement.teams and not row.replicates:
+        raise PlacementError(
+            f"target {target!r} cannot hold this placement: {_replicated(placement)}"
+        )
+    if row.needs_cluster and cluster is None:
         raise ValueError(
             f"target {target!r} needs the cluster, which tells CPUs from accelerators: --cluster"
         )
-    cluster = _named(graph, placement) if given is None else given
-    if target == "accelerate":
+    cluster = _cluster_by_names(graph, placement) if cluster is None else load_cluster(cluster)
+    if row.offloads:
         cluster = machine_of(placement, cluster, None)[0]
     require(placement, graph, cluster)
+    is_accepted, wanted = _ACCEPTED[row.accepts]
+    if not is_accepted(model):
+        raise ModelError(f"target {target!r} needs {wanted}, got {model_label(model)!r}")
     permit = Permit(lambda: [*source_files(model), *sources], force)
-    return EXPORTERS[target](Exported(model, graph, placement, cluster, output, bound, permit))
+    return row.write(ExportJob(model, graph, placement, cluster, output, bound, permit))
 
 
-def _function(model: Model) -> "JaxModel":
-    """The JAX function behind a `python:` model; a graph alone cannot be executed."""
-    from gdp.importers.jax.model import JaxModel
-
-    found = model if isinstance(model, Traceable) else traced_model(spec_of(model))
-    if isinstance(found, OpGraph):
-        raise ModelError(
-            f"{model!r} returns a graph only; return (function, arguments) to execute it"
-        )
-    if not isinstance(found, JaxModel):
-        raise ModelError(f"{model!r} is a PyTorch module; a JAX function is needed here")
-    return found
-
-
-def _named(graph: OpGraph, placement: Placement) -> Cluster:
-    """A cluster with the placement's device names, whose host is where the model's inputs are:
-    exporters need no speeds."""
-    from gdp.cluster.types import Device, make_cluster
-
+def _cluster_by_names(graph: OpGraph, placement: Placement) -> Cluster:
+    """A cluster without speeds, which exporters do not need, of the placement's device names; its
+    host is where the model's inputs are."""
     same_graph = placement.op_names == graph.op_names
     homes = placement.device[graph.is_io] if same_graph else placement.device[:0]
-    host = int(homes[0]) if len(homes) else 0
-
     names = placement.device_names
-    kinds = {d: names[team[0]] for team in placement.teams for d in team}  # of one kind, whichever
+    # Replicas are of one kind, whichever.
+    kinds = {d: names[group[0]] for group in placement.teams for d in group}
     devices = [
         Device(name, kinds.get(d, name), {"default": 1.0}, 1.0) for d, name in enumerate(names)
     ]
-    return make_cluster("placement", devices, host=host)
+    return make_cluster("placement", devices, host=int(homes[0]) if len(homes) else 0)
 
 
-def _onnxruntime(job: Exported) -> list[Path]:
-    from gdp.exporters.onnxruntime import export_onnxruntime
-    from gdp.runtime.ort.source import load_source
-
-    source = load_source(_onnx_spec(job.model, "onnxruntime"))
-    return export_onnxruntime(
-        source.model, source.folder, job.graph, job.placement, job.output, permit=job.permit
-    )
-
-
-def _onnx(job: Exported) -> list[Path]:
-    from gdp.exporters.onnx_devices import export_onnx_devices
-    from gdp.importers.onnx.model import prepare, resolve_spec
-    from gdp.importers.onnx.read import external_files
-    from gdp.runtime.ort.weights import require_weights
-
-    path = resolve_spec(_onnx_spec(job.model, "onnx"))
-    require_weights(path, [os.path.relpath(file, path.parent) for file in external_files(path)])
-    model = prepare(path, job.dims)
-    return export_onnx_devices(model, job.graph, job.placement, job.output, job.permit)
+def memory_for(
+    target: str | None,
+    cluster: Cluster,
+    offload: str | None = None,
+    constraints: Constraints | None = None,
+) -> int:
+    """Bytes that weights may take on a cluster in placements for a planning target."""
+    if target is None:
+        return room_bytes(cluster, constraints)
+    if PLANNING_TARGETS[target].offloads and offload != "none":
+        return room_bytes(cluster_with_offload(cluster, offload), constraints)
+    return room_bytes(resident(cluster), constraints)
 
 
-def _openvino(job: Exported) -> list[Path]:
-    from gdp.exporters.openvino_plan import export_openvino
+def place_for(
+    target: str | None,
+    graph: OpGraph,
+    cluster: Cluster,
+    *,
+    model: str | None = None,
+    granularity: str | None = None,
+    offload: str | None = None,
+    **placing: Any,
+) -> PlannedPlacement:
+    """Place a graph by `gdp.place`, or by the program of a planning target.
 
-    _onnx_spec(job.model, "openvino")
-    return export_openvino(job.graph, job.placement, job.cluster, job.output, job.permit)
-
-
-def _accelerate(job: Exported) -> list[Path]:
-    from gdp.commands.accelerate import torch_module
-    from gdp.exporters.accelerate import export_accelerate
-
-    return export_accelerate(
-        job.graph, job.placement, job.cluster, job.output, job.permit,
-        module=torch_module(job.model),
-    )  # fmt: skip
-
-
-def _llamacpp(job: Exported) -> list[Path]:
-    from gdp.exporters.llamacpp import export_llamacpp
-
-    return export_llamacpp(job.graph, job.placement, job.cluster, job.output, job.permit)
-
-
-def _pipelining(job: Exported) -> list[Path]:
-    from gdp.commands.pipelining import torch_boundaries
-    from gdp.exporters.pipelining import export_pipelining
-
-    if not is_traced(job.model):
-        raise ModelError(
-            "target 'pipelining' needs python:package.module:function or hf:CONFIG, got "
-            f"{_label(job.model)!r}"
-        )
-    cuts = torch_boundaries(job.model, job.graph, ())
-    return export_pipelining(
-        spec_of(job.model), job.graph, job.placement, job.cluster, cuts, job.output, job.permit
-    )
-
-
-def _jax(job: Exported) -> list[Path]:
-    from gdp.exporters.jax import export_jax
-
-    spec = spec_of(job.model)
-    if not spec.startswith(PYTHON_PREFIX):
-        raise ModelError(
-            f"target 'jax' needs a python:package.module:function, got {_label(job.model)!r}"
-        )
-    _function(spec)
-    return export_jax(spec, job.placement, job.output, job.permit)
-
-
-def _onnx_spec(model: Model, target: str) -> str:
-    if not is_onnx(model):
-        raise ModelError(f"target {target!r} needs an ONNX model, got {_label(model)!r}")
-    return spec_of(model)
-
-
-EXPORTERS: dict[str, Callable[[Exported], list[Path]]] = {
-    "onnxruntime": _onnxruntime,
-    "onnx": _onnx,
-    "openvino": _openvino,
-    "accelerate": _accelerate,
-    "llamacpp": _llamacpp,
-    "pipelining": _pipelining,
-    "jax": _jax,
-}
-REPLICATING_TARGETS = ("onnxruntime",)
-"""The targets that can say that devices take samples in turn."""
+    Args:
+        target: Name in `PLANNING_TARGETS`; None for no restriction.
+        graph: Graph to place.
+        cluster: Cluster to place it on.
+        model: Spec of the model, which names the modules that may not be split.
+        granularity: Pieces that stay whole: "op", "module" or "layer"; by default that of the
+            target.
+        offload: "cpu", "disk" or "none": where weights rest that do not fit; for accelerate.
+        **placing: Options of `gdp.place`.
+    """
+    row = None if target is None else PLANNING_TARGETS[target]
+    granularity = granularity or ("module" if row is not None and row.by_module else "op")
+    if row is not None and row.by_module and granularity == "op":
+        raise ValueError(f"{target} goes by whole modules: granularity module or layer")
+    whole = whole_modules(model, graph, granularity)
+    if row is None:
+        constraints = of_kind(placing.pop("constraints", None), Constraints, "constraints")
+        constraints = replace(constraints, whole=(*constraints.whole, *whole))
+        result = api.place(graph, cluster, constraints=constraints, **placing)
+        return PlannedPlacement(result, cluster, placing.get("costs"))
+    if row.exact and placing.get("method", "auto") != "auto":
+        raise ValueError(f"--for {target} is planned by one program, not by {placing['method']!r}")
+    return row.plan(graph, cluster, model=model, whole=whole, offload=offload, **placing)

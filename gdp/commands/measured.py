@@ -46,7 +46,7 @@ class MeasuredReward:
         `gdp run` measures, until the rate is precise or `seconds` are over."""
         from gdp.runtime.ort.run import prepare
         from gdp.runtime.ort.stages import cut_plan
-        from gdp.runtime.prediction import Prediction
+        from gdp.runtime.plan import Prediction
 
         problem = self.posed.problem
         predict = Prediction(problem, assignment.device, self.posed.group_of)

@@ -9,8 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from gdp.runtime.cycle import Cycle, cyclic_schedule
 from gdp.runtime.measure import Measuring, Quota, measure
-from gdp.runtime.plan import Plan, uncut_s
-from gdp.runtime.prediction import Prediction
+from gdp.runtime.plan import ExecutionPlan, Prediction, uncut_s
 from gdp.runtime.report import DEFAULT, PLACED, SINGLE, Row, foretold, measured_fields, row
 from gdp.runtime.statistics import Trace
 
@@ -93,7 +92,7 @@ class CutPiece(Protocol):
 
 def beside_baselines(
     objective: str,
-    plan: Plan,
+    plan: ExecutionPlan,
     rows: Mapping[str, Row],
     predict: Prediction,
     single: int,
@@ -108,7 +107,7 @@ def beside_baselines(
     )  # fmt: skip
 
 
-def pieces_cycle(pieces: Sequence[CutPiece], plan: Plan) -> Cycle:
+def pieces_cycle(pieces: Sequence[CutPiece], plan: ExecutionPlan) -> Cycle:
     """A cycle of the pieces, for the samples that keep every device busy."""
     maker = {value: k for k, piece in enumerate(pieces) for value in piece.makes}
     return cyclic_schedule(

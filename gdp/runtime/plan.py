@@ -1,19 +1,43 @@
-"""A placement as the segments that a runtime executes, with what the simulator says of them."""
+"""A placement as the segments that a runtime executes, with the times that are predicted."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
+from gdp.cluster.types import Cluster
+from gdp.costs.roofline import roofline
+from gdp.graph.op_graph import OpGraph
 from gdp.placement import Teams
-from gdp.runtime.prediction import Prediction
+from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import find_objective
 from gdp.sim.processors import shares_processor
 from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
 
 
+class Prediction(NamedTuple):
+    """A placed problem over fused ops, which predicts times, and the fused op of every op."""
+
+    problem: Problem
+    device: Int[np.ndarray, "M"]
+    group_of: Int[np.ndarray, "N"]
+    teams: Teams = ()  # of the stages that several devices serve in turn
+
+
+def roofline_prediction(
+    graph: OpGraph, cluster: Cluster, device: Int[np.ndarray, "N"], objective: str
+) -> Prediction:
+    """Prediction by datasheet costs of the ops as the runtime fuses them."""
+    from gdp.graph.fuse import fuse
+
+    fused = fuse(graph, apart=device)
+    problem = make_problem(fused.graph, cluster, roofline(fused.graph, cluster), objective)
+    return Prediction(problem, segment_values(device, fused.group_of), fused.group_of)
+
+
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ExecutionPlan:
     """A placement as segments. Axes: N ops, S segments."""
 
     segment: Int[np.ndarray, "N"]
@@ -25,11 +49,11 @@ class Plan:
     teams: Teams  # devices that serve the segments of their first member in turn
 
     def devices_of(self, device: int) -> tuple[int, ...]:
-        """The devices that run what is placed on one, in the order of the samples."""
+        """Devices that serve the segments of a device, in the order of the samples."""
         return next((team for team in self.teams if team[0] == device), (device,))
 
 
-def make_plan(prediction: Prediction, objective: str) -> Plan:
+def make_plan(prediction: Prediction, objective: str) -> ExecutionPlan:
     """Segments for an objective, as the simulator runs them: few for throughput, those that let
     other devices start early for latency."""
     from gdp.sim.latency import simulate
@@ -46,7 +70,7 @@ def make_plan(prediction: Prediction, objective: str) -> Plan:
     judged = score(cut, where, None, teams)
     dispatch_s = np.array([d.dispatch_s for d in cut.cluster.devices])
     seconds = cut.compute_s[np.arange(len(where)), where] + dispatch_s[where]
-    return Plan(
+    return ExecutionPlan(
         segment=segment[group_of],
         segment_device=where,
         # Ids are topological, so they decide between segments that start together.
@@ -70,7 +94,8 @@ def uncut_s(prediction: Prediction, objective: str, d: int) -> tuple[float, floa
 
 
 def replicas_s(prediction: Prediction, objective: str) -> tuple[float, float] | None:
-    """The same of a copy on every device that may run the whole model, samples dealt out."""
+    """Predicted seconds as of `uncut_s`, with a copy of the model on every device that may run all
+    of it, and samples dealt out."""
     copies = [
         found
         for d in range(prediction.problem.num_devices)

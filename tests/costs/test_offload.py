@@ -7,7 +7,8 @@ import pytest
 
 from gdp import api
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
-from gdp.commands.accelerate import place_for, place_for_accelerate, streamed_bytes, whole_modules
+from gdp.commands.accelerate import plan_accelerate, streamed_bytes, whole_modules
+from gdp.commands.execute import place_for
 from gdp.commands.explanation import explain
 from gdp.constraints import Constraints
 from gdp.costs.offload import Streamed, resident, with_offload
@@ -90,7 +91,7 @@ def test_tensors_of_offloaded_ops_are_the_main_devices() -> None:
 def test_a_machine_without_accelerators_offloads_nothing() -> None:
     cpu = make_cluster("cpu", [Device("epyc", "cpu", {"default": 1e9}, 1e9)])
     assert with_offload(cpu, ["cpu"]) is cpu
-    found = place_for_accelerate(chain(), cpu, method="blocks")
+    found = plan_accelerate(chain(), cpu, method="blocks")
     assert set(found.result.placement.device.tolist()) == {0}
 
 
@@ -100,10 +101,10 @@ def test_what_fits_stays_on_the_accelerator_and_what_does_not_streams() -> None:
     graph = chain()
     whole = whole_modules(None, graph, "layer")
     assert whole == ("layers.0", "layers.1", "layers.2")
-    fits = place_for_accelerate(graph, box(100), whole=whole, method="auto", search=SEARCH)
+    fits = plan_accelerate(graph, box(100), whole=whole, method="auto", search=SEARCH)
     assert fits.result.score.latency_s == pytest.approx(6e-3, rel=1e-3)
     assert "cpu offload" not in fits.cluster.device_names
-    tight = place_for_accelerate(graph, box(25), whole=whole, method="auto", search=SEARCH)
+    tight = plan_accelerate(graph, box(25), whole=whole, method="auto", search=SEARCH)
     assert tight.result.score.latency_s == pytest.approx(26e-3, rel=1e-3)
     devices = tight.result.placement.device
     assert sorted(np.bincount(devices, minlength=3).tolist()) == [2, 2, 4]
@@ -113,7 +114,7 @@ def test_what_fits_stays_on_the_accelerator_and_what_does_not_streams() -> None:
     moved = explain(graph, tight.result.placement, box(25), op="mul0", costs=roofline)
     assert [row["device"] for row in moved["devices"]] == ["epyc", "g0", "cpu offload"]
     with pytest.raises(InfeasibleError):
-        place_for_accelerate(graph, box(25), whole=whole, offload="none", method="auto",
+        plan_accelerate(graph, box(25), whole=whole, offload="none", method="auto",
                              search=SEARCH)  # fmt: skip
 
 

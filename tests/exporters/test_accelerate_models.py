@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gdp.cluster.presets import cluster_preset
-from gdp.commands.accelerate import place_for_accelerate
+from gdp.commands.accelerate import plan_accelerate
 from gdp.commands.inspection import summary
 from gdp.exporters.accelerate import device_map
 from gdp.importers.pytorch.model import TorchModel
@@ -34,7 +34,7 @@ def test_maps_are_legal_and_outputs_equal(family: str, tmp_path: Path) -> None:
         devices=tuple(d if d.is_cpu else replace(d, memory_bytes=share) for d in preset.devices),
     )
     whole = tuple(kept_modules(model))
-    placed = place_for_accelerate(
+    placed = plan_accelerate(
         graph,
         cluster,
         whole=whole,

@@ -18,9 +18,8 @@ from gguf_models import write_gguf
 from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.accelerate import place_for
-from gdp.commands.execute import export
-from gdp.commands.llamacpp import place_for_llamacpp
+from gdp.commands.block_plans import plan_llamacpp
+from gdp.commands.execute import export, place_for
 from gdp.constraints import Constraints, Pin
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError, PlacementError
@@ -108,7 +107,7 @@ def test_the_plan_is_the_best_that_the_flags_can_say(
         for placement in sayable(graph, cluster)
     ]
     best = min(score.latency_s for score in scores if score.feasible)
-    found = place_for_llamacpp(graph, cluster)
+    found = plan_llamacpp(graph, cluster).result
     assert found.score.feasible
     # Less than a share of one op apart: memory for what flows is kept free, and traffic inside
     # fused ops is counted.
@@ -119,7 +118,7 @@ def test_the_plan_is_the_best_that_the_flags_can_say(
 def test_experts_go_to_the_cpu_where_the_gpu_is_small(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", experts=8, layers=4)
     graph, cluster = load(f"{path}?decode&sequence=64"), box(4 * MIB)
-    found = place_for_llamacpp(graph, cluster)
+    found = plan_llamacpp(graph, cluster).result
     flags = flags_of(graph, found.placement, cluster)
     assert flags.n_gpu_layers >= 4
     (rule,) = flags.override_tensor
@@ -135,19 +134,19 @@ def test_a_small_cpu_makes_it_frugal_and_a_small_box_is_infeasible(tmp_path: Pat
     graph = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode")
     quick_cpu = box(8 * MIB, cpu_bytes=MIB)
     devices = (replace(quick_cpu.devices[0], bytes_per_s=1e12), quick_cpu.devices[1])
-    found = place_for_llamacpp(graph, replace(quick_cpu, devices=devices))
+    found = plan_llamacpp(graph, replace(quick_cpu, devices=devices)).result
     assert found.score.feasible
     assert found.placement.ops_on["gpu0"] > 30
     with pytest.raises(InfeasibleError):
-        place_for_llamacpp(graph, box(MIB // 4, cpu_bytes=MIB))
+        plan_llamacpp(graph, box(MIB // 4, cpu_bytes=MIB))
 
 
 def test_a_gpu_that_is_slow_to_launch_is_left_out(tmp_path: Path) -> None:
     graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode"), box(64 * MIB)
-    assert flags_of(graph, place_for_llamacpp(graph, cluster).placement, cluster).n_gpu_layers > 0
+    assert flags_of(graph, plan_llamacpp(graph, cluster).result.placement, cluster).n_gpu_layers > 0
     cpu, gpu = cluster.devices
     slow = replace(cluster, devices=(cpu, replace(gpu, dispatch_s=1.0, dispatch_per="op")))
-    assert flags_of(graph, place_for_llamacpp(graph, slow).placement, slow).n_gpu_layers == 0
+    assert flags_of(graph, plan_llamacpp(graph, slow).result.placement, slow).n_gpu_layers == 0
 
 
 def test_a_quick_cpu_keeps_what_fits_beside_the_embedding(tmp_path: Path) -> None:
@@ -164,7 +163,7 @@ def test_a_quick_cpu_keeps_what_fits_beside_the_embedding(tmp_path: Path) -> Non
         for placement in sayable(graph, cluster)
     ]
     best = min(score.latency_s for score in scores if score.feasible)
-    assert place_for_llamacpp(graph, cluster).value_s <= best * 1.03
+    assert plan_llamacpp(graph, cluster).result.value_s <= best * 1.03
 
 
 def two_blocks(small: int, large: int, embedding: int = 1) -> OpGraph:
@@ -211,7 +210,7 @@ def quickest(graph: OpGraph, cluster: Cluster, seconds: np.ndarray) -> list[int]
     def costs(graph: OpGraph, cluster: Cluster) -> np.ndarray:
         return seconds
 
-    found = place_for_llamacpp(graph, cluster, costs=costs)
+    found = plan_llamacpp(graph, cluster, costs=costs).result
     scores = [api.simulate(graph, p, cluster, costs=costs) for p in sayable(graph, cluster)]
     assert found.value_s == pytest.approx(min(s.latency_s for s in scores if s.feasible))
     return np.flatnonzero((found.placement.device == 0) & ~graph.is_io).tolist()
@@ -241,16 +240,16 @@ def test_a_gpu_that_is_far_away_is_left_out() -> None:
 
 def test_demands_are_kept_or_refused(tmp_path: Path) -> None:
     graph, cluster = load(write_gguf(tmp_path / "m.gguf")), box(64 * MIB)
-    kept = place_for_llamacpp(
+    kept = plan_llamacpp(
         graph, cluster, constraints=Constraints(pins=(Pin("blk.1", ("cpu",)),))
-    )
+    ).result
     assert flags_of(graph, kept.placement, cluster).n_gpu_layers == 2
     with pytest.raises(ValueError, match="latency of one pass"):
-        place_for_llamacpp(graph, cluster, objective="throughput")
+        plan_llamacpp(graph, cluster, objective="throughput")
     with pytest.raises(ValueError, match="planned by one program, not by 'heft'"):
         place_for("llamacpp", graph, cluster, method="heft")
     with pytest.raises(ValueError, match="leave out --together"):
-        place_for_llamacpp(graph, cluster, constraints=Constraints(together=("*",)))
+        plan_llamacpp(graph, cluster, constraints=Constraints(together=("*",)))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from gdp.commands.execute import EXPORTERS, REPLICATING_TARGETS, export
+from gdp.commands.execute import export
+from gdp.commands.registry import EXPORTERS
 from gdp.errors import ModelError, PlacementError
 from gdp.exporters import onnxruntime as exporter
 from gdp.exporters.onnxruntime import export_onnxruntime
@@ -136,7 +137,9 @@ def test_devices_that_take_samples_in_turn_keep_their_order(teams: Teams, tmp_pa
         np.testing.assert_allclose(found["y"][i], wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("target", sorted(set(EXPORTERS) - set(REPLICATING_TARGETS)))
+@pytest.mark.parametrize(
+    "target", sorted(name for name, row in EXPORTERS.items() if not row.replicates)
+)
 def test_other_targets_refuse_replicas_in_one_line(target: str, tmp_path: Path) -> None:
     _, graph = imported(tmp_path)
     placement = dataclasses.replace(placed(graph, ()), teams=((0, 1),))

@@ -16,7 +16,7 @@ from tiny import plain_graph
 
 from gdp import api
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.pipelining import place_for_pipelining
+from gdp.commands.block_plans import best_pipeline
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.exporters.pipelining import export_pipelining, idle_share, stages_of
@@ -67,10 +67,10 @@ def every_plan(graph: OpGraph, cluster: Cluster, cuts: Sequence[int]) -> list[fl
 @pytest.mark.parametrize("room", [1 << 30, (1 << 22) + 400])
 def test_the_plan_is_the_best_of_all_legal_ones(seed: int, room: int) -> None:
     graph, cluster, cuts = chain(seed), box(room, room, 1 << 30), [2, 3, 5, 8]
-    found = place_for_pipelining(graph, cluster, cuts, costs=roofline, simplicity=0.0)
+    found = best_pipeline(graph, cluster, cuts, costs=roofline, simplicity=0.0)
     best = min(every_plan(graph, cluster, cuts))
     assert found.score.period_s == pytest.approx(best)
-    loose = place_for_pipelining(graph, cluster, cuts, costs=roofline, simplicity=0.5)
+    loose = best_pipeline(graph, cluster, cuts, costs=roofline, simplicity=0.5)
     assert loose.score.period_s <= 1.5 * best
     stages_of(graph, found.placement, cluster, dict.fromkeys(cuts, "module"))
 
@@ -89,7 +89,7 @@ def test_within_what_simplicity_may_cost_the_fewest_bytes_are_sent() -> None:
     the cut sends little. Six on one take 6 ms and send nothing."""
     graph, cluster = even_chain([1000, 1000, 1000, 1000, 10]), box(1 << 30, 1 << 30)
     for simplicity, wanted in ((0.0, 4), (0.1, 4), (0.3, 5), (0.6, 6)):
-        found = place_for_pipelining(
+        found = best_pipeline(
             graph, cluster, [1, 2, 3, 4, 5], costs=roofline, simplicity=simplicity
         )
         assert np.bincount(found.placement.device, minlength=2)[1] == wanted
@@ -102,15 +102,13 @@ def test_a_stage_pays_for_its_launch() -> None:
     late = replace(second, dispatch_s=5e-3, dispatch_per="segment")
     for last, wanted in ((second, [1] * 4 + [2] * 2), (late, [1] * 6)):
         machine = replace(cluster, devices=(cpu, first, last))
-        found = place_for_pipelining(
-            graph, machine, [1, 2, 3, 4, 5], costs=roofline, simplicity=0.0
-        )
+        found = best_pipeline(graph, machine, [1, 2, 3, 4, 5], costs=roofline, simplicity=0.0)
         assert found.placement.device.tolist() == wanted
 
 
 def test_a_slow_link_leaves_all_on_one_device() -> None:
     cluster = box(1 << 30, 1 << 30, bytes_per_s=1.0)
-    found = place_for_pipelining(chain(0), cluster, [3, 6], costs=roofline)
+    found = best_pipeline(chain(0), cluster, [3, 6], costs=roofline)
     assert set(found.placement.device) == {1}
     with pytest.raises(PlacementError, match="everything is on 'gpu0', there is nothing to split"):
         stages_of(chain(0), found.placement, cluster, {3: "a", 6: "b"})
@@ -118,9 +116,9 @@ def test_a_slow_link_leaves_all_on_one_device() -> None:
 
 def test_too_little_memory_is_said() -> None:
     with pytest.raises(InfeasibleError, match="does not fit on cluster 'box'"):
-        place_for_pipelining(chain(0), box(200, 200), [3, 6], costs=roofline)
+        best_pipeline(chain(0), box(200, 200), [3, 6], costs=roofline)
     with pytest.raises(ValueError, match="add --objective throughput"):
-        place_for_pipelining(chain(0), box(200), [3], objective="latency")
+        best_pipeline(chain(0), box(200), [3], objective="latency")
 
 
 def test_stages_are_stretches_that_begin_where_modules_do(tmp_path: Path) -> None:
@@ -151,7 +149,7 @@ def test_a_tied_weight_is_held_once_in_a_stage() -> None:
     graph = replace(chain(0, 4), weight_id=np.array([0, 1, 0, 3]), tensor_bytes=np.ones(4, int))
     cuts = {1: "b", 2: "c", 3: "d"}
     cluster = box(250, 150)
-    found = place_for_pipelining(graph, cluster, list(cuts), costs=roofline)
+    found = best_pipeline(graph, cluster, list(cuts), costs=roofline)
     assert found.placement.device.tolist() == [1, 1, 1, 2]
     assert found.score.feasible
     stages = stages_of(graph, found.placement, cluster, cuts)
@@ -166,10 +164,10 @@ def test_a_weight_that_three_ops_share_is_held_once_in_every_stretch() -> None:
     graph = replace(chain(0, 6), weight_id=np.array([0, 1, 2, 1, 1, 5]),
                     tensor_bytes=np.ones(6, int))  # fmt: skip
     for room, wanted in (((350, 150), [1] * 5 + [2]), ((450,), [1] * 6)):
-        found = place_for_pipelining(graph, box(*room), [1, 2, 3, 4, 5], costs=roofline)
+        found = best_pipeline(graph, box(*room), [1, 2, 3, 4, 5], costs=roofline)
         assert found.placement.device.tolist() == wanted
     with pytest.raises(InfeasibleError):
-        place_for_pipelining(graph, box(350), [1, 2, 3, 4, 5], costs=roofline)
+        best_pipeline(graph, box(350), [1, 2, 3, 4, 5], costs=roofline)
 
 
 MODEL = """
@@ -229,8 +227,7 @@ def test_boundaries_are_calls_that_happen_once(spec: str) -> None:
 
 
 def test_two_ranks_compute_what_the_module_does(spec: str, tmp_path: Path) -> None:
-    from gdp.commands.accelerate import place_for
-    from gdp.commands.execute import export
+    from gdp.commands.execute import export, place_for
     from gdp.models import load
 
     torch: Any = pytest.importorskip("torch")

@@ -23,7 +23,7 @@ from gdp.runtime.ort.run import check_outputs, prepare, run_onnx
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
 from gdp.runtime.ort.stages import cut_plan
-from gdp.runtime.prediction import roofline_prediction
+from gdp.runtime.plan import roofline_prediction
 
 CORES = sorted(usable_cores())
 

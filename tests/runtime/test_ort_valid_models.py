@@ -21,7 +21,7 @@ from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
 from gdp.runtime.ort.stages import cut_plan
 from gdp.runtime.ort.values import from_array, to_array
-from gdp.runtime.prediction import roofline_prediction
+from gdp.runtime.plan import roofline_prediction
 
 FLOAT, INT64, BOOL, BFLOAT16 = (
     TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL, TensorProto.BFLOAT16,

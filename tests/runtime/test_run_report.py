@@ -10,8 +10,7 @@ from tiny import plain_graph, unit_cluster
 from gdp.cli.text import run_text
 from gdp.problem.problem import make_problem
 from gdp.runtime.measure import Measuring
-from gdp.runtime.plan import replicas_s, uncut_s
-from gdp.runtime.prediction import Prediction
+from gdp.runtime.plan import Prediction, replicas_s, uncut_s
 from gdp.runtime.report import PLACED, Row, advice, foretold, measured_fields, verdict
 from gdp.runtime.statistics import estimate
 

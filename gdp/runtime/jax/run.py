@@ -17,8 +17,14 @@ from gdp.runtime.jax.devices import block_until_ready, jax_devices
 from gdp.runtime.jax.program import CutProgram, Layout
 from gdp.runtime.jax.values import argument_values, as_numpy, tolerance
 from gdp.runtime.measure import Measuring
-from gdp.runtime.plan import Plan, make_plan, replicas_s, uncut_s
-from gdp.runtime.prediction import Prediction, roofline_prediction
+from gdp.runtime.plan import (
+    ExecutionPlan,
+    Prediction,
+    make_plan,
+    replicas_s,
+    roofline_prediction,
+    uncut_s,
+)
 from gdp.runtime.report import (
     DEFAULT,
     PLACED,
@@ -198,7 +204,9 @@ def _compare(
     return compare(dict(zip(names, expected, strict=True)), dict(zip(names, found, strict=True)))
 
 
-def _segments(program: CutProgram, plan: Plan, cluster: Cluster) -> tuple[SegmentTime, ...]:
+def _segments(
+    program: CutProgram, plan: ExecutionPlan, cluster: Cluster
+) -> tuple[SegmentTime, ...]:
     """Every piece alone, with its arguments on its device: medians."""
     arguments = program.arguments_of_pieces()
     spent = np.empty((SEGMENT_RUNS, len(program.pieces)))

@@ -24,8 +24,7 @@ from gdp.runtime.measure import Measuring
 from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.repeatable import repeatable
 from gdp.runtime.ort.source import Source, load_source, randomised
-from gdp.runtime.plan import Plan, make_plan
-from gdp.runtime.prediction import Prediction, roofline_prediction
+from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan, roofline_prediction
 from gdp.runtime.report import (
     DEFAULT,
     PLACED,
@@ -209,7 +208,7 @@ def _verdict(source: Source, compiled: Mapping[str, Any], feeds: Arrays) -> Verd
 
 
 def _segments(
-    compiled: Any, feeds: Arrays, graph: OpGraph, device: Int[np.ndarray, "N"], plan: Plan,
+    compiled: Any, feeds: Arrays, graph: OpGraph, device: Int[np.ndarray, "N"], plan: ExecutionPlan,
     cluster: Cluster, rounds: int = 5,
 ) -> tuple[SegmentTime, ...]:  # fmt: skip
     """Every sub-model: seconds by OpenVINO's own counters, medians over some samples."""

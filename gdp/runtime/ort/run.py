@@ -22,8 +22,7 @@ from gdp.runtime.ort.sessions import can_pin, core_of_device, versions
 from gdp.runtime.ort.source import Source, load_source, randomised
 from gdp.runtime.ort.stages import CutPlan, cut_plan, make_stages, plan_cycle, whole_stage
 from gdp.runtime.ort.values import to_array
-from gdp.runtime.plan import replicas_s, uncut_s
-from gdp.runtime.prediction import Prediction, roofline_prediction
+from gdp.runtime.plan import Prediction, replicas_s, roofline_prediction, uncut_s
 from gdp.runtime.report import (
     DEFAULT,
     REPLICAS,

@@ -12,12 +12,11 @@ from gdp.runtime.cycle import Cycle, turn_schedule
 from gdp.runtime.ort.pipeline import Serving, Stage
 from gdp.runtime.ort.sessions import make_session, pinned
 from gdp.runtime.ort.source import Source
-from gdp.runtime.plan import Plan, make_plan
-from gdp.runtime.prediction import Prediction
+from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan
 
 
 @dataclass(frozen=True, eq=False)
-class CutPlan(Plan):
+class CutPlan(ExecutionPlan):
     """A plan with the model cut as it says; a segment may be several pieces."""
 
     cut: Cut

@@ -22,8 +22,7 @@ from gdp.runtime.issued import (
     versions,
 )
 from gdp.runtime.measure import Measuring
-from gdp.runtime.plan import Plan, make_plan
-from gdp.runtime.prediction import Prediction, roofline_prediction
+from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan, roofline_prediction
 from gdp.runtime.pytorch.program import (
     CutProgram,
     Workers,
@@ -237,7 +236,9 @@ def _named(tensors: Sequence[Any]) -> Mapping[str, np.ndarray]:
     return {f"output {i}": plain(tensor) for i, tensor in enumerate(tensors)}
 
 
-def _segments(program: CutProgram, plan: Plan, cluster: Cluster) -> tuple[SegmentTime, ...]:
+def _segments(
+    program: CutProgram, plan: ExecutionPlan, cluster: Cluster
+) -> tuple[SegmentTime, ...]:
     """Every piece alone, on its worker: medians."""
     made: dict[Any, Any] = {}
     found = []

@@ -1,0 +1,235 @@
+"""Tables of runtimes, export formats and planning targets: adding one is a file and a row here.
+
+The choices of the command line, the rows of `gdp doctor` and the tables of the documentation are
+those of these tables. Rows import what they need when they are used, so that `gdp --help` is quick.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gdp.cluster.types import Cluster
+    from gdp.commands.accelerate import PlannedPlacement
+    from gdp.files.targets import Permit
+    from gdp.graph.op_graph import OpGraph
+    from gdp.models import Model
+    from gdp.placement import Placement
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A library that executes placements."""
+
+    name: str
+    title: str
+    distribution: str
+    executes: Literal["onnx", "jax", "torch"]  # kind of models
+    function: str  # "module:function"; called as `gdp.runtime.ort.run.run_onnx`
+    devices: Callable[[], list[str]]  # that the library sees on this machine
+    replicates: bool = False  # lets devices take samples in turn
+
+    def run(self, *arguments: Any, **options: Any) -> Any:
+        """Execute a placement and return its `RunReport`."""
+        module, _, function = self.function.partition(":")
+        return getattr(import_module(module), function)(*arguments, **options)
+
+
+def _onnxruntime_devices() -> list[str]:
+    from gdp.runtime.ort.telemetry import ort
+
+    return ort.get_available_providers()
+
+
+def _jax_devices() -> list[str]:
+    import jax
+
+    return [f"{device.platform}:{device.id} ({device.device_kind})" for device in jax.devices()]
+
+
+def _openvino_devices() -> list[str]:
+    # At import its tools report to their makers, from a forked process, where this module is.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    return openvino.Core().available_devices
+
+
+def _torch_devices() -> list[str]:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(count))]
+
+
+RUNTIMES: Mapping[str, Runtime] = {
+    row.name: row
+    for row in (
+        Runtime("onnxruntime", "ONNX Runtime", "onnxruntime", "onnx",
+                "gdp.runtime.ort.run:run_onnx", _onnxruntime_devices, replicates=True),
+        Runtime("jax", "JAX", "jax", "jax", "gdp.runtime.jax.run:run_jax", _jax_devices),
+        Runtime("openvino", "OpenVINO", "openvino", "onnx",
+                "gdp.runtime.openvino_hetero.run:run_openvino", _openvino_devices),
+        Runtime("torch", "PyTorch", "torch", "torch",
+                "gdp.runtime.pytorch.run:run_torch", _torch_devices),
+    )
+}  # fmt: skip
+"""By name; of those that execute a model, the first is the default."""
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """The arguments of one export."""
+
+    model: "Model"
+    graph: "OpGraph"
+    placement: "Placement"
+    cluster: "Cluster"
+    output: "Path"
+    dims: Mapping[str, int]
+    permit: "Permit"
+
+    @property
+    def plan(self) -> "tuple[OpGraph, Placement, Cluster, Path, Permit]":
+        """Positional arguments of exporters that need no model."""
+        return self.graph, self.placement, self.cluster, self.output, self.permit
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """A format that a placement is exported to."""
+
+    name: str
+    title: str  # as the README lists it
+    write: "Callable[[ExportJob], list[Path]]"  # returns the paths written
+    accepts: Literal["onnx", "traced", "python", "any"] = "any"  # kind of models
+    needs_cluster: bool = False  # kinds of devices decide what is written
+    offloads: bool = False  # holds weights that rest in host memory or on disk
+    replicates: bool = False  # holds replicated stages
+
+
+def _onnxruntime(job: ExportJob) -> "list[Path]":
+    from gdp.exporters.onnxruntime import export_onnxruntime
+    from gdp.models import spec_of
+    from gdp.runtime.ort.source import load_source
+
+    source = load_source(spec_of(job.model))
+    return export_onnxruntime(
+        source.model, source.folder, job.graph, job.placement, job.output, permit=job.permit
+    )
+
+
+def _onnx(job: ExportJob) -> "list[Path]":
+    from gdp.exporters.onnx_devices import export_onnx_devices
+    from gdp.importers.onnx.model import prepare, resolve_spec
+    from gdp.importers.onnx.read import external_files
+    from gdp.models import spec_of
+    from gdp.runtime.ort.weights import require_weights
+
+    path = resolve_spec(spec_of(job.model))
+    require_weights(path, [os.path.relpath(file, path.parent) for file in external_files(path)])
+    model = prepare(path, job.dims)
+    return export_onnx_devices(model, job.graph, job.placement, job.output, job.permit)
+
+
+def _openvino(job: ExportJob) -> "list[Path]":
+    from gdp.exporters.openvino_plan import export_openvino
+
+    return export_openvino(*job.plan)
+
+
+def _accelerate(job: ExportJob) -> "list[Path]":
+    from gdp.commands.code_models import torch_module
+    from gdp.exporters.accelerate import export_accelerate
+
+    return export_accelerate(*job.plan, module=torch_module(job.model))
+
+
+def _pipelining(job: ExportJob) -> "list[Path]":
+    from gdp.commands.code_models import torch_boundaries
+    from gdp.exporters.pipelining import export_pipelining
+    from gdp.models import spec_of
+
+    cuts = torch_boundaries(job.model, job.graph, ())
+    return export_pipelining(
+        spec_of(job.model), job.graph, job.placement, job.cluster, cuts, job.output, job.permit
+    )
+
+
+def _llamacpp(job: ExportJob) -> "list[Path]":
+    from gdp.exporters.llamacpp import export_llamacpp
+
+    return export_llamacpp(*job.plan)
+
+
+def _jax(job: ExportJob) -> "list[Path]":
+    from gdp.commands.code_models import executable_model
+    from gdp.errors import ModelError
+    from gdp.exporters.jax import export_jax
+    from gdp.models import spec_of
+
+    spec = spec_of(job.model)
+    if executable_model(spec)[0] != "jax":
+        raise ModelError(f"{spec!r} is a PyTorch module; a JAX function is needed here")
+    return export_jax(spec, job.placement, job.output, job.permit)
+
+
+EXPORTERS: Mapping[str, Exporter] = {
+    row.name: row
+    for row in (
+        Exporter("onnxruntime", "ONNX Runtime sub-models", _onnxruntime, "onnx", replicates=True),
+        Exporter("onnx", "ONNX device annotations", _onnx, "onnx"),
+        Exporter("openvino", "OpenVINO", _openvino, "onnx", needs_cluster=True),
+        Exporter("accelerate", "device maps for accelerate (with offloading)", _accelerate,
+                 needs_cluster=True, offloads=True),
+        Exporter("llamacpp", "flags of llama.cpp", _llamacpp),
+        Exporter("pipelining", "split points for torch.distributed.pipelining", _pipelining,
+                 "traced", needs_cluster=True),
+        Exporter("jax", "JAX", _jax, "python"),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlanningTarget:
+    """A runtime whose own form of placements `gdp place --for` searches."""
+
+    name: str
+    plan: "Callable[..., PlannedPlacement]"
+    by_module: bool = False  # whole modules, where granularity "op" is not possible
+    exact: bool = False  # one program over blocks, instead of a method
+    offloads: bool = False  # weights may rest in host memory or on disk
+    searches: bool = True  # heeds some option of the search
+
+
+def _plan_accelerate(*question: Any, **options: Any) -> "PlannedPlacement":
+    from gdp.commands.accelerate import plan_accelerate
+
+    return plan_accelerate(*question, **options)
+
+
+def _plan_llamacpp(*question: Any, **options: Any) -> "PlannedPlacement":
+    from gdp.commands.block_plans import plan_llamacpp
+
+    return plan_llamacpp(*question, **options)
+
+
+def _plan_pipelining(*question: Any, **options: Any) -> "PlannedPlacement":
+    from gdp.commands.block_plans import plan_pipelining
+
+    return plan_pipelining(*question, **options)
+
+
+PLANNING_TARGETS: Mapping[str, PlanningTarget] = {
+    row.name: row
+    for row in (
+        PlanningTarget("accelerate", _plan_accelerate, by_module=True, offloads=True),
+        PlanningTarget("llamacpp", _plan_llamacpp, exact=True, searches=False),
+        PlanningTarget("pipelining", _plan_pipelining, by_module=True, exact=True),
+    )
+}

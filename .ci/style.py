@@ -9,6 +9,7 @@ also the lines and files of each folder, and the short files that only one other
 """
 
 import ast
+import itertools
 import re
 import sys
 from collections import defaultdict
@@ -43,7 +44,7 @@ def constants(path: Path, tree: ast.Module) -> Iterator[str]:
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
-        for before, after in zip(body, body[1:], strict=False):
+        for before, after in itertools.pairwise(body):
             if not isinstance(before, (ast.Assign, ast.AnnAssign)):
                 continue
             if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):

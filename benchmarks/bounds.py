@@ -73,11 +73,11 @@ def row(
     from gdp.cluster.types import Cluster
     from gdp.costs.roofline import roofline
     from gdp.methods.base import Search
-    from gdp.posed import pose
+    from gdp.prepare import prepare_problem
 
     machine = Cluster.load(cluster)
     goal: str = "throughput" if objective == "throughput" else "latency"
-    problem = pose(graph, machine, goal, costs=roofline).problem
+    problem = prepare_problem(graph, machine, goal, costs=roofline).problem
     began_s = time.perf_counter()
     bounds = all_bounds(problem, bound_seconds)
     took_s = time.perf_counter() - began_s

@@ -119,7 +119,7 @@ def row(problem: Problem, evaluations: int) -> dict[str, Any]:
 def main(objective: str, over: float, evaluations: int, models: str, clusters: str) -> None:
     """Print a row for each model and cluster, and geometric means."""
     import gdp
-    from gdp.api import pose
+    from gdp.api import prepare_problem
     from gdp.costs.roofline import roofline
 
     header = "model, cluster, MB, search ms (CPU s), long ms (CPU s), auto ms (CPU s), auto / long"
@@ -129,8 +129,10 @@ def main(objective: str, over: float, evaluations: int, models: str, clusters: s
     for model in models.split(","):
         graph = gdp.load(f"onnx:light_{model}")
         for cluster in clusters.split(","):
-            posed = pose(graph, Cluster.load(cluster), objective, costs=roofline).problem
-            problem = tight(replace(posed, replicas=False), over)
+            prepared = prepare_problem(
+                graph, Cluster.load(cluster), objective, costs=roofline
+            ).problem
+            problem = tight(replace(prepared, replicas=False), over)
             r = row(problem, evaluations)
             gains.append(r["auto_s"] / r["long_s"])
             gaps.append(r["bound_s"] / r["auto_s"])

@@ -1,4 +1,4 @@
-"""The library calls: place, compare, simulate. The command line prints what these return."""
+"""The library calls place, compare and simulate; the command line prints their results."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.models import Model, load
 from gdp.placement import Placed, Placement, make_placement
-from gdp.posed import Posed, placed_on, pose, posed_placement, room_bytes
+from gdp.prepare import PreparedProblem, placed_on, prepare_placement, prepare_problem, room_bytes
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
 from gdp.reports.view import View
@@ -91,12 +91,39 @@ def place(
     checkpoint: str | Path | None = None,
     constraints: Constraints | None = None,
 ) -> Result:
-    """The best placement that a method finds, scored by the simulator, with a proven bound.
+    """Place the ops of a model on the devices of a cluster.
 
-    Of those that are as good within `search.simplicity`, the one with fewest transfers and cuts.
-    `costs` is a cost model, a cost file, or None for the shipped calibration where it matches the
-    devices and datasheet numbers elsewhere. Raises `InfeasibleError` when nothing fits, and
-    `ValueError` for an unknown method.
+    The best placement that the method finds, scored by the simulator, with a proven lower bound;
+    of the placements within `search.simplicity` of the best, the one with the fewest transfers
+    and pieces.
+
+    Args:
+        model: A path or a name as the command line takes it, a graph, or a traced model.
+        cluster: A preset such as "cpu+2xt4-pcie4", a TOML file, or a `Cluster`.
+        objective: "latency" minimises the makespan of one sample, "throughput" the period of a
+            full pipeline; `gdp place --help` lists the others.
+        method: "auto", or one of the methods that `gdp place --help` lists.
+        costs: Seconds of each op on each device: a callable `(graph, cluster) -> [N, D]`, or a file
+            of `gdp calibrate`. Default: the shipped calibration for devices that it matches,
+            datasheet numbers (roofline) for the others.
+        search: Budget, seed and simplicity. Default: five seconds, seed 0, 2%.
+        checkpoint: A folder with weights of the policy. Default: the shipped ones.
+        constraints: Pins, forbidden devices, ops that stay together. Default: none.
+
+    Returns:
+        The placement with value, bound, memory peaks and notes; times are in seconds.
+
+    Raises:
+        InfeasibleError: Nothing fits the memory of the devices under the constraints.
+        ModelError, ClusterError: A file cannot be read.
+        ValueError: An argument is unknown or contradicts another.
+
+    Example:
+        >>> import gdp
+        >>> once = gdp.Search(seconds=None, evaluations=50)
+        >>> result = gdp.place("onnx:light_squeezenet", "2xt4-pcie4", search=once)
+        >>> result.bound_s <= result.value_s
+        True
     """
     from gdp.methods.simplify import simpler
 
@@ -106,18 +133,20 @@ def place(
     table = methods(checkpoint)
     _require_method(method, table)
     phases = Phases()
-    posed = pose(graph, cluster, objective, costs=costs, constraints=constraints, replicas=True)
+    prepared = prepare_problem(
+        graph, cluster, objective, costs=costs, constraints=constraints, replicas=True
+    )
     phases.ended("costs")
     if search.seconds is not None:
         search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
     curve: list[tuple[float, float]] = []
     started_s = time.perf_counter() - sum(phases.seconds.values())
-    problem = in_ticks(posed.problem)
+    problem = in_ticks(prepared.problem)
     answer = table[method](problem, _recorded(search, curve, started_s, problem.unit.seconds))
     phases.ended("search")
     answer = simpler(problem, answer, search).in_seconds(problem.unit.seconds)
     phases.ended("simplify")
-    result = _result(graph, posed, answer, method, search, phases)
+    result = _result(graph, prepared, answer, method, search, phases)
     return replace(result, curve=tuple(curve))
 
 
@@ -135,7 +164,7 @@ def require_answerable(
     checkpoint: str | Path | None = None,
     constraints: Constraints | None = None,
 ) -> None:
-    """Raise what `place` would raise of its arguments, before anything is compiled or searched."""
+    """Raise the errors of `place` on its arguments before anything is compiled or searched."""
     from gdp.constraints import allowed_mask, together_ids
 
     _require_method(method, methods(checkpoint))
@@ -155,8 +184,8 @@ def require_answerable(
 def _recorded(
     search: Search, curve: list[tuple[float, float]], started_s: float, unit_s: float
 ) -> Search:
-    """The same search, whose progress is kept as well: (seconds, value) where it got better. It is
-    told values in units of `unit_s`."""
+    """A search that also appends (seconds, value) to `curve` at each improvement; its methods
+    report values in units of `unit_s` seconds."""
 
     def record(fraction: float, value: float) -> None:
         value_s = value * unit_s
@@ -169,11 +198,16 @@ def _recorded(
 
 
 def _result(
-    graph: OpGraph, posed: Posed, answer: Answer, method: str, search: Search, phases: Phases
+    graph: OpGraph,
+    prepared: PreparedProblem,
+    answer: Answer,
+    method: str,
+    search: Search,
+    phases: Phases,
 ) -> Result:
     from gdp.sim.score import score
 
-    problem = posed.problem
+    problem = prepared.problem
     if answer.assignment is None:
         raise InfeasibleError(f"method {method!r} found no placement: {answer.reason}")
     teams = answer.assignment.teams
@@ -187,8 +221,8 @@ def _result(
     placement = make_placement(
         graph,
         problem.cluster,
-        posed.expand(answer.assignment.device),
-        None if rank is None else posed.expand(rank),
+        prepared.expand(answer.assignment.device),
+        None if rank is None else prepared.expand(rank),
         made_by=f"gdp {method} seed={search.seed}",
         teams=teams,
     )
@@ -207,7 +241,7 @@ def _result(
         seconds=sum(phases.seconds.values()),
         phases=phases.seconds,
         seed=search.seed,
-        costs=posed.costs,
+        costs=prepared.costs,
         notes=answer.told,
         counts=_counts(graph, placement),
     )
@@ -265,9 +299,22 @@ def compare(
     constraints: Constraints | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Result | str]:
-    """Every method's result, or the reason why it has none. `search` budgets each of them.
+    """Place a model by several methods, each with the same budget.
 
-    Values are what is compared, so that none of them is given for simplicity.
+    Args:
+        names: Methods to compare. Default: all.
+        search: Budget and seed of each method. Its simplicity is ignored: values are compared, and
+            none is traded for fewer transfers.
+        progress: Called with the name of each method before it runs.
+
+    The other arguments are those of `place`.
+
+    Returns:
+        By method, its `Result`, or the reason (a string) why it has none. All results carry the
+        best of the bounds, since a bound holds for every placement.
+
+    Raises:
+        ModelError, ClusterError, ValueError: As `place` does.
     """
     cluster = load_cluster(cluster)
     graph = load(model, room_bytes=room_bytes(cluster, constraints))
@@ -301,15 +348,29 @@ def simulate(
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,
 ) -> Score:
-    """What the simulator says of a placement; raises `PlacementError` when it does not belong."""
+    """Simulate a placement.
+
+    Args:
+        model: As in `place`.
+        placement: A `Placement`, its file, or a map from op names or module paths to devices.
+        cluster: As in `place`.
+        objective: The objective whose value `Score.value_s` gives.
+        costs: As in `place`.
+
+    Returns:
+        Makespan and period in seconds, peak bytes of each device, and whether it is feasible.
+
+    Raises:
+        PlacementError: The placement is of another model or cluster.
+    """
     from gdp.sim.score import score
 
     graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
-    posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
-    return score(posed.problem, device, rank, placement.teams)
+    prepared, device, rank = prepare_placement(graph, placement, cluster, objective, costs=costs)
+    return score(prepared.problem, device, rank, placement.teams)
 
 
-def judged(
+def evaluated(
     model: Model,
     placement: Placed,
     cluster: Machine,
@@ -317,14 +378,14 @@ def judged(
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,
 ) -> Result:
-    """A placement made elsewhere with its score and a proven bound, as `place` returns them."""
+    """Score and proven bound of a placement that was made elsewhere, as `place` returns them."""
     from gdp.sim.score import score
 
     graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
     started_s = time.perf_counter()
-    posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
-    scored = score(posed.problem, device, rank, placement.teams)
-    free = pose(graph, cluster, objective, costs=costs, replicas=True)
+    prepared, device, rank = prepare_placement(graph, placement, cluster, objective, costs=costs)
+    scored = score(prepared.problem, device, rank, placement.teams)
+    free = prepare_problem(graph, cluster, objective, costs=costs, replicas=True)
     value_s = scored.value_s
     bound_s, bound_by = _bound(free.problem, Answer(None), Search(), value_s)
     return Result(
@@ -339,7 +400,7 @@ def judged(
         evaluations=1,
         seconds=time.perf_counter() - started_s,
         seed=0,
-        costs=posed.costs,
+        costs=prepared.costs,
         notes=tuple(filter(None, [shared_overflow(cluster, scored.peak_bytes.tolist())])),
         counts=_counts(graph, placement),
     )
@@ -352,19 +413,28 @@ def view_of(
     *,
     costs: CostModel | str | Path | None = None,
 ) -> View:
-    """The simulated schedule of a placed model, to be shown; with replicated stages those of the
-    samples until their ways repeat, at most `MAX_WAYS`, one after the other."""
+    """Simulated schedule of a placed model for display. With replicated stages, one schedule for
+    each sample until the assignment of samples to replicas repeats, at most `MAX_WAYS`."""
     from gdp.sim.latency import simulate as simulate_latency
     from gdp.sim.replicas import cycle_length, devices_of_sample
 
     graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
-    posed, device, rank = posed_placement(graph, placement, cluster, costs=costs)
+    prepared, device, rank = prepare_placement(graph, placement, cluster, costs=costs)
     views: list[View] = []
     for sample in range(min(cycle_length(placement.teams), MAX_WAYS)):
-        way = devices_of_sample(posed.problem, device, placement.teams, sample)
-        schedule = simulate_latency(posed.problem, way, rank)
+        way = devices_of_sample(prepared.problem, device, placement.teams, sample)
+        schedule = simulate_latency(prepared.problem, way, rank)
         since_s = views[-1].since_s + views[-1].schedule.latency_s if views else 0.0
         views.append(
-            View(graph, posed.problem, schedule, way, posed.group_of, placement.teams, (), since_s)
+            View(
+                graph,
+                prepared.problem,
+                schedule,
+                way,
+                prepared.group_of,
+                placement.teams,
+                (),
+                since_s,
+            )
         )
     return replace(views[0], others=tuple(views[1:]))

@@ -1,4 +1,4 @@
-"""Budgets of wall-clock time, and what it went into."""
+"""Budgets of wall-clock time, and seconds by phase."""
 
 import math
 import time
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MEASURE_SECONDS = 10.0
-"""Of a measured run, all contenders and rounds and warming up included, unless asked otherwise."""
+"""Default budget of a measured run: all contenders and rounds, warming up included."""
 _waiting: list[str] = []
 _waited: dict[str, float] = {}
 
 
 @contextmanager
 def waiting_for(phase: str) -> Iterator[None]:
-    """Seconds within count for the phase, unless one is counted already."""
+    """Count the seconds of the block for a phase, unless an outer block counts them already."""
     began_s = time.perf_counter()
     _waiting.append(phase)
     try:
@@ -30,17 +30,17 @@ def waited_s(phase: str) -> float:
 
 
 class Phases:
-    """Wall-clock seconds by phase. They add up: what is counted as `COMPILE` is taken out of the
-    phase in which it was waited for."""
+    """Wall-clock seconds by phase. Compiling is a phase of its own, subtracted from the phase in
+    which it happened, so that the phases add up to the whole."""
 
     def __init__(self, since_s: float | None = None) -> None:
-        """They begin now, or at a time of `time.perf_counter`."""
+        """Start now, or at `since_s` of `time.perf_counter`."""
         self.seconds: dict[str, float] = {}
         self._since_s = time.perf_counter() if since_s is None else since_s
         self._compiled_s = waited_s(COMPILE)
 
     def ended(self, phase: str) -> None:
-        """What was waited since the end of the last phase was this one."""
+        """Count the seconds since the last phase ended for `phase`."""
         now_s, compiled_s = time.perf_counter(), waited_s(COMPILE)
         compiling_s = compiled_s - self._compiled_s
         for name, s in ((phase, now_s - self._since_s - compiling_s), (COMPILE, compiling_s)):
@@ -54,7 +54,7 @@ COMPILE = "compile"
 
 
 class Clock:
-    """A wall-clock budget that starts when it is made. What compiles within takes nothing of it."""
+    """A wall-clock budget that starts when it is made. Compilation time is not counted."""
 
     def __init__(self, seconds: float | None) -> None:
         self.started_s = time.perf_counter()
@@ -62,7 +62,7 @@ class Clock:
         self._compiled_s = waited_s(COMPILE)
 
     def elapsed_s(self) -> float:
-        """Seconds since it was made, without those in which kernels were compiled."""
+        """Seconds since the start, without compilation."""
         return time.perf_counter() - self.started_s - (waited_s(COMPILE) - self._compiled_s)
 
     def remaining_s(self) -> float:
@@ -70,14 +70,14 @@ class Clock:
         return math.inf if self.seconds is None else self.seconds - self.elapsed_s()
 
     def left_s(self, share: float = 1.0) -> float | None:
-        """A budget out of what is left, never below 0; None without a budget."""
+        """A share of the remaining seconds, never below 0; None without a budget."""
         left_s = self.remaining_s()
         return None if math.isinf(left_s) else max(0.0, share * left_s)
 
     def part(self, share: float) -> "Clock":
-        """A clock of the same kind for a share of what is left, started now."""
+        """A new clock for a share of the remaining seconds, started now."""
         return type(self)(self.left_s(share))
 
     def is_over(self) -> bool:
-        """Whether the budget is spent."""
+        """True once the budget is spent."""
         return self.remaining_s() <= 0

@@ -1,4 +1,4 @@
-"""What the user demands of a placement: pins, forbidden devices, ops kept together."""
+"""The user's constraints on a placement: pins, forbidden devices, ops kept together."""
 
 import fnmatch
 import os
@@ -100,7 +100,7 @@ def matching(graph: OpGraph, glob: str, demand: str = "") -> Int[np.ndarray, "M"
 def allowed_mask(
     constraints: Constraints, graph: OpGraph, cluster: Cluster
 ) -> Bool[np.ndarray, "N D"]:
-    """Where the user lets each op run. Raises `ValueError` for an unknown device or a glob that
+    """Mask of the devices that the user allows for each op. Raises `ValueError` for an unknown device or a glob that
     matches nothing, and `InfeasibleError` naming the demands that leave an op no device."""
     allowed = np.ones((graph.num_ops, cluster.num_devices), dtype=bool)
     demands: list[str] = []
@@ -154,8 +154,8 @@ def _tied(graph: OpGraph, ops: Int[np.ndarray, "M"]) -> Int[np.ndarray, "N"]:
 
 
 def whole_labels(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N"]:
-    """The same id for the ops of one module that stays whole, the outermost where they nest; an id
-    of its own for every other op."""
+    """Labels of ops: one for each module that stays whole (the outermost of nested ones), one of
+    its own for every other op."""
     roots = set(constraints.whole)
     first: dict[str, int] = {}
     labels = np.arange(graph.num_ops)
@@ -167,7 +167,7 @@ def whole_labels(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N
 
 
 def whole_borders(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N"]:
-    """As `whole_labels`, but all ops outside of such modules share one id."""
+    """Labels like `whole_labels`, except that all ops outside such modules share one."""
     labels, roots = whole_labels(constraints, graph), set(constraints.whole)
     inside = np.array([outermost(scope, roots) is not None for scope in graph.scope], dtype=bool)
     return np.where(inside & ~graph.is_io, labels, graph.num_ops)

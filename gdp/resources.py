@@ -1,4 +1,4 @@
-"""Where the files that travel with gdp are: in the wheel, or in a source checkout."""
+"""Paths of the files that ship with gdp, in the wheel or in a source checkout."""
 
 import os
 from pathlib import Path
@@ -15,8 +15,8 @@ def data_path(*parts: str) -> Path:
 
 
 def shipped(path: str | os.PathLike[str]) -> str:
-    """The path where something stands there, else that of the file which travels with gdp under
-    this name, if there is one: recipes and commands name files as they lie in a checkout."""
+    """The path itself if it exists, else the shipped file of that name if there is one: recipes and
+    commands name files by their place in a checkout."""
     name = os.fspath(path)
     parts = Path(name).parts
     if os.path.exists(name) or not parts or Path(name).is_absolute():

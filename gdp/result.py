@@ -1,4 +1,4 @@
-"""What a placement run says: the placement, its score, how far from the optimum it can be."""
+"""Result of a placement: the placement, its score, and how far from the optimum it can be."""
 
 import html
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from gdp.units import format_bytes, format_seconds
 
 
 class Counts(NamedTuple):
-    """What each device is given, without the model's inputs and outputs. Axis: D devices."""
+    """Ops and kernels of each device, without the model's inputs and outputs. Axis: D devices."""
 
     ops: tuple[int, ...]  # of the model
     kernels: tuple[int, ...]  # that a runtime fuses them to
@@ -21,7 +21,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A placement with its evidence."""
+    """A placement with its score, its proven bound, and how it was found."""
 
     placement: Placement
     score: Score
@@ -96,7 +96,7 @@ class Result:
 
 
 def with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
-    """The same rows, each with the largest bound of all: a bound holds for any placement."""
+    """Give every result the largest bound of all, since a bound holds for every placement."""
     results = [row for row in rows.values() if isinstance(row, Result)]
     if not results:
         return rows

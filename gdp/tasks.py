@@ -29,11 +29,11 @@ Found = Generator[tuple[int, R], None, None]
 _ROOT = Path(__file__).parents[1]
 SOURCES = (_ROOT / "gdp", _ROOT / "pretrain", _ROOT / "benchmarks")
 ATTEMPTS = 4
-"""A task whose worker dies so often ends the run: it is what kills it."""
+"""Deaths of a worker on the same task after which the run ends: the task kills it."""
 
 
 class Engine(NamedTuple):
-    """Where tasks run."""
+    """Workers that run tasks: processes of this machine, or a Ray cluster."""
 
     processes: int = 1  # on this machine; one is this process itself
     ray: str | None = None  # a cluster instead: HOST:PORT, "auto", or "local" for one made here

@@ -1,4 +1,4 @@
-"""Which gdp this is, and how it is installed."""
+"""Version of gdp, and the commands that install it."""
 
 import json
 from importlib.metadata import Distribution, PackageNotFoundError, version
@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 DISTRIBUTION = "gdp-placement"
-"""What pip calls this package: the name gdp belongs to another project there."""
+"""Name of the package on the index: the name gdp belongs to another project there."""
 
 
 def gdp_version() -> str:

@@ -44,7 +44,7 @@ def test_terminal_json_and_page_count_the_same() -> None:
     assert sum(plain["devices"].values()) == 4
     assert sum(plain["kernels"].values()) == 2
     assert "plain: 4 ops, run as 2 kernels, on two" in result_text(graph, cluster, result)
-    again = api.judged(graph, result.placement, cluster, costs=roofline)
+    again = api.evaluated(graph, result.placement, cluster, costs=roofline)
     assert again.counts == result.counts
 
 
@@ -80,7 +80,7 @@ def test_a_placement_made_elsewhere_is_noted() -> None:
     from gdp.placement import make_placement
 
     placement = make_placement(graph, cluster, np.array([0, 1]))
-    assert api.judged(graph, placement, cluster, costs=roofline).notes == (
+    assert api.evaluated(graph, placement, cluster, costs=roofline).notes == (
         "c0, c1 share 11 B of memory and would hold 12 B together",
     )
 

@@ -77,7 +77,8 @@ def test_the_example_that_takes_memory_away_ends_where_the_weights_do_not_fit(
     run("little_memory.py", monkeypatch)
     *placed, last = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in placed] == ["1024", "512", "400"]
-    assert last.startswith("300 MiB a GPU") and "missing" in last
+    assert last.startswith("300 MiB a GPU")
+    assert "missing" in last
     seconds = [float(line.split(": ")[1].split()[0]) for line in placed]
     assert seconds[-1] >= seconds[0]
 

@@ -9,7 +9,7 @@ from gdp.commands.measured import MeasuredReward
 from gdp.errors import MeasurementError
 from gdp.methods.base import Assignment
 from gdp.models import load
-from gdp.posed import pose
+from gdp.prepare import prepare_problem
 from gdp.runtime.ort import pipeline
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.statistics import Trace
@@ -21,11 +21,11 @@ def reward(objective: str) -> tuple[MeasuredReward, Assignment]:
     names = [f"core{core}" for core in sorted(usable_cores())[:2]]
     cluster = make_cluster("cores", [device_preset("cpu-core", name) for name in names])
     graph = load(MODEL, {})
-    posed = pose(graph, cluster, objective)  # type: ignore[arg-type]
-    n = posed.problem.num_ops
+    prepared = prepare_problem(graph, cluster, objective)  # type: ignore[arg-type]
+    n = prepared.problem.num_ops
     halves = (np.arange(n) >= n // 2) * (len(names) - 1)
-    halves[posed.problem.graph.is_io] = cluster.host
-    judge = MeasuredReward(MODEL, graph, posed, cluster, seconds=0.02)
+    halves[prepared.problem.graph.is_io] = cluster.host
+    judge = MeasuredReward(MODEL, graph, prepared, cluster, seconds=0.02)
     return judge, Assignment(halves.astype(np.int64))
 
 

@@ -57,5 +57,5 @@ def test_an_execution_stands_beside_its_prediction_in_rows_and_words() -> None:
     assert "run the placement" in found["lines"][-1]
     placement = make_placement(GRAPH, CLUSTER, np.zeros(6, np.int64))
     view = api.view_of(GRAPH, placement, CLUSTER, costs=roofline)
-    result = api.judged(GRAPH, placement, CLUSTER, costs=roofline).to_json()
+    result = api.evaluated(GRAPH, placement, CLUSTER, costs=roofline).to_json()
     assert "Outputs DIFFER" in report_html(view, result, found)

@@ -6,7 +6,7 @@ from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.types import Cluster, make_cluster
 from gdp.commands.execute import memory_for
 from gdp.constraints import Constraints, Pin
-from gdp.posed import room_bytes
+from gdp.prepare import room_bytes
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Search
 from gdp.placement import make_placement
-from gdp.posed import posed_placement
+from gdp.prepare import prepare_placement
 from gdp.runtime.plan import Prediction, make_plan
 from gdp.runtime.statistics import estimate
 
@@ -167,8 +167,8 @@ def _by_ops(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -
     recorded, box = model.record(), machine.box(limit)
     search = Search(seed=0, seconds=None, evaluations=400)
     found = api.place(recorded.graph, box, costs=costs, search=search)
-    posed, device, _ = posed_placement(recorded.graph, found.placement, box, costs=costs)
-    plan = make_plan(Prediction(posed.problem, device, posed.group_of), "latency")
+    prepared, device, _ = prepare_placement(recorded.graph, found.placement, box, costs=costs)
+    plan = make_plan(Prediction(prepared.problem, device, prepared.group_of), "latency")
     devices = [torch.device("cpu"), machine.device]
     core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     made = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)

@@ -56,7 +56,7 @@ SHARE, MOST = 0.1, 1_000_000
 
 
 @dataclass(frozen=True)
-class Posed:
+class Entry:
     """One instance of a regime, and the best value known of it."""
 
     regime: str
@@ -91,7 +91,7 @@ def tiled_cluster(kind: int, graph: OpGraph) -> Cluster:
     )  # fmt: skip
 
 
-def pose(entry: Posed, graphs: Problems) -> Problem:
+def problem_of(entry: Entry, graphs: Problems) -> Problem:
     """The problem of an instance, made anew: nothing is known of it yet."""
     instance = Instance(entry.graph, entry.cluster, entry.objective)  # type: ignore[arg-type]
     cluster = None
@@ -112,15 +112,15 @@ def names_of(regime: str, graphs: Problems) -> list[str]:
     return [n for n in sizes if n.startswith("tiled") == tiled and (tiled or sizes[n] <= 1000)]
 
 
-def save(entries: list[Posed]) -> None:
+def save(entries: list[Entry]) -> None:
     """Write the list, one instance a line."""
     lines = ",\n".join(" " + json.dumps(asdict(entry)) for entry in entries)
     write_atomic(LIST, f"[\n{lines}\n]\n".encode())
 
 
-def load() -> list[Posed]:
+def load() -> list[Entry]:
     """Read the list."""
-    return [Posed(**row) for row in json.loads(LIST.read_text())]
+    return [Entry(**row) for row in json.loads(LIST.read_text())]
 
 
 def reached_s(problem: Problem, answer: Answer) -> float:
@@ -204,19 +204,19 @@ def plain(evaluations: int) -> Way:
     return way
 
 
-def alone(entry: Posed, graphs: Problems, seed: int, cpu_s: float) -> Made:
+def alone(entry: Entry, graphs: Problems, seed: int, cpu_s: float) -> Made:
     """Plain search with as many evaluations as fit into so many CPU seconds."""
-    first = measured(plain(1), pose(entry, graphs), seed)
+    first = measured(plain(1), problem_of(entry, graphs), seed)
     probe, took_s = PROBE, 0.0
     while took_s < SHARE * cpu_s and probe <= MOST:  # less is noise of the clock
-        took_s = measured(plain(1 + probe), pose(entry, graphs), seed).cpu_s - first.cpu_s
+        took_s = measured(plain(1 + probe), problem_of(entry, graphs), seed).cpu_s - first.cpu_s
         probe *= 4
     per_s = probe / 4 / max(took_s, 1e-4)
     count = int((cpu_s - first.cpu_s) * per_s)
-    return measured(plain(count), pose(entry, graphs), seed) if count > 1 else first
+    return measured(plain(count), problem_of(entry, graphs), seed) if count > 1 else first
 
 
-def table(entries: list[Posed], made: dict[str, list[Made]]) -> dict[str, Any]:
+def table(entries: list[Entry], made: dict[str, list[Made]]) -> dict[str, Any]:
     """A row of text for each way."""
     best_s = [entry.best_s for entry in entries]
     rows: dict[str, Any] = {}
@@ -262,14 +262,14 @@ def best(
     click.echo(f"{sum(x.best_s is not None for x in entries)} of {len(entries)} have a value")
 
 
-def _bettered(task: tuple[Posed, int, int]) -> Posed:
+def _bettered(task: tuple[Entry, int, int]) -> Entry:
     """An instance after `auto` without the shipped policy and with it, and unless it is large a
     plain search under another seed."""
     entry, count, seed = task
-    problem = pose(entry, source())
+    problem = problem_of(entry, source())
     found = {"auto": reached_s(problem, auto(problem, _budget(seed, count)))}
     extra = [("policy", policy_candidate())]
-    answer = auto(pose(entry, source()), _budget(seed, count), extra)
+    answer = auto(problem_of(entry, source()), _budget(seed, count), extra)
     found["auto with the policy"] = reached_s(problem, answer)
     if entry.regime != "large":
         found["local_search"] = reached_s(problem, local_search(problem, _budget(seed + 1, count)))
@@ -311,21 +311,21 @@ def show_verb(
     for objective in ("latency", "throughput"):  # compiled before anything is measured
         warm = next(entry for entry in known if entry.objective == objective)
         for way in ways.values():
-            way(pose(warm, graphs), 0)
+            way(problem_of(warm, graphs), 0)
     for regime in regimes or REGIMES:
         entries = [entry for entry in known if entry.regime == regime]
         made: dict[str, list[Made]] = {name: [] for name in [*ways, "search alone"]}
         for entry in entries:
             for seed in range(seeds):
                 for name, way in ways.items():
-                    made[name].append(measured(way, pose(entry, graphs), seed))
+                    made[name].append(measured(way, problem_of(entry, graphs), seed))
                 cpu_s = made[pace][-1].cpu_s
                 made["search alone"].append(alone(entry, graphs, seed, cpu_s))
                 click.echo(f"{entry.graph}, seed {seed}: {_ratios(entry, made)}", err=True)
         show(f"{regime}, {len(entries)} instances, {seeds} seeds", table(entries, made))
 
 
-def _ratios(entry: Posed, made: dict[str, list[Made]]) -> str:
+def _ratios(entry: Entry, made: dict[str, list[Made]]) -> str:
     """The last of every row over the best known, and its CPU seconds."""
     last = {name: column[-1] for name, column in made.items()}
     return ", ".join(

@@ -172,5 +172,5 @@ def by_form(form: Callable[[int], Form]) -> Runner:
 def run(case: Case) -> Row:
     """What one case makes."""
     home = hsdag_cases if case.model in hsdag_cases.MODELS else gdp_cases
-    problem = home.posed(case.model, case.cluster)
+    problem = home.prepared(case.model, case.cluster)
     return {"fused": problem.num_ops} | run_case(case, problem, rows_of(case.model, case.cluster))

@@ -29,7 +29,7 @@ from gdp.corpus.rnn import gnmt, rnnlm, wavenet
 from gdp.corpus.transformer import transformer_xl
 from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import OpGraph
-from gdp.posed import pose
+from gdp.prepare import prepare_problem
 from gdp.problem.problem import Problem
 
 
@@ -122,7 +122,7 @@ def graph_of(name: str) -> OpGraph:
 def problem_of(name: str, cluster: str) -> Problem:
     """The workload on a cluster."""
     machine = Cluster.load(cluster_of(name, cluster))
-    return pose(graph_of(name), machine, costs=roofline).problem
+    return prepare_problem(graph_of(name), machine, costs=roofline).problem
 
 
 def cluster_of(name: str, cluster: str) -> str:
@@ -131,14 +131,14 @@ def cluster_of(name: str, cluster: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def posed(name: str, cluster: str) -> Problem:
-    """The workload on a cluster, posed once."""
+def prepared(name: str, cluster: str) -> Problem:
+    """The workload on a cluster, prepared once."""
     return problem_of(name, cluster)
 
 
 def run(case: Case) -> Row:
     """What one case makes."""
-    problem = posed(case.model, case.cluster)
+    problem = prepared(case.model, case.cluster)
     about = {
         "devices": cluster_of(case.model, case.cluster), "ops": graph_of(case.model).num_ops,
         "fused": problem.num_ops,

@@ -18,7 +18,7 @@ from gdp.learn.hsdag.config import HsdagConfig, published
 from gdp.learn.hsdag.method import hsdag
 from gdp.methods.base import Answer, Search
 from gdp.policy.model.config import Params
-from gdp.posed import pose
+from gdp.prepare import prepare_problem
 from gdp.problem.problem import Problem
 
 CLUSTERS = ("cpu+flex-170", "cpu+2xflex-170")
@@ -79,7 +79,7 @@ def _pretrained(model: str, cluster: str) -> Callable[[Problem, Search], Answer]
 def _weights(model: str, cluster: str, seed: int) -> Params:
     from gdp.learn.hsdag.train import pretrain
 
-    others = [posed(other, cluster) for other in MODELS if other != model]
+    others = [prepared(other, cluster) for other in MODELS if other != model]
     return pretrain(others, seed=seed, updates=UPDATES)
 
 
@@ -90,15 +90,15 @@ def graph(model: str) -> OpGraph:
 
 
 @functools.cache
-def posed(model: str, cluster: str) -> Problem:
-    """The model on a cluster, posed once."""
+def prepared(model: str, cluster: str) -> Problem:
+    """The model on a cluster, prepared once."""
     # Datasheet numbers: what ships for JAX on processors was measured on one machine.
-    return pose(graph(model), Cluster.load(cluster), costs=roofline).problem
+    return prepare_problem(graph(model), Cluster.load(cluster), costs=roofline).problem
 
 
 def run(case: Case) -> Row:
     """What one case makes."""
-    problem = posed(case.model, case.cluster)
+    problem = prepared(case.model, case.cluster)
     about = {
         "ops": graph(case.model).num_ops, "edges": graph(case.model).num_uses,
         "fused": problem.num_ops, "nodes": nodes_of(problem).count,

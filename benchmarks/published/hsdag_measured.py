@@ -29,7 +29,7 @@ from gdp.learn.hsdag.train import train
 from gdp.methods.base import Search
 from gdp.models import load
 from gdp.placement import make_placement
-from gdp.posed import pose
+from gdp.prepare import prepare_problem
 from gdp.runtime.measure import Measured, Measuring, Quota, measure
 from gdp.runtime.statistics import Trace
 
@@ -114,10 +114,10 @@ def ort_rows(path: Path, seconds: float, draws: int) -> list[Row]:
 def _hsdag(path: Path, seconds: float, draws: int) -> Row:
     """What runs of the placement that HSDAG finds with measured rewards report."""
     graph, cluster = load(path), Cluster.load(BOX)
-    posed = pose(graph, cluster)
-    reward = MeasuredReward(str(path), graph, posed, cluster)
-    found = train(posed.problem, seed=0, evaluations=draws, reward=reward)
-    placement = make_placement(graph, cluster, posed.expand(found.assignment.device))
+    prepared = prepare_problem(graph, cluster)
+    reward = MeasuredReward(str(path), graph, prepared, cluster)
+    found = train(prepared.problem, seed=0, evaluations=draws, reward=reward)
+    placement = make_placement(graph, cluster, prepared.expand(found.assignment.device))
     return run(path, BOX, placement, measuring=Measuring(seconds, precision=0.0))
 
 

@@ -29,7 +29,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.methods.base import Search
 from gdp.placement import Teams
-from gdp.posed import pose
+from gdp.prepare import prepare_problem
 from gdp.runtime.measure import Measuring
 from gdp.runtime.ort.run import run_onnx
 from gdp.runtime.ort.source import load_source
@@ -77,10 +77,10 @@ def prediction(
     device: Int[np.ndarray, "N"],
     objective: str,
 ) -> Prediction:
-    posed = pose(graph, cluster, objective, keep_apart=device)
-    fused_device = np.zeros(posed.problem.num_ops, dtype=np.int64)
-    fused_device[posed.group_of] = device
-    return Prediction(posed.problem, fused_device, posed.group_of)
+    prepared = prepare_problem(graph, cluster, objective, keep_apart=device)
+    fused_device = np.zeros(prepared.problem.num_ops, dtype=np.int64)
+    fused_device[prepared.group_of] = device
+    return Prediction(prepared.problem, fused_device, prepared.group_of)
 
 
 def best_on_both_cores(

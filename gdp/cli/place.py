@@ -104,7 +104,7 @@ def compare(
     from gdp import api
     from gdp.cli import first_run
     from gdp.cli.text import compare_text
-    from gdp.posed import room_bytes
+    from gdp.prepare import room_bytes
 
     def say(name: str) -> None:
         if sys.stderr.isatty():

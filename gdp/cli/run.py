@@ -55,7 +55,7 @@ def run(
     from gdp.commands.execute import Placing, runnable
     from gdp.commands.execute import run as run_model
     from gdp.placement import load_placement
-    from gdp.posed import room_bytes
+    from gdp.prepare import room_bytes
     from gdp.runtime.measure import Measuring
 
     machine = cluster.load()

@@ -10,7 +10,7 @@ from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.errors import ModelError
 from gdp.models import Model, is_onnx, load, spec_of, with_dims
-from gdp.posed import pose
+from gdp.prepare import prepare_problem
 
 if TYPE_CHECKING:
     from gdp.learn.finetune import FinetuneConfig, Finetuned
@@ -54,7 +54,7 @@ def finetune(
         raise ModelError(f"--reward measured executes ONNX models, got {spec_of(model)!r}")
     dims, seed = tuning.get("dims", ()), tuning.get("seed", 0)
     graph, machine = load(model, with_dims(dims)), load_cluster(cluster)
-    posed = pose(
+    prepared = prepare_problem(
         graph,
         machine,
         objective,
@@ -63,8 +63,8 @@ def finetune(
     )
     judge = None
     if reward == "measured":
-        judge = MeasuredReward(spec_of(model), graph, posed, machine, dims=dims, seed=seed)
+        judge = MeasuredReward(spec_of(model), graph, prepared, machine, dims=dims, seed=seed)
     return tune(
-        posed.problem, checkpoint, out=out, force=tuning.get("force", False), reward=judge,
+        prepared.problem, checkpoint, out=out, force=tuning.get("force", False), reward=judge,
         config=config, seed=seed, progress=tuning.get("progress"),
     )  # fmt: skip

@@ -35,7 +35,7 @@ from gdp.exporters.llamacpp import Slots, slots_of
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.placement import Placement, make_placement
-from gdp.posed import pose
+from gdp.prepare import prepare_problem
 from gdp.problem.arrays import arrays_of
 from gdp.result import Result
 
@@ -55,7 +55,7 @@ def _first_that_fits(
     for placement in placements:
         if placement is None:
             continue
-        result = api.judged(graph, placement, cluster, objective=objective, costs=costs)
+        result = api.evaluated(graph, placement, cluster, objective=objective, costs=costs)
         if result.score.feasible:
             return replace(result, method=method)
         reason = str(result.score)
@@ -394,15 +394,15 @@ def _module_blocks(
     costs: CostModel,
     constraints: Constraints,
 ) -> _ModuleBlocks:
-    posed = pose(
+    prepared = prepare_problem(
         graph, cluster, "throughput", costs=costs, constraints=constraints, keep_apart=block
     )
-    flat = arrays_of(posed.problem)
+    flat = arrays_of(prepared.problem)
     count = int(block.max()) + 1
-    per_op = np.where(posed.problem.allowed, flat.compute_s, np.inf)
+    per_op = np.where(prepared.problem.allowed, flat.compute_s, np.inf)
     per_op[flat.is_io] = 0.0
-    fused_block = np.zeros(posed.problem.num_ops, dtype=np.int64)
-    fused_block[posed.group_of] = block
+    fused_block = np.zeros(prepared.problem.num_ops, dtype=np.int64)
+    fused_block[prepared.group_of] = block
     seconds = np.zeros((count, cluster.num_devices))
     np.add.at(seconds, fused_block, per_op)
     # Sums of stretches; what is not allowed would make all behind it inf minus inf.

@@ -29,7 +29,7 @@ from gdp.models import (
     with_dims,
 )
 from gdp.placement import Placed, Placement, load_placement, require
-from gdp.posed import machine_of, posed_placement, room_bytes
+from gdp.prepare import machine_of, prepare_placement, room_bytes
 from gdp.runtime.measure import Measuring
 from gdp.runtime.plan import Prediction
 
@@ -102,14 +102,14 @@ def run(
     require(placed, graph, cluster)
     if placed.teams and not row.replicates:
         raise ModelError(f"{model_label(model)!r} cannot be executed so: {_replicated(placed)}")
-    posed, device, _ = posed_placement(graph, placed, cluster, objective, costs=costs)
+    prepared, device, _ = prepare_placement(graph, placed, cluster, objective, costs=costs)
     report = row.run(
         executable, graph, cluster, placed.device, objective=objective,
         measuring=measuring or Measuring(seed=placing.get("search", Search()).seed),
-        predict=Prediction(posed.problem, device, posed.group_of, placed.teams),
+        predict=Prediction(prepared.problem, device, prepared.group_of, placed.teams),
         **({"dims": bound} if kind == "onnx" else {}),
     )  # fmt: skip
-    return report.to_json() | {"cluster": cluster.name, "costs": posed.costs}
+    return report.to_json() | {"cluster": cluster.name, "costs": prepared.costs}
 
 
 def _require_runtime(name: str | None) -> None:

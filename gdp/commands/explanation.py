@@ -22,7 +22,7 @@ from gdp.placement import (
     Teams,
     make_placement,
 )
-from gdp.posed import placed_on, posed_placement
+from gdp.prepare import placed_on, prepare_placement
 from gdp.problem.problem import Problem
 from gdp.reports.view import View, module_path, op_label
 from gdp.sim.objectives import Score
@@ -56,17 +56,17 @@ def explain(
     constraints = of_kind(constraints, Constraints, "constraints")
     chosen = _placeable(graph, cluster, _chosen(graph, op, scope))
     moving = _with_ties(graph, chosen, constraints)
-    posed, device, rank = posed_placement(graph, placement, cluster, objective, costs=costs)
-    now = _judge(posed.problem, device, rank, placement.teams)
+    prepared, device, rank = prepare_placement(graph, placement, cluster, objective, costs=costs)
+    now = _judge(prepared.problem, device, rank, placement.teams)
     lead = {d: team[0] for team in placement.teams for d in team}  # holds the ops of its team
     view = api.view_of(graph, placement, cluster, costs=costs)
     kernels = np.unique(view.group_of[chosen])
     allowed = _allowed(graph, cluster, constraints)
     rows = []
     for d in range(cluster.num_devices):
-        row = _stay(posed.problem, kernels, d)
+        row = _stay(prepared.problem, kernels, d)
         row["holds"] = int((placement.device[chosen] == lead.get(d, d)).sum())
-        barred = _barred(graph, cluster, posed.problem, allowed, moving, kernels, d)
+        barred = _barred(graph, cluster, prepared.problem, allowed, moving, kernels, d)
         if row["holds"] == len(chosen):
             row |= _change(cluster, now, now)
         elif barred:
@@ -86,7 +86,7 @@ def explain(
         "devices": rows,
         "transfers": _transfers(view, kernels),
         "limits": _limits(rows, cluster, now, len(chosen), placement.simplicity_cost),
-        "costs": posed.costs,
+        "costs": prepared.costs,
     }
 
 

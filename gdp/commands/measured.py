@@ -6,7 +6,7 @@ from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Assignment
 from gdp.models import with_dims
-from gdp.posed import Posed
+from gdp.prepare import PreparedProblem
 from gdp.runtime.measure import Measuring, measure
 from gdp.runtime.ort.pipeline import SideBySide
 from gdp.runtime.statistics import PER_SLOT
@@ -24,7 +24,7 @@ class MeasuredReward:
         self,
         model: str,
         graph: OpGraph,
-        posed: Posed,
+        prepared: PreparedProblem,
         cluster: Cluster,
         *,
         dims: Sequence[str] = (),
@@ -36,7 +36,7 @@ class MeasuredReward:
 
         if not seconds > 0:
             raise ValueError(f"seconds must be positive, got {seconds}")
-        self.graph, self.posed, self.seconds, self.seed = graph, posed, seconds, seed
+        self.graph, self.prepared, self.seconds, self.seed = graph, prepared, seconds, seed
         self.cores = core_of_device(cluster)
         self.source = randomised(load_source(model, with_dims(dims)), seed)
         self.count = 0  # placements executed
@@ -48,8 +48,8 @@ class MeasuredReward:
         from gdp.runtime.ort.stages import cut_plan
         from gdp.runtime.plan import Prediction
 
-        problem = self.posed.problem
-        predict = Prediction(problem, assignment.device, self.posed.group_of)
+        problem = self.prepared.problem
+        predict = Prediction(problem, assignment.device, self.prepared.group_of)
         plan = cut_plan(self.source.model, self.graph, predict, problem.objective)
         ready = prepare(self.source, self.graph, plan, self.cores, self.seed)
         self.count += 1

@@ -10,7 +10,7 @@ from gdp.cluster.load import Machine
 from gdp.costs.base import CostModel
 from gdp.models import Model
 from gdp.placement import Placed
-from gdp.posed import placed_on, pose
+from gdp.prepare import placed_on, prepare_problem
 from gdp.result import Result
 
 
@@ -35,11 +35,11 @@ def report(
     if isinstance(placement, Result):
         result = placement
     else:
-        result = api.judged(graph, placed, cluster, objective=objective, costs=costs)
+        result = api.evaluated(graph, placed, cluster, objective=objective, costs=costs)
     if all(candidate.method != "single" for candidate in result.candidates):
         from gdp.methods.portfolio import heuristic_candidates
 
-        free = pose(graph, cluster, result.objective, costs=costs).problem
+        free = prepare_problem(graph, cluster, result.objective, costs=costs).problem
         yardsticks = heuristic_candidates(free, result.seed)
         result = replace(result, candidates=(*result.candidates, *yardsticks))
     view = api.view_of(graph, result.placement, cluster, costs=costs)

@@ -4,12 +4,21 @@ import pytest
 
 pytest.importorskip("jax")
 
-from benchmarks.policy.regimes import REGIMES, Made, Posed, load, names_of, pose, source, table
+from benchmarks.policy.regimes import (
+    REGIMES,
+    Entry,
+    Made,
+    load,
+    names_of,
+    problem_of,
+    source,
+    table,
+)
 
 
 def test_misfits_are_counted_and_not_averaged() -> None:
     """Two instances, two seeds: 1.5, 6 (best 1) and 4, inf (best 2) are ratios 1.5, 6, 2."""
-    entries = [Posed("ample", "a", 0, best_s=1.0), Posed("ample", "b", 0, best_s=2.0)]
+    entries = [Entry("ample", "a", 0, best_s=1.0), Entry("ample", "b", 0, best_s=2.0)]
     column = [
         Made(1.5, 0.1, 10), Made(6.0, 0.2, 20), Made(4.0, 0.3, 30), Made(float("inf"), 0.4, 40),
     ]  # fmt: skip
@@ -26,6 +35,6 @@ def test_the_list_is_of_test_families_and_of_their_regimes() -> None:
         assert of
         assert {entry.graph for entry in of} <= set(names_of(regime, graphs))
         assert all((entry.memory > 0) == (regime == "tight") for entry in of)
-    tiled = [pose(entry, graphs) for entry in entries if entry.regime == "tiled"]
+    tiled = [problem_of(entry, graphs) for entry in entries if entry.regime == "tiled"]
     assert {problem.num_devices for problem in tiled} == {4, 8}
     assert {bool(problem.cluster.queues.any()) for problem in tiled} == {False, True}

@@ -108,7 +108,7 @@ def test_what_fits_stays_on_the_accelerator_and_what_does_not_streams() -> None:
     assert tight.result.score.latency_s == pytest.approx(26e-3, rel=1e-3)
     devices = tight.result.placement.device
     assert sorted(np.bincount(devices, minlength=3).tolist()) == [2, 2, 4]
-    for call in (api.simulate, api.judged):
+    for call in (api.simulate, api.evaluated):
         again = call(graph, tight.result.placement, box(25), costs=roofline)
         assert again.value_s == tight.result.value_s, "the plain cluster is all that is needed"
     moved = explain(graph, tight.result.placement, box(25), op="mul0", costs=roofline)

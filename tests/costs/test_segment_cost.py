@@ -13,7 +13,7 @@ from gdp.costs.default import shipped
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.profile import Overheads, Profile, ProfileError
 from gdp.graph.op_graph import OpGraph, make_graph
-from gdp.posed import pose
+from gdp.prepare import prepare_problem
 from gdp.sim.throughput import periods
 
 
@@ -42,7 +42,9 @@ def test_devices_that_pay_for_segments_are_charged_what_was_measured() -> None:
     costs = LearnedCosts((calibration,))
     charged = costs.charged(Cluster.load("2xcpu-core+a100"))
     assert [d.dispatch_s for d in charged.devices] == [7e-5, 7e-5, 5e-6]
-    problem = pose(chain(4), Cluster.load("2xcpu-core"), "throughput", costs=costs).problem
+    problem = prepare_problem(
+        chain(4), Cluster.load("2xcpu-core"), "throughput", costs=costs
+    ).problem
     assert {d.dispatch_s for d in problem.cluster.devices} == {7e-5}
     before = Cluster.load("2xcpu-core")
     assert LearnedCosts((replace(calibration, segment_s=None),)).charged(before).devices == (
@@ -53,10 +55,10 @@ def test_devices_that_pay_for_segments_are_charged_what_was_measured() -> None:
 def test_two_large_pieces_are_worth_more_than_eight_small_ones() -> None:
     """Sixteen equal layers balance two cores either way; each further cut costs both something."""
     costs = LearnedCosts((replace(shipped()[0], segment_s=7e-5),))
-    posed = pose(chain(16), Cluster.load("2xcpu-core"), "throughput", costs=costs)
-    assert posed.problem.num_ops == 16
+    prepared = prepare_problem(chain(16), Cluster.load("2xcpu-core"), "throughput", costs=costs)
+    assert prepared.problem.num_ops == 16
     halves, eighths = (np.arange(16) // run % 2 for run in (8, 2))
-    two_s, eight_s = periods(posed.problem, np.stack([halves, eighths]))[0]
+    two_s, eight_s = periods(prepared.problem, np.stack([halves, eighths]))[0]
     assert eight_s - two_s == pytest.approx(3 * 7e-5)
 
 

@@ -33,7 +33,7 @@ from gdp.models import load
 from gdp.placement import load_placement, make_placement, save_placement
 from gdp.policy.placed import WIDE, pack
 from gdp.policy.policy import default_checkpoint, load_policy
-from gdp.posed import pose
+from gdp.prepare import prepare_problem
 from tests.fuzz import configurations, gguf_files, modules, seeds
 from tests.fuzz.documents import (
     mutate_bytes,
@@ -294,20 +294,20 @@ def _instance_document() -> Any:
 
 TARGETS = (
     Target("onnx", 30, _write_onnx, load,
-           lambda found: pose(found, cluster())),
+           lambda found: prepare_problem(found, cluster())),
     Target("gguf", 8, _file("m.gguf", gguf_files.document, gguf_files.encode), load,
-           lambda found: pose(found, cluster()), ("gguf",)),
+           lambda found: prepare_problem(found, cluster()), ("gguf",)),
     Target("hf", 20, _write_configuration, _load_configuration,
-           lambda found: pose(found, cluster()), ("torch", "transformers")),
-    Target("torch", 20, _write_module, _load_module, lambda found: pose(found, cluster()),
-           ("torch",)),
+           lambda found: prepare_problem(found, cluster()), ("torch", "transformers")),
+    Target("torch", 20, _write_module, _load_module,
+           lambda found: prepare_problem(found, cluster()), ("torch",)),
     Target("graph", 15, _file("g.json", _graph_document, to_json), load_graph, _place),
     Target("cluster", 10, _file("c.toml", seeds.CLUSTER, to_toml), Cluster.load,
            lambda found: _place(graph(), found)),
     Target("placement", 8, _file("p.json", _placement_document, to_json), load_placement,
            _use_placement),
     Target("constraints", 6, _file("k.toml", seeds.CONSTRAINTS, to_toml), read_constraints,
-           lambda found: pose(graph(), cluster(), constraints=found)),
+           lambda found: prepare_problem(graph(), cluster(), constraints=found)),
     Target("costs", 10, _write_costs, load_costs, _use_costs),
     Target("checkpoint", 6, _write_checkpoint, load_policy),
     Target("recipe", 6, _write_recipe, load_recipe),

@@ -170,7 +170,7 @@ MISSED = {"single": ("tight", "unequal", "on_accelerators")}
 
 
 @functools.cache
-def posed(instance: str, objective: str) -> tuple[Problem, float]:
+def prepared(instance: str, objective: str) -> tuple[Problem, float]:
     """An instance and its optimum, inf where nothing fits."""
     problem = INSTANCES[instance](objective)
     return problem, brute_force_s(problem)
@@ -179,7 +179,7 @@ def posed(instance: str, objective: str) -> tuple[Problem, float]:
 @functools.cache
 def answer_of(name: str, instance: str, objective: str) -> Answer:
     """A method's first answer for an instance."""
-    return answered(name, posed(instance, objective)[0])
+    return answered(name, prepared(instance, objective)[0])
 
 
 def answered(name: str, problem: Problem) -> Answer:
@@ -205,7 +205,7 @@ def test_every_method_keeps_the_contract(name: str, objective: str) -> None:
         return
     missed = []
     for instance in INSTANCES:
-        problem, best_s = posed(instance, objective)
+        problem, best_s = prepared(instance, objective)
         answer = answer_of(name, instance, objective)
         where = f"{instance}: {answer.reason}"
         bounded_s = best_s
@@ -233,7 +233,7 @@ def test_every_method_keeps_the_contract(name: str, objective: str) -> None:
 @pytest.mark.parametrize("objective", [*EVENT, *HOST])
 @pytest.mark.parametrize("name", METHODS)
 def test_the_same_seed_gives_the_same_answer(name: str, objective: str) -> None:
-    problem, _ = posed("drawn 5 on 2, other", objective)
+    problem, _ = prepared("drawn 5 on 2, other", objective)
     first, again = answer_of(name, "drawn 5 on 2, other", objective), answered(name, problem)
     if first.assignment is None:
         assert again.assignment is None
@@ -249,7 +249,7 @@ def test_the_same_seed_gives_the_same_answer(name: str, objective: str) -> None:
 @pytest.mark.parametrize("objective", EVENT)
 @pytest.mark.parametrize("instance", INSTANCES)
 def test_no_bound_is_above_the_optimum(instance: str, objective: str) -> None:
-    problem, best_s = posed(instance, objective)
+    problem, best_s = prepared(instance, objective)
     bounds = all_bounds(problem, 1.0)
     assert bounds
     for bound in bounds:
@@ -263,7 +263,7 @@ def test_exact_methods_reach_the_optimum(name: str, objective: str) -> None:
     relaxation: what it answers then is not said to be proven."""
     proven = 0
     for instance in INSTANCES:
-        problem, best_s = posed(instance, objective)
+        problem, best_s = prepared(instance, objective)
         answer = answer_of(name, instance, objective)
         assert (answer.assignment is None) == np.isinf(best_s), instance
         if answer.assignment is not None:

@@ -255,6 +255,6 @@ def test_placing_replicates_unless_told_not_to() -> None:
     assert api.simulate(
         graph, free.placement, cluster, objective="throughput", costs=roofline
     ).value_s == pytest.approx(free.value_s)
-    again = api.judged(graph, free.placement, cluster, objective="throughput", costs=roofline)
+    again = api.evaluated(graph, free.placement, cluster, objective="throughput", costs=roofline)
     assert again.value_s == pytest.approx(free.value_s)
     assert not merge([Constraints(), Constraints(replicas=False)]).replicas

@@ -45,8 +45,8 @@ def test_what_shares_a_processor_adds_up(processors, latency_s, period_s) -> Non
     assert (found.latency_s, found.period_s) == (latency_s, period_s)
     pipelined = problem(processors, "throughput")
     assert score(pipelined, SPLIT).value_s == period_s
-    for posed, value in ((problem(processors), latency_s), (pipelined, period_s)):
-        found_s, overflow = values(posed, np.stack([SPLIT, SPLIT * 0]))
+    for prepared, value in ((problem(processors), latency_s), (pipelined, period_s)):
+        found_s, overflow = values(prepared, np.stack([SPLIT, SPLIT * 0]))
         np.testing.assert_array_equal(found_s, [value, 9.0])
         assert not overflow.any()
 

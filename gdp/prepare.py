@@ -1,4 +1,4 @@
-"""Problems from models: fused ops, costs and constraints, and placements on them."""
+"""Prepare the problem of a model on a cluster: fused ops, costs, constraints, placements."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from gdp.sim.objectives import find_objective
 
 
 @dataclass(frozen=True, eq=False)
-class Posed:
+class PreparedProblem:
     """A problem over fused ops, and the way back to the ops of the model."""
 
     problem: Problem
@@ -32,7 +32,7 @@ class Posed:
         return values[self.group_of]
 
 
-def pose(
+def prepare_problem(
     graph: OpGraph,
     cluster: Cluster,
     objective: str = "latency",
@@ -41,8 +41,8 @@ def pose(
     constraints: Constraints | None = None,
     keep_apart: Int[np.ndarray, "N"] | None = None,
     replicas: bool = False,
-) -> Posed:
-    """The problem of a model on a cluster, with the ops that runtimes fuse merged.
+) -> PreparedProblem:
+    """Placement problem of a model on a cluster, with the ops that runtimes fuse merged.
 
     Ops of different `keep_apart` labels are not merged. With `replicas`, and unless the constraints
     forbid it, a pipeline may have replicated stages. Raises `InfeasibleError` when the
@@ -56,7 +56,7 @@ def pose(
     together = together_ids(constraints, graph)
     labels = np.unique(allowed, axis=0, return_inverse=True)[1].reshape(-1)
     if constraints.whole:
-        # What is fused across the border of two such modules would tie them together.
+        # Ops fused across the border of two such modules would tie the modules together.
         borders = whole_borders(constraints, graph)
         labels = np.unique(np.stack([labels, borders]), axis=1, return_inverse=True)[1].reshape(-1)
     if keep_apart is not None:
@@ -81,7 +81,7 @@ def pose(
         tensor_s=_tensor_s(fused.graph, cluster, objective),
         replicas=replicas and constraints.replicas,
     )
-    return Posed(problem, fused.group_of, label)
+    return PreparedProblem(problem, fused.group_of, label)
 
 
 def room_bytes(cluster: Cluster, constraints: Constraints | None = None) -> int:
@@ -114,7 +114,7 @@ def placed_on(
     cluster: Machine,
     costs: CostModel | str | Path | None = None,
 ) -> tuple[OpGraph, Placement, Cluster, CostModel | str | Path | None]:
-    """The graph, the placement, and the cluster and costs that it is judged with (`machine_of`), of
+    """Graph, placement, and the cluster and costs to evaluate it with (`machine_of`), loaded from
     whatever names them. Raises `PlacementError` where they do not belong together."""
     graph, placement = load(model), load_placement(placement)
     cluster, costs = machine_of(placement, load_cluster(cluster), costs)
@@ -125,8 +125,8 @@ def placed_on(
 def machine_of(
     placement: Placement, cluster: Cluster, costs: CostModel | str | Path | None
 ) -> tuple[Cluster, CostModel | str | Path | None]:
-    """The cluster and the costs that a placement is judged with: those given, with the offload
-    devices that it names where it was made for accelerate (`gdp.costs.offload`)."""
+    """Cluster and costs to evaluate a placement with: those given, plus the offload devices that
+    the placement names if it was made for accelerate (`gdp.costs.offload`)."""
     from gdp.costs.default import resolve_costs
     from gdp.costs.offload import Streamed, offload_targets, resident, with_offload
 
@@ -137,26 +137,26 @@ def machine_of(
     return with_offload(cluster, targets, placement.streamed_bytes), Streamed(base)
 
 
-def posed_placement(
+def prepare_placement(
     graph: OpGraph,
     placement: Placement,
     cluster: Cluster,
     objective: str = "latency",
     *,
     costs: CostModel | str | Path | None = None,
-) -> tuple[Posed, Int[np.ndarray, "M"], Int[np.ndarray, "M"]]:
+) -> tuple[PreparedProblem, Int[np.ndarray, "M"], Int[np.ndarray, "M"]]:
     """The problem of a placed model, fused only within devices, and the placement on it."""
-    posed = pose(graph, cluster, objective, costs=costs, keep_apart=placement.device)
-    size = posed.problem.num_ops
+    prepared = prepare_problem(graph, cluster, objective, costs=costs, keep_apart=placement.device)
+    size = prepared.problem.num_ops
     device, rank = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    device[posed.group_of] = placement.device
-    rank[posed.group_of] = placement.rank
-    never = np.flatnonzero(np.isinf(posed.problem.compute_s[np.arange(size), device]))
+    device[prepared.group_of] = placement.device
+    rank[prepared.group_of] = placement.rank
+    never = np.flatnonzero(np.isinf(prepared.problem.compute_s[np.arange(size), device]))
     if never.size:
         op = int(never[0])
         raise PlacementError(
             f"{never.size} ops cannot run where they are placed, first "
-            f"{posed.problem.graph.op_names[op]!r} on {cluster.device_names[device[op]]}: "
-            f"{posed.costs} gives it no time there"
+            f"{prepared.problem.graph.op_names[op]!r} on {cluster.device_names[device[op]]}: "
+            f"{prepared.costs} gives it no time there"
         )
-    return posed, device, rank
+    return prepared, device, rank

@@ -13,7 +13,7 @@ from gdp.units import format_bytes, format_seconds
 
 
 class Counts(NamedTuple):
-    """Ops and kernels of each device, without the model's inputs and outputs. Axis: D devices."""
+    """Ops and kernels of each device, without the model's inputs and outputs. D: devices."""
 
     ops: tuple[int, ...]  # of the model
     kernels: tuple[int, ...]  # that a runtime fuses them to

@@ -100,8 +100,11 @@ def matching(graph: OpGraph, glob: str, demand: str = "") -> Int[np.ndarray, "M"
 def allowed_mask(
     constraints: Constraints, graph: OpGraph, cluster: Cluster
 ) -> Bool[np.ndarray, "N D"]:
-    """Mask of the devices that the user allows for each op. Raises `ValueError` for an unknown device or a glob that
-    matches nothing, and `InfeasibleError` naming the demands that leave an op no device."""
+    """Mask of the devices that the user allows for each op.
+
+    Raises `ValueError` for an unknown device or a glob that matches nothing, and `InfeasibleError`
+    naming the demands that leave an op no device.
+    """
     allowed = np.ones((graph.num_ops, cluster.num_devices), dtype=bool)
     demands: list[str] = []
     for pin, demand in [(p, "pin") for p in constraints.pins] + [

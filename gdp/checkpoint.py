@@ -1,10 +1,9 @@
 """Checkpoints: any pytree of arrays with its recipe, written by Orbax, checked by SHA-256.
 
 A checkpoint is a folder: `weights/` (Orbax, by the path of each leaf), `weights.npz` (the same
-arrays, for readers without JAX), `recipe.toml`, `meta.json` with the digest of the weights,
-whatever else the caller keeps with them, and `gdp.json`, the list of all these. It is written
-beside its place and renamed, so that a crash leaves the old one; where that happens between two
-renames, whoever reads or writes next finds the old one beside its place.
+arrays for readers without JAX, derived when saved), `recipe.toml`, `meta.json` with the digest of
+the weights, more files of the caller, and `gdp.json`, the list of all these. It is replaced as a
+whole, see `gdp.files.writing`.
 """
 
 import contextlib
@@ -22,14 +21,20 @@ import msgspec
 import numpy as np
 
 from gdp.errors import GdpError
-from gdp.files.folders import put_in_place, standing
 from gdp.files.reading import Kind, convert, decode_arrays, read_bytes, read_json
-from gdp.files.targets import Permit, require_folder
-from gdp.files.writing import staging as new_folder
+from gdp.files.writing import (
+    OverwritePolicy,
+    changed_files,
+    check_folder_writable,
+    read_manifest,
+    replace_folder,
+    resolve_after_crash,
+    staging_folder,
+)
 
 SCHEMA = 1
 PLAIN = "weights.npz"
-"""Beside Orbax's folder, whose library takes longer to import than an answer may."""
+"""Second copy of the weights, since importing Orbax takes longer than a placement."""
 
 
 class CheckpointError(GdpError):
@@ -40,7 +45,7 @@ KIND = Kind("meta.json of a checkpoint", CheckpointError)
 
 
 class _Meta(msgspec.Struct):
-    """What every checkpoint says of itself, beside what its writer wants back."""
+    """Keys of `meta.json` that every checkpoint has."""
 
     schema: int
     sha256: str
@@ -65,24 +70,22 @@ def save(
     """
     target = Path(os.path.realpath(path))
     if _is_first():
-        require_folder(target, kind, Permit(force=force))
+        check_folder_writable(target, kind, OverwritePolicy(force=force))
     leaves = _flatten(tree)
     digest = _digest(leaves)
     with _staging(target) as staging:
         _write_weights(staging / "weights", leaves, target)
         if not _is_first():
             return digest
-        _forget_where(staging / "weights")
+        if (mark := staging / "weights" / "commit_success.txt").exists():
+            mark.write_text("committed")  # Orbax notes the path of the temporary folder
         np.savez(staging / PLAIN, **leaves)  # pyright: ignore[reportArgumentType]
         for name, data in (beside or {}).items():
             (staging / name).write_bytes(data)
         (staging / "recipe.toml").write_text(recipe)
-        files = files_digest(staging / "weights")
-        document = {"schema": SCHEMA, "sha256": digest, "files_sha256": files, **(meta or {})}
-        # NaN and infinity are no JSON; a reader gets null.
-        document = json.loads(json.dumps(document), parse_constant=lambda name: None)
-        (staging / "meta.json").write_text(json.dumps(document, indent=1, sort_keys=True))
-        put_in_place(staging, target, kind)
+        document = {"schema": SCHEMA, "sha256": digest, **(meta or {})}
+        (staging / "meta.json").write_text(strict_json(document))
+        replace_folder(staging, target, kind)
     return digest
 
 
@@ -101,9 +104,9 @@ def load_arrays(
 
     Without JAX where the plain copy is there. Raises `CheckpointError`.
     """
-    folder = standing(Path(path))
+    folder = resolve_after_crash(Path(path))
     meta = read_meta(folder)
-    arrays = _read_arrays(folder, meta.get("files_sha256"))
+    arrays = _read_arrays(folder)
     if _digest(arrays) != meta["sha256"]:
         raise CheckpointError(
             f"checkpoint {str(path)!r} is damaged: its weights are not those of meta.json; copy it "
@@ -119,25 +122,28 @@ def load_arrays(
     return {name: arrays[name] for name in wanted}
 
 
-def _read_arrays(folder: Path, files_sha256: str | None) -> dict[str, np.ndarray]:
-    """All arrays of the plain copy, or of Orbax's folder where there is none."""
+def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """All arrays of the .npz copy, or of Orbax's folder where there is none."""
     if (folder / PLAIN).exists():
         where = folder / PLAIN
         return decode_arrays(read_bytes(where, KIND), KIND, str(where))
     # Orbax may wait for ever for what a damaged file does not hold.
-    if files_sha256 is not None and files_digest(folder / "weights") != files_sha256:
+    manifest = read_manifest(folder)
+    listed = () if manifest is None else manifest.files.keys() - {PLAIN}
+    missing = any(not (folder / name).is_file() for name in listed)
+    if missing or (manifest is not None and changed_files(folder, manifest)):
         raise CheckpointError(
             f"checkpoint {str(folder)!r} is damaged: a file of its weights is missing or another; "
             "copy it again"
         )
     try:
-        found = _orbax().load(str((folder / "weights").absolute()))
+        leaves = _orbax().load(str((folder / "weights").absolute()))
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"checkpoint {str(folder)!r}: its weights cannot be read: {first}"
         ) from None
-    return {name: np.asarray(leaf) for name, leaf in found.items()}
+    return {name: np.asarray(leaf) for name, leaf in leaves.items()}
 
 
 def _write_weights(folder: Path, leaves: Mapping[str, np.ndarray], target: Path) -> None:
@@ -158,7 +164,7 @@ def _write_weights(folder: Path, leaves: Mapping[str, np.ndarray], target: Path)
 
 
 def _orbax() -> Any:
-    """Orbax, whose threads say nothing of errors that it raises besides."""
+    """Orbax, with its threads' copies of the errors that it raises taken out of the log."""
     from orbax.checkpoint.experimental import v1 as orbax
 
     logging.getLogger("absl").addFilter(_is_news)  # the same one twice is one
@@ -166,7 +172,7 @@ def _orbax() -> Any:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record is more than the traceback of a thread; a full disk gives dozens."""
+    """Drop tracebacks of Orbax's threads, of which a full disk gives dozens."""
     return not (record.exc_info and "SignalingThread" in record.getMessage())
 
 
@@ -178,11 +184,11 @@ def _is_first() -> bool:
 
 @contextlib.contextmanager
 def _staging(target: Path) -> Iterator[Path]:
-    """Where to write before renaming: a name of its own, or one that all processes agree on."""
+    """Temporary folder to write into; where several processes save, all know its name."""
     import jax
 
     if jax.process_count() == 1:
-        with new_folder(target) as folder:
+        with staging_folder(target) as folder:
             yield folder
         return
     folder = target.with_name(f".{target.name}.joint")
@@ -198,9 +204,15 @@ def _staging(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def strict_json(document: Mapping[str, Any]) -> str:
+    """JSON text in which NaN and infinity, which JSON does not have, are null."""
+    finite = json.loads(json.dumps(document), parse_constant=lambda name: None)
+    return json.dumps(finite, indent=1, sort_keys=True)
+
+
 def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `save` wrote beside the weights; raises `CheckpointError` where there is nothing."""
-    folder = standing(Path(path))
+    """The content of `meta.json`; raises `CheckpointError` where there is none."""
+    folder = resolve_after_crash(Path(path))
     if not (folder / "meta.json").exists():
         raise CheckpointError(
             f"no checkpoint at {str(path)!r}; give the folder that `gdp pretrain -o` wrote"
@@ -241,21 +253,3 @@ def _digest(leaves: Mapping[str, np.ndarray]) -> str:
         sha.update(f"{name} {array.dtype} {array.shape}\0".encode())
         sha.update(np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()
-
-
-def files_digest(folder: Path) -> str:
-    """SHA-256 (hex) of the names and contents of all files in a folder."""
-    sha = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        sha.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                sha.update(chunk)
-    return sha.hexdigest()
-
-
-def _forget_where(folder: Path) -> None:
-    """Orbax notes the path it wrote to, which says more of the machine than a reader wants."""
-    mark = folder / "commit_success.txt"
-    if mark.exists():
-        mark.write_text("committed")

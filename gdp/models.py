@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gdp.errors import GdpError, ModelError
-from gdp.files.targets import is_ours
+from gdp.files.writing import is_written_by_gdp
 from gdp.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def load(
         from gdp.graph.file import load_graph
 
         path = Path(text)
-        if path.is_file() and path.stat().st_size and is_ours(path, "placement"):
+        if path.is_file() and path.stat().st_size and is_written_by_gdp(path, "placement"):
             raise ModelError(f"{text} is a placement; the model that it is of is wanted here")
         return load_graph(path)
     if not Path(text).exists():

@@ -17,7 +17,6 @@ from gdp.graph.op_graph import OpGraph
 from gdp.terminal import html_table
 
 SCHEMA = 3
-_READS = (1, 2, 3)  # 1 knows no teams, 2 neither simplicity_cost nor streamed_bytes
 _KIND = Kind("placement file", PlacementError)
 _Rank = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 _Index = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
@@ -288,9 +287,8 @@ def load_placement(path: Placed) -> Placement:
             f"result of gdp.place, not of type {type(path).__name__}"
         )
     document = read_json(path, _KIND, _File)
-    if document.schema not in _READS:
-        known = " and ".join(map(str, _READS))
-        raise PlacementError(f"{path} has schema {document.schema}, this gdp reads {known}")
+    if document.schema != SCHEMA:
+        raise PlacementError(f"{path} has schema {document.schema}, this gdp reads {SCHEMA}")
     n = len(document.ops)
     if len(document.device) != n or len(document.rank) != n:
         raise PlacementError(

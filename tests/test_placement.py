@@ -1,6 +1,5 @@
 """Placement files survive a round trip and are refused where they do not belong."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,7 @@ def test_a_placement_survives_its_file(tmp_path: Path) -> None:
     require(again, pair(), cluster)
 
 
-def test_a_placement_with_teams_survives_its_file_and_old_files_are_read(tmp_path: Path) -> None:
+def test_a_placement_with_teams_survives_its_file(tmp_path: Path) -> None:
     cluster = cluster_preset("2xcpu-core")
     placement = make_placement(pair(), cluster, np.array([0, 0]), teams=((0, 1),))
     save_placement(placement, tmp_path / "p.json")
@@ -39,10 +38,6 @@ def test_a_placement_with_teams_survives_its_file_and_old_files_are_read(tmp_pat
     again = load_placement(tmp_path / "p.json")
     assert again.teams == ((0, 1),)
     require(again, pair(), cluster)
-    document = json.loads(text) | {"schema": 1}
-    del document["teams"]
-    (tmp_path / "old.json").write_text(json.dumps(document))
-    assert load_placement(tmp_path / "old.json").teams == ()
 
 
 def test_teams_that_cannot_serve_are_named() -> None:
@@ -136,15 +131,15 @@ def test_an_op_without_a_time_on_its_device_is_named() -> None:
             "has schema 9",
         ),
         (
-            '{"schema":1,"graph_digest":"","made_by":"","devices":["a"],"ops":["x"],"device":[3],"rank":[0]}',
+            '{"schema":3,"graph_digest":"","made_by":"","devices":["a"],"ops":["x"],"device":[3],"rank":[0]}',
             "outside 0..0",
         ),
         (
-            '{"schema":1,"graph_digest":"","made_by":"","devices":["a"],"ops":["x"],"device":[],"rank":[0]}',
+            '{"schema":3,"graph_digest":"","made_by":"","devices":["a"],"ops":["x"],"device":[],"rank":[0]}',
             "equally long",
         ),
         (
-            '{"schema":2,"graph_digest":"","made_by":"","devices":["a"],"ops":[],"device":[],"rank":[],"teams":[[0]]}',
+            '{"schema":3,"graph_digest":"","made_by":"","devices":["a"],"ops":[],"device":[],"rank":[],"teams":[[0]]}',
             "two devices or more",
         ),
     ],

@@ -14,8 +14,13 @@ from click.core import ParameterSource
 from gdp.cli.show import AS_JSON
 from gdp.commands.registry import PLANNING_TARGETS
 from gdp.errors import GdpError
-from gdp.files.targets import Permit, TargetError, require_file, require_folder
-from gdp.files.writing import is_stream
+from gdp.files.writing import (
+    OverwritePolicy,
+    TargetError,
+    check_file_writable,
+    check_folder_writable,
+    is_stream,
+)
 
 if TYPE_CHECKING:
     from gdp.cluster.types import Cluster
@@ -324,18 +329,20 @@ class Outputs:
     paths: Mapping[str, str]
     force: bool
 
-    def require(self, *read: str | os.PathLike[str] | None, folder: str | None = None) -> Permit:
+    def require(
+        self, *read: str | os.PathLike[str] | None, folder: str | None = None
+    ) -> OverwritePolicy:
         """Asks before the work: `TargetError` where the folder of this kind, or a file, may not be
         written. `read` are the models and files that the verb reads, which it writes over never.
         """
         permit = permit_of(*read, force=self.force)
         if folder is not None:
-            require_folder(self.paths[folder], folder, permit)
+            check_folder_writable(self.paths[folder], folder, permit)
         taken: dict[str, str] = {}
         for kind, path in self.paths.items():
             if kind == folder:
                 continue
-            require_file(path, kind, permit)
+            check_file_writable(path, kind, permit)
             place = os.path.realpath(path)
             if place in taken and not is_stream(path):
                 raise TargetError(f"{path!r} is given for the {taken[place]} and for the {kind}")
@@ -343,7 +350,7 @@ class Outputs:
         return permit
 
 
-def permit_of(*read: str | os.PathLike[str] | None, force: bool) -> Permit:
+def permit_of(*read: str | os.PathLike[str] | None, force: bool) -> OverwritePolicy:
     """What a verb that reads these models and files may write over."""
 
     def sources() -> list[Path]:
@@ -352,7 +359,7 @@ def permit_of(*read: str | os.PathLike[str] | None, force: bool) -> Permit:
         given = [os.fspath(spec) for spec in read if spec is not None]
         return [path for spec in given for path in (Path(spec), *source_files(spec))]
 
-    return Permit(sources, force)
+    return OverwritePolicy(sources, force)
 
 
 def outputs(**options: Callable[..., Decorator]) -> Decorator:

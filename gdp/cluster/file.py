@@ -12,7 +12,6 @@ import msgspec
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.errors import ClusterError
 from gdp.files.reading import Kind, read_toml
-from gdp.files.targets import sealed
 from gdp.files.writing import write_atomic
 from gdp.units import parse_bytes
 
@@ -116,7 +115,7 @@ def _device(entry: DeviceEntry) -> Device:
 
 def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
     """Write a TOML file that `read_cluster` reads back unchanged; it may be edited."""
-    write_atomic(path, sealed(cluster_toml(cluster).encode()))
+    write_atomic(path, cluster_toml(cluster).encode())
 
 
 def cluster_toml(cluster: Cluster) -> str:

@@ -15,7 +15,7 @@ from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import offload_targets, resident
 from gdp.errors import ModelError, PlacementError, of_kind
-from gdp.files.targets import Permit
+from gdp.files.writing import OverwritePolicy
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import (
@@ -207,7 +207,7 @@ def export(
     is_accepted, wanted = _ACCEPTED[row.accepts]
     if not is_accepted(model):
         raise ModelError(f"target {target!r} needs {wanted}, got {model_label(model)!r}")
-    permit = Permit(lambda: [*source_files(model), *sources], force)
+    permit = OverwritePolicy(lambda: [*source_files(model), *sources], force)
     return row.write(ExportJob(model, graph, placement, cluster, output, bound, permit))
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gdp.cluster.types import Cluster
     from gdp.commands.accelerate import PlannedPlacement
-    from gdp.files.targets import Permit
+    from gdp.files.writing import OverwritePolicy
     from gdp.graph.op_graph import OpGraph
     from gdp.models import Model
     from gdp.placement import Placement
@@ -92,10 +92,10 @@ class ExportJob:
     cluster: "Cluster"
     output: "Path"
     dims: Mapping[str, int]
-    permit: "Permit"
+    permit: "OverwritePolicy"
 
     @property
-    def plan(self) -> "tuple[OpGraph, Placement, Cluster, Path, Permit]":
+    def plan(self) -> "tuple[OpGraph, Placement, Cluster, Path, OverwritePolicy]":
         """Positional arguments of exporters that need no model."""
         return self.graph, self.placement, self.cluster, self.output, self.permit
 

@@ -18,8 +18,7 @@ from gdp.corpus.layers import Params, parameter_shapes
 from gdp.corpus.tiled_graphs import TILED
 from gdp.errors import GdpError
 from gdp.files.reading import Kind, read_json
-from gdp.files.targets import TargetError
-from gdp.files.writing import write_atomic
+from gdp.files.writing import TargetError, write_atomic
 from gdp.graph.file import save_graph
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph

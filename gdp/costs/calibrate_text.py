@@ -80,7 +80,7 @@ def write_plot(report: Report, path: Path) -> None:
         axis.set(xlabel="measured, ms", ylabel="predicted, ms", title=title)
         axis.legend()
     figure.tight_layout()
-    # `gdp.files.targets` knows gdp's plots by the software named in them.
+    # `gdp.files.writing` knows gdp's plots by the software named in them.
     with atomic(path) as file:
         figure.savefig(file, dpi=80, format="png", metadata={"Software": "gdp"})
     pyplot.close(figure)

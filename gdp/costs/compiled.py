@@ -24,7 +24,7 @@ from gdp.costs.base import can_run
 from gdp.costs.profile import DeviceRecord, Overheads, Profile, ProfiledModel, ProfileError
 from gdp.costs.roofline import roofline
 from gdp.files.reading import Kind, read_json
-from gdp.files.targets import OWN, Permit, new_contents
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
 from gdp.graph.fuse import fuse
 from gdp.graph.op_classes import ELEMENTWISE, REDUCTIONS, VIEWS, names
 from gdp.graph.op_graph import OpGraph
@@ -279,7 +279,9 @@ class CompiledCosts:
         return replace(cluster, devices=devices, link_latency_s=latency_s, link_bytes_per_s=rate)
 
 
-def save_rates(rates: CompiledRates, path: str | os.PathLike[str], permit: Permit = OWN) -> None:
+def save_rates(
+    rates: CompiledRates, path: str | os.PathLike[str], permit: OverwritePolicy = OWN_FILES_ONLY
+) -> None:
     """Write a folder of costs that holds the rates."""
     with new_contents(path, "costs", permit) as folder:
         (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(rates), indent=1))

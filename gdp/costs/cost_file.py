@@ -1,7 +1,4 @@
-"""Cost files: a folder with the weights as an Orbax checkpoint, and as NumPy arrays to place with.
-
-Reading the arrays takes milliseconds and no JAX; the checkpoint is for whoever fits on.
-"""
+"""Cost files: folders with the weights of a calibration as NumPy arrays, and their meta.json."""
 
 import hashlib
 import io
@@ -18,8 +15,8 @@ from gdp.costs.features import SIZES, TRANSFER_TERMS, num_other
 from gdp.costs.kernels import FusionTable
 from gdp.costs.learned import Calibration, Ensemble, log_terms
 from gdp.costs.profile import DeviceRecord, ProfileError
-from gdp.files.folders import standing
 from gdp.files.reading import Kind, convert, decode_arrays, read_bytes
+from gdp.files.writing import OverwritePolicy, new_contents, resolve_after_crash
 
 ARRAYS = "costs.npz"
 FORMAT = 1
@@ -77,6 +74,8 @@ def save_costs(
     np.savez_compressed(buffer, **tree)  # type: ignore[arg-type]
     data = buffer.getvalue()
     meta = {
+        "schema": checkpoint.SCHEMA,
+        "sha256": hashlib.sha256(data).hexdigest(),
         "costs_format": FORMAT,
         "arrays_sha256": hashlib.sha256(data).hexdigest(),
         "device": {
@@ -93,14 +92,15 @@ def save_costs(
         "segment_s": calibration.segment_s,
         "report": dict(report or {}),
     }  # fmt: skip
-    checkpoint.save(
-        path, tree, recipe=recipe, meta=meta, kind="costs", beside={ARRAYS: data}, force=force
-    )
+    with new_contents(path, "costs", OverwritePolicy(force=force)) as folder:
+        (folder / ARRAYS).write_bytes(data)
+        (folder / "recipe.toml").write_text(recipe)
+        (folder / "meta.json").write_text(checkpoint.strict_json(meta))
 
 
 def load_costs(path: str | os.PathLike[str]) -> Calibration:
     """Read a cost file; raises `ProfileError` or `CheckpointError` when it is malformed."""
-    folder = standing(Path(path))
+    folder = resolve_after_crash(Path(path))
     if not (folder / "meta.json").exists():
         raise ProfileError(
             f"no cost file {str(path)!r}; give the folder that `gdp calibrate -o` wrote"

@@ -10,7 +10,7 @@ import numpy as np
 from gdp.cluster.types import Cluster
 from gdp.costs.offload import KINDS, is_offload
 from gdp.errors import PlacementError
-from gdp.files.targets import OWN, Permit, new_contents
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 
@@ -106,11 +106,11 @@ def export_accelerate(
     placement: Placement,
     cluster: Cluster,
     output: Path,
-    permit: Permit = OWN,
+    permit: OverwritePolicy = OWN_FILES_ONLY,
     *,
     module: Any = None,
 ) -> list[Path]:
-    """Write `device_map.json` into the folder; see `gdp.files.targets` for `permit`.
+    """Write `device_map.json` into the folder; see `gdp.files.writing` for `permit`.
 
     Raises `PlacementError` also where everything is offloaded: without an accelerator in the map
     accelerate would compute on the CPU.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gdp.files.targets import OWN, Permit, new_contents
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
 from gdp.placement import Placement, save_placement
 
 _RUNNER = '''"""Runs @MODEL@ as placement.json says, checks it and times it.
@@ -63,10 +63,10 @@ def export_jax(
     model: str,
     placement: Placement,
     output: Path,
-    permit: Permit = OWN,
+    permit: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write `placement.json` and `run.py`, which traces `model`, a `python:` name, again and
-    executes it; returns the paths. See `gdp.files.targets` for `permit`."""
+    executes it; returns the paths. See `gdp.files.writing` for `permit`."""
     with new_contents(output, "export to jax", permit) as folder:
         save_placement(placement, folder / "placement.json")
         (folder / "run.py").write_text(_RUNNER.replace("@MODEL@", model))

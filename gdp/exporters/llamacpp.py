@@ -18,7 +18,7 @@ from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import PlacementError
-from gdp.files.targets import OWN, Permit, new_contents
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 
@@ -135,7 +135,11 @@ def _cannot(why: str) -> PlacementError:
 
 
 def export_llamacpp(
-    graph: OpGraph, placement: Placement, cluster: Cluster, output: Path, permit: Permit = OWN
+    graph: OpGraph,
+    placement: Placement,
+    cluster: Cluster,
+    output: Path,
+    permit: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write `llamacpp.json`, and the same as one line of arguments for a shell."""
     flags = flags_of(graph, placement, cluster)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdp.errors import ModelError, PlacementError
-from gdp.files.targets import OWN, Permit, new_contents
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segments
@@ -103,12 +103,12 @@ def export_onnx_devices(
     graph: OpGraph,
     placement: Placement,
     output: Path,
-    permit: Permit = OWN,
+    permit: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write `model.onnx` with the annotations into the folder, checked before it is put there;
     weights that the model keeps in other files go into `model.onnx.data` beside it.
 
-    See `gdp.files.targets` for `permit`. Raises `ModelError` when a file of weights is missing,
+    See `gdp.files.writing` for `permit`. Raises `ModelError` when a file of weights is missing,
     `PlacementError` when it would be overwritten.
     """
     import onnx_ir as ir

@@ -13,7 +13,7 @@ import onnx
 
 from gdp.errors import ModelError
 from gdp.exporters.ort_cut import Cut, Piece, cut_model
-from gdp.files.targets import OWN, Permit, new_contents, require_folder
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, check_folder_writable, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segment_values, segments
@@ -80,15 +80,15 @@ def export_onnxruntime(
     placement: Placement,
     output: Path,
     *,
-    permit: Permit = OWN,
+    permit: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write the folder and return its files; it is complete or not there at all.
 
     `model` holds the nodes of `graph` by name, its external weights lie in `weights_folder`.
     The cut has the fewest segments (see `gdp.sim.segments`). Raises `ModelError` when weights are
-    missing. See `gdp.files.targets` for `permit`.
+    missing. See `gdp.files.writing` for `permit`.
     """
-    require_folder(output, KIND, permit)
+    check_folder_writable(output, KIND, permit)
     segment = segments(graph, placement.device)
     cut = cut_model(model, graph, segment)
     device_of = segment_values(placement.device, segment)

@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import PlacementError
-from gdp.files.targets import OWN, Permit, new_contents
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segment_values, segments
@@ -22,11 +22,11 @@ def export_openvino(
     placement: Placement,
     cluster: Cluster,
     output: Path,
-    permit: Permit = OWN,
+    permit: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write `affinity.json`, `devices.json` and a loader into the folder.
 
-    See `gdp.files.targets` for `permit`. Raises `PlacementError` as `hetero_plan` does.
+    See `gdp.files.writing` for `permit`. Raises `PlacementError` as `hetero_plan` does.
     """
     plan = hetero_plan(graph, placement.device, placement.device_names)
     files = {"affinity.json": plan, "devices.json": _openvino_names(cluster)}

@@ -9,7 +9,7 @@ import numpy as np
 
 from gdp.cluster.types import Cluster
 from gdp.errors import PlacementError
-from gdp.files.targets import OWN, Permit, new_contents
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 
@@ -97,10 +97,10 @@ def export_pipelining(
     cluster: Cluster,
     cuts: Mapping[int, str],
     output: Path,
-    permit: Permit = OWN,
+    permit: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write `pipeline.json` (split points, the device of each stage, how many microbatches) and
-    `run.py`, which executes and checks it; see `gdp.files.targets` for `permit`."""
+    `run.py`, which executes and checks it; see `gdp.files.writing` for `permit`."""
     stages = stages_of(graph, placement, cluster, cuts)
     count = len(stages)
     data = msgspec.json.encode({

@@ -1,7 +1,7 @@
-"""Results that took long, kept between processes: files named by a digest of all they depend on.
+"""Cache of slow results on disk: files named by a digest of all they depend on.
 
-A damaged file counts as none. Where a folder holds more than it may, the files that were used
-longest ago go first. A folder that others can write to is not used, as its content is trusted.
+A damaged file is a miss. Beyond its size limit the least recently used files are deleted. A folder
+that other users can write to is not used, as its content is trusted.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from typing import NamedTuple
 from gdp.files.writing import write_atomic
 
 MOST_BYTES = 1 << 28
-"""Of one kind of results; a trace of a model of 32 layers takes about 1 MB."""
+"""Limit for one kind of results; a trace of a model of 32 layers takes about 1 MB."""
 _DIGEST_BYTES = 32
 
 
-class Usage(NamedTuple):
-    """A folder of results, and how large it is."""
+class CacheUsage(NamedTuple):
+    """A cache folder and its size."""
 
     folder: Path
     files: int
@@ -28,7 +28,7 @@ class Usage(NamedTuple):
 
 
 def cache_folder() -> Path:
-    """Where gdp keeps what it can make again: `GDP_CACHE_DIR`, else the user's cache folder."""
+    """Folder of all caches: `GDP_CACHE_DIR`, else gdp's part of the user's cache folder."""
     if named := os.environ.get("GDP_CACHE_DIR"):
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -36,23 +36,23 @@ def cache_folder() -> Path:
 
 
 def read_kept(kind: str, key: str) -> bytes | None:
-    """The result of this digest; None where there is none, or a damaged one."""
+    """The cached result of this digest; None where there is none or it is damaged."""
     try:
         path = _folder(kind) / key
         if not _is_private(path.parent):
             return None
         data = path.read_bytes()
-        found = zlib.decompress(data[_DIGEST_BYTES:])
+        result = zlib.decompress(data[_DIGEST_BYTES:])
         if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
             return None
         os.utime(path)  # used now
     except (OSError, RuntimeError, zlib.error):  # no home is a RuntimeError
         return None
-    return found
+    return result
 
 
 def write_kept(kind: str, key: str, data: bytes, most_bytes: int = MOST_BYTES) -> None:
-    """Keep a result; what cannot be written is not kept, which costs time alone."""
+    """Cache a result; where that fails, it is computed again next time."""
     body = zlib.compress(data, 1)
     if _DIGEST_BYTES + len(body) > most_bytes:
         return
@@ -64,14 +64,14 @@ def write_kept(kind: str, key: str, data: bytes, most_bytes: int = MOST_BYTES) -
             _drop_oldest(folder, most_bytes)
 
 
-def usage(kind: str) -> Usage | None:
-    """What is kept of a kind; None where there is no home to keep it in."""
+def usage(kind: str) -> CacheUsage | None:
+    """Size of the cache of a kind; None where there is no home folder for it."""
     try:
         folder = _folder(kind)
     except RuntimeError:
         return None
     sizes = [entry.size_bytes for entry in _entries(folder)]
-    return Usage(folder, len(sizes), sum(sizes))
+    return CacheUsage(folder, len(sizes), sum(sizes))
 
 
 class _Entry(NamedTuple):
@@ -85,23 +85,23 @@ def _folder(kind: str) -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether nobody but the user can write to a folder."""
+    """True where only the user can write to the folder."""
     if not hasattr(os, "getuid"):
         return folder.is_dir()
-    found = folder.stat()
+    status = folder.stat()
     others = stat.S_IWGRP | stat.S_IWOTH
-    return found.st_uid == os.getuid() and not found.st_mode & others
+    return status.st_uid == os.getuid() and not status.st_mode & others
 
 
 def _entries(folder: Path) -> list[_Entry]:
-    """Oldest first."""
-    found = []
+    """All files of the cache, least recently used first."""
+    entries = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             with contextlib.suppress(OSError):  # another process drops files, too
                 about = path.stat()
-                found.append(_Entry(about.st_mtime, path, about.st_size))
-    return sorted(found)
+                entries.append(_Entry(about.st_mtime, path, about.st_size))
+    return sorted(entries)
 
 
 def _drop_oldest(folder: Path, most_bytes: int) -> None:

@@ -1,19 +1,16 @@
-"""Files are read here: bounded before they are parsed, decoded strictly, every failure one line.
+"""Bounded, strict reading: every failure is one line that names the file.
 
-A file may come from anywhere. It is read up to a size, also once decompressed; its nesting and the
-number of its values are bounded before a parser sees it; JSON and TOML are decoded into types, so
-that an error names the file and, by msgspec, the path of the field (`$.device[0].name`).
+A file may come from anywhere. Its size is bounded, also once decompressed; JSON and TOML are
+decoded into types, so that an error names the field by msgspec's path (`$.device[0].name`).
 """
 
 import gzip
 import io
 import os
-import re
 import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from itertools import accumulate
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
@@ -30,82 +27,63 @@ MAX_TOML_BYTES = 1 << 24
 """Of a TOML file, which is parsed in Python; 300 devices with a link each way make 12 MB."""
 MAX_VALUES = 1 << 24
 """Of the values in a JSON file: each is worth up to 64 bytes of memory, whatever its text takes."""
-MAX_DEPTH = 64
-"""Of lists and tables in each other, or of the parts of a dotted key; gdp writes 6 at most."""
-
-_GZIP_MAGIC = b"\x1f\x8b"
-# What is left open reaches to its end, and no parser reads beyond it: so every start matches and
-# the text is read once. No possessive groups: those of Python 3.11.2 lose what they matched.
-_JSON_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
-_TOML_STRING = re.compile(
-    rb'"""[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*(?:""")?|\'\'\'[^\']*(?:\'(?!\'\')[^\']*)*(?:\'\'\')?'
-    rb'|"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|\'[^\'\n]*\'?|#[^\n]*',
-    re.DOTALL,
-)
-_DOTTED_KEY = re.compile(rb'(?<![\w"-])(?:(?:[\w-]++|"")[ \t]*+\.[ \t]*+){%d}' % MAX_DEPTH)
-# What opens counts 1, what closes -1; everything else is deleted.
-_STEP = bytes.maketrans(b"[{]}", bytes([1, 1, 255, 255]))
-_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a file should be, for errors."""
+    """Description of an expected file, and the exception to raise where it is another."""
 
     name: str  # "placement file"
     error: Callable[[str], Exception]  # made with the line to say
     missing: str = ""  # what to do where there is none
 
-    def says(self, text: str) -> Exception:
+    def exception(self, text: str) -> Exception:
         """The error to raise, on one line whatever names of the file it quotes."""
         return self.error(one_line(text))
 
 
 def read_bytes(path: str | os.PathLike[str], kind: Kind, limit: int = MAX_BYTES) -> bytes:
-    """The bytes of a file, decompressed where they are gzipped; raises the error of its kind when
-    it cannot be read or holds more than `limit`."""
+    """Bytes of a file, gunzipped if need be; raises the error of its kind beyond `limit` bytes."""
     try:
         with open(path, "rb") as file:
             data = file.read(limit + 1)
-            if data[:2] == _GZIP_MAGIC and len(data) <= limit:
+            if data[:2] == b"\x1f\x8b" and len(data) <= limit:
                 data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
     except (FileNotFoundError, NotADirectoryError):
         hint = f"; {kind.missing}" if kind.missing else ""
-        raise kind.says(f"no {kind.name} {str(path)!r}{hint}") from None
+        raise kind.exception(f"no {kind.name} {str(path)!r}{hint}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise kind.says(f"{path} is a damaged gzip file: {error}") from None
+        raise kind.exception(f"{path} is a damaged gzip file: {error}") from None
     except OSError as error:
-        raise kind.says(f"{path}: cannot be read: {error.strerror}") from None
+        raise kind.exception(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > limit:
-        raise kind.says(
+        raise kind.exception(
             f"{path} holds more than {format_bytes(limit)}, which is too much for a {kind.name}"
         )
     return data
 
 
 def read_json(path: str | os.PathLike[str], kind: Kind, type_: type[T]) -> T:
-    """A JSON file as a value of a type; raises the error of its kind, with the field at fault."""
+    """A JSON file as a value of a type; errors name the field at fault."""
     return decode_json(read_bytes(path, kind), kind, type_, str(path))
 
 
 def decode_json(data: bytes, kind: Kind, type_: type[T], where: str) -> T:
-    """The same of bytes at hand; `where` says where they came from."""
-    _refuse_huge(data, kind, where)
-    _refuse_deep(_JSON_STRING.sub(b"", data), kind, where)
+    """JSON bytes as a value of a type; `where` names their origin in errors."""
+    if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_VALUES:
+        raise kind.exception(
+            f"{where} holds more than {MAX_VALUES} values: too many for a {kind.name}"
+        )
     return _parsed(lambda: msgspec.json.decode(data, type=type_), kind, where)
 
 
 def read_toml(path: str | os.PathLike[str], kind: Kind, type_: type[T]) -> T:
-    """A TOML file as a value of a type; raises the error of its kind, with the field at fault."""
+    """A TOML file as a value of a type; errors name the field at fault."""
     return decode_toml(read_bytes(path, kind, MAX_TOML_BYTES), kind, type_, str(path))
 
 
 def decode_toml(data: bytes, kind: Kind, type_: type[T], where: str) -> T:
-    """The same of bytes at hand; keys that a dataclass does not have are errors, too."""
-    bare = _TOML_STRING.sub(b'""', data)
-    _refuse_deep(bare, kind, where)
-    if _DOTTED_KEY.search(bare):
-        raise kind.says(f"{where} is not a {kind.name}: a key has more than {MAX_DEPTH} parts")
+    """TOML bytes as a value of a type; unknown keys are errors, too."""
     raw = _parsed(lambda: msgspec.toml.decode(data), kind, where)
     return convert(raw, kind, type_, where)
 
@@ -124,29 +102,14 @@ def _parsed(parse: Callable[[], T], kind: Kind, where: str) -> T:
     try:
         return parse()
     except RecursionError:
-        raise kind.says(f"{where} is not a {kind.name}: it is nested too deeply") from None
+        raise kind.exception(f"{where} is not a {kind.name}: it is nested too deeply") from None
     # Numbers of thousands of digits are ValueErrors, those past float64 are OverflowErrors.
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
-        raise kind.says(f"{where} is not a {kind.name}: {error}") from None
-
-
-def _refuse_huge(data: bytes, kind: Kind, where: str) -> None:
-    if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_VALUES:
-        raise kind.says(f"{where} holds more than {MAX_VALUES} values: too many for a {kind.name}")
-
-
-def _refuse_deep(bare: bytes, kind: Kind, where: str) -> None:
-    """`bare` is the text without its strings."""
-    steps = memoryview(bare.translate(_STEP, _NO_BRACKET)).cast("b")
-    if max(accumulate(steps), default=0) > MAX_DEPTH:
-        raise kind.says(
-            f"{where} is not a {kind.name}: lists and tables are nested more than {MAX_DEPTH} deep"
-        )
+        raise kind.exception(f"{where} is not a {kind.name}: {error}") from None
 
 
 def _reject_unknown(raw: Any, type_: Any, path: str) -> None:
-    """msgspec lets unknown keys of dataclasses pass; a misspelt setting must not. Structs say for
-    themselves what they let pass."""
+    """Refuse unknown keys of dataclasses, which msgspec ignores; structs declare it themselves."""
     if not (isinstance(raw, dict) and isinstance(type_, type)):
         return
     if not (is_dataclass(type_) or issubclass(type_, msgspec.Struct)):
@@ -171,11 +134,11 @@ def decode_arrays(data: bytes, kind: Kind, where: str) -> dict[str, np.ndarray]:
             if total > MAX_BYTES:
                 raise ValueError(f"it unpacks to {format_bytes(total)}, which is too much")
             names = archive.namelist()
-            found = {name: _array(name, archive.read(name)) for name in names}
+            arrays = {name: _array(name, archive.read(name)) for name in names}
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError,
             ValueError) as error:  # fmt: skip
-        raise kind.says(f"{where} is not a {kind.name}: {error}") from None
-    return {name.removesuffix(".npy"): array for name, array in found.items()}
+        raise kind.exception(f"{where} is not a {kind.name}: {error}") from None
+    return {name.removesuffix(".npy"): array for name, array in arrays.items()}
 
 
 def _array(name: str, data: bytes) -> np.ndarray:

@@ -1,29 +1,73 @@
-"""Files that are never half written."""
+"""Atomic writes, and the check that nothing of the user's is overwritten unasked.
+
+A file or a folder is written beside its final place and renamed, so that a crash leaves the old
+one whole. Something that exists is replaced where gdp wrote it, as the same kind, and nobody has
+changed it, or where the user passes `--force`; inputs of the command are never overwritten.
+`gdp.json` lists gdp's files in a folder with their SHA-256; all others are the user's and survive.
+"""
 
 import contextlib
 import errno
+import gzip
+import hashlib
 import os
 import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: nothing is claimed, and nothing cleared
-    fcntl = None
+import msgspec
+
+from gdp.errors import GdpError
+
+MANIFEST = "gdp.json"
+SCHEMA = 1
+_STANDARD_STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+# First bytes of the files that gdp writes, by kind. Other kinds are replaced with --force only.
+_FIRST_BYTES = {
+    "placement": rb'\s*\{\s*"schema":\s*\d+,\s*"graph_digest":',
+    "profile": rb'\s*\{\s*"gdp_profile":',
+    "trace": rb'\{"otherData":\{"generator":"gdp"',
+    "report": rb"<!doctype html><html lang=.en.><head><meta name=.generator. content=.gdp.>",
+    "plot": rb"\x89PNG\r\n.{0,200}tEXtSoftware\x00gdp",
+}
+
+
+class TargetError(GdpError):
+    """A path that gdp will not overwrite."""
+
+
+class OverwritePolicy(NamedTuple):
+    """Inputs of a command, which are never overwritten, and whether the user forces the rest."""
+
+    sources: Callable[[], Iterable[Path]] = tuple  # called only where the target exists
+    force: bool = False
+
+
+OWN_FILES_ONLY = OverwritePolicy()
+
+
+class FolderManifest(msgspec.Struct):
+    """`gdp.json` of a folder."""
+
+    gdp_folder: int  # the schema
+    kind: str
+    files: dict[str, str]  # path from the folder: SHA-256, or "" where it is unknown or changes
+
+
+# Files.
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | Sequence[bytes]) -> None:
-    """Write to a temporary file in the same folder, flush it to the disk, rename it into place.
+    """Write a temporary file in the same folder, flush it to the disk and rename it.
 
-    A link is followed: the file that it points to is replaced, the link stays. A file that stood
-    there keeps its mode and its owner, a new one gets what the umask leaves of 0666. A pipe or a
-    character device (/dev/stdout, /dev/null) is written to as it is: it has no content to lose.
-    Anything else that is no file is an `OSError`.
+    Links are followed. An existing file keeps its mode and owner, a new one gets 0666 less the
+    umask. Pipes, character devices and open descriptors (/dev/stdout) are written through. Raises
+    `OSError`, which names the path, where that fails.
     """
     with atomic(path) as file:
         for chunk in [data] if isinstance(data, bytes) else data:
@@ -32,60 +76,38 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | Sequence[bytes]) ->
 
 @contextlib.contextmanager
 def atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """The file that `write_atomic` writes; an error inside names it and leaves what stood there."""
-    with _naming(path), _opened(path) as file:
-        yield file
-
-
-@contextlib.contextmanager
-def _naming(path: str | os.PathLike[str], temporary: Path | None = None) -> Iterator[None]:
-    """Errors of the system name what was to be written: a full disk names nothing, and where
-    `temporary` is written first, that is gone when the error is read."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        name = os.fspath(path) if error.filename is None else str(error.filename)
-        if temporary is not None and Path(name).is_relative_to(temporary):
-            name = os.fspath(Path(path) / Path(name).relative_to(temporary))
-        raise OSError(error.errno, error.strerror or str(error), name) from error
-
-
-@contextlib.contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """The open file of `write_atomic`; an error inside leaves the old file as it was."""
     if is_stream(path):
         number = _descriptor(path)
-        # Opened anew, a file would be written from its beginning, over what the owner writes.
-        with open(path if number is None else os.dup(number), "wb") as file:
+        # A descriptor is duplicated: opened anew, the file would be written from its beginning.
+        with _naming(path), open(path if number is None else os.dup(number), "wb") as file:
             yield file
         return
     target = Path(os.path.realpath(path))
-    before = target.stat() if target.exists() else None
-    if before is not None and not stat.S_ISREG(before.st_mode):
-        code = errno.EISDIR if stat.S_ISDIR(before.st_mode) else errno.EINVAL
-        raise OSError(code, "is no file that can be written", os.fspath(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    clear_leftovers(target)
-    temporary, handle = _create_beside(target, 0o666 if before is None else 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            if before is not None:
-                _keep_owner_and_mode(handle, before)
-            yield file
-            file.flush()
-            os.fsync(handle)
-            # Renamed while it is open, and thereby claimed.
+    temporary = _temporary_beside(target)
+    with _naming(path, temporary):
+        before = target.stat() if target.exists() else None
+        if before is not None and not stat.S_ISREG(before.st_mode):
+            raise OSError(errno.EISDIR, "is no file that can be written", os.fspath(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        mode = 0o666 if before is None else 0o600
+        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                if before is not None:
+                    with contextlib.suppress(PermissionError):  # only root may give files away
+                        os.fchown(handle, before.st_uid, before.st_gid)
+                    os.fchmod(handle, stat.S_IMODE(before.st_mode))
+                yield file
+                file.flush()
+                os.fsync(handle)
             os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is written through instead of replaced: pipes, character devices, and open
-    files (/dev/stdout where a shell sends the output to a file)."""
+    """Whether a path is written through instead of replaced."""
     if _descriptor(path) is not None:
         return True
     try:
@@ -96,131 +118,237 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 
 def _descriptor(path: str | os.PathLike[str]) -> int | None:
-    """The number of the open file that a path such as /dev/stdout or /dev/fd/3 stands for."""
     text = os.path.abspath(path)
-    for _ in range(8):
-        found = re.fullmatch(rf"/(?:dev|proc/(?:self|thread-self|{os.getpid()}))/fd/(\d+)", text)
-        if found:
-            return int(found[1])
-        if not os.path.islink(text):
-            break
-        text = os.path.normpath(os.path.join(os.path.dirname(text), os.readlink(text)))
-    return None
+    match = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", text)
+    return int(match[1]) if match else _STANDARD_STREAMS.get(text)
+
+
+def _temporary_beside(target: Path) -> Path:
+    return target.with_name(f".{target.name[:200]}.tmp-{secrets.token_hex(6)}")
 
 
 @contextlib.contextmanager
-def staging(target: Path) -> Iterator[Path]:
-    """A new folder beside the target, to be filled and renamed; what is left of it is removed."""
-    room(target).mkdir(parents=True, exist_ok=True)
-    clear_leftovers(target)
-    while True:
-        folder = _beside(target)
-        folder.mkdir()
-        handle = os.open(folder, os.O_RDONLY)
-        if _claim(handle) and folder.exists():
-            break
-        os.close(handle)
+def _naming(path: str | os.PathLike[str], temporary: Path | None = None) -> Iterator[None]:
+    """Let system errors name `path`: a full disk names nothing, and a temporary file is gone."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        name = os.fspath(path) if error.filename is None else str(error.filename)
+        if temporary is not None:
+            name = name.replace(str(temporary), os.fspath(path))
+        raise OSError(error.errno, error.strerror or str(error), name) from error
+
+
+# Folders.
+
+
+@contextlib.contextmanager
+def new_contents(
+    path: str | os.PathLike[str], kind: str, policy: OverwritePolicy = OWN_FILES_ONLY
+) -> Iterator[Path]:
+    """An empty folder to fill, which replaces the one at `path` when the block ends."""
+    check_folder_writable(path, kind, policy)
+    target = Path(os.path.realpath(path))
+    with staging_folder(target) as folder:
+        yield folder
+        check_no_source((target / name for name in files_below(folder)), policy)
+        replace_folder(folder, target, kind)
+
+
+@contextlib.contextmanager
+def staging_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside the target, to be filled and renamed; removed at the end if it is not."""
+    folder = _temporary_beside(target)
+    folder.mkdir(parents=True)
     try:
         with _naming(target, folder):
             yield folder
     finally:
-        os.close(handle)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def clear_leftovers(target: Path) -> None:
-    """Remove what killed processes left beside a target.
+def replace_folder(folder: Path, target: Path, kind: str) -> None:
+    """Rename a finished folder to `target` and keep the user's files of the folder it replaces.
 
-    Whoever writes holds a lock on its temporary file or folder, which the system frees when the
-    process ends: what can be locked belongs to nobody any more.
+    A crash at any step leaves the old or the new folder whole: under its own name or, between the
+    two renames, under the name that `resolve_after_crash` finds.
     """
-    if fcntl is None:
-        return
-    pattern = re.compile(re.escape(f".{target.name[:200]}.tmp-") + "[0-9a-f]{12}")
-    for name in os.listdir(room(target)):
-        if pattern.fullmatch(name):
-            _remove_unclaimed(room(target) / name)
-
-
-def _remove_unclaimed(path: Path) -> None:
+    _finish_swap(target)
+    write_manifest(folder, kind)
+    for name in files_below(folder):
+        with (folder / name).open("rb") as file:
+            os.fsync(file.fileno())
+    if target.exists():
+        _keep_users_files(target, folder)
+        os.chmod(folder, target.stat().st_mode & 0o7777)
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        if not _claim(handle, unsupported=False):
-            return
-        if stat.S_ISDIR(os.fstat(handle).st_mode):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        if target.exists():
+            os.rename(target, _replaced_name(target))
+        os.rename(folder, target)
     finally:
-        os.close(handle)
+        _finish_swap(target)
 
 
-def _claim(handle: int, unsupported: bool = True) -> bool:
-    """Lock an open file or folder until it is closed; whether nobody else holds it. A file system
-    without locks answers `unsupported`."""
-    if fcntl is None:
-        return unsupported
+def resolve_after_crash(target: Path) -> Path:
+    """The folder to read: the target, or its old version after a crash between two renames."""
+    target = Path(os.path.realpath(target))
+    old = _replaced_name(target)
+    return old if not target.exists() and old.is_dir() else target
+
+
+def _replaced_name(target: Path) -> Path:
+    return target.with_name(f".{target.name[:200]}.old")
+
+
+def _finish_swap(target: Path) -> None:
+    """Remove the old folder where the new one is in place; put it back where there is none."""
+    old = _replaced_name(target)
+    if old.is_dir() and target.exists():
+        _keep_users_files(old, target)
+        removed = _temporary_beside(target)
+        os.rename(old, removed)  # at once: half a folder would not say whose its files are
+        shutil.rmtree(removed)
+    elif old.is_dir():
+        os.rename(old, target)
+
+
+def _keep_users_files(old: Path, new: Path) -> None:
+    """Copy what gdp did not write, or somebody has changed since, unless `new` has its name."""
+    manifest = read_manifest(old)
+    own = set() if manifest is None else {MANIFEST, *manifest.files}
+    own -= set() if manifest is None else set(changed_files(old, manifest))
+    for name in files_below(old):
+        if name not in own and not os.path.lexists(new / name):
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(old / name, new / name, follow_symlinks=False)
+
+
+def write_manifest(folder: Path, kind: str, files: Mapping[str, str] | None = None) -> None:
+    """Write `gdp.json`; without `files`, of every file in the folder."""
+    if files is None:
+        files = {name: _digest(folder / name) for name in files_below(folder) if name != MANIFEST}
+    data = msgspec.json.encode(FolderManifest(SCHEMA, kind, dict(files)))
+    (folder / MANIFEST).write_bytes(msgspec.json.format(data, indent=1) + b"\n")
+
+
+def read_manifest(folder: Path) -> FolderManifest | None:
+    """The list of gdp's files in a folder; None where gdp did not make it."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=FolderManifest)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return None
+
+
+def changed_files(folder: Path, manifest: FolderManifest) -> list[str]:
+    """Files that gdp wrote and somebody has changed since, in order."""
+    return [
+        name
+        for name, digest in manifest.files.items()
+        if digest and (folder / name).is_file() and _digest(folder / name) != digest
+    ]
+
+
+def files_below(folder: Path) -> list[str]:
+    """All files and links below a folder, as sorted paths from it with slashes."""
+    paths = [p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()]
+    return sorted(p.relative_to(folder).as_posix() for p in paths)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# Permission.
+
+
+def check_file_writable(
+    path: str | os.PathLike[str], kind: str, policy: OverwritePolicy = OWN_FILES_ONLY
+) -> None:
+    """Raise `TargetError` where a file of this kind may not be written; see the module."""
+    target, name = Path(path), repr(os.fspath(path))
+    if is_stream(path):
+        return
+    if not target.exists():
+        _check_parent(target)
+        return
+    if not target.is_file():
+        what = "a folder" if target.is_dir() else "no ordinary file"
+        raise TargetError(f"{name} is {what}; give a file for the {kind}")
+    check_no_source([target], policy)
+    # A rename would replace a write-protected file: only the folder's mode counts there.
+    if not policy.force and not target.stat().st_mode & 0o222:
+        raise TargetError(f"{name} is write-protected; give another path, or --force to replace it")
+    if not policy.force and not is_written_by_gdp(target, kind):
+        raise TargetError(
+            f"{name} exists and holds no {kind} as gdp wrote it; give another path, or --force to "
+            "write over it"
+        )
+
+
+def check_folder_writable(
+    path: str | os.PathLike[str], kind: str, policy: OverwritePolicy = OWN_FILES_ONLY
+) -> None:
+    """Raise `TargetError` where a folder of this kind may not be written; see the module."""
+    target, name = Path(path), f"folder {str(path)!r}"
+    if not resolve_after_crash(target).exists():
+        _check_parent(target)
+        return
+    _finish_swap(Path(os.path.realpath(target)))
+    if not target.is_dir():
+        raise TargetError(f"{str(target)!r} is a file; give a folder for the {kind}")
+    if os.path.ismount(target):
+        raise TargetError(f"{name} is a mount point, which cannot be replaced; give one below it")
+    check_no_source([target], policy)
+    if policy.force or not any(target.iterdir()):
+        return
+    manifest = read_manifest(target)
+    if manifest is None:
+        raise TargetError(
+            f"{name} holds files that gdp did not write; give a new or an empty folder, or --force "
+            "to write among them"
+        )
+    if manifest.kind != kind:
+        raise TargetError(
+            f"{name} holds another thing than the {kind}: {manifest.kind}; give another folder, or "
+            "--force to replace it"
+        )
+    if changed := changed_files(target, manifest):
+        raise TargetError(
+            f"{name}: {changed[0]!r} was changed since gdp wrote it; give another folder, or "
+            "--force to write over it"
+        )
+
+
+def check_no_source(paths: Iterable[Path], policy: OverwritePolicy) -> None:
+    """Raise `TargetError` where one of the paths to be written is an input of the command."""
+    for path in paths:
+        if path.exists() and any(s.exists() and s.samefile(path) for s in policy.sources()):
+            raise TargetError(
+                f"{str(path)!r} is read by this command and is never written over; give another "
+                "path"
+            )
+
+
+def _check_parent(target: Path) -> None:
+    """Fail before the work where the folder to write into is a file or write-protected."""
+    parent = next(p for p in Path(os.path.realpath(target)).parents if p.exists())
+    if not parent.is_dir():
+        raise TargetError(f"{str(target)!r}: {str(parent)!r} is a file, not a folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise TargetError(f"{str(target)!r}: folder {str(parent)!r} cannot be written to")
+
+
+def is_written_by_gdp(path: Path, kind: str) -> bool:
+    """Whether a file is empty or begins as gdp's files of this kind do."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as file:
+            head = file.read(1 << 16)
+    except (OSError, EOFError, zlib.error):
         return False
-    except OSError:
-        return unsupported
-    return True
-
-
-def _beside(target: Path) -> Path:
-    return room(target) / f".{target.name[:200]}.tmp-{secrets.token_hex(6)}"
-
-
-def room(target: Path) -> Path:
-    """Where to write what is to be renamed to the target: its parent, but inside a folder that
-    cannot be renamed itself, such as a volume of a container."""
-    fixed = target.is_dir() and (os.path.ismount(target) or not os.access(target.parent, os.W_OK))
-    return target if fixed else target.parent
-
-
-def _create_beside(target: Path, mode: int) -> tuple[Path, int]:
-    """A new, claimed file in the target's folder, and its handle; the umask applies."""
-    while True:
-        temporary = _beside(target)
-        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
-        # Another process may have taken it for a leftover before it was claimed.
-        if _claim(handle) and temporary.exists():
-            return temporary, handle
-        os.close(handle)
-
-
-def _keep_owner_and_mode(handle: int, before: os.stat_result) -> None:
-    # Only root may give a file away; anybody else owns what they could replace.
-    with contextlib.suppress(PermissionError):
-        os.fchown(handle, before.st_uid, before.st_gid)
-    os.fchmod(handle, stat.S_IMODE(before.st_mode))
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk, so that a rename outlives a power cut."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # it may be written but not read
-        return
-    try:
-        with contextlib.suppress(OSError):  # some network file systems cannot
-            os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sync_tree(folder: Path) -> None:
-    """Flush every file and folder below a folder to the disk."""
-    for place, _, names in os.walk(folder):
-        for name in names:
-            handle = os.open(os.path.join(place, name), os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        sync_folder(Path(place))
+    first = _FIRST_BYTES.get(kind)
+    return not head or (first is not None and re.match(first, head, re.DOTALL) is not None)

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 
 from gdp.clock import Clock
 from gdp.errors import of_kind
-from gdp.files.targets import Permit, require_folder
+from gdp.files.writing import OverwritePolicy, check_folder_writable
 from gdp.learn.explore import Explorer
 from gdp.learn.judge import Judge, Reward
 from gdp.learn.ppo import (
@@ -102,7 +102,7 @@ def finetune(
     """
     if out is not None:
         given = [] if isinstance(checkpoint, Policy) else [checkpoint or default_checkpoint()]
-        require_folder(out, "policy", Permit(lambda: map(Path, given), force))
+        check_folder_writable(out, "policy", OverwritePolicy(lambda: map(Path, given), force))
     use_cache()
     config = of_kind(config, FinetuneConfig, "config")
     with Interrupts() as interrupts:

@@ -12,9 +12,14 @@ import msgspec
 import numpy as np
 
 from gdp import checkpoint
-from gdp.files.folders import standing, write_manifest
 from gdp.files.reading import Kind, convert
-from gdp.files.targets import Permit, require_folder, require_not_source
+from gdp.files.writing import (
+    OverwritePolicy,
+    check_folder_writable,
+    check_no_source,
+    resolve_after_crash,
+    write_manifest,
+)
 from gdp.learn.distributed.processes import Team
 from gdp.learn.instances import Instance
 from gdp.learn.labels import Label, LabelStore, load_labels
@@ -69,10 +74,11 @@ def pretrain(
 
 def _claim(folder: Path, recipe: Recipe, force: bool) -> None:
     """Ask whether a run may write into the folder, and mark the folder as a run's."""
-    require_folder(folder, "run", Permit(force=force))
     read = [Path(name) for name in (recipe.start, recipe.data.labels, recipe.data.corpus) if name]
     written = [folder, *(folder / name for name in ("state", "best", "last", "labels.jsonl"))]
-    require_not_source(written, lambda: read)
+    policy = OverwritePolicy(lambda: read, force)
+    check_folder_writable(folder, "run", policy)
+    check_no_source(written, policy)
     folder.mkdir(parents=True, exist_ok=True)
     write_manifest(folder, "run", {"metrics.jsonl": "", "labels.jsonl": ""})
 
@@ -173,7 +179,7 @@ class _Run:
         else:
             params = init(network, self.recipe.seed)
         state = self.trainer.fresh(params)
-        if not (standing(self.folder / "state") / "meta.json").exists():
+        if not (resolve_after_crash(self.folder / "state") / "meta.json").exists():
             return state
         where = f"checkpoint {str(self.folder / 'state')!r}"
         kind = Kind("state of a training run", checkpoint.CheckpointError)
@@ -255,7 +261,7 @@ class _Run:
             )  # fmt: skip
 
     def _result(self, state: TrainState) -> Policy:
-        if (standing(self.folder / "best") / "meta.json").exists():
+        if (resolve_after_crash(self.folder / "best") / "meta.json").exists():
             return load_policy(self.folder / "best")
         return Policy(self.recipe.network, state.averaged, self.recipe.name)
 

@@ -140,7 +140,7 @@ def write_trace(view: View, path: str | os.PathLike[str]) -> None:
     cluster, schedule = view.problem.cluster, view.schedule
     finite = bool(np.isfinite(schedule.latency_s))
     document = {
-        # First: `gdp.files.targets` knows gdp's traces by it.
+        # First: `gdp.files.writing` knows gdp's traces by it.
         "otherData": {
             "generator": "gdp", "model": view.model.name, "cluster": cluster.name,
             "latency_s": schedule.latency_s if finite else None,

@@ -13,7 +13,7 @@ from gdp.corpus.families import FAMILIES, TEST, VALIDATION, variants
 from gdp.corpus.layers import parameter_shapes
 from gdp.corpus.random_graphs import layered, series_parallel
 from gdp.corpus.tiled_graphs import TILED, chain
-from gdp.files.targets import TargetError
+from gdp.files.writing import TargetError
 from gdp.graph.file import load_graph
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.learn.problems import load_problems

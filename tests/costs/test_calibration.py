@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from made_up import chain_graph, law_s, profile
 
-from gdp import checkpoint
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.costs.calibrate import calibrate, split, weighted_quantile
 from gdp.costs.calibrate_text import report_text, write_plot
@@ -27,6 +26,7 @@ from gdp.costs.learned import (
 from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.costs.roofline import roofline
 from gdp.costs.transfer import adapt, datasheet_transfer, fit_transfer, most_telling
+from gdp.files import writing
 from gdp.graph.op_graph import make_graph
 
 CONFIG = FitConfig(members=3, hidden=16, embedding=4, steps=600, batch=96, learning_rate=1.5e-2)
@@ -270,7 +270,7 @@ def test_a_crash_while_costs_are_written_leaves_the_old_ones_whole(
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "put_in_place", crash)
+    monkeypatch.setattr(writing, "replace_folder", crash)
     with pytest.raises(KeyboardInterrupt):
         save_costs(replace(fitted[0], date="2030-01-01"), tmp_path / "costs")
     assert load_costs(tmp_path / "costs").date == fitted[0].date

@@ -18,7 +18,7 @@ from gdp.commands.registry import EXPORTERS
 from gdp.errors import ModelError, PlacementError
 from gdp.exporters import onnxruntime as exporter
 from gdp.exporters.onnxruntime import export_onnxruntime
-from gdp.files.targets import TargetError
+from gdp.files.writing import TargetError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx_model
 from gdp.placement import Placement, Teams

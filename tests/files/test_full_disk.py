@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gdp import checkpoint
-from gdp.files.writing import atomic, staging, write_atomic
+from gdp.files.writing import atomic, staging_folder, write_atomic
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="the system has no /dev/full")
@@ -44,7 +44,7 @@ def test_a_folder_that_is_staged_is_named_by_its_final_place(
     target = tmp_path / "out"
 
     def fill() -> None:
-        with staging(target) as folder:
+        with staging_folder(target) as folder:
             name = () if inside is None else (str(folder / inside),)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *name)
 
@@ -55,10 +55,10 @@ def test_a_folder_that_is_staged_is_named_by_its_final_place(
 
 
 def test_an_error_elsewhere_keeps_its_name_and_a_bare_one_its_text(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as found, staging(tmp_path / "out"):
+    with pytest.raises(FileNotFoundError) as found, staging_folder(tmp_path / "out"):
         Path(tmp_path / "missing").read_text()
     assert found.value.filename == str(tmp_path / "missing")
-    with pytest.raises(OSError, match=r"^just a text$"), staging(tmp_path / "out"):
+    with pytest.raises(OSError, match=r"^just a text$"), staging_folder(tmp_path / "out"):
         raise OSError("just a text")
 
 

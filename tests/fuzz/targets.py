@@ -116,7 +116,7 @@ def _graph_document() -> Any:
 
 def _placement_document() -> Any:
     return {
-        "schema": 1, "graph_digest": graph().digest, "made_by": "x",
+        "schema": 3, "graph_digest": graph().digest, "made_by": "x",
         "devices": list(cluster().device_names), "ops": list(graph().op_names),
         "device": [0, 1, 1, 0, 1, 0], "rank": [0, 1, 2, 3, 4, 5],
     }  # fmt: skip

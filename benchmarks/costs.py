@@ -9,13 +9,11 @@ python benchmarks/costs.py quick QUICK PROFILE        the shipped costs fitted t
 import argparse
 
 from gdp.cluster.presets import device_preset
-from gdp.costs.calibrate import HELD_OUT, evaluate
-from gdp.costs.calibrate_text import report_text
+from gdp.costs.calibrate import HELD_OUT, evaluate, refit, report_text
 from gdp.costs.default import shipped
 from gdp.costs.features import kernel_features
 from gdp.costs.learned import Calibration, kernel_seconds, kernels_of
 from gdp.costs.profile import Profile, load_profile
-from gdp.costs.transfer import refit
 
 WHAT = ("report", "blind", "quick")
 

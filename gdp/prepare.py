@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster, memory_pools
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
-from gdp.costs.base import Charging, CostModel
+from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.errors import PlacementError, of_kind
 from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
@@ -69,8 +69,8 @@ def prepare_problem(
         seconds = group_seconds(fused, model(graph, cluster))
     else:
         seconds = model(fused.graph, cluster)
-    if isinstance(model, Charging):
-        cluster = model.charged(cluster)
+    if isinstance(model, RuntimeOverheads):
+        cluster = model.with_runtime_overheads(cluster)
     problem = make_problem(
         fused.graph,
         cluster,

@@ -119,7 +119,7 @@ def prediction(
     if isinstance(costs, LearnedCosts):
         pieces = segments(fused.graph, where)[fused.group_of]
         seconds = group_seconds(fused, costs(graph, cluster, pieces))
-        cluster = costs.charged(cluster)
+        cluster = costs.with_runtime_overheads(cluster)
     else:
         seconds = costs(fused.graph, cluster)
     problem = make_problem(fused.graph, cluster, seconds, "throughput")

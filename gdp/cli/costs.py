@@ -202,7 +202,7 @@ def calibrate(
     takes the costs that gdp brings.
     """
     from gdp.costs.calibrate import calibrate as fit_costs
-    from gdp.costs.calibrate_text import report_text, write_plot
+    from gdp.costs.calibrate import report_text, write_plot
     from gdp.costs.cost_file import save_costs
     from gdp.costs.fit import FitConfig
     from gdp.costs.profile import load_profile, merge
@@ -255,10 +255,9 @@ def _rates(profile: "Profile", output: str) -> None:
 def _rebase(base: str, profile: "Profile", output: str) -> None:
     """Write the costs of a folder, or the shipped ones, as a profile says that they are here."""
     from gdp import checkpoint
-    from gdp.costs.calibrate import evaluate, recharge
+    from gdp.costs.calibrate import evaluate, recharge, refit
     from gdp.costs.cost_file import load_costs, save_costs
     from gdp.costs.default import shipped_for
-    from gdp.costs.transfer import refit
 
     shipped = base == SHIPPED
     known = shipped_for(profile.device.kind) if shipped else load_costs(base)

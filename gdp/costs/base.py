@@ -1,4 +1,4 @@
-"""What an op costs on a device: the protocol that every cost model follows."""
+"""Protocol of cost models: seconds of each op on each device."""
 
 from typing import Protocol, runtime_checkable
 
@@ -17,16 +17,16 @@ class CostModel(Protocol):
 
 
 @runtime_checkable
-class Charging(Protocol):
-    """Costs that also know what a runtime takes for pieces and transfers."""
+class RuntimeOverheads(Protocol):
+    """Costs that also measured a runtime's overheads of dispatch and transfers."""
 
-    def charged(self, cluster: Cluster) -> Cluster:
+    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
         """The cluster with those overheads."""
         ...
 
 
 def can_run(graph: OpGraph, cluster: Cluster) -> Bool[np.ndarray, "N D"]:
-    """Where each op may run: graph inputs and outputs on the host, others where supported."""
+    """True where an op may run: graph inputs and outputs on the host, others where supported."""
     allowed = np.ones((graph.num_ops, cluster.num_devices), dtype=bool)
     for d, device in enumerate(cluster.devices):
         if device.supported is not None:

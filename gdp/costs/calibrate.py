@@ -1,18 +1,23 @@
-"""From profiles to a calibration, and the proof of it on families of models it never saw."""
+"""Calibrations from profiles, their errors on held-out families, and refits to other devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from gdp.cluster.types import Device
-from gdp.costs.features import KernelFeatures, kernel_features
+from gdp.costs.features import KernelFeatures, kernel_features, transfer_design
 from gdp.costs.fit import FitConfig, fit, rows_of
 from gdp.costs.kernels import components, learn_fusions
 from gdp.costs.learned import Calibration, kernel_seconds, kernels_of
 from gdp.costs.profile import Overheads, Profile, ProfiledModel, ProfileError
+from gdp.errors import MissingExtraError
+from gdp.files.writing import atomic
+from gdp.terminal import printable_lines
+from gdp.version import install_command
 
 HELD_OUT = (
     "bert", "convnext", "densenet", "gpt2", "inception", "mobilenet_v2", "resnet", "squeezenet",
@@ -21,8 +26,14 @@ HELD_OUT = (
 """Families that the shipped calibration is tested on and was never fitted or tuned to."""
 
 
+PRIOR_LOG_STD = (0.5, 0.5, 0.5, 0.3, 0.3, 0.3, 0.5, 0.5, 0.5)
+"""Prior deviation of each coefficient of `fit_transfer`: of bounds, of classes, of slopes."""
+NOISE_LOG_STD = 0.15
+"""Deviation of the log seconds of one kernel from the regression."""
+
+
 @dataclass(frozen=True)
-class KernelError:
+class KernelPrediction:
     """One measured kernel of a held-out model, or several that were predicted as one."""
 
     model: str
@@ -33,7 +44,7 @@ class KernelError:
 
 
 @dataclass(frozen=True)
-class ModelError:
+class ModelPrediction:
     """One held-out model as a whole."""
 
     model: str
@@ -48,8 +59,8 @@ class ModelError:
 class Report:
     """Errors on held-out families; shares, not percent."""
 
-    kernels: tuple[KernelError, ...]
-    models: tuple[ModelError, ...]
+    kernels: tuple[KernelPrediction, ...]
+    models: tuple[ModelPrediction, ...]
     train_models: int
     train_families: int
     held_families: tuple[str, ...]
@@ -81,7 +92,7 @@ class Report:
             "note": self.note,
         }  # fmt: skip
 
-    def _kernel_figures(self, kernels: Sequence[KernelError]) -> dict[str, Any]:
+    def _kernel_figures(self, kernels: Sequence[KernelPrediction]) -> dict[str, Any]:
         measured = np.array([k.measured_s for k in kernels])
         found: dict[str, Any] = {"kernels": len(kernels)}
         for name in ("learned", "roofline"):
@@ -95,7 +106,7 @@ class Report:
             }
         return found
 
-    def _by_type(self) -> list[tuple[str, float, list[KernelError]]]:
+    def _by_type(self) -> list[tuple[str, float, list[KernelPrediction]]]:
         total = sum(k.measured_s for k in self.kernels)
         names = {k.type for k in self.kernels}
         groups = [(n, [k for k in self.kernels if k.type == n]) for n in names]
@@ -189,8 +200,10 @@ def calibrate(
 
 
 def segment_s(overheads: Overheads) -> float | None:
-    """What one more piece of a cut model costs its device beyond its kernels: a session call, and
-    what a cut does to the kernels beside it. None where neither was measured."""
+    """Seconds that one more piece of a cut model costs its device, in addition to its kernels.
+
+    A session call and the effect of the cut on its neighbours; None where neither was measured.
+    """
     known = [s for s in (overheads.session_s, overheads.cut_s) if s is not None]
     return sum(known) if known else None
 
@@ -213,6 +226,51 @@ def recharge(calibration: Calibration, profile: Profile) -> Calibration:
     return replace(calibration, segment_s=found)
 
 
+def refit(calibration: Calibration, profile: Profile) -> Calibration:
+    """A calibration for another processor of its kind, from the kernels of a few models there.
+
+    Only nine coefficients are fitted, so that a minute of measuring is enough. The cost of a
+    segment is the profile's where it was measured. Raises `ProfileError` where the kinds or the
+    runtimes differ, or the profile holds no models.
+    """
+    if (profile.device.kind, profile.runtime) != (calibration.device.kind, calibration.runtime):
+        raise ProfileError(
+            f"costs of {calibration.device.kind} with {calibration.runtime} cannot be fitted to a "
+            f"profile of {profile.device.kind} with {profile.runtime}"
+        )
+    if not profile.models:
+        raise ProfileError("the profile holds no models; make one with `gdp profile --quick`")
+    known = replace(calibration, transfer=())
+    rows = rows_of(profile.models)
+    known_s = kernel_seconds(known, rows.features)
+    measured_s = segment_s(profile.overheads)
+    return replace(
+        known, device=profile.device, versions=profile.versions, date=profile.date,
+        transfer=fit_transfer(rows.features, known_s, rows.seconds), mean_error=None,
+        segment_s=calibration.segment_s if measured_s is None else measured_s,
+    )  # fmt: skip
+
+
+def fit_transfer(
+    features: KernelFeatures,
+    known_s: Float[np.ndarray, "K"],
+    measured_s: Float[np.ndarray, "K"],
+) -> tuple[float, ...]:
+    """Coefficients of log(seconds on a new device / seconds by the calibration of another one).
+
+    Devices of one kind run the same kernels at other speeds. The log ratio is linear in a kernel's
+    shares of arithmetic, traffic and launch, its class (products, reductions, the rest) and its
+    length within the class, as threads and caches help long kernels more. Bayesian linear
+    regression with a Gaussian prior around zero of precision P:
+    (X'X / noise^2 + P) b = X'y / noise^2.
+    """
+    x = transfer_design(features, known_s)
+    y = np.log(measured_s) - np.log(known_s)
+    precision = np.diag(np.array(PRIOR_LOG_STD) ** -2.0)
+    right = x.T @ y / NOISE_LOG_STD**2
+    return tuple(np.linalg.solve(x.T @ x / NOISE_LOG_STD**2 + precision, right).tolist())
+
+
 def evaluate(
     calibration: Calibration,
     held: Sequence[ProfiledModel],
@@ -221,8 +279,8 @@ def evaluate(
     note: str = "",
 ) -> Report:
     """Errors of a calibration on models, kernel by kernel and as a whole."""
-    kernels: list[KernelError] = []
-    models: list[ModelError] = []
+    kernels: list[KernelPrediction] = []
+    models: list[ModelPrediction] = []
     for model in held:
         group = kernels_of(calibration, model.graph)
         features = kernel_features(model.graph, group)
@@ -231,7 +289,7 @@ def evaluate(
         own = _kernel_errors(model, group, features, seconds, datasheet)
         kernels += own
         models.append(
-            ModelError(
+            ModelPrediction(
                 model.name, model.family, model.latency_s, float(seconds.sum()),
                 float(datasheet.sum()), len(seconds),
             )
@@ -257,7 +315,7 @@ def _kernel_errors(
     features: KernelFeatures,
     seconds: Float[np.ndarray, "K"],
     datasheet: Float[np.ndarray, "K"],
-) -> list[KernelError]:
+) -> list[KernelPrediction]:
     """Measured against predicted where kernels agree, and where they do not, of what they share."""
     timed = [k for k in model.kernels if k.ops]
     members, of_group = components([k.ops for k in timed], group)
@@ -269,10 +327,86 @@ def _kernel_errors(
         plain[place] += datasheet[g]
         kind[place] = max(kind.get(place, (0.0, "")), (float(seconds[g]), features.lead_type[g]))
     return [
-        KernelError(
+        KernelPrediction(
             model.name, kind.get(place, (0.0, "none"))[1], float(measured[place]),
             float(predicted[place]), float(plain[place]),
         )
         for place in range(len(members))
         if measured[place] > 0
     ]  # fmt: skip
+
+
+def report_text(report: Report) -> str:
+    """The figures of a report as aligned tables."""
+    found = report.summary()
+    if not report.models:
+        return f"fitted to {report.train_models} models; {report.note}"
+    lines = [
+        f"fitted to {found['train_models']} models of {found['train_families']} families; held out "
+        f"{len(report.models)} models of {len(report.held_families)} families: "
+        f"{', '.join(report.held_families)}",
+        "",
+        f"{'kernels, weighted by time':28} {'share':>6} {'count':>6} {'median':>8} {'p90':>8}"
+        f" {'roofline':>9} {'p90':>8}",
+        _kernel_line("all", 1.0, found["kernel_error"]),
+    ]
+    lines += [
+        _kernel_line(name, figures["time_share"], figures)
+        for name, figures in found["by_type"].items()
+    ]
+    lines += [
+        "",
+        f"{'whole models':28} {'measured':>10} {'predicted':>10} {'error':>8} {'roofline':>9}",
+    ]
+    lines += [
+        f"{m['model']:28} {m['measured_s'] * 1e3:7.2f} ms {m['predicted_s'] * 1e3:7.2f} ms "
+        f"{m['error']:+8.1%} {m['roofline_error']:+9.1%}"
+        for m in found["models"]
+    ]
+    for name, figures in found["model_error"].items():
+        lines.append(
+            f"{name}: mean error {figures['mean']:.1%}, median {figures['median']:.1%}, "
+            f"within 10%: {figures['within_10_percent']:.0%}, worst {figures['worst']:.1%}, "
+            f"bias {figures['bias']:+.1%}"
+        )
+    return printable_lines(lines)
+
+
+def _kernel_line(name: str, share: float, figures: dict[str, Any]) -> str:
+    ours, plain = figures["learned"], figures["roofline"]
+    return (
+        f"{name:28} {share:6.1%} {figures['kernels']:6} {ours['median']:8.1%} {ours['p90']:8.1%} "
+        f"{plain['median']:9.1%} {plain['p90']:8.1%}"
+    )
+
+
+def write_plot(report: Report, path: Path) -> None:
+    """Predicted against measured seconds on logarithmic axes, kernels and whole models."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtraError(f"a plot needs matplotlib: {install_command('plots')}") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 5.2))
+    for axis, rows, title in (
+        (axes[0], report.kernels, "kernels of held-out families"),
+        (axes[1], report.models, "whole held-out models"),
+    ):
+        measured = [row.measured_s * 1e3 for row in rows]
+        axis.loglog(measured, [r.roofline_s * 1e3 for r in rows], ".", color="0.7", ms=4,
+                    label="roofline")  # fmt: skip
+        axis.loglog(measured, [r.predicted_s * 1e3 for r in rows], ".", color="C0", ms=4,
+                    label="learned")  # fmt: skip
+        ends = [min(measured, default=1.0), max(measured, default=1.0)]
+        axis.loglog(ends, ends, "k-", lw=0.8)
+        for factor in (0.9, 1.1):
+            axis.loglog(ends, [e * factor for e in ends], "k:", lw=0.8)
+        axis.set(xlabel="measured, ms", ylabel="predicted, ms", title=title)
+        axis.legend()
+    figure.tight_layout()
+    # `gdp.files.writing` recognises gdp's plots by the software named in them.
+    with atomic(path) as file:
+        figure.savefig(file, dpi=80, format="png", metadata={"Software": "gdp"})
+    pyplot.close(figure)

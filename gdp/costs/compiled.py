@@ -72,12 +72,12 @@ _DIVISIONS = names("div sqrt rsqrt rem integer_pow")
 
 
 def is_jax(graph: OpGraph) -> bool:
-    """Whether a graph was traced from JAX, by the primitives that no other importer makes."""
+    """True for a graph traced from JAX, recognised by primitives of its own."""
     return not _JAX_ALONE.isdisjoint(graph.op_types)
 
 
 def work(graph: OpGraph) -> Float[np.ndarray, "N R"]:
-    """How much each op has of each kind of work, in the order of `PRIOR`.
+    """Amount of each kind of work of each op, in the order of `PRIOR`.
 
     Loops that are fused count their kernel and traffic once, at one of their ops.
     """
@@ -122,8 +122,7 @@ def work(graph: OpGraph) -> Float[np.ndarray, "N R"]:
 
 
 def _convolution(graph: OpGraph, op: int) -> tuple[bool, float]:
-    """Whether channels are in groups; of a convolution whose channels fill no vector, the bytes of
-    all windows laid side by side."""
+    """(grouped channels?, bytes of all windows laid side by side where channels fill no vector)."""
     detail = graph.detail[op]
     groups = max(
         int(detail.attributes.get(name, 1))  # pyright: ignore[reportArgumentType]
@@ -153,7 +152,7 @@ def _add_loops(graph: OpGraph, alone: np.ndarray, found: Mapping[str, np.ndarray
 
 
 class CompiledRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured of a runtime that compiles: the content of a file of rates."""
+    """Content of a rates file: the rates of a runtime that compiles whole functions."""
 
     device: DeviceRecord
     runtime: str
@@ -171,7 +170,7 @@ class CompiledRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def label(self) -> str:
-        """What it is, for people."""
+        """Line of text that names the rates."""
         error = "" if self.mean_error is None else f", families held out {self.mean_error:.0%} off"
         return (
             f"measured on {self.cores} cores of {self.device.model or 'a processor'} "
@@ -259,7 +258,7 @@ class CompiledCosts:
         seconds[graph.is_io] = 0.0
         return np.where(can_run(graph, cluster), seconds, np.inf)
 
-    def charged(self, cluster: Cluster) -> Cluster:
+    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
         """The cluster whose processors are one, with what a call and a copy between them cost."""
         cpu = np.array([device.is_cpu for device in cluster.devices])
         overheads = self.rates.overheads

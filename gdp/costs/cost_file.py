@@ -20,10 +20,11 @@ from gdp.files.writing import OverwritePolicy, new_contents, resolve_after_crash
 
 ARRAYS = "costs.npz"
 FORMAT = 1
-PLAIN = ("noise", "other_mean", "other_scale", "fusion_key", "fusion_yes", "fusion_count")
+PLAIN = ("other_mean", "other_scale", "fusion_key", "fusion_yes", "fusion_count")
 LAYERS = tuple(f"layer_{name}" for name in ("embed", "b1", "c1", "b2", "c2", "b3", "c3"))
+UNREAD = ("noise",)  # of older files
 MAX_WEIGHT = 1e6
-"""Of a network: far beyond what fitting finds, and far from where its sums overflow."""
+"""Far beyond the weights that fitting finds, and far from where sums overflow."""
 _KIND = Kind("cost file", ProfileError)
 
 
@@ -36,13 +37,13 @@ class _ModelError(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """What a calibration found on the models that it held out, as far as it is shown."""
+    """Errors on held-out models, of the report beside the arrays."""
 
     model_error: _ModelError = msgspec.field(default_factory=_ModelError)
 
 
 class _Meta(msgspec.Struct):
-    """What `save_costs` writes beside the arrays, as far as it is read again."""
+    """Keys of `meta.json` that `load_costs` reads."""
 
     arrays_sha256: str
     device: DeviceRecord
@@ -65,7 +66,7 @@ def save_costs(
     recipe: str = "",
     force: bool = False,
 ) -> None:
-    """Write a cost file; `report` is kept beside it for people.
+    """Write a cost file; `report` goes into its meta.json.
 
     Raises `TargetError` where something else stands at the path, unless `force`.
     """
@@ -122,7 +123,7 @@ def load_costs(path: str | os.PathLike[str]) -> Calibration:
 def _tree(calibration: Calibration) -> dict[str, np.ndarray]:
     ensemble, fusions = calibration.ensemble, calibration.fusions
     tree = {f"layer_{k}": np.asarray(array, np.float32) for k, array in ensemble.layers.items()}
-    for name in ("other_mean", "other_scale", "noise"):
+    for name in ("other_mean", "other_scale"):
         tree[name] = np.asarray(getattr(ensemble, name), np.float32)
     tree["fusion_key"] = fusions.key
     tree["fusion_yes"] = fusions.yes.astype(np.float32)
@@ -145,7 +146,7 @@ def _calibration(meta: _Meta, found: Mapping[str, np.ndarray]) -> Calibration:
         date=meta.date,
         fusions=FusionTable(found["fusion_key"], wide("fusion_yes"), wide("fusion_count")),
         ensemble=Ensemble(
-            meta.types, wide("other_mean"), wide("other_scale"), wide("noise"),
+            meta.types, wide("other_mean"), wide("other_scale"),
             {
                 name.removeprefix("layer_"): array.astype(np.float64)
                 for name, array in found.items()
@@ -165,13 +166,13 @@ def _check(meta: _Meta, found: Mapping[str, np.ndarray]) -> None:
     for name in (*PLAIN, *LAYERS):
         if name not in shapes:
             raise ValueError(f"array {name!r} is missing")
-    if unknown := sorted(set(shapes) - {*PLAIN, *LAYERS}):
+    if unknown := sorted(set(shapes) - {*PLAIN, *LAYERS, *UNREAD}):
         raise ValueError(f"array {unknown[0]!r} has no meaning")
     v, o, j = len(meta.types), num_other(), log_terms(np.zeros((0, len(SIZES)))).shape[1]
     m, e = shapes["layer_embed"][:1], shapes["layer_embed"][2:]
     h, g, k = shapes["layer_c1"][1:], shapes["layer_c2"][1:], shapes["fusion_key"][:1]
     wanted = {
-        "noise": (v,), "other_mean": (o,), "other_scale": (o,),
+        "other_mean": (o,), "other_scale": (o,),
         "fusion_key": k, "fusion_yes": k, "fusion_count": k,
         "layer_embed": (*m, o + 2 * v, *e), "layer_b1": (*m, o + sum(e), *h),
         "layer_c1": (*m, *h), "layer_b2": (*m, *h, *g), "layer_c2": (*m, *g),

@@ -1,4 +1,4 @@
-"""Which cost model a placement uses when the user names none."""
+"""The default cost model of a placement, and the cost models that ship with gdp."""
 
 import functools
 from pathlib import Path
@@ -20,9 +20,8 @@ def resolve_costs(
     """The cost model to use, and a line that says which and why.
 
     None takes the shipped calibrations for the devices they match and datasheet numbers for the
-    others; graphs of JAX get the shipped rates of what XLA compiles on cores such as were measured.
-    A path is a cost file, and is
-    used for all devices of its kind, whatever their model.
+    others; graphs of JAX get the shipped rates of XLA on cores such as were measured. A path is a
+    cost file, which is used for all devices of its kind, whatever their model.
     """
     if costs is None:
         rates = shipped_rates() if graph is not None and is_jax(graph) else None
@@ -76,7 +75,7 @@ def shipped_rates() -> CompiledRates | None:
 
 
 def _like(rates: CompiledRates, device: Device) -> bool:
-    """Whether a device is a core of a processor like the one that was measured."""
+    """True for a core of a processor like the one that was measured."""
     return device.kind == CORE_KIND and same_vectors(device.model, rates.device.model)
 
 
@@ -108,6 +107,6 @@ def _described(
 
 
 def _strange(calibration: Calibration, graph: OpGraph) -> bool:
-    """Whether no op of a graph is of a type that was measured: it comes from another framework."""
+    """True where no op type of a graph was measured: it comes from another framework."""
     types = {t for t, is_io in zip(graph.op_types, graph.is_io, strict=True) if not is_io}
     return bool(types) and types.isdisjoint(calibration.ensemble.types)

@@ -1,6 +1,6 @@
-"""What a learned cost model sees of a kernel: sizes, shapes, attributes, surroundings.
+"""Features of a kernel for learned cost models: sizes, shapes, attributes, surroundings.
 
-Sizes grow with the batch, and the model's answer never falls when they grow; the rest is free.
+Sizes grow with the batch, and predicted seconds never fall as they grow; the rest is free.
 """
 
 import functools
@@ -36,7 +36,7 @@ _PASSING = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class KernelFeatures:
-    """Kernels of a graph as a model sees them. Axes: K kernels, S sizes, O other features."""
+    """Features of the kernels of a graph. Axes: K kernels, S sizes, O other features."""
 
     lead_type: tuple[str, ...]
     member_types: tuple[tuple[str, ...], ...]  # without the lead
@@ -44,11 +44,6 @@ class KernelFeatures:
     other: Float[np.ndarray, "K O"]
     lead: Int[np.ndarray, "K"]
     ops: tuple[tuple[int, ...], ...]
-
-    @property
-    def base_s(self) -> Float[np.ndarray, "K"]:
-        """The reference device's seconds: traffic, arithmetic and a launch, added up."""
-        return np.exp(self.size[:, 0])
 
 
 def kernel_features(
@@ -103,7 +98,7 @@ def kernel_features(
 
 @functools.cache
 def num_other() -> int:
-    """O, the number of features of a kernel beside its sizes."""
+    """O, the number of features of a kernel without its sizes."""
     one = make_graph("one", ["op"], ["Add"], [], [])
     return kernel_features(one, np.zeros(1, np.int64)).other.shape[1]
 
@@ -184,7 +179,7 @@ def op_features(graph: OpGraph, op: int) -> list[float]:
 
 
 def _rows(op_type: str, detail: OpDetail) -> float:
-    """What a batch multiplies: positions of a convolution, rows of a product, else elements."""
+    """Positions of a convolution, rows of a product, or elements: all proportional to the batch."""
     out = detail.output_shapes[0] if detail.output_shapes else ()
     if op_type in _CONV and len(out) > 2:
         return float(out[0] * math.prod(out[2:]))
@@ -198,7 +193,7 @@ def _log(value: float) -> float:
 
 
 def _fill(size: int, block: int) -> float:
-    """How full the last block is on average: 1 where the size divides.
+    """Mean utilisation of blocks of a size: 1 where it divides.
 
     >>> _fill(12, 8)
     0.75
@@ -333,7 +328,7 @@ _SPECIAL: dict[str, Callable[[OpDetail], float]] = {
 
 
 def shares(features: KernelFeatures) -> Float[np.ndarray, "K 3"]:
-    """How much of a kernel's reference time is arithmetic, traffic and launch; rows sum to one."""
+    """Shares of arithmetic, traffic and launch in a kernel's reference time; rows sum to one."""
     flop, read, made, weights = (np.exp(features.size[:, i]) for i in (1, 2, 3, 4))
     parts = np.column_stack(
         [
@@ -351,8 +346,10 @@ TRANSFER_TERMS = 9
 def transfer_design(
     features: KernelFeatures, seconds: Float[np.ndarray, "K"]
 ) -> Float[np.ndarray, "K 9"]:
-    """What the ratio of two devices' times depends on: three shares, three classes (products,
-    reductions, the rest), and the log length within each class."""
+    """Regressors of the log ratio of two devices' times.
+
+    Three shares, three classes (products, reductions, the rest), the log length within each class.
+    """
     heavy = is_heavy(features)
     reduction = ~heavy & np.array([t in REDUCTIONS for t in features.lead_type], dtype=bool)
     classes = np.column_stack([heavy, reduction, ~heavy & ~reduction]).astype(float)

@@ -19,7 +19,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FitConfig:
-    """How the networks are fitted."""
+    """Hyperparameters of the fit."""
 
     members: int = 8  # each leaves out another share of the families
     hidden: int = 64
@@ -34,13 +34,15 @@ class FitConfig:
 
     def __post_init__(self) -> None:
         if self.members < 2:
-            raise ValueError(f"members must be at least 2 to have a spread, got {self.members}")
+            raise ValueError(
+                f"members must be at least 2 to leave families out, got {self.members}"
+            )
         if self.steps < 1 or self.batch < 1:
             raise ValueError(f"steps and batch must be positive, got {self.steps}, {self.batch}")
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class MeasuredKernels:
     """Kernels with their measured seconds. Axes: K kernels."""
 
     features: KernelFeatures
@@ -49,25 +51,25 @@ class Rows:
     family: tuple[str, ...]  # of each kernel
 
 
-def rows_of(models: Sequence[ProfiledModel]) -> Rows:
-    """The kernels of profiled models as they were executed."""
+def rows_of(models: Sequence[ProfiledModel]) -> MeasuredKernels:
+    """Kernels of profiled models as the runtime executed them."""
     parts, seconds, model_of, family = [], [], [], []
     for i, model in enumerate(models):
-        found, times = model_rows(model)
-        parts.append(found)
+        features, times = model_rows(model)
+        parts.append(features)
         seconds.append(times)
         model_of.append(np.full(len(times), i))
         family += [model.family] * len(times)
-    return Rows(
+    return MeasuredKernels(
         concatenate(parts), np.concatenate(seconds), np.concatenate(model_of), tuple(family)
     )
 
 
 def model_rows(model: ProfiledModel) -> tuple[KernelFeatures, Float[np.ndarray, "K"]]:
-    """Features and seconds of the kernels of one model; layout changes count to what they serve.
+    """Features and seconds of the kernels of one model; layout changes belong to their kernel.
 
-    The profiler adds a little to every kernel: what the kernels sum to beyond the latency without
-    it is taken off each of them, and what they lack is shared out in proportion.
+    The profiler slows every kernel a little: the excess of their sum over the latency without the
+    profiler is subtracted evenly, a shortfall is distributed in proportion.
     """
     ids = kernel_ids(model)
     total = np.zeros(len(model.kernels))
@@ -95,9 +97,11 @@ def concatenate(parts: Sequence[KernelFeatures]) -> KernelFeatures:
     )
 
 
-def fit(rows: Rows, config: FitConfig | None = None) -> Ensemble:
-    """The ensemble for these kernels. Each member leaves out some families; what it is off by on
-    them is the noise that predictions are given. Same seed, same result."""
+def fit(rows: MeasuredKernels, config: FitConfig | None = None) -> Ensemble:
+    """The ensemble for these kernels; each member leaves out some families.
+
+    The same seed gives the same result.
+    """
     config = config or FitConfig()
     start = _untrained(rows.features, config)
     terms, other, lead = encode(start, rows.features)
@@ -116,10 +120,7 @@ def fit(rows: Rows, config: FitConfig | None = None) -> Ensemble:
     left_out = np.nansum(error, axis=0)
     left_out[kept.all(axis=0)] = np.nan
     _log_left_out(left_out, rows.seconds)
-    return Ensemble(
-        start.types, start.other_mean, start.other_scale,
-        _noise(left_out, lead, len(start.types)), stacked,
-    )  # fmt: skip
+    return Ensemble(start.types, start.other_mean, start.other_scale, stacked)
 
 
 def _untrained(features: KernelFeatures, config: FitConfig) -> Ensemble:
@@ -127,13 +128,11 @@ def _untrained(features: KernelFeatures, config: FitConfig) -> Ensemble:
     counts = Counter(features.lead_type)
     types = sorted(t for t, count in counts.items() if count >= config.min_rows)
     other_scale = np.maximum(features.other.std(axis=0), 0.1)
-    return Ensemble(
-        tuple(types), features.other.mean(axis=0), other_scale, np.zeros(len(types)), {}
-    )  # fmt: skip
+    return Ensemble(tuple(types), features.other.mean(axis=0), other_scale, {})
 
 
 def _log_left_out(left_out: Float[np.ndarray, "K"], seconds: Float[np.ndarray, "K"]) -> None:
-    """Say how far single members are off on the families they left out: what to tune by."""
+    """Log the errors of single members on the families they left out, by which to tune."""
     known = np.isfinite(left_out)
     if known.any():
         error, weight = np.abs(np.expm1(left_out[known])), seconds[known]
@@ -143,28 +142,13 @@ def _log_left_out(left_out: Float[np.ndarray, "K"], seconds: Float[np.ndarray, "
         LOG.info("families left out while fitting: median %.3f, p90 %.3f of time", median, p90)
 
 
-def _noise(
-    left_out: Float[np.ndarray, "K"], lead: Int[np.ndarray, "K"], types: int
-) -> Float[np.ndarray, "V"]:
-    """Robust standard deviation by type, drawn to the overall one where there are few."""
-    known = np.isfinite(left_out)
-    overall = float(np.median(np.abs(left_out[known]))) * 1.4826 if known.any() else 0.3
-    noise = np.full(types, overall)
-    for v in range(types):
-        own = np.abs(left_out[known & (lead == v)])
-        if len(own):
-            share = len(own) / (len(own) + 10.0)
-            noise[v] = share * float(np.median(own)) * 1.4826 + (1 - share) * overall
-    return noise
-
-
 def _fit_members(
     train: tuple[np.ndarray, ...],
     weight: Float[np.ndarray, "M K"],
     start: Ensemble,
     config: FitConfig,
 ) -> tuple[dict[str, np.ndarray], Float[np.ndarray, "M K"]]:
-    """All networks at once, and their log seconds for all rows."""
+    """(layers of all networks, fitted at once; their log seconds of all rows)."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -207,7 +191,7 @@ def _fit_members(
 def _init(
     rng: np.random.Generator, terms: int, plain: int, inputs: int, config: FitConfig
 ) -> dict[str, np.ndarray]:
-    """Random layers, and rates that start near the reference device's."""
+    """Random layers, with rates near those of the reference device."""
     h, e = config.hidden, config.embedding
 
     def normal(*shape: int, scale: float) -> np.ndarray:
@@ -229,7 +213,7 @@ def _init(
 
 
 def network(params: Any, terms: Array, other: Array, plain: int) -> Array:
-    """Log seconds; the same formula as `gdp.costs.learned.forward`, for one member."""
+    """Log seconds by one member: `gdp.costs.learned.forward` in JAX."""
     import jax
     import jax.numpy as jnp
 

@@ -1,8 +1,8 @@
-"""Which ops a runtime executes as one kernel, learned from profiles that say so.
+"""Operator fusion of a runtime, learned from profiles.
 
-Every runtime has its own fusions, and they change with each release. A profile records which ops
-each kernel stood for; here that is counted by local context, from the most to the least specific,
-and the counts answer for other graphs.
+Every runtime has its own fusions, and they change with each release. A profile records the ops of
+each kernel; fused and unfused edges are counted by local context, from the most to the least
+specific, and the counts predict the kernels of other graphs.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class FusionTable:
 
 
 def learn_fusions(models: Iterable[ProfiledModel]) -> FusionTable:
-    """What fuses, from the kernels of profiled models."""
+    """Counts of fused edges and free ops in the kernels of profiled models."""
     tally: dict[int, list[float]] = {}
 
     def add(keys: Sequence[int], answer: bool) -> None:
@@ -113,7 +113,7 @@ def lead_ops(
 
 
 class _Context:
-    """What surrounds each op, as far as fusions look; what is apart looks like an end."""
+    """Surroundings of each op that decide fusions; a cut looks like a graph input or output."""
 
     def __init__(self, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None) -> None:
         self.graph = graph
@@ -178,7 +178,7 @@ def cut_edges(graph: OpGraph, apart: Int[np.ndarray, "N"] | None) -> Bool[np.nda
 
 
 def _form(graph: OpGraph, op: int, reads: int) -> str:
-    """What of an op itself decides whether it fuses: constants, rank, grouping."""
+    """Properties of the op itself that decide fusions: constants, rank, grouping."""
     detail = graph.detail[op]
     shapes = detail.input_shapes
     parts = [str(reads), str(len(shapes))]

@@ -28,10 +28,8 @@ from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import OpGraph
 
-UNSEEN_LOG_STD = 1.0
-"""Of kernel types without measurements: a roofline is within a factor of e two times in three."""
 SEGMENTED, SEGMENT_OPS = "jax", 12
-"""A runtime whose compiler fuses too freely to time kernels: segments of about so many ops are."""
+"""Runtime whose compiler fuses too freely to time kernels; ops of the segments timed instead."""
 CACHE_BYTES = (1 << 18, 1 << 23)
 """Traffic beyond these has rates of its own: what no longer fits near the core comes from afar."""
 
@@ -43,7 +41,6 @@ class Ensemble:
     types: tuple[str, ...]  # V
     other_mean: Float[np.ndarray, "O"]
     other_scale: Float[np.ndarray, "O"]
-    noise: Float[np.ndarray, "V"]  # log std of measurements around the prediction, by type
     layers: Mapping[str, np.ndarray]
 
     @property
@@ -53,9 +50,11 @@ class Ensemble:
 
 
 def log_terms(size: Float[np.ndarray, "K S"]) -> Float[np.ndarray, "K J"]:
-    """The logarithm of what each term of the sum costs at the reference rates; each rises with the
-    sizes. Arithmetic, reads, writes, weights, rows, traffic beyond each cache, the root of the
-    roofline, a launch."""
+    """Log seconds of each term of the sum at the reference rates; all rise with the sizes.
+
+    Arithmetic, reads, writes, weights, rows, traffic beyond each cache, the root of the roofline, a
+    launch.
+    """
     base, flop, read, made, weights, rows = size.T
     total = np.exp(read) + np.exp(made) + np.exp(weights)
     beyond = [np.log(np.maximum(total - limit, 1.0)) for limit in CACHE_BYTES]
@@ -72,8 +71,7 @@ def log_terms(size: Float[np.ndarray, "K S"]) -> Float[np.ndarray, "K J"]:
 def encode(
     ensemble: Ensemble, features: KernelFeatures
 ) -> tuple[Float[np.ndarray, "K J"], Float[np.ndarray, "K I"], Int[np.ndarray, "K"]]:
-    """Terms, other inputs with the types as indicators, and the lead type's index (-1 where it was
-    never measured)."""
+    """(terms, other inputs with types as indicators, index of the lead type or -1 if unseen)."""
     index = ensemble.type_index
     v = len(ensemble.types)
     lead = np.array([index.get(t, -1) for t in features.lead_type], dtype=np.int64)
@@ -111,25 +109,19 @@ def _elu(z: np.ndarray) -> np.ndarray:
     return np.where(z > 0, z, np.expm1(np.minimum(z, 0.0)))
 
 
-def predict(
-    ensemble: Ensemble, features: KernelFeatures
-) -> tuple[Float[np.ndarray, "K"], Float[np.ndarray, "K"]]:
-    """Log seconds and their standard deviation; a kernel of an unseen type gets its roofline."""
+def predict(ensemble: Ensemble, features: KernelFeatures) -> Float[np.ndarray, "K"]:
+    """Log seconds of each kernel; one of an unseen type gets its roofline."""
     terms, other, lead = encode(ensemble, features)
     if len(lead) == 0:
-        return np.zeros(0), np.zeros(0)
+        return np.zeros(0)
     members = forward(ensemble.layers, terms, other)
-    seen = lead >= 0
     # The median: one member that extrapolates wildly must not drag the others along.
-    mean = np.where(seen, np.median(members, axis=0), features.size[:, 0])
-    noise = ensemble.noise[np.maximum(lead, 0)]
-    spread = np.sqrt(members.var(axis=0) + noise**2)
-    return mean, np.where(seen, spread, UNSEEN_LOG_STD)
+    return np.where(lead >= 0, np.median(members, axis=0), features.size[:, 0])
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was learned about one device with one runtime."""
+    """A learned cost model of one device with one runtime."""
 
     device: DeviceRecord
     runtime: str
@@ -139,19 +131,21 @@ class Calibration:
     fusions: FusionTable
     ensemble: Ensemble
     scale: float = 1.0  # of the whole
-    transfer: tuple[float, ...] = ()  # coefficients of `gdp.costs.transfer`, on another device
+    transfer: tuple[float, ...] = ()  # coefficients of `calibrate.refit`, on another device
     segment_s: float | None = None  # one more piece of a cut model, beyond its kernels
     mean_error: float | None = None  # of whole models that were held out, a share of their time
 
     def label(self) -> str:
-        """What it is, for people."""
+        """Line of text that names the calibration."""
         runtime = f"{self.runtime} {self.versions.get(self.runtime, '')}".strip()
         return f"calibrated on {self.device.model or self.device.kind} ({runtime}, {self.date})"
 
     def matches(self, device: Device) -> bool:
-        """Whether a device is of this kind, and of this model where both say which. An accelerator
-        of the very same name matches whatever kind it goes by; a processor is a core or all of
-        its cores by the kind alone."""
+        """True for a device of this kind, and of this model where both say which.
+
+        An accelerator of the same name matches under any kind; a processor does not, as only the
+        kind tells one core from all of them.
+        """
         if device.kind != self.device.kind:
             cpu = device.is_cpu or is_cpu_kind(self.device.kind)
             return bool(device.model) and device.model == self.device.model and not cpu
@@ -159,12 +153,12 @@ class Calibration:
 
 
 def same_vectors(one: str, other: str) -> bool:
-    """Whether two processors, by name, have the same vector extension; unknown ones may."""
+    """True where two processors, by name, have the same vector extension or one is unknown."""
     return not one or not other or _vector(one) == _vector(other)
 
 
 def _vector(model: str) -> str:
-    """The vector extension in a processor's name: what kernels are chosen by."""
+    """The vector extension in a processor's name, by which runtimes choose kernels."""
     words = model.lower().split()
     return next((w for w in reversed(words) if w.startswith(("avx", "sve", "neon"))), "")
 
@@ -174,15 +168,11 @@ class LearnedCosts:
     """A cost model: calibrated where a device matches, the roofline elsewhere.
 
     Call it with the graph as imported, not with a fused one: it knows what the runtime fuses, and
-    gives all of a kernel's seconds to its costliest op. `sigmas` moves every answer by so many
-    standard deviations, for cautious or for optimistic plans.
-
-    With `apart`, the costs of a cut model: ops of different ids are compiled apart, so that nothing
-    fuses across the cut, and tensors cross it in their plain layout.
+    gives all of a kernel's seconds to its costliest op. With `apart`, ops of different ids are
+    compiled separately: nothing fuses across the cut, and tensors cross it in their plain layout.
     """
 
     calibrations: tuple[Calibration, ...]
-    sigmas: float = 0.0
     any_model: bool = False  # a device of the kind matches, whatever its processor is called
     reads_unfused: bool = True
 
@@ -193,47 +183,35 @@ class LearnedCosts:
         for calibration in self.calibrations:
             chosen = [d for d, x in enumerate(cluster.devices) if self.of(x) is calibration]
             if chosen:
-                mean, spread = op_seconds(calibration, graph, apart)
-                seconds[:, chosen] = (mean * np.exp(self.sigmas * spread))[:, None]
+                seconds[:, chosen] = op_seconds(calibration, graph, apart)[:, None]
         seconds[graph.is_io] = 0.0
         return np.where(can_run(graph, cluster), seconds, np.inf)
 
-    def charged(self, cluster: Cluster) -> Cluster:
-        """The cluster with the measured cost of a segment where a calibration holds one, on devices
-        that pay for segments."""
+    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
+        """The cluster with measured dispatch times on devices that pay for segments."""
         devices = []
         for device in cluster.devices:
-            found = self.of(device)
-            measured_s = None if found is None else found.segment_s
+            calibration = self.of(device)
+            measured_s = None if calibration is None else calibration.segment_s
             if measured_s is not None and device.dispatch_per == "segment":
                 device = replace(device, dispatch_s=measured_s)
             devices.append(device)
         return replace(cluster, devices=tuple(devices))
 
     def of(self, device: Device) -> Calibration | None:
-        """The calibration that answers for a device."""
+        """The first calibration that matches a device."""
         for calibration in self.calibrations:
             same_kind = calibration.device.kind == device.kind
             if calibration.matches(device) or (self.any_model and same_kind):
                 return calibration
         return None
 
-    def spread(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
-        """Standard deviation of the logarithm of every op's seconds on every device."""
-        found = np.full((graph.num_ops, cluster.num_devices), UNSEEN_LOG_STD)
-        for d, device in enumerate(cluster.devices):
-            calibration = self.of(device)
-            if calibration is not None:
-                found[:, d] = op_seconds(calibration, graph)[1]
-        found[graph.is_io] = 0.0
-        return found
-
 
 def kernel_seconds(calibration: Calibration, features: KernelFeatures) -> Float[np.ndarray, "K"]:
     """Seconds of every kernel."""
     # Weights that are numbers can still make times that are none.
     with np.errstate(over="ignore", invalid="ignore"):
-        seconds = np.exp(predict(calibration.ensemble, features)[0]) * calibration.scale
+        seconds = np.exp(predict(calibration.ensemble, features)) * calibration.scale
         if calibration.transfer:
             design = transfer_design(features, seconds)
             seconds = seconds * np.exp(design @ np.array(calibration.transfer))
@@ -245,7 +223,7 @@ def kernel_seconds(calibration: Calibration, features: KernelFeatures) -> Float[
 def kernels_of(
     calibration: Calibration, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None
 ) -> Int[np.ndarray, "N"]:
-    """The kernel of every op: as the runtime fuses, or runs of ops as the profile was cut."""
+    """Kernel id of every op: as the runtime fuses, or runs of ops as the profile was cut."""
     if calibration.runtime != SEGMENTED:
         return kernel_groups(graph, calibration.fusions, apart)
     ids = np.full(graph.num_ops, -1, dtype=np.int64)
@@ -256,20 +234,17 @@ def kernels_of(
 
 def op_seconds(
     calibration: Calibration, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None
-) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
-    """Seconds of every op and their log deviation. All of a kernel's seconds are at its costliest
-    op; where segments were timed, they are shared out by work."""
+) -> Float[np.ndarray, "N"]:
+    """Seconds of every op: all of a kernel's at its costliest op; those of a segment by work."""
     kernel = kernels_of(calibration, graph, apart)
     features = kernel_features(graph, kernel, apart)
-    spread = predict(calibration.ensemble, features)[1]
-    total, deviation = np.zeros(graph.num_ops), np.zeros(graph.num_ops)
+    seconds, total = kernel_seconds(calibration, features), np.zeros(graph.num_ops)
+    if calibration.runtime != SEGMENTED:
+        total[features.lead] = seconds
+        return total
     inside = np.flatnonzero(kernel >= 0)
-    if calibration.runtime == SEGMENTED:
-        work = graph.flop[inside] / FLOP_PER_S + graph.memory_traffic_bytes[inside] / BYTES_PER_S
-        work = work + 1e-12
-        share = work / np.bincount(kernel[inside], work)[kernel[inside]]
-        total[inside] = kernel_seconds(calibration, features)[kernel[inside]] * share
-    else:
-        total[features.lead] = kernel_seconds(calibration, features)
-    deviation[inside] = spread[kernel[inside]]
-    return total, deviation
+    work = graph.flop[inside] / FLOP_PER_S + graph.memory_traffic_bytes[inside] / BYTES_PER_S
+    work = work + 1e-12
+    share = work / np.bincount(kernel[inside], work)[kernel[inside]]
+    total[inside] = seconds[kernel[inside]] * share
+    return total

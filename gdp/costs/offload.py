@@ -37,7 +37,7 @@ def _name(target: str) -> str:
 
 
 def is_offload(device: Device) -> bool:
-    """Whether a device only stands for weights that rest elsewhere."""
+    """True for a device that only stands for offloaded weights."""
     return device.kind in KINDS.values()
 
 
@@ -93,7 +93,7 @@ class Streamed:
 
     @property
     def reads_unfused(self) -> bool:
-        """Whether the base model wants the graph before fusion."""
+        """True where the base model needs the graph before fusion."""
         return bool(getattr(self.base, "reads_unfused", False))
 
     @property

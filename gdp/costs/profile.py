@@ -35,7 +35,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the runtime executed as one unit, and the ops of the graph that it stands for."""
+    """A unit that the runtime executed, and the ops of the graph that it stands for."""
 
     name: str
     type: str  # the runtime's own operator type
@@ -63,7 +63,7 @@ class ProfiledModel:
 
 
 class Overheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What executing costs beside the kernels; None where it was not measured."""
+    """Overheads of execution in addition to kernels; None where not measured."""
 
     session_s: _Seconds | None = None  # one call of a session, however small
     cut_s: _Seconds | None = None  # what a further piece of a cut model adds, beyond kernels, call
@@ -73,7 +73,7 @@ class Overheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured on, as far as times depend on it."""
+    """The measured device, as far as times depend on it."""
 
     kind: str  # of gdp.cluster.types.Device
     model: str  # the processor's or accelerator's name
@@ -96,7 +96,7 @@ class Profile:
 
     @property
     def setting(self) -> tuple[DeviceRecord, str, int, str]:
-        """What must agree for two profiles to be merged."""
+        """Properties in which two profiles must agree to be merged."""
         return self.device, self.runtime, self.threads, self.level
 
 

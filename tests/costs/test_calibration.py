@@ -9,14 +9,19 @@ import pytest
 from made_up import chain_graph, law_s, profile
 
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.costs.calibrate import calibrate, split, weighted_quantile
-from gdp.costs.calibrate_text import report_text, write_plot
+from gdp.costs.calibrate import (
+    calibrate,
+    fit_transfer,
+    report_text,
+    split,
+    weighted_quantile,
+    write_plot,
+)
 from gdp.costs.cost_file import load_costs, save_costs
 from gdp.costs.default import resolve_costs
-from gdp.costs.features import kernel_features, shares
+from gdp.costs.features import kernel_features, shares, transfer_design
 from gdp.costs.fit import FitConfig, network
 from gdp.costs.learned import (
-    UNSEEN_LOG_STD,
     LearnedCosts,
     encode,
     forward,
@@ -25,7 +30,6 @@ from gdp.costs.learned import (
 )
 from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.costs.roofline import roofline
-from gdp.costs.transfer import adapt, datasheet_transfer, fit_transfer, most_telling
 from gdp.files import writing
 from gdp.graph.op_graph import make_graph
 
@@ -62,7 +66,7 @@ def test_larger_batches_never_cost_less(fitted) -> None:
         # One kernel per row count, the alignment of which is not a matter of size.
         free = features.other.copy()
         free[:] = features.other[0]
-        seconds = predict(calibration.ensemble, replace(features, other=free))[0]
+        seconds = predict(calibration.ensemble, replace(features, other=free))
         assert (np.diff(seconds) >= -1e-9).all()
 
 
@@ -79,27 +83,13 @@ def test_numpy_answers_what_jax_was_fitted_to(fitted) -> None:
         np.testing.assert_allclose(ours[member], np.asarray(theirs), atol=1e-4)
 
 
-def test_kernels_never_measured_cost_their_roofline_and_are_uncertain(fitted) -> None:
+def test_kernels_never_measured_cost_their_roofline(fitted) -> None:
     calibration, _ = fitted
     graph = make_graph(
         "g", ["a"], ["Mystery"], [(0, 4000)], [], flop=[1e9], memory_traffic_bytes=[8000]
     )
     features = kernel_features(graph, np.array([0]))
-    mean, spread = predict(calibration.ensemble, features)
-    np.testing.assert_allclose(np.exp(mean), features.base_s)
-    assert spread.tolist() == [UNSEEN_LOG_STD]
-
-
-def test_the_uncertainty_covers_the_errors(fitted) -> None:
-    """Of fresh kernels, about two thirds lie within one standard deviation."""
-    calibration, _ = fitted
-    inside = []
-    for model in profile(1, 12, seed=5).models:
-        kernel = np.repeat(np.arange(8), 2)
-        mean, spread = predict(calibration.ensemble, kernel_features(model.graph, kernel))
-        error = np.log([k.seconds for k in model.kernels]) - mean
-        inside += (np.abs(error) < 2 * spread).tolist()
-    assert np.mean(inside) > 0.7
+    np.testing.assert_array_equal(predict(calibration.ensemble, features), features.size[:, 0])
 
 
 def test_costs_of_a_graph_add_up_to_the_law(fitted) -> None:
@@ -111,9 +101,6 @@ def test_costs_of_a_graph_add_up_to_the_law(fitted) -> None:
     truth = sum(law_s(graph, op) for op in (0, 2))
     assert seconds[:, 0].sum() == pytest.approx(truth, rel=0.15)
     assert (seconds[:, 1] == roofline(graph, cluster)[:, 1]).all()
-    careful = replace(costs, sigmas=1.0)(graph, cluster)
-    assert (careful[[0, 2], 0] > seconds[[0, 2], 0]).all()
-    assert (careful[:, 1] == seconds[:, 1]).all()
 
 
 def test_timed_segments_are_shared_out_by_work(fitted) -> None:
@@ -121,7 +108,7 @@ def test_timed_segments_are_shared_out_by_work(fitted) -> None:
     calibration = replace(fitted[0], runtime="jax")
     graph, cluster = chain_graph("g", [(64, 64, 64)] * 7), make_cluster("one", [CORE])
     kernel = np.arange(14) // 12
-    segments = np.exp(predict(calibration.ensemble, kernel_features(graph, kernel))[0])
+    segments = np.exp(predict(calibration.ensemble, kernel_features(graph, kernel)))
     seconds = LearnedCosts((calibration,))(graph, cluster)[:, 0]
     assert (seconds > 0).all()
     np.testing.assert_allclose(np.bincount(kernel, seconds), segments)
@@ -218,19 +205,15 @@ def test_transfer_learns_another_speed_from_few_kernels(fitted) -> None:
     )
     kernel = np.repeat(np.arange(12), 2)
     features = kernel_features(graph, kernel)
-    known_s = np.exp(predict(calibration.ensemble, features)[0])
+    known_s = np.exp(predict(calibration.ensemble, features))
     truth_s = known_s * np.exp(shares(features) @ np.log([3.0, 2.0, 1.0]))
-    prior = datasheet_transfer(CORE, CORE)
-    assert set(prior.coefficients) == {0.0}
-    at = list(most_telling(features, 8))
-    assert len(set(at)) == 8
-    none = fit_transfer(prior, _take(features, []), known_s[[]], truth_s[[]])
-    np.testing.assert_allclose(none.coefficients, prior.coefficients)
-    few = fit_transfer(prior, _take(features, at), known_s[at], truth_s[at])
-    made = known_s * few.ratio(features, known_s)
+    at = [0, 1, 3, 5, 6, 8, 10, 11]
+    assert set(fit_transfer(_take(features, []), known_s[[]], truth_s[[]])) == {0.0}
+    few = fit_transfer(_take(features, at), known_s[at], truth_s[at])
+    made = known_s * np.exp(transfer_design(features, known_s) @ few)
     assert np.abs(made / truth_s - 1).max() < 0.2
     assert np.abs(known_s / truth_s - 1).max() > 0.5
-    other = adapt(calibration, few, calibration.device)
+    other = replace(calibration, transfer=few)
     cluster = make_cluster("one", [CORE])
     assert LearnedCosts((other,))(graph, cluster).sum() == pytest.approx(made.sum(), rel=1e-6)
 

@@ -169,7 +169,7 @@ def test_processors_are_charged_as_one_and_accelerators_are_left_alone(models) -
         [Device("a", "cpu", {"default": 1e9}, 1e9), Device("b", "cpu-core", {"default": 1e9}, 1e9),
          Device("gpu", "t4", {"default": 1e12}, 1e11, dispatch_s=7e-6)],
     )  # fmt: skip
-    found = costs.charged(cluster)
+    found = costs.with_runtime_overheads(cluster)
     assert [d.processor for d in found.devices] == ["xla-cpu", "xla-cpu", ""]
     assert [d.dispatch_s for d in found.devices] == [CALL_S, CALL_S, 7e-6]
     assert found.link_latency_s[0, 1] == 3e-5

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from made_up import chain_graph
 
 from gdp.cli.main import cli
+from gdp.costs.calibrate import refit
 from gdp.costs.cost_file import load_costs
 from gdp.costs.default import shipped, shipped_for
 from gdp.costs.features import kernel_features
@@ -22,7 +23,6 @@ from gdp.costs.profile import (
     ProfileError,
     save_profile,
 )
-from gdp.costs.transfer import refit
 
 KNOWN = shipped_for("cpu-core")
 SIZES = [[(r, i, c) for r in (8, 64, 300) for c in (30, 400)] for i in (20, 90, 256, 700)]

@@ -1,15 +1,14 @@
 """Costs by hand: the datasheet's roofline, transfer between devices, and what a profile adds."""
 
 import numpy as np
-import pytest
 from tiny import plain_graph
 
 from gdp.cluster.types import Device, make_cluster
-from gdp.costs.features import kernel_features
+from gdp.costs.calibrate import fit_transfer
+from gdp.costs.features import kernel_features, transfer_design
 from gdp.costs.fit import model_rows
 from gdp.costs.profile import Kernel, ProfiledModel
 from gdp.costs.roofline import roofline
-from gdp.costs.transfer import datasheet_transfer, fit_transfer, most_telling
 from gdp.graph.op_graph import INPUT, OpGraph
 
 
@@ -40,33 +39,16 @@ def test_an_op_takes_the_slower_of_arithmetic_and_traffic() -> None:
     np.testing.assert_allclose(roofline(graph, make_cluster("two", devices)), wanted)
 
 
-def test_the_datasheets_give_the_ratio_before_anything_is_measured() -> None:
-    """Twice the arithmetic and a quarter of the bandwidth: half the seconds, four times them."""
-    source = Device("a", "x", {"default": 10.0}, 40.0)
-    target = Device("b", "x", {"default": 20.0}, 10.0)
-    arithmetic, traffic = datasheet_transfer(source, target).coefficients[:2]
-    assert (np.exp(arithmetic), np.exp(traffic)) == pytest.approx((0.5, 4.0))
-
-
 def test_measurements_move_a_transfer_from_the_datasheet_to_what_they_say() -> None:
     """Twenty kernels that all took three times as long as the datasheets foretell."""
     graph = chain([10.0 ** (3 + i % 7) for i in range(20)], [10 ** (1 + i % 5) for i in range(20)])
     features = kernel_features(graph, np.arange(20))
     known_s = np.full(20, 1e-3)
-    prior = datasheet_transfer(*[Device("a", "x", {"default": 1.0}, 1.0)] * 2)
-    found = fit_transfer(prior, features, known_s, 3.0 * known_s)
-    np.testing.assert_allclose(found.ratio(features, known_s), 3.0, rtol=0.15)
-    none = fit_transfer(prior, features, known_s, known_s)
-    np.testing.assert_allclose(none.ratio(features, known_s), 1.0, rtol=1e-6)
-
-
-def test_the_most_telling_kernels_lie_far_apart() -> None:
-    """Ten short kernels that are alike, and two long ones, of arithmetic and of traffic."""
-    graph = plain_graph(12, [], [10] * 10 + [10, 10**9], flop=[10.0] * 10 + [1e12, 10.0])
-    features = kernel_features(graph, np.arange(12))
-    chosen = most_telling(features, 3)
-    assert len(set(chosen)) == 3
-    assert {10, 11} <= set(chosen)
+    design = transfer_design(features, known_s)
+    found = np.exp(design @ fit_transfer(features, known_s, 3.0 * known_s))
+    np.testing.assert_allclose(found, 3.0, rtol=0.15)
+    none = np.exp(design @ fit_transfer(features, known_s, known_s))
+    np.testing.assert_allclose(none, 1.0, rtol=1e-6)
 
 
 def test_what_the_profiler_adds_is_taken_off_every_kernel() -> None:

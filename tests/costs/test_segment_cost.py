@@ -40,16 +40,16 @@ def test_a_segment_costs_its_call_and_what_the_cut_does_to_kernels() -> None:
 def test_devices_that_pay_for_segments_are_charged_what_was_measured() -> None:
     calibration = replace(shipped()[0], segment_s=7e-5)
     costs = LearnedCosts((calibration,))
-    charged = costs.charged(Cluster.load("2xcpu-core+a100"))
+    charged = costs.with_runtime_overheads(Cluster.load("2xcpu-core+a100"))
     assert [d.dispatch_s for d in charged.devices] == [7e-5, 7e-5, 5e-6]
     problem = prepare_problem(
         chain(4), Cluster.load("2xcpu-core"), "throughput", costs=costs
     ).problem
     assert {d.dispatch_s for d in problem.cluster.devices} == {7e-5}
     before = Cluster.load("2xcpu-core")
-    assert LearnedCosts((replace(calibration, segment_s=None),)).charged(before).devices == (
-        before.devices
-    )
+    assert LearnedCosts((replace(calibration, segment_s=None),)).with_runtime_overheads(
+        before
+    ).devices == (before.devices)
 
 
 def test_two_large_pieces_are_worth_more_than_eight_small_ones() -> None:

@@ -39,18 +39,31 @@ def summary_text(tables: Tables, rival: str) -> str:
     return "\n\n".join([values_text(tables), ratios_text(tables), until_text(tables, rival)])
 
 
+COLUMNS = 7
+"""Problems side by side in one table at most, which a page of 1,280 pixels holds."""
+
+
 def values_text(tables: Tables) -> str:
-    """Milliseconds, means over the seeds."""
-    names = [name for name in _methods(tables) if name not in HIDDEN]
-    lines = [_line(["model", "devices", "ops", "fused", *names])]
-    lines.append("| --- | --- |" + " ---: |" * (len(names) + 2))
-    for table in tables:
-        by, first = {row["method"]: row for row in table}, table[0]
-        cells = [first["model"], _devices(first), first["ops"], first["fused"]]
-        values = [by.get(name, {}).get("value_s") for name in names]
-        lines.append(
-            _line([*cells, *(f"{x * 1e3:#.4g}".rstrip(".") if x else "-" for x in values)])
-        )
+    """Milliseconds, means over the seeds: a row for each method, a column for each problem."""
+    width = -(-len(tables) // -(-len(tables) // COLUMNS))
+    blocks = [tables[at : at + width] for at in range(0, len(tables), width)]
+    return "\n\n".join(_values_of(block, _methods(tables)) for block in blocks)
+
+
+def _values_of(tables: Tables, methods: Sequence[str]) -> str:
+    firsts = [table[0] for table in tables]
+    by = [{row["method"]: row for row in table} for table in tables]
+    lines = [
+        _line(["", *(f"{first['model']} on {_devices(first)}" for first in firsts)]),
+        "| --- |" + " ---: |" * len(firsts),
+        *(_line([key, *(first[key] for first in firsts)]) for key in ("ops", "fused")),
+    ]
+    for name in methods:
+        values = [row.get(name, {}).get("value_s") for row in by]
+        if name not in HIDDEN and any(values):
+            lines.append(
+                _line([name, *(f"{x * 1e3:#.4g}".rstrip(".") if x else "-" for x in values)])
+            )
     return "\n".join(lines)
 
 

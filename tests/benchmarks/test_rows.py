@@ -126,7 +126,9 @@ def test_the_summary_is_a_geometric_mean_over_the_problems_that_have_a_row() -> 
     text = ratios_text(tables_of(found))
     assert "| HDP | 2 | 1 | +300.0% | +100.0% | +700.0% | 9 | 0.0 |" in text
     assert "| ETF | 1 | 1 | +200.0% | +200.0% | +200.0% | 9 | 0.0 |" in text
-    assert "| m | c | 5 | 4 | 2000 | 1000 | - |" in values_text(tables_of(found))
+    values = values_text(tables_of(found)).splitlines()
+    assert values[0] == "|  | m on c | n on c |"
+    assert {"| ops | 5 | 5 |", "| HDP | 2000 | 8000 |", "| gdp auto | 1000 | 1000 |"} <= {*values}
 
 
 def test_methods_are_judged_by_the_simulator() -> None:

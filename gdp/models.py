@@ -14,7 +14,7 @@ from gdp.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
     from gdp.importers.jax.model import JaxModel
-    from gdp.importers.program.traced import Traced
+    from gdp.importers.program import Traced
     from gdp.importers.pytorch.model import TorchModel
 
 ONNX_PREFIX, PYTHON_PREFIX, HF_PREFIX = "onnx:", "python:", "hf:"
@@ -66,7 +66,7 @@ def load(
 ) -> OpGraph:
     """The graph of an .onnx path, `onnx:NAME`, a graph file, `python:package.module:function`,
     `hf:PATH`, a configuration of transformers (see `gdp.importers.pytorch.huggingface`), or a .gguf
-    path (see `gdp.importers.gguf.model`).
+    path (see `gdp.importers.gguf`).
 
     `dims` binds symbolic dimensions of ONNX models. With `room_bytes`, the memory that there is for
     weights, a configuration whose weights need more is refused before it is traced
@@ -100,7 +100,7 @@ def load(
 
         return load_onnx(text, dict(dims or {}))
     if is_gguf(text):
-        from gdp.importers.gguf.model import load_gguf
+        from gdp.importers.gguf import load_gguf
 
         return load_gguf(text)
     if text.endswith(GRAPH_SUFFIXES):
@@ -129,7 +129,7 @@ def python_function(spec: str) -> object:
     # The console script does not look where it was started; `python -m` does.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    from gdp.importers.program.traced import users_code
+    from gdp.importers.program import users_code
 
     # What a user's module or function raises is theirs, whatever it is.
     try:
@@ -226,7 +226,7 @@ def _graph_of(made: object, spec: str = "") -> OpGraph:
 
 
 def _reported(found: "Traced") -> OpGraph:
-    from gdp.importers.program.traced import report
+    from gdp.importers.program import report
 
     report(found)
     return found.graph
@@ -267,7 +267,7 @@ def source_files(spec: Model) -> list[Path]:
     if text.endswith(GRAPH_SUFFIXES):
         return [Path(text)]
     if is_gguf(text):
-        from gdp.importers.gguf.model import gguf_files
+        from gdp.importers.gguf import gguf_files
 
         return gguf_files(text)
     from gdp.importers.onnx.read import external_files, resolve_spec

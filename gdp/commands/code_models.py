@@ -56,12 +56,12 @@ def torch_module(model: Model | None) -> Any:
 def torch_boundaries(model: Model | None, graph: OpGraph, whole: Sequence[str]) -> dict[int, str]:
     """Ops where a PyTorch program can be cut, with the module path whose call begins there.
 
-    See `gdp.importers.pytorch.boundaries`.
+    See `gdp.importers.pytorch.model`.
 
     Raises:
         ModelError: if the model is no PyTorch module for inference, or not that of the graph.
     """
-    from gdp.importers.pytorch.boundaries import boundaries
+    from gdp.importers.pytorch.model import boundaries
 
     code = _torch_model(model)
     if code is None:

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from gdp.corpus import random_graphs
 from gdp.corpus.families import TEST, VALIDATION, Variant, variants
 from gdp.corpus.layers import Params, parameter_shapes
-from gdp.corpus.tiled_graphs import TILED
+from gdp.corpus.synthetic import TILED, layered, series_parallel
 from gdp.errors import GdpError
 from gdp.files.reading import Kind, read_json
 from gdp.files.writing import TargetError, write_atomic
@@ -83,21 +82,17 @@ def items() -> Iterator[Item]:
     for seed in range(1, 30):
         layers, width, reach = 6 + 3 * seed, 3 + seed % 9, 1 + seed % 3
         arguments = {"seed": seed, "layers": layers, "width": width, "reach": reach}
-        by_size.setdefault(seed // 2, []).append(
-            _random("random_layered", random_graphs.layered, arguments)
-        )
+        by_size.setdefault(seed // 2, []).append(_random("random_layered", layered, arguments))
         arguments = {"seed": seed, "num_ops": int(50 * 1.17**seed)}
         by_size.setdefault(seed // 2, []).append(
-            _random("series_parallel", random_graphs.series_parallel, arguments)
+            _random("series_parallel", series_parallel, arguments)
         )
     for index, (layers, width) in enumerate(LARGE_LAYERED):
         arguments = {"seed": 30 + index, "layers": layers, "width": width, "reach": 1 + index % 3}
-        by_size.setdefault(15 + index, []).append(
-            _random("random_layered", random_graphs.layered, arguments)
-        )
+        by_size.setdefault(15 + index, []).append(_random("random_layered", layered, arguments))
         arguments = {"seed": 30 + index, "num_ops": LARGE_SERIES_PARALLEL[index]}
         by_size.setdefault(15 + index, []).append(
-            _random("series_parallel", random_graphs.series_parallel, arguments)
+            _random("series_parallel", series_parallel, arguments)
         )
     for family, (builder, sizes) in TILED.items():
         for index, arguments in enumerate(sizes):

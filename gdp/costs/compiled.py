@@ -26,8 +26,9 @@ from gdp.costs.roofline import roofline
 from gdp.files.reading import Kind, read_json
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
 from gdp.graph.fuse import fuse
-from gdp.graph.op_classes import ELEMENTWISE, REDUCTIONS, VIEWS, names
 from gdp.graph.op_graph import OpGraph
+from gdp.ops.rule import names
+from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
 
 FILE = "rates.json"
 PROCESSOR = "xla-cpu"
@@ -100,7 +101,7 @@ def work(graph: OpGraph) -> Float[np.ndarray, "N R"]:
         found["grouped_flop" if grouped else "convolution_flop"][op] = graph.flop[op]
         found["odd_patch_bytes"][op] = patch_bytes
     special = {"function": _FUNCTIONS, "slow_function": _SLOW, "division": _DIVISIONS}
-    special["cheap"] = ELEMENTWISE - frozenset().union(*special.values())
+    special["cheap"] = ELEMENTWISE_OPS - frozenset().union(*special.values())
     for name, members in special.items():
         own = np.array([t in members for t in graph.op_types], dtype=bool)
         found[name][own] = graph.flop[own]

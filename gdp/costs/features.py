@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.costs.kernels import ALIAS, cut_edges, lead_ops
-from gdp.graph.op_classes import REDUCTIONS
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
+from gdp.ops.table import REDUCTIONS
 
 # A device to add arithmetic and traffic up with; a learned model corrects whatever is off.
 FLOP_PER_S, BYTES_PER_S, KERNEL_S = 1e11, 2e10, 1e-6

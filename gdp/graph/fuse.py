@@ -12,14 +12,15 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.graph.groups import joined, sum_per_group
-from gdp.graph.op_classes import is_cheap, is_reduction
 from gdp.graph.op_graph import OpGraph, make_graph
+from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
 
 # A device of today, to weigh FLOPs against bytes where no device is known; only ratios matter.
 _FLOP_PER_S, _BYTES_PER_S = 1e13, 1e12
 _MAX_CLASSES = 8.0  # colocation classes (of several ops each) that fusion may tie together
 _MAX_PASSES = 12  # a chain of n ops needs one pass; more are for shapes that close on themselves
 _JOIN_BYTES = 4096  # smaller tensors are no reason to tie two colocation classes together
+_CHEAP = VIEWS | ELEMENTWISE_OPS
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +121,7 @@ def _groups(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> _Groups:
 
 
 def _fused_groups(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-    cheap, reduction = is_cheap(graph), is_reduction(graph)
+    cheap, reduction = _types_in(graph, _CHEAP), _types_in(graph, REDUCTIONS)
     # At most one heavy op, or any number of reductions, but not both.
     work = np.where(cheap, 0.0, np.where(reduction, 1e-3, 1.0))
     load = np.column_stack([work, _weight_load(graph)])
@@ -307,6 +308,10 @@ def _weight_load(graph: OpGraph) -> Float[np.ndarray, "N"]:
     return np.where(tied, 1.0, np.where(holds, 1e-9, 0.0))
 
 
+def _types_in(graph: OpGraph, op_types: frozenset[str]) -> Bool[np.ndarray, "N"]:
+    return np.array([op_type in op_types for op_type in graph.op_types], dtype=bool)
+
+
 def _work_s(graph: OpGraph) -> Float[np.ndarray, "N"]:
     return np.maximum(graph.flop / _FLOP_PER_S, graph.memory_traffic_bytes / _BYTES_PER_S)
 
@@ -321,7 +326,7 @@ def _sum(
 
 def _contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
     """The graph of the groups, numbered in topological order."""
-    work = _work_s(graph) + np.where(is_cheap(graph), 0.0, 1e3)
+    work = _work_s(graph) + np.where(_types_in(graph, _CHEAP), 0.0, 1e3)
     order = np.lexsort((-np.arange(graph.num_ops), work, group_of))
     lead = order[np.append(np.diff(group_of[order]) != 0, True)]  # the costliest op of each
     groups = _groups(graph, group_of)

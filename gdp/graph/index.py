@@ -1,4 +1,4 @@
-"""Indices turned round: orders inverted, and the entries of each owner listed."""
+"""Index arithmetic: inverted orders, and the entries of each owner listed."""
 
 import numpy as np
 from jaxtyping import Int
@@ -16,7 +16,7 @@ def inverse(order: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
 
 
 def starts(sizes: Int[np.ndarray, "K"]) -> Int[np.ndarray, "S"]:
-    """Where the lists of these sizes begin, one behind the other, and where the last one ends."""
+    """The first index of each of consecutive lists of these sizes, and the end of the last."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""What is computed: ops, tensors, FLOPs and bytes, without any device.
+"""Dataflow graphs: ops, tensors, FLOPs and bytes, without any device.
 
 Axes used throughout gdp: N ops, T tensors, E uses (one tensor read by one op), D devices,
 B placements.
@@ -6,9 +6,9 @@ B placements.
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
@@ -31,7 +31,7 @@ Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 @dataclass(frozen=True)
 class OpDetail:
-    """What a cost model may want to know of one op beside FLOPs and bytes."""
+    """Types, shapes and attributes of one op, which cost models may read."""
 
     dtype: str = "float32"  # of the arithmetic: float64/32/16, bfloat16, int8, ...
     input_shapes: tuple[tuple[int, ...], ...] = ()  # weights included
@@ -113,6 +113,68 @@ class OpGraph:
     def edges(self) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "E"]]:
         """(source op, destination op) of every use."""
         return self.producer[self.use_tensor], self.use_op
+
+
+class GraphBuilder:
+    """An `OpGraph` under construction: ops, the tensors that they make, and who reads these.
+
+    >>> b = GraphBuilder()
+    >>> x = b.make_tensor(b.add_op("a", "Relu"), 4)
+    >>> b.add_op("b", "Relu", reads=[x])
+    1
+    >>> b.build("g").num_uses
+    1
+    """
+
+    def __init__(self) -> None:
+        self.op_types: list[str] = []
+        self.tensors: list[tuple[int, int]] = []  # producer, bytes
+        self._tensor_names: list[str] = []
+        self._uses: list[tuple[int, int]] = []
+        self._ops: list[tuple[Any, ...]] = []
+
+    def add_op(
+        self,
+        name: str,
+        op_type: str,
+        *,
+        reads: Iterable[int] = (),
+        flop: float = 0.0,
+        traffic_bytes: float = 0.0,
+        weight_bytes: int = 0,
+        weight_id: int | None = None,
+        colocate: int | None = None,
+        is_backward: bool = False,
+        scope: str = "",
+        detail: OpDetail = OpDetail(),
+    ) -> int:
+        """Append an op that reads some tensors; its index. Ids that are None are its own."""
+        op = len(self._ops)
+        ids = [op if i is None else i for i in (weight_id, colocate)]
+        self._ops.append(
+            (name, flop, traffic_bytes, weight_bytes, *ids, is_backward, scope, detail)
+        )
+        self.op_types.append(op_type)
+        self._uses += [(tensor, op) for tensor in reads]
+        return op
+
+    def make_tensor(self, op: int, size_bytes: int, name: str | None = None) -> int:
+        """Append a tensor that an op makes; its index."""
+        self._tensor_names.append(f"t{len(self.tensors)}" if name is None else name)
+        self.tensors.append((op, size_bytes))
+        return len(self.tensors) - 1
+
+    def build(self, name: str) -> OpGraph:
+        """The graph; raises `ModelError` where it has a cycle or sizes that no model has."""
+        names, flop, traffic, weights, weight_id, colocate, backward, scope, detail = (
+            zip(*self._ops, strict=True) if self._ops else ((),) * 9
+        )
+        return make_graph(
+            name, names, self.op_types, self.tensors, self._uses, flop=flop,
+            memory_traffic_bytes=traffic, weight_bytes=weights, weight_id=weight_id,
+            colocate=colocate, is_backward=backward, scope=scope, detail=detail,
+            tensor_names=self._tensor_names,
+        )  # fmt: skip
 
 
 def make_graph(

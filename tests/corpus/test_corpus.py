@@ -11,8 +11,7 @@ from gdp.cli.main import cli
 from gdp.corpus.build import build, build_missing, compact, items, read_manifest, traced
 from gdp.corpus.families import FAMILIES, TEST, VALIDATION, variants
 from gdp.corpus.layers import parameter_shapes
-from gdp.corpus.random_graphs import layered, series_parallel
-from gdp.corpus.tiled_graphs import TILED, chain
+from gdp.corpus.synthetic import TILED, layered, series_parallel, tiled_chain
 from gdp.files.writing import TargetError
 from gdp.graph.file import load_graph
 from gdp.graph.op_graph import INPUT, OUTPUT
@@ -73,7 +72,7 @@ def test_random_graphs_depend_on_their_seed_alone(builder) -> None:  # type: ign
 
 def test_tiles_add_up_to_the_matrices_they_are_cut_from() -> None:
     """x A B + x C D over 2 x 2 tiles of 8: four products of 8 small ones and 4 sums each."""
-    graph = chain(grid=2, products=4, side=8)
+    graph = tiled_chain(grid=2, products=4, side=8)
     count = {kind: graph.op_types.count(kind) for kind in set(graph.op_types)}
     assert count == {
         INPUT: 1, "tile": 16, "tile_product": 32, "tile_sum": 16, "add": 4, OUTPUT: 1,

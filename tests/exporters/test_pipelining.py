@@ -213,7 +213,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_boundaries_are_calls_that_happen_once(spec: str) -> None:
-    from gdp.importers.pytorch.boundaries import boundaries
+    from gdp.importers.pytorch.model import boundaries
     from gdp.models import traced_model
 
     recorded: Any = traced_model(spec)

@@ -4,8 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from gdp.graph.groups import components
-from gdp.graph.parsing import best_edges, parse
+from gdp.graph.groups import best_edges, components, parse
 
 
 def reference_groups(score: np.ndarray, src: np.ndarray, dst: np.ndarray, n: int) -> set[frozenset]:

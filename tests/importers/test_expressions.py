@@ -8,7 +8,7 @@ import pytest
 from onnx_tiny import model, node, save
 
 from gdp.errors import ModelError
-from gdp.importers.onnx.expressions import MOST_BITS, compute, parse, symbols
+from gdp.importers.onnx.dims import MOST_BITS, compute, parse, symbols
 from gdp.importers.onnx.model import load_onnx
 
 SIZES = {"n": 7, "past": 3, "a.1_b": 12}

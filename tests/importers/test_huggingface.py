@@ -11,20 +11,20 @@ from gdp.cli.main import cli
 from gdp.commands.inspection import inspect_model
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
-from gdp.importers.pytorch.huggingface import Spec, parse
+from gdp.importers.pytorch.huggingface import ConfigSpec, parse_config_spec
 from gdp.models import load, source_files
 
 
 @pytest.mark.parametrize(
     ("text", "spec"),
     [
-        ("hf:a/b", Spec("a/b")),
-        ("hf:a?task=masked-lm&sequence=8", Spec("a", "masked-lm", 1, 8)),
-        ("hf:a?batch=3&decode", Spec("a", "", 3, 512, True)),
+        ("hf:a/b", ConfigSpec("a/b")),
+        ("hf:a?task=masked-lm&sequence=8", ConfigSpec("a", "masked-lm", 1, 8)),
+        ("hf:a?batch=3&decode", ConfigSpec("a", "", 3, 512, True)),
     ],
 )
-def test_a_spec_is_read(text: str, spec: Spec) -> None:
-    assert parse(text) == spec
+def test_a_spec_is_read(text: str, spec: ConfigSpec) -> None:
+    assert parse_config_spec(text) == spec
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_spec_is_read(text: str, spec: Spec) -> None:
 )
 def test_a_malformed_spec_is_refused(text: str, said: str) -> None:
     with pytest.raises(ModelError, match=re.escape(said)):
-        parse(text)
+        parse_config_spec(text)
 
 
 def test_flags_are_for_configurations_only() -> None:

@@ -13,9 +13,8 @@ from onnx_tiny import BOOL, FLOAT, INT64, ints, model, node, save, value, zeros
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.onnx import normalise
+from gdp.importers.onnx import normalise, shapes
 from gdp.importers.onnx.model import load_onnx, load_onnx_model
-from gdp.importers.onnx.shapes import control
 
 SIDE = 2000  # two axes of it are 16 MB of float32
 SHORT = 300  # three axes of it are 108 MB
@@ -162,15 +161,15 @@ def test_loops_within_loops_are_traced_for_a_bounded_number_of_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body is visited again while its state grows; four loops of 64 trips are 64**4 visits."""
-    monkeypatch.setattr(control, "TRACED_NODES", 500)
+    monkeypatch.setattr(shapes, "TRACED_NODES", 500)
     visits: list[str] = []
-    visit = control.Facts._visit
+    visit = shapes.Facts._visit
 
-    def counted(facts: control.Facts, visited: ir.Node) -> None:
+    def counted(facts: shapes.Facts, visited: ir.Node) -> None:
         visits.append(visited.op_type)
         visit(facts, visited)
 
-    monkeypatch.setattr(control.Facts, "_visit", counted)
+    monkeypatch.setattr(shapes.Facts, "_visit", counted)
     weights = {"trips": np.array(64), "one_more": zeros(1)}
     load_onnx(save(tmp_path, model([growing_loop(4, "x")], {"x": [1]}, ["m4"], weights)))
     assert 500 < len(visits) < 600

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gdp.importers.op_costs import Shape
-from gdp.importers.pytorch.costs import aten_cost
 from gdp.importers.pytorch.listing import dtype_name
+from gdp.ops.rule import Shape
+from gdp.ops.table import aten_cost
 
 
 def f32(*dims: int) -> Shape:

@@ -6,25 +6,28 @@ from typing import Any
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.jax.flatten import Options, Program
-from gdp.importers.jax.listing import Listing, cut_batch, list_call, list_training_step
-from gdp.importers.jax.steps import Step
-from gdp.importers.jax.trace import Traced, traced
-from gdp.importers.program.build import positions
-from gdp.importers.program.values import Stacked, Value
+from gdp.importers.jax.jaxpr import JaxStep, LoopOptions, TracedProgram
+from gdp.importers.jax.trace import (
+    TracedCall,
+    cut_batch,
+    list_call,
+    list_training_step,
+    traced,
+)
+from gdp.importers.program import Stacked, Traced, Value, positions
 
 _CALL_OPTIONS = ("name", "weight_argnums", "unroll_scan", "trip_count")
 _STEP_OPTIONS = ("name", "optimizer", "microbatches", "has_aux", "unroll_scan", "trip_count")
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class RecordedJax:
     """A graph with all that it takes to execute it."""
 
     graph: OpGraph
-    steps: tuple[Step, ...]  # in an order that computes every value before it is read
+    steps: tuple[JaxStep, ...]  # in an order that computes every value before it is read
     op_of: Mapping[int, int]  # the graph's op of each maker in the steps
-    arguments: Sequence[Value]  # as `Listing` orders them
+    arguments: Sequence[Value]  # as `TracedCall` orders them
     outputs: Sequence[Value | Stacked]
 
 
@@ -80,11 +83,11 @@ class JaxModel:
         """The graph, with what was estimated or assumed."""
         return traced(self._listing(record=False))
 
-    def record(self) -> Recorded:
+    def record(self) -> RecordedJax:
         """The graph, and how each of its values is computed."""
         listing = self._listing(record=True)
         graph = traced(listing).graph
-        return Recorded(
+        return RecordedJax(
             graph=graph,
             steps=tuple(listing.program.steps or ()),
             op_of=positions(graph, listing.program, listing.results),
@@ -92,13 +95,13 @@ class JaxModel:
             outputs=listing.outputs,
         )
 
-    def _listing(self, *, record: bool) -> Listing:
+    def _listing(self, *, record: bool) -> TracedCall:
         chosen = self.options
-        options = Options(
+        options = LoopOptions(
             chosen.get("unroll_scan", False), chosen.get("trip_count"),
             mark_transposed=not self.trains,
         )  # fmt: skip
-        program = Program(options=options, steps=[] if record else None)
+        program = TracedProgram(options=options, steps=[] if record else None)
         label = str(chosen.get("name") or self.name)
         if not self.trains:
             return list_call(self.fn, self.args, self.held, label, program)
@@ -109,7 +112,7 @@ class JaxModel:
         )  # fmt: skip
 
     def leaves(self, args: Sequence[Any]) -> list[Any]:
-        """Values of the arguments in the order of `Listing.arguments`; the optimizer's state is
+        """Values of the arguments in the order of `TracedCall.arguments`; the optimizer's state is
         what it starts from."""
         import jax
 
@@ -123,7 +126,7 @@ class JaxModel:
 
     def uncut(self) -> Callable[..., list[Any]]:
         """A function from `leaves` to the leaves of the results, in the order of
-        `Listing.outputs`: what a placement of the graph must compute."""
+        `TracedCall.outputs`: what a placement of the graph must compute."""
         import jax
 
         if not self.trains:

@@ -1,155 +1,200 @@
-"""An `OpGraph` of an ONNX model whose shapes are known and whose constants are folded."""
+"""An `OpGraph` of an ONNX model whose shapes are known, once its constants are folded."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
 from gdp.errors import ModelError
-from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, OpDetail, OpGraph, make_graph
-from gdp.importers.onnx.costs import node_cost
-from gdp.importers.onnx.fold import Roles
+from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
 from gdp.importers.onnx.normalise import input_op_name, output_op_name, scope_of
-from gdp.importers.onnx.shapes.types import Cost, Fact, NodeView, Tensor, TensorList, dtype_name
+from gdp.importers.onnx.shapes import Facts, bodies
+from gdp.ops.onnx_view import Fact, NodeView, Tensor, TensorList, dtype_name
+from gdp.ops.table import ONNX, onnx_cost
 
 _FLOATS = {
     ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16,
 }  # fmt: skip
-# Whatever the type of their scales, these multiply integers.
-_INTEGER_ARITHMETIC = {
-    "MatMulInteger", "ConvInteger", "QLinearConv", "QLinearMatMul", "QGemm", "QLinearAdd",
-    "QLinearMul", "QAttention", "MatMulIntegerToFloat", "DynamicQuantizeMatMul",
-    "DynamicQuantizeLSTM", "QLinearAveragePool", "QLinearGlobalAveragePool",
-}  # fmt: skip
+# The output holds the numbers of the input under another shape. A transpose counts too: a product
+# can read the transposed weight in place, as where an embedding is also the output layer.
+_VIEWS = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"}
 
 
-@dataclass
-class GraphLists:
-    """The columns of an `OpGraph` as they grow, one entry per op or tensor."""
+def fold(facts: Facts) -> None:
+    """Turn what is computed from the shapes of activations into initialisers and drop what then
+    feeds nothing. Nodes that make graph outputs stay, but nothing else reads them.
 
-    names: list[str] = field(default_factory=list)
-    types: list[str] = field(default_factory=list)
-    flop: list[float] = field(default_factory=list)
-    traffic_bytes: list[float] = field(default_factory=list)
-    weight_bytes: list[int] = field(default_factory=list)
-    weight_id: list[int] = field(default_factory=list)
-    scope: list[str] = field(default_factory=list)
-    detail: list[OpDetail] = field(default_factory=list)
-    node: list[int | None] = field(default_factory=list)  # index in the model's main graph
-    tensors: list[tuple[int, int]] = field(default_factory=list)  # producer, bytes
-    tensor_names: list[str] = field(default_factory=list)
-    uses: list[tuple[int, int]] = field(default_factory=list)
-    tensor_of: dict[ir.Value, int] = field(default_factory=dict)
-    estimated: list[str] = field(default_factory=list)  # ops without a cost formula
-
-    def make(self, value: ir.Value, op: int, size_bytes: int) -> None:
-        """Append the tensor that `op` makes for a value."""
-        self.tensor_of[value] = len(self.tensors)
-        self.tensors.append((op, size_bytes))
-        self.tensor_names.append(value.name or "")
-
-    def read(self, value: ir.Value, op: int) -> None:
-        """Append a use; the value must have been made before."""
-        self.uses.append((self.tensor_of[value], op))
-
-    def add(
-        self,
-        name: str,
-        op_type: str,
-        detail: OpDetail,
-        *,
-        cost: Cost = Cost(0.0, 0.0),  # noqa: B008  # frozen
-        weight_bytes: int = 0,
-        weight_id: int | None = None,
-        scope: str = "",
-        node: int | None = None,
-    ) -> int:
-        """Append an op and return its index; without `weight_id` its weights are its own."""
-        op = len(self.names)
-        self.names.append(name)
-        self.types.append(op_type)
-        self.flop.append(cost.flop)
-        self.traffic_bytes.append(cost.traffic_bytes)
-        self.weight_bytes.append(weight_bytes)
-        self.weight_id.append(op if weight_id is None else weight_id)
-        self.scope.append(scope)
-        self.detail.append(detail)
-        self.node.append(node)
-        return op
-
-
-def build(name: str, roles: Roles) -> tuple[OpGraph, GraphLists]:
-    """The graph, in the order of the model, with the lists it was made from."""
-    facts, lists = roles.facts, GraphLists()
+    Such values are constants once the dimensions are bound; left in place, they would tie ops to
+    tensors whose data they never read.
+    """
     graph = facts.model.graph
+    for node in list(graph):
+        if all(value in facts.by_shape for value in node.outputs):
+            for value in node.outputs:
+                if value.uses():
+                    _store(facts, value)
+    for node in reversed(list(graph)):
+        if not _makes_output(node) and not any(value.uses() for value in node.outputs):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
+
+
+def annotate(facts: Facts) -> None:
+    """Write the types that were found onto the values of the main graph, and the shapes, except
+    those that are assumed: a runtime would refuse any other."""
+    graph = facts.model.graph
+    for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
+        fact = facts.tensors.get(value)
+        if isinstance(fact, Tensor):
+            value.type = ir.TensorType(fact.dtype)
+            if value not in facts.assumed:
+                value.shape = ir.Shape(fact.shape)
+            elif value.shape is not None and not value.is_graph_output():
+                value.shape = None
+
+
+class Roles:
+    """The nodes of a folded model that are ops, and the weights that each op holds."""
+
+    def __init__(self, facts: Facts) -> None:
+        graph = facts.model.graph
+        self.facts = facts
+        self.weight_nodes = {
+            node
+            for node in graph
+            if all(value in facts.constant for value in node.outputs) and not _makes_output(node)
+        }
+        self.ops = [node for node in graph if node not in self.weight_nodes]
+
+    def is_weight(self, value: ir.Value) -> bool:
+        """Stored, or computed from what is stored alone."""
+        maker = value.producer()
+        if maker is None:
+            return value.is_initializer()
+        if maker.graph is self.facts.model.graph:
+            return maker in self.weight_nodes
+        return value in self.facts.constant
+
+    def weights(self, node: ir.Node) -> list[ir.Value]:
+        """The distinct weights that an op reads, those of its bodies included, in reading order."""
+        found: dict[ir.Value, None] = {}
+        for value in self._read(node):
+            if self.is_weight(value):
+                found[self.root(value)] = None
+        return list(found)
+
+    def activations(self, node: ir.Node) -> list[ir.Value]:
+        """The distinct values of the main graph, other than weights, that an op reads."""
+        main = self.facts.model.graph
+        found: dict[ir.Value, None] = {}
+        for value in self._read(node):
+            maker = value.producer()
+            owner = value.graph if maker is None else maker.graph
+            if owner is main and not self.is_weight(value):
+                found[value] = None
+        return list(found)
+
+    def root(self, value: ir.Value) -> ir.Value:
+        """The weight that a chain of views shows; tied weights meet in it."""
+        while (maker := value.producer()) is not None and maker.op_type in _VIEWS:
+            source = maker.inputs[0]
+            if source is None or not self.is_weight(source):
+                break
+            value = source
+        return value
+
+    def _read(self, node: ir.Node) -> Iterator[ir.Value]:
+        for value in node.inputs:
+            if value is not None:
+                yield value
+        for body in bodies(node):
+            for inner in body:
+                if not all(value in self.facts.constant for value in inner.outputs):
+                    yield from self._read(inner)
+            yield from body.outputs
+
+
+def _makes_output(node: ir.Node) -> bool:
+    return any(value.is_graph_output() for value in node.outputs)
+
+
+def _store(facts: Facts, value: ir.Value) -> None:
+    """Let the readers of a node's output read an initialiser in its place."""
+    data = facts.known[value]
+    # Two values of a graph cannot share a name, and a graph output must keep its own.
+    name = f"{value.name}.constant"
+    while name in facts.model.graph.initializers:
+        name = f"{name}_"
+    stored = ir.Value(
+        name=name,
+        shape=ir.Shape(data.shape),
+        type=ir.TensorType(ir.DataType.from_numpy(data.dtype)),
+        const_value=ir.Tensor(data, name=name),
+    )
+    for reader, index in value.uses():
+        reader.replace_input_with(index, stored)
+    facts.model.graph.register_initializer(stored)
+    facts.set_known(stored, data)
+
+
+def build_graph(name: str, roles: Roles) -> tuple[OpGraph, list[int | None], list[str]]:
+    """The graph of a folded model, in the order of its nodes.
+
+    Returns:
+        The graph; for each of its ops the index of its node in the model's main graph, None for
+        graph inputs and outputs; the names of ops without a cost formula.
+    """
+    facts, builder = roles.facts, GraphBuilder()
+    graph = facts.model.graph
+    tensor_of: dict[ir.Value, int] = {}
+    node_of_op: list[int | None] = []
     for value in graph.inputs:
         fact = facts.tensors.get(value)
         if fact is not None and (value.uses() or value.is_graph_output()):
             detail = OpDetail(dtype=_fact_dtype(fact), output_shapes=(_fact_shape(fact),))
-            op = lists.add(input_op_name(value.name or ""), INPUT, detail)
-            lists.make(value, op, fact.bytes)
+            op = builder.add_op(input_op_name(value.name or ""), INPUT, detail=detail)
+            tensor_of[value] = builder.make_tensor(op, fact.bytes, value.name or "")
+            node_of_op.append(None)
     position = {node: index for index, node in enumerate(graph)}
     holder: dict[ir.Value, int] = {}  # of a weight: the first op that holds it
+    estimated: list[str] = []
     for node in roles.ops:
-        _add_op(lists, roles, node, position[node], holder)
-    if all(op_type in (INPUT, OUTPUT) for op_type in lists.types):
+        view = facts.view(node)
+        cost = onnx_cost(view)
+        weights = roles.weights(node)
+        sizes = [facts.bytes(value) for value in weights]
+        op = builder.add_op(
+            node.name or "", node.op_type,
+            reads=[tensor_of[value] for value in roles.activations(node)],
+            flop=cost.flop, traffic_bytes=cost.traffic_bytes, weight_bytes=sum(sizes),
+            # Ops share an id when they share the largest thing that they hold: a tied embedding
+            # ties, a scalar that a hundred ops happen to share does not.
+            weight_id=holder.setdefault(weights[sizes.index(max(sizes))], len(node_of_op))
+            if weights
+            else None,
+            scope=scope_of(node), detail=_detail(view),
+        )  # fmt: skip
+        node_of_op.append(position[node])
+        if not cost.known or node in facts.estimated:
+            estimated.append(node.name or "")
+        for value in node.outputs:
+            fact = facts.tensors.get(value)
+            if value.name and fact is not None:
+                tensor_of[value] = builder.make_tensor(op, fact.bytes, value.name)
+    if all(op_type in (INPUT, OUTPUT) for op_type in builder.op_types):
         raise ModelError(
             f"model {name!r} has no ops: all of its nodes are constants; there is nothing to place"
         )
     ends: set[str] = set()
     for value in graph.outputs:
         fact = facts.tensors.get(value)
-        shapes = () if fact is None else (_fact_shape(fact),)
-        dtype = "float32" if fact is None else _fact_dtype(fact)
-        op = lists.add(_output_name(value, ends), OUTPUT, OpDetail(dtype, input_shapes=shapes))
-        if value in lists.tensor_of:  # else it is a stored weight, which needs no op to make it
-            lists.read(value, op)
-    made = make_graph(
-        name,
-        lists.names,
-        lists.types,
-        lists.tensors,
-        lists.uses,
-        flop=lists.flop,
-        memory_traffic_bytes=lists.traffic_bytes,
-        weight_bytes=lists.weight_bytes,
-        weight_id=lists.weight_id,
-        scope=lists.scope,
-        detail=lists.detail,
-        tensor_names=lists.tensor_names,
-    )
-    return made, lists
-
-
-def _add_op(
-    lists: GraphLists, roles: Roles, node: ir.Node, index: int, holder: dict[ir.Value, int]
-) -> None:
-    facts = roles.facts
-    view = facts.view(node)
-    cost = node_cost(view)
-    weights = roles.weights(node)
-    sizes = [facts.bytes(value) for value in weights]
-    op = lists.add(
-        node.name or "",
-        node.op_type,
-        _detail(view),
-        cost=cost,
-        weight_bytes=sum(sizes),
-        # Ops share an id when they share the largest thing that they hold: a tied embedding ties,
-        # a scalar that a hundred ops happen to share does not.
-        weight_id=holder.setdefault(weights[sizes.index(max(sizes))], len(lists.names))
-        if weights
-        else None,
-        scope=scope_of(node),
-        node=index,
-    )
-    if cost.estimated or node in facts.estimated:
-        lists.estimated.append(node.name or "")
-    for value in roles.activations(node):
-        lists.read(value, op)
-    for value in node.outputs:
-        fact = facts.tensors.get(value)
-        if value.name and fact is not None:
-            lists.make(value, op, fact.bytes)
+        detail = OpDetail() if fact is None else OpDetail(_fact_dtype(fact), (_fact_shape(fact),))
+        # A stored weight needs no op to make it.
+        reads = [tensor_of[value]] if value in tensor_of else []
+        builder.add_op(_output_name(value, ends), OUTPUT, reads=reads, detail=detail)
+        node_of_op.append(None)
+    return builder.build(name), node_of_op, estimated
 
 
 def _output_name(value: ir.Value, used: set[str]) -> str:
@@ -177,7 +222,7 @@ def _detail(view: NodeView) -> OpDetail:
 
 def _arithmetic(view: NodeView) -> str:
     """The type that an op computes in: of its first floating input, else of what it makes."""
-    if view.op_type in _INTEGER_ARITHMETIC:
+    if (rule := ONNX.get(view.op_type)) is not None and rule.integer:
         return "int8"
     facts = [*view.inputs, *view.outputs]
     for fact in facts:

@@ -1,8 +1,8 @@
 """ONNX models as graphs: by shapes alone, so that no weight needs to be there.
 
 The steps, one module each: `read` (file to onnx_ir, weights left on disk), `normalise` (functions
-inlined, nodes named), `shapes` (every shape and small constant), `fold` (constants taken out),
-`graph` (FLOPs, bytes and edges).
+inlined, nodes named), `shapes` (every shape and small constant), `graph` (constants taken out, then
+FLOPs, bytes and edges).
 """
 
 import logging
@@ -72,13 +72,10 @@ def load_onnx_model(
     inside the file, so that it can be run; external data stays a reference to its file either way.
     The graph is the same.
     """
-    from gdp.importers.onnx.costs import node_cost
-    from gdp.importers.onnx.fold import Roles, annotate, fold
-    from gdp.importers.onnx.graph import build
+    from gdp.importers.onnx.graph import Roles, annotate, build_graph, fold
     from gdp.importers.onnx.normalise import normalise
     from gdp.importers.onnx.read import read_model, resolve_spec
-    from gdp.importers.onnx.shapes.control import infer_control
-    from gdp.importers.onnx.shapes.infer import Facts, ImportOptions
+    from gdp.importers.onnx.shapes import Facts, ImportOptions
 
     path = resolve_spec(spec)
     options = ImportOptions(dict(dims or {}), trips, unknown)
@@ -88,27 +85,28 @@ def load_onnx_model(
     except RecursionError:
         raise ModelError(f"{path}: {TOO_DEEP}") from None
     try:
-        facts = Facts(model, options, infer_control, node_cost)
+        facts = Facts(model, options)
         facts.infer()
         fold(facts)
         annotate(facts)
         roles = Roles(facts)
-        graph, lists = build(model_name(spec, path, model.graph.name or ""), roles)
+        name = model_name(spec, path, model.graph.name or "")
+        graph, node_of_op, estimated = build_graph(name, roles)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
     except RecursionError:
         raise ModelError(f"{path}: {TOO_DEEP}") from None
-    if lists.estimated:
+    if estimated:
         logger.warning(
             "%s: %d ops have no cost formula, first %r; one FLOP per output element is assumed",
-            path, len(lists.estimated), lists.estimated[0],
+            path, len(estimated), estimated[0],
         )  # fmt: skip
     return ImportedOnnx(
         graph=graph,
         model=model,
-        node_of_op=tuple(lists.node),
+        node_of_op=tuple(node_of_op),
         weight_nodes=tuple(node.name or "" for node in model.graph if node in roles.weight_nodes),
-        estimated=tuple(lists.estimated),
+        estimated=tuple(estimated),
         assumptions=tuple(facts.assumptions),
     )
 

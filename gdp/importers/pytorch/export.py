@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gdp.errors import MissingExtraError, ModelError
-from gdp.importers.program.traced import users_code
+from gdp.importers.program import users_code
 from gdp.version import install_command
 
 

@@ -1,25 +1,28 @@
 """Transformers models from a configuration alone: no weights, no hub, no code of others.
 
 A spec is `hf:PATH`, or `hf:PATH?task=causal-lm&batch=1&sequence=512&decode`, where PATH is a
-`config.json` or a folder that holds one, and what is left out is the default.
+`config.json` or a folder that holds one, and what is left out is the default. Configurations are
+checked before the classes of transformers see them, which build what a file asks for: 2**40 layers
+never end, and a list of labels that long takes all memory before the first error.
 """
 
 import json
 import logging
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 from gdp.errors import InfeasibleError, ModelError
-from gdp.importers.program.traced import Traced
+from gdp.files.reading import Kind, read_bytes
+from gdp.importers.program import Traced
 from gdp.importers.pytorch.closed import closed, import_transformers, not_at_hand
-from gdp.importers.pytorch.config_check import check_config
 from gdp.importers.pytorch.export import import_torch
 from gdp.importers.pytorch.kept import find_trace, keep_trace, key_of
-from gdp.importers.pytorch.model import Recorded, TorchModel
+from gdp.importers.pytorch.model import RecordedTorch, TorchModel
 from gdp.terminal import stage
 from gdp.units import format_bytes
 
@@ -45,10 +48,27 @@ _REMOVED = {
 }  # fmt: skip
 """What transformers is not told of a configuration: code, and kernels by name."""
 
+MOST_LAYERS, MOST_EXPERTS, MOST_LABELS = 1000, 10_000, 1 << 20
+"""Several times the largest models there are."""
+MOST_BYTES = 1 << 24
+"""Of a configuration; those with the names of 20,000 classes take 1 MB."""
+MOST_DEPTH = 64
+
+_KIND = Kind("configuration of transformers", ModelError)
+# Fields that say how often something is built, by name, and the most of it.
+_COUNTS = (
+    (re.compile(r"layers?$|^depths?$|_depth$|(^|_)(blocks?|stages|hidden_groups|group_num)$"),
+     MOST_LAYERS),
+    (re.compile(r"experts?$"), MOST_EXPERTS),
+    (re.compile(r"^num_labels$|_classes$"), MOST_LABELS),
+)  # fmt: skip
+_SIZES = ("image_size", "num_channels", "patch_size")
+_LARGEST = (1 << 31) - 1
+
 
 @dataclass(frozen=True)
-class Spec:
-    """What is asked of a configuration."""
+class ConfigSpec:
+    """A configuration, the task, and the batch that its graph is of."""
 
     path: str
     task: str = ""  # "": by the architecture that the configuration names
@@ -57,11 +77,11 @@ class Spec:
     decode: bool = False  # one step of a causal model that has read `sequence` tokens
 
 
-def parse(text: str) -> Spec:
+def parse_config_spec(text: str) -> ConfigSpec:
     """A spec from its text; raises `ModelError` for an unknown or malformed part.
 
-    >>> parse("hf:llama/config.json?batch=2&decode")
-    Spec(path='llama/config.json', task='', batch=2, sequence=512, decode=True)
+    >>> parse_config_spec("hf:llama/config.json?batch=2&decode")
+    ConfigSpec(path='llama/config.json', task='', batch=2, sequence=512, decode=True)
     """
     path, _, query = text.removeprefix(PREFIX).partition("?")
     given = dict(parse_qsl(query, keep_blank_values=True))
@@ -74,7 +94,7 @@ def parse(text: str) -> Spec:
     task = given.get("task", "")
     if task and task not in TASKS:
         raise ModelError(f"no task {task!r}; there are {', '.join(TASKS)}")
-    return Spec(
+    return ConfigSpec(
         path, task, _count(given, "batch", 1), _count(given, "sequence", 512),
         given.get("decode", "0") in ("", "1", "true"),
     )  # fmt: skip
@@ -89,7 +109,7 @@ def _count(given: dict[str, str], key: str, default: int) -> int:
 
 def config_file(spec: str) -> Path:
     """The configuration file of a spec; raises `ModelError` where there is none."""
-    path = Path(parse(spec).path)
+    path = Path(parse_config_spec(spec).path)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ModelError(
@@ -115,7 +135,7 @@ class HuggingFaceModel(TorchModel):
             keep_trace(self.key, found)
         return found
 
-    def record(self, *args: Any, **kwargs: Any) -> Recorded:
+    def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
         """The graph, and how each of its values is computed: traced now."""
         stage(f"tracing {self.label} for execution")
         with closed():
@@ -181,7 +201,7 @@ def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:
     Nothing is downloaded, no code beside the configuration is run, and attention is torch's own,
     whatever the configuration asks for.
     """
-    spec, path = parse(text), config_file(text)
+    spec, path = parse_config_spec(text), config_file(text)
     given = check_config(path)
     document = _without_code(given)
     stage("importing torch and transformers")
@@ -207,11 +227,11 @@ def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:
 
 def find_huggingface_trace(text: str) -> Traced | None:
     """The trace of a spec where one is kept; takes neither torch nor transformers."""
-    spec, path = parse(text), config_file(text)
+    spec, path = parse_config_spec(text), config_file(text)
     return find_trace(_key(spec, _without_code(check_config(path))))
 
 
-def _key(spec: Spec, document: Mapping[str, Any]) -> str:
+def _key(spec: ConfigSpec, document: Mapping[str, Any]) -> str:
     return key_of(document, astuple(spec)[1:])
 
 
@@ -318,7 +338,7 @@ def _task_of(config: Any) -> str:
     return "feature-extraction"
 
 
-def _inputs(torch: Any, config: Any, task: str, spec: Spec) -> dict[str, Any]:
+def _inputs(torch: Any, config: Any, task: str, spec: ConfigSpec) -> dict[str, Any]:
     if task == "image-classification" or hasattr(config, "image_size"):
         size = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, list | tuple) else (size, size)
@@ -330,7 +350,7 @@ def _inputs(torch: Any, config: Any, task: str, spec: Spec) -> dict[str, Any]:
     return {"input_ids": ids} | ({"use_cache": False} if task == "causal-lm" else {})
 
 
-def _decoding(torch: Any, transformers: Any, model: Any, spec: Spec) -> tuple[Any, Any, Any]:
+def _decoding(torch: Any, transformers: Any, model: Any, spec: ConfigSpec) -> tuple[Any, Any, Any]:
     """One step: a token in, logits out, the cache of keys and values held where it is read."""
     config = model.config
     if getattr(config, "num_attention_heads", None) is None:
@@ -342,7 +362,7 @@ def _decoding(torch: Any, transformers: Any, model: Any, spec: Spec) -> tuple[An
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     layers = config.num_hidden_layers
 
-    class Step(torch.nn.Module):
+    class DecodingStep(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -366,9 +386,67 @@ def _decoding(torch: Any, transformers: Any, model: Any, spec: Spec) -> tuple[An
             (torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype))
             for _ in range(layers)
         ]
-    return Step().eval(), {"input_ids": token, "cache": cache}, ("cache",)
+    return DecodingStep().eval(), {"input_ids": token, "cache": cache}, ("cache",)
 
 
 def _said(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def check_config(path: Path) -> dict[str, Any]:
+    """A configuration as it stands in its file; raises `ModelError` where it is no JSON object, or
+    names what cannot be built."""
+    data = read_bytes(path, _KIND, MOST_BYTES)
+    try:
+        # As transformers reads it: NaN and infinity stand in some of its configurations.
+        document = json.loads(data)
+    except RecursionError:
+        raise ModelError(f"{path} is nested too deeply for a {_KIND.name}") from None
+    except ValueError as error:  # no JSON, no UTF-8, or a number of more than 4300 digits
+        raise ModelError(f"{path} is no {_KIND.name}: {error}") from None
+    if not isinstance(document, dict):
+        raise ModelError(f"{path} is no {_KIND.name}: it holds no object with a model_type")
+    names = document.get("architectures")
+    if not (names is None or (isinstance(names, list) and all(isinstance(n, str) for n in names))):
+        raise ModelError(
+            f"{path}: architectures must be a list of class names, got {_short(names)}"
+        )
+    for key, value in _fields(document, path, 0):
+        _check_field(key, value, path)
+    return document
+
+
+def _fields(document: Mapping[str, Any], path: Path, depth: int) -> Iterator[tuple[str, Any]]:
+    """Every field, those of configurations within it, too."""
+    if depth > MOST_DEPTH:
+        raise ModelError(f"{path} is nested too deeply for a {_KIND.name}")
+    for key, value in document.items():
+        yield key, value
+        if isinstance(value, dict):
+            yield from _fields(value, path, depth + 1)
+
+
+def _check_field(key: str, value: Any, path: Path) -> None:
+    numbers = value if isinstance(value, list) else [value]
+    if key in _SIZES and value is not None:
+        pair = not isinstance(value, list) or len(value) == 2
+        if not pair or not all(_is_whole(n) and 1 <= n <= _LARGEST for n in numbers):
+            raise ModelError(
+                f"{path}: {key} must be a positive whole number or two of them, got {_short(value)}"
+            )
+    for names, most in _COUNTS:
+        if names.search(key) and any(_is_whole(n) and not 0 <= n <= most for n in numbers):
+            raise ModelError(f"{path}: {key} must be from 0 to {most}, got {_short(value)}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of more than 4300 digits, a list in lists
+        text = "a huge value"
+    return text if len(text) < 60 else f"{text[:60]}..."

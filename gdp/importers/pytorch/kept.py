@@ -19,11 +19,11 @@ from gdp.errors import GdpError
 from gdp.files.kept import read_kept, write_kept
 from gdp.files.reading import Kind, decode_json
 from gdp.graph.file import decode_graph, encode_graph
-from gdp.importers.program.traced import Traced
+from gdp.importers.program import Traced
 
 KIND = "traces"
 _ROOT = Path(__file__).resolve().parents[2]
-_CODE = ("graph", "importers/program", "importers/pytorch", "importers")
+_CODE = ("graph", "importers/pytorch", "importers", "ops")
 _FILE = Kind("kept trace", GdpError)
 
 

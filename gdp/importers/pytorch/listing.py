@@ -11,16 +11,16 @@ from typing import Any
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
-from gdp.importers.op_costs import Cost, Shape
-from gdp.importers.program.values import Listed, Op, Value, attributes_of
-from gdp.importers.pytorch.costs import aten_cost
+from gdp.importers.program import Op, ProgramOps, Value, attributes_of
+from gdp.ops.rule import OpCost, Shape
+from gdp.ops.table import aten_cost
 
 _CALL = re.compile(r"@\d+$")
 """A module that is called a second time has `@1` behind its path."""
 
 
 @dataclass
-class Listing(Listed):
+class ExportedOps(ProgramOps):
     """The ops of an FX graph, and what became of its nodes. Not frozen: nodes are appended."""
 
     # The base of every tensor node, or of every element of a node that makes several; None where
@@ -34,7 +34,7 @@ class Listing(Listed):
     open_sizes: set[str] = field(default_factory=set)  # symbols of sizes that depend on data
 
 
-def list_inputs(listing: Listing, nodes: Sequence[Any], weights: Mapping[Any, object]) -> None:
+def list_inputs(listing: ExportedOps, nodes: Sequence[Any], weights: Mapping[Any, object]) -> None:
     """The placeholders: weights by what identifies each (tied ones share it), the others are
     inputs, or no tensors."""
     leaf = listing.weight_of
@@ -58,7 +58,7 @@ def list_inputs(listing: Listing, nodes: Sequence[Any], weights: Mapping[Any, ob
         listing.by_storage[_storage(tensor)] = value
 
 
-def list_call(listing: Listing, node: Any, backward: bool = False) -> None:
+def list_call(listing: ExportedOps, node: Any, backward: bool = False) -> None:
     """One `call_function` node: an op, a view, a piece of a result, or nothing to compute."""
     import operator
 
@@ -102,14 +102,14 @@ def _does_nothing(node: Any) -> bool:
     return drops and _parameters(node).get("train") is False
 
 
-def list_output(listing: Listing, name: str, value: Value) -> None:
+def list_output(listing: ExportedOps, name: str, value: Value) -> None:
     """An output that some op or input makes; a weight passed through needs none."""
     if value.maker >= 0:
         listing.ops.append(Op(OUTPUT, "", [value], [], 0.0, 0.0, False, value.dtype))
         listing.ops[-1].name = name
 
 
-def bases_read(listing: Listing, node: Any) -> list[Value]:
+def bases_read(listing: ExportedOps, node: Any) -> list[Value]:
     """The values that a node reads, views as their bases."""
     found: dict[int, Value] = {}
     for source in node.all_input_nodes:
@@ -121,7 +121,7 @@ def bases_read(listing: Listing, node: Any) -> list[Value]:
 
 
 def _op(
-    listing: Listing, node: Any, tensors: Sequence[Any], outs: list[Value], backward: bool
+    listing: ExportedOps, node: Any, tensors: Sequence[Any], outs: list[Value], backward: bool
 ) -> Op:
     ins = _shapes_read(node)
     made = [_shape(tensor) for tensor in tensors]
@@ -190,7 +190,7 @@ def _nodes(value: object) -> bool:
 
 def _cost(
     node: Any, name: str, params: Mapping[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]
-) -> Cost:
+) -> OpCost:
     """By torch's own formula where it has one, with the traffic of ours."""
     from torch.fx.node import map_arg
     from torch.utils.flop_counter import flop_registry
@@ -209,7 +209,9 @@ def _cost(
 
         args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
         flop = formula(*args, **kwargs, out_val=value(node))
-        return Cost(max(float(hinted(flop)), ours.flop if ours.known else 0.0), ours.traffic_bytes)
+        return OpCost(
+            max(float(hinted(flop)), ours.flop if ours.known else 0.0), ours.traffic_bytes
+        )
     return ours
 
 
@@ -232,7 +234,7 @@ def _graphs_called(node: Any) -> list[Any]:
     return found
 
 
-def _sum_of(graphs: Iterable[Any]) -> Cost:
+def _sum_of(graphs: Iterable[Any]) -> OpCost:
     """All that the graphs compute, each once: branches and bodies of unknown count."""
     flop = traffic = 0.0
     for graph in graphs:
@@ -246,7 +248,7 @@ def _sum_of(graphs: Iterable[Any]) -> Cost:
                 [*map(_shape, tensors)],
             )  # fmt: skip
             flop, traffic = flop + cost.flop, traffic + cost.traffic_bytes
-    return Cost(flop, traffic, known=False)
+    return OpCost(flop, traffic, known=False)
 
 
 def _tensor_arguments(node: Any) -> list[Any]:
@@ -282,7 +284,7 @@ def _require_dense(tensor: Any, what: str) -> None:
         )
 
 
-def _require_sizes(listing: Listing, node: Any, tensors: Sequence[Any]) -> None:
+def _require_sizes(listing: ExportedOps, node: Any, tensors: Sequence[Any]) -> None:
     """Refuses sparse tensors and sizes that nothing bounds; notes those whose bound is taken."""
     scope = scope_of(node, listing.prefix)
     what = f"{op_name(node.target)!r}{f' in module {scope!r}' if scope else ''}"
@@ -305,7 +307,7 @@ def _require_sizes(listing: Listing, node: Any, tensors: Sequence[Any]) -> None:
             )
 
 
-def _new_weight(listing: Listing, tensor: Any) -> Value:
+def _new_weight(listing: ExportedOps, tensor: Any) -> Value:
     value = _value(tensor)
     # A single number is a constant to a device, not something that ties ops together.
     if tensor.dim():

@@ -1,21 +1,23 @@
 """A PyTorch module with its example inputs: what is traced, executed and exported."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from gdp.constraints import outermost
 from gdp.errors import ModelError
-from gdp.graph.op_graph import OpGraph
-from gdp.importers.program.build import Results, build, positions
-from gdp.importers.program.traced import Traced, report
-from gdp.importers.program.values import Value
+from gdp.graph.op_graph import OUTPUT, OpGraph
+from gdp.importers.program import Results, Traced, Value, build, positions, report
 from gdp.importers.pytorch.export import exported, import_torch
 from gdp.importers.pytorch.listing import (
-    Listing,
+    ExportedOps,
     list_call,
     list_inputs,
     list_output,
+    module_calls,
     require_function,
 )
 
@@ -23,12 +25,12 @@ _OPTIONS = ("name", "dynamic_shapes", "held", "optimizer", "loss")
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class RecordedTorch:
     """A graph with all that it takes to execute it."""
 
     graph: OpGraph
     program: Any  # torch.export.ExportedProgram
-    listing: Listing
+    listing: ExportedOps
     op_of: Mapping[int, int]  # the graph's op of each op of the listing that is needed
 
 
@@ -89,15 +91,15 @@ class TorchModel:
             listing.parameters,
         )
 
-    def record(self) -> Recorded:
+    def record(self) -> RecordedTorch:
         """The graph, and how each of its values is computed. For inference only."""
         if self.trains:
             raise ModelError(f"{self.name}: training steps of torch are placed, not executed")
         listing, results, program = self._listed()
         graph = build(self.label, listing, results)
-        return Recorded(graph, program, listing, positions(graph, listing, results))
+        return RecordedTorch(graph, program, listing, positions(graph, listing, results))
 
-    def _listed(self) -> tuple[Listing, Results, Any]:
+    def _listed(self) -> tuple[ExportedOps, Results, Any]:
         notes: list[str] = []
         program = exported(
             self.module, self.args, self.kwargs, self.options.get("dynamic_shapes"),
@@ -112,11 +114,11 @@ class TorchModel:
 
 def list_program(
     program: Any, label: str, held: Sequence[str] = (), prefix: str = ""
-) -> tuple[Listing, Results]:
+) -> tuple[ExportedOps, Results]:
     """The ops of an exported program, and what it is run for."""
     signature = program.graph_signature
     nodes = {node.name: node for node in program.graph.nodes}
-    listing = Listing(prefix=prefix)
+    listing = ExportedOps(prefix=prefix)
     weights = {
         nodes[name]: _identity(program, name)
         for name in (*_weight_inputs(signature), *_held_inputs(signature, held, label))
@@ -143,7 +145,9 @@ def list_program(
     return listing, Results(state=_state(signature, nodes, listing))
 
 
-def _state(signature: Any, nodes: Mapping[str, Any], listing: Listing) -> list[tuple[Value, Value]]:
+def _state(
+    signature: Any, nodes: Mapping[str, Any], listing: ExportedOps
+) -> list[tuple[Value, Value]]:
     """New values of buffers, and the buffers: they are kept where they are made."""
     replaced = []
     inputs = dict(signature.inputs_to_buffers)
@@ -281,3 +285,53 @@ def _called(value: object) -> str:
     """A module's class, or a function's own name."""
     own = str(getattr(value, "__name__", ""))
     return own if own.isidentifier() else type(value).__name__
+
+
+def boundaries(recorded: RecordedTorch, whole: Collection[str] = ()) -> dict[int, str]:
+    """Ops before which a module's program can be cut, each with the path of the module whose call
+    begins there; the outermost of several.
+
+    Modules that are called more than once are left out, as a split at their beginning is one at
+    every call; so are modules inside of `whole` paths. Before the first boundary are all that read
+    an input of the model, behind the last one all that make an output: pipelines are fed at their
+    first stage, and answer at their last.
+    """
+    graph = recorded.graph
+    nodes = [node for node in recorded.program.graph.nodes if node.op == "call_function"]
+    op_of = {
+        node: recorded.op_of[op]
+        for node, op in recorded.listing.op_of.items()
+        if op in recorded.op_of
+    }
+    begins: dict[str, int] = {}  # position of the first node of each module
+    again: set[str] = set()
+    for position, node in enumerate(nodes):
+        for path, call in module_calls(node):
+            begins.setdefault(path, position)
+            if call:
+                again.add(path)
+    # The first op at or behind each position.
+    following = np.full(len(nodes) + 1, graph.num_ops)
+    for position in reversed(range(len(nodes))):
+        own = op_of.get(nodes[position], graph.num_ops)
+        following[position] = min(following[position + 1], own)
+    first, last = _input_output_span(recorded)
+    found: dict[int, str] = {}
+    for path in sorted(begins, key=lambda p: (p.count("."), p)):
+        op = int(following[begins[path]])
+        kept = outermost(path, whole) in (None, path)
+        if path and path not in again and kept and first < op <= last:
+            found.setdefault(op, path)
+    return dict(sorted(found.items()))
+
+
+def _input_output_span(recorded: RecordedTorch) -> tuple[int, int]:
+    """The last op that reads an input of the model, or the first op where none does; and the first
+    op that makes an output."""
+    graph = recorded.graph
+    src, dst = graph.edges
+    own = np.flatnonzero(~graph.is_io)
+    outputs = np.array([kind == OUTPUT for kind in graph.op_types])
+    reads = dst[graph.is_io[src]]
+    makes = src[outputs[dst] & ~graph.is_io[src]]
+    return int(reads.max(initial=own.min())), int(makes.min(initial=own.max()))

@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gdp.errors import ModelError
-from gdp.importers.program.build import Results
-from gdp.importers.program.traced import users_code
-from gdp.importers.program.values import Op, Value
+from gdp.importers.program import Op, Results, Value, users_code
 from gdp.importers.pytorch.export import exported, import_torch
-from gdp.importers.pytorch.listing import Listing, list_call, list_inputs, list_output, scope_of
+from gdp.importers.pytorch.listing import ExportedOps, list_call, list_inputs, list_output, scope_of
 
 
 @dataclass(frozen=True)
-class Update:
+class OptimizerUpdate:
     """What an optimizer does with each number of a parameter."""
 
     name: str  # op type
@@ -27,16 +25,18 @@ class Update:
     flop: int
 
 
-OPTIMIZERS: Mapping[str, Update] = {
-    "sgd": Update("fused_sgd", 0, 2),
-    "momentum": Update("fused_sgd", 1, 4),
-    "adam": Update("fused_adam", 2, 12),  # two averages, two corrections, a root and a quotient
-    "adamw": Update("fused_adamw", 2, 14),
+OPTIMIZERS: Mapping[str, OptimizerUpdate] = {
+    "sgd": OptimizerUpdate("fused_sgd", 0, 2),
+    "momentum": OptimizerUpdate("fused_sgd", 1, 4),
+    "adam": OptimizerUpdate(
+        "fused_adam", 2, 12
+    ),  # two averages, two corrections, a root and a quotient
+    "adamw": OptimizerUpdate("fused_adamw", 2, 14),
 }
 """Kingma and Ba 2015, arXiv 1412.6980; Loshchilov and Hutter 2019, arXiv 1711.05101."""
 
 
-def list_training_step(model: Any) -> tuple[Listing, Results]:
+def list_training_step(model: Any) -> tuple[ExportedOps, Results]:
     """The ops of one step, and the new values of the parameters and the optimizer's state."""
     update = _update(model.options["optimizer"], model.name)
     program = exported(
@@ -44,7 +44,7 @@ def list_training_step(model: Any) -> tuple[Listing, Results]:
     )  # fmt: skip
     traced, marks, names = _joint(program, model.name)
     prefix = f"module.{model.prefix}" if model.prefix else "module"
-    listing = Listing(prefix=prefix)
+    listing = ExportedOps(prefix=prefix)
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     # Parameters come first, by name, and then the inputs.
     weights = dict(zip(placeholders, names, strict=False))
@@ -71,7 +71,7 @@ def list_training_step(model: Any) -> tuple[Listing, Results]:
 
 
 def _updated(
-    listing: Listing, name: str, gradient: Value, update: Update | None
+    listing: ExportedOps, name: str, gradient: Value, update: OptimizerUpdate | None
 ) -> list[tuple[Value, Value]]:
     """Appends the update of one parameter; its new value and states with those they replace."""
     weight = listing.weight_of[name]
@@ -252,7 +252,7 @@ def _tensors(model: Any) -> tuple[Any, ...]:
     return tuple(leaf for leaf in leaves if torch.is_tensor(leaf))
 
 
-def _update(optimizer: Any, label: str) -> Update | None:
+def _update(optimizer: Any, label: str) -> OptimizerUpdate | None:
     """By name, or by the name of a class of `torch.optim`."""
     if optimizer is None:
         return None

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from gdp.graph.groups import components
-from gdp.graph.parsing import best_edges
+from gdp.graph.groups import best_edges, components
 from gdp.learn.hsdag.config import HsdagConfig
 from gdp.learn.hsdag.network import Pass, View, finish, level, network, pooled, replay, start
 from gdp.learn.hsdag.nodes import Nodes

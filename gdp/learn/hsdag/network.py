@@ -4,7 +4,7 @@ One step, from a state Z (equations 6 to 11 of arXiv 2405.14185):
 
     h = LN(LN(Z) + GCN(LN(Z)))                  GCN: relu(D^-1/2 (A + I) D^-1/2 x W), both ways
     S_vu = sigmoid(MLP(h_v * h_u))              the score of an edge
-    groups: the trees of every node's best edge (`gdp.graph.parsing`)
+    groups: the trees of every node's best edge (`gdp.graph.groups`)
     z_g = mean h + strength * MLP(mean MLP(h))  strength: the mean score of the kept edges of g
 
 and again on the groups, `passes` times in all; then device logits MLP(z_g), and the next state

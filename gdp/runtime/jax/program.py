@@ -14,9 +14,9 @@ from jaxtyping import Int
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OUTPUT
-from gdp.importers.jax.model import Recorded
-from gdp.importers.jax.steps import Step
-from gdp.importers.program.values import Stacked, Value
+from gdp.importers.jax.jaxpr import JaxStep
+from gdp.importers.jax.model import RecordedJax
+from gdp.importers.program import Stacked, Value
 from gdp.runtime.jax.values import as_numpy, stacked
 
 
@@ -59,7 +59,7 @@ class _Call:
 class CutProgram:
     """The pieces of a program, the weights on their devices, and every transfer between them."""
 
-    def __init__(self, recorded: Recorded, layout: Layout, arguments: Sequence[Any]) -> None:
+    def __init__(self, recorded: RecordedJax, layout: Layout, arguments: Sequence[Any]) -> None:
         self._given = dict(zip(recorded.arguments, arguments, strict=True))
         self.outputs = tuple(recorded.outputs)
         self.pieces = _pieces(recorded, layout, set(self._given))
@@ -171,7 +171,7 @@ def _flat(outputs: Iterable[Value | Stacked]) -> list[Value]:
     return [row for out in outputs for row in (out.rows if isinstance(out, Stacked) else [out])]
 
 
-def _leaving(recorded: Recorded) -> set[Value]:
+def _leaving(recorded: RecordedJax) -> set[Value]:
     """The results that go to the host: those that an Output op reads."""
     src, dst = recorded.graph.edges
     types = recorded.graph.op_types
@@ -179,12 +179,12 @@ def _leaving(recorded: Recorded) -> set[Value]:
     return {v for v in _flat(recorded.outputs) if recorded.op_of.get(v.maker, -1) in makers}
 
 
-def _pieces(recorded: Recorded, layout: Layout, given: set[Value]) -> list[Piece]:
+def _pieces(recorded: RecordedJax, layout: Layout, given: set[Value]) -> list[Piece]:
     """The pieces in the order in which they run; views that are results come last, on the host."""
     maker = {value: step for step in recorded.steps for value in step.outs}
     wanted = [value for value in _flat(recorded.outputs) if value in maker]
     live = _live(wanted, maker)
-    steps_of: dict[int, list[Step]] = {}
+    steps_of: dict[int, list[JaxStep]] = {}
     for step in recorded.steps:
         if step in live and step.maker >= 0:
             steps_of.setdefault(int(layout.segment[recorded.op_of[step.maker]]), []).append(step)
@@ -206,7 +206,7 @@ def _pieces(recorded: Recorded, layout: Layout, given: set[Value]) -> list[Piece
     return pieces
 
 
-def _live(wanted: Iterable[Value], maker: Mapping[Value, Step]) -> set[Step]:
+def _live(wanted: Iterable[Value], maker: Mapping[Value, JaxStep]) -> set[JaxStep]:
     todo, seen = [maker[value] for value in wanted], set()
     while todo:
         step = todo.pop()
@@ -219,18 +219,18 @@ def _live(wanted: Iterable[Value], maker: Mapping[Value, Step]) -> set[Step]:
 def _piece(
     segment: int,
     device: int,
-    steps: Sequence[Step],
+    steps: Sequence[JaxStep],
     makes: Sequence[Value],
-    maker: Mapping[Value, Step],
+    maker: Mapping[Value, JaxStep],
     layout: Layout,
     given: set[Value],
 ) -> Piece:
     """The function of some steps, with the views that they read."""
-    inside: dict[Step, None] = {}
+    inside: dict[JaxStep, None] = {}
     reads: dict[Value, None] = {}
     own = set(steps)
 
-    def include(step: Step) -> None:
+    def include(step: JaxStep) -> None:
         for value in step.ins:
             source = maker.get(value)
             if source is not None and source.maker < 0:
@@ -258,7 +258,7 @@ def _is_literal(value: Value, given: set[Value]) -> bool:
 
 
 def _jitted(
-    steps: Sequence[Step], reads: Sequence[Value], makes: Sequence[Value], device: Any
+    steps: Sequence[JaxStep], reads: Sequence[Value], makes: Sequence[Value], device: Any
 ) -> Callable[..., Sequence[Any]]:
     import jax
     import jax.numpy as jnp

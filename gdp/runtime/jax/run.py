@@ -10,7 +10,7 @@ from jaxtyping import Int
 from gdp.cluster.types import Cluster
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.jax.model import JaxModel, Recorded
+from gdp.importers.jax.model import JaxModel, RecordedJax
 from gdp.runtime.compare import Comparison, compare
 from gdp.runtime.issued import SEGMENT_RUNS, Issued, measured_rows, pieces_cycle, versions
 from gdp.runtime.jax.devices import block_until_ready, jax_devices
@@ -108,7 +108,7 @@ class Uncut:
     """
 
     def __init__(
-        self, model: JaxModel, recorded: Recorded, arguments: Sequence[Any], host: Any
+        self, model: JaxModel, recorded: RecordedJax, arguments: Sequence[Any], host: Any
     ) -> None:
         self.function = model.uncut()
         self.arguments, self.host = arguments, host
@@ -186,7 +186,7 @@ class Uncut:
         raise ModelError("the uncut model fits on no device, so outputs cannot be compared")
 
 
-def _recorded(model: JaxModel, graph: OpGraph) -> Recorded:
+def _recorded(model: JaxModel, graph: OpGraph) -> RecordedJax:
     recorded = model.record()
     if recorded.graph.digest != graph.digest:
         raise ModelError(
@@ -197,7 +197,7 @@ def _recorded(model: JaxModel, graph: OpGraph) -> Recorded:
 
 
 def _compare(
-    whole: Uncut, program: CutProgram, recorded: Recorded, devices: Sequence[Any]
+    whole: Uncut, program: CutProgram, recorded: RecordedJax, devices: Sequence[Any]
 ) -> Comparison:
     expected, found = whole.reference(devices), program.run()
     names = [f"output {i}" for i in range(len(recorded.outputs))]

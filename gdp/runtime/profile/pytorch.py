@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
-from gdp.importers.pytorch.model import Recorded, TorchModel
+from gdp.importers.pytorch.model import RecordedTorch, TorchModel
 from gdp.runtime.profile.jax import kind_of
 from gdp.runtime.profile.record import statistic, this_core
 from gdp.runtime.pytorch.program import Workers, moved, on_device, whole_piece
@@ -146,7 +146,9 @@ def _last_uses(nodes: Sequence[Any]) -> dict[Any, list[Any]]:
     return found
 
 
-def _kernels(recorded: Recorded, nodes: Sequence[Any], seconds: np.ndarray) -> tuple[Kernel, ...]:
+def _kernels(
+    recorded: RecordedTorch, nodes: Sequence[Any], seconds: np.ndarray
+) -> tuple[Kernel, ...]:
     """One kernel per op, with the views that only it or others behind it read."""
     op_of = {
         node: recorded.op_of[op]

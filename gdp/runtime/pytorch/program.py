@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.errors import ModelError
-from gdp.importers.pytorch.model import Recorded
+from gdp.importers.pytorch.model import RecordedTorch
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Piece:
 
 
 def pieces(
-    recorded: Recorded,
+    recorded: RecordedTorch,
     segment: Int[np.ndarray, "N"],
     segment_device: Sequence[int],
     order: Sequence[int],
@@ -63,7 +63,7 @@ def pieces(
     return made
 
 
-def output_nodes(recorded: Recorded) -> list[Any]:
+def output_nodes(recorded: RecordedTorch) -> list[Any]:
     """The nodes that hold the results."""
     nodes = {node.name: node for node in recorded.program.graph.nodes}
     specs = recorded.program.graph_signature.output_specs
@@ -153,7 +153,7 @@ def on_device(arguments: Any, device: Any) -> Any:
     return map_aggregate(arguments, lambda x: device if isinstance(x, torch.device) else x)
 
 
-def whole_piece(recorded: Recorded, device: Any) -> Piece:
+def whole_piece(recorded: RecordedTorch, device: Any) -> Piece:
     """The uncut program on one device."""
     one = np.zeros(recorded.graph.num_ops, np.int64)
     (made,) = pieces(recorded, one, [0], [0], [device])

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from gdp.cluster.types import Cluster
 from gdp.errors import ClusterError, ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.pytorch.model import Recorded, TorchModel
+from gdp.importers.pytorch.model import RecordedTorch, TorchModel
 from gdp.runtime.compare import compare
 from gdp.runtime.issued import (
     SEGMENT_RUNS,
@@ -128,7 +128,7 @@ def torch_devices(cluster: Cluster) -> tuple[list[Any], list[int | None]]:
     return devices, cores
 
 
-def values(recorded: Recorded, seed: int) -> tuple[dict[Any, Any], bool]:
+def values(recorded: RecordedTorch, seed: int) -> tuple[dict[Any, Any], bool]:
     """A tensor for every placeholder, and whether weights had to be drawn. Inputs are the examples,
     where these have data."""
     import torch
@@ -202,7 +202,7 @@ def _drawn(like: Any, is_weight: bool, generator: Any) -> Any:
     return made.to(like.dtype)
 
 
-def _whole(recorded: Recorded, device: Any, pool: Workers, given: Any) -> CutProgram:
+def _whole(recorded: RecordedTorch, device: Any, pool: Workers, given: Any) -> CutProgram:
     """The module uncut on one device."""
     whole = whole_piece(recorded, device)
     return CutProgram([whole], pool, given, output_nodes(recorded), 0)

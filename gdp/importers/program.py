@@ -1,12 +1,111 @@
-"""Makes an `OpGraph` of a listed program: live ops, weights, colocation, names."""
+"""Programs listed op by op, whatever they were traced with, and the graphs made of them.
 
+Values flow between ops; dead ops are dropped, weights are held by the ops that read them, and what
+reads or updates a weight shares a device with it where that is asked for.
+"""
+
+import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+import logging
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gdp.errors import ModelError
-from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph
-from gdp.importers.program.values import Key, Listed, Op, Stacked, Value
+from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
+
+_log = logging.getLogger(__name__)
+
+Key = tuple[int, ...]
+"""A weight: (leaf,), or (leaf, start, stop) for rows of it."""
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """An array of the program. Made by an op, or held as a weight, or neither: a constant."""
+
+    dims: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    maker: int = -1  # op index
+    out: int = 0  # which of the op's outputs
+    weight: Key | None = None
+    backward: bool = False  # depends on the gradient of the loss
+    known: Any = None  # a literal or an array that the function closes over
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as a dense array."""
+        return math.prod(self.dims) * self.itemsize
+
+
+@dataclass(eq=False, slots=True)
+class Stacked:
+    """An array whose rows along axis 0 exist one by one: the inputs and outputs of a loop."""
+
+    rows: list[Value]
+    whole: Value | None = None  # once something has read it as one array
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Of the whole array: rows first."""
+        return (len(self.rows), *self.rows[0].dims)
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One op before dead code is removed."""
+
+    op_type: str
+    scope: str
+    ins: list[Value]
+    outs: list[Value]
+    flop: float
+    traffic_bytes: float
+    backward: bool
+    dtype: str
+    in_dims: tuple[tuple[int, ...], ...] = ()
+    attributes: dict[str, Attribute] = field(default_factory=dict)
+    name: str = ""
+    waits_for: list[Value] = field(default_factory=list)  # read for their order in time only
+
+
+@dataclass
+class ProgramOps:
+    """Ops in the order of evaluation. Not frozen: an importer appends to it."""
+
+    ops: list[Op] = field(default_factory=list)
+    weights: list[Value] = field(default_factory=list)  # the leaves
+    estimated: set[str] = field(default_factory=set)  # op types costed by the fallback
+    assumptions: list[str] = field(default_factory=list)
+    optimizer_starts: int | None = None  # index of the first op that updates weights
+
+
+def attributes_of(params: dict[str, Any]) -> dict[str, Attribute]:
+    """The parameters of a primitive that are plain numbers, texts or tuples of integers."""
+    found: dict[str, Attribute] = {}
+    for key, value in params.items():
+        if isinstance(value, bool):
+            found[key] = int(value)
+        elif isinstance(value, int | float | str):
+            found[key] = value
+        elif isinstance(value, tuple | list) and value:
+            flat = _flat(value)
+            if flat is not None:
+                found[key] = flat
+    return found
+
+
+def _flat(value: object) -> tuple[int, ...] | None:
+    if isinstance(value, tuple | list):
+        parts = [_flat(part) for part in value]
+        return None if None in parts else tuple(i for part in parts for i in part or ())
+    try:
+        return (int(value),) if value == int(value) else None  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -37,7 +136,7 @@ class _Sets:
         self.parent[self.find(y)] = self.find(x)
 
 
-def build(name: str, program: Listed, results: Results) -> OpGraph:
+def build(name: str, program: ProgramOps, results: Results) -> OpGraph:
     """The graph of the ops that some output or new weight needs."""
     live = _live(program, results)
     number = {op: i for i, op in enumerate(live)}
@@ -47,64 +146,53 @@ def build(name: str, program: Listed, results: Results) -> OpGraph:
             f"model {name!r} has no ops: it returns its inputs and weights as they are; there is "
             "nothing to place"
         )
-    tensor: dict[tuple[int, int], int] = {}
-    tensors: list[tuple[int, int]] = []
-    uses: list[tuple[int, int]] = []
-    for i, op in enumerate(ops):
-        for value in _read(op):
-            if value.maker < 0:
-                continue
-            key = (number[value.maker], value.out)
-            if key not in tensor:
-                tensor[key] = len(tensors)
-                tensors.append((key[0], value.nbytes))
-            uses.append((tensor[key], i))
     keys = _weights_read(program, ops)
     weight_bytes, weight_id = _hold_weights(program, keys, results.together)
-    return make_graph(
-        name,
-        _names(ops),
-        [op.op_type for op in ops],
-        tensors,
-        uses,
-        flop=[float(op.flop) for op in ops],
-        memory_traffic_bytes=[float(op.traffic_bytes) for op in ops],
-        weight_bytes=weight_bytes,
-        weight_id=weight_id,
-        colocate=_colocate(program, results, live, keys) if results.together else None,
-        is_backward=_backward(ops, uses, tensors),
-        scope=[op.scope for op in ops],
-        detail=[_detail(op) for op in ops],
-    )
+    colocate = _colocate(program, results, live, keys) if results.together else None
+    backward = _backward(ops, number)
+    builder = GraphBuilder()
+    tensor: dict[tuple[int, int], int] = {}
+    for i, (op, op_name) in enumerate(zip(ops, _names(ops), strict=True)):
+        reads = [value for value in _read(op) if value.maker >= 0]
+        for value in reads:
+            key = (number[value.maker], value.out)
+            if key not in tensor:
+                tensor[key] = builder.make_tensor(key[0], value.nbytes)
+        builder.add_op(
+            op_name, op.op_type, reads=[tensor[number[v.maker], v.out] for v in reads],
+            flop=float(op.flop), traffic_bytes=float(op.traffic_bytes),
+            weight_bytes=weight_bytes[i], weight_id=weight_id[i],
+            colocate=None if colocate is None else colocate[i], is_backward=backward[i],
+            scope=op.scope, detail=_detail(op),
+        )  # fmt: skip
+    return builder.build(name)
 
 
-def positions(graph: OpGraph, program: Listed, results: Results) -> dict[int, int]:
+def positions(graph: OpGraph, program: ProgramOps, results: Results) -> dict[int, int]:
     """The op of the graph that every live op of the program has become."""
     live = _live(program, results)
     names = _names([program.ops[i] for i in live])
     return {i: graph.op_index[name] for i, name in zip(live, names, strict=True)}
 
 
-def _backward(
-    ops: Sequence[Op], uses: Sequence[tuple[int, int]], tensors: Sequence[tuple[int, int]]
-) -> list[bool]:
-    """Ops marked so, and constants that only such ops read."""
+def _backward(ops: Sequence[Op], number: Mapping[int, int]) -> list[bool]:
+    """True for ops that are marked so, and for constants that only such ops read."""
     marked = [op.backward and op.op_type not in (INPUT, OUTPUT) for op in ops]
     readers: list[list[int]] = [[] for _ in ops]
-    for tensor, reader in uses:
-        readers[tensors[tensor][0]].append(reader)
-    constant = [False] * len(ops)
+    constant = []
     for i, op in enumerate(ops):
-        constant[i] = op.op_type != INPUT and all(v.weight is None for v in op.ins)
-    for tensor, reader in sorted(uses, key=lambda use: use[1]):
-        constant[reader] &= constant[tensors[tensor][0]]
+        makers = [number[value.maker] for value in _read(op) if value.maker >= 0]
+        for maker in makers:
+            readers[maker].append(i)
+        stored = op.op_type == INPUT or any(v.weight is not None for v in op.ins)
+        constant.append(not stored and all(constant[maker] for maker in makers))
     for i in reversed(range(len(ops))):
         if constant[i] and readers[i] and all(marked[r] for r in readers[i]):
             marked[i] = True
     return marked
 
 
-def _live(program: Listed, results: Results) -> list[int]:
+def _live(program: ProgramOps, results: Results) -> list[int]:
     """Indices of the ops that something needs, in order."""
     todo = [i for i, op in enumerate(program.ops) if op.op_type == OUTPUT]
     todo += [row.maker for value, _ in results.state for row in _rows(value)]
@@ -125,7 +213,7 @@ def _rows(value: Value | Stacked) -> list[Value]:
     return value.rows if isinstance(value, Stacked) else [value]
 
 
-def _weights_read(program: Listed, ops: Sequence[Op]) -> list[list[Key]]:
+def _weights_read(program: ProgramOps, ops: Sequence[Op]) -> list[list[Key]]:
     """The weights that each op reads. Rows count as the whole weight where they overlap."""
     keys = [list(dict.fromkeys(v.weight for v in op.ins if v.weight is not None)) for op in ops]
     parts: dict[int, set[Key]] = {}
@@ -142,13 +230,13 @@ def _weights_read(program: Listed, ops: Sequence[Op]) -> list[list[Key]]:
     ]
 
 
-def _key_bytes(program: Listed, key: Key) -> int:
+def _key_bytes(program: ProgramOps, key: Key) -> int:
     leaf = program.weights[key[0]]
     return leaf.nbytes if len(key) == 1 else leaf.nbytes * (key[2] - key[1]) // leaf.dims[0]
 
 
 def _hold_weights(
-    program: Listed, keys: Sequence[Sequence[Key]], together: bool
+    program: ProgramOps, keys: Sequence[Sequence[Key]], together: bool
 ) -> tuple[list[int], list[int]]:
     """Bytes and weight id of every op, such that a device counts a weight once.
 
@@ -183,7 +271,7 @@ def _hold_weights(
 
 
 def _colocate(
-    program: Listed, results: Results, live: Sequence[int], keys: Sequence[Sequence[Key]]
+    program: ProgramOps, results: Results, live: Sequence[int], keys: Sequence[Sequence[Key]]
 ) -> list[int]:
     """Ids such that all that reads or updates a weight shares a device: its state never moves."""
     sets = _Sets()
@@ -242,3 +330,31 @@ def _detail(op: Op) -> OpDetail:
         output_shapes=tuple(out.dims for out in op.outs),
         attributes=op.attributes,
     )
+
+
+@contextlib.contextmanager
+def users_code() -> Iterator[None]:
+    """Within, what is printed goes to stderr: stdout may be carrying a result as JSON."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A graph, and what was not computed exactly on the way to it."""
+
+    graph: OpGraph
+    estimated: tuple[str, ...]  # primitives without a formula: one operation per output element
+    assumptions: tuple[str, ...]
+    parameters: int | None = None  # numbers in all of them, tied ones once, where that is known
+
+
+def report(traced: Traced) -> None:
+    """Logs what was estimated or assumed."""
+    if traced.estimated:
+        _log.warning(
+            "%s: no cost formula for %s; one operation per output element is assumed",
+            traced.graph.name, ", ".join(traced.estimated),
+        )  # fmt: skip
+    for assumption in traced.assumptions:
+        _log.warning("%s: %s", traced.graph.name, assumption)

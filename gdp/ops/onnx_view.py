@@ -1,28 +1,32 @@
-"""What is known of the values of an ONNX model: type and shape, and of small ones the data."""
+"""ONNX values and nodes as the rules see them: types, shapes, and the data of small constants.
+
+onnx_ir, which takes a second to import, is needed for the names of types only, and only once a
+model is read.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx_ir as ir
 
-from gdp.importers.op_costs import packed_bytes
+if TYPE_CHECKING:
+    from onnx_ir import Attr, DataType
+else:
+    Attr = DataType = object
 
 KNOWN_ELEMENTS = 2048
 """Values up to this size are computed while importing: shapes, axes and their arithmetic."""
 STRING_BITS = 128
 """A string is counted as the pointer and the length that runtimes hold; its text is unknown."""
 
-_NAMES = {ir.DataType.STRING: "string", ir.DataType.UNDEFINED: "unknown"}
-
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor with every dimension known."""
 
-    dtype: ir.DataType
+    dtype: DataType
     shape: tuple[int, ...]
 
     @property
@@ -62,7 +66,7 @@ class TensorList:
 def tensor_list(runs: Iterable[tuple[Tensor, int]]) -> TensorList:
     """The sequence of these runs, empty ones left out and equal neighbours joined.
 
-    >>> a = Tensor(ir.DataType.FLOAT, (2,))
+    >>> a = Tensor(data_type("FLOAT"), (2,))
     >>> tensor_list([(a, 1), (a, 2)]) == TensorList(((a, 3),))
     True
     """
@@ -83,7 +87,7 @@ class Partial:
     """A tensor as shape inference leaves it: `shape` None is an unknown rank, a None in it an open
     dimension, dtype UNDEFINED an unknown element type."""
 
-    dtype: ir.DataType = ir.DataType.UNDEFINED
+    dtype: DataType = field(default_factory=lambda: data_type("UNDEFINED"))
     shape: tuple[int | None, ...] | None = None
 
 
@@ -98,7 +102,7 @@ class NodeView:
     domain: str
     op_type: str
     version: int  # of the operator set
-    attributes: Mapping[str, ir.Attr]
+    attributes: Mapping[str, Attr]
     inputs: tuple[Fact | None, ...]
     known: tuple[np.ndarray | None, ...]  # [i]: the data of input i, where small and constant
     outputs: tuple[Fact | None, ...] = ()
@@ -120,7 +124,7 @@ class NodeView:
         return fact if isinstance(fact, Tensor) else None
 
     def has(self, index: int) -> bool:
-        """Whether input `index` is given."""
+        """True where input `index` is given."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def shape(self, index: int) -> tuple[int, ...]:
@@ -158,8 +162,8 @@ class NodeView:
         return None if data is None else [int(i) for i in data.reshape(-1)]
 
 
-Rule = Callable[[NodeView], list[Inferred]]
-"""A shape rule: the outputs of a node; may raise IndexError when a required input is missing."""
+ShapeRule = Callable[[NodeView], list[Inferred]]
+"""The outputs of a node; may raise IndexError when a required input is missing."""
 
 
 def need(view: NodeView, index: int) -> Tensor:
@@ -170,20 +174,37 @@ def need(view: NodeView, index: int) -> Tensor:
     return tensor
 
 
-def bits(dtype: ir.DataType) -> int:
+def bits(dtype: DataType) -> int:
     """Bits of one element as it is stored."""
-    if dtype == ir.DataType.STRING:
+    if dtype.name == "STRING":
         return STRING_BITS
-    return 0 if dtype == ir.DataType.UNDEFINED else dtype.bitwidth
+    return 0 if dtype.name == "UNDEFINED" else dtype.bitwidth
 
 
-def dtype_name(dtype: ir.DataType) -> str:
+def packed_bytes(elements: int, bits: int) -> int:
+    """Bytes of a tensor, sub-byte types packed.
+
+    >>> packed_bytes(3, 4)
+    2
+    """
+    return (elements * bits + 7) // 8
+
+
+def data_type(name: str) -> DataType:
+    """The ONNX element type of this name, such as "FLOAT"."""
+    import onnx_ir
+
+    return onnx_ir.DataType[name]
+
+
+def dtype_name(dtype: DataType) -> str:
     """The NumPy spelling: float32, bfloat16, int8.
 
-    >>> dtype_name(ir.DataType.FLOAT)
+    >>> dtype_name(data_type("FLOAT"))
     'float32'
     """
-    return _NAMES.get(dtype) or dtype.numpy().name
+    other = {"STRING": "string", "UNDEFINED": "unknown"}
+    return other.get(dtype.name) or dtype.numpy().name
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -195,12 +216,3 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     rank = max((len(shape) for shape in shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True))
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a node does and moves."""
-
-    flop: float
-    traffic_bytes: float
-    estimated: bool = False  # no formula: one operation per output element is assumed

@@ -9,7 +9,7 @@ from onnx import checker, defs, shape_inference
 
 from gdp.errors import ModelError
 from gdp.importers.onnx.read import one_line
-from gdp.importers.onnx.shapes.types import Fact, Inferred, NodeView, Partial, Tensor, TensorList
+from gdp.ops.onnx_view import Fact, Inferred, NodeView, Partial, Tensor, TensorList
 
 # Domains whose operators the onnx package defines.
 STANDARD_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
@@ -163,7 +163,7 @@ def _without_function(view: NodeView) -> list[Inferred]:
     if view.op_type in _LIKE_FIRST_INPUT:
         return [first]
     if view.op_type in _BROADCAST_TO_BOOL:
-        from gdp.importers.onnx.shapes.types import broadcast
+        from gdp.ops.onnx_view import broadcast
 
         shapes = [fact.shape for fact in view.inputs if isinstance(fact, Tensor)]
         return [Tensor(ir.DataType.BOOL, broadcast(*shapes))]

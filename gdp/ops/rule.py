@@ -1,4 +1,4 @@
-"""FLOP formulas shared by the importers: plain integers in, floating-point operations out.
+"""Rows of the operator tables, and the FLOP formulas that they share.
 
 One multiply-accumulate is two FLOPs. Everything else counts the elementary operations of the
 textbook formula, where exp, log, erf, tanh, sqrt, pow and a comparison are one operation each.
@@ -6,13 +6,13 @@ Moving data is no operation.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gdp.graph.op_classes import ELEMENTWISE, REDUCTIONS
-
 Number = int | float
+
+VIEW, ELEMENTWISE, REDUCTION = "view", "elementwise", "reduction"
 
 SOFTMAX_FLOP = 5  # per element: maximum, subtract, exp, sum, divide
 NORMALISE_FLOP = 7  # per element: mean, subtract, square, sum, multiply by 1/std, scale, shift
@@ -20,15 +20,19 @@ RMS_NORMALISE_FLOP = 4  # per element: square, sum, multiply by 1/rms, scale
 SIGMOID_FLOP = 4  # per element: negate, exp, add one, reciprocal
 GELU_ERF_FLOP = 5  # per element: x / sqrt(2), erf, add one, times x, times a half
 GELU_TANH_FLOP = 9  # per element: x**2, times c, add one, times x, times c, tanh, add, x, a half
+LSTM_FLOP = (
+    3 * SIGMOID_FLOP + 2 + 4
+)  # per unit: a function per gate, the blend of old and new state
+GRU_FLOP = 2 * SIGMOID_FLOP + 1 + 4
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a cost needs to know of an array."""
+    """Dimensions and storage of an array, as far as costs depend on them."""
 
     dims: tuple[int, ...]
     itemsize: int
-    stored_bytes: int | None = None  # of what a broadcast view shows; None: all of it
+    stored_bytes: int | None = None  # behind a broadcast view; None: all elements are stored
 
     @property
     def size(self) -> int:
@@ -38,50 +42,89 @@ class Shape:
     @property
     def nbytes(self) -> int:
         """Bytes to read it once: of a broadcast view, at most what is stored."""
-        shown = self.size * self.itemsize
-        return shown if self.stored_bytes is None else min(shown, self.stored_bytes)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one execution of an op computes and moves through memory."""
-
-    flop: float
-    traffic_bytes: float
-    known: bool = True  # False: the fallback, one operation per output element
+        dense = self.size * self.itemsize
+        return dense if self.stored_bytes is None else min(dense, self.stored_bytes)
 
 
 Shapes = Sequence[Shape]
 
 
 @dataclass(frozen=True)
-class Formulas:
-    """What an importer knows of its operators, by name."""
+class OpCost:
+    """FLOPs and memory traffic of one execution of an op."""
 
-    flop: Mapping[str, Callable[[Mapping[str, Any], Shapes, Shapes], float]]
-    """From (params, tensors read, tensors made)."""
-    traffic: Mapping[str, Callable[[Shapes, Shapes], float]]
-    """From (tensors read, tensors made), in bytes, where it is not simply all of them."""
-    moves: frozenset[str]
-    """That only move data."""
-
-    def cost(self, name: str, params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> Cost:
-        """One operation per element read for what reduces, per element made for the rest."""
-        moved = float(sum(s.nbytes for s in ins) + sum(s.nbytes for s in outs))
-        size = float(max((s.size for s in outs), default=0))
-        if name in self.traffic:
-            moved = float(self.traffic[name](ins, outs))
-        if name in self.flop:
-            return Cost(float(self.flop[name](params, ins, outs)), moved)
-        if name in self.moves:
-            return Cost(0.0, moved)
-        if name in REDUCTIONS or name.startswith("cum"):
-            return Cost(float(ins[0].size if ins else size), moved)
-        return Cost(size, moved, known=name in ELEMENTWISE)
+    flop: float
+    traffic_bytes: float
+    known: bool = True  # False: no formula, one operation per output element is assumed
 
 
-def looked_up_bytes(ins: Shapes, outs: Shapes) -> float:
-    """Of ops that read of their first operand what they write, and all of the others."""
+@dataclass(frozen=True, slots=True)
+class OpRule:
+    """One operator: how it fuses, computes, moves data, and shapes its outputs.
+
+    JAX and ATen rows take `flop(params, ins, outs)` and `traffic(ins, outs)`; ONNX rows take a
+    `NodeView` for both and for `shape`. A number for `flop` is per output element.
+    """
+
+    op_class: str = ""
+    """VIEW moves or relabels data without arithmetic; outputs of ELEMENTWISE ops need the same
+    element of their inputs only; REDUCTION ops read a whole axis. Empty: a kernel of its own."""
+    flop: Callable[..., Number] | Number | None = None
+    """None: one operation per element made, or per element read for reductions; 0 for views."""
+    traffic: Callable[..., Number] | None = None
+    """Bytes; None: all inputs are read and all outputs are written, once."""
+    shape: Callable[..., list[Any]] | None = None
+    """ONNX only: the outputs, where no schema of the onnx package infers them."""
+    domains: tuple[str, ...] = ()
+    """ONNX only: the operator domains in which `shape` holds."""
+    extends: "Extension | None" = None
+    """ONNX only: the standard operator whose schema infers the outputs instead."""
+    integer: bool = False
+    """ONNX only: it multiplies integers, whatever the type of its scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """A standard ONNX operator that a contrib operator adds something to."""
+
+    op_type: str
+    version: int  # of the operator set
+    num_inputs: int  # passed on
+    attributes: frozenset[str]  # passed on
+
+
+def names(text: str) -> frozenset[str]:
+    """Operator names written as words.
+
+    >>> sorted(names("Relu Add"))
+    ['Add', 'Relu']
+    """
+    return frozenset(text.split())
+
+
+def rows(
+    words: str,
+    op_class: str = "",
+    flop: Callable[..., Number] | Number | None = None,
+    traffic: Callable[..., Number] | None = None,
+    **fields: Any,
+) -> dict[str, OpRule]:
+    """One rule for several operators, whose names are written as words.
+
+    >>> sorted(rows("Relu Abs", ELEMENTWISE, 1))
+    ['Abs', 'Relu']
+    """
+    return dict.fromkeys(words.split(), OpRule(op_class, flop, traffic, **fields))
+
+
+def no_traffic(*args: Any) -> float:
+    """Views and results known before the run touch no memory."""
+    del args
+    return 0.0
+
+
+def gathered_bytes(ins: Shapes, outs: Shapes) -> float:
+    """Ops that read as much of their first operand as they write, and all of the others."""
     return 2 * sum(s.nbytes for s in outs) + sum(s.nbytes for s in ins[1:])
 
 
@@ -224,12 +267,3 @@ def fft_flop(transforms: int, length: int) -> float:
     120.0
     """
     return transforms * 5.0 * length * math.log2(max(length, 2))
-
-
-def packed_bytes(elements: int, bits: int) -> int:
-    """Bytes of a tensor, sub-byte types packed.
-
-    >>> packed_bytes(3, 4)
-    2
-    """
-    return (elements * bits + 7) // 8

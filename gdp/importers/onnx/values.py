@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gdp.importers.onnx.shapes.types import (
+from gdp.ops.onnx_view import (
     KNOWN_ELEMENTS,
     Inferred,
     NodeView,

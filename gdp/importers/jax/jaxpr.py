@@ -1,17 +1,19 @@
-"""Walks a jaxpr and lists its ops: calls are entered, loops unrolled or kept as one op."""
+"""Walks a jaxpr and lists its ops: calls are entered, loops unrolled or kept as one op.
+
+Where a program is to be executed, steps are listed too: equations that are evaluated one by one, as
+functions of arrays that JAX can trace, so that a runtime may jit any run of them together.
+"""
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from gdp.graph.op_classes import ELEMENTWISE, names
 from gdp.graph.op_graph import Attribute
-from gdp.importers.jax.costs import primitive_cost
-from gdp.importers.jax.steps import Run, Step, equation, row_of, scan_parts, stack_rows
-from gdp.importers.op_costs import Cost, Shape
-from gdp.importers.program.values import Listed, Op, Stacked, Value, attributes_of
+from gdp.importers.program import Op, ProgramOps, Stacked, Value, attributes_of
+from gdp.ops.rule import OpCost, Shape, names
+from gdp.ops.table import ELEMENTWISE_OPS, jax_cost
 
 _CALLS = names(
     "jit pjit closed_call core_call call core_closed_call custom_jvp_call custom_vjp_call "
@@ -19,7 +21,7 @@ _CALLS = names(
     "custom_transpose_call"
 )
 _REMAT = names("remat remat2 checkpoint")
-_ROWWISE = ELEMENTWISE | names("convert_element_type copy copy_p stop_gradient")
+_ROWWISE = ELEMENTWISE_OPS | names("convert_element_type copy copy_p stop_gradient imag zeros_like")
 _WEIGHT_VIEWS = names(
     "reshape squeeze expand_dims transpose broadcast_in_dim convert_element_type copy copy_p "
     "stop_gradient slice"
@@ -27,7 +29,26 @@ _WEIGHT_VIEWS = names(
 """Applied to a weight alone these make no op: the reader holds the weight itself."""
 
 
-class Within(NamedTuple):
+Run = Callable[..., Sequence[Any]]
+"""From the arrays of a step's `ins` to those of its `outs`."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class JaxStep:
+    """Computes values. The op that it belongs to is the maker of its outputs; -1: a view of weights
+    or of constants, which the graph does not count as an op."""
+
+    ins: tuple[Value, ...]
+    outs: tuple[Value, ...]
+    run: Run
+
+    @property
+    def maker(self) -> int:
+        """Index of the op that it belongs to; -1 also where nothing is made."""
+        return self.outs[0].maker if self.outs else -1
+
+
+class TraceContext(NamedTuple):
     """What surrounds an equation, and so holds of all ops that it becomes."""
 
     scope: str = ""  # module path
@@ -36,7 +57,7 @@ class Within(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Options:
+class LoopOptions:
     """How loops and gradients of a jaxpr are listed."""
 
     unroll_scan: bool | int = False  # True, or the greatest length that is unrolled
@@ -45,16 +66,16 @@ class Options:
 
 
 @dataclass
-class Program(Listed):
+class TracedProgram(ProgramOps):
     """A jaxpr as it is walked."""
 
-    options: Options = field(default_factory=Options)
+    options: LoopOptions = field(default_factory=LoopOptions)
     constants: dict[int, tuple[Value, Any]] = field(default_factory=dict)  # by id, kept alive
     backward: bool = False  # all that is listed from now on
-    steps: list[Step] | None = None  # what to compute, where that is asked for
+    steps: list[JaxStep] | None = None  # what to compute, where that is asked for
 
 
-def new_weight(program: Program, aval: Any) -> Value:
+def new_weight(program: TracedProgram, aval: Any) -> Value:
     """A new weight leaf with the shape of `aval`."""
     value = value_of(aval)
     # A single number is a constant to a device, not something that ties ops together.
@@ -64,7 +85,7 @@ def new_weight(program: Program, aval: Any) -> Value:
     return value
 
 
-def weight_nbytes(program: Program, value: Value) -> int:
+def weight_nbytes(program: TracedProgram, value: Value) -> int:
     """Bytes of the weight, or of the rows of it, behind a value."""
     leaf, *rows = value.weight or (0,)
     whole = program.weights[leaf]
@@ -89,18 +110,20 @@ def known_value(aval: Any, array: Any) -> Value:
     return value
 
 
-def note(program: Program, ins: Sequence[Value], outs: Sequence[Value], run: Run) -> None:
+def record_step(
+    program: TracedProgram, ins: Sequence[Value], outs: Sequence[Value], run: Run
+) -> None:
     """Records how values are computed, where the program is to be executed."""
     if program.steps is not None:
-        program.steps.append(Step(tuple(ins), tuple(outs), run))
+        program.steps.append(JaxStep(tuple(ins), tuple(outs), run))
 
 
 def walk(
-    program: Program,
+    program: TracedProgram,
     jaxpr: Any,
     consts: Sequence[Value | Stacked],
     args: Sequence[Value | Stacked],
-    within: Within = Within(),  # noqa: B008  # frozen
+    context: TraceContext = TraceContext(),  # noqa: B008  # frozen
 ) -> list[Value | Stacked]:
     """The outputs of an open jaxpr on `args`; its ops are appended to the program."""
     env: dict[Any, Value | Stacked] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -112,14 +135,14 @@ def walk(
 
     for eqn in jaxpr.eqns:
         ins = [read(atom) for atom in eqn.invars]
-        where, transposed = _scope(within.scope, eqn)
-        marked = within.backward or (transposed and program.options.mark_transposed)
-        outs = _equation(program, eqn, ins, Within(where, within.waits_for, marked))
+        where, transposed = _scope(context.scope, eqn)
+        marked = context.backward or (transposed and program.options.mark_transposed)
+        outs = _equation(program, eqn, ins, TraceContext(where, context.waits_for, marked))
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def closed_constants(program: Program, closed: Any) -> list[Value | Stacked]:
+def closed_constants(program: TracedProgram, closed: Any) -> list[Value | Stacked]:
     """Arrays that a program closes over: weights, each once however often it is met."""
     values: list[Value | Stacked] = []
     for const in closed.consts:
@@ -134,7 +157,7 @@ def closed_constants(program: Program, closed: Any) -> list[Value | Stacked]:
 
 
 def _equation(
-    program: Program, eqn: Any, ins: list[Value | Stacked], within: Within
+    program: TracedProgram, eqn: Any, ins: list[Value | Stacked], context: TraceContext
 ) -> Sequence[Value | Stacked]:
     name, params = eqn.primitive.name, eqn.params
     body = _called(name, params)
@@ -144,26 +167,28 @@ def _equation(
         if name in _REMAT and any(v.backward for v in _flat_values(ins)):
             # Rematerialisation starts when the gradient arrives, not before: that is its purpose.
             gradients = [v for v in _flat_values(ins) if v.backward and v.maker >= 0]
-            return walk(program, jaxpr, consts, ins, Within(within.scope, gradients[:1], True))
-        return walk(program, jaxpr, consts, ins, within)
+            return walk(
+                program, jaxpr, consts, ins, TraceContext(context.scope, gradients[:1], True)
+            )
+        return walk(program, jaxpr, consts, ins, context)
     if name == "scan" and _unrolls(program.options, params["length"]):
-        return _unrolled_scan(program, eqn, ins, within)
+        return _unrolled_scan(program, eqn, ins, context)
     rows = _row_count(name, ins, eqn.outvars)
     if rows:
         pieces = [
-            _emit(program, eqn, [_row(program, v, i, within.scope) for v in ins], within, True)
+            _emit(program, eqn, [_row(program, v, i, context.scope) for v in ins], context, True)
             for i in range(rows)
         ]
         return [Stacked([piece[k] for piece in pieces]) for k in range(len(eqn.outvars))]
-    arrays = [whole(program, v, within.scope) for v in ins]
-    return _emit(program, eqn, arrays, within)
+    arrays = [whole(program, v, context.scope) for v in ins]
+    return _emit(program, eqn, arrays, context)
 
 
 def _emit(
-    program: Program,
+    program: TracedProgram,
     eqn: Any,
     ins: list[Value],
-    within: Within,
+    context: TraceContext,
     of_row: bool = False,
 ) -> list[Value]:
     """Lists one op and returns its outputs; `of_row`: it is applied to one row of the arrays."""
@@ -173,33 +198,33 @@ def _emit(
         out.dims = out.dims[1:]
     if name in _WEIGHT_VIEWS and len(ins) == 1 and ins[0].weight is not None:
         outs[0].weight = _viewed(name, params, ins[0])
-        note(program, ins, outs, equation(eqn))
+        record_step(program, ins, outs, equation(eqn))
         return outs
     if name == "unstack" and ins[0].weight is not None:
         for i, out in enumerate(outs):
             rows = params["axis"] == 0 and len(ins[0].weight) == 1
             out.weight = (ins[0].weight[0], i, i + 1) if rows else ins[0].weight
-        note(program, ins, outs, equation(eqn))
+        record_step(program, ins, outs, equation(eqn))
         return outs
     cost = _cost(program, eqn, name, params, ins, outs)
     # A broadcast weight is read once, at its own size.
     spread = sum(max(0, v.nbytes - weight_nbytes(program, v)) for v in ins if v.weight is not None)
-    note(program, ins, outs, equation(eqn))
+    record_step(program, ins, outs, equation(eqn))
     cost = replace(cost, traffic_bytes=max(0.0, cost.traffic_bytes - spread))
-    return add_op(program, name, within, ins, outs, cost, attributes_of(params))
+    return add_op(program, name, context, ins, outs, cost, attributes_of(params))
 
 
 def add_op(
-    program: Program,
+    program: TracedProgram,
     op_type: str,
-    within: Within,
+    context: TraceContext,
     ins: list[Value],
     outs: list[Value],
-    cost: Cost = Cost(0.0, 0.0),  # noqa: B008  # frozen
+    cost: OpCost = OpCost(0.0, 0.0),  # noqa: B008  # frozen
     attributes: dict[str, Attribute] | None = None,
 ) -> list[Value]:
     """Appends an op and makes it the maker of `outs`."""
-    backward = within.backward or program.backward or any(v.backward for v in ins)
+    backward = context.backward or program.backward or any(v.backward for v in ins)
     index = len(program.ops)
     for i, out in enumerate(outs):
         out.maker, out.out, out.backward = index, i, backward
@@ -207,31 +232,31 @@ def add_op(
     arithmetic = wide[0].dtype if op_type in ("dot_general", "conv_general_dilated") else ""
     program.ops.append(
         Op(
-            op_type, within.scope, ins, outs, cost.flop, cost.traffic_bytes, backward,
+            op_type, context.scope, ins, outs, cost.flop, cost.traffic_bytes, backward,
             arithmetic or (outs[0].dtype if outs else "float32"),
-            tuple(v.dims for v in ins), attributes or {}, waits_for=list(within.waits_for),
+            tuple(v.dims for v in ins), attributes or {}, waits_for=list(context.waits_for),
         )
     )  # fmt: skip
     return outs
 
 
 def _cost(
-    program: Program, eqn: Any, name: str, params: Any, ins: list[Value], outs: list[Value]
-) -> Cost:
+    program: TracedProgram, eqn: Any, name: str, params: Any, ins: list[Value], outs: list[Value]
+) -> OpCost:
     if name in ("scan", "while", "cond"):
         return _control_cost(program, name, params)
     shapes = [[Shape(v.dims, v.itemsize) for v in values] for values in (ins, outs)]
-    cost = primitive_cost(name, params, *shapes)
+    cost = jax_cost(name, params, *shapes)
     if not cost.known:
         inner = [b for b in (_open(p) for p in params.values()) if b is not None]
         if inner:
             parts = [_jaxpr_cost(program, jaxpr) for jaxpr in inner]
-            return Cost(sum(p.flop for p in parts), sum(p.traffic_bytes for p in parts))
+            return OpCost(sum(p.flop for p in parts), sum(p.traffic_bytes for p in parts))
         program.estimated.add(name)
     return cost
 
 
-def _control_cost(program: Program, name: str, params: Any) -> Cost:
+def _control_cost(program: TracedProgram, name: str, params: Any) -> OpCost:
     """A loop costs its trip count times its body, a branch its dearest branch."""
     if name == "scan":
         times, bodies = params["length"], [params["jaxpr"]]
@@ -242,13 +267,13 @@ def _control_cost(program: Program, name: str, params: Any) -> Cost:
             program.assumptions.append("a while loop is assumed to run once; give trip_count")
     else:
         branches = [_jaxpr_cost(program, _open(branch)) for branch in params["branches"]]
-        return Cost(max(b.flop for b in branches), max(b.traffic_bytes for b in branches))
+        return OpCost(max(b.flop for b in branches), max(b.traffic_bytes for b in branches))
     parts = [_jaxpr_cost(program, _open(body)) for body in bodies]
     flop, traffic = sum(p.flop for p in parts), sum(p.traffic_bytes for p in parts)
-    return Cost(times * flop, times * traffic)
+    return OpCost(times * flop, times * traffic)
 
 
-def _jaxpr_cost(program: Program, jaxpr: Any) -> Cost:
+def _jaxpr_cost(program: TracedProgram, jaxpr: Any) -> OpCost:
     """The summed cost of all that a jaxpr contains."""
     flop = traffic = 0.0
     for eqn in jaxpr.eqns:
@@ -259,17 +284,17 @@ def _jaxpr_cost(program: Program, jaxpr: Any) -> Cost:
             ins, outs = ([value_of(a.aval) for a in atoms] for atoms in (eqn.invars, eqn.outvars))
             part = _cost(program, eqn, eqn.primitive.name, eqn.params, ins, outs)
         flop, traffic = flop + part.flop, traffic + part.traffic_bytes
-    return Cost(flop, traffic)
+    return OpCost(flop, traffic)
 
 
-def _unrolls(options: Options, length: int) -> bool:
+def _unrolls(options: LoopOptions, length: int) -> bool:
     if isinstance(options.unroll_scan, bool):
         return options.unroll_scan
     return length <= options.unroll_scan
 
 
 def _unrolled_scan(
-    program: Program, eqn: Any, ins: list[Value | Stacked], within: Within
+    program: TracedProgram, eqn: Any, ins: list[Value | Stacked], context: TraceContext
 ) -> Sequence[Value | Stacked]:
     params, length = eqn.params, eqn.params["length"]
     num_consts, num_carry = scan_parts(eqn)
@@ -280,45 +305,45 @@ def _unrolled_scan(
     order = range(length - 1, -1, -1) if params["reverse"] else range(length)
     made: list[list[Value | Stacked]] = [[] for _ in range(length)]
     for i in order:
-        rows = [_row(program, value, i, within.scope) for value in scanned]
-        outs = walk(program, closed.jaxpr, held, [*consts, *carry, *rows], within)
+        rows = [_row(program, value, i, context.scope) for value in scanned]
+        outs = walk(program, closed.jaxpr, held, [*consts, *carry, *rows], context)
         carry, made[i] = outs[:num_carry], outs[num_carry:]
     stacks: list[Value | Stacked] = []
     for k in range(len(made[0]) if length else 0):
-        stacks.append(Stacked([whole(program, row[k], within.scope) for row in made]))
+        stacks.append(Stacked([whole(program, row[k], context.scope) for row in made]))
     return [*carry, *stacks]
 
 
-def _row(program: Program, value: Value | Stacked, i: int, scope: str) -> Value:
+def _row(program: TracedProgram, value: Value | Stacked, i: int, scope: str) -> Value:
     """Row i along axis 0; values without that axis (scalars, constants) are every row."""
     if isinstance(value, Stacked):
         return value.rows[i]
     if not value.dims:
         return value
     row = Value(value.dims[1:], value.dtype, value.itemsize, backward=value.backward)
-    note(program, [value], [row], row_of(i))
+    record_step(program, [value], [row], row_of(i))
     if value.weight is not None:
         row.weight = (*value.weight[:1], i, i + 1) if len(value.weight) == 1 else value.weight
         return row
     if value.maker < 0:
         return row
-    copied = Cost(0.0, 2.0 * row.nbytes)
-    return add_op(program, "slice", Within(scope), [value], [row], copied, {"row": i})[0]
+    copied = OpCost(0.0, 2.0 * row.nbytes)
+    return add_op(program, "slice", TraceContext(scope), [value], [row], copied, {"row": i})[0]
 
 
-def whole(program: Program, value: Value | Stacked, scope: str) -> Value:
+def whole(program: TracedProgram, value: Value | Stacked, scope: str) -> Value:
     """A stacked array as one: its rows are written side by side, once."""
     if isinstance(value, Value):
         return value
     if value.whole is None:
         first = value.rows[0]
         result = Value(value.dims, first.dtype, first.itemsize)
-        note(program, value.rows, [result], stack_rows)
+        record_step(program, value.rows, [result], stack_rows)
         if all(row.weight is not None for row in value.rows):
             result.weight = (first.weight or (0,))[:1]
         else:
-            copied = Cost(0.0, 2.0 * result.nbytes)
-            add_op(program, "concatenate", Within(scope), value.rows, [result], copied)
+            copied = OpCost(0.0, 2.0 * result.nbytes)
+            add_op(program, "concatenate", TraceContext(scope), value.rows, [result], copied)
         value.whole = result
     return value.whole
 
@@ -377,3 +402,71 @@ def _scope(outer: str, eqn: Any) -> tuple[str, bool]:
     # Transformations leave marks in the path: transpose(jvp(Net))/Dense_0.
     parts = [part for part in _WRAPPER.sub("", text).split("/") if part]
     return "/".join([outer, *parts] if outer else parts), "transpose(" in text
+
+
+# Steps of an execution
+
+
+def equation(eqn: Any) -> Run:
+    """One equation of a jaxpr. Element-wise ones are applied to rows of their arrays, too."""
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        from jax.extend import core
+
+        given = {
+            variable: array
+            for variable, array in zip(eqn.invars, arrays, strict=True)
+            if not isinstance(variable, core.Literal)
+        }
+        wanted = [v for v in eqn.outvars if not isinstance(v, core.DropVar)]
+        jaxpr = core.Jaxpr(
+            constvars=(), invars=list(given), outvars=wanted, eqns=[eqn], effects=eqn.effects,
+            debug_info=_debug_info(core),
+        )  # fmt: skip
+        made = iter(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values()))
+        return [None if isinstance(v, core.DropVar) else next(made) for v in eqn.outvars]
+
+    return run
+
+
+def _debug_info(core: Any) -> Any:
+    """What JAX wants to know of a jaxpr for its messages."""
+    return core.DebugInfo("gdp", "one equation", None, None)
+
+
+def row_of(index: int) -> Run:
+    """Row `index` along axis 0."""
+    return lambda array: [array[index]]
+
+
+def rows_of(array: Any) -> Sequence[Any]:
+    """All rows along axis 0."""
+    return [array[i] for i in range(array.shape[0])]
+
+
+def stack_rows(*rows: Any) -> Sequence[Any]:
+    """Rows written side by side along a new axis 0."""
+    import jax.numpy as jnp
+
+    return [jnp.stack(rows)]
+
+
+def add_arrays(one: Any, two: Any) -> Sequence[Any]:
+    """The sum of two microbatches' results."""
+    return [one + two]
+
+
+def scan_parts(eqn: Any) -> tuple[int, int]:
+    """How many inputs of a scan are constant, and how many values it carries.
+
+    Read off the shapes, because JAX versions name the parameters differently: only what is scanned
+    or collected has an axis more outside of the body than inside.
+    """
+    body = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
+
+    def same(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+        pairs = zip(outside, inside, strict=True)
+        return sum(len(a.aval.shape) == len(b.aval.shape) for a, b in pairs)
+
+    num_carry = same(eqn.outvars, body.outvars)
+    return same(eqn.invars, body.invars) - num_carry, num_carry

@@ -1,1 +1,0 @@
-"""Shapes and types of every value of an ONNX model."""

@@ -130,9 +130,10 @@ def _quick_jax(measuring: Rounds) -> "Profile":
     """Two CPU devices at least, so that copies between them can be timed: JAX reads how many it
     shall have when it is first used."""
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    from gdp.corpus.small import small_models
     from gdp.runtime.profile.jax import quick_profile
 
-    return quick_profile(measuring.rounds, min(measuring.seconds, 1.0))
+    return quick_profile(list(small_models()), measuring.rounds, min(measuring.seconds, 1.0))
 
 
 def _overheads_text(found: "Overheads") -> str:

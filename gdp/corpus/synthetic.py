@@ -237,7 +237,7 @@ def _graph(
         builder.add_op(
             f"op{op}", "dot_general" if heavy[op] else "add", reads=reads[op],
             flop=flop[op] if heavy[op] else flop[op] / 100,
-            traffic_bytes=2.5 * made_bytes[op] + weight[op], weight_bytes=weight[op],
+            traffic_bytes=2.5 * made_bytes[op] + weight[op], weight_bytes=int(weight[op]),
         )  # fmt: skip
         builder.make_tensor(op, int(made_bytes[op]))
     builder.make_tensor(builder.add_op("input:x", INPUT), 600_000)

@@ -237,7 +237,7 @@ def _coarse_pairs(
 
 
 class _Limits(NamedTuple):
-    """What a group may hold of several loads, and what a class tied together may."""
+    """Loads of the ops, and the most that a group, and a class tied together, may hold."""
 
     load: Float[np.ndarray, "N K"]
     cap: Float[np.ndarray, "K"]
@@ -255,7 +255,7 @@ def _contract(
     target: int = 1,
 ) -> Int[np.ndarray, "N"]:
     """The group of every op after one pass over the pairs; groups in topological order."""
-    from gdp.graph.fuse_kernels import contract
+    from gdp.graph.fuse_kernels import Edges, MergeLimits, MergeState, contract
 
     group_of, num = groups.group_of, len(groups.out_degree)
     first = np.full(num, graph.num_ops)
@@ -267,14 +267,17 @@ def _contract(
     by_dst = np.lexsort((groups.src, groups.dst))
     every = np.arange(num + 1)
     summed = np.column_stack([_sum(column, group_of) for column in limits.load.T])
-    root, pos, class_parent = np.arange(num), np.arange(num), np.arange(len(klass_load))
-    contract(
+    root, pos = np.arange(num), np.arange(num)
+    edges = Edges(
         np.searchsorted(groups.src, every), groups.dst,
         np.searchsorted(groups.dst[by_dst], every), groups.src[by_dst],
-        np.ascontiguousarray(pairs), may_join, label[first], np.ascontiguousarray(summed),
-        limits.cap, classes, klass_load, limits.class_cap, target, class_parent, root, pos,
-        np.empty((8, num), dtype=np.int64),
     )  # fmt: skip
+    scratch = np.empty((8, num), dtype=np.int64)
+    state = MergeState(
+        root, pos, np.ascontiguousarray(summed), np.arange(len(klass_load)), klass_load, *scratch
+    )
+    merge_limits = MergeLimits(label[first], limits.cap, classes, limits.class_cap, target)
+    contract(edges, np.ascontiguousarray(pairs), may_join, merge_limits, state)
     roots = np.flatnonzero(root == np.arange(num))
     number = np.empty(num, dtype=np.int64)
     number[roots[np.argsort(pos[roots])]] = np.arange(len(roots))

@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from gdp.kernels.options import BARE, INNER
+from gdp.kernels.struct import as_struct
 
 MAX_STEPS = 512
 """A safety check that looks at more edges than this gives up: the pair is then left alone."""
@@ -20,24 +21,65 @@ def _find(parent, x):
     return x
 
 
+class Edges(typing.NamedTuple):
+    """Edges between the original groups, as CSR lists in both directions."""
+
+    out_ptr: np.ndarray
+    out_adjacent: np.ndarray
+    in_ptr: np.ndarray
+    in_adjacent: np.ndarray
+
+
+class MergeLimits(typing.NamedTuple):
+    """Sums that a merged group, and the colocation classes that it ties together, must keep to."""
+
+    label: np.ndarray  # [G] groups merge with their own label only; negative: never
+    cap: np.ndarray  # [K] of the summed load of a group
+    class_of: np.ndarray  # [G]
+    class_cap: float
+    target: int  # groups at which to end
+
+
+class MergeState(typing.NamedTuple):
+    """The groups as they merge; each array is written in place."""
+
+    parent: np.ndarray  # [G] union-find: the group that a group has become part of
+    pos: np.ndarray  # [G] a topological position
+    load: np.ndarray  # [G, K]
+    class_parent: np.ndarray  # union-find of the classes
+    class_load: np.ndarray
+    head: np.ndarray  # [G] the first member of each group; `following` leads to the others
+    tail: np.ndarray
+    following: np.ndarray
+    stamp: np.ndarray  # [G] the last search that met a group
+    after: np.ndarray  # [G] the result of a forward search
+    before: np.ndarray  # [G] the result of a backward search
+    slots: np.ndarray
+    keys: np.ndarray
+
+
+as_struct(Edges, MergeLimits, MergeState)
+
+
 @numba.njit(**INNER)
 @typing.no_type_check
-def _search(
-    start, max_steps, other, sign, ptr, adjacent, head, following, parent, pos, stamp, mark, out
-):
+def _search(start, other, sign, edges, state, mark, out):
     """Groups reached from `start` before `other` in topological order, written to `out`.
 
     Returns their number; -1 when `other` is reached by more than the direct edge, -2 when the
     search gives up. `sign` is 1 to follow edges forwards, -1 backwards.
     """
+    ptr = edges.out_ptr if sign > 0 else edges.in_ptr
+    adjacent = edges.out_adjacent if sign > 0 else edges.in_adjacent
+    pos, stamp = state.pos, state.stamp
     count, top, steps = 0, 0, 0
     current = start
     while True:
-        member = head[current]
+        member = state.head[current]
         while member >= 0:
             for e in range(ptr[member], ptr[member + 1]):
                 steps += 1
-                near = _find(parent, adjacent[e])
+                near = _find(state.parent, adjacent[e])
                 if near == other:
                     if current != start:
                         return -1
@@ -45,9 +87,9 @@ def _search(
                     stamp[near] = mark
                     out[count] = near
                     count += 1
-                if steps > max_steps:
+                if steps > MAX_STEPS:
                     return -2
-            member = following[member]
+            member = state.following[member]
         if top == count:
             return count
         current = out[top]
@@ -81,14 +123,15 @@ def _exceeds(load, a, b, cap):
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def _reorder(a, b, before, num_before, after, num_after, pos, slots, keys):
+def _reorder(a, b, num_before, num_after, state):
     """Keep `pos` topological: what b needs comes first, then the merged group a, then a's readers.
 
     The rule of Pearce and Kelly 2007, doi 10.1145/1187436.1210590: the affected groups are
     rearranged over the positions that they hold already.
     """
+    pos, slots, keys = state.pos, state.slots, state.keys
     num = 0
-    for groups, count in ((before, num_before), (after, num_after)):
+    for groups, count in ((state.before, num_before), (state.after, num_after)):
         for i in range(count):
             keys[i] = slots[num] = pos[groups[i]]
             num += 1
@@ -96,91 +139,83 @@ def _reorder(a, b, before, num_before, after, num_after, pos, slots, keys):
     slots[num], slots[num + 1] = pos[a], pos[b]
     _sort_by(slots, slots, num + 2)
     for i in range(num_before):
-        pos[before[i]] = slots[i]
+        pos[state.before[i]] = slots[i]
     pos[a] = slots[num_before]
     for i in range(num_after):
-        pos[after[i]] = slots[num_before + 2 + i]
+        pos[state.after[i]] = slots[num_before + 2 + i]
 
 
 @numba.njit(**BARE)
 @typing.no_type_check
-def contract(
-    out_ptr, out_adjacent, in_ptr, in_adjacent, pairs, may_join, label, load, cap, klass,
-    klass_load, klass_cap, target, class_parent, parent, pos, scratch,
-):  # fmt: skip
+def contract(edges, pairs, may_join, limits, state):
     """Merge the candidate pairs [C, 2] in the order given, where that is safe.
 
-    Groups are numbered in topological order; edges come as two CSR lists. A pair merges when its
-    labels agree and are not negative, its summed `load` [G, K] stays within `cap` [K], its
-    colocation classes are one, or are joined without exceeding `klass_cap` (only where
-    `may_join` [C]), and no path joins the two beside the direct edge. Ends at `target` groups.
-    Writes the merged group [G] of each to `parent` and a topological position [G] to `pos`; both,
-    and `class_parent`, come in counting from 0, `scratch` [8, G] with anything.
+    Groups are numbered in topological order. A pair merges when its labels agree and are not
+    negative, its summed load stays within the cap, its colocation classes are one, or are joined
+    without exceeding their cap (only where `may_join` [C]), and no path joins the two beside the
+    direct edge. Ends at `limits.target` groups. Writes the merged group of each to `state.parent`
+    and its position to `state.pos`; both, and `class_parent`, come in counting from 0.
     """
-    head, tail, following, stamp = scratch[0], scratch[1], scratch[2], scratch[3]
-    after, before, slots, keys = scratch[4], scratch[5], scratch[6], scratch[7]
+    parent, pos, klass_load = state.parent, state.pos, state.class_load
     num = len(parent)
     for g in range(num):
-        head[g] = tail[g] = g
-        following[g], stamp[g] = -1, 0
-    left, mark = num, 0
+        state.head[g] = state.tail[g] = g
+        state.following[g], state.stamp[g] = -1, 0
+    num_groups, mark = num, 0
     for c in range(len(pairs)):
-        if left <= target:
+        if num_groups <= limits.target:
             break
         a, b = _find(parent, pairs[c, 0]), _find(parent, pairs[c, 1])
-        if a == b or label[a] < 0 or label[a] != label[b] or _exceeds(load, a, b, cap):
+        if a == b or limits.label[a] < 0 or limits.label[a] != limits.label[b]:
+            continue
+        if _exceeds(state.load, a, b, limits.cap):
             continue
         if pos[a] > pos[b]:
             a, b = b, a
-        ca, cb = _find(class_parent, klass[a]), _find(class_parent, klass[b])
+        ca = _find(state.class_parent, limits.class_of[a])
+        cb = _find(state.class_parent, limits.class_of[b])
         several = ca != cb and klass_load[ca] > 0 and klass_load[cb] > 0
-        if several and not (may_join[c] and klass_load[ca] + klass_load[cb] <= klass_cap):
+        if several and not (may_join[c] and klass_load[ca] + klass_load[cb] <= limits.class_cap):
             continue
         mark += 1
-        num_after = _search(
-            a, MAX_STEPS, b, np.int64(1), out_ptr, out_adjacent, head, following, parent, pos,
-            stamp, mark, after,
-        )  # fmt: skip
+        num_after = _search(a, b, np.int64(1), edges, state, mark, state.after)
         if num_after == -1:
             continue
         mark += 1
         num_before = 0
         if num_after != 0:
-            num_before = _search(
-                b, MAX_STEPS, a, np.int64(-1), in_ptr, in_adjacent, head, following, parent, pos,
-                stamp, mark, before,
-            )  # fmt: skip
+            num_before = _search(b, a, np.int64(-1), edges, state, mark, state.before)
         # One empty side is proof enough, however large the other.
         if num_before < 0 or (num_after < 0 and num_before > 0):
             continue
         if num_after == 0:
             pos[a] = pos[b]
         elif num_before > 0:
-            _reorder(a, b, before, num_before, after, num_after, pos, slots, keys)
-        _merge(a, b, parent, head, tail, following, load)
+            _reorder(a, b, num_before, num_after, state)
+        _merge(a, b, state)
         if ca != cb:
-            class_parent[cb] = ca
+            state.class_parent[cb] = ca
             klass_load[ca] += klass_load[cb]
-        left -= 1
+        num_groups -= 1
     for g in range(num):
         parent[g] = _find(parent, g)
 
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def _merge(a, b, parent, head, tail, following, load):
+def _merge(a, b, state):
     """Let group a take over the members and the load of b."""
-    parent[b] = a
-    following[tail[a]] = head[b]
-    tail[a] = tail[b]
-    for k in range(load.shape[1]):
-        load[a, k] += load[b, k]
+    state.parent[b] = a
+    state.following[state.tail[a]] = state.head[b]
+    state.tail[a] = state.tail[b]
+    for k in range(state.load.shape[1]):
+        state.load[a, k] += state.load[b, k]
 
 
 @numba.njit(**BARE)
 @typing.no_type_check
 def reads_nothing_else(reader, maker, in_ptr, in_tensor, tensor_maker, answer):
-    """Whether [C] all that the reader reads is made by the maker or read by it too."""
+    """Write to `answer` [C] if the maker makes, or also reads, all inputs of the reader."""
     for c in range(len(reader)):
         end = in_ptr[maker[c] + 1]
         answer[c] = True

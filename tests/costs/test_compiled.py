@@ -10,6 +10,7 @@ import pytest
 
 from gdp import api
 from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.corpus.small import small_models
 from gdp.costs.compiled import (
     PRIOR,
     CompiledCosts,
@@ -26,7 +27,6 @@ from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, Profiled
 from gdp.importers.jax.trace import trace
 from gdp.methods.base import Search
 from gdp.models import load
-from gdp.runtime.profile.jax_corpus import small_models
 
 CALL_S = 5e-6
 KINDS = list(PRIOR)

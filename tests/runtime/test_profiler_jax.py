@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gdp.cluster.presets import device_preset
+from gdp.corpus.small import small_models
 from gdp.costs.compiled import rates_of
 from gdp.errors import ClusterError
 from gdp.runtime.profile.jax import (
@@ -20,7 +21,6 @@ from gdp.runtime.profile.jax import (
     profile_functions,
     quick_profile,
 )
-from gdp.runtime.profile.jax_corpus import small_models
 
 
 def dense(weights, x):
@@ -77,12 +77,11 @@ def test_a_gpu_is_of_the_kind_that_clusters_call_it(model: str, kind: str) -> No
     assert kind == "gpu" or device_preset(kind).kind == kind
 
 
-def test_a_quick_profile_is_enough_for_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_profile_is_enough_for_rates() -> None:
     """Of the smallest model of each of two families here, forward and training."""
     chosen = [(f, m) for f, m in small_models() if m.name.startswith(("dense-4x16", "table-64x"))]
-    monkeypatch.setattr("gdp.runtime.profile.jax_corpus.small_models", lambda: iter(chosen))
     said: list[str] = []
-    made = quick_profile(rounds=1, seconds=0.01, progress=said.append)
+    made = quick_profile(chosen, rounds=1, seconds=0.01, progress=said.append)
     assert said == [m.name for m in made.models] == [m.name for _, m in chosen]
     assert len(made.models) == 4
     step, forward = made.models[1], made.models[0]
@@ -104,8 +103,7 @@ def test_a_quick_profile_takes_the_median_of_the_best_round(
     spent = itertools.chain.from_iterable((0.0, s) for s in itertools.chain(runs, repeat(1.0)))
     clock = SimpleNamespace(perf_counter=itertools.accumulate(spent).__next__)
     monkeypatch.setattr("gdp.runtime.profile.jax.time", clock)
-    monkeypatch.setattr("gdp.runtime.profile.jax_corpus.small_models", lambda: iter(chosen))
-    made = quick_profile(rounds=2, seconds=0.01)
+    made = quick_profile(chosen, rounds=2, seconds=0.01)
     assert [model.latency_s for model in made.models] == [4.0] * len(chosen)
     assert [model.kernels[0].seconds for model in made.models] == [4.0] * len(chosen)
     assert {model.kernels[0].spread for model in made.models} == {0.5}

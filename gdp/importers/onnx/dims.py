@@ -29,7 +29,7 @@ MOST_BITS = 1024
 """Of a number on the way to a size, which has 31."""
 
 Tree = int | str | tuple[Any, ...]  # a number, a symbol, or (function, *arguments)
-_TOKEN = re.compile(r"\s*(?:([0-9]+)|([^\W\d][\w.]*)|(//|\*\*|[-+*/%(),]))")
+_TOKEN = re.compile(r"\s*([0-9]+|[^\W\d][\w.]*|//|\*\*|[-+*/%(),])")
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
@@ -65,9 +65,11 @@ def parse(text: str) -> Tree | None:
     if len(text) > LONGEST:
         return None
     try:
-        return _Parser(text).whole()
+        tokens = _tokens(text)
+        tree = _expression(tokens)
     except (ValueError, RecursionError):
         return None
+    return None if tokens else tree
 
 
 def symbols(text: str) -> tuple[str, ...]:
@@ -112,90 +114,58 @@ def _value(tree: Tree, sizes: Mapping[str, int]) -> Fraction:
     return found
 
 
-class _Parser:
-    """Recursive descent over the tokens of a text; raises `ValueError` where it is malformed."""
+_LEVEL = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2, "**": 3}
 
-    def __init__(self, text: str) -> None:
-        self.text, self.position = text, 0
-        self.kind, self.token = 0, ""
-        self.advance()
 
-    def advance(self) -> None:
-        """Read the next token: 1 a number, 2 a name, 3 a sign, 0 the end."""
-        found = _TOKEN.match(self.text, self.position)
-        if found is None:
-            if self.text[self.position :].strip():
-                raise ValueError("no token")
-            self.kind, self.token = 0, ""
-            return
-        self.kind, self.position = found.lastindex or 0, found.end()
-        self.token = found[self.kind]
+def _tokens(text: str) -> list[str]:
+    """The tokens of a text, the last one first; raises `ValueError` where there is no token."""
+    found, position = [], 0
+    while match := _TOKEN.match(text, position):
+        found.append(match[1])
+        position = match.end()
+    if text[position:].strip():
+        raise ValueError("no token")
+    return found[::-1]
 
-    def take(self, *signs: str) -> str:
-        """The sign at hand if it is one of these, which is then read; else an empty string."""
-        if self.kind != 3 or self.token not in signs:
-            return ""
-        sign = self.token
-        self.advance()
-        return sign
 
-    def require(self, sign: str) -> None:
-        """Read a sign that must stand here."""
-        if not self.take(sign):
-            raise ValueError(f"no {sign}")
+def _expression(tokens: list[str], level: int = 1) -> Tree:
+    """Operands joined by signs of this level or a higher one, by precedence climbing."""
+    tree = _operand(tokens)
+    while tokens and _LEVEL.get(tokens[-1], 0) >= level:
+        sign = tokens.pop()
+        # A power takes the powers behind it; other signs are taken from left to right.
+        tree = (sign, tree, _expression(tokens, _LEVEL[sign] + (sign != "**")))
+    return tree
 
-    def whole(self) -> Tree:
-        """The tree of the whole text."""
-        tree = self.sum()
-        if self.kind:
-            raise ValueError("more than an expression")
-        return tree
 
-    def sum(self) -> Tree:
-        """Products, added or subtracted from left to right."""
-        return self.chain(self.product, "+", "-")
+def _operand(tokens: list[str]) -> Tree:
+    """A number, a symbol, a call, or an expression in parentheses; perhaps negated."""
+    token = tokens.pop() if tokens else ""
+    if token == "-":
+        return ("0-", _operand(tokens))
+    if token == "(":
+        return _until_closed(tokens)[0]
+    if token.isdecimal():
+        return int(token)
+    if not token or token in _LEVEL or token in "),":
+        raise ValueError("no number and no name")
+    if not tokens or tokens[-1] != "(":
+        return token
+    tokens.pop()
+    if token not in _FUNCTIONS:
+        raise ValueError(f"no function {token}")
+    return (token, *_until_closed(tokens, ","))
 
-    def product(self) -> Tree:
-        """Powers, multiplied or divided from left to right."""
-        return self.chain(self.power, "*", "/", "//", "%")
 
-    def chain(self, part: Callable[[], Tree], *signs: str) -> Tree:
-        """Parts with these signs between them."""
-        tree = part()
-        while sign := self.take(*signs):
-            tree = (sign, tree, part())
-        return tree
-
-    def power(self) -> Tree:
-        """One part, perhaps to a power, which may be one itself."""
-        base = self.unary()
-        return ("**", base, self.power()) if self.take("**") else base
-
-    def unary(self) -> Tree:
-        """A number, a symbol, a call, or what stands in parentheses; perhaps negated."""
-        if self.take("-"):
-            return ("0-", self.unary())
-        if self.take("("):
-            tree = self.sum()
-            self.require(")")
-            return tree
-        kind, token = self.kind, self.token
-        if kind not in (1, 2):
-            raise ValueError("no number and no name")
-        self.advance()
-        if kind == 1:
-            return int(token)
-        return self.call(token) if self.take("(") else token
-
-    def call(self, name: str) -> Tree:
-        """The arguments of a function, whose parenthesis is open."""
-        if name not in _FUNCTIONS:
-            raise ValueError(f"no function {name}")
-        arguments = [self.sum()]
-        while self.take(","):
-            arguments.append(self.sum())
-        self.require(")")
-        return (name, *arguments)
+def _until_closed(tokens: list[str], separator: str = "") -> list[Tree]:
+    """Expressions between separators, up to the parenthesis that closes them."""
+    parts = [_expression(tokens)]
+    while separator and tokens and tokens[-1] == separator:
+        tokens.pop()
+        parts.append(_expression(tokens))
+    if not tokens or tokens.pop() != ")":
+        raise ValueError("no )")
+    return parts
 
 
 class Dimensions:
@@ -223,7 +193,7 @@ class Dimensions:
         return tuple(self._size(value.name, axis, dim) for axis, dim in enumerate(value.shape))
 
     def named(self, value: ir.Value, axis: int) -> int | None:
-        """What the user bound to one axis of one tensor."""
+        """The size that the user bound to one axis of one tensor."""
         return self.sizes.get(f"{value.name}:{axis}") if self.sizes else None
 
     def _size(self, name: str | None, axis: int, dim: int | ir.SymbolicDim) -> int | None:

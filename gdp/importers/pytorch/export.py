@@ -58,17 +58,32 @@ def exported(
 
 
 def _require_real_constants(program: Any, label: str) -> None:
-    """Refuse weights that the code reached around autograd (`self.w.data`) where it also writes in
-    place: torch keeps them as constants without memory, and its decompositions crash on them."""
+    """Refuse writes to weights that the code reached around autograd (`self.w.data`) on meta: torch
+    keeps such weights as constants without memory, and its decompositions crash on the writes."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    for name, constant in program.constants.items():
-        if isinstance(constant, FakeTensor):
-            raise ModelError(
-                f"{label}: the forward pass uses the data of a weight outside of autograd "
-                f"(constant {name!r}, such as self.w.data) and writes in place; write to the "
-                "weight itself under torch.no_grad(), or give weights that are not on meta"
-            )
+    constants = dict(program.graph_signature.inputs_to_lifted_tensor_constants)
+    for node in filter(_writes, _all_nodes(program.graph_module)):
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            name = constants.get(_base_of_view(value).name, "")
+            if isinstance(program.constants.get(name), FakeTensor):
+                raise ModelError(
+                    f"{label}: the forward pass uses the data of a weight outside of autograd "
+                    f"(constant {name!r}, such as self.w.data) and writes in place; write to the "
+                    "weight itself under torch.no_grad(), or give weights that are not on meta"
+                )
+
+
+def _base_of_view(node: Any) -> Any:
+    """The node whose memory a chain of views shows."""
+    while node.op == "call_function":
+        returns = getattr(getattr(node.target, "_schema", None), "returns", ())
+        if not returns or returns[0].alias_info is None:
+            break
+        node = node.args[0]
+    return node
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from gdp.cluster.presets import device_names, device_preset
 from gdp.costs.learned import SEGMENT_OPS
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
+from gdp.importers.jax.model import JaxModel
 from gdp.runtime.profile.record import statistic
 
 EQUATIONS = SEGMENT_OPS
@@ -258,19 +259,27 @@ def _between_cpus(call_s: float, rounds: int) -> Overheads:
 
 
 def quick_profile(
-    rounds: int = 5, seconds: float = 0.6, progress: Callable[[str], None] | None = None
+    entries: Sequence[tuple[str, JaxModel]],
+    rounds: int = 5,
+    seconds: float = 0.6,
+    progress: Callable[[str], None] | None = None,
 ) -> Profile:
-    """The profile of `jax_corpus` on all of this machine's cores, a minute and a half: what
-    `gdp.costs.compiled` fits rates to."""
+    """Profile whole functions on all of this machine's cores; `gdp.costs.compiled` fits its rates
+    to such a profile.
+
+    Args:
+        entries: (family, model) of the functions, such as `gdp.corpus.small.small_models` has them.
+        rounds: in each of which every function is run.
+        seconds: for the runs of one function, in all rounds.
+        progress: is called with the name of each model before it is compiled.
+    """
     import jax
 
     from gdp.cluster.detect import cpu_model
     from gdp.runtime.jax.values import argument_values
     from gdp.runtime.ort.sessions import usable_cores
-    from gdp.runtime.profile.jax_corpus import small_models
 
     device = jax_device("cpu")
-    entries = list(small_models())
     ready: list[Callable[[], None]] = []
     for _, model in entries:
         if progress is not None:

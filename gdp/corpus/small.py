@@ -4,6 +4,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from gdp.importers.jax.model import JaxModel
 
 Shapes = tuple[int, ...]
@@ -50,15 +53,11 @@ def _model(
 
 
 def _f32(*shape: int) -> Any:
-    import jax
-    import jax.numpy as jnp
-
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def dense(rows: int, width: int, layers: int) -> tuple[Any, Any, Any]:
     """Dense layers with a bias and an activation each."""
-    import jax.numpy as jnp
 
     def loss(params: Any, x: Any) -> Any:
         for w, b in params:
@@ -70,8 +69,6 @@ def dense(rows: int, width: int, layers: int) -> tuple[Any, Any, Any]:
 
 def tapered(rows: int, width: int) -> tuple[Any, Any, Any]:
     """Layers of 3/5 of the width before, and the loss of choosing among the last ones."""
-    import jax
-    import jax.numpy as jnp
 
     def loss(params: Any, batch: Any) -> Any:
         x, wanted = batch
@@ -86,8 +83,6 @@ def tapered(rows: int, width: int) -> tuple[Any, Any, Any]:
 
 def batched(count: int, rows: int, width: int, layers: int) -> tuple[Any, Any, Any]:
     """Products within each sample, over rows and over columns, normalised between."""
-    import jax
-    import jax.numpy as jnp
 
     def loss(params: Any, x: Any) -> Any:
         for p in params:
@@ -102,8 +97,6 @@ def batched(count: int, rows: int, width: int, layers: int) -> tuple[Any, Any, A
 
 def attention(steps: int, width: int, layers: int) -> tuple[Any, Any, Any]:
     """Blocks of attention with four heads, normalised, and two dense layers each."""
-    import jax
-    import jax.numpy as jnp
 
     def norm(x: Any, scale: Any) -> Any:
         centred = x - x.mean(-1, keepdims=True)
@@ -127,8 +120,6 @@ def attention(steps: int, width: int, layers: int) -> tuple[Any, Any, Any]:
 
 def convolution(size: int, channels: int, layers: int) -> tuple[Any, Any, Any]:
     """Convolutions of 3 x 3 with a residual, pooled at the end."""
-    import jax
-    import jax.numpy as jnp
 
     def loss(kernels: Any, x: Any) -> Any:
         for kernel in kernels:
@@ -143,8 +134,6 @@ def convolution(size: int, channels: int, layers: int) -> tuple[Any, Any, Any]:
 
 def pyramid(size: int, channels: int, layers: int) -> tuple[Any, Any, Any]:
     """Convolutions of 5 x 5 whose images halve and channels grow by half; a dense head."""
-    import jax
-    import jax.numpy as jnp
 
     def loss(params: Any, x: Any) -> Any:
         for kernel, scale in params["kernels"]:
@@ -163,8 +152,6 @@ def pyramid(size: int, channels: int, layers: int) -> tuple[Any, Any, Any]:
 
 def separable(size: int, channels: int, layers: int) -> tuple[Any, Any, Any]:
     """Convolutions of each channel alone, then of all channels at each point; pooled windows."""
-    import jax
-    import jax.numpy as jnp
 
     def loss(params: Any, x: Any) -> Any:
         for own, point in params:
@@ -183,8 +170,6 @@ def separable(size: int, channels: int, layers: int) -> tuple[Any, Any, Any]:
 
 def recurrence(rows: int, width: int, steps: int) -> tuple[Any, Any, Any]:
     """A gated recurrent layer, unrolled."""
-    import jax
-    import jax.numpy as jnp
 
     def loss(params: Any, xs: Any) -> Any:
         state = jnp.zeros((rows, width))
@@ -200,7 +185,6 @@ def recurrence(rows: int, width: int, steps: int) -> tuple[Any, Any, Any]:
 
 def chain(rows: int, width: int, layers: int) -> tuple[Any, Any, Any]:
     """Element-wise arithmetic, sums over rows and columns, and transposes."""
-    import jax.numpy as jnp
 
     def loss(params: Any, x: Any) -> Any:
         for scale in params:
@@ -213,7 +197,6 @@ def chain(rows: int, width: int, layers: int) -> tuple[Any, Any, Any]:
 
 def gates(rows: int, width: int, layers: int) -> tuple[Any, Any, Any]:
     """Cheap element-wise arithmetic over two streams that mix: no function, few reductions."""
-    import jax.numpy as jnp
 
     def loss(params: Any, xs: Any) -> Any:
         x, y = xs
@@ -226,8 +209,6 @@ def gates(rows: int, width: int, layers: int) -> tuple[Any, Any, Any]:
 
 def statistics(rows: int, width: int, layers: int) -> tuple[Any, Any, Any]:
     """Rows and columns brought to mean zero and variance one in turn, transposed between."""
-    import jax
-    import jax.numpy as jnp
 
     def loss(params: Any, x: Any) -> Any:
         for by_row, by_column in params:
@@ -242,8 +223,6 @@ def statistics(rows: int, width: int, layers: int) -> tuple[Any, Any, Any]:
 
 def table(rows: int, width: int, words: int) -> tuple[Any, Any, Any]:
     """Rows of a table, multiplied with a matrix, and the loss of choosing among words."""
-    import jax
-    import jax.numpy as jnp
 
     def loss(params: Any, batch: Any) -> Any:
         x = jnp.tanh(params["table"][batch] @ params["dense"])

@@ -14,7 +14,7 @@ _TF32 = 2.0**-10  # accelerators multiply float32 with ten bits of mantissa unle
 
 
 def argument_values(model: JaxModel, seed: int) -> list[Any]:
-    """The leaves of a model's arguments, in the order of `Recorded.arguments`: what was given as an
+    """The leaves of a model's arguments, in the order of `RecordedJax.arguments`: what was given as an
     array is taken, what was given as a shape is drawn."""
     rng = np.random.default_rng(seed)
     held = model.held

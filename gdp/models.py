@@ -28,7 +28,7 @@ class Traceable(Protocol):
 
     @property
     def name(self) -> str:
-        """What the graph is called."""
+        """Name of the graph."""
         ...
 
     def trace(self) -> "Traced":
@@ -37,27 +37,27 @@ class Traceable(Protocol):
 
 
 Model = str | os.PathLike[str] | OpGraph | Traceable
-"""What every library call takes as a model: what `load` takes."""
+"""A model as every library call takes it: a path or spec, a graph, or a traced model."""
 
 
 def spec_of(model: Model) -> str:
-    """What a user writes for a model; empty for a graph or a traced model, which has no such."""
+    """Path or spec of a model; empty for a graph or a traced model, which have none."""
     return os.fspath(model) if isinstance(model, str | os.PathLike) else ""
 
 
 def is_onnx(spec: Model) -> bool:
-    """Whether a model is an ONNX file, which ONNX Runtime can execute."""
+    """True for an ONNX file, which ONNX Runtime can execute."""
     text = spec_of(spec)
     return text.startswith(ONNX_PREFIX) or text.endswith(".onnx")
 
 
 def is_traced(spec: Model) -> bool:
-    """Whether a model is code that is traced: a JAX function or a PyTorch module."""
+    """True for code that is traced: a JAX function or a PyTorch module."""
     return spec_of(spec).startswith((PYTHON_PREFIX, HF_PREFIX))
 
 
 def is_gguf(spec: Model) -> bool:
-    """Whether a model is a GGUF file of llama.cpp, perhaps with what is asked of it."""
+    """True for a GGUF file of llama.cpp, with or without options."""
     return spec_of(spec).partition("?")[0].endswith(GGUF_SUFFIX)
 
 
@@ -122,7 +122,7 @@ def load(
 
 
 def python_function(spec: str) -> object:
-    """What `python:package.module:function` returns when it is called."""
+    """Result of calling the function of `python:package.module:function`."""
     module_name, separator, function_name = spec.removeprefix(PYTHON_PREFIX).rpartition(":")
     if not separator or not module_name or not function_name:
         raise ModelError(f"{spec!r} must look like python:package.module:function")
@@ -192,7 +192,7 @@ def traced_model(spec: str) -> "JaxModel | TorchModel | OpGraph":
 
 
 def _holds_module(made: object) -> bool:
-    """Whether a tuple begins with a `torch.nn.Module`, or a function stands before inputs of
+    """True for a tuple that begins with a `torch.nn.Module`, or with a function before inputs of
     torch; without torch there is none."""
     torch = sys.modules.get("torch")
     if torch is None:
@@ -206,7 +206,7 @@ def _holds_module(made: object) -> bool:
 
 
 def traced(spec: str, room_bytes: int | None = None) -> "Traced | OpGraph":
-    """What tracing a `python:` or `hf:` model gives, which for `hf:` models is kept; see `load`."""
+    """Trace of a `python:` or `hf:` model; those of `hf:` models are kept between processes."""
     if spec.startswith(HF_PREFIX):
         from gdp.importers.pytorch.huggingface import find_huggingface_trace, huggingface_model
 

@@ -47,8 +47,8 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     sha256: str
 
 
-class Manifest(msgspec.Struct, forbid_unknown_fields=True):
-    """What the corpus holds, who made it, and under which licence."""
+class CorpusManifest(msgspec.Struct, forbid_unknown_fields=True):
+    """The graphs of a corpus, their source and licence."""
 
     source: str
     licence: str
@@ -73,7 +73,7 @@ class Item:
 
 
 def items() -> Iterator[Item]:
-    """Everything the corpus holds, the small sizes of every family first."""
+    """All graphs of the corpus, the small sizes of every family first."""
     by_size: dict[int, list[Item]] = {}
     position: dict[str, int] = {}
     for variant in variants():
@@ -184,7 +184,7 @@ def build_missing(
     rebuild: bool = False,
     said: Callable[[int, int, Entry], None] = lambda done, count, entry: None,
     engine: Engine = HERE,
-) -> Manifest:
+) -> CorpusManifest:
     """Build what a corpus folder lacks of some families, or of all; with `rebuild` all of these.
 
     At most `limit` graphs, and the manifest is written after each, so that it goes on where it was
@@ -215,18 +215,18 @@ def _built(name: str) -> tuple[Entry, bytes]:
         return entry, (Path(folder) / entry.file).read_bytes()
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CorpusManifest:
     """The manifest of a corpus folder; empty where there is none, or no such folder. Raises
     `TargetError` where the folder holds something else."""
     path = folder / MANIFEST
     if path.exists():
-        return read_json(path, _KIND, Manifest)
+        return read_json(path, _KIND, CorpusManifest)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TargetError(f"{str(folder)!r} holds something else than a corpus; give a new folder")
-    return Manifest("gdp corpus build", "Apache-2.0", [])
+    return CorpusManifest("gdp corpus build", "Apache-2.0", [])
 
 
-def write_manifest(manifest: Manifest, folder: Path) -> None:
+def write_manifest(manifest: CorpusManifest, folder: Path) -> None:
     """Write the manifest, graphs sorted by name."""
     manifest.graphs.sort(key=lambda entry: entry.name)
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)

@@ -1,1 +1,1 @@
-"""What is computed."""
+"""Dataflow graphs: their files, groups of ops, and fusion."""

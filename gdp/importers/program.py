@@ -110,7 +110,7 @@ def _flat(value: object) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class Results:
-    """What a program is run for."""
+    """Outputs and new state, which keep the ops that they need alive."""
 
     outputs: Sequence[Value] = ()  # made by `Output` ops, which the program lists
     # New values of weights, and the weights that they replace in place.
@@ -125,14 +125,14 @@ class _Sets:
     parent: dict = field(default_factory=dict)
 
     def find(self, x: object) -> object:
-        """What stands for the set of x; a new x is a set of its own."""
+        """Representative of the set of x; a new x is a set of its own."""
         while self.parent.setdefault(x, x) != x:
             self.parent[x] = self.parent[self.parent[x]]
             x = self.parent[x]
         return x
 
     def union(self, x: object, y: object) -> None:
-        """Join two sets under what stands for that of x."""
+        """Join two sets under the representative of x."""
         self.parent[self.find(y)] = self.find(x)
 
 
@@ -334,14 +334,14 @@ def _detail(op: Op) -> OpDetail:
 
 @contextlib.contextmanager
 def users_code() -> Iterator[None]:
-    """Within, what is printed goes to stderr: stdout may be carrying a result as JSON."""
+    """Redirect prints of a user's code to stderr: stdout may be carrying a result as JSON."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
 
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A graph, and what was not computed exactly on the way to it."""
+    """A graph, and the costs and sizes in it that are not exact."""
 
     graph: OpGraph
     estimated: tuple[str, ...]  # primitives without a formula: one operation per output element
@@ -350,7 +350,7 @@ class Traced:
 
 
 def report(traced: Traced) -> None:
-    """Logs what was estimated or assumed."""
+    """Log what was estimated or assumed."""
     if traced.estimated:
         _log.warning(
             "%s: no cost formula for %s; one operation per output element is assumed",

@@ -399,7 +399,7 @@ def _runs(view: NodeView) -> Runs:
 
 
 def _split_runs(runs: Runs, place: int) -> tuple[Runs, Runs]:
-    """What stands before a position and what from it on; negative positions count from the end."""
+    """The runs before a position and those from it on; negative positions count from the end."""
     left = place if place >= 0 else max(place + sum(count for _, count in runs), 0)
     for i, (item, count) in enumerate(runs):
         if left < count:

@@ -49,7 +49,7 @@ class JaxStep:
 
 
 class TraceContext(NamedTuple):
-    """What surrounds an equation, and so holds of all ops that it becomes."""
+    """Scope and dependencies of an equation, which all ops that it becomes share."""
 
     scope: str = ""  # module path
     waits_for: Sequence[Value] = ()  # made before any of these ops may start
@@ -58,10 +58,10 @@ class TraceContext(NamedTuple):
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """How loops and gradients of a jaxpr are listed."""
+    """Treatment of the loops and gradients of a jaxpr."""
 
     unroll_scan: bool | int = False  # True, or the greatest length that is unrolled
-    trip_count: int | None = None  # of while loops; None: 1 is assumed, and said
+    trip_count: int | None = None  # of while loops; None: 1 is assumed, with a note
     mark_transposed: bool = False  # transposed equations are backward
 
 
@@ -113,7 +113,7 @@ def known_value(aval: Any, array: Any) -> Value:
 def record_step(
     program: TracedProgram, ins: Sequence[Value], outs: Sequence[Value], run: Run
 ) -> None:
-    """Records how values are computed, where the program is to be executed."""
+    """Record the function from some values to others, where the program is to be executed."""
     if program.steps is not None:
         program.steps.append(JaxStep(tuple(ins), tuple(outs), run))
 
@@ -191,7 +191,7 @@ def _emit(
     context: TraceContext,
     of_row: bool = False,
 ) -> list[Value]:
-    """Lists one op and returns its outputs; `of_row`: it is applied to one row of the arrays."""
+    """Append one op, applied to one row of the arrays with `of_row`; its outputs."""
     name, params = eqn.primitive.name, eqn.params
     outs = [value_of(var.aval) for var in eqn.outvars]
     for out in outs if of_row else ():
@@ -223,7 +223,7 @@ def add_op(
     cost: OpCost = OpCost(0.0, 0.0),  # noqa: B008  # frozen
     attributes: dict[str, Attribute] | None = None,
 ) -> list[Value]:
-    """Appends an op and makes it the maker of `outs`."""
+    """Append an op and make it the maker of `outs`."""
     backward = context.backward or program.backward or any(v.backward for v in ins)
     index = len(program.ops)
     for i, out in enumerate(outs):
@@ -349,7 +349,7 @@ def whole(program: TracedProgram, value: Value | Stacked, scope: str) -> Value:
 
 
 def _row_count(name: str, ins: Sequence[Value | Stacked], outvars: Sequence[Any]) -> int:
-    """How many rows an op is applied to one by one; 0 when it reads whole arrays."""
+    """Number of rows that an op is applied to one by one; 0 when it reads whole arrays."""
     stacks = [v for v in ins if isinstance(v, Stacked)]
     if not stacks or name not in _ROWWISE:
         return 0
@@ -430,7 +430,7 @@ def equation(eqn: Any) -> Run:
 
 
 def _debug_info(core: Any) -> Any:
-    """What JAX wants to know of a jaxpr for its messages."""
+    """Debug information, which JAX requires of every jaxpr."""
     return core.DebugInfo("gdp", "one equation", None, None)
 
 
@@ -457,7 +457,7 @@ def add_arrays(one: Any, two: Any) -> Sequence[Any]:
 
 
 def scan_parts(eqn: Any) -> tuple[int, int]:
-    """How many inputs of a scan are constant, and how many values it carries.
+    """(inputs of a scan that are constant, values that it carries).
 
     Read off the shapes, because JAX versions name the parameters differently: only what is scanned
     or collected has an axis more outside of the body than inside.

@@ -1,4 +1,4 @@
-"""A JAX function with its example arguments: what `python:package.module:function` returns."""
+"""A JAX function with its example arguments, as a user's Python function returns it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ _STEP_OPTIONS = ("name", "optimizer", "microbatches", "has_aux", "unroll_scan", 
 
 @dataclass(frozen=True, eq=False)
 class RecordedJax:
-    """A graph with all that it takes to execute it."""
+    """A graph of a JAX function, and the steps that execute it."""
 
     graph: OpGraph
     steps: tuple[JaxStep, ...]  # in an order that computes every value before it is read
@@ -57,7 +57,7 @@ class JaxModel:
 
     @property
     def trains(self) -> bool:
-        """Whether the function is a loss that a training step is made of."""
+        """True where the function is a loss that a training step is made of."""
         return "optimizer" in self.options
 
     @property
@@ -76,7 +76,7 @@ class JaxModel:
 
     @property
     def microbatches(self) -> int:
-        """Into how many pieces a training step cuts its batch; 1: not at all."""
+        """Pieces that a training step cuts its batch into."""
         return int(self.options.get("microbatches", 1))
 
     def trace(self) -> Traced:
@@ -84,7 +84,7 @@ class JaxModel:
         return traced(self._listing(record=False))
 
     def record(self) -> RecordedJax:
-        """The graph, and how each of its values is computed."""
+        """The graph, and the steps that compute its values."""
         listing = self._listing(record=True)
         graph = traced(listing).graph
         return RecordedJax(

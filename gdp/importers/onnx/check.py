@@ -1,7 +1,7 @@
-"""What onnx_ir and the operators' rules take for granted of a protobuf, checked before they see it.
+"""Fields that every valid ONNX model has, checked before onnx_ir and the rules read them.
 
-The libraries behind the importer trust a model's fields: some raise whatever comes, some end the
-process. What every valid model has is looked at here, one node after the other.
+The libraries behind the importer trust a model's fields: some raise exceptions of any kind, some
+end the process.
 """
 
 import functools
@@ -26,7 +26,7 @@ _MESSAGES = {
 
 
 def check_fields(model: onnx.ModelProto) -> None:
-    """Raises `ModelError` naming the first field that no valid model has."""
+    """Raise `ModelError` naming the first field that no valid model has."""
     for opset in (*model.opset_import, *(o for f in model.functions for o in f.opset_import)):
         if not 1 <= opset.version <= MAX_OPSET:
             raise ModelError(
@@ -113,7 +113,7 @@ def _schema(op_type: str, version: int) -> tuple[Mapping[str, int], tuple[str, .
 
 
 def _check_against_schema(node: onnx.NodeProto, version: int) -> None:
-    """The rules read attributes as the operator's schema says that they are."""
+    """Raise `ModelError` where an attribute is missing or not of the kind in the schema."""
     kinds, required = _schema(node.op_type, version)
     given = {attribute.name: attribute for attribute in node.attribute}
     for name in required:

@@ -107,7 +107,7 @@ def _inline(model: ir.Model, source: str) -> None:
 
 
 def _inlined_nodes(model: ir.Model) -> int:
-    """How many nodes a model has once every call is replaced by what the function holds: a chain
+    """Number of nodes of a model once every call is replaced by the function's nodes: a chain
     of functions that each call the next one twice doubles with every one of them."""
     size: dict[ir.OperatorIdentifier, int] = {}
 

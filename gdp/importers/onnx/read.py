@@ -237,7 +237,7 @@ def _varint_bytes(value: int) -> bytes:
 
 
 def _why_undecodable(path: Path) -> str:
-    """What is likely wrong with a file that protobuf rejects."""
+    """Likely reason why protobuf rejects a file."""
     try:
         _read_stripped(path, longer_than=0)  # every message is looked into
     except _TooDeep:

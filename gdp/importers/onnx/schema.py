@@ -9,7 +9,15 @@ from onnx import checker, defs, shape_inference
 
 from gdp.errors import ModelError
 from gdp.importers.onnx.read import one_line
-from gdp.ops.onnx_view import Fact, Inferred, NodeView, Partial, Tensor, TensorList
+from gdp.ops.onnx_view import (
+    Fact,
+    Inferred,
+    NodeView,
+    Partial,
+    Tensor,
+    TensorList,
+    broadcast,
+)
 
 # Domains whose operators the onnx package defines.
 STANDARD_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
@@ -29,7 +37,7 @@ class SchemaInference:
         self._cache: dict[tuple, list[Inferred]] = {}
 
     def __call__(self, view: NodeView) -> list[Inferred]:
-        """What each output is; outputs that the schema says nothing of are an empty `Partial`.
+        """Type and shape of each output; an empty `Partial` where the schema infers nothing.
 
         Raises `ModelError` when the operator does not exist or rejects its inputs.
         """
@@ -163,8 +171,6 @@ def _without_function(view: NodeView) -> list[Inferred]:
     if view.op_type in _LIKE_FIRST_INPUT:
         return [first]
     if view.op_type in _BROADCAST_TO_BOOL:
-        from gdp.ops.onnx_view import broadcast
-
         shapes = [fact.shape for fact in view.inputs if isinstance(fact, Tensor)]
         return [Tensor(ir.DataType.BOOL, broadcast(*shapes))]
     return [Partial(first.dtype)]

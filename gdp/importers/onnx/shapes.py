@@ -50,10 +50,10 @@ RANDOM = {
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What the user decides about a model that does not say it itself."""
+    """Choices of the user where a model leaves something open."""
 
     dims: Mapping[str, int] = field(default_factory=dict)
-    trips: int | None = None  # of a loop whose trip count is no constant; None: 1, and said
+    trips: int | None = None  # of a loop whose trip count is no constant; None: 1, with a note
     unknown: Unknown = "error"  # operators of unknown domains: refuse, or estimate their costs
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Facts:
             logger.warning("%s", text)
 
     def view(self, node: ir.Node) -> NodeView:
-        """A node with what is known of its inputs, and of its outputs where they were visited."""
+        """A node with the facts of its inputs, and of its outputs where they were visited."""
         read = {value for value in node.inputs if value is not None}
         return NodeView(
             name=node.name or "",
@@ -128,7 +128,7 @@ class Facts:
         return self.model.opset_imports.get(domain, 1)
 
     def fact(self, value: ir.Value, reader: ir.Node) -> Fact:
-        """What is known of a value; raises `ModelError`, naming the reader, on one not yet made."""
+        """Type and shape of a value; raises `ModelError` naming the reader where it is not made."""
         fact = self.tensors.get(value)
         if fact is None:
             raise ModelError(
@@ -298,7 +298,7 @@ class Facts:
 
 @contextmanager
 def _malformed(view: NodeView) -> Iterator[None]:
-    """A rule that trips over a node says which one."""
+    """Turn the errors of a rule into a `ModelError` that names the node."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -321,7 +321,7 @@ def _body_outputs(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _sized(fact: Fact, value: ir.Value) -> Fact:
-    """The fact, if it is of a size that can be."""
+    """The fact; raises `ModelError` for a size that no model has."""
     if fact.elements > LARGEST:
         raise ModelError(
             f"tensor {value.name!r} would have {Decimal(fact.elements):.1e} elements; the model is "
@@ -401,8 +401,7 @@ def _loop(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
 
 
 def _trips(facts: Facts, view: NodeView, body: ir.Graph) -> tuple[int, bool]:
-    """How often a loop runs: its constant trip count, the user's word, or once; and whether that
-    is certain."""
+    """(trip count of a loop, True if it is certain): a constant, else the user's option, else 1."""
     limit, condition = view.data(0), view.data(1)
     if condition is not None and not condition.reshape(-1)[0]:
         return 0, True

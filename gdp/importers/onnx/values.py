@@ -30,7 +30,7 @@ Arrays = list[np.ndarray]
 
 
 def can_evaluate(view: NodeView) -> bool:
-    """Whether `evaluate` has a rule for a node and the data that the rule reads."""
+    """True where `evaluate` has a rule for a node and the data that the rule reads."""
     if view.domain != "" or view.op_type not in _RULES or "broadcast" in view.attributes:
         return False  # before operator set 7, broadcasting followed an attribute of its own
     return view.op_type in _BY_SHAPE or all(
@@ -43,8 +43,8 @@ def can_evaluate(view: NodeView) -> bool:
 def evaluate(view: NodeView, inferred: Sequence[Inferred]) -> Arrays | None:
     """The outputs of a node as data, None where they are unknown, large or of no use to shapes.
 
-    `inferred` is what shape inference says of the outputs: how large they are is known before
-    anything is computed, so that no node costs more than `KNOWN_ELEMENTS` an output.
+    `inferred` are the outputs by shape inference: their sizes are known before anything is
+    computed, so that no node costs more than `KNOWN_ELEMENTS` an output.
     """
     sizes = [_most_elements(view, guess) for guess in inferred] or [None]
     if any(size is None or size > KNOWN_ELEMENTS for size in sizes):
@@ -62,7 +62,7 @@ def evaluate(view: NodeView, inferred: Sequence[Inferred]) -> Arrays | None:
 
 
 def _most_elements(view: NodeView, guess: Inferred) -> int | None:
-    """How many elements an output has, or has at most; None where nothing bounds them."""
+    """Upper bound on the elements of an output; None where nothing bounds them."""
     if isinstance(guess, Tensor):
         return guess.elements
     if view.op_type in _AT_MOST:

@@ -68,7 +68,7 @@ def import_transformers() -> Any:
 
 
 def not_at_hand(error: BaseException | None) -> str:
-    """What an error says is missing because of `closed`, empty where it has another reason."""
+    """Name of the thing that `closed` kept from the code; empty for errors of other reasons."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -46,7 +46,7 @@ _REMOVED = {
     "experts_implementation", "_experts_implementation", "_experts_implementation_internal",
     "use_kernels", "kernel_config",
 }  # fmt: skip
-"""What transformers is not told of a configuration: code, and kernels by name."""
+"""Keys of a configuration that transformers never sees: code, and kernels by name."""
 
 MOST_LAYERS, MOST_EXPERTS, MOST_LABELS = 1000, 10_000, 1 << 20
 """Several times the largest models there are."""
@@ -136,7 +136,7 @@ class HuggingFaceModel(TorchModel):
         return found
 
     def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
-        """The graph, and how each of its values is computed: traced now."""
+        """The graph and its exported program, traced now."""
         stage(f"tracing {self.label} for execution")
         with closed():
             return super().record(*args, **kwargs)

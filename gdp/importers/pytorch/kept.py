@@ -35,7 +35,7 @@ class _Entry(msgspec.Struct):
 
 
 def keeps() -> bool:
-    """Whether traces are kept at all."""
+    """True unless `GDP_KEEP_TRACES` turns keeping off."""
     return os.environ.get("GDP_KEEP_TRACES", "1").strip().lower() not in ("0", "no", "off", "false")
 
 

@@ -21,7 +21,7 @@ _CALL = re.compile(r"@\d+$")
 
 @dataclass
 class ExportedOps(ProgramOps):
-    """The ops of an FX graph, and what became of its nodes. Not frozen: nodes are appended."""
+    """The ops of an exported FX graph, and the values of its nodes. Nodes are appended."""
 
     # The base of every tensor node, or of every element of a node that makes several; None where
     # it makes no tensor.
@@ -285,7 +285,7 @@ def _require_dense(tensor: Any, what: str) -> None:
 
 
 def _require_sizes(listing: ExportedOps, node: Any, tensors: Sequence[Any]) -> None:
-    """Refuses sparse tensors and sizes that nothing bounds; notes those whose bound is taken."""
+    """Refuse sparse tensors and sizes that nothing bounds; note sizes whose bound is taken."""
     scope = scope_of(node, listing.prefix)
     what = f"{op_name(node.target)!r}{f' in module {scope!r}' if scope else ''}"
     for tensor in filter(_is_tensor, tensors):
@@ -342,7 +342,7 @@ def _symbols(size: Any) -> set[Any]:
 
 
 def _is_open(size: Any) -> bool:
-    """Whether a size depends on data, so that the example inputs do not give it."""
+    """True for a size that depends on data, so that the example inputs do not give it."""
     node = getattr(size, "node", None)
     if node is None:
         return False
@@ -362,7 +362,7 @@ _ANY_SIZE = 1 << 48
 
 
 def _at_most(value: Any) -> Any:
-    """What a formula is given for a value: sizes that depend on data at their upper bound."""
+    """A value for torch's FLOP formulas, with sizes that depend on data at their upper bound."""
     import torch
 
     if isinstance(value, list | tuple):
@@ -398,6 +398,6 @@ def _storage(tensor: Any) -> int:
 
 
 def require_function(node: Any, label: str) -> None:
-    """Refuses what a functional graph of ATen ops does not hold."""
+    """Refuse nodes that a functional graph of ATen ops does not hold."""
     if node.op not in ("placeholder", "call_function", "get_attr", "output"):
         raise ModelError(f"{label}: node {node.name!r} is a {node.op}, which cannot be placed")

@@ -1,4 +1,4 @@
-"""A PyTorch module with its example inputs: what is traced, executed and exported."""
+"""A PyTorch module with its example inputs, ready to be traced, executed or exported."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,7 +26,7 @@ _OPTIONS = ("name", "dynamic_shapes", "held", "optimizer", "loss")
 
 @dataclass(frozen=True, eq=False)
 class RecordedTorch:
-    """A graph with all that it takes to execute it."""
+    """A graph of a PyTorch module, and the exported program that executes it."""
 
     graph: OpGraph
     program: Any  # torch.export.ExportedProgram
@@ -63,12 +63,12 @@ class TorchModel:
 
     @property
     def trains(self) -> bool:
-        """Whether a training step is meant."""
+        """True where the graph is that of a training step."""
         return "optimizer" in self.options
 
     @property
     def label(self) -> str:
-        """What the graph is called: the `name` that was asked for, else the module's."""
+        """Name of the graph: the option `name`, else the module's."""
         return str(self.options.get("name") or self.name)
 
     @property
@@ -92,7 +92,7 @@ class TorchModel:
         )
 
     def record(self) -> RecordedTorch:
-        """The graph, and how each of its values is computed. For inference only."""
+        """The graph and the exported program that executes it; raises `ModelError` for training."""
         if self.trains:
             raise ModelError(f"{self.name}: training steps of torch are placed, not executed")
         listing, results, program = self._listed()
@@ -181,7 +181,7 @@ def _held_inputs(signature: Any, held: Sequence[str], label: str) -> list[str]:
 
 
 def _identity(program: Any, name: str) -> object:
-    """What tied weights share: their memory."""
+    """Identity of a weight that tied ones share: their memory."""
     signature = program.graph_signature
     target = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.get(name)
     tensor = program.state_dict.get(target)

@@ -18,7 +18,7 @@ from gdp.importers.pytorch.listing import ExportedOps, list_call, list_inputs, l
 
 @dataclass(frozen=True)
 class OptimizerUpdate:
-    """What an optimizer does with each number of a parameter."""
+    """Work and state of an optimizer for each number of a parameter."""
 
     name: str  # op type
     states: int  # further numbers that are kept
@@ -73,7 +73,7 @@ def list_training_step(model: Any) -> tuple[ExportedOps, Results]:
 def _updated(
     listing: ExportedOps, name: str, gradient: Value, update: OptimizerUpdate | None
 ) -> list[tuple[Value, Value]]:
-    """Appends the update of one parameter; its new value and states with those they replace."""
+    """Append the update of one parameter; its new value and states with those they replace."""
     weight = listing.weight_of[name]
     if update is None or weight.weight is None:
         return [(gradient, weight)]
@@ -104,7 +104,7 @@ def _updated(
 
 @dataclass
 class _Marks:
-    """Which node of the recorded graph belongs to which module. Filled while recording."""
+    """Module and direction of each node of the recorded graph. Filled while recording."""
 
     differentiated: list[str] = field(default_factory=list)  # parameters that have gradients
     current: tuple[str, bool] = ("", False)  # the scope, and whether autograd runs it
@@ -123,7 +123,7 @@ class _Marks:
         return self.found.get(node.name, self.current)[0]
 
     def is_backward(self, node: Any) -> bool:
-        """Whether autograd made the node."""
+        """True for nodes that autograd made."""
         return self.found.get(node.name, self.current)[1]
 
 
@@ -195,7 +195,7 @@ def _recorder(module: Any, of_tensor: Mapping[int, Any], marks: _Marks) -> Any:
             return made
 
         def follow(self, grad_fn: Any, scope: str) -> None:
-            """What autograd will run for this node is of its scope."""
+            """Mark the functions that autograd will run for this node with its scope."""
             todo = [grad_fn]
             while todo:
                 function = todo.pop()

@@ -14,8 +14,8 @@ _TF32 = 2.0**-10  # accelerators multiply float32 with ten bits of mantissa unle
 
 
 def argument_values(model: JaxModel, seed: int) -> list[Any]:
-    """The leaves of a model's arguments, in the order of `RecordedJax.arguments`: what was given as an
-    array is taken, what was given as a shape is drawn."""
+    """The leaves of a model's arguments, in the order of `RecordedJax.arguments`: the arrays that
+    were given, random ones where a shape was given."""
     rng = np.random.default_rng(seed)
     held = model.held
     filled = [_filled(argument, i in held, rng) for i, argument in enumerate(model.args)]

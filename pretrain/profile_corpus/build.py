@@ -13,20 +13,66 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import onnx
+from onnx import numpy_helper
+
 from gdp.costs.profile import load_profile, merge, save_profile
 from gdp.errors import GdpError
+from gdp.importers.onnx.read import resolve_spec
 from gdp.runtime.profile.ort import ProfileConfig, profile_models
-from pretrain.profile_corpus import exports, images, layouts, light, sequences, synthetic
+from pretrain.profile_corpus import exports, random_networks, random_operators
 
 LOG = logging.getLogger(__name__)
 SYNTHETIC = {
-    "cnn": synthetic.random_cnn,
-    "transformer": sequences.random_transformer,
-    "ops": sequences.random_ops,
-    "image_ops": images.random_image_ops,
-    "joined": layouts.random_joined,
-    "windows": layouts.random_windows,
+    "cnn": random_networks.random_cnn,
+    "transformer": random_networks.random_transformer,
+    "ops": random_operators.random_ops,
+    "image_ops": random_operators.random_image_ops,
+    "joined": random_networks.random_joined,
+    "windows": random_networks.random_windows,
 }
+# (name, family, batch, image size or None for the model's own)
+LIGHT: tuple[tuple[str, str, int, int | None], ...] = (
+    ("bvlc_alexnet", "alexnet", 1, None), ("bvlc_alexnet", "alexnet", 4, None),
+    ("zfnet512", "zfnet", 1, None), ("zfnet512", "zfnet", 2, None), ("vgg19", "vgg", 1, None),
+    ("vgg19", "vgg", 2, None), ("shufflenet", "shufflenet", 1, None),
+    ("shufflenet", "shufflenet", 4, None), ("inception_v1", "inception", 1, None),
+    ("inception_v1", "inception", 4, None), ("inception_v2", "inception", 1, None),
+    ("inception_v2", "inception", 4, None), ("resnet50", "resnet", 1, None),
+    ("resnet50", "resnet", 4, None), ("densenet121", "densenet", 1, None),
+    ("densenet121", "densenet", 2, None), ("densenet121", "densenet", 1, 160),
+    ("squeezenet", "squeezenet", 1, None), ("squeezenet", "squeezenet", 4, None),
+    ("squeezenet", "squeezenet", 1, 320),
+)  # fmt: skip
+
+
+def build_light(name: str, batch: int, size: int | None, folder: Path) -> Path:
+    """A light model with another input; reshapes to a fixed batch follow."""
+    path = folder / f"{name}-b{batch}{'' if size is None else f'-i{size}'}.onnx"
+    if path.exists():
+        return path
+    model = onnx.load(resolve_spec(f"onnx:light_{name}"))
+    graph = model.graph
+    held = {i.name for i in graph.initializer}
+    for value in graph.input:
+        if value.name not in held:
+            dims = value.type.tensor_type.shape.dim
+            dims[0].dim_value = batch
+            if size is not None:
+                dims[2].dim_value = dims[3].dim_value = size
+    shapes = {n.input[1] for n in graph.node if n.op_type == "Reshape"}
+    for tensor in graph.initializer:
+        if tensor.name in shapes:
+            values = numpy_helper.to_array(tensor).copy()
+            if values[0] == 1 and batch != 1:
+                values[0] = batch
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    del graph.value_info[:]
+    for value in graph.output:
+        value.type.tensor_type.ClearField("shape")
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
+    return path
 
 
 class Entry(NamedTuple):
@@ -40,11 +86,11 @@ class Entry(NamedTuple):
 def corpus(folder: Path, synthetic_count: int, *, with_exports: bool = True) -> Iterator[Entry]:
     """Every model: the light ones, the exports, the random ones. Without `with_exports`, only
     exports that were made before."""
-    for name, family, batch, size in light.LIGHT:
+    for name, family, batch, size in LIGHT:
         label = f"{name}-b{batch}{'' if size is None else f'-i{size}'}"
         yield Entry(
             label, family,
-            lambda n=name, b=batch, s=size: light.build_light(n, b, s, folder / "light"),
+            lambda n=name, b=batch, s=size: build_light(n, b, s, folder / "light"),
         )  # fmt: skip
     for name, entry in exports.EXPORTS.items():
         if with_exports or (folder / "exports" / f"{name}.onnx").exists():
@@ -54,7 +100,7 @@ def corpus(folder: Path, synthetic_count: int, *, with_exports: bool = True) -> 
             path = folder / "syn" / f"{kind}{seed}.onnx"
             yield Entry(
                 f"{kind}{seed}", f"synthetic_{kind}",
-                lambda p=path, m=make, s=seed: p if p.exists() else synthetic.save(m(s), p),
+                lambda p=path, m=make, s=seed: p if p.exists() else random_networks.save(m(s), p),
             )  # fmt: skip
 
 

@@ -1,117 +1,9 @@
-"""Random transformer-like networks, and chains of single operators of every common kind."""
+"""Chains of single operators of every common kind, on sequences and on images."""
 
 import numpy as np
 import onnx
 
-from pretrain.profile_corpus.synthetic import Builder, activation
-
-
-def random_transformer(seed: int) -> onnx.ModelProto:
-    """Two or three blocks of attention and feed-forward layers, written in one of several ways."""
-    b = Builder(seed)
-    heads, head = b.pick(2, 3, 4, 6, 8, 12), b.pick(32, 32, 48, 64, 64, 80, 128)
-    width = heads * head
-    length = b.pick(1, 8, 16, 32, 49, 64, 77, 100, 128, 196, 197, 256)
-    batch = b.pick(1, 1, 1, 2, 4) if length * width < 60_000 else 1
-    style = {
-        "norm": b.pick("op", "op", "parts", "rms"),
-        "gelu": b.pick("op", "erf", "tanh", "relu", "silu"),
-        "gated": b.rng.random() < 0.3,
-        "mask": b.rng.random() < 0.5,
-        "dense": b.pick("add", "add", "gemm", "none"),
-    }
-    x = b.input(batch, length, width)
-    for _ in range(2 if width > 700 else 3):
-        x = b.same("Add", x, attention(b, norm(b, x, style["norm"]), heads, style))
-        x = b.same("Add", x, feed_forward(b, norm(b, x, style["norm"]), style))
-    norm(b, x, style["norm"])
-    return b.model(f"transformer{seed}")
-
-
-def _dense(b: Builder, x: str, width: int, form: str) -> str:
-    *lead, inner = b.shape[x]
-    if form == "gemm":
-        rows = int(np.prod(lead))
-        flat = b.op("Reshape", x, b.constant([rows, inner]), shape=(rows, inner))
-        made = b.op("Gemm", flat, b.weight(width, inner), b.weight(width, scale=0.1),
-                    shape=(rows, width), transB=1)  # fmt: skip
-        return b.op("Reshape", made, b.constant([*lead, width]), shape=(*lead, width))
-    made = b.op("MatMul", x, b.weight(inner, width), shape=(*lead, width))
-    return b.same("Add", made, b.weight(width, scale=0.1)) if form == "add" else made
-
-
-def norm(b: Builder, x: str, form: str) -> str:
-    width = b.shape[x][-1]
-    scale = b.constant(np.ones(width), np.float32)
-    row = (*b.shape[x][:-1], 1)
-    if form == "op":
-        return b.same("LayerNormalization", x, scale, b.weight(width, scale=0.1), axis=-1)
-    axes, eps = b.constant([-1]), b.constant(1e-5, np.float32)
-    centred = x
-    if form == "parts":
-        centred = b.same("Sub", x, b.op("ReduceMean", x, axes, shape=row, keepdims=1))
-    square = b.same("Pow", centred, b.constant(2.0, np.float32))
-    variance = b.op("ReduceMean", square, axes, shape=row, keepdims=1)
-    root = b.op("Sqrt", b.same("Add", variance, eps), shape=row)
-    made = b.same("Mul", b.same("Div", centred, root), scale)
-    return b.same("Add", made, b.weight(width, scale=0.1)) if form == "parts" else made
-
-
-def _heads(b: Builder, x: str, heads: int, last: bool = False) -> str:
-    n, s, width = b.shape[x]
-    split = b.op("Reshape", x, b.constant([n, s, heads, width // heads]),
-                 shape=(n, s, heads, width // heads))  # fmt: skip
-    if last:
-        return b.op("Transpose", split, shape=(n, heads, width // heads, s), perm=[0, 2, 3, 1])
-    return b.op("Transpose", split, shape=(n, heads, s, width // heads), perm=[0, 2, 1, 3])
-
-
-def attention(b: Builder, x: str, heads: int, style: dict) -> str:
-    n, s, width = b.shape[x]
-    form = str(style["dense"])
-    query = _heads(b, _dense(b, x, width, form), heads)
-    key = _heads(b, _dense(b, x, width, form), heads, last=True)
-    value = _heads(b, _dense(b, x, width, form), heads)
-    scores = b.op("MatMul", query, key, shape=(n, heads, s, s))
-    scores = b.same(b.pick("Mul", "Div"), scores, b.constant(8.0, np.float32))
-    if style["mask"]:
-        scores = b.same("Add", scores, b.weight(1, 1, s, s, scale=1.0))
-    shares = b.same("Softmax", scores, axis=-1)
-    mixed = b.op("MatMul", shares, value, shape=(n, heads, s, width // heads))
-    back = b.op("Transpose", mixed, shape=(n, s, heads, width // heads), perm=[0, 2, 1, 3])
-    joined = b.op("Reshape", back, b.constant([n, s, width]), shape=(n, s, width))
-    return _dense(b, joined, width, form)
-
-
-def feed_forward(b: Builder, x: str, style: dict) -> str:
-    width = b.shape[x][-1]
-    inner = int(width * b.pick(2, 3, 4, 4))
-    hidden = _curve(b, _dense(b, x, inner, str(style["dense"])), str(style["gelu"]))
-    if style["gated"]:
-        hidden = b.same("Mul", hidden, _dense(b, x, inner, "none"))
-    return _dense(b, hidden, width, str(style["dense"]))
-
-
-def _curve(b: Builder, x: str, form: str) -> str:
-    """An activation as exporters write it."""
-
-    def number(value: float) -> str:
-        return b.constant(value, np.float32)
-
-    if form == "op":
-        return b.same("Gelu", x)
-    if form == "erf":
-        erf = b.same("Erf", b.same("Div", x, number(2.0**0.5)))
-        return b.same("Mul", b.same("Mul", x, b.same("Add", erf, number(1.0))), number(0.5))
-    if form == "tanh":
-        cube = b.same("Mul", b.same("Pow", x, number(3.0)), number(0.044715))
-        inner = b.same("Mul", b.same("Add", x, cube), number(0.7978845608))
-        half = b.same("Mul", x, number(0.5))
-        return b.same("Mul", half, b.same("Add", b.same("Tanh", inner), number(1.0)))
-    if form == "silu":
-        return b.same("Mul", x, b.same("Sigmoid", x))
-    return b.same("Relu", x)
-
+from pretrain.profile_corpus.random_networks import Builder, activation, conv
 
 UNARY = (
     "Abs", "Neg", "Exp", "Log", "Sqrt", "Erf", "Tanh", "Sigmoid", "Relu", "Gelu", "HardSwish",
@@ -320,4 +212,133 @@ SWEEPS = (
     _unary, _unary, _unary, _binary, _binary, _binary, _reduce, _reduce, _softmax, _softmax,
     _normalise, _normalise, _transpose, _transpose, _transpose, _concat, _slice, _gather, _expand,
     _where, _pad, _split, _matmul, _matmul, _matmul, _matmul, _conv1d, _resize,
+)  # fmt: skip
+
+
+def random_image_ops(seed: int) -> onnx.ModelProto:
+    """Some twenty operators, each on an image of its own."""
+    b = Builder(seed)
+    for _ in range(20):
+        batch, channels = b.pick(1, 1, 1, 2, 4), 8 * int(b.rng.integers(1, 33))
+        limit = int(np.sqrt(8e5 / (batch * channels)))
+        size = int(b.rng.integers(4, max(6, min(limit, 112))))
+        x = b.input(batch, channels, size, size)
+        if b.rng.random() < 0.5:
+            x = activation(b, conv(b, x, 8 * int(b.rng.integers(1, 25)), 1))
+        else:
+            x = b.same("Neg", x)
+        IMAGE_OPS[int(b.rng.integers(len(IMAGE_OPS)))](b, x)
+    return b.model(f"image_ops{seed}")
+
+
+def _lrn(b: Builder, x: str) -> None:
+    b.same("LRN", x, size=5, alpha=1e-4, beta=0.75, bias=1.0)
+
+
+def _pool(b: Builder, x: str) -> None:
+    n, c, h, w = b.shape[x]
+    kernel, stride = b.pick((2, 2), (3, 2), (3, 2), (3, 1), (5, 1), (7, 7), (5, 3))
+    if min(h, w) < kernel:
+        return
+    sides = [(s - kernel) // stride + 1 for s in (h, w)]
+    b.op(b.pick("MaxPool", "MaxPool", "AveragePool"), x, shape=(n, c, *sides),
+         kernel_shape=[kernel] * 2, strides=[stride] * 2)  # fmt: skip
+
+
+def _global_pool(b: Builder, x: str) -> None:
+    n, c, _, _ = b.shape[x]
+    if b.rng.random() < 0.5:
+        b.op("GlobalAveragePool", x, shape=(n, c, 1, 1))
+    else:
+        b.op("ReduceMean", x, b.constant([2, 3]), shape=(n, c, 1, 1), keepdims=1)
+
+
+def _batch_norm(b: Builder, x: str) -> None:
+    c = b.shape[x][1]
+    ones, zeros = (b.constant(np.full(c, v), np.float32) for v in (1.0, 0.0))
+    y = b.same("BatchNormalization", b.same("Abs", x), ones, zeros, zeros, ones)
+    if b.rng.random() < 0.6:
+        b.same("Relu", y)
+
+
+def _channel_scale(b: Builder, x: str) -> None:
+    """Scale, shift or gate by channel, with constants or with computed values."""
+    n, c, _, _ = b.shape[x]
+    if b.rng.random() < 0.5:
+        gate = b.op("GlobalAveragePool", x, shape=(n, c, 1, 1))
+        b.same("Mul", x, b.same("Sigmoid", gate))
+        return
+    y = b.same("Mul", b.same("Abs", x), b.constant(np.ones((c, 1, 1)), np.float32))
+    b.same("Relu", b.same("Add", y, b.constant(np.ones((c, 1, 1)), np.float32)))
+
+
+def _join(b: Builder, x: str) -> None:
+    n, c, h, w = b.shape[x]
+    count = int(b.rng.integers(2, 5))
+    plain = b.rng.random() < 0.5
+    parts = [x if i == 0 else b.same("Abs", x) if plain else conv(b, x, c, 1)
+             for i in range(count)]  # fmt: skip
+    joined = b.op("Concat", *parts, shape=(n, c * count, h, w), axis=1)
+    if b.rng.random() < 0.5:
+        conv(b, joined, 32, 1)
+
+
+def _shuffle(b: Builder, x: str) -> None:
+    n, c, h, w = b.shape[x]
+    groups = b.pick(2, 4, 8)
+    split = (n, groups, c // groups, h, w)
+    y = b.op("Reshape", x, b.constant(split), shape=split)
+    turned = (n, c // groups, groups, h, w)
+    y = b.op("Transpose", y, shape=turned, perm=[0, 2, 1, 3, 4])
+    y = b.op("Reshape", y, b.constant([n, c, h, w]), shape=(n, c, h, w))
+    conv(b, y, c, 1, 1, groups)
+
+
+def _scaled_conv(b: Builder, x: str) -> None:
+    """A normalised convolution with a scale and a shift of its own, as some frameworks write it."""
+    c = 8 * int(b.rng.integers(1, 25))
+    ones, zeros = (b.constant(np.full(c, v), np.float32) for v in (1.0, 0.0))
+    y = b.same("BatchNormalization", conv(b, x, c, b.pick(1, 3)), ones, zeros, zeros, ones)
+    y = b.same("Mul", y, b.constant(np.full((c, 1, 1), 1.5), np.float32))
+    b.same("Relu", b.same("Add", y, b.constant(np.full((c, 1, 1), 0.5), np.float32)))
+
+
+def _residual(b: Builder, x: str) -> None:
+    y = b.same("Add", x, b.same("Abs", x))
+    b.same("Relu", y)
+
+
+def _tokens(b: Builder, x: str) -> None:
+    """An image as a sequence, normalised."""
+    n, c, h, w = b.shape[x]
+    flat = b.op("Reshape", x, b.constant([n, c, h * w]), shape=(n, c, h * w))
+    turned = b.op("Transpose", flat, shape=(n, h * w, c), perm=[0, 2, 1])
+    ones = b.constant(np.ones(c), np.float32)
+    b.same("LayerNormalization", turned, ones, b.weight(c, scale=0.1), axis=-1)
+
+
+def _channels_last(b: Builder, x: str) -> None:
+    n, c, h, w = b.shape[x]
+    turned = b.op("Transpose", x, shape=(n, h, w, c), perm=[0, 2, 3, 1])
+    ones = b.constant(np.ones(c), np.float32)
+    y = b.same("LayerNormalization", turned, ones, b.weight(c, scale=0.1), axis=-1)
+    b.op("Transpose", y, shape=(n, c, h, w), perm=[0, 3, 1, 2])
+
+
+def _windows(b: Builder, x: str) -> None:
+    """Windows of an image, as attention over windows cuts them."""
+    n, c, h, w = b.shape[x]
+    part = next((p for p in (7, 8, 4, 2) if h % p == 0 and h > p), 1)
+    if part == 1:
+        return
+    last = b.op("Transpose", x, shape=(n, h, w, c), perm=[0, 2, 3, 1])
+    split = (n, h // part, part, w // part, part, c)
+    y = b.op("Reshape", last, b.constant(split), shape=split)
+    b.op("Transpose", y, shape=[split[i] for i in (0, 1, 3, 2, 4, 5)], perm=[0, 1, 3, 2, 4, 5])
+
+
+IMAGE_OPS = (
+    _lrn, _lrn, _pool, _pool, _pool, _global_pool, _batch_norm, _batch_norm, _channel_scale,
+    _channel_scale, _scaled_conv, _scaled_conv, _join, _join, _join, _shuffle, _residual, _tokens,
+    _channels_last, _windows,
 )  # fmt: skip

@@ -8,8 +8,7 @@ op by op on the accelerator and on one core, costs calibrated, each model predic
 never saw its family, then executed: on the accelerator alone, and with less memory there than the
 weights take, as gdp places it, as accelerate's own map has it, and offloaded by hand. Times are
 medians with 95% intervals, warmed up and waited for; outputs are compared. OUT gets gpu.json, after
-every step, and gpu.html at the end; a step that fails is recorded, and time is kept to: what runs
-when it is over is cut off.
+every step; a step that fails is recorded, and a step that runs when time is over is cut off.
 """
 
 import argparse
@@ -22,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.models import JAX, TINY, TORCH, jax_function, torch_model
-from benchmarks.gpu.page import write_page
 from benchmarks.gpu.plans import Machine, executed
 from benchmarks.gpu.record import Record
 from gdp.cluster.presets import device_names, device_preset
@@ -215,11 +213,11 @@ def main() -> None:
     if (options.output / "gpu.json").exists():
         parser.error(f"{options.output} holds a run already; name another folder")
     size = options.size or ("full" if options.device == "cuda" else TINY)
-    record = Record(options.output, options.minutes, write_page)
+    record = Record(options.output, options.minutes)
     record.keep("about", about(options.device) | {"size": size})
     Run(options.device, size, record, options.models.split(",")).all()
     record.close()
-    print(options.output / "gpu.html")
+    print(options.output / "gpu.json")
 
 
 if __name__ == "__main__":

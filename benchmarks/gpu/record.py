@@ -1,6 +1,5 @@
 """Steps with budgets of seconds, whose results are on disk as soon as they are there."""
 
-import contextlib
 import json
 import os
 import threading
@@ -17,14 +16,12 @@ MARGIN_S = 5.0
 
 
 class Record:
-    """What a run has found so far, as JSON; `finish` is called with it at the end, or when time is
-    over in the middle of a step."""
+    """Results of a run so far, as `gpu.json`, complete also when time ends in the middle of a
+    step."""
 
-    def __init__(
-        self, folder: Path, minutes: float, finish: Callable[[dict[str, Any], Path], None]
-    ) -> None:
+    def __init__(self, folder: Path, minutes: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.finish = folder, finish
+        self.folder = folder
         self.started_s = time.monotonic()
         self.end_s = self.started_s + 60 * minutes - min(MARGIN_S, 6 * minutes)
         self.found: dict[str, Any] = {"minutes": minutes, "steps": {}, "results": {}}
@@ -77,15 +74,12 @@ class Record:
         with self.lock:
             entry = self.found["steps"].setdefault(name, {})
             entry |= {"status": said, "seconds": seconds}
-            data = json.dumps(self.found, indent=1, default=str)
-            write_atomic(self.folder / "gpu.json", data.encode())
+            self._write()
 
     def _write(self) -> None:
         self.found["seconds"] = time.monotonic() - self.started_s
         data = json.dumps(self.found, indent=1, default=str)
         write_atomic(self.folder / "gpu.json", data.encode())
-        with contextlib.suppress(OSError):
-            self.finish(self.found, self.folder)
 
     def _watch(self) -> None:
         """Ends the process when time is over: a step may be in the middle of a kernel."""

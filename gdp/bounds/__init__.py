@@ -1,1 +1,1 @@
-"""What no placement can beat."""
+"""Lower bounds that no placement can beat."""

@@ -1,93 +1,99 @@
-"""Lower bounds of the latency of one run, cheapest first."""
+"""Lower bounds of the latency of one run, cheapest first.
+
+Memory along a path is priced: where the weights of a longest path do not fit where it runs fastest,
+it must change devices. With a price c_d >= 0 for each byte of device d, any placement that fits
+takes at least
+
+    min over devices of the path's ops of (time along the path + sum of c_d * weights on d)
+        - sum over d of c_d * memory_d
+
+(Lagrangian relaxation of a shortest path with resources: Handler and Zang 1980,
+doi 10.1002/net.3230100403). The minimum is a dynamic program over the path; prices follow the
+overflow of its solution.
+
+Axes: V ops and the end, D devices, L steps of the path.
+"""
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from gdp.bounds.bound import Bound
-from gdp.bounds.effort import Effort
-from gdp.bounds.linear_program import dual_weights
-from gdp.bounds.memory import memory_bound
+from gdp.bounds.budget import Bound, WorkBudget
+from gdp.bounds.linear_program import LinearProgram, dual_value_s, dual_weights, whole_bound
 from gdp.bounds.path_program import (
-    Net,
-    PathModel,
+    TimingGraph,
     build_paths,
-    dual_value_s,
-    least_whole,
-    linear_arguments,
-    net_of,
-    path_model_size,
+    path_program_size,
     rows_bind,
+    timing_graph,
 )
-from gdp.bounds.paths import Arcs, Spans, heads_and_tails, no_spans
-from gdp.bounds.spans import MAX_OPS
+from gdp.bounds.paths import MAX_OPS, Arcs, Spans, heads_and_tails, no_spans, send_s
 from gdp.bounds.work import window_s
 from gdp.problem.problem import Problem, TimeUnit
+from gdp.units import format_bytes
 
-# HiGHS keeps rows to 1e-7 and whole numbers to 1e-6, in units of about one latency.
-_MIP_SLACK = 1e-5
-_MIP_GAP = 1e-3  # what HiGHS leaves open
+_MIP_GAP = 1e-3  # relative; left open by HiGHS
+_PRICE_ROUNDS = 100
+_SHRINK = 0.92  # of the price steps: a sum of 12 first ones is in reach
 
 
-def latency_bounds(problem: Problem, effort: Effort, found_s: float = np.inf) -> list[Bound]:
-    """What each argument proves about the latency of any placement, in any order of its ops.
+def latency_bounds(problem: Problem, budget: WorkBudget, found_s: float = np.inf) -> list[Bound]:
+    """Bounds of the latency of any placement, in any order of its ops.
 
-    The critical path takes O(E D^2); spans take the branches of the effort; where memory binds
-    the linear program of paths is solved, too. A placement that takes `found_s` ends it as soon as
-    no better one is possible.
+    The critical path takes O(E D^2); spans take the branches of the budget; where memory binds
+    the linear program of paths is solved, too.
+
+    Args:
+        problem: Any of the event simulator's.
+        budget: Shared by all proofs.
+        found_s: Value of a known placement, at which nothing more is worth a proof.
     """
-    net = net_of(problem, effort)
-    arcs, spans = net.arcs, net.spans
+    timing = timing_graph(problem, budget)
+    arcs, spans = timing.arcs, timing.spans
     head_s, tail_s = heads_and_tails(arcs, no_spans(problem.num_devices))
     bounds = [_path(problem, arcs, head_s), _window(arcs, head_s, tail_s, "", problem.unit)]
     if len(spans.source):
         head_s, tail_s = heads_and_tails(arcs, spans)
         bounds += [
-            _modules(head_s, spans),
+            _blocks(head_s, spans),
             _window(arcs, head_s, tail_s, " over modules", problem.unit),
         ]
-    split = memory_bound(problem, arcs, spans, head_s, effort)
-    bounds += [] if split is None else [split]
-    return [*bounds, *_programs(problem, net, effort, max(b.value_s for b in bounds), found_s)]
+    priced = _memory(problem, arcs, spans, head_s, budget)
+    bounds += [] if priced is None else [priced]
+    known_s = max(bound.value_s for bound in bounds)
+    return [*bounds, *_programs(problem, timing, budget, known_s, found_s)]
 
 
 def _programs(
-    problem: Problem, net: Net, effort: Effort, known_s: float, found_s: float
+    problem: Problem, timing: TimingGraph, budget: WorkBudget, known_s: float, found_s: float
 ) -> list[Bound]:
-    """The linear program of paths and memory, and the same with whole placements."""
+    """Bounds of the linear program of paths and memory, in shares and with whole placements."""
     if problem.num_devices == 1 or not rows_bind(problem) or known_s <= 0.0:
         return []
-    if known_s >= found_s * (1.0 - 1e-9) or path_model_size(problem) > effort.entries:
+    if known_s >= found_s * (1.0 - 1e-9) or path_program_size(problem) > budget.entries:
         return []
-    model = build_paths(problem, known_s, net)
-    bounds = [] if effort.is_over() else _linear(model, effort)
+    program = build_paths(problem, known_s, timing)
+    bounds = [] if budget.is_over() else _linear(program, budget)
     known_s = max([known_s, *(bound.value_s for bound in bounds)])
-    nodes = effort.nodes(model.a.nnz, paths=True)
-    if nodes == 0 or known_s >= found_s * (1.0 - _MIP_GAP) or effort.is_over():
+    nodes = budget.nodes(program.size, paths=True)
+    if nodes == 0 or known_s >= found_s * (1.0 - _MIP_GAP) or budget.is_over():
         return bounds
-    low = known_s / model.unit_s * (1.0 - 1e-6)
-    solved = least_whole(model, (low, np.inf), effort.remaining_s(), _MIP_GAP, nodes)
-    effort.is_over()
-    if solved.is_infeasible or not np.isfinite(solved.bound):
-        return bounds
-    value_s = solved.bound * model.unit_s * (1.0 - _MIP_SLACK)
-    proven = "solved" if solved.is_optimal else "cut short"
-    rows, _ = model.a.shape
-    text = f"mixed-integer program of paths, work, transfers and memory: {model.shape[0]} groups"
-    return [
-        *bounds,
-        Bound(value_s, f"{text}, {rows} rows, {proven} at {problem.unit.text(value_s)}"),
-    ]
+    text = (
+        "mixed-integer program of paths, work, transfers and memory: "
+        f"{program.shape[0]} groups, {program.a.shape[0]} rows"
+    )
+    whole = whole_bound(program, known_s, budget, nodes, _MIP_GAP, text, problem)
+    return bounds if whole is None else [*bounds, whole]
 
 
-def _linear(model: PathModel, effort: Effort) -> list[Bound]:
+def _linear(program: LinearProgram, budget: WorkBudget) -> list[Bound]:
     """The value of the linear program, from its dual solution: no tolerance enters."""
-    solved = dual_weights(linear_arguments(model), effort.remaining_s())
-    effort.is_over()
+    solved = dual_weights(program, budget.remaining_s())
+    budget.is_over()
     if solved is None:
         return []
-    value_s = dual_value_s(model, solved[0])
-    text = "linear program of paths, work, transfers and memory"
-    return [Bound(value_s, f"{text}: {model.shape[0]} groups in shares, {model.a.shape[0]} rows")]
+    rows, groups = program.a.shape[0], program.shape[0]
+    text = f"linear program of paths, work, transfers and memory: {groups} groups in shares"
+    return [Bound(dual_value_s(program, solved[0]), f"{text}, {rows} rows")]
 
 
 def _path(problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> Bound:
@@ -106,7 +112,7 @@ def _path(problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> Bou
     )
 
 
-def _modules(head_s: Float[np.ndarray, "V D"], spans: Spans) -> Bound:
+def _blocks(head_s: Float[np.ndarray, "V D"], spans: Spans) -> Bound:
     return Bound(
         float(head_s[-1].min()),
         f"critical path over modules: between a fork and its join, {len(spans.source)} times, it "
@@ -137,3 +143,111 @@ def _window(
         f"and are followed by {unit.text(q)} take at least "
         f"{unit.text(max(0.0, value_s - r - q))} on all devices together",
     )
+
+
+def _memory(
+    problem: Problem,
+    arcs: Arcs,
+    spans: Spans,
+    head_s: Float[np.ndarray, "V D"],
+    budget: WorkBudget,
+) -> Bound | None:
+    """The bound of the path behind the largest head; None where its weights fit anywhere.
+
+    O(L D^2) a round.
+    """
+    memory = problem.cluster.memory_bytes.astype(np.float64)
+    if problem.graph.weight_bytes.sum() <= memory.min() or problem.num_ops > MAX_OPS:
+        return None
+    steps_s, path = _longest_path(arcs, spans, head_s)
+    weight = _weights(problem, path)
+    if weight.sum() <= memory.min():
+        return None
+    price = np.zeros(problem.num_devices)
+    best_s = 0.0
+    # Prices are of the order of the slowest way along the path for the bytes that a device holds.
+    slowest_s = float(np.where(np.isfinite(steps_s), steps_s, 0.0).max(axis=(1, 2)).sum())
+    step = 0.5 * slowest_s / memory
+    for _ in range(_PRICE_ROUNDS):
+        if budget.is_over():
+            break
+        value_s, device = _cheapest(steps_s, weight[:, None] * price)
+        best_s = max(best_s, value_s - float(price @ memory))
+        load = np.bincount(device, weight, minlength=len(price))
+        over = load / memory - 1.0
+        over = np.where((price > 0.0) | (over > 0.0), over, 0.0)
+        if not over.any():
+            break
+        price = np.maximum(0.0, price + step * over / np.abs(over).max())
+        step = step * _SHRINK
+    return Bound(
+        best_s,
+        f"memory: {format_bytes(weight.sum())} of weights along the critical path do not fit where "
+        f"it is fastest; spread over devices it takes at least {problem.unit.text(best_s)}",
+    )
+
+
+def _longest_path(
+    arcs: Arcs, spans: Spans, head_s: Float[np.ndarray, "V D"]
+) -> tuple[Float[np.ndarray, "L D D"], Int[np.ndarray, "L"]]:
+    """(seconds from step to step by devices, its ops) of a path that leads to the end of the run.
+
+    Backwards from the end, each time over the arc or span that makes the op wait longest. The first
+    step comes from nowhere and has equal rows.
+    """
+    num_devices = arcs.op_s.shape[1]
+    v = len(arcs.op_s) - 1
+    steps, ops = [], []
+    while v >= 0:
+        ops.append(v)
+        longest_s, step_s, u = -1.0, np.tile(arcs.op_s[v], (num_devices, 1)), -1
+        for k in range(arcs.first_input[v], arcs.first_input[v + 1]):
+            along_s = _along_s(arcs, k, v) + arcs.op_s[v]
+            end_s = float((head_s[arcs.source[k]][:, None] + along_s).min())
+            if end_s > longest_s:
+                longest_s, step_s, u = end_s, along_s, int(arcs.source[k])
+        for k in np.flatnonzero((spans.target == v) & (spans.source >= 0)).tolist():
+            end_s = float((head_s[spans.source[k]][:, None] + spans.span_s[k]).min())
+            if end_s > longest_s:
+                longest_s, step_s, u = end_s, spans.span_s[k], int(spans.source[k])
+        steps.append(step_s)
+        v = u
+    return np.array(steps[::-1]), np.array(ops[::-1], dtype=np.int64)
+
+
+def _along_s(arcs: Arcs, k: int, v: int) -> Float[np.ndarray, "D D"]:
+    """Seconds of arc k into op v from device to device, dispatch included."""
+    along_s = send_s(arcs, np.array([k]))[0] + arcs.opens_s[v][None, :]
+    if arcs.group[arcs.source[k]] == arcs.group[v]:
+        along_s = np.full_like(along_s, np.inf)
+    np.fill_diagonal(along_s, 0.0)
+    return along_s
+
+
+def _weights(problem: Problem, path: Int[np.ndarray, "L"]) -> Float[np.ndarray, "L"]:
+    """Bytes of each op of the path; a weight of several ops counts with the first of them."""
+    graph = problem.graph
+    ops = path[:-1]  # the last one is the end of the run
+    held = graph.weight_bytes[ops].astype(np.float64)
+    _, first = np.unique(graph.weight_id[ops], return_index=True)
+    counted = np.zeros(len(ops), dtype=bool)
+    counted[first] = True
+    return np.append(np.where(counted, held, 0.0), 0.0)
+
+
+def _cheapest(
+    steps_s: Float[np.ndarray, "L D D"], price_s: Float[np.ndarray, "L D"]
+) -> tuple[float, Int[np.ndarray, "L"]]:
+    """(least time plus prices, the devices that take it)."""
+    count, num_devices = price_s.shape
+    total_s = np.zeros(num_devices)
+    came_from = np.zeros((count, num_devices), dtype=np.int64)
+    for k in range(count):
+        ways_s = total_s[:, None] + steps_s[k]
+        came_from[k] = ways_s.argmin(axis=0)
+        total_s = ways_s.min(axis=0) + price_s[k]
+    device = np.zeros(count, dtype=np.int64)
+    device[-1] = int(total_s.argmin())
+    for k in range(count - 1, 0, -1):
+        device[k - 1] = came_from[k, device[k]]
+    return float(total_s.min()), device

@@ -3,46 +3,52 @@
 import numpy as np
 from jaxtyping import Float
 
-from gdp.bounds.bound import Bound
-from gdp.bounds.effort import Effort
-from gdp.bounds.linear_program import dual_weights
-from gdp.bounds.load_memory import NO_MARKS, more_marks, worst_marks
-from gdp.bounds.load_program import (
-    LoadModel,
-    build,
-    group_seconds,
-    least_whole,
-    linear_arguments,
-    model_size,
+from gdp.bounds.budget import Bound, WorkBudget
+from gdp.bounds.linear_program import (
+    LinearProgram,
+    dual_value_s,
+    dual_weights,
+    load_weights,
+    whole_bound,
+)
+from gdp.bounds.loads import (
+    NO_POINTS,
+    build_loads,
+    least_group_seconds,
+    load_program_size,
+    more_points,
+    worst_points,
 )
 from gdp.bounds.work import shared_work_s
 from gdp.problem.problem import Problem, TimeUnit
 from gdp.sim.objectives import memory_binds, objective_of
 from gdp.sim.replicas import may_replicate
 
-# HiGHS keeps rows to 1e-7 and whole numbers to 1e-6, in units of about one period.
-_MIP_SLACK = 1e-5
-_MIP_GAP = 1e-4  # what HiGHS leaves open
+_MIP_GAP = 1e-4  # relative; left open by HiGHS
 _PROVEN = 1e-9
-_MARK_ROUNDS = 6
+_MEMORY_ROUNDS = 6
 
 
 def load_bounds(
-    problem: Problem, effort: Effort, found_s: float = np.inf, *, only_memory: bool = False
+    problem: Problem, budget: WorkBudget, found_s: float = np.inf, *, only_memory: bool = False
 ) -> list[Bound]:
-    """What the busy times of devices and channels prove about any placement.
+    """Bounds from the busy times of devices and channels.
 
-    Work and largest ops take O(N D); the linear program is built where the effort is likely to
+    Work and largest ops take O(N D); the linear program is built where the budget is likely to
     solve it, and then once more with whole placements (a mixed-integer program). Where stages may
     be replicated, each sample has a placement of its own, and loads are means over the samples:
-    what is linear in placements holds of their mean as well, and what counts whole ops on one
-    device is left out (the largest op, and the mixed-integer program). With
-    `only_memory` nothing is done where memory cannot force ops apart. A placement that takes
-    `found_s` ends it as soon as no better one is possible.
+    linear arguments hold of their mean as well, and those that count whole ops on one device are
+    left out (the largest op, and the mixed-integer program).
+
+    Args:
+        problem: Any of the event simulator's.
+        budget: Shared by all proofs.
+        found_s: Value of a known placement, at which nothing more is worth a proof.
+        only_memory: Return nothing where memory cannot force ops apart.
     """
     if only_memory and not memory_binds(problem):
         return []
-    op_s = group_seconds(problem)
+    op_s = least_group_seconds(problem)
     work_s, share = shared_work_s(op_s)
     bounds = [_work(problem, work_s, share)]
     whole = not may_replicate(problem)
@@ -51,17 +57,20 @@ def load_bounds(
     unit_s = max(bound.value_s for bound in bounds)
     if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
         return bounds
-    if model_size(problem) > effort.entries or effort.is_over():
+    if load_program_size(problem) > budget.entries or budget.is_over():
         return bounds
-    model, solved = _with_marks(problem, unit_s, effort)
-    if solved is not None:
-        bounds.append(solved)
+    program, solved = _with_memory(problem, unit_s, budget)
+    bounds += [] if solved is None else [solved]
     known_s = max(bound.value_s for bound in bounds)
-    nodes = effort.nodes(model.a.nnz) if whole else 0
-    if nodes > 0 and known_s < found_s * (1.0 - _MIP_GAP) and not effort.is_over():
-        solved = _whole(model, known_s, effort, nodes, problem.unit)
-        if solved is not None:
-            bounds.append(solved)
+    nodes = budget.nodes(program.size) if whole else 0
+    if nodes > 0 and known_s < found_s * (1.0 - _MIP_GAP) and not budget.is_over():
+        text = (
+            f"mixed-integer program of the loads of {len(program.load_names)} devices and links "
+            f"by {program.shape[0]} groups of ops and {program.a.shape[0]} rows of transfers and "
+            "limits"
+        )
+        solved = whole_bound(program, known_s, budget, nodes, _MIP_GAP, text, problem)
+        bounds += [] if solved is None else [solved]
     return bounds
 
 
@@ -92,84 +101,43 @@ def _crowd(op_s: Float[np.ndarray, "G D"], unit: TimeUnit) -> Bound:
     return Bound(float(value_s[best]) * (1.0 - 1e-12), text)
 
 
-def _with_marks(problem: Problem, unit_s: float, effort: Effort) -> tuple[LoadModel, Bound | None]:
+def _with_memory(
+    problem: Problem, unit_s: float, budget: WorkBudget
+) -> tuple[LinearProgram, Bound | None]:
     """The linear program with the rows of memory that its own solutions break, and its bound."""
-    marks = NO_MARKS
+    points = NO_POINTS
     if memory_binds(problem) and objective_of(problem).memory == "pipeline":
-        marks = worst_marks(problem, np.full((problem.num_groups, problem.num_devices), 1.0))
-    model = build(problem, unit_s, marks)
-    best, x = _linear(model, effort)
-    for _ in range(min(_MARK_ROUNDS, effort.programs(model.a.nnz))):
-        if x is None or not len(marks.op) or effort.is_over():
+        points = worst_points(problem, np.full((problem.num_groups, problem.num_devices), 1.0))
+    program = build_loads(problem, unit_s, points)
+    best, x = _linear(program, budget)
+    for _ in range(min(_MEMORY_ROUNDS, budget.programs(program.size))):
+        if x is None or not len(points.op) or budget.is_over():
             break
-        more = more_marks(marks, worst_marks(problem, x))
-        if len(more.op) == len(marks.op):
+        more = more_points(points, worst_points(problem, x))
+        if len(more.op) == len(points.op):
             break
-        marks = more
-        model = build(problem, unit_s, marks)
-        solved, x = _linear(model, effort)
+        points = more
+        program = build_loads(problem, unit_s, points)
+        solved, x = _linear(program, budget)
         if solved is not None and (best is None or solved.value_s > best.value_s):
             best = solved
-    return model, best
+    return program, best
 
 
 def _linear(
-    model: LoadModel, effort: Effort
+    program: LinearProgram, budget: WorkBudget
 ) -> tuple[Bound | None, Float[np.ndarray, "G D"] | None]:
     """(its value, from the dual solution alone, so that no tolerance enters; x)."""
-    solved = dual_weights(linear_arguments(model), effort.remaining_s())
-    effort.is_over()
+    solved = dual_weights(program, budget.remaining_s())
+    budget.is_over()
     if solved is None:
         return None, None
-    weight, values = solved
-    if weight[: model.num_loads].sum() <= 0.0:
+    weight, x = solved
+    names = program.load_names
+    if weight[: len(names)].sum() <= 0.0:
         return None, None
-    value_s, share = dual_value_s(model, weight)
-    parts = ", ".join(
-        f"{part:.0%} {name}"
-        for part, name in sorted(
-            zip(share, model.load_names, strict=True), key=lambda entry: -entry[0]
-        )[:4]
-        if part > 0.005
-    )
-    x = None
-    if values is not None:
-        x = values[: model.shape[0] * model.shape[1]].reshape(model.shape)
+    weight = load_weights(program, weight)
+    by_share = sorted(zip(weight[: len(names)], names, strict=True), key=lambda entry: -entry[0])
+    parts = ", ".join(f"{part:.0%} {name}" for part, name in by_share[:4] if part > 0.005)
+    value_s = dual_value_s(program, weight)
     return Bound(value_s, f"linear program of loads and transfers, weighed {parts}"), x
-
-
-def dual_value_s(
-    model: LoadModel, weight: Float[np.ndarray, "R"]
-) -> tuple[float, Float[np.ndarray, "L"]]:
-    """(a lower bound of the period in seconds, shares of the loads) from any weights >= 0 of rows.
-
-    sum over groups of min over d of r(g, d) + sum over others of min(0, r) - weight b, where
-    r = weight A and the weights of the loads add up to 1: whatever the weights, no placement is
-    below, so an inexact solver costs tightness, never truth.
-    """
-    scaled = weight / weight[: model.num_loads].sum()
-    reduced = np.where(model.possible, model.a.T @ scaled, np.inf)
-    num_x = model.shape[0] * model.shape[1]
-    by_group = reduced[:num_x].reshape(model.shape).min(axis=1)
-    others = np.minimum(reduced[num_x:], 0.0)
-    value = by_group.sum() + others.sum() - float(scaled @ model.b)
-    return float(value) * model.unit_s, scaled[: model.num_loads]
-
-
-def _whole(
-    model: LoadModel, known_s: float, effort: Effort, nodes: int, unit: TimeUnit
-) -> Bound | None:
-    """The bound of the program with whole placements after so many nodes."""
-    low = known_s / model.unit_s * (1.0 - 1e-6)
-    solved = least_whole(model, (low, np.inf), effort.remaining_s(), _MIP_GAP, nodes)
-    effort.is_over()
-    if solved.is_infeasible or not np.isfinite(solved.bound):
-        return None
-    value_s = solved.bound * model.unit_s * (1.0 - _MIP_SLACK)
-    proven = "solved" if solved.is_optimal else "cut short"
-    return Bound(
-        value_s,
-        f"mixed-integer program of the loads of {len(model.load_names)} devices and links by "
-        f"{model.shape[0]} groups of ops and {model.a.shape[0]} rows of transfers and limits, "
-        f"{proven} at {unit.text(value_s)}",
-    )

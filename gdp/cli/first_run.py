@@ -184,10 +184,10 @@ def _paths(problem: Problem) -> None:
 
 
 def _bounds(problem: Problem) -> None:
-    from gdp.bounds.effort import Effort
+    from gdp.bounds.budget import WorkBudget
     from gdp.bounds.latency import latency_bounds
 
-    latency_bounds(problem, Effort(0.1))
+    latency_bounds(problem, WorkBudget(0.1))
 
 
 def _policy(problem: Problem) -> None:

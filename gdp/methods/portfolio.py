@@ -10,16 +10,16 @@ import numpy as np
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Candidate, Method, Search
+from gdp.methods.fix_and_optimise.latency import applies as latency_applies
+from gdp.methods.fix_and_optimise.latency import latency_fit
+from gdp.methods.fix_and_optimise.period import applies as period_applies
+from gdp.methods.fix_and_optimise.period import period_fit
 from gdp.methods.heuristics.blocks import blocks
 from gdp.methods.heuristics.list_schedule import critical_path, etf, heft
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.modules import modules
 from gdp.methods.heuristics.multilevel import multilevel
 from gdp.methods.heuristics.simple import round_robin, single
-from gdp.methods.latency.fit import applies as latency_applies
-from gdp.methods.latency.fit import latency_fit
-from gdp.methods.period.fit import applies as period_applies
-from gdp.methods.period.fit import period_fit
 from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
 from gdp.methods.scoring import Scored, compile_once, is_compiling, unsupported
 from gdp.methods.search.local_search import as_answer, compile_for_large, improve, local_search

@@ -43,7 +43,7 @@ def unsupported(problem: Problem, name: str) -> Answer | None:
     """The answer of a method that does not know the problem's objective; None where it does."""
     if objective_of(problem).on_links:
         return None
-    return refusal(problem, name, link_objectives(), "; use pipeline_dp, mip or exact")
+    return refusal(problem, name, link_objectives(), "; use pipeline_dp or exact")
 
 
 def refusal(problem: Problem, name: str, known: Iterable[str], hint: str = "") -> Answer:

@@ -2,7 +2,7 @@
 
 Everything here and above asks a row for what it is, never for its name. What only some objectives
 have (bounds, exact programs, compiled annealers) is a table of its own, keyed by name, on the floor
-that has it: `gdp.bounds.best.BOUNDS`, `gdp.methods.exact.mip.PROGRAMS`,
+that has it: `gdp.bounds.best.BOUNDS`, `gdp.methods.exact.method.PROGRAMS`,
 `gdp.methods.annealing.annealer.ANNEALERS`.
 
 Axes: N ops, D devices, B placements.

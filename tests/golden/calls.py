@@ -104,7 +104,7 @@ def _max_load(folder: Path) -> dict[str, Any]:
 def _block_latency(folder: Path) -> dict[str, Any]:
     """The latency of one block for each accelerator."""
     graph = gdp.load(_written(folder, "small.json"))
-    result = gdp.place(graph, _pair(), objective="block_latency", method="mip", search=_search())
+    result = gdp.place(graph, _pair(), objective="block_latency", method="exact", search=_search())
     return _summary(result)
 
 

@@ -125,7 +125,6 @@ PLACED = (
     Placed("method-exact", "small.json", f"{CORES} --max-memory core0=2MB,core1=2MB", "latency", "--method exact --evaluations 200 --simplicity 0", ("ortools",)),
     Placed("method-pipeline_dp", "fork_join.json", CORES, "throughput",
            "--method pipeline_dp --evaluations 200 --no-replicas"),
-    Placed("method-mip", "small.json", CORES, "max_load", "--method mip --evaluations 200"),
     Placed("exact-pipeline", "small.json", BUS, "throughput", "--method exact --evaluations 200 --no-replicas"),
     Placed("exact-loads", "small.json", CORES, "max_load", "--method exact --evaluations 200 --simplicity 0"),
     # ONNX

@@ -257,14 +257,13 @@ def test_no_bound_is_above_the_optimum(instance: str, objective: str) -> None:
 
 
 @pytest.mark.parametrize("objective", [*EVENT, *HOST])
-@pytest.mark.parametrize("name", ["mip", "exact"])
-def test_exact_methods_reach_the_optimum(name: str, objective: str) -> None:
+def test_exact_reaches_the_optimum(objective: str) -> None:
     """Where the tensors of a run do not fit beside the weights, the model of latency is a
     relaxation: what it answers then is not said to be proven."""
     proven = 0
     for instance in INSTANCES:
         problem, best_s = prepared(instance, objective)
-        answer = answer_of(name, instance, objective)
+        answer = answer_of("exact", instance, objective)
         assert (answer.assignment is None) == np.isinf(best_s), instance
         if answer.assignment is not None:
             if objective == "block_latency":

@@ -11,10 +11,8 @@ from tiny import fork_join, plain_graph, unit_cluster
 import gdp
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Search
-from gdp.methods.exact import schedule
-from gdp.methods.exact.method import exact
-from gdp.methods.exact.mip import mip
-from gdp.methods.period import program
+from gdp.methods.exact import method
+from gdp.methods.exact.method import PROGRAMS, exact, least_latency
 from gdp.problem.problem import make_problem
 from gdp.sim import host_load
 from gdp.version import install_command
@@ -40,8 +38,8 @@ def test_fork_join_is_solved_and_said_to_be(objective: str, best_s: float) -> No
 def test_what_is_too_large_gets_a_heuristic_and_a_bound(
     objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "MOST_VARIABLES", 3)
-    monkeypatch.setattr(schedule, "MOST_INTERVALS", 3)
+    monkeypatch.setattr(method, "MOST_VARIABLES", 3)
+    monkeypatch.setattr(method, "MOST_INTERVALS", 3)
     graph = plain_graph(12, [(i, j) for j in range(12) for i in range(j) if (i + j) % 3 == 1])
     compute_s = np.random.default_rng(0).uniform(1.0, 2.0, (12, 2))
     problem = make_problem(graph, unit_cluster(2), compute_s, objective)
@@ -49,9 +47,6 @@ def test_what_is_too_large_gets_a_heuristic_and_a_bound(
     assert answer.assignment is not None
     assert answer.bound_s > 0
     assert "too many for a solver" in answer.notes[0]
-    direct = mip(problem, SEARCH)
-    assert direct.assignment is not None
-    assert "too many" in direct.reason
 
 
 @pytest.mark.parametrize("objective", ["max_load", "block_latency"])
@@ -80,7 +75,7 @@ def test_max_load_that_fits_nowhere_is_refuted_by_the_solver() -> None:
     problem = make_problem(
         graph, make_cluster("two", devices), np.ones((3, 2)), "max_load", tensor_s=np.ones(3)
     )
-    answer = mip(problem, SEARCH)
+    answer = PROGRAMS["max_load"].solve(problem, SEARCH)
     assert answer.assignment is None
     assert answer.reason == "no placement fits the devices' memories (proven)"
     assert host_load.values(problem, np.array([[0, 1, 1]]))[1][0] == 1
@@ -93,7 +88,7 @@ def test_without_cp_sat_the_extra_is_named_and_exact_goes_on(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ortools", None)
     with pytest.raises(MissingExtraError, match=re.escape(install_command("exact"))):
-        mip(fork_join("latency"), SEARCH)
+        least_latency(fork_join("latency"), SEARCH)
     answer = exact(fork_join("latency"), SEARCH)
     assert answer.assignment is not None
     assert install_command("exact") in answer.notes[0]

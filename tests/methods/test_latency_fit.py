@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from tiny import all_devices, brute_force_s, plain_graph, tight_latency, unit_cluster, with_memory
 
-from gdp.bounds.effort import Effort
-from gdp.bounds.path_program import build_paths, net_of
+from gdp.bounds.budget import WorkBudget
+from gdp.bounds.path_program import build_paths, timing_graph
 from gdp.clock import Clock
 from gdp.methods.base import Assignment, Search
-from gdp.methods.latency import fit
-from gdp.methods.latency.fit import applies, latency_fit, region
+from gdp.methods.fix_and_optimise import latency as fit
+from gdp.methods.fix_and_optimise.latency import applies, latency_fit, region
 from gdp.methods.portfolio import auto
 from gdp.methods.scoring import Scored, best_of
 from gdp.problem.problem import Problem, make_problem
@@ -99,7 +99,7 @@ def test_a_region_is_two_devices_or_a_stretch_and_the_rest_stays() -> None:
             assert len(pair) == 2
             assert set(moves) == set(np.flatnonzero(np.isin(device, pair)))
         else:
-            assert len(moves) == fit._STRETCH[0] == moves[-1] - moves[0] + 1
+            assert len(moves) == fit._WINDOW[0] == moves[-1] - moves[0] + 1
             assert may[moves].all()
 
 
@@ -117,7 +117,7 @@ def test_what_was_tried_is_not_proposed_again() -> None:
     """Every solution of a round differs from all before in two groups at least."""
     problem = knapsack()
     best = best_on(problem, np.array([1, 0, 0, 0, 0, 0, 1]))
-    model = build_paths(problem, best.value_s / 1000.0, net_of(problem, Effort(1.0)))
+    model = build_paths(problem, best.value_s / 1000.0, timing_graph(problem, WorkBudget(1.0)))
     tried: list[np.ndarray] = []
     high = Scored(best.assignment, 1, best.value_s)  # so that no solution is too slow
     for _ in range(4):

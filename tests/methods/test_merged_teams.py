@@ -9,7 +9,7 @@ from tiny import random_problem
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import NO_CHANNEL
 from gdp.methods.base import Answer, Search
-from gdp.methods.exact.mip import without_replicas
+from gdp.methods.exact.method import without_replicas
 from gdp.methods.portfolio import auto
 from gdp.methods.search.merged import merged, search_teams
 from gdp.placement import Teams

@@ -13,15 +13,24 @@ from tiny import (
     with_memory,
 )
 
-from gdp.bounds.effort import Effort
-from gdp.bounds.load_memory import NO_MARKS, Marks, more_marks, placed_marks, worst_marks
+from gdp.bounds.budget import WorkBudget
+from gdp.bounds.loads import (
+    NO_POINTS,
+    SeparationPoints,
+    more_points,
+    placed_points,
+    worst_points,
+)
 from gdp.bounds.throughput import load_bounds
 from gdp.methods.base import Assignment, Search
-from gdp.methods.exact.mip import mip
-from gdp.methods.period import fit
-from gdp.methods.period.fit import applies, period_fit
-from gdp.methods.period.program import solve_period
-from gdp.methods.period.split import merged
+from gdp.methods.exact.method import least_period
+from gdp.methods.fix_and_optimise import period as fit
+from gdp.methods.fix_and_optimise.period import (
+    applies,
+    merge_devices,
+    period_fit,
+    solve_period,
+)
 from gdp.methods.portfolio import auto
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
@@ -51,24 +60,24 @@ def test_what_a_placement_holds_is_read_off_the_mark_where_it_is_fullest() -> No
     for seed in range(6):
         problem = tight_random(seed, 2)
         for device in all_devices(problem)[::5]:
-            marks = placed_marks(problem, device)
-            for i, op in zip(marks.device.tolist(), marks.op.tolist(), strict=True):
+            points = placed_points(problem, device)
+            for i, op in zip(points.device.tolist(), points.op.tolist(), strict=True):
                 assert _held_bytes(problem, device, i, op) == pipeline_peaks(problem, device)[i]
 
 
-def test_rows_of_all_marks_allow_what_fits_and_nothing_else() -> None:
+def test_rows_of_all_points_allow_what_fits_and_nothing_else() -> None:
     """One placement is all the program may choose: it has a solution exactly where that fits."""
     both = set()
     for seed in range(8):
         problem = tight_random(seed, 2)
         ops = np.arange(problem.num_ops)
-        marks = Marks(np.repeat([0, 1], len(ops)), np.tile(ops, 2))
+        points = SeparationPoints(np.repeat([0, 1], len(ops)), np.tile(ops, 2))
         devices = all_devices(problem)[:: max(1, len(all_devices(problem)) // 12)]
         for device in devices:
             fits = int(values(problem, device[None])[1][0]) == 0
             may = np.zeros((problem.num_groups, 2), dtype=bool)
             may[problem.group, device] = True
-            assert (solve_period(problem, np.inf, None, marks, may=may).device is not None) == fits
+            assert (solve_period(problem, np.inf, None, points, may=may).device is not None) == fits
             both.add(fits)
     assert both == {True, False}
 
@@ -97,13 +106,15 @@ def _held_bytes(problem: Problem, device: np.ndarray, i: int, at: int) -> int:
 
 @pytest.mark.parametrize("num_devices", [2, 3])
 def test_bounds_hold_and_the_program_is_exact_where_memory_is_tight(num_devices: int) -> None:
-    """Against all placements: no bound is above the best of those that fit, and mip finds it."""
+    """No bound is above the best of all placements that fit, and the program finds it."""
     for seed in range(6):
         problem = tight_random(seed, num_devices)
         best_s = brute_force_s(problem)
-        for bound in load_bounds(problem, Effort(5.0)):
+        for bound in load_bounds(problem, WorkBudget(5.0)):
             assert bound.value_s <= best_s * (1 + 1e-9), bound.argument
-        answer = mip(problem, Search(seconds=None, evaluations=100, seed=1))
+        answer = least_period(
+            replace(problem, replicas=False), Search(seconds=None, evaluations=100, seed=1)
+        )
         assert answer.assignment is not None
         judged = score(problem, answer.assignment.device, answer.assignment.rank)
         assert judged.feasible
@@ -181,11 +192,11 @@ def test_auto_runs_the_program_where_memory_binds_and_only_there() -> None:
     assert "period_fit" not in names
 
 
-def test_marks_are_kept_once() -> None:
+def test_points_are_kept_once() -> None:
     problem = alternating()
     x = np.full((problem.num_groups, 2), 0.5)
-    once = worst_marks(problem, x)
-    assert len(more_marks(more_marks(NO_MARKS, once), once).op) == len(once.op)
+    once = worst_points(problem, x)
+    assert len(more_points(more_points(NO_POINTS, once), once).op) == len(once.op)
 
 
 def test_a_part_of_several_devices_counts_as_one() -> None:
@@ -193,7 +204,7 @@ def test_a_part_of_several_devices_counts_as_one() -> None:
     graph = plain_graph(2, [(0, 1)])
     compute_s = np.array([[2.0, 2.0, 6.0], [3.0, 6.0, 1.0]])
     whole = make_problem(graph, unit_cluster(3, 0.5, memory_bytes=100), compute_s, "throughput")
-    small = merged(whole, [[0, 1], [2]])
+    small = merge_devices(whole, [[0, 1], [2]])
     assert small.compute_s == pytest.approx(np.array([[1.0, 6.0], [2.0, 1.0]]))
     assert small.cluster.memory_bytes[0] < 200
     assert small.cluster.memory_bytes[1] == 100

@@ -18,7 +18,7 @@ from gdp.constraints import Constraints, merge
 from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.methods.base import Search
-from gdp.methods.exact.mip import without_replicas
+from gdp.methods.exact.method import without_replicas
 from gdp.methods.pipeline import method as module
 from gdp.methods.pipeline.crews import device_classes, find_crews
 from gdp.methods.pipeline.elements import contract
@@ -174,7 +174,7 @@ def test_no_placement_with_any_team_is_below_a_bound(seed: int) -> None:
 
 def _answers(problem: Problem) -> list[tuple[float, str]]:
     """What methods say to be bounds where stages may be replicated."""
-    answers = [METHODS[name](problem, Search(seconds=1.0)) for name in ("pipeline_dp", "mip")]
+    answers = [METHODS[name](problem, Search(seconds=1.0)) for name in ("pipeline_dp", "exact")]
     return [(answer.bound_s, answer.bound_by) for answer in answers]
 
 

@@ -18,7 +18,7 @@ from gdp.problem.ticks import common_divisor, in_ticks, rounding_share, send_tim
 from gdp.sim.score import score
 
 FACTORS = (2.0**-30, 1e-3, 0.7)
-SLOW = ("auto", "exact", "mip")
+SLOW = ("auto", "exact")
 QUICK = gdp.Search(seed=3, seconds=None, evaluations=60)
 
 

@@ -1,8 +1,8 @@
-"""First answers for block latency: calls in a row, then small moves judged by the evaluator.
+"""First answers for block latency: serial calls, then small moves that the evaluator accepts.
 
 Along a linear order of the elements, a call of an accelerator covers an interval, ops between calls
 are on CPUs, and everything runs one after another. The best such plan is a dynamic program; it is
-an upper bound of the latency, since independent calls overlap in truth.
+an upper bound of the latency, since independent calls really overlap.
 
 Axes: N ops, T tensors, M elements, S = M + 1 places between them, A accelerators.
 """
@@ -83,7 +83,7 @@ def _serial_plan(
 
 
 def _with_cpus(best: Float[np.ndarray, "S"], on_cpu_s: Float[np.ndarray, "M"]) -> np.ndarray:
-    """The same, where any number of further elements may run on CPUs."""
+    """The table after any number of further elements on CPUs."""
     best = best.copy()
     for j, seconds in enumerate(on_cpu_s.tolist()):
         best[j + 1] = min(best[j + 1], best[j] + seconds)

@@ -3,7 +3,7 @@
 Blocks stand in an order in which every arc between blocks leads forward; one always exists, so the
 order itself breaks the symmetry of equal accelerators. Block b is position 2b + 1 of a ladder, ops
 on CPUs are at even positions, and positions never fall along an edge: that makes blocks convex and
-keeps them from waiting for each other in a circle. Along the ladder
+prevents deadlock. Along the ladder
 
     start(b) >= finish(u) for every tensor that b reads and op u outside b makes
     finish(b) = start(b) + tensor_s of what b reads + compute_s + tensor_s of what others read
@@ -14,28 +14,24 @@ is an accelerator's position; with more, each block has an owner that it waits f
 Axes: N ops, T tensors, B blocks, A accelerators, G groups.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
+from gdp.bounds.loads import owned_weights
 from gdp.graph.op_graph import topological_order
-from gdp.methods.exact.cp_sat import TICKS, cp_model_library, run_cp, ticks
-from gdp.methods.exact.hypergraph import group_weights
+from gdp.methods.exact.cp_sat import (
+    TICKS,
+    CpPlacement,
+    cp_model_library,
+    limit_weights,
+    run_cp,
+    ticks,
+)
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import same
 from gdp.sim.host_load import is_cpu
-
-
-@dataclass(frozen=True, eq=False)
-class BlockSolution:
-    """What is known of the placements no slower than a known one. Axes: N ops."""
-
-    device: Int[np.ndarray, "N"] | None  # None: none found
-    rank: Int[np.ndarray, "N"] | None  # None: every accelerator is one block
-    bound_s: float  # nothing with so many blocks is faster
-    is_complete: bool
 
 
 def solve_blocks(
@@ -45,22 +41,31 @@ def solve_blocks(
     seconds: float | None,
     seed: int,
     hint: Int[np.ndarray, "N"] | None = None,
-) -> BlockSolution:
-    """The fastest placement of at most some blocks per accelerator, up to `upper_s`."""
-    form = _Form(problem, blocks_per_device, upper_s / TICKS)
+) -> CpPlacement:
+    """The fastest placement of at most some blocks per accelerator, up to `upper_s`.
+
+    Args:
+        problem: Of block latency.
+        blocks_per_device: The limit; with 1 an accelerator's position is its block.
+        upper_s: Value of a known placement, or more.
+        seconds: For the solver; None: no limit.
+        seed: Of the solver.
+        hint: Device of each op, where the search starts.
+    """
+    model = _Model(problem, blocks_per_device, upper_s / TICKS)
     if hint is not None:
-        form.hint(hint)
-    solution = run_cp(form.model, seconds, seed)
+        model.hint(hint)
+    solution = run_cp(model.model, seconds, seed)
     # Where time ran out before a first bound, the longest path still holds.
-    bound_s = max(form.path, solution.bound) * form.unit_s
+    bound_s = max(model.path, solution.bound) * model.unit_s
     if solution.solver is None:
-        return BlockSolution(None, None, min(bound_s, upper_s), solution.is_complete)
-    device, rank = form.read(solution.solver)
-    return BlockSolution(device, rank, min(bound_s, upper_s), solution.is_complete)
+        return CpPlacement(None, None, min(bound_s, upper_s), solution.is_complete)
+    device, rank = model.read(solution.solver)
+    return CpPlacement(device, rank, min(bound_s, upper_s), solution.is_complete)
 
 
-class _Form:
-    """The model under construction; the fields are its variables."""
+class _Model:
+    """The CP-SAT model; the fields are its variables."""
 
     def __init__(self, problem: Problem, blocks_per_device: int, unit_s: float) -> None:
         cp_model = cp_model_library()
@@ -176,39 +181,20 @@ class _Form:
             self.cpu_holds.append(row)
 
     def _on_cpus(self, v: int) -> list[tuple[Any, int]]:
-        """Where among the CPUs op v may be, and its ticks there."""
+        """(literal, ticks) of op v on each CPU that it may use."""
         if not self.cpu_holds:
             return [(self.on_cpu[v], int(self.work[v, self.cpus].min(initial=2 * TICKS)))]
         row = self.cpu_holds[self.problem.group[v]]
         return [(row[j], int(self.work[v, c])) for j, c in enumerate(self.cpus)]
 
     def _memory(self) -> None:
-        """Weights fit on every device; a weight that groups share is there once."""
-        held, shared = group_weights(self.problem)
+        """Fit weights into every device."""
+        problem, memory = self.problem, self.problem.cluster.memory_bytes
+        weights = owned_weights(problem, problem.group, problem.num_groups)
         for i, a in enumerate(self.accelerators):
-            self._fits(int(a), [row[i] for row in self.holds], held, shared)
+            limit_weights(self.model, [row[i] for row in self.holds], int(memory[a]), *weights)
         for j, c in enumerate(self.cpus if self.cpu_holds else ()):
-            self._fits(int(c), [row[j] for row in self.cpu_holds], held, shared)
-
-    def _fits(
-        self,
-        d: int,
-        here: list[Any],
-        held: Int[np.ndarray, "G"],
-        shared: tuple[tuple[int, tuple[int, ...]], ...],
-    ) -> None:
-        """The weights of the groups that are `here` fit on device d."""
-        model = self.model
-        capacity = int(self.problem.cluster.memory_bytes[d])
-        if capacity >= int(held.sum()) + sum(size for size, _ in shared):
-            return
-        terms = [int(size) * here[g] for g, size in enumerate(held) if size]
-        for size, groups in shared:
-            there = model.new_bool_var("")
-            for g in groups:
-                model.add_implication(here[g], there)
-            terms.append(int(size) * there)
-        model.add(sum(terms) <= capacity)
+            limit_weights(self.model, [row[j] for row in self.cpu_holds], int(memory[c]), *weights)
 
     def _times(self) -> None:
         model, problem = self.model, self.problem
@@ -254,7 +240,7 @@ class _Form:
         model.minimize(latency)
 
     def _blocks_last(self, start: list[Any], end: list[Any], moved: list[list[Any]]) -> None:
-        """Every block ends when it has moved and computed all that is its own."""
+        """End every block when all its transfers and ops are done."""
         model, count = self.model, len(self.accelerators)
         for b in range(self.num_blocks):
             for i in [b] if self.owned else range(count):
@@ -272,7 +258,7 @@ class _Form:
                         model.add(start[b] >= end[e]).only_enforce_if(both)
 
     def _earliest(self) -> Int[np.ndarray, "N"]:
-        """When each op can be done at the earliest: the longest path of fastest times."""
+        """The earliest end of each op: the longest path of fastest times."""
         best = np.minimum(self.work.min(axis=1), TICKS)
         done = best.copy()
         src, dst = self.problem.graph.edges
@@ -281,7 +267,7 @@ class _Form:
         return np.minimum(done, TICKS)
 
     def hint(self, device: Int[np.ndarray, "N"]) -> None:
-        """Where a search may begin, if the placement has no more blocks than the model."""
+        """Start the search at a placement, if it has no more blocks than the model."""
         position, block_device = ladder_positions(self.problem, device)
         if len(block_device) > self.num_blocks:
             return

@@ -1,4 +1,4 @@
-"""What the CP-SAT models share: the library, whole-number time, and a run of the solver."""
+"""Common parts of the CP-SAT models: the library, whole-number time, weights, the solver."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ _WORKERS = 2
 
 @dataclass(frozen=True, eq=False)
 class CpSolution:
-    """What CP-SAT says of a model that minimises."""
+    """CP-SAT's answer to a model that minimises."""
 
     solver: Any  # reads values; None where nothing was found
     bound: float  # in the objective's units; inf where no solution exists
@@ -24,7 +24,11 @@ class CpSolution:
 
 
 def cp_model_library() -> Any:
-    """The module `ortools.sat.python.cp_model`; raises `MissingExtraError` without ortools."""
+    """The module `ortools.sat.python.cp_model`.
+
+    Raises:
+        MissingExtraError: Without ortools.
+    """
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
@@ -35,11 +39,48 @@ def cp_model_library() -> Any:
 
 
 def ticks(seconds: np.ndarray, unit_s: float) -> Int[np.ndarray, "..."]:
-    """Seconds in whole units, rounded down; what is infinite becomes more than any known value."""
+    """Seconds in whole units, rounded down; inf becomes more than any known value."""
     finite = np.where(np.isfinite(seconds), seconds, 0.0)
-    # A hair more, so that what is a whole number stays one.
+    # Add epsilon before flooring, so that exact integers are not rounded down.
     whole = np.floor(finite / unit_s * (1 + 1e-15) + 1e-9)
     return np.where(np.isfinite(seconds), whole, 2 * TICKS).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class CpPlacement:
+    """The placements no slower than a known one. Axes: N ops."""
+
+    device: Int[np.ndarray, "N"] | None  # None: none found
+    rank: Int[np.ndarray, "N"] | None  # order of starts, or blocks of one accelerator
+    bound_s: float  # nothing that the model covers is faster
+    is_complete: bool
+
+
+def limit_weights(
+    model: Any,
+    here: list[Any],
+    capacity: int,
+    held: Int[np.ndarray, "G"],
+    shared: tuple[tuple[int, tuple[int, ...]], ...],
+) -> None:
+    """Fit the weights of the groups that are `here` into a device; shared ones are there once.
+
+    Args:
+        model: Under construction.
+        here: A literal of each group.
+        capacity: Bytes of the device.
+        held: Bytes of each group alone.
+        shared: (bytes, groups) of each weight that groups share.
+    """
+    if capacity >= int(held.sum()) + sum(size for size, _ in shared):
+        return
+    terms = [int(size) * here[g] for g, size in enumerate(held) if size]
+    for size, groups in shared:
+        there = model.new_bool_var("")
+        for g in groups:
+            model.add_implication(here[g], there)
+        terms.append(int(size) * there)
+    model.add(sum(terms) <= capacity)
 
 
 def run_cp(model: Any, seconds: float | None, seed: int) -> CpSolution:

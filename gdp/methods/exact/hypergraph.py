@@ -1,4 +1,4 @@
-"""Max-load as nodes and hyperedges: what is searched, reduced and given to a solver.
+"""Max-load as nodes and hyperedges: the form that is searched, reduced and solved.
 
 A group of ops that must share a device is one node. Every tensor is a hyperedge over the nodes of
 its producer and readers; a paying device that holds some, but not all, of them is busy for it.
@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.bounds.loads import owned_weights
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import classes_of, same
 from gdp.sim.host_load import is_cpu
 
 
 @dataclass(frozen=True, eq=False)
-class LoadModel:
+class LoadHypergraph:
     """A max-load problem over nodes."""
 
     node: Int[np.ndarray, "G"]  # of each group
@@ -32,12 +33,12 @@ class LoadModel:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes."""
+        """Number of nodes."""
         return len(self.work_s)
 
     @property
     def num_devices(self) -> int:
-        """How many devices."""
+        """Number of devices."""
         return len(self.pays)
 
     def edges_of(self) -> list[list[int]]:
@@ -59,7 +60,7 @@ class LoadModel:
         return heavy
 
 
-def load_model(problem: Problem) -> LoadModel:
+def load_model(problem: Problem) -> LoadHypergraph:
     """The model of a problem with `tensor_s`, with one node per group."""
     if problem.tensor_s is None:
         raise ValueError(f"objective {problem.objective} needs tensor_s; give it to make_problem")
@@ -69,8 +70,8 @@ def load_model(problem: Problem) -> LoadModel:
     touched: list[set[int]] = [{int(g)} for g in group[graph.producer]]
     for t, g in zip(graph.use_tensor.tolist(), group[graph.use_op].tolist(), strict=True):
         touched[t].add(g)
-    held_bytes, shared = group_weights(problem)
-    model = LoadModel(
+    held_bytes, shared = owned_weights(problem, group, problem.num_groups)
+    model = LoadHypergraph(
         node=np.arange(problem.num_groups),
         work_s=np.where(problem.group_allowed, work_s, np.inf),
         pays=~is_cpu(problem),
@@ -83,7 +84,7 @@ def load_model(problem: Problem) -> LoadModel:
     return merge(model, np.arange(model.num_nodes))
 
 
-def merge(model: LoadModel, target: Int[np.ndarray, "V"]) -> LoadModel:
+def merge(model: LoadHypergraph, target: Int[np.ndarray, "V"]) -> LoadHypergraph:
     """The model with nodes of equal target as one node, and hyperedges of equal pins as one."""
     kept, number = np.unique(target, return_inverse=True)
     work_s = np.zeros((len(kept), model.num_devices))
@@ -113,42 +114,25 @@ def merge(model: LoadModel, target: Int[np.ndarray, "V"]) -> LoadModel:
     )
 
 
-def shares(model: LoadModel) -> tuple[Float[np.ndarray, "V"], Float[np.ndarray, "D"]]:
+def shares(
+    work_s: Float[np.ndarray, "V D"],
+) -> tuple[Float[np.ndarray, "V"], Float[np.ndarray, "D"]]:
     """(seconds of each node where it is fastest, seconds that each device takes for one of those).
 
     Device d does at most seconds / price(d) of fastest work, whatever it is given; inf: none.
     """
-    fastest_s = model.work_s.min(axis=1)
+    fastest_s = work_s.min(axis=1)
     works = fastest_s > 0
-    ratio = model.work_s[works] / fastest_s[works, None]
-    return fastest_s, ratio.min(axis=0) if works.any() else np.ones(model.num_devices)
+    ratio = work_s[works] / fastest_s[works, None]
+    return fastest_s, ratio.min(axis=0) if works.any() else np.ones(work_s.shape[1])
 
 
-def work_bound_s(model: LoadModel) -> float:
-    """No largest load is smaller: work over the speed of all devices, and the dearest node."""
-    fastest_s, price = shares(model)
+def work_bound_s(work_s: Float[np.ndarray, "V D"]) -> float:
+    """A bound of the largest load: work over the speed of all devices, and the dearest node."""
+    fastest_s, price = shares(work_s)
     return max(float(fastest_s.sum()) / float((1.0 / price).sum()), float(fastest_s.max()))
 
 
-def equal_devices(model: LoadModel) -> list[list[int]]:
+def equal_devices(model: LoadHypergraph) -> list[list[int]]:
     """Classes of devices that may be exchanged for one another."""
     return classes_of(same(model.work_s, model.pays, model.memory_bytes))
-
-
-def group_weights(
-    problem: Problem,
-) -> tuple[Int[np.ndarray, "G"], tuple[tuple[int, tuple[int, ...]], ...]]:
-    """(bytes of weights of each group alone, (bytes, groups) of each weight that groups share)."""
-    graph = problem.graph
-    holders: dict[int, set[int]] = {}
-    largest: dict[int, int] = {}
-    for op in np.flatnonzero(graph.weight_bytes).tolist():
-        w = int(graph.weight_id[op])
-        holders.setdefault(w, set()).add(int(problem.group[op]))
-        largest[w] = max(largest.get(w, 0), int(graph.weight_bytes[op]))
-    held = np.zeros(problem.num_groups, dtype=np.int64)
-    for w, known in holders.items():
-        if len(known) == 1:
-            held[next(iter(known))] += largest[w]
-    shared = [(largest[w], tuple(sorted(k))) for w, k in holders.items() if len(k) > 1]
-    return held, tuple(shared)

@@ -1,37 +1,67 @@
-"""exact: the solver that suits the objective and the size, and whether the optimum is proven.
+"""exact: the program of the objective by a general solver, and a proof of how good the answer is.
 
-| objective | small | large |
+| objective | program | solver |
 | --- | --- | --- |
-| max_load | mip, from the best pipeline | the same; then the gap is what time leaves |
-| block_latency | mip | the same |
-| throughput | mip, from the portfolio's best | pipeline_dp and the portfolio |
-| latency | mip, from the portfolio's best | the portfolio |
+| max_load | `gdp.methods.exact.max_load`, contiguous or not | HiGHS |
+| throughput | `gdp.methods.fix_and_optimise.period`, memory row by row as it binds | HiGHS |
+| block_latency | `gdp.methods.exact.blocks`, one block per accelerator | CP-SAT |
+| latency | `gdp.methods.exact.schedule`, a relaxation of the event simulator's | CP-SAT |
 
-Large means more variables or intervals than a solver gets through in minutes
-(`gdp.methods.period.program.MOST_VARIABLES`, `gdp.methods.exact.schedule.MOST_INTERVALS`).
-The best known lower bound goes with every answer.
+A good placement comes first; it is the solver's cutoff or hint. The placement always comes with the
+simulator's own value. Where the program is a relaxation, an optimum is proven only when the
+simulator confirms the program's value. The solver's bound counts also when time runs out, and the
+best known lower bound goes with every answer.
+
+Throughput and latency of more variables or intervals than a solver gets through in minutes
+(`MOST_VARIABLES`, `MOST_INTERVALS`) are left to the portfolio and `pipeline_dp`, and so is a
+latency without CP-SAT.
+
+Axes: N ops.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
+from jaxtyping import Int
 
+from gdp.bounds.loads import NO_POINTS
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
-from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.exact.mip import PROGRAMS, mip, without_proof, without_replicas
-from gdp.methods.scoring import refusal
+from gdp.methods.base import Answer, Assignment, Method, Search
+from gdp.methods.exact.hypergraph import work_bound_s
+from gdp.methods.exact.max_load import least_load
+from gdp.methods.exact.targets import CLOSE, ProofState, close_gap
+from gdp.methods.scoring import (
+    Scored,
+    best_of,
+    group_seconds,
+    proven_misfit,
+    refusal,
+    score_all,
+)
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
 from gdp.sim.replicas import may_replicate
 from gdp.sim.score import score, values
 
+MOST_VARIABLES = 150_000
+"""Above this the linear relaxation of the period program alone takes minutes."""
+MOST_INTERVALS = 8000
+"""Above this CP-SAT's bound is no better than the critical path within minutes."""
 _PIPELINE_SHARE = 0.3  # of the seconds, where a pipeline's program comes before the portfolio
 _BOUND_SHARE = 0.2  # of the seconds, for bounds that know no placement
+_START_SHARE = 0.25  # of the seconds, for the portfolio before a solver
+_BLOCK_START_SHARE = 0.15
+_BLOCK_START_S = 10.0  # for a first answer where no limit is given
+_EVALUATIONS = 20_000  # of the portfolio where no limit is given
+_FIRST_SHARE = 0.3  # of the seconds left, to decide the value itself
+_PROVEN_MISFIT = "no placement fits the devices' memories (proven)"
+_NO_FIT = "no placement was found that fits the devices' memories; none is ruled out"
 
 
 def exact(problem: Problem, search: Search) -> Answer:
-    """The best placement of the solver that suits the problem; the notes say what is proven."""
+    """The best placement of the program's solver; the notes say how good it is proven to be."""
     if problem.objective not in PROGRAMS:
         return refusal(problem, "exact", PROGRAMS)
     clock = Clock(search.seconds)
@@ -63,15 +93,26 @@ def _with_replicas(problem: Problem, search: Search, clock: Clock) -> tuple[str,
     replicated = replicated_pipeline(problem, first)
     rest = dataclasses.replace(search, seconds=clock.left_s())
     how, answer = _solved(without_replicas(problem), rest)
+    if answer.assignment is not None:
+        why = "the best found of one device for each stage; replicated stages were not looked at"
+        answer = dataclasses.replace(answer, reason=why)
     answer = dataclasses.replace(
-        without_proof(answer), bound_s=replicated.bound_s, bound_by=replicated.bound_by
+        answer,
+        bound_s=replicated.bound_s,
+        bound_by=replicated.bound_by,
+        proven_optimal=False,
     )
-    if (found := replicated.assignment) is None:
+    if replicated.assignment is None:
         return how, answer
     plain_s = np.inf if answer.assignment is None else _value_s(problem, answer.assignment)
-    if plain_s <= _value_s(problem, found):
+    if plain_s <= _value_s(problem, replicated.assignment):
         return how, answer
     return "pipelines with replicated stages", replicated
+
+
+def without_replicas(problem: Problem) -> Problem:
+    """The problem with one device for every stage."""
+    return dataclasses.replace(problem, replicas=False)
 
 
 def _solved(problem: Problem, search: Search) -> tuple[str, Answer]:
@@ -80,7 +121,7 @@ def _solved(problem: Problem, search: Search) -> tuple[str, Answer]:
     if size := program.too_large(problem):
         return _heuristic(problem, search, size)
     try:
-        return f"mip, {program.solver}", mip(problem, search)
+        return f"mip, {program.solver}", program.solve(problem, search)
     except MissingExtraError as error:
         if not objective_of(problem).on_links:
             raise  # which no heuristic knows
@@ -109,7 +150,7 @@ def _heuristic(problem: Problem, search: Search, why: str) -> tuple[str, Answer]
 
 
 def _with_bound(problem: Problem, answer: Answer, clock: Clock) -> Answer:
-    """With the combinatorial bounds of the event simulator's objectives, where they are higher."""
+    """The answer with the combinatorial bounds of the event simulator, where they are higher."""
     if not objective_of(problem).on_links:
         return answer
     from gdp.bounds.best import best_bound
@@ -126,7 +167,211 @@ def _with_bound(problem: Problem, answer: Answer, clock: Clock) -> Answer:
 
 
 def _value_s(problem: Problem, assignment: Assignment) -> float:
-    """What the problem's own evaluator says."""
+    """The value by the problem's own evaluator."""
     if assignment.teams:
         return score(problem, assignment.device, assignment.rank, assignment.teams).value_s
     return float(values(problem, assignment.device[None], assignment.rank)[0][0])
+
+
+def _least_load(problem: Problem, search: Search) -> Answer:
+    """The placement of least largest load, contiguous or not."""
+    state = least_load(problem, search)
+    assignment = None if state.best is None else Assignment(state.best)
+    return _cut_short(assignment, state.value_s, state.bound_s, state.by, state.is_complete)
+
+
+def least_block_latency(problem: Problem, search: Search, blocks_per_device: int = 1) -> Answer:
+    """The placement of least latency with at most some blocks on every accelerator."""
+    from gdp.methods.exact.block_starts import contiguous_start
+    from gdp.methods.exact.blocks import solve_blocks
+    from gdp.sim.block_latency import values as block_values
+
+    clock = Clock(search.seconds)
+    if search.start is not None:
+        start = np.array(search.start.device)
+    else:
+        share_s = _BLOCK_START_SHARE * search.seconds if search.seconds is not None else None
+        start = contiguous_start(
+            problem, Clock(_BLOCK_START_S if share_s is None else share_s), search.seed
+        )
+
+    def latency_s(device: np.ndarray | None, rank: np.ndarray | None) -> float:
+        if device is None:
+            return np.inf
+        value_s, overflow = block_values(problem, device[None], rank)
+        return float(value_s[0]) if overflow[0] == 0 else np.inf
+
+    best, best_s = start, latency_s(start, None)
+    rank: Int[np.ndarray, "N"] | None = None
+    upper_s = best_s if np.isfinite(best_s) else _everything_s(problem)
+    left_s = None if search.seconds is None else clock.remaining_s()
+    solution = solve_blocks(problem, blocks_per_device, upper_s, left_s, search.seed, hint=start)
+    if (solved_s := latency_s(solution.device, solution.rank)) < best_s:
+        best, rank, best_s = solution.device, solution.rank, solved_s
+    calls = f"at most {blocks_per_device} calls each"
+    by = (
+        f"CP-SAT; {'every accelerator is called at most once' if blocks_per_device == 1 else calls}"
+    )
+    assignment = None if best is None or np.isinf(best_s) else Assignment(best, rank)
+    bound_s = min(solution.bound_s, best_s)
+    return _cut_short(assignment, best_s, bound_s, by, solution.is_complete)
+
+
+def _everything_s(problem: Problem) -> float:
+    """No latency without idling is longer: all work on the slowest devices, all tensors twice."""
+    compute_s = np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0).max(axis=1)
+    sent_s = np.zeros(problem.graph.num_tensors)
+    np.add.at(sent_s, problem.graph.use_tensor, 1.0)
+    tensor_s = np.array(problem.tensor_s, dtype=float)
+    return float(compute_s.sum() + ((sent_s + 1.0) * tensor_s).sum()) or 1.0
+
+
+def _cut_short(
+    best: Assignment | None, value_s: float, bound_s: float, by: str, complete: bool
+) -> Answer:
+    """The answer of a solver of host loads, with a reason that says how certain it is."""
+    if best is None:
+        reason = _PROVEN_MISFIT if complete else _NO_FIT
+        return Answer(None, reason=reason, bound_s=0.0 if complete else bound_s, bound_by=by)
+    optimal = bound_s >= value_s * CLOSE
+    reason = "" if optimal else f"cut short: at most {1 - bound_s / value_s:.2%} from the optimum"
+    return Answer(
+        best,
+        reason=reason,
+        bound_s=min(bound_s, value_s),
+        bound_by=by,
+        proven_optimal=optimal,
+        evaluations=1,
+    )
+
+
+def least_period(problem: Problem, search: Search) -> Answer:
+    """The placement of least period, as far as the seconds suffice."""
+    from gdp.methods.fix_and_optimise.period import PeriodRounds, RoundLimits, solve_rounds
+
+    clock, first = _start(problem, search)
+    if isinstance(first, Answer):
+        return first
+    bound_s, work = work_bound_s(group_seconds(problem)), "work over the speed of all devices"
+    points = NO_POINTS
+
+    def below(state: ProofState, target_s: float, seconds: float | None) -> ProofState:
+        nonlocal points  # a row of memory that a solution broke once holds for every target
+        limit = Clock(seconds and max(0.5, seconds))
+        known = PeriodRounds(state.best, points)
+        rounds = solve_rounds(problem, known, limit, RoundLimits(), upper_s=target_s)
+        points = rounds.points
+        state = dataclasses.replace(state, best=rounds.best, value_s=_fitting_s(rounds.best))
+        return state.after(rounds.solution, target_s, "HiGHS over all placements")
+
+    state = close_gap(
+        ProofState(first, _fitting_s(first), bound_s, work), below, clock, _FIRST_SHARE
+    )
+    if np.isinf(state.bound_s):
+        return Answer(None, reason=_PROVEN_MISFIT)
+    return _simulated(state.best, state.bound_s, state.by)
+
+
+def _fitting_s(scored: Scored) -> float:
+    """The value; inf where memory overflows."""
+    return scored.value_s if scored.overflow_bytes == 0 else np.inf
+
+
+def least_latency(problem: Problem, search: Search) -> Answer:
+    """The placement of least simulated latency, as far as the seconds suffice."""
+    from gdp.methods.exact.schedule import solve_schedule
+
+    clock, first = _start(problem, search)
+    if isinstance(first, Answer):
+        return first
+    fits = first.overflow_bytes == 0
+    upper_s = first.value_s if fits else _serial_s(problem)
+    left_s = None if search.seconds is None else clock.remaining_s()
+    hint = first.assignment.device if fits else None
+    solution = solve_schedule(problem, upper_s, left_s, search.seed, hint)
+    best = first
+    if solution.device is not None:
+        ranks: list[Int[np.ndarray, "N"] | None] = [solution.rank, None]
+        placements = [Assignment(solution.device, rank) for rank in ranks]
+        best = min(best, *score_all(problem, placements), key=lambda scored: scored.key)
+    elif solution.is_complete and not fits:
+        return Answer(None, reason=_PROVEN_MISFIT)
+    return _simulated(best, solution.bound_s, "CP-SAT over all schedules")
+
+
+def _start(problem: Problem, search: Search) -> tuple[Clock, Scored | Answer]:
+    """A good placement to begin with, or the answer that nothing can fit."""
+    from gdp.methods.portfolio import auto
+
+    clock = Clock(search.seconds)
+    if (proof := proven_misfit(problem)) is not None:
+        return clock, Answer(None, reason=proof)
+    if search.seconds is None:
+        first = dataclasses.replace(search, evaluations=search.evaluations or _EVALUATIONS)
+    else:
+        first = dataclasses.replace(search, seconds=search.seconds * _START_SHARE)
+    answer = auto(problem, first)
+    if answer.assignment is None:
+        homes = problem.group_allowed.argmax(axis=1)[problem.group]
+        return clock, best_of(problem, [Assignment(homes)])
+    return clock, best_of(problem, [answer.assignment])
+
+
+def _serial_s(problem: Problem) -> float:
+    """No schedule without idling is longer: all work and all transfers, one after another."""
+    from gdp.problem.arrays import arrays_of
+
+    a = arrays_of(problem)
+    compute_s = np.where(np.isfinite(a.compute_s), a.compute_s + a.segment_s, 0.0).max(axis=1)
+    sent_s = float(a.latency_s.max()) + a.tensor_bytes / float(a.bytes_per_s.min())
+    return float(compute_s.sum() + sent_s.sum() * (problem.num_devices - 1)) or 1.0
+
+
+def _simulated(best: Scored, bound_s: float, by: str) -> Answer:
+    """The answer of the event simulator's best placement, and how certain it is."""
+    if best.overflow_bytes > 0:
+        return Answer(None, reason=_NO_FIT, bound_s=bound_s, bound_by=by)
+    optimal = bound_s >= best.value_s * CLOSE
+    share = 1 - bound_s / best.value_s if best.value_s > 0 else 0.0
+    reason = f"optimum not proven: at most {share:.2%} better"
+    return Answer(
+        best.assignment,
+        reason="" if optimal else reason,
+        bound_s=min(bound_s, best.value_s),
+        bound_by=by,
+        proven_optimal=optimal,
+        evaluations=best.evaluations,
+    )
+
+
+def _variables(problem: Problem) -> str:
+    return _excess(problem, problem.num_groups, MOST_VARIABLES, "variables")
+
+
+def _intervals(problem: Problem) -> str:
+    return _excess(problem, problem.num_ops, MOST_INTERVALS, "intervals")
+
+
+def _excess(problem: Problem, rows: int, most: int, unit: str) -> str:
+    """The size of a program in shares and transfers where a solver takes too long; else empty."""
+    d = problem.num_devices
+    count = rows * d + problem.graph.num_tensors * d * (d - 1)
+    return f"{count} {unit}" if count > most else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactProgram:
+    """An exact program of one objective."""
+
+    solve: Method
+    solver: str
+    too_large: Callable[[Problem], str] = lambda problem: ""  # the size, where it is
+
+
+PROGRAMS: dict[str, ExactProgram] = {
+    "max_load": ExactProgram(_least_load, "HiGHS"),
+    "block_latency": ExactProgram(least_block_latency, "CP-SAT"),
+    "throughput": ExactProgram(least_period, "HiGHS", _variables),
+    "latency": ExactProgram(least_latency, "CP-SAT", _intervals),
+}
+"""The exact program of each objective that has one."""

@@ -4,8 +4,8 @@ Absorption: a node moves to a neighbour for good where it never costs more there
 1. The two-pin hyperedge that joins them weighs at least all its other hyperedges and its work.
 2. A node without work on one hyperedge alone goes with any other pin of it.
 
-Proof: what a device with some nodes must at least be busy for, whatever else it holds, is a minimum
-cut. Load is submodular: with u, and without v, a device is busy for at least
+Proof: the least busy time of a device that holds some nodes is a minimum cut, whatever else it
+holds. Load is submodular: with u, and without v, a device is busy for at least
 
     min over S with u in S, v not in S of  sum of work over S + weight of the hyperedges cut by S
 
@@ -25,15 +25,15 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from gdp.clock import Clock
-from gdp.methods.exact.hypergraph import LoadModel, equal_devices, merge, shares
+from gdp.methods.exact.hypergraph import LoadHypergraph, equal_devices, merge, shares
 
 _UNIT = 1 << 26  # the known value as an integer; flows are 32 bit
 _MOST_ANCHORS = 40  # heaviest nodes that are looked at for being apart
 
 
 def reduce_model(
-    model: LoadModel, upper_s: float, clock: Clock, name_devices: bool = True
-) -> LoadModel | None:
+    model: LoadHypergraph, upper_s: float, clock: Clock, name_devices: bool = True
+) -> LoadHypergraph | None:
     """A smaller model with an assignment of load below `upper_s` if any has; None if none has.
 
     Without `name_devices`, rule 4 is left out: equal devices stay so.
@@ -56,7 +56,7 @@ def reduce_model(
             return None if _is_barred(model) else model
 
 
-def absorb(model: LoadModel, upper_s: float) -> LoadModel:
+def absorb(model: LoadHypergraph, upper_s: float) -> LoadHypergraph:
     """The model after rules 1 and 2, over and over."""
     while True:
         target = _absorbed(model, upper_s)
@@ -65,16 +65,16 @@ def absorb(model: LoadModel, upper_s: float) -> LoadModel:
         model = merge(model, target)
 
 
-def _bar_heavy(model: LoadModel, upper_s: float) -> LoadModel:
+def _bar_heavy(model: LoadHypergraph, upper_s: float) -> LoadHypergraph:
     too_slow = np.isfinite(model.work_s) & (model.work_s >= upper_s)
     return replace(model, work_s=np.where(too_slow, np.inf, model.work_s))
 
 
-def _is_barred(model: LoadModel) -> bool:
+def _is_barred(model: LoadHypergraph) -> bool:
     return bool((~np.isfinite(model.work_s)).all(axis=1).any())
 
 
-def _settled_together(model: LoadModel) -> Int[np.ndarray, "V"]:
+def _settled_together(model: LoadHypergraph) -> Int[np.ndarray, "V"]:
     """A target for merging all nodes that can be on one device only, per device."""
     target = np.arange(model.num_nodes)
     can = np.isfinite(model.work_s)
@@ -85,8 +85,8 @@ def _settled_together(model: LoadModel) -> Int[np.ndarray, "V"]:
     return target
 
 
-def _absorbed(model: LoadModel, upper_s: float) -> Int[np.ndarray, "V"]:
-    """Where each node goes by rules 1 and 2: itself, or a neighbour that stays."""
+def _absorbed(model: LoadHypergraph, upper_s: float) -> Int[np.ndarray, "V"]:
+    """Merge target of each node by rules 1 and 2: itself, or a neighbour that stays."""
     edges_of = model.edges_of()
     target = np.arange(model.num_nodes)
     fixed = model.weighs()
@@ -107,8 +107,8 @@ def _absorbed(model: LoadModel, upper_s: float) -> Int[np.ndarray, "V"]:
     return target
 
 
-def _may_move(model: LoadModel, v: int, into: int, spare_s: float, upper_s: float) -> bool:
-    """Whether v costs no more on any device where `into` can be, given what cutting saves there."""
+def _may_move(model: LoadHypergraph, v: int, into: int, spare_s: float, upper_s: float) -> bool:
+    """Test that v costs no more on any device where `into` can be, given the cut saved there."""
     if spare_s < 0:
         return False
     homes = model.work_s[into] < upper_s
@@ -121,14 +121,14 @@ def _may_move(model: LoadModel, v: int, into: int, spare_s: float, upper_s: floa
 class _Network:
     """The cut problem of a model as arcs; a hyperedge is an arc between two nodes of its own."""
 
-    model: LoadModel
+    model: LoadHypergraph
     upper_s: float
     tail: Int[np.ndarray, "A"]
     head: Int[np.ndarray, "A"]
     room: Int[np.ndarray, "A"]
 
     def exceeds(self, d: int, inside: list[int], outside: Bool[np.ndarray, "V"]) -> bool:
-        """Whether device d, with some nodes and without others, is busy for `upper_s` or longer."""
+        """Test if device d, with some nodes and without others, is busy for `upper_s` or longer."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import maximum_flow
 
@@ -157,7 +157,7 @@ class _Network:
         return np.floor(np.minimum(seconds / self.upper_s, 2.0) * _UNIT).astype(np.int64)
 
 
-def _network(model: LoadModel, upper_s: float) -> _Network:
+def _network(model: LoadHypergraph, upper_s: float) -> _Network:
     tail, head, room = [], [], []
     whole = np.floor(np.minimum(model.weight_s / upper_s, 2.0) * _UNIT).astype(np.int64)
     for h, pins in enumerate(model.pins):
@@ -178,8 +178,8 @@ def _network(model: LoadModel, upper_s: float) -> _Network:
     )
 
 
-def _alone_s(model: LoadModel) -> np.ndarray:
-    """What each node costs a paying device on its own: where this is small, nothing is proven."""
+def _alone_s(model: LoadHypergraph) -> np.ndarray:
+    """Seconds of each node alone on a paying device: where this is small, nothing is proven."""
     weight = np.zeros(model.num_nodes)
     for pins, seconds in zip(model.pins, model.weight_s.tolist(), strict=True):
         weight[list(pins)] += seconds
@@ -187,7 +187,7 @@ def _alone_s(model: LoadModel) -> np.ndarray:
     return work_s + weight
 
 
-def _join(model: LoadModel, upper_s: float, clock: Clock) -> LoadModel:
+def _join(model: LoadHypergraph, upper_s: float, clock: Clock) -> LoadHypergraph:
     """Rule 3, for nodes that share a hyperedge."""
     network = _network(model, upper_s)
     classes = equal_devices(model)
@@ -215,7 +215,7 @@ def _root(target: Int[np.ndarray, "V"], v: int) -> int:
 
 
 def _never_apart(network: _Network, classes: list[list[int]], u: int, v: int) -> bool:
-    """Whether on any two devices, one of them is too busy with one node and without the other."""
+    """Test that on any two devices, one is too busy with one node and without the other."""
     without = np.zeros((2, network.model.num_nodes), dtype=bool)
     without[0, v] = without[1, u] = True
     u_fails = [network.exceeds(devices[0], [u], without[0]) for devices in classes]
@@ -230,9 +230,9 @@ def _never_apart(network: _Network, classes: list[list[int]], u: int, v: int) ->
     )
 
 
-def spare_s(model: LoadModel, upper_s: float) -> float:
+def spare_s(model: LoadHypergraph, upper_s: float) -> float:
     """Seconds that all devices together have for transfers when none is busy for `upper_s`."""
-    fastest_s, price = shares(model)
+    fastest_s, price = shares(model.work_s)
     paid = price[model.pays]
     if not np.isfinite(paid).any():
         return 0.0
@@ -241,7 +241,7 @@ def spare_s(model: LoadModel, upper_s: float) -> float:
     return left_s * float(paid[np.isfinite(paid)].max())
 
 
-def _join_dear(model: LoadModel, upper_s: float, clock: Clock) -> LoadModel | None:
+def _join_dear(model: LoadHypergraph, upper_s: float, clock: Clock) -> LoadHypergraph | None:
     """Rule 3 by the time that is left for transfers; None where work leaves none."""
     left_s = spare_s(model, upper_s)
     if left_s <= 0 or not model.pays.any():
@@ -271,7 +271,7 @@ def _join_dear(model: LoadModel, upper_s: float, clock: Clock) -> LoadModel | No
     return merge(model, np.array([_root(target, v) for v in range(model.num_nodes)]))
 
 
-def _spread(model: LoadModel, upper_s: float, clock: Clock) -> LoadModel:
+def _spread(model: LoadHypergraph, upper_s: float, clock: Clock) -> LoadHypergraph:
     """Rule 4: nodes that are pairwise apart, fixed to equal devices one by one."""
     network = _network(model, upper_s)
     nothing = np.zeros(model.num_nodes, dtype=bool)
@@ -301,7 +301,7 @@ def _spread(model: LoadModel, upper_s: float, clock: Clock) -> LoadModel:
     return replace(model, work_s=work_s)
 
 
-def _bar(model: LoadModel, upper_s: float, clock: Clock) -> LoadModel:
+def _bar(model: LoadHypergraph, upper_s: float, clock: Clock) -> LoadHypergraph:
     """Nodes barred from devices where they cannot be with those that are there for sure."""
     network = _network(model, upper_s)
     nothing = np.zeros(model.num_nodes, dtype=bool)

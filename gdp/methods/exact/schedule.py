@@ -2,7 +2,7 @@
 
 Every op is an interval on the device of its group, no two of which overlap; every tensor that is
 read elsewhere is an interval on the channel of the transfer, no two of which overlap; an op starts
-when its inputs are there. What the simulator does is one solution of this model, so the bound holds
+when its inputs are there. The simulator's schedule is a solution of this model, so the bound holds
 for every placement. The model is a relaxation in that
 
 * devices may idle while an op is ready, and channels may carry transfers in any order;
@@ -12,38 +12,24 @@ for every placement. The model is a relaxation in that
 Axes: N ops, G groups, T tensors, D devices.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
+from gdp.bounds.loads import owned_weights
 from gdp.graph.index import inverse
-from gdp.methods.exact.cp_sat import TICKS, cp_model_library, run_cp, ticks
-from gdp.methods.exact.hypergraph import group_weights
+from gdp.methods.exact.cp_sat import (
+    TICKS,
+    CpPlacement,
+    cp_model_library,
+    limit_weights,
+    run_cp,
+    ticks,
+)
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import send_time
-
-MOST_INTERVALS = 8000
-"""Above this CP-SAT's bound is no better than the critical path within minutes."""
-
-
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """What is known of the schedules no longer than a known one. Axes: N ops."""
-
-    device: Int[np.ndarray, "N"] | None
-    rank: Int[np.ndarray, "N"] | None  # the order of starts
-    bound_s: float
-    is_complete: bool
-
-
-def too_large(problem: Problem) -> str:
-    """How many intervals, where they are too many; nothing where a solver gets through."""
-    d = problem.num_devices
-    count = problem.num_ops * d + problem.graph.num_tensors * d * (d - 1)
-    return f"{count} intervals" if count > MOST_INTERVALS else ""
 
 
 def solve_schedule(
@@ -52,27 +38,35 @@ def solve_schedule(
     seconds: float | None,
     seed: int,
     hint: Int[np.ndarray, "N"] | None = None,
-) -> Schedule:
-    """The shortest schedule up to `upper_s`."""
-    form = _Form(problem, upper_s / TICKS)
+) -> CpPlacement:
+    """The shortest schedule up to `upper_s`.
+
+    Args:
+        problem: Of latency.
+        upper_s: Value of a known schedule, or more.
+        seconds: For the solver; None: no limit.
+        seed: Of the solver.
+        hint: Device of each op, where the search starts.
+    """
+    built = _Model(problem, upper_s / TICKS)
     if hint is not None:
         for g in range(problem.num_groups):
             home = int(hint[np.flatnonzero(problem.group == g)[0]])
             for d in range(problem.num_devices):
-                form.model.add_hint(form.on[g][d], d == home)
-    solution = run_cp(form.model, seconds, seed)
-    bound_s = min(max(0.0, solution.bound) * form.unit_s, upper_s)
+                built.model.add_hint(built.on[g][d], d == home)
+    solution = run_cp(built.model, seconds, seed)
+    bound_s = min(max(0.0, solution.bound) * built.unit_s, upper_s)
     if solution.solver is None:
-        return Schedule(None, None, bound_s, solution.is_complete)
-    start = np.array([solution.solver.value(s) for s in form.start])
-    on = [[solution.solver.value(literal) for literal in row] for row in form.on]
+        return CpPlacement(None, None, bound_s, solution.is_complete)
+    start = np.array([solution.solver.value(s) for s in built.start])
+    on = [[solution.solver.value(literal) for literal in row] for row in built.on]
     device = np.array(on).argmax(axis=1)[problem.group]
     rank = inverse(np.argsort(start, kind="stable"))
-    return Schedule(device, rank, bound_s, solution.is_complete)
+    return CpPlacement(device, rank, bound_s, solution.is_complete)
 
 
-class _Form:
-    """The model under construction."""
+class _Model:
+    """The CP-SAT model; the fields are its variables."""
 
     def __init__(self, problem: Problem, unit_s: float) -> None:
         cp_model = cp_model_library()
@@ -96,18 +90,9 @@ class _Form:
             for d in np.flatnonzero(~problem.group_allowed[g]).tolist():
                 model.add(row[d] == 0)
             self.on.append(row)
-        held, shared = group_weights(problem)
-        total = int(held.sum()) + sum(size for size, _ in shared)
+        weights = owned_weights(problem, problem.group, problem.num_groups)
         for d, capacity in enumerate(problem.cluster.memory_bytes.tolist()):
-            if capacity >= total:
-                continue
-            terms = [int(size) * self.on[g][d] for g, size in enumerate(held) if size]
-            for size, groups in shared:
-                there = model.new_bool_var("")
-                for g in groups:
-                    model.add_implication(self.on[g][d], there)
-                terms.append(int(size) * there)
-            model.add(sum(terms) <= capacity)
+            limit_weights(model, [row[d] for row in self.on], capacity, *weights)
 
     def _ops(self) -> None:
         model, problem = self.model, self.problem

@@ -1,11 +1,13 @@
-"""How much work proofs may take: counted, so that the same question gets the same bound."""
+"""A proven lower bound, and the counted work that proving it may take."""
+
+from dataclasses import dataclass
 
 from gdp.clock import Clock
 
 PATIENCE = 6.0
-"""The clock ends what takes so many times longer than a quiet core takes."""
+"""The clock ends a proof after so many times the seconds of an idle core."""
 _LEAST_CAP_S = 2.0
-# What one quiet core does in a second.
+# Work of one idle core in a second.
 _BRANCHES_PER_S = 150_000
 _ENTRIES = 60_000  # of a matrix that HiGHS solves as a linear program, in about a second
 _GROWTH = 1.6  # its seconds grow with this power of the entries: 97,000 take 3 s, 254,000 take 14 s
@@ -17,8 +19,17 @@ _LOADS, _PATHS = (4_000, 2.0), (6_000, 1.0)
 _NODE_ENTRIES_PER_S = 300_000  # entries of the matrix times nodes of a search tree
 
 
-class Effort:
-    """The work of so many seconds of a quiet core, whatever this one is busy with."""
+@dataclass(frozen=True)
+class Bound:
+    """A proof that no placement is faster, in whatever order it runs."""
+
+    value_s: float
+    argument: str  # the proof, in words with figures
+
+
+class WorkBudget:
+    """Work in operations, as much as an idle core does in `seconds`, so that equal questions get
+    equal bounds whatever the load of this machine."""
 
     def __init__(self, seconds: float, cap_s: float | None = None) -> None:
         self.seconds = max(0.0, seconds)
@@ -48,10 +59,10 @@ class Effort:
         return max(1, int((self.seconds - root_s) * _NODE_ENTRIES_PER_S / max(1, entries)))
 
     def is_over(self) -> bool:
-        """Whether the clock ends it, which is remembered."""
+        """True once the clock has ended the proofs; recorded in `cut_short`."""
         self.cut_short |= self.clock.is_over()
         return self.cut_short
 
     def remaining_s(self) -> float:
-        """Seconds before the clock ends it, a tenth at least: solvers take no less."""
+        """Seconds before the clock ends it, at least the tenth that solvers take anyway."""
         return max(0.1, self.clock.remaining_s())

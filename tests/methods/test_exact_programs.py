@@ -9,24 +9,28 @@ import pytest
 from host_memory import assignments, load_problem
 from tiny import plain_graph, random_problem
 
+from gdp.bounds.linear_program import PlacementSolution
 from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
-from gdp.methods.base import Search
+from gdp.methods.base import Answer, Search
 from gdp.methods.exact.block_starts import contiguous_start
 from gdp.methods.exact.blocks import ladder_positions, solve_blocks
-from gdp.methods.exact.hypergraph import LoadModel, load_model, work_bound_s
-from gdp.methods.exact.load_program import solve_loads
-from gdp.methods.exact.load_search import flat_nodes, new_state, search_loads
-from gdp.methods.exact.mip import least_block_latency, mip
-from gdp.methods.exact.neighbourhood import load_s, polish
+from gdp.methods.exact.hypergraph import LoadHypergraph, load_model, work_bound_s
+from gdp.methods.exact.load_search import _step, fill, flat_nodes, new_state, search_loads
+from gdp.methods.exact.max_load import load_s, polish, solve_loads
+from gdp.methods.exact.method import PROGRAMS, least_block_latency
 from gdp.methods.exact.reduce import absorb, reduce_model
-from gdp.methods.exact.targets import Known, close_gap
-from gdp.methods.period.solution import LoadSolution
+from gdp.methods.exact.targets import ProofState, close_gap
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim import block_latency, host_load
 
 FOREVER = Clock(None)
 SEARCH = Search(seconds=None, evaluations=100)
+
+
+def solved(problem: Problem) -> Answer:
+    """The answer of the objective's program, one device for each stage."""
+    return PROGRAMS[problem.objective].solve(replace(problem, replicas=False), SEARCH)
 
 
 def least_load_s(problem: Problem) -> float:
@@ -35,7 +39,7 @@ def least_load_s(problem: Problem) -> float:
     return float(value_s[overflow == 0].min(initial=np.inf))
 
 
-def least_of(model: LoadModel) -> float:
+def least_of(model: LoadHypergraph) -> float:
     """The least largest load of all assignments of the nodes that fit; inf where none does."""
     choices = [np.flatnonzero(np.isfinite(row)) for row in model.work_s]
     if not all(len(row) for row in choices):
@@ -68,7 +72,7 @@ def test_the_least_load_is_found_and_proven() -> None:
     misfits = 0
     for problem in problems(0, 20):
         best_s = least_load_s(problem)
-        answer = mip(problem, SEARCH)
+        answer = solved(problem)
         if not np.isfinite(best_s):
             misfits += 1
             assert answer.assignment is None
@@ -92,7 +96,7 @@ def test_reductions_keep_what_is_below_the_known_value() -> None:
         assert best_s == pytest.approx(least_load_s(problem), rel=1e-12)
         if not np.isfinite(best_s) or best_s == 0.0:
             continue
-        assert work_bound_s(model) <= best_s * (1 + 1e-12)
+        assert work_bound_s(model.work_s) <= best_s * (1 + 1e-12)
         for factor in (1.001, 1.2, 3.0):
             for named in (True, False):
                 small = reduce_model(model, best_s * factor, FOREVER, named)
@@ -120,8 +124,6 @@ def test_a_cutoff_below_the_optimum_is_refuted() -> None:
 
 
 def test_moves_change_the_state_to_what_it_is_from_scratch() -> None:
-    from gdp.methods.exact.load_search_kernels import _step, fill
-
     rng = np.random.default_rng(3)
     for problem in problems(3, 6, num_ops=9):
         model = load_model(problem)
@@ -239,7 +241,7 @@ def test_calls_in_a_row_by_hand() -> None:
     start = contiguous_start(problem, Clock(0.2), 0)
     assert start is not None
     assert block_latency.values(problem, start[None])[0][0] == 6.0
-    answer = mip(problem, SEARCH)
+    answer = solved(problem)
     assert answer.proven_optimal
     assert answer.bound_s == pytest.approx(6.0, rel=1e-6)
     position, homes = ladder_positions(problem, start)
@@ -259,7 +261,7 @@ def test_the_least_period_is_found_where_memory_cannot_bind() -> None:
         problem = random_problem(seed, objective="throughput", num_ops=7, num_devices=2 + seed % 2)
         every = np.array(list(assignments(problem)))
         value_s, overflow = periods(problem, every)
-        answer = mip(problem, SEARCH)
+        answer = solved(problem)
         fits = overflow == 0
         if not fits.any():
             assert answer.assignment is None
@@ -290,7 +292,7 @@ def test_schedules_are_bounded_and_optimal_where_proven() -> None:
         for order in orders:
             value_s, overflow = latencies(problem, every, order)
             best_s = min(best_s, float(value_s[overflow == 0].min(initial=np.inf)))
-        answer = mip(problem, SEARCH)
+        answer = solved(problem)
         if answer.assignment is None:
             assert not np.isfinite(best_s)
             continue
@@ -306,10 +308,10 @@ def test_schedules_are_bounded_and_optimal_where_proven() -> None:
 
 def test_what_time_cut_short_is_no_proof_that_nothing_fits() -> None:
     """Nothing fits as far as is known; a bound of 2 s and no placement leaves that open."""
-    nothing = Known(None, np.inf, 1.0, "work")
-    cut = nothing.after(LoadSolution(None, 2.0, False), np.inf, "solver")
+    nothing = ProofState(None, np.inf, 1.0, "work")
+    cut = nothing.after(PlacementSolution(None, 2.0, False), np.inf, "solver")
     assert (cut.bound_s, cut.by, cut.is_complete) == (2.0, "solver", False)
-    proven = nothing.after(LoadSolution(None, np.inf, True), np.inf, "solver")
+    proven = nothing.after(PlacementSolution(None, np.inf, True), np.inf, "solver")
     assert proven.is_complete
 
 
@@ -317,17 +319,17 @@ def test_targets_halve_what_is_open_until_bound_and_value_meet() -> None:
     """The optimum is 3 of a known 8 over a bound of 2; the first look at 8 takes too long."""
     targets: list[float] = []
 
-    def below(known: Known, target_s: float, seconds: float | None) -> Known:
+    def below(known: ProofState, target_s: float, seconds: float | None) -> ProofState:
         targets.append(round(target_s, 3))
         if len(targets) == 1:
-            return known.after(LoadSolution(None, 2.0, False), target_s, "solver")
+            return known.after(PlacementSolution(None, 2.0, False), target_s, "solver")
         if target_s <= 3.0:
-            return known.after(LoadSolution(None, target_s, True), target_s, "solver")
+            return known.after(PlacementSolution(None, target_s, True), target_s, "solver")
         device = np.zeros(1, dtype=np.int64)
         better = replace(known, best="three", value_s=3.0)
-        return better.after(LoadSolution(device, 3.0, True), target_s, "solver")
+        return better.after(PlacementSolution(device, 3.0, True), target_s, "solver")
 
-    known = close_gap(Known("eight", 8.0, 2.0, "work"), below, Clock(60.0), 0.1)
+    known = close_gap(ProofState("eight", 8.0, 2.0, "work"), below, Clock(60.0), 0.1)
     assert (known.best, known.value_s, known.bound_s) == ("three", 3.0, 3.0)
     assert known.is_complete
     assert targets == [8.0, 5.0]

@@ -1,0 +1,381 @@
+"""Loads as a linear program: the share of each group on each device, and the tensors sent for it.
+
+    minimise T                                                       x, y, o, h, sent in [0, 1]
+    sum over d of x(g, d) = 1                                           each group g
+    sum of op_s x(., d) + dispatch o(., d)                    <= T      each device d
+    sum of send_s(t, s, d) y(t, s, d) over the channel        <= T      each channel
+    x(v, d) - x(u, d) <= sum over s of y(t, s, d)                       u makes t, which v reads
+    x(u, s) - x(v, s) <= sum over d of y(t, s, d)                       likewise, seen from u
+    y(t, s, d) <= x(u, s)                                               more than two devices
+    x(v, d) - x(u, d) <= o(v, d)                                        v opens a segment
+
+Whole x give the period of the simulator exactly (memory aside, of which it is a part), so the
+program, and the same with some x whole, bounds it from below: after Archer, Fahrbach, Liu and
+Prabhu 2024, arXiv 2311.03703, here with channels that work in parallel with the devices. A latency
+is at least the busy time of any device or channel, so this bounds latency, too, without buffers.
+
+Memory, where it can bind: weights are held throughout, each once per device. A full pipeline also
+holds, on each device, two buffers of each tensor received; and while op p of a sample would run
+there (`gdp.sim.memory`) each tensor t that the device makes with
+
+    producer of t <= p <= last reader of t,   in topological order, wherever the readers are:
+
+a reader there after p keeps it, a reader elsewhere keeps it to the end of the sample, as it does
+every tensor that was sent. So for every device d and op p (a separation point)
+
+    weights + sum of 2 b(t) y(t, s, d) + sum over t alive at p of b(t) x(maker of t, d)
+            + sum over t with last reader before p of b(t) sent(t, d)  <=  memory of d
+
+with sent(t, d) >= x(maker, d) - x(v, d) for each reader v; with whole x that is exactly what an
+inference pipeline holds. Nearly all of these N D rows are slack: those are added that a solution
+breaks most (row generation), and it is solved again.
+
+Axes: G groups, D devices, C columns, T tensors, K tensors between groups, U distinct (tensor,
+reading group), P separation points, M held weights, X owners of weights, O ops that may open a
+segment, A arcs into them, Z entries.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.bounds.linear_program import LinearProgram, RowBuilder
+from gdp.problem.arrays import Arrays, arrays_of
+from gdp.problem.problem import Problem
+from gdp.problem.ticks import send_time
+from gdp.sim.objectives import memory_binds, objective_of
+
+Links = list[tuple[int, int]]
+
+
+class SeparationPoints(NamedTuple):
+    """Ops at which the memory of a device is checked."""
+
+    device: Int[np.ndarray, "P"]
+    op: Int[np.ndarray, "P"]
+
+
+NO_POINTS = SeparationPoints(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+class CutTensors(NamedTuple):
+    """Tensors that may be sent."""
+
+    tensor: Int[np.ndarray, "K"]
+    maker: Int[np.ndarray, "K"]  # group
+    use_cut: Int[np.ndarray, "U"]  # which of these tensors
+    use_group: Int[np.ndarray, "U"]
+
+
+def cut_tensors(problem: Problem) -> CutTensors:
+    """Every tensor read outside its producer's group, with the groups that read it."""
+    graph, group = problem.graph, problem.group
+    src, dst = graph.edges
+    across = group[src] != group[dst]
+    g = problem.num_groups
+    key = np.unique(graph.use_tensor[across] * g + group[dst[across]])
+    tensor, use_cut = np.unique(key // g, return_inverse=True)
+    return CutTensors(tensor, group[graph.producer[tensor]], use_cut, key % g)
+
+
+def least_group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
+    """Seconds of each group, unavoidable dispatch included; inf where it cannot go. O(N D)."""
+    a = arrays_of(problem)
+    opening = np.where(a.opens[:, None] & ~a.is_io[:, None], a.segment_s[None, :], 0.0)
+    seconds = np.zeros((problem.num_groups, problem.num_devices))
+    finite = np.where(problem.allowed, a.compute_s + opening, 0.0)
+    np.add.at(seconds, problem.group, finite)
+    return np.where(problem.group_allowed, seconds, np.inf)
+
+
+def load_program_size(problem: Problem) -> int:
+    """About how many entries the matrix has."""
+    d = problem.num_devices
+    per_use = 4 if d == 2 else 2 * d * (d + 1)
+    return problem.num_groups * d + problem.graph.num_uses * per_use
+
+
+def build_loads(
+    problem: Problem, unit_s: float, points: SeparationPoints = NO_POINTS
+) -> LinearProgram:
+    """The linear program of a problem. O(N D + E D^2).
+
+    Args:
+        problem: Any of the event simulator's.
+        unit_s: The program's unit of time.
+        points: Where the memory of a pipeline is checked.
+    """
+    a = arrays_of(problem)
+    g, d = problem.num_groups, problem.num_devices
+    seconds = least_group_seconds(problem)
+    rows = RowBuilder()
+    rows.columns(g * d)
+    cut = cut_tensors(problem)
+    links = [(s, to) for s in range(d) for to in range(d) if s != to]
+    first_y = rows.columns(len(cut.tensor) * len(links))
+    opens = _openings(problem)
+    first_o = rows.columns(len(opens[0]) * d)
+    # Loads of devices, then of channels.
+    finite = np.where(np.isfinite(seconds), seconds, 0.0) / unit_s
+    columns = np.concatenate([np.arange(g * d), first_o + np.arange(len(opens[0]) * d)])
+    values = np.concatenate([finite.reshape(-1), np.tile(a.segment_s / unit_s, len(opens[0]))])
+    rows.add(np.tile(np.arange(d), g + len(opens[0])), columns, values, np.zeros(d))
+    names = [f"device {name}" for name in problem.cluster.device_names]
+    if links and len(cut.tensor):
+        # Links on which nothing queues are no load.
+        loaded = [(k, *link) for k, link in enumerate(links) if a.channel[link] >= 0]
+        used, number = np.unique([a.channel[s, to] for _, s, to in loaded], return_inverse=True)
+        size = a.tensor_bytes[cut.tensor].astype(np.float64)
+        send_s = np.array(
+            [
+                send_time(a.latency_s[s, to], size, a.bytes_per_s[s, to], a.round_to)
+                for _, s, to in loaded
+            ]
+        )
+        column = first_y + np.arange(len(cut.tensor))[:, None] * len(links)
+        column = (column + np.array([k for k, _, _ in loaded], dtype=np.int64)).reshape(-1)
+        rows.add(np.tile(number, len(cut.tensor)), column, send_s.T.reshape(-1) / unit_s,
+                 np.zeros(len(used)))  # fmt: skip
+        names += [_channel_name(problem, int(c)) for c in used]
+    num_loads = rows.count
+    _add_cuts(rows, cut, links, first_y, d)
+    _add_openings(rows, opens, first_o, d)
+    if memory_binds(problem):
+        _add_memory(rows, problem, cut, links, first_y, points)
+    largest = rows.columns(1, np.inf)
+    rows.parts.append((np.arange(num_loads), np.full(num_loads, largest), -np.ones(num_loads)))
+    matrix, _, b = rows.matrix()
+    high = np.array(rows.limits)
+    high[: g * d] = np.isfinite(seconds).reshape(-1)
+    if links:
+        may = problem.group_allowed[cut.maker]
+        high[first_y:first_o] = np.stack([may[:, s] for s, _ in links], axis=1).reshape(-1)
+    return LinearProgram(matrix, b, (g, d), largest, high, unit_s, tuple(names))
+
+
+def _channel_name(problem: Problem, channel: int) -> str:
+    a, names = arrays_of(problem), problem.cluster.device_names
+    d = problem.num_devices
+    lanes = [(s, t) for s in range(d) for t in range(d) if s != t and a.channel[s, t] == channel]
+    if len(lanes) == 1:
+        return f"link {names[lanes[0][0]]} to {names[lanes[0][1]]}"
+    if len({s for s, _ in lanes}) == 1:
+        return f"link out of {names[lanes[0][0]]}"
+    return f"channel of {names[lanes[0][0]]} and {len(lanes) - 1} more"
+
+
+def _add_cuts(rows: RowBuilder, cut: CutTensors, links: Links, first_y: int, d: int) -> None:
+    """Send a tensor to every device of a reader that is not its maker's."""
+    if len(cut.use_cut) == 0 or not links:
+        return
+    base = first_y + cut.use_cut * len(links)
+    one = np.ones(len(base))
+    for i in range(d):
+        into = [base + k for k, (_, to) in enumerate(links) if to == i]
+        out = [base + k for k, (s, _) in enumerate(links) if s == i]
+        reader, maker = cut.use_group * d + i, cut.maker[cut.use_cut] * d + i
+        rows.add_rows([reader, maker, *into], [one, -one, *[-one] * len(into)])
+        if d > 2:
+            rows.add_rows([maker, reader, *out], [one, -one, *[-one] * len(out)])
+    tensors = np.arange(len(cut.tensor))
+    one = np.ones(len(tensors))
+    for k, (s, _) in enumerate(links if d > 2 else ()):
+        rows.add_rows([first_y + tensors * len(links) + k, cut.maker * d + s], [one, -one])
+
+
+def _openings(
+    problem: Problem,
+) -> tuple[Int[np.ndarray, "O"], Int[np.ndarray, "2 A"], Int[np.ndarray, "O"]]:
+    """(ops that may open a segment, arcs into them (position, producer's group), their groups)."""
+    a = arrays_of(problem)
+    none = np.zeros(0, np.int64)
+    if not (a.segment_s > 0).any():
+        return none, np.zeros((2, 0), np.int64), none
+    src, dst = problem.graph.edges
+    counts = ~a.opens[dst] & ~a.is_io[dst] & (problem.group[src] != problem.group[dst])
+    ops, position = np.unique(dst[counts], return_inverse=True)
+    pairs = np.unique(np.stack([position, problem.group[src[counts]]]), axis=1)
+    return ops, pairs, problem.group[ops]
+
+
+def _add_openings(rows: RowBuilder, opens: tuple[Any, Any, Any], first_o: int, d: int) -> None:
+    ops, (position, maker), group = opens
+    one = np.ones(len(position))
+    for i in range(d if len(ops) else 0):
+        opened = first_o + position * d + i
+        rows.add_rows([group[position] * d + i, maker * d + i, opened], [one, -one, -one])
+
+
+class HeldWeights:
+    """Weights of groups, and columns h(w, d) of those that several groups share.
+
+    Where groups disagree on the size of a weight, any of them may be the one that holds it.
+    """
+
+    def __init__(self, rows: RowBuilder, problem: Problem) -> None:
+        self.rows, self.d = rows, problem.num_devices
+        self.memory = np.maximum(1.0, arrays_of(problem).memory_bytes.astype(np.float64))
+        self.group, weight, self.size = held_weights(problem)
+        sharers = np.bincount(weight)
+        shared = np.flatnonzero(sharers > 1)
+        least = np.full(len(sharers), np.inf)
+        np.minimum.at(least, weight, self.size)
+        place = np.full(len(sharers), -1)
+        place[shared] = np.arange(len(shared))
+        self.least, self.tied, self.place = least[shared], sharers[weight] > 1, place[weight]
+        self.first = rows.columns(len(shared) * self.d)
+
+    def terms(self, i: int) -> tuple[list[Any], list[Any]]:
+        """Columns and shares of memory of all weights on device i."""
+        h = self.first + np.arange(len(self.least)) * self.d + i
+        alone, limit = ~self.tied, self.memory[i]
+        return [self.group[alone] * self.d + i, h], [self.size[alone] / limit, self.least / limit]
+
+    def add_ties(self, i: int) -> None:
+        """Hold each shared weight on device i where any of its groups is."""
+        if self.tied.any():
+            one = np.ones(int(self.tied.sum()))
+            held = self.first + self.place[self.tied] * self.d + i
+            self.rows.add_rows([self.group[self.tied] * self.d + i, held], [one, -one])
+
+
+def held_weights(
+    problem: Problem,
+) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "M"], Float[np.ndarray, "M"]]:
+    """(group, weight, bytes) of every weight of every group, each once."""
+    graph = problem.graph
+    heavy = np.flatnonzero(graph.weight_bytes > 0)
+    weight = np.unique(graph.weight_id[heavy], return_inverse=True)[1]
+    pairs, which = np.unique(np.stack([problem.group[heavy], weight]), axis=1, return_inverse=True)
+    size = np.zeros(pairs.shape[1])
+    np.maximum.at(size, which, graph.weight_bytes[heavy].astype(np.float64))
+    return pairs[0], pairs[1], size
+
+
+def owned_weights(
+    problem: Problem, owner: Int[np.ndarray, "N"], num_owners: int
+) -> tuple[Int[np.ndarray, "X"], tuple[tuple[int, tuple[int, ...]], ...]]:
+    """(bytes of weights of each owner alone, (bytes, owners) of each weight that owners share).
+
+    Args:
+        problem: With the weights of its ops.
+        owner: Of each op, such as its group; `num_owners` for none.
+        num_owners: X.
+    """
+    graph = problem.graph
+    holders: dict[int, set[int]] = {}
+    largest: dict[int, int] = {}
+    for op in np.flatnonzero(graph.weight_bytes).tolist():
+        if owner[op] < num_owners:
+            w = int(graph.weight_id[op])
+            holders.setdefault(w, set()).add(int(owner[op]))
+            largest[w] = max(largest.get(w, 0), int(graph.weight_bytes[op]))
+    held = np.zeros(num_owners, dtype=np.int64)
+    shared = []
+    for w, owners in holders.items():
+        if len(owners) == 1:
+            held[next(iter(owners))] += largest[w]
+        else:
+            shared.append((largest[w], tuple(sorted(owners))))
+    return held, tuple(shared)
+
+
+def _add_memory(
+    rows: RowBuilder,
+    problem: Problem,
+    cut: CutTensors,
+    links: Links,
+    first_y: int,
+    points: SeparationPoints,
+) -> None:
+    """The rows of memory of every device, and of every separation point."""
+    a = arrays_of(problem)
+    buffers = objective_of(problem).memory == "pipeline"
+    weights = HeldWeights(rows, problem)
+    first_sent = _sent_columns(rows, problem, cut) if len(points.op) and buffers else 0
+    for i in range(problem.num_devices):
+        columns, values = weights.terms(i)
+        if buffers and len(cut.tensor):
+            for k in (k for k, (_, to) in enumerate(links) if to == i):
+                columns.append(first_y + np.arange(len(cut.tensor)) * len(links) + k)
+                values.append(2.0 * a.tensor_bytes[cut.tensor] / weights.memory[i])
+        rows.add_row(columns, values, 1.0)
+        for op in points.op[points.device == i].tolist() if buffers else ():
+            more, held = _held_at(problem, cut, first_sent, i, op)
+            rows.add_row([*columns, more], [*values, held / weights.memory[i]], 1.0)
+        weights.add_ties(i)
+
+
+def _sent_columns(rows: RowBuilder, problem: Problem, cut: CutTensors) -> int:
+    """New columns sent(t, d), tensor by tensor, and the rows that raise them; the first of them."""
+    d = problem.num_devices
+    first = rows.columns(len(cut.tensor) * d)
+    one = np.ones(len(cut.use_cut))
+    for i in range(d):
+        maker, sent = cut.maker[cut.use_cut] * d + i, first + cut.use_cut * d + i
+        rows.add_rows([maker, cut.use_group * d + i, sent], [one, -one, -one])
+    return first
+
+
+def _held_at(
+    problem: Problem, cut: CutTensors, first_sent: int, device: int, op: int
+) -> tuple[Int[np.ndarray, "Z"], Float[np.ndarray, "Z"]]:
+    """Columns and bytes held by a device at an op: made there and alive, or sent before."""
+    a, d = arrays_of(problem), problem.num_devices
+    last = _last_readers(a)
+    alive = (a.producer <= op) & (op <= last)
+    held = np.zeros(problem.num_groups)
+    np.add.at(held, problem.group[a.producer[alive]], a.tensor_bytes[alive].astype(np.float64))
+    groups = np.flatnonzero(held > 0.0)
+    sent = np.flatnonzero(last[cut.tensor] < op)
+    return (
+        np.concatenate([groups * d + device, first_sent + sent * d + device]),
+        np.concatenate([held[groups], a.tensor_bytes[cut.tensor[sent]].astype(np.float64)]),
+    )
+
+
+def _last_readers(a: Arrays) -> Int[np.ndarray, "T"]:
+    """The last reader of each tensor in topological order; its producer where nobody reads it."""
+    last = a.producer.copy()
+    np.maximum.at(last, np.repeat(np.arange(len(last)), np.diff(a.use_start)), a.use_op)
+    return last
+
+
+def worst_points(
+    problem: Problem, x: Float[np.ndarray, "G D"], sent: Float[np.ndarray, "T D"] | None = None
+) -> SeparationPoints:
+    """For each device the op at which it holds most of its own tensors, for shares x. O(T D).
+
+    With `sent`, the share of each tensor that leaves each device, sent tensors are kept.
+    """
+    a = arrays_of(problem)
+    last = _last_readers(a)
+    change = np.zeros((problem.num_ops + 1, problem.num_devices))
+    held = a.tensor_bytes[:, None] * x[problem.group[a.producer]]
+    np.add.at(change, a.producer, held)
+    np.add.at(change, last + 1, -held if sent is None else a.tensor_bytes[:, None] * sent - held)
+    devices = np.arange(problem.num_devices)
+    fullest = np.cumsum(change, axis=0)[:-1].argmax(axis=0).astype(np.int64)
+    return SeparationPoints(devices, fullest)
+
+
+def placed_points(problem: Problem, device: Int[np.ndarray, "N"]) -> SeparationPoints:
+    """For each device the op at which it is fullest in a placement of whole groups."""
+    a, devices = arrays_of(problem), np.arange(problem.num_devices)
+    x = np.zeros((problem.num_groups, problem.num_devices))
+    x[problem.group, device] = 1.0
+    maker = device[a.producer]
+    away = np.zeros(len(maker), dtype=bool)
+    tensor = np.repeat(np.arange(len(maker)), np.diff(a.use_start))
+    np.logical_or.at(away, tensor, device[a.use_op] != maker[tensor])
+    sent = (away[:, None] & (maker[:, None] == devices)).astype(np.float64)
+    return worst_points(problem, x, sent)
+
+
+def more_points(points: SeparationPoints, new: SeparationPoints) -> SeparationPoints:
+    """The union of both, each point once."""
+    pairs = np.unique(
+        np.stack([np.append(points.device, new.device), np.append(points.op, new.op)]), axis=1
+    )
+    return SeparationPoints(pairs[0], pairs[1])

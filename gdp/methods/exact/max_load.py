@@ -1,0 +1,290 @@
+"""Non-contiguous max-load: a search, then a mixed-integer program of the reduced problem.
+
+    minimise T    subject to, for every device d,
+    sum over v of work(v, d) x(v, d)  +  sum over h of weight(h) cut(h, d)  <=  T   (cuts: paying d)
+    cut(h, d) = top(h, d) - low(h, d),   low(h, d) <= x(v, d) <= top(h, d)   for the pins v of h
+    sum over v of bytes(v) x(v, d)  <=  memory(d),        sum over d of x(v, d) = 1
+
+cut(h, d) is 1 where d holds some, but not all, pins of h (Tarnawski et al. 2020, arXiv 2006.16423,
+section 5.2, without its contiguity constraint). Equal devices are told apart by one rule: of the
+nodes in order of work, the i-th is on one of the first i of them.
+
+A good placement comes first, from the pipeline's dynamic program, annealing, and `polish`: nodes
+that are not near borders stay where they are and become one node per device, and the solver
+balances all devices at once, which single moves cannot (large neighbourhood search: Shaw 1998,
+doi 10.1007/3-540-49481-2_30). Its value is the solver's cutoff; the model is reduced by rules that
+keep every better placement (`gdp.methods.exact.reduce`).
+
+Axes: N ops, G groups, V nodes, D devices, H hyperedges.
+"""
+
+import dataclasses
+import logging
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from gdp.bounds.linear_program import UNIT, PlacementSolution, RowBuilder, read_solution, solve
+from gdp.clock import Clock
+from gdp.methods.base import Search
+from gdp.methods.exact.hypergraph import (
+    LoadHypergraph,
+    equal_devices,
+    load_model,
+    merge,
+    work_bound_s,
+)
+from gdp.methods.exact.reduce import absorb, reduce_model
+from gdp.methods.exact.targets import ProofState, close_gap
+from gdp.problem.problem import Problem
+
+LOG = logging.getLogger(__name__)
+
+_SEARCH_SHARE = 0.15  # of the seconds
+_POLISH_SHARE = 0.15
+_PIPELINE_SHARE = 0.1
+_REDUCE_SHARE = 0.3
+_ROUNDS = 12  # of annealing where no limit is given
+_MOST_ROUNDS = 200
+_FIRST_SHARE = 0.1  # of the seconds left, to decide the value itself
+_FREE = 40  # nodes that one round of polishing may move
+_ROUND_SHARE = 0.3  # of the seconds left, for one round
+_BETTER = 1.0 - 1e-4
+_MOST_FAILURES = 16  # rounds in a row without a better assignment
+
+
+def least_load(problem: Problem, search: Search) -> ProofState:
+    """The placement of least largest load, contiguous or not; `best` is the device of each op."""
+    clock = Clock(search.seconds)
+    model = load_model(problem)
+    groups = _good_groups(problem, model, search, clock)
+    device = None if groups is None else groups[problem.group]
+    value_s, bound_s = load_value_s(problem, device), work_bound_s(model.work_s)
+    state = ProofState(device, value_s, bound_s, "work over the speed of all devices")
+
+    def below(state: ProofState, target_s: float, seconds: float | None) -> ProofState:
+        return _solve_below(problem, model, state, target_s, seconds)
+
+    return close_gap(state, below, clock, _FIRST_SHARE)
+
+
+def _solve_below(
+    problem: Problem,
+    model: LoadHypergraph,
+    state: ProofState,
+    target_s: float,
+    seconds: float | None,
+) -> ProofState:
+    """Reduce and solve for an assignment below a target within some seconds."""
+    clock = Clock(seconds)
+    reduced = reduce_model(model, target_s, Clock(seconds and _REDUCE_SHARE * seconds))
+    LOG.debug("target %.6g s: %s", target_s, reduced and (reduced.num_nodes, len(reduced.pins)))
+    if reduced is None:
+        return state.raised(target_s, "minimum cuts")
+    solution = solve_loads(reduced, target_s, None if seconds is None else clock.remaining_s())
+    if solution.device is not None:
+        device = solution.device[reduced.node][problem.group]
+        value_s = load_value_s(problem, device)
+        if value_s < state.value_s:
+            state = dataclasses.replace(state, best=device, value_s=value_s)
+        if not np.isfinite(value_s):  # the solver's tolerance let some bytes too many pass
+            solution = dataclasses.replace(solution, is_complete=False)
+    return state.after(solution, target_s, "HiGHS over all placements")
+
+
+def load_value_s(problem: Problem, device: Int[np.ndarray, "N"] | None) -> float:
+    """The largest load; inf where memory overflows or there is no placement."""
+    from gdp.sim.host_load import values
+
+    if device is None:
+        return np.inf
+    value_s, overflow = values(problem, device[None])
+    return float(value_s[0]) if overflow[0] == 0 else np.inf
+
+
+def _good_groups(
+    problem: Problem, model: LoadHypergraph, search: Search, clock: Clock
+) -> Int[np.ndarray, "G"] | None:
+    """A good device for each group, by the pipelines' program and annealing; None: none fits."""
+    from gdp.methods.exact.load_search import search_loads
+    from gdp.methods.pipeline.method import best_pipeline
+
+    seconds = search.seconds if search.seconds is None else search.seconds * _PIPELINE_SHARE
+    if search.start is not None:
+        first = np.array(search.start.device)
+    else:
+        first = best_pipeline(problem, dataclasses.replace(search, seconds=seconds)).device
+    upper_s = load_value_s(problem, first)
+    small = absorb(model, upper_s)
+    if first is not None and np.isfinite(upper_s):
+        starts = [_node_values(small, problem, first)]
+    else:
+        starts = [np.isfinite(small.work_s).argmax(axis=1)]
+    share_s = None if search.seconds is None else _SEARCH_SHARE * search.seconds
+    rounds = _ROUNDS if search.seconds is None else _MOST_ROUNDS
+    device, load_s, over = search_loads(small, starts, Clock(share_s), search.seed, rounds)
+    if over == 0 and load_s < upper_s:
+        share_s = None if search.seconds is None else _POLISH_SHARE * search.seconds
+        return polish(small, device, load_s, Clock(share_s), search.seed)[small.node]
+    if first is None or not np.isfinite(upper_s):
+        return None
+    return _node_values(model, problem, first)
+
+
+def _node_values(
+    model: LoadHypergraph, problem: Problem, device: Int[np.ndarray, "N"]
+) -> Int[np.ndarray, "V"]:
+    """The device of each node, where each node's ops are on one device, or on any of theirs."""
+    of_node = np.zeros(model.num_nodes, dtype=np.int64)
+    of_node[model.node[problem.group]] = device
+    barred = ~np.isfinite(model.work_s[np.arange(model.num_nodes), of_node])
+    return np.where(barred, np.isfinite(model.work_s).argmax(axis=1), of_node).astype(np.int64)
+
+
+def polish(
+    model: LoadHypergraph, device: Int[np.ndarray, "V"], value_s: float, clock: Clock, seed: int
+) -> Int[np.ndarray, "V"]:
+    """The best assignment found by freeing nodes near borders, others in every round."""
+    rng = np.random.default_rng(seed)
+    failures = 0
+    while failures < _MOST_FAILURES and not clock.is_over():
+        free = _near_borders(model, device, rng)
+        stays = ~free[:, None] & (np.arange(model.num_devices) != device[:, None])
+        held = replace(model, work_s=np.where(stays, np.inf, model.work_s))
+        target = np.arange(model.num_nodes)
+        for d in range(model.num_devices):
+            fixed = np.flatnonzero((device == d) & ~free)
+            target[fixed] = fixed.min(initial=model.num_nodes)
+        number = np.unique(target, return_inverse=True)[1]
+        seconds = None if clock.seconds is None else _ROUND_SHARE * clock.remaining_s()
+        solution = solve_loads(merge(held, target), value_s * _BETTER, seconds, 1e-3)
+        if solution.device is None:
+            failures += 1
+            continue
+        device, failures = solution.device[number], 0
+        value_s = load_s(model, device)
+    return device
+
+
+def load_s(model: LoadHypergraph, device: Int[np.ndarray, "V"]) -> float:
+    """The largest load of an assignment."""
+    on = device[:, None] == np.arange(model.num_devices)
+    loads = np.where(on, model.work_s, 0.0).sum(axis=0)
+    for pins, seconds in zip(model.pins, model.weight_s.tolist(), strict=True):
+        part = on[list(pins)]
+        loads += seconds * (part.any(axis=0) & ~part.all(axis=0) & model.pays)
+    return float(loads.max())
+
+
+def _near_borders(
+    model: LoadHypergraph, device: Int[np.ndarray, "V"], rng: np.random.Generator
+) -> Bool[np.ndarray, "V"]:
+    """Some nodes: those of random cut hyperedges, then what shares hyperedges with them."""
+    edges_of = model.edges_of()
+    cut = [h for h, pins in enumerate(model.pins) if len({int(device[v]) for v in pins}) > 1]
+    found: dict[int, None] = {}
+    waiting = [v for h in rng.permutation(cut).astype(int).tolist() for v in model.pins[h]]
+    while waiting and len(found) < _FREE:
+        following = []
+        for v in waiting:
+            if v not in found and len(found) < _FREE:
+                found[v] = None
+                following += [u for h in edges_of[v] for u in model.pins[h] if len(edges_of[v]) < 9]
+        waiting = rng.permutation(following).astype(int).tolist()
+    free = np.zeros(model.num_nodes, dtype=bool)
+    free[list(found)] = True
+    return free
+
+
+def solve_loads(
+    model: LoadHypergraph, upper_s: float, seconds: float | None, relative_gap: float = 1e-6
+) -> PlacementSolution:
+    """The assignment of least load below `upper_s`, as far as the seconds suffice."""
+    scale = UNIT / (upper_s if np.isfinite(upper_s) else _any_upper_s(model))
+    rows = RowBuilder()
+    load = rows.columns(1, upper_s * scale)
+    first, size = rows.columns(model.work_s.size), model.work_s.size
+    x = np.arange(first, first + size).reshape(model.work_s.shape)
+    for v in range(model.num_nodes):
+        rows.add_row([x[v]], [np.ones(len(x[v]))], 1.0, 1.0)
+        for d in np.flatnonzero(~np.isfinite(model.work_s[v])):
+            rows.limits[x[v, d]] = 0.0
+    _break_symmetry(model, rows, x)
+    for d in range(model.num_devices):
+        _limit_load(model, rows, x, load, d, scale)
+    _limit_weights(model, rows, x)
+    cost = np.zeros(len(rows.limits))
+    cost[load] = 1.0
+    limits = np.zeros(len(cost)), np.array(rows.limits)
+    whole = slice(first, first + size)
+    solution = solve(cost, [rows.matrix()], limits, whole, seconds, relative_gap)
+    return read_solution(solution, first, model.work_s.shape, upper_s, scale)
+
+
+def _any_upper_s(model: LoadHypergraph) -> float:
+    """No assignment has a larger load than all work and all transfers together."""
+    work_s = np.where(np.isfinite(model.work_s), model.work_s, 0.0).max(axis=1)
+    return float(work_s.sum() + model.weight_s.sum()) or 1.0
+
+
+def _limit_load(
+    model: LoadHypergraph, rows: RowBuilder, x: np.ndarray, load: int, d: int, scale: float
+) -> None:
+    works = np.isfinite(model.work_s[:, d]) & (model.work_s[:, d] > 0)
+    columns = [load, *x[works, d]]
+    values = [-1.0, *(model.work_s[works, d] * scale)]
+    if model.pays[d]:
+        for pins, seconds in zip(model.pins, model.weight_s.tolist(), strict=True):
+            for column, sign in _cut(rows, [int(x[v, d]) for v in pins]):
+                columns.append(column)
+                values.append(sign * seconds * scale)
+    rows.add_row([columns], [values])
+
+
+def _cut(rows: RowBuilder, pins: list[int]) -> list[tuple[int, float]]:
+    """(variable, factor) pairs that add up to 1 where some, but not all, pins are 1."""
+    live = [v for v in pins if rows.limits[v] > 0]
+    if not live:
+        return []
+    top = rows.columns(1) if len(live) > 1 else live[0]
+    if len(live) < len(pins):  # one pin is never there: any other is a cut
+        if len(live) > 1:
+            for v in live:
+                rows.add_row([[top, v]], [[1.0, -1.0]], np.inf, 0.0)
+        return [(top, 1.0)]
+    if len(pins) == 2:
+        one, two = pins
+        rows.add_row([[top, one, two]], [[1.0, -1.0, 1.0]], np.inf, 0.0)
+        rows.add_row([[top, one, two]], [[1.0, 1.0, -1.0]], np.inf, 0.0)
+        return [(top, 1.0)]
+    low = rows.columns(1)
+    for v in pins:
+        rows.add_row([[top, v]], [[1.0, -1.0]], np.inf, 0.0)
+        rows.add_row([[v, low]], [[1.0, -1.0]], np.inf, 0.0)
+    return [(top, 1.0), (low, -1.0)]
+
+
+def _limit_weights(model: LoadHypergraph, rows: RowBuilder, x: np.ndarray) -> None:
+    """Fit weights into every device; a weight that nodes share is there once."""
+    total = int(model.held_bytes.sum()) + sum(size for size, _ in model.shared)
+    for d, capacity in enumerate(model.memory_bytes.tolist()):
+        if capacity >= total:
+            continue
+        columns, values = list(x[:, d]), list(model.held_bytes / capacity)
+        for size, nodes in model.shared:
+            held = rows.columns(1)
+            columns.append(held)
+            values.append(size / capacity)
+            for v in nodes:
+                rows.add_row([[held, x[v, d]]], [[1.0, -1.0]], np.inf, 0.0)
+        rows.add_row([columns], [values], 1.0)
+
+
+def _break_symmetry(model: LoadHypergraph, rows: RowBuilder, x: np.ndarray) -> None:
+    order = np.argsort(-np.where(np.isfinite(model.work_s), model.work_s, 0.0).max(axis=1))
+    for devices in equal_devices(model):
+        inside = [v for v in order.tolist() if np.isfinite(model.work_s[v, devices[0]])]
+        for i, v in enumerate(inside[: len(devices)]):
+            for d in devices[i + 1 :]:
+                rows.limits[x[v, d]] = 0.0

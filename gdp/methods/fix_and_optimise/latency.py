@@ -1,0 +1,179 @@
+"""The latency program in rounds: solve a region, simulate under all rules, repair, search on.
+
+The program (`gdp.bounds.path_program`) knows memory, paths, work and transfers, but not the order
+in which ops and transfers queue. So each round frees a region of the best placement (all groups of
+two devices, or a window of the graph on all devices), solves it for something better than the best
+simulated so far and far enough from all prior solutions, and hands the solution to the simulator,
+under all rules of priority, to repair where it overflows, and to a short local search.
+
+Axes: N ops, G groups, D devices, K groups in a row, L of them.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from gdp.bounds.budget import WorkBudget
+from gdp.bounds.linear_program import (
+    UNIT,
+    LinearProgram,
+    Solution,
+    dual_value_s,
+    dual_weights,
+    least_whole,
+)
+from gdp.bounds.path_program import build_paths, path_program_size, rows_bind, timing_graph
+from gdp.clock import Clock
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.fix_and_optimise.rounds import (
+    free_region,
+    group_devices,
+    round_seconds,
+    solve_in_rounds,
+    target_s,
+)
+from gdp.methods.priorities import under_rules
+from gdp.methods.repair import repair
+from gdp.methods.scoring import Scored, best_of, expand
+from gdp.methods.search.local_search import improve
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem
+from gdp.sim.objectives import objective_of
+
+_ROUNDS = 16
+_GAP = 3e-2  # relative; left open by a round
+_NODES = 20  # of a round's search tree
+_MOST_ENTRIES = 100_000  # of the matrix
+_PAIR, _WINDOW = (100, 0.5), (40, 0.125)  # groups, or the share of them if that is more
+_APART = 0.05  # of the free groups: so many have another device than in anything tried before
+_SPANS_S = 1.0  # budget for the spans
+_POLISHED_OPS = 400_000  # simulated in the local search after each round
+_POLISH = (200, 4000)  # its simulations, at least and at most
+
+
+def applies(problem: Problem) -> bool:
+    """True for an ordered run whose memory binds, if the program is not too large."""
+    goal = objective_of(problem)
+    return (
+        goal.ordered
+        and goal.on_links
+        and not goal.pipelined
+        and problem.num_devices > 1
+        and rows_bind(problem)
+        and path_program_size(problem) <= _MOST_ENTRIES
+    )
+
+
+def latency_fit(problem: Problem, search: Search) -> Answer:
+    """The best placement of the rounds, from `search.start` or prior answers on."""
+    return solve_in_rounds(
+        problem, search, "latency", lambda best, clock: _improved(problem, best, search.seed, clock)
+    )
+
+
+def _improved(problem: Problem, best: Scored, seed: int, clock: Clock) -> Scored:
+    """The best of a placement and the solutions of all rounds."""
+    count, rng = best.evaluations, np.random.default_rng(seed)
+    unit_s = best.value_s / UNIT
+    if not 0.0 < unit_s < np.inf:
+        return best
+    program = build_paths(problem, unit_s, timing_graph(problem, WorkBudget(_SPANS_S)))
+    if best.overflow_bytes == 0 and _least_s(program, clock) >= target_s(best):
+        return best
+    tried: list[Int[np.ndarray, "G"]] = []
+    for k in range(_ROUNDS):
+        if clock.is_over():
+            break
+        free = region(problem, best, rng, k)
+        solved = _solved(program, free, tried, best, clock)
+        if solved.values is None:
+            if solved.is_infeasible and free.sum() == problem.group_allowed.sum() and not tried:
+                break  # nothing is better
+            continue
+        shares = solved.values[: free.size].reshape(free.shape)
+        tried.append(shares.argmax(axis=1))
+        polished = _polished(problem, expand(problem, tried[-1]), seed * _ROUNDS + k, clock)
+        count += polished.evaluations
+        best = min(best, polished, key=lambda scored: scored.key)
+    return replace(best, evaluations=count)
+
+
+def _least_s(program: LinearProgram, clock: Clock) -> float:
+    """A lower bound of any placement, by the program in shares."""
+    solved = dual_weights(program, max(0.2, clock.remaining_s()))
+    return 0.0 if solved is None else dual_value_s(program, solved[0])
+
+
+def region(
+    problem: Problem, best: Scored, rng: np.random.Generator, k: int
+) -> Bool[np.ndarray, "G D"]:
+    """Free devices in round k: two devices for their groups, or all devices for a window.
+
+    A window is a limited number of groups in a row, in the order of their first ops. While nothing
+    fits, all groups are free.
+    """
+    if best.overflow_bytes > 0:
+        return problem.group_allowed
+    a = arrays_of(problem)
+    home = group_devices(problem, best.assignment.device)
+    order = np.argsort(a.group_op[a.group_start[:-1]], kind="stable")
+    if k % 2 == 0:
+        devices = rng.choice(problem.num_devices, 2, replace=False)
+        order, size = order[np.isin(home[order], devices)], _PAIR
+    else:
+        devices, size = np.arange(problem.num_devices), _WINDOW
+    groups = _window(order, _length(size, problem.num_groups), rng)
+    return free_region(problem, home, groups, devices)
+
+
+def _length(region: tuple[int, float], groups: int) -> int:
+    least, share = region
+    return max(least, int(share * groups))
+
+
+def _window(
+    order: Int[np.ndarray, "K"], length: int, rng: np.random.Generator
+) -> Int[np.ndarray, "L"]:
+    """At most so many groups in a row, from a random place."""
+    first = int(rng.integers(max(1, len(order) - length + 1)))
+    return order[first : first + length]
+
+
+def _solved(
+    program: LinearProgram,
+    free: Bool[np.ndarray, "G D"],
+    tried: list[Int[np.ndarray, "G"]],
+    best: Scored,
+    clock: Clock,
+) -> Solution:
+    """HiGHS's answer for a region, better than the best and different from all prior solutions."""
+    from scipy.sparse import csr_array, vstack
+
+    groups, devices = free.shape
+    if tried:
+        apart = max(2, int(_APART * (free.sum(axis=1) > 1).sum()))
+        column = (np.arange(groups) * devices + np.array(tried)).reshape(-1)
+        start = np.arange(0, len(column) + 1, groups)
+        shape = (len(tried), len(program.high))
+        rows = csr_array((np.ones(len(column)), column, start), shape=shape)
+        limit = np.full(len(tried), float(groups - apart))
+        program = program._replace(a=vstack([program.a, rows]), b=np.append(program.b, limit))
+    high = program.high.copy()
+    high[: free.size] *= free.reshape(-1)
+    between = 0.0, target_s(best) / program.unit_s
+    seconds = round_seconds(clock)
+    return least_whole(program._replace(high=high), between, seconds, _GAP, _NODES)
+
+
+def _polished(problem: Problem, device: Int[np.ndarray, "N"], seed: int, clock: Clock) -> Scored:
+    """A placement under the rules, repaired and searched on for a few simulations."""
+    count = int(np.clip(_POLISHED_OPS // problem.num_ops, *_POLISH))
+    placed = under_rules(problem, best_of(problem, [Assignment(device)]))
+    if placed.overflow_bytes > 0:
+        placed = repair(problem, placed, clock, seed, count)
+        if placed.overflow_bytes > 0:
+            return placed
+    search = Search(seed=seed, seconds=None, evaluations=count)
+    best = improve(problem, [replace(placed, evaluations=0)], search, clock)
+    return replace(best, evaluations=best.evaluations + placed.evaluations)

@@ -1,0 +1,351 @@
+"""The period program in rounds: solve, look where the solution overflows, solve again.
+
+The program is that of `gdp.bounds.loads` with whole placements, which is the simulator's period
+exactly. Memory is there row by row: where a solution overflows a device, the row that it breaks is
+added and the program solved again, until a solution fits. Tensors that a training pipeline keeps
+for the stages that follow have no row, so there the program stays a relaxation. Each round is a
+valid program, so its bound holds for every placement that fits; a solution that fits is simulated
+like any other, and one that overflows a little is repaired and counts, too. A short search comes
+first: the rounds look for something better than its answer.
+
+With more than two devices the solver rarely gets through the whole program. Then the devices are
+halved, and each half again, the program deciding every split: devices of one part stand for a
+single device with their memory and speed together, so that every split is a program over two of
+them. The later division of a part is not known yet, so this gives a start, not a bound. From there
+pairs of devices take turns: groups on other devices stay, and the pair is solved on its own.
+
+Axes: G groups, D devices, P parts of the devices.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from gdp.bounds.linear_program import UNIT, PlacementSolution, least_whole, read_solution
+from gdp.bounds.loads import (
+    NO_POINTS,
+    SeparationPoints,
+    build_loads,
+    least_group_seconds,
+    load_program_size,
+    more_points,
+    placed_points,
+)
+from gdp.clock import Clock
+from gdp.cluster.types import NO_CHANNEL, Cluster
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.fix_and_optimise.rounds import (
+    free_region,
+    group_devices,
+    round_seconds,
+    solve_in_rounds,
+    target_s,
+)
+from gdp.methods.repair import repair
+from gdp.methods.scoring import Scored, best_of
+from gdp.methods.search.again import improve_again
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem, make_problem
+from gdp.problem.symmetry import classes_of, links_alike, same
+from gdp.problem.ticks import round_to_ticks, send_time
+from gdp.sim.objectives import memory_binds, objective_of
+
+_SEARCHED = 30_000  # evaluations of each search that comes first, some tenths of a second
+_SEARCH_SHARE = 0.1  # of the seconds, for it
+_ROUNDS = 10
+_SPLIT_SHARE = 0.5  # of the seconds, for splits of more than two devices
+_GAP = 5e-3  # relative; left open by a round
+_NODES = 200  # of a round's search tree
+_SPLIT_NODES = 20  # of a split's, which only makes a start
+_MOST_ENTRIES = 150_000  # of the matrix
+_FEW_ENTRIES = 1_500  # up to here all devices at once are solved soon
+_MOST_TURNS = 24
+_RESERVED = (
+    0.92  # of the memory of several devices: tensors that they all read are there several times
+)
+NOTHING = PlacementSolution(None, 0.0, False)
+Parts = list[list[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class PeriodRounds:
+    """The state of the rounds: best placement, rows of memory, last solution."""
+
+    best: Scored
+    points: SeparationPoints = NO_POINTS
+    solution: PlacementSolution = NOTHING  # of the last rounds, below their `upper_s`
+
+
+@dataclass(frozen=True)
+class RoundLimits:
+    """Limits of a round. Nodes end it at the same place each time, seconds only end it."""
+
+    relative_gap: float = 1e-6
+    nodes: int | None = None
+    seed: int = 0
+
+
+def applies(problem: Problem) -> bool:
+    """True for pipelines on links whose memory binds, if the program is not too large."""
+    goal = objective_of(problem)
+    return (
+        goal.pipelined
+        and goal.on_links
+        and problem.num_devices > 1
+        and memory_binds(problem)
+        and load_program_size(problem) <= _MOST_ENTRIES
+    )
+
+
+def period_fit(problem: Problem, search: Search) -> Answer:
+    """The best pipeline of the program's rounds, from `search.start` or prior answers on."""
+
+    def improve(first: Scored, clock: Clock) -> Scored:
+        limits = RoundLimits(_GAP, _NODES, search.seed)
+        few = Search(seed=search.seed, seconds=None, evaluations=_SEARCHED)
+        known = PeriodRounds(improve_again(problem, first, few, clock.part(_SEARCH_SHARE)))
+        if problem.num_devices == 2 or load_program_size(problem) <= _FEW_ENTRIES:
+            return solve_rounds(problem, known, clock, limits).best
+        coarse = replace(limits, nodes=_SPLIT_NODES)
+        known = _by_halves(problem, known, Clock(clock.left_s(_SPLIT_SHARE)), coarse)
+        return _by_pairs(problem, known, clock, limits).best
+
+    return solve_in_rounds(problem, search, "period", improve)
+
+
+def solve_rounds(
+    problem: Problem,
+    known: PeriodRounds,
+    clock: Clock,
+    limits: RoundLimits,
+    may: Bool[np.ndarray, "G D"] | None = None,
+    upper_s: float | None = None,
+) -> PeriodRounds:
+    """Solve and add rows of memory until a solution below `upper_s` fits or none is left.
+
+    The solution is complete where the last round was and its placement fits; its bound is that of
+    any round. With `may` both hold for those placements alone.
+
+    Args:
+        problem: Of a pipelined objective.
+        known: The best placement, and the rows of memory so far.
+        clock: Ends the rounds.
+        limits: Of each round.
+        may: Where groups may go; None: anywhere.
+        upper_s: A little below the best placement's value by default.
+    """
+    upper_s = target_s(known.best) if upper_s is None else upper_s
+    best, points, solution = known.best, known.points, NOTHING
+    if upper_s <= 0.0:  # nothing takes less than nothing
+        return PeriodRounds(best, points, PlacementSolution(None, 0.0, True))
+    for _ in range(_ROUNDS):
+        seconds = round_seconds(clock)
+        solved = solve_period(problem, upper_s, seconds, points, limits, may=may)
+        bound_s = max(solution.bound_s, solved.bound_s)
+        solution = PlacementSolution(solved.device, bound_s, solved.is_complete)
+        if solved.device is None:
+            break
+        placed = best_of(problem, [Assignment(solved.device[problem.group])])
+        fits = placed.overflow_bytes == 0
+        solution = PlacementSolution(solved.device, bound_s, fits and solved.is_complete)
+        fixed = placed if fits else repair(problem, placed, clock, limits.seed)
+        best = _better(best, fixed)
+        more = more_points(points, placed_points(problem, placed.assignment.device))
+        stuck = len(more.op) == len(points.op)
+        points = more
+        if fits or stuck or clock.is_over():
+            break
+    return PeriodRounds(best, points, solution)
+
+
+def _better(best: Scored, other: Scored, evaluations: int = 0) -> Scored:
+    """The better of two placements, with the evaluations of both and some more."""
+    count = best.evaluations + other.evaluations + evaluations
+    return replace(min(best, other, key=lambda scored: scored.key), evaluations=count)
+
+
+def solve_period(
+    problem: Problem,
+    upper_s: float,
+    seconds: float | None,
+    points: SeparationPoints = NO_POINTS,
+    limits: RoundLimits = RoundLimits(),
+    *,
+    may: Bool[np.ndarray, "G D"] | None = None,
+) -> PlacementSolution:
+    """The placement of least period below `upper_s`, with memory limited at the points.
+
+    With `may` groups go where it says; else anywhere that renaming devices does not make needless.
+    """
+    work_s = least_group_seconds(problem)
+    finite = np.isfinite(upper_s)
+    unit_s = (upper_s if finite else _any_upper_s(problem, work_s)) / UNIT
+    program = build_loads(problem, unit_s, points)
+    may = ~_renamed(problem, work_s) if may is None else may
+    may = may & np.isfinite(work_s) & (work_s <= upper_s)
+    high = program.high.copy()
+    high[: may.size] *= may.reshape(-1)
+    between = 0.0, upper_s / unit_s
+    gap = limits.relative_gap
+    solution = least_whole(program._replace(high=high), between, seconds, gap, limits.nodes)
+    return read_solution(solution, 0, program.shape, upper_s, 1.0 / unit_s)
+
+
+def _any_upper_s(problem: Problem, work_s: Float[np.ndarray, "G D"]) -> float:
+    """No period is longer than all work and all transfers on the slowest devices and links."""
+    a = arrays_of(problem)
+    most_s = np.where(np.isfinite(work_s), work_s, 0.0).max(axis=1).sum()
+    openings = float(a.segment_s.max(initial=0.0)) * problem.num_ops
+    sent_s = a.latency_s.max() + a.tensor_bytes / a.bytes_per_s.min()
+    return float(most_s + openings + sent_s.sum() * problem.num_devices) or 1.0
+
+
+def _renamed(problem: Problem, work_s: Float[np.ndarray, "G D"]) -> Bool[np.ndarray, "G D"]:
+    """Placements that exchanging equal devices makes needless: of the groups in order of work, the
+    i-th is on one of the first i of them."""
+    order = np.argsort(-np.where(np.isfinite(work_s), work_s, 0.0).max(axis=1), kind="stable")
+    a, needless = arrays_of(problem), np.zeros(work_s.shape, dtype=bool)
+    alike = links_alike(problem) & same(work_s, a.memory_bytes, a.segment_s)
+    for devices in classes_of(alike):
+        inside = [g for g in order.tolist() if np.isfinite(work_s[g, devices[0]])]
+        for i, g in enumerate(inside[: len(devices)]):
+            needless[g, devices[i + 1 :]] = True
+    return needless
+
+
+def _by_halves(
+    problem: Problem, known: PeriodRounds, clock: Clock, limits: RoundLimits
+) -> PeriodRounds:
+    """Split the devices into halves until all are single; keep the placement if it is better."""
+    parts: Parts = [list(range(problem.num_devices))]
+    home = np.zeros(problem.num_groups, dtype=np.int64)
+    evaluations = 0
+    while (halved := halves(parts)) is not None and not clock.is_over():
+        parts, which = halved
+        small = merge_devices(problem, parts)
+        may = _choices(small, home, which)
+        start = Assignment(may.argmax(axis=1)[small.group].astype(np.int64))
+        split = solve_rounds(small, PeriodRounds(best_of(small, [start])), clock, limits, may).best
+        evaluations += split.evaluations
+        home = group_devices(small, split.assignment.device)
+    if halves(parts) is not None:
+        return known
+    device = np.array([part[0] for part in parts])[home][problem.group]
+    placed = best_of(problem, [Assignment(device)])
+    fixed = placed if placed.overflow_bytes == 0 else repair(problem, placed, clock, limits.seed)
+    return PeriodRounds(_better(known.best, fixed, evaluations), known.points)
+
+
+def _by_pairs(
+    problem: Problem, known: PeriodRounds, clock: Clock, limits: RoundLimits
+) -> PeriodRounds:
+    """Solve pairs of the busiest device with each other one, as long as one of them gains."""
+    turns = 0
+    gains = known.best.overflow_bytes == 0
+    while gains:
+        gains = False
+        busy_s = _busy_s(problem, known.best.assignment)
+        first = int(busy_s.argmax())
+        for other in np.argsort(busy_s, kind="stable").tolist():
+            if other == first:
+                continue
+            if turns >= _MOST_TURNS or clock.is_over():
+                return known
+            turns += 1
+            home = group_devices(problem, known.best.assignment.device)
+            groups = np.flatnonzero((home == first) | (home == other))
+            may = free_region(problem, home, groups, np.array([first, other]))
+            pair = solve_rounds(problem, known, clock, limits, may)
+            gains = pair.best.value_s < known.best.value_s
+            known = pair
+            if gains:
+                break
+    return known
+
+
+def _busy_s(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
+    """Seconds of a sample's ops on each device, or of what it sends or receives if that is more."""
+    a, device = arrays_of(problem), assignment.device
+    busy_s = np.bincount(
+        device, a.compute_s[np.arange(problem.num_ops), device], problem.num_devices
+    )
+    tensor = np.repeat(np.arange(len(a.producer)), np.diff(a.use_start))
+    source, to = device[a.producer[tensor]], device[a.use_op]
+    pairs = np.unique(np.stack([tensor, source, to])[:, source != to], axis=1)
+    link = pairs[1], pairs[2]
+    send_s = send_time(a.latency_s[link], a.tensor_bytes[pairs[0]], a.bytes_per_s[link], a.round_to)
+    for end in (pairs[1], pairs[2]):
+        busy_s = np.maximum(busy_s, np.bincount(end, send_s, problem.num_devices))
+    return busy_s
+
+
+def halves(parts: Parts) -> tuple[Parts, int] | None:
+    """(parts with the largest of them halved, which one that was); None where all are single.
+
+    The first half takes the place of the part, the second comes last.
+
+    >>> halves([[0, 1, 2], [3]])
+    ([[0, 1], [3], [2]], 0)
+    """
+    which = max(range(len(parts)), key=lambda k: len(parts[k]))
+    part = parts[which]
+    if len(part) == 1:
+        return None
+    middle = (len(part) + 1) // 2
+    return [*parts[:which], part[:middle], *parts[which + 1 :], part[middle:]], which
+
+
+def merge_devices(problem: Problem, parts: Parts) -> Problem:
+    """The problem in which each part is one device."""
+    old, p = problem.cluster, len(parts)
+    devices = tuple(
+        replace(
+            old.devices[part[0]],
+            memory_bytes=max(
+                1, int(old.memory_bytes[part].sum() * (_RESERVED if part[1:] else 1.0))
+            ),
+        )
+        for part in parts
+    )
+    bandwidth, latency = np.full((p, p), np.inf), np.zeros((p, p))
+    channel = np.arange(p * p).reshape(p, p)
+    for i, here in enumerate(parts):
+        for j, there in enumerate(parts):
+            if i != j:
+                between = np.ix_(here, there)
+                bandwidth[i, j] = old.link_bytes_per_s[between].max()
+                latency[i, j] = old.link_latency_s[between].min()
+                if not np.any(old.queues[between]):
+                    channel[i, j] = NO_CHANNEL
+    host = next(i for i, part in enumerate(parts) if old.host in part)
+    cluster = Cluster(old.name, devices, bandwidth, latency, channel, host)
+    allowed = np.stack([problem.allowed[:, part].any(axis=1) for part in parts], axis=1)
+    return make_problem(
+        problem.graph,
+        cluster,
+        round_to_ticks(_seconds_together(problem, parts), problem.unit),
+        problem.objective,
+        allowed=allowed,
+        together=problem.group,
+        unit=problem.unit,
+    )
+
+
+def _seconds_together(problem: Problem, parts: Parts) -> Float[np.ndarray, "N P"]:
+    """Seconds of each op where its work is spread over a part; inf where no device may run it."""
+    seconds = np.where(problem.allowed, problem.compute_s, np.inf)
+    with np.errstate(divide="ignore"):
+        return np.stack([1.0 / (1.0 / seconds[:, part]).sum(axis=1) for part in parts], axis=1)
+
+
+def _choices(small: Problem, home: Int[np.ndarray, "G"], which: int) -> Bool[np.ndarray, "G P"]:
+    """Allowed parts in a split: groups of the part that was halved may go into either half."""
+    may = np.zeros((small.num_groups, small.num_devices), dtype=bool)
+    may[np.arange(small.num_groups), home] = True
+    inside = home == which
+    may[inside, which] = True
+    may[inside, -1] = True
+    may &= small.group_allowed
+    may[~may.any(axis=1)] = small.group_allowed[~may.any(axis=1)]  # barred there: anywhere else
+    return may

@@ -1,0 +1,73 @@
+"""Fix-and-optimise: free a region of the best placement, solve the program there, simulate, go on.
+
+Large neighbourhood search (Shaw 1998, doi 10.1007/3-540-49481-2_30) whose neighbourhoods are
+programs: of the period (`gdp.methods.fix_and_optimise.period`) and of the latency (`.latency`).
+
+Axes: N ops, G groups, K groups of a region, D devices, E devices of a region.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from gdp.clock import Clock
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.scoring import Scored, best_of, expand, missing_text
+from gdp.problem.arrays import arrays_of
+from gdp.problem.problem import Problem
+
+ROUND_SHARE = 0.3  # of the seconds left, for one round
+_BETTER = 1.0 - 1e-4  # of the best value: the target of a round
+
+
+def solve_in_rounds(
+    problem: Problem, search: Search, program: str, improve: Callable[[Scored, Clock], Scored]
+) -> Answer:
+    """Improve the best of the search's start or prior answers, or any placement.
+
+    Args:
+        problem: To be placed.
+        search: Its seconds end the rounds.
+        program: Name for the answer's reason.
+        improve: Runs the rounds from a placement that may overflow memory.
+    """
+    clock = Clock(search.seconds)
+    answered = [answer.assignment for answer in search.known.values()]
+    starts = [search.start] if search.start is not None else [x for x in answered if x is not None]
+    anywhere = Assignment(expand(problem, problem.group_allowed.argmax(axis=1)))
+    best = improve(best_of(problem, starts or [anywhere]), clock)
+    if best.overflow_bytes > 0:
+        missing = missing_text(problem, best.assignment)
+        why = f"no round of the {program} program fits; the closest misses {missing}"
+        return Answer(None, reason=why, evaluations=best.evaluations)
+    return Answer(best.assignment, evaluations=best.evaluations)
+
+
+def round_seconds(clock: Clock) -> float | None:
+    """Seconds of the next round; None without a limit."""
+    return None if clock.seconds is None else max(0.2, ROUND_SHARE * clock.remaining_s())
+
+
+def target_s(best: Scored) -> float:
+    """The largest value that improves on a placement; inf while it does not fit."""
+    return best.value_s * _BETTER if best.overflow_bytes == 0 else np.inf
+
+
+def group_devices(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "G"]:
+    """The device of each group in a placement."""
+    a = arrays_of(problem)
+    return device[a.group_op[a.group_start[:-1]]]
+
+
+def free_region(
+    problem: Problem,
+    home: Int[np.ndarray, "G"],
+    groups: Int[np.ndarray, "K"],
+    devices: Int[np.ndarray, "E"],
+) -> Bool[np.ndarray, "G D"]:
+    """Allowed devices if some groups may move to some devices and all others stay at home."""
+    may = np.zeros(problem.group_allowed.shape, dtype=bool)
+    may[np.arange(problem.num_groups), home] = True
+    may[groups[:, None], devices] = True
+    return may & problem.group_allowed

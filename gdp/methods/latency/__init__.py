@@ -1,1 +1,0 @@
-"""Latencies where memory is tight, by a mixed-integer program of one region after another."""

@@ -1,7 +1,7 @@
 """The public benchmark of Tarnawski et al. 2020 (arXiv 2006.16423), by gdp's exact methods.
 
     python benchmarks/dnn_partitioning.py FOLDER [--seconds 300] [--only NAME] [--objective O]
-                                          [--methods pipeline_dp,mip] [--reference FILE] [--json]
+                                          [--methods pipeline_dp,exact] [--reference FILE] [--json]
 
 FOLDER is a clone of the authors' repository (msr-fiddle/dnn-partitioning), or any folder with
 `throughput*/` and `latency*/` folders of its instances. Every instance is solved for the authors'
@@ -26,12 +26,11 @@ from typing import Any
 
 import click
 
-METHODS = ("pipeline_dp", "mip")
+METHODS = ("pipeline_dp", "exact")
 OBJECTIVES = ("max_load", "block_latency")
 # Which of the authors' programs prints the value that a method of ours is compared with.
 RIVALS_OF = {
     "pipeline_dp": {"max_load": ("dp", "max_load_dp"), "block_latency": ("dp_split",)},
-    "mip": {"max_load": ("localSearch10",), "block_latency": ("greedy",)},
     "exact": {"max_load": ("localSearch10",), "block_latency": ("greedy",)},
 }
 BASELINES = (

@@ -1,4 +1,8 @@
-"""Proven lower bounds of what any placement takes."""
+"""Proven lower bounds for any placement, by objective.
+
+Busy times of devices and channels bound a period, and a latency as well; `gdp.bounds.latency` has
+the other bounds of a latency.
+"""
 
 from collections.abc import Callable
 
@@ -6,14 +10,37 @@ import numpy as np
 from jaxtyping import Float
 
 from gdp.bounds.budget import Bound, WorkBudget
-from gdp.problem.problem import Problem
+from gdp.bounds.latency import latency_bounds
+from gdp.bounds.linear_program import (
+    LinearProgram,
+    dual_value_s,
+    dual_weights,
+    load_weights,
+    whole_bound,
+)
+from gdp.bounds.loads import (
+    NO_POINTS,
+    build_loads,
+    least_group_seconds,
+    load_program_size,
+    more_points,
+    worst_points,
+)
+from gdp.bounds.path_program import path_program_size, rows_bind
+from gdp.bounds.work import earliest_ends, shared_work_s
+from gdp.problem.problem import Problem, TimeUnit
 from gdp.problem.ticks import rounding_share
+from gdp.sim.objectives import memory_binds, objective_of
+from gdp.sim.replicas import may_replicate
 
 __all__ = ["Bound", "all_bounds", "best_bound"]
 
 DEFAULT_SECONDS = 10.0
 CUT_SHORT = "; the clock ended further proofs, so another run may prove more"
 _SLACK = 1e-10  # relative; sums here round in other orders, and some without ticks
+_MIP_GAP = 1e-4  # relative; left open by HiGHS
+_PROVEN = 1e-9
+_MEMORY_ROUNDS = 6
 
 
 def best_bound(
@@ -55,20 +82,124 @@ def all_bounds(
 
 
 def _latency(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
-    from gdp.bounds.latency import latency_bounds
-    from gdp.bounds.path_program import path_program_size, rows_bind
-    from gdp.bounds.throughput import load_bounds
-
     bounds = latency_bounds(problem, budget, found_s)
     if rows_bind(problem) and path_program_size(problem) <= budget.entries:
         return bounds  # the program of paths has the rows of the loads
     return [*bounds, *load_bounds(problem, budget, found_s, only_memory=True)]
 
 
-def _throughput(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
-    from gdp.bounds.throughput import load_bounds
+def load_bounds(
+    problem: Problem, budget: WorkBudget, found_s: float = np.inf, *, only_memory: bool = False
+) -> list[Bound]:
+    """Bounds from the busy times of devices and channels.
 
-    return load_bounds(problem, budget, found_s)
+    Work and largest ops take O(N D); the linear program is built where the budget is likely to
+    solve it, and then once more with whole placements (a mixed-integer program). Where stages may
+    be replicated, each sample has a placement of its own, and loads are means over the samples:
+    linear arguments hold of their mean as well, and those that count whole ops on one device are
+    left out (the largest op, and the mixed-integer program).
+
+    Args:
+        problem: Any of the event simulator's.
+        budget: Shared by all proofs.
+        found_s: Value of a known placement, at which nothing more is worth a proof.
+        only_memory: Return nothing where memory cannot force ops apart.
+    """
+    if only_memory and not memory_binds(problem):
+        return []
+    op_s = least_group_seconds(problem)
+    work_s, share = shared_work_s(op_s)
+    bounds = [_work(problem, work_s, share)]
+    whole = not may_replicate(problem)
+    if whole:
+        bounds.append(_crowd(op_s, problem.unit))
+    unit_s = max(bound.value_s for bound in bounds)
+    if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
+        return bounds
+    if load_program_size(problem) > budget.entries or budget.is_over():
+        return bounds
+    program, solved = _with_memory(problem, unit_s, budget)
+    bounds += [] if solved is None else [solved]
+    known_s = max(bound.value_s for bound in bounds)
+    nodes = budget.nodes(program.size) if whole else 0
+    if nodes > 0 and known_s < found_s * (1.0 - _MIP_GAP) and not budget.is_over():
+        text = (
+            f"mixed-integer program of the loads of {len(program.load_names)} devices and links "
+            f"by {program.shape[0]} groups of ops and {program.a.shape[0]} rows of transfers and "
+            "limits"
+        )
+        solved = whole_bound(program, known_s, budget, nodes, _MIP_GAP, text, problem)
+        bounds += [] if solved is None else [solved]
+    return bounds
+
+
+def _work(problem: Problem, work_s: float, share: Float[np.ndarray, "D"]) -> Bound:
+    parts = ", ".join(
+        f"{part:.0%} {name}"
+        for part, name in zip(share, problem.cluster.device_names, strict=True)
+        if part > 0.005
+    )
+    return Bound(
+        work_s,
+        f"work over total speed: with the devices weighed {parts}, each op where it is lightest",
+    )
+
+
+def _crowd(op_s: Float[np.ndarray, "G D"], unit: TimeUnit) -> Bound:
+    """Of k D + 1 ops some device gets k + 1: at least the k + 1 smallest of the largest so many."""
+    d = op_s.shape[1]
+    least_s = np.sort(op_s.min(axis=1))[::-1]
+    total_s = np.concatenate([[0.0], np.cumsum(least_s)])
+    k = np.arange((len(least_s) - 1) // d + 1)
+    value_s = total_s[k * d + 1] - total_s[k * d - k]
+    best = int(value_s.argmax())
+    if best == 0:
+        text = f"the largest op, or ops that share a device, takes {unit.text(least_s[0])}"
+    else:
+        text = f"of the {best * d + 1} largest ops some device gets {best + 1}"
+    return Bound(float(value_s[best]) * (1.0 - 1e-12), text)
+
+
+def _with_memory(
+    problem: Problem, unit_s: float, budget: WorkBudget
+) -> tuple[LinearProgram, Bound | None]:
+    """The linear program with the rows of memory that its own solutions break, and its bound."""
+    points = NO_POINTS
+    if memory_binds(problem) and objective_of(problem).memory == "pipeline":
+        points = worst_points(problem, np.full((problem.num_groups, problem.num_devices), 1.0))
+    program = build_loads(problem, unit_s, points)
+    best, x = _linear(program, budget)
+    for _ in range(min(_MEMORY_ROUNDS, budget.programs(program.size))):
+        if x is None or not len(points.op) or budget.is_over():
+            break
+        more = more_points(points, worst_points(problem, x))
+        if len(more.op) == len(points.op):
+            break
+        points = more
+        program = build_loads(problem, unit_s, points)
+        solved, x = _linear(program, budget)
+        if solved is not None and (best is None or solved.value_s > best.value_s):
+            best = solved
+    return program, best
+
+
+def _linear(
+    program: LinearProgram, budget: WorkBudget
+) -> tuple[Bound | None, Float[np.ndarray, "G D"] | None]:
+    """(its value, from the dual solution alone, so that no tolerance enters; x)."""
+    solved = dual_weights(program, budget.remaining_s())
+    budget.is_over()
+    if solved is None:
+        return None, None
+    weight, x = solved
+    names = program.load_names
+    if weight[: len(names)].sum() <= 0.0:
+        return None, None
+    weight = load_weights(program, weight)
+    by_share = sorted(zip(weight[: len(names)], names, strict=True), key=lambda entry: -entry[0])
+    parts = ", ".join(f"{part:.0%} {name}" for part, name in by_share[:4] if part > 0.005)
+    value_s = dual_value_s(program, weight)
+    return Bound(value_s, f"linear program of loads and transfers, weighed {parts}"), x
 
 
 def _max_load(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
@@ -81,11 +212,7 @@ def _max_load(problem: Problem, budget: WorkBudget, found_s: float) -> list[Boun
 def _block_latency(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
     """The critical path of compute alone."""
     del budget, found_s
-    fastest_s = _fastest_s(problem)
-    finish_s = fastest_s.copy()
-    src, dst = problem.graph.edges
-    for a, b in zip(src.tolist(), dst.tolist(), strict=True):
-        finish_s[b] = max(finish_s[b], finish_s[a] + fastest_s[b])
+    finish_s = earliest_ends(problem, _fastest_s(problem))
     return [Bound(float(finish_s.max()), "critical path of ops on their fastest devices")]
 
 
@@ -95,7 +222,7 @@ def _fastest_s(problem: Problem) -> Float[np.ndarray, "N"]:
 
 BOUNDS: dict[str, Callable[[Problem, WorkBudget, float], list[Bound]]] = {
     "latency": _latency,
-    "throughput": _throughput,
+    "throughput": load_bounds,
     "max_load": _max_load,
     "block_latency": _block_latency,
 }

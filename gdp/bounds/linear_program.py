@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.bounds.budget import Bound, WorkBudget
 from gdp.clock import Clock
@@ -131,6 +131,23 @@ def read_solution(
         return PlacementSolution(None, bound_s, False)
     shares = solution.values[first : first + shape[0] * shape[1]].reshape(shape)
     return PlacementSolution(shares.argmax(axis=1), bound_s, solution.is_optimal)
+
+
+def needless_renamings(
+    work_s: Float[np.ndarray, "V D"], classes: Sequence[Sequence[int]]
+) -> Bool[np.ndarray, "V D"]:
+    """Devices that nodes need not try, as exchanging equal devices leads there.
+
+    Of the nodes in order of work, the i-th is on one of the first i devices of a class.
+    """
+    finite = np.isfinite(work_s)
+    order = np.argsort(-np.where(finite, work_s, 0.0).max(axis=1), kind="stable")
+    needless = np.zeros(work_s.shape, dtype=bool)
+    for devices in classes:
+        inside = order[finite[order, devices[0]]]
+        for i, v in enumerate(inside[: len(devices)].tolist()):
+            needless[v, list(devices[i + 1 :])] = True
+    return needless
 
 
 def solve(

@@ -1,15 +1,17 @@
-"""Work that devices share: what must be done in a window takes its time, however it is split.
+"""Work that devices share: the ops of a window take their time, however they are split.
 
 For any shares c with sum 1 (the dual of the fractional assignment of Lawler and Labetoulle 1978,
 doi 10.1145/322092.322101), devices that run a set S of ops within a window of L seconds have
 
     L >= sum over devices of c_d * load_d >= sum over S of min over d of c_d * op_s(v, d).
 
-Axes: M ops or groups, D devices, V ops.
+Axes: M ops or groups, D devices, V ops of a window, N ops, S ops inside it, B thresholds.
 """
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
+
+from gdp.problem.problem import Problem
 
 _ROUNDS = 60
 _BINS = 64
@@ -75,3 +77,12 @@ def _marks(values: Float[np.ndarray, "V"]) -> Float[np.ndarray, "B"]:
     if len(distinct) <= _BINS:
         return distinct
     return distinct[np.linspace(0, len(distinct) - 1, _BINS).astype(np.int64)]
+
+
+def earliest_ends(problem: Problem, duration: Num[np.ndarray, "N"]) -> Num[np.ndarray, "N"]:
+    """The end of each op on the longest path to it; any unit of time. O(N + E)."""
+    end = duration.copy()
+    src, dst = problem.graph.edges
+    for u, v in zip(src.tolist(), dst.tolist(), strict=True):
+        end[v] = max(end[v], end[u] + duration[v])
+    return end

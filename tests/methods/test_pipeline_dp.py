@@ -23,9 +23,14 @@ from gdp.methods.base import Search
 from gdp.methods.pipeline import down_sets, orders
 from gdp.methods.pipeline import method as module
 from gdp.methods.pipeline.elements import contract, linear_orders
-from gdp.methods.pipeline.lattice import as_bits, make_lattice, state_counts, state_moves
+from gdp.methods.pipeline.lattice import (
+    as_bits,
+    make_lattice,
+    make_stage_program,
+    state_counts,
+    state_moves,
+)
 from gdp.methods.pipeline.method import best_pipeline, pipeline_dp
-from gdp.methods.pipeline.pruning import make_program
 from gdp.methods.pipeline.stage_costs import stage_costs
 from gdp.methods.table import METHODS
 from gdp.problem.problem import Problem, make_problem
@@ -270,19 +275,19 @@ def test_what_is_known_when_time_ends_is_a_pipeline(monkeypatch: pytest.MonkeyPa
     problem = load_problem(np.random.default_rng(2), 12, 3, 1)
     contraction = contract(problem)
     costs = stage_costs(problem, contraction)
-    program = make_program(make_lattice(problem, contraction, costs), costs)
+    program = make_stage_program(make_lattice(problem, contraction, costs), costs)
     best_s = best_pipeline(problem, SEARCH).cost_s
     stopped = known = 0
     for looks in range(0, 400, 5):
         limits = down_sets.Limits(StopsAt(looks), 10**6, 10**8)
         found = down_sets.best_chain(program, np.inf, limits)
         stopped += not found.is_certain
-        if found.spans is None:
+        if found.stages is None:
             continue
         known += not found.is_certain
-        cost_s = down_sets.cost_of(found.spans)
+        cost_s = down_sets.cost_of(found.stages)
         assert cost_s == pytest.approx(best_s) if found.is_certain else cost_s >= best_s - 1e-12
-        covered = np.sort(np.concatenate([span.elements for span in found.spans]))
+        covered = np.sort(np.concatenate([stage.elements for stage in found.stages]))
         assert covered.tolist() == list(range(contraction.num_elements))
     assert stopped
     assert known
@@ -304,9 +309,9 @@ def test_long_orders_are_cut_coarsely_first(monkeypatch: pytest.MonkeyPatch) -> 
     assert best_pipeline(problem, SEARCH, linear_only=True).cost_s == exact.cost_s
     contraction = contract(problem)
     costs = stage_costs(problem, contraction)
-    program = make_program(make_lattice(problem, contraction, costs), costs)
-    spans = orders.best_linear(program, linear_orders(contraction), 0.0, StopsAt(8))
-    assert exact.cost_s <= down_sets.cost_of(spans) <= exact.cost_s * 1.2
+    program = make_stage_program(make_lattice(problem, contraction, costs), costs)
+    stages = orders.best_linear(program, linear_orders(contraction), 0.0, StopsAt(8))
+    assert exact.cost_s <= down_sets.cost_of(stages) <= exact.cost_s * 1.2
 
 
 def test_place_answers_for_pipelines_and_says_what_is_known(

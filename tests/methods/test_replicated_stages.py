@@ -20,9 +20,9 @@ from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.methods.base import Search
 from gdp.methods.exact.method import without_replicas
 from gdp.methods.pipeline import method as module
-from gdp.methods.pipeline.crews import device_classes, find_crews
 from gdp.methods.pipeline.elements import contract
 from gdp.methods.pipeline.method import best_pipeline, pipeline_dp, replicated_pipeline
+from gdp.methods.pipeline.stage_costs import device_classes, find_replica_groups
 from gdp.methods.portfolio import auto
 from gdp.methods.table import METHODS
 from gdp.placement import Teams
@@ -215,7 +215,7 @@ def test_more_sizes_than_are_looked_at_are_said_to_be_left_out() -> None:
         graph, unit_cluster(26), np.repeat([[5.0], [3.0], [1.0]], 26, axis=1), "throughput",
         replicas=True,
     )  # fmt: skip
-    crews, every = find_crews(problem, device_classes(problem))
+    crews, every = find_replica_groups(problem, device_classes(problem))
     assert [crew.size for crew in crews] == [1, 2, 4, 8, 16, 26]
     assert not every
     answer = replicated_pipeline(problem, SEARCH)
@@ -232,7 +232,7 @@ def test_ops_bound_to_the_host_keep_it_out_of_teams() -> None:
         )
         compute_s = np.array([[0.0, np.inf], [0.0, np.inf], [1.0, 1.0], [1.0, 1.0]])
         problem = make_problem(graph, unit_cluster(), compute_s, "throughput", replicas=True)
-        crews, _ = find_crews(problem, device_classes(problem))
+        crews, _ = find_replica_groups(problem, device_classes(problem))
         assert [crew.size for crew in crews] == sizes
 
 

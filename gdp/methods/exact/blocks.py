@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.bounds.loads import owned_weights
+from gdp.bounds.work import earliest_ends
 from gdp.graph.op_graph import topological_order
 from gdp.methods.exact.cp_sat import (
     TICKS,
@@ -199,7 +200,8 @@ class _Model:
     def _times(self) -> None:
         model, problem = self.model, self.problem
         n, blocks = problem.num_ops, range(self.num_blocks)
-        latest = self._earliest()
+        fastest = np.minimum(self.work.min(axis=1), TICKS)
+        latest = np.minimum(earliest_ends(problem, fastest), TICKS)
         self.path = int(latest.max(initial=0))
         finish = [model.new_int_var(int(latest[v]), TICKS, "") for v in range(n)]
         start = [model.new_int_var(0, TICKS, "") for _ in blocks]
@@ -256,15 +258,6 @@ class _Model:
                     for e in range(b):
                         both = [self.owner[b][i], self.owner[e][i]]
                         model.add(start[b] >= end[e]).only_enforce_if(both)
-
-    def _earliest(self) -> Int[np.ndarray, "N"]:
-        """The earliest end of each op: the longest path of fastest times."""
-        best = np.minimum(self.work.min(axis=1), TICKS)
-        done = best.copy()
-        src, dst = self.problem.graph.edges
-        for u, v in zip(src.tolist(), dst.tolist(), strict=True):
-            done[v] = max(done[v], done[u] + best[v])
-        return np.minimum(done, TICKS)
 
     def hint(self, device: Int[np.ndarray, "N"]) -> None:
         """Start the search at a placement, if it has no more blocks than the model."""

@@ -31,7 +31,7 @@ LONGEST = 32
 """Nodes that one step moves at most."""
 
 
-class LoadArrays(NamedTuple):
+class HypergraphArrays(NamedTuple):
     """A load model as flat arrays."""
 
     work_s: np.ndarray  # [V, D]
@@ -62,7 +62,7 @@ class LoadState(NamedTuple):
     random: np.ndarray  # [1] of `uniform`
 
 
-as_struct(LoadArrays, LoadState)
+as_struct(HypergraphArrays, LoadState)
 
 
 def search_loads(
@@ -94,11 +94,11 @@ def search_loads(
     return best, float(best_key[1]), int(best_key[0])
 
 
-def flat_nodes(model: LoadHypergraph) -> LoadArrays:
+def flat_nodes(model: LoadHypergraph) -> HypergraphArrays:
     """The model as the flat arrays of the kernels."""
     edge_start, edge, pin_start, pin = _incidence(model.pins, model.num_nodes)
     share_start, share, _, _ = _incidence([nodes for _, nodes in model.shared], model.num_nodes)
-    return LoadArrays(
+    return HypergraphArrays(
         work_s=np.ascontiguousarray(model.work_s),
         pays=model.pays,
         edge_start=edge_start,
@@ -114,7 +114,7 @@ def flat_nodes(model: LoadHypergraph) -> LoadArrays:
     )
 
 
-def new_state(nodes: LoadArrays, device: Int[np.ndarray, "V"], seed: int) -> LoadState:
+def new_state(nodes: HypergraphArrays, device: Int[np.ndarray, "V"], seed: int) -> LoadState:
     """The state of an assignment, not yet filled."""
     num_devices = len(nodes.pays)
     return LoadState(

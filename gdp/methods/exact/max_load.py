@@ -25,7 +25,14 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Bool, Int
 
-from gdp.bounds.linear_program import UNIT, PlacementSolution, RowBuilder, read_solution, solve
+from gdp.bounds.linear_program import (
+    UNIT,
+    PlacementSolution,
+    RowBuilder,
+    needless_renamings,
+    read_solution,
+    solve,
+)
 from gdp.clock import Clock
 from gdp.methods.base import Search
 from gdp.methods.exact.hypergraph import (
@@ -210,7 +217,8 @@ def solve_loads(
         rows.add_row([x[v]], [np.ones(len(x[v]))], 1.0, 1.0)
         for d in np.flatnonzero(~np.isfinite(model.work_s[v])):
             rows.limits[x[v, d]] = 0.0
-    _break_symmetry(model, rows, x)
+    for column in x[needless_renamings(model.work_s, equal_devices(model))]:
+        rows.limits[column] = 0.0
     for d in range(model.num_devices):
         _limit_load(model, rows, x, load, d, scale)
     _limit_weights(model, rows, x)
@@ -279,12 +287,3 @@ def _limit_weights(model: LoadHypergraph, rows: RowBuilder, x: np.ndarray) -> No
             for v in nodes:
                 rows.add_row([[held, x[v, d]]], [[1.0, -1.0]], np.inf, 0.0)
         rows.add_row([columns], [values], 1.0)
-
-
-def _break_symmetry(model: LoadHypergraph, rows: RowBuilder, x: np.ndarray) -> None:
-    order = np.argsort(-np.where(np.isfinite(model.work_s), model.work_s, 0.0).max(axis=1))
-    for devices in equal_devices(model):
-        inside = [v for v in order.tolist() if np.isfinite(model.work_s[v, devices[0]])]
-        for i, v in enumerate(inside[: len(devices)]):
-            for d in devices[i + 1 :]:
-                rows.limits[x[v, d]] = 0.0

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.bounds.loads import owned_weights
+from gdp.bounds.work import earliest_ends
 from gdp.graph.index import inverse
 from gdp.methods.exact.cp_sat import (
     TICKS,
@@ -127,11 +128,10 @@ class _Model:
         self, fastest: Int[np.ndarray, "N"]
     ) -> tuple[Int[np.ndarray, "N"], Int[np.ndarray, "N"]]:
         """(ticks before the earliest start of each op, ticks after its end) at full speed."""
-        head, tail = np.zeros((2, self.problem.num_ops), dtype=np.int64)
+        head = earliest_ends(self.problem, fastest) - fastest
+        tail = np.zeros(self.problem.num_ops, dtype=np.int64)
         src, dst = self.problem.graph.edges
-        for u, v in zip(src.tolist(), dst.tolist(), strict=True):
-            head[v] = max(head[v], head[u] + fastest[u])
-        # Later readers first, so that what follows a reader is known.
+        # Later readers first, so that the tail of a reader is complete.
         for e in np.argsort(-src, kind="stable").tolist():
             u, v = int(src[e]), int(dst[e])
             tail[u] = max(tail[u], fastest[v] + tail[v])

@@ -22,7 +22,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.bounds.linear_program import UNIT, PlacementSolution, least_whole, read_solution
+from gdp.bounds.linear_program import (
+    UNIT,
+    PlacementSolution,
+    least_whole,
+    needless_renamings,
+    read_solution,
+)
 from gdp.bounds.loads import (
     NO_POINTS,
     SeparationPoints,
@@ -182,7 +188,10 @@ def solve_period(
     finite = np.isfinite(upper_s)
     unit_s = (upper_s if finite else _any_upper_s(problem, work_s)) / UNIT
     program = build_loads(problem, unit_s, points)
-    may = ~_renamed(problem, work_s) if may is None else may
+    if may is None:
+        a = arrays_of(problem)
+        alike = links_alike(problem) & same(work_s, a.memory_bytes, a.segment_s)
+        may = ~needless_renamings(work_s, classes_of(alike))
     may = may & np.isfinite(work_s) & (work_s <= upper_s)
     high = program.high.copy()
     high[: may.size] *= may.reshape(-1)
@@ -199,19 +208,6 @@ def _any_upper_s(problem: Problem, work_s: Float[np.ndarray, "G D"]) -> float:
     openings = float(a.segment_s.max(initial=0.0)) * problem.num_ops
     sent_s = a.latency_s.max() + a.tensor_bytes / a.bytes_per_s.min()
     return float(most_s + openings + sent_s.sum() * problem.num_devices) or 1.0
-
-
-def _renamed(problem: Problem, work_s: Float[np.ndarray, "G D"]) -> Bool[np.ndarray, "G D"]:
-    """Placements that exchanging equal devices makes needless: of the groups in order of work, the
-    i-th is on one of the first i of them."""
-    order = np.argsort(-np.where(np.isfinite(work_s), work_s, 0.0).max(axis=1), kind="stable")
-    a, needless = arrays_of(problem), np.zeros(work_s.shape, dtype=bool)
-    alike = links_alike(problem) & same(work_s, a.memory_bytes, a.segment_s)
-    for devices in classes_of(alike):
-        inside = [g for g in order.tolist() if np.isfinite(work_s[g, devices[0]])]
-        for i, g in enumerate(inside[: len(devices)]):
-            needless[g, devices[i + 1 :]] = True
-    return needless
 
 
 def _by_halves(

@@ -1,1 +1,1 @@
-"""The dynamic program over down-sets."""
+"""Pipelines by dynamic programming over down-sets."""

@@ -1,8 +1,9 @@
 """Chains of down-sets with every stage below a target: whether there is one, and the best one.
 
-The same loop over pairs runs in two forms. One asks only whether stages below a target exist: a bit
-per state (devices used of each class), and that is usually all there is to ask, because no pipeline
-is better than the best along some linear order. The other finds the least dearest stage.
+The same loop over pairs runs in two forms. `chain_below` only asks whether stages below a target
+exist: a bit per state (devices used of each class), which is usually the whole question, because no
+pipeline is better than the best along some linear order. `best_chain` finds the least dearest
+stage.
 
 Axes as in `gdp.methods.pipeline.lattice`.
 """
@@ -15,8 +16,15 @@ import numpy as np
 from jaxtyping import Int, UInt
 
 from gdp.clock import Clock
-from gdp.methods.pipeline.lattice import Lattice, Room, Sets, as_bits, make_room, scratch
-from gdp.methods.pipeline.pruning import Program
+from gdp.methods.pipeline.lattice import (
+    DownSets,
+    Lattice,
+    PairScratch,
+    StageProgram,
+    as_bits,
+    open_edges_scratch,
+    pair_scratch,
+)
 from gdp.methods.pipeline.stage_costs import StageCosts
 
 _log = logging.getLogger(__name__)
@@ -27,17 +35,17 @@ _MOST_KEPT = 400_000  # their pairs take minutes
 _EVERY_STATE = ~np.uint64(0)
 
 
-class Span(NamedTuple):
+class PipelineStage(NamedTuple):
     """One stage."""
 
     elements: Int[np.ndarray, "X"]
-    crew: int  # of the program's crews
+    group: int  # of the program's groups
     cost_s: float
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When to give up."""
+    """Limits of a run."""
 
     clock: Clock
     most_seen: int  # down-sets of the graph
@@ -45,58 +53,58 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a run found."""
+class DownSetsAnswer:
+    """The stages of a run, and how certain they are."""
 
-    spans: list[Span] | None  # stages below the target, first to last; None: none found
+    stages: list[PipelineStage] | None  # stages below the target, first to last; None: none found
     is_certain: bool  # no limit was met: None means that there are none, and the best is the best
     seen: int  # down-sets
     pairs: int  # stages whose cost was computed
 
 
-def cost_of(spans: list[Span] | None) -> float:
+def cost_of(stages: list[PipelineStage] | None) -> float:
     """Seconds of the dearest stage; inf without any pipeline."""
-    return np.inf if spans is None else max((span.cost_s for span in spans), default=0.0)
+    return np.inf if stages is None else max((stage.cost_s for stage in stages), default=0.0)
 
 
-def chain_below(program: Program, target_s: float, limits: Limits) -> Found:
-    """Any stages that each take less than the target."""
-    from gdp.methods.pipeline.reach_kernels import push_states
+def chain_below(program: StageProgram, target_s: float, limits: Limits) -> DownSetsAnswer:
+    """Find any stages that each take less than the target."""
+    from gdp.methods.pipeline.down_sets_kernels import push_states
 
     lat = program.lat
     sets, found = _collect(program, target_s, limits)
     if sets is None:
         return found
     n, pairs = len(sets.bits), 0
-    opened, room = scratch(lat), make_room(lat, n)
+    opened, room = open_edges_scratch(lat), pair_scratch(lat, n)
     reached, missing = np.zeros_like(sets.window), sets.window.copy()
     reached[0] = _EVERY_STATE
     at_once = max(1, _PAIR_STEPS // n)
     for first in range(0, n, at_once):
         if limits.clock.is_over():
-            return Found(None, False, found.seen, pairs)
+            return DownSetsAnswer(None, False, found.seen, pairs)
         pairs += push_states(
             lat, sets, opened, room, target_s, first, first + at_once, reached, missing
         )
         if reached[-1].any():
-            spans = _trace(lat, sets, room, target_s, reached)
-            return Found(spans, True, found.seen, pairs)
-    return Found(None, True, found.seen, pairs)
+            stages = _trace(lat, sets, room, target_s, reached)
+            return DownSetsAnswer(stages, True, found.seen, pairs)
+    return DownSetsAnswer(None, True, found.seen, pairs)
 
 
-def best_chain(program: Program, target_s: float, limits: Limits) -> Found:
-    """The stages of least dearest stage, if that is below the target.
+def best_chain(program: StageProgram, target_s: float, limits: Limits) -> DownSetsAnswer:
+    """Find the stages whose dearest is cheapest, if that is below the target.
 
-    Where a limit is met, the best stages known by then.
+    Where a limit is met, the best stages by then.
     """
-    from gdp.methods.pipeline.stage_kernels import push_values
+    from gdp.methods.pipeline.down_sets_kernels import push_values
 
     lat = program.lat
     sets, found = _collect(program, target_s, limits)
     if sets is None:
         return found
     n, pairs, is_certain = len(sets.bits), 0, True
-    opened, room = scratch(lat), make_room(lat, n)
+    opened, room = open_edges_scratch(lat), pair_scratch(lat, n)
     best = np.full((n, len(lat.following)), np.inf)
     best[0, 0] = 0.0
     at_once = max(1, _PAIR_STEPS // n)
@@ -107,21 +115,23 @@ def best_chain(program: Program, target_s: float, limits: Limits) -> Found:
         pairs += push_values(lat, sets, opened, room, target_s, first, first + at_once, best)
     least_s = float(best[-1].min())
     if not least_s < target_s:
-        return Found(None, is_certain, found.seen, pairs)
-    spans = _trace(lat, sets, room, float(np.nextafter(least_s, np.inf)), as_bits(best <= least_s))
-    return Found(spans, is_certain, found.seen, pairs)
+        return DownSetsAnswer(None, is_certain, found.seen, pairs)
+    stages = _trace(lat, sets, room, float(np.nextafter(least_s, np.inf)), as_bits(best <= least_s))
+    return DownSetsAnswer(stages, is_certain, found.seen, pairs)
 
 
-def _collect(program: Program, target_s: float, limits: Limits) -> tuple[Sets | None, Found]:
-    """The down-sets that stages below the target can meet, or what to answer without them."""
-    from gdp.methods.pipeline.lattice_kernels import FULL, OVER, Kept, start_walk, walk_on
+def _collect(
+    program: StageProgram, target_s: float, limits: Limits
+) -> tuple[DownSets | None, DownSetsAnswer]:
+    """The down-sets that stages below the target can meet; None, with the answer, without any."""
+    from gdp.methods.pipeline.lattice_kernels import FULL, OVER, KeptSets, start_walk, walk_on
 
     lat, costs, windows = program.lat, program.costs, program.windows(target_s)
     words = lat.num_words + 3 * windows.words + 3 * lat.num_rows + 2 * len(costs.devices) + 8
     most_kept = min(_MOST_KEPT, limits.most_bytes // (8 * (words + len(lat.following))))
     walk, status = start_walk(lat, windows), FULL
     at_once = max(100, _WALK_STEPS // (100 + windows.used_row.size))
-    kept = Kept(
+    kept = KeptSets(
         bits=np.zeros((0, lat.num_words), dtype=np.uint64),
         window=np.zeros((0, windows.words), dtype=np.uint64),
         base=np.zeros((0, lat.num_rows)),
@@ -131,14 +141,16 @@ def _collect(program: Program, target_s: float, limits: Limits) -> tuple[Sets | 
         seen, room = int(walk.at[2]), len(kept.size)
         given_up = limits.clock.is_over() or seen > limits.most_seen
         if given_up or (status == FULL and room >= most_kept):
-            return None, Found(None, False, seen, 0)
+            return None, DownSetsAnswer(None, False, seen, 0)
         if status == FULL:
-            kept = Kept(*(_longer(array, min(most_kept, max(1024, 2 * room))) for array in kept))
+            kept = KeptSets(
+                *(_longer(array, min(most_kept, max(1024, 2 * room))) for array in kept)
+            )
         status = walk_on(lat, windows, walk, kept, at_once)
     count, seen = int(walk.at[3]), int(walk.at[2])
     sets = _sort(lat, costs, *(array[:count] for array in kept))
     _log.debug("target %.6g s: %d of %d down-sets", target_s, count, seen)
-    return sets, Found(None, True, seen, 0)
+    return sets, DownSetsAnswer(None, True, seen, 0)
 
 
 def _longer(array: np.ndarray, length: int) -> np.ndarray:
@@ -155,7 +167,7 @@ def _sort(
     window: UInt[np.ndarray, "I V"],
     base: np.ndarray,
     size: Int[np.ndarray, "I"],
-) -> Sets | None:
+) -> DownSets | None:
     """Down-sets by work, then size: a subset has at most as much of both, to the last bit."""
     if len(bits) == 0:
         return None
@@ -169,7 +181,7 @@ def _sort(
     of_state = window[:, states >> 6] >> (states & 63).astype(np.uint64) & np.uint64(1)
     first = np.where(of_state.any(axis=0), of_state.argmax(axis=0), len(bits))
     last = np.where(of_state.any(axis=0), len(bits) - 1 - of_state[::-1].argmax(axis=0), -1)
-    return Sets(
+    return DownSets(
         bits=bits,
         window=window,
         base=base[order],
@@ -184,7 +196,7 @@ def _sort(
 
 def _totals(bits: UInt[np.ndarray, "I W"], values: np.ndarray) -> np.ndarray:
     """Sums of values [K, M] over each down-set: [n, K]."""
-    from gdp.methods.pipeline.stage_kernels import add_totals
+    from gdp.methods.pipeline.down_sets_kernels import add_totals
 
     total = np.zeros((len(bits), len(values)), dtype=values.dtype)
     add_totals(np.ascontiguousarray(bits), np.ascontiguousarray(values), total)
@@ -192,23 +204,29 @@ def _totals(bits: UInt[np.ndarray, "I W"], values: np.ndarray) -> np.ndarray:
 
 
 def _trace(
-    lat: Lattice, sets: Sets, room: Room, target_s: float, reached: UInt[np.ndarray, "I V"]
-) -> list[Span]:
+    lat: Lattice,
+    sets: DownSets,
+    room: PairScratch,
+    target_s: float,
+    reached: UInt[np.ndarray, "I V"],
+) -> list[PipelineStage]:
     """The stages that lead to the full down-set."""
-    from gdp.methods.pipeline.stage_kernels import trace_back
+    from gdp.methods.pipeline.down_sets_kernels import trace_back
 
     most = int(lat.count.sum())  # a stage takes a device
-    ends, crews = np.zeros(most, dtype=np.int64), np.zeros(most, dtype=np.int64)
+    ends, groups = np.zeros(most, dtype=np.int64), np.zeros(most, dtype=np.int64)
     costs_s = np.zeros(most)
-    stages = trace_back(lat, sets, scratch(lat), room, target_s, reached, ends, crews, costs_s)
-    if stages < 0:
+    count = trace_back(
+        lat, sets, open_edges_scratch(lat), room, target_s, reached, ends, groups, costs_s
+    )
+    if count < 0:
         raise RuntimeError("the stages of a pipeline could not be traced back")
     element = np.arange(lat.num_elements)
     shift = (element & 63).astype(np.uint64)
-    spans: list[Span] = []
+    stages: list[PipelineStage] = []
     before = np.zeros(lat.num_elements, dtype=bool)
-    for k in range(stages - 1, -1, -1):
+    for k in range(count - 1, -1, -1):
         inside = (sets.bits[ends[k]][element >> 6] >> shift & np.uint64(1)).astype(bool)
-        spans.append(Span(element[inside & ~before], int(crews[k]), float(costs_s[k])))
+        stages.append(PipelineStage(element[inside & ~before], int(groups[k]), float(costs_s[k])))
         before = inside
-    return spans
+    return stages

@@ -1,22 +1,35 @@
-"""The arrays that the kernels over down-sets read: the graph, the stages' costs, the windows.
+"""Arrays of the kernels over down-sets: the graph, the stages' costs, windows of the states.
+
+Windows say which down-sets can lie between the stages of a good pipeline, by LP duality. Prices
+y_c >= 0 of the classes measure the work of an element as min over c of y_c work_s(c). If all stages
+end within the target T, the devices used so far, u_c of each class, hold at most
+T * sum of y_c u_c of that work, and the others must be able to hold the rest. (A stage that several
+devices share is split among them, which the same sum allows.) So each state reaches few down-sets
+when the target is close to the optimum, whatever their number in all.
 
 Axes: M elements, A arcs, W words of 64 elements, H hyperedges, P pins, C classes of devices,
-K crews (the first C are single devices, one of each class), R rows of payments, L lanes, Z weights
-that elements share, S states (devices used of each class), Q prices of the classes, I down-sets.
+K device groups (the first C are single devices, one of each class), R rows of payments, L lanes,
+Z weights that elements share, S states (devices used of each class), V words of 64 states, Q prices
+of the classes, I down-sets.
 """
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
+from gdp.bounds.loads import owned_weights
 from gdp.graph.index import lists, starts
-from gdp.methods.pipeline.crews import Crew
 from gdp.methods.pipeline.elements import Contraction
-from gdp.methods.pipeline.stage_costs import Lane, StageCosts
+from gdp.methods.pipeline.stage_costs import Lane, ReplicaGroup, StageCosts, largest_groups
 from gdp.problem.problem import Problem
+
+_RATIOS = (0.0, 0.1, 0.5, 0.9, 1.0)  # quantiles of the classes' relative speeds to price at
+_SLACK = 1.0 + 1e-9  # rounding must not exclude the optimum
+_UNLIMITED = np.int64(1) << np.int64(62)
 
 
 class Lattice(NamedTuple):
@@ -46,19 +59,19 @@ class Lattice(NamedTuple):
     lane_start: Int[np.ndarray, "K+1"]
     lane_works: Bool[np.ndarray, "L"]
     lane_row: Int[np.ndarray, "L"]
-    lane_share: Float[np.ndarray, "L"]  # of the samples: what each of the crew is busy with
-    crew_class: Int[np.ndarray, "K"]  # whose costs a crew has
-    crew_share: Float[np.ndarray, "K"]  # of the samples that each of a crew serves
-    most: int  # devices of the largest crew
+    lane_share: Float[np.ndarray, "L"]  # of the samples: what each of the group is busy with
+    group_class: Int[np.ndarray, "K"]  # whose costs a group has
+    group_share: Float[np.ndarray, "K"]  # of the samples that each of a group serves
+    most: int  # devices of the largest group
     count: Int[np.ndarray, "C"]  # pyright: ignore[reportIncompatibleMethodOverride] # devices
-    stride: Int[np.ndarray, "K"]  # what one crew more adds to the number of a state
-    can_add: UInt[np.ndarray, "K V"]  # bit s: state s leaves the devices of the crew
-    following: Int[np.ndarray, "S K"]  # the state with one more crew, or -1
+    stride: Int[np.ndarray, "K"]  # what one group more adds to the number of a state
+    can_add: UInt[np.ndarray, "K V"]  # bit s: state s leaves the devices of the group
+    following: Int[np.ndarray, "S K"]  # the state with one more group, or -1
     previous: Int[np.ndarray, "S K"]
 
 
-class Windows(NamedTuple):
-    """Which down-sets a state may reach within a target time; see `window_bits`."""
+class StateWindows(NamedTuple):
+    """Limits of the down-sets that a state may reach in a target time; see `window_bits`."""
 
     words: int
     phi: Float[np.ndarray, "Q M"]  # work at the cheapest class, at these prices
@@ -72,7 +85,7 @@ class Windows(NamedTuple):
     total_bytes: int
 
 
-class Sets(NamedTuple):
+class DownSets(NamedTuple):
     """Down-sets, sorted so that subsets come first: the empty one first, the full one last."""
 
     bits: UInt[np.ndarray, "I W"]
@@ -86,7 +99,7 @@ class Sets(NamedTuple):
     last: Int[np.ndarray, "S"]
 
 
-class Opened(NamedTuple):
+class OpenEdges(NamedTuple):
     """Scratch: the hyperedges that are open at one down-set."""
 
     row: Int[np.ndarray, "H"]
@@ -100,7 +113,7 @@ class Opened(NamedTuple):
     mask: UInt[np.ndarray, "P"]
 
 
-class Room(NamedTuple):
+class PairScratch(NamedTuple):
     """Scratch for the pairs of one down-set with those that contain it."""
 
     found: Int[np.ndarray, "I"]
@@ -121,11 +134,14 @@ def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) 
     element_start, order = lists(pin, m)
     next_start, arc = lists(contraction.src, m)
     counts = [len(devices) for devices in costs.devices]
-    crews = costs.crews
-    following, previous = state_moves(counts, [crew.counts for crew in crews])
-    lanes = [_crew_lanes(costs, crew) for crew in crews]
+    groups = costs.groups
+    following, previous = state_moves(counts, [group.counts for group in groups])
+    lanes = [_group_lanes(costs, group) for group in groups]
     every = [lane for own in lanes for lane in own]
-    held, shared, shared_bytes = _weights(problem, contraction)
+    held, shared = owned_weights(problem, contraction.element, m)
+    holds = np.zeros((len(shared), m), dtype=bool)
+    for k, (_, elements) in enumerate(shared):
+        holds[k, list(elements)] = True
     low = np.array([edge.tail < 0 for edge in costs.edges], dtype=np.int64)
     high = np.array([edge.read_outside for edge in costs.edges], dtype=np.int64)
     size = np.array([len(p) for p in pins], dtype=np.int64)
@@ -148,49 +164,49 @@ def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) 
         w_in=np.array([edge.w_in for edge in costs.edges], dtype=float),
         w_out=np.array([edge.w_out for edge in costs.edges], dtype=float),
         held_bytes=held,
-        shared=shared,
-        shared_bytes=shared_bytes,
-        capacity_bytes=costs.memory_bytes[[crew.like for crew in crews]],
+        shared=as_bits(holds),
+        shared_bytes=np.array([size for size, _ in shared], dtype=np.int64),
+        capacity_bytes=costs.memory_bytes[[group.like for group in groups]],
         lane_start=starts(np.array([len(own) for own in lanes])),
         lane_works=np.array([lane.works for lane, _ in every], dtype=bool),
         lane_row=np.array([lane.row for lane, _ in every], dtype=np.int64),
         lane_share=np.array([share for _, share in every], dtype=float),
-        crew_class=np.array([crew.like for crew in crews], dtype=np.int64),
-        crew_share=np.array([1.0 / crew.size for crew in crews]),
-        most=max(crew.size for crew in crews),
+        group_class=np.array([group.like for group in groups], dtype=np.int64),
+        group_share=np.array([1.0 / group.size for group in groups]),
+        most=max(group.size for group in groups),
         count=np.array(counts, dtype=np.int64),
-        stride=np.array([crew.counts for crew in crews]) @ _strides(counts),
+        stride=np.array([group.counts for group in groups]) @ _strides(counts),
         can_add=as_bits(following.T >= 0),
         following=following,
         previous=previous,
     )
 
 
-def _crew_lanes(costs: StageCosts, crew: Crew) -> list[tuple[Lane, float]]:
-    """The lanes of the devices of a crew, and the share of the samples that each of them sees."""
-    members = [c for c, count in enumerate(crew.counts) if count]
-    shares = [(lane, 1.0 if lane.shared else 1.0 / crew.size) for c in members
+def _group_lanes(costs: StageCosts, group: ReplicaGroup) -> list[tuple[Lane, float]]:
+    """The lanes of the devices of a group, and the share of the samples that each of them sees."""
+    members = [c for c, count in enumerate(group.counts) if count]
+    shares = [(lane, 1.0 if lane.shared else 1.0 / group.size) for c in members
               for lane in costs.lanes[c]]  # fmt: skip
     return list(dict.fromkeys(shares))
 
 
 def _strides(counts: Sequence[int]) -> Int[np.ndarray, "C"]:
-    """What one device more of each class adds to the number of a state."""
+    """Steps of the number of a state for one device more of each class."""
     sizes = np.array(counts, dtype=np.int64) + 1
     return np.array([int(np.prod(sizes[c + 1 :])) for c in range(len(sizes))], dtype=np.int64)
 
 
 def state_moves(
-    counts: Sequence[int], crews: Sequence[Sequence[int]]
+    counts: Sequence[int], groups: Sequence[Sequence[int]]
 ) -> tuple[Int[np.ndarray, "S K"], Int[np.ndarray, "S K"]]:
-    """(state with the devices of one crew more, with those of one less), -1 where there is none.
+    """(state with the devices of one group more, with those of one less), -1 where there is none.
 
     States are numbered so that one device more is a larger number.
 
     >>> state_moves([1, 2], [[1, 0], [0, 1], [0, 2]])[0].tolist()
     [[3, 1, 2], [4, 2, -1], [5, -1, -1], [-1, 4, 5], [-1, 5, -1], [-1, -1, -1]]
     """
-    used, needed = state_counts(counts), np.array(crews, dtype=np.int64)
+    used, needed = state_counts(counts), np.array(groups, dtype=np.int64)
     number, step = np.arange(len(used))[:, None], needed @ _strides(counts)
     can_add = (used[:, None, :] + needed <= np.array(counts)).all(axis=2)
     can_drop = (used[:, None, :] >= needed).all(axis=2)
@@ -205,10 +221,10 @@ def state_counts(counts: Sequence[int]) -> Int[np.ndarray, "S C"]:
     return np.array(every, dtype=np.int64).reshape(len(every), len(counts))
 
 
-def scratch(lat: Lattice) -> Opened:
-    """Room for the hyperedges that are open at one down-set."""
+def open_edges_scratch(lat: Lattice) -> OpenEdges:
+    """Empty arrays for the hyperedges that are open at one down-set."""
     h, p = len(lat.low), len(lat.pin)
-    return Opened(
+    return OpenEdges(
         row=np.zeros(h, dtype=np.int64),
         never_closes=np.zeros(h, dtype=bool),
         w_in=np.zeros(h),
@@ -221,17 +237,17 @@ def scratch(lat: Lattice) -> Opened:
     )
 
 
-def make_room(lat: Lattice, num_sets: int) -> Room:
-    """Room for the pairs of one down-set with all others."""
-    num_states, num_crews = lat.following.shape
+def pair_scratch(lat: Lattice, num_sets: int) -> PairScratch:
+    """Empty arrays for the pairs of one down-set with all others."""
+    num_states, num_groups = lat.following.shape
     words = lat.can_add.shape[1]
-    return Room(
+    return PairScratch(
         found=np.zeros(num_sets, dtype=np.int64),
         paid=np.zeros((num_sets, lat.num_rows)),
         live=np.zeros(num_states, dtype=np.int64),
         moves=np.zeros((lat.following.size, 3), dtype=np.int64),
         wanted=np.zeros(words, dtype=np.uint64),
-        leads=np.zeros((num_crews, words), dtype=np.uint64),
+        leads=np.zeros((num_groups, words), dtype=np.uint64),
         moved=np.zeros(words, dtype=np.uint64),
     )
 
@@ -249,25 +265,135 @@ def as_bits(flags: Bool[np.ndarray, "X S"]) -> UInt[np.ndarray, "X V"]:
     return packed
 
 
-def _weights(
-    problem: Problem, contraction: Contraction
-) -> tuple[Int[np.ndarray, "M"], UInt[np.ndarray, "Z W"], Int[np.ndarray, "Z"]]:
-    """(bytes that an element alone holds, elements of each shared weight, bytes of it)."""
-    graph, m = problem.graph, contraction.num_elements
-    holders: dict[int, set[int]] = {}
-    largest: dict[int, int] = {}
-    for op in np.flatnonzero(graph.weight_bytes).tolist():
-        if contraction.element[op] < m:
-            w = int(graph.weight_id[op])
-            holders.setdefault(w, set()).add(int(contraction.element[op]))
-            largest[w] = max(largest.get(w, 0), int(graph.weight_bytes[op]))
-    held = np.zeros(m, dtype=np.int64)
-    shared = [w for w, known in holders.items() if len(known) > 1]
-    for w, known in holders.items():
-        if len(known) == 1:
-            held[next(iter(known))] += largest[w]
-    masks = np.zeros((len(shared), (m + 63) // 64), dtype=np.uint64)
-    for k, w in enumerate(shared):
-        for e in holders[w]:
-            masks[k, e >> 6] |= np.uint64(1 << (e & 63))
-    return held, masks, np.array([largest[w] for w in shared], dtype=np.int64)
+def class_prices(costs: StageCosts) -> Float[np.ndarray, "Q C"]:
+    """Prices worth trying, at a few ratios of speeds; inf: left out.
+
+    Of up to three classes every set, of more each alone and all together.
+    """
+    num_classes = len(costs.devices)
+    found: list[tuple[float, ...]] = []
+    for size in range(1, num_classes + 1) if num_classes <= 3 else (1, num_classes):
+        for chosen in itertools.combinations(range(num_classes), size):
+            for quantile in _RATIOS if size > 1 else (0.5,):
+                prices = np.full(num_classes, np.inf)
+                for c in chosen:
+                    prices[c] = _ratio(costs, chosen[0], c, quantile)
+                if tuple(prices) not in found and (prices > 0).all():
+                    found.append(tuple(prices.tolist()))
+    return np.array(found)
+
+
+def _ratio(costs: StageCosts, reference: int, c: int, quantile: float) -> float:
+    """Speed of class c over that of the reference, at a quantile of the reference's work."""
+    a, b = costs.work_s[reference], costs.work_s[c]
+    known = (a > 0) & (b > 0) & ~costs.barred[reference] & ~costs.barred[c]
+    if not known.any():
+        return 1.0
+    ratio, weight = a[known] / b[known], a[known]
+    order = np.argsort(ratio)
+    share = np.cumsum(weight[order]) / weight.sum()
+    return float(ratio[order][min(np.searchsorted(share, quantile), len(order) - 1)])
+
+
+def priced_work(costs: StageCosts, prices: Float[np.ndarray, "Q C"]) -> Float[np.ndarray, "Q M"]:
+    """min over c of y_c work_s(c), over the classes that have a price; 0 where none may run it."""
+    work = np.where(costs.barred, np.inf, costs.work_s)
+    phi = np.empty((len(prices), work.shape[1]))
+    for q, row in enumerate(prices):
+        chosen = np.isfinite(row)
+        phi[q] = (row[chosen, None] * work[chosen]).min(axis=0)
+    return np.where(np.isfinite(phi), phi, 0.0)
+
+
+def work_bound_s(costs: StageCosts, of_any_group: bool = False) -> float:
+    """No pipeline has a lower dearest stage: work over speed, and the dearest single element on
+    the largest group that may take it; work over speed alone also holds `of_any_group`."""
+    prices = class_prices(costs)
+    counts = np.array([len(devices) for devices in costs.devices])
+    phi = priced_work(costs, prices).sum(axis=1)
+    everywhere = np.isfinite(prices).all(axis=1)
+    bound = float((phi[everywhere] / (prices[everywhere] @ counts)).max(initial=0.0))
+    if of_any_group:
+        return bound
+    shared_s = costs.work_s / largest_groups(costs.groups, len(costs.devices))[:, None]
+    work = np.where(costs.barred, np.inf, shared_s).min(axis=0)
+    dearest = float(work[np.isfinite(work)].max(initial=0.0))
+    return max(bound, dearest)
+
+
+@dataclass(frozen=True, eq=False)
+class StageProgram:
+    """The program over down-sets: lattice, costs of stages, windows of any target."""
+
+    lat: Lattice
+    costs: StageCosts
+    _prices: Float[np.ndarray, "Q C"]
+    _used: Int[np.ndarray, "S C"]  # devices of each state
+    _rest: Int[np.ndarray, "S C"]
+    _any: StateWindows
+
+    def windows(self, target_s: float) -> StateWindows:
+        """The windows of every state for stages that take less than `target_s`."""
+        phi = self._any.phi
+        return self._any._replace(
+            used_cap=_capacity(self._used, self._prices, phi, target_s),
+            rest_cap=_capacity(self._rest, self._prices, phi, target_s),
+        )
+
+
+def make_stage_program(lat: Lattice, costs: StageCosts) -> StageProgram:
+    """The program of a lattice."""
+    counts = [len(devices) for devices in costs.devices]
+    used = state_counts(counts)
+    rest = np.array(counts) - used
+    prices = class_prices(costs)
+    phi = priced_work(costs, prices)
+    unknown = np.zeros((len(used), len(prices)))
+    windows = StateWindows(
+        words=(len(used) + 63) // 64,
+        phi=phi,
+        phi_total=phi.sum(axis=1),
+        used_cap=unknown,
+        rest_cap=unknown,
+        used_row=_payments(lat, used, prices),
+        rest_row=_payments(lat, rest, prices),
+        used_bytes=_memory(used, costs.memory_bytes),
+        rest_bytes=_memory(rest, costs.memory_bytes),
+        total_bytes=int(lat.held_bytes.sum()),
+    )
+    return StageProgram(lat, costs, prices, used, rest, windows)
+
+
+def _capacity(
+    have: np.ndarray, prices: np.ndarray, phi: np.ndarray, target_s: float
+) -> Float[np.ndarray, "S Q"]:
+    """Priced work of these devices within the target; inf where a device has no price."""
+    finite = np.where(np.isfinite(prices), prices, 0.0)
+    speed = have @ finite.T
+    capacity = np.zeros_like(speed)
+    capacity[speed > 0] = speed[speed > 0] * target_s * _SLACK  # the target may be inf
+    capacity += phi.sum(axis=1) * 1e-12
+    without_price = (have[:, None, :] > 0) & ~np.isfinite(prices)[None]
+    return np.where(without_price.any(axis=2), np.inf, capacity)
+
+
+def _payments(lat: Lattice, have: np.ndarray, prices: np.ndarray) -> Float[np.ndarray, "S Q R"]:
+    """The least price of a paid second in each row: positive where all devices add it to work."""
+    pays = np.zeros((have.shape[1], lat.num_rows), dtype=bool)
+    for c in range(have.shape[1]):
+        for lane in range(lat.lane_start[c], lat.lane_start[c + 1]):
+            if lat.lane_works[lane] and lat.lane_row[lane] >= 0:
+                pays[c, lat.lane_row[lane]] = True
+    chosen = have > 0
+    known = np.where(np.isfinite(prices), prices, 0.0)
+    least = np.where(chosen[:, None, :], known[None], np.inf).min(axis=2)
+    all_pay = np.all(pays[None] | ~chosen[:, :, None], axis=1)
+    # Without any device nothing is paid: the least price would be inf.
+    least[~chosen.any(axis=1)] = 0.0
+    return least[:, :, None] * all_pay[:, None, :]
+
+
+def _memory(have: np.ndarray, capacity: np.ndarray) -> np.ndarray:
+    """Bytes that these devices can hold, capped so that the sum cannot overflow."""
+    total = [sum(int(n) * int(b) for n, b in zip(row, capacity, strict=True)) for row in have]
+    return np.array([min(t, int(_UNLIMITED)) for t in total], dtype=np.int64)

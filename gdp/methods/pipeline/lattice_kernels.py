@@ -12,7 +12,7 @@ What a stage pays follows from J and I alone, with h open at X when X holds some
     base(I) = sum over h open at I of (w_out if tail in I else w_in)
 
 so a pair (J, I) costs as many steps as tensors are open at J, however large the stage is.
-Axes: see `gdp.methods.pipeline.lattice.Lattice` and `Windows`.
+Axes: see `gdp.methods.pipeline.lattice.Lattice` and `StateWindows`.
 """
 
 from typing import NamedTuple, no_type_check
@@ -22,7 +22,7 @@ import numpy as np
 
 from gdp.kernels.options import BARE, INLINE
 from gdp.kernels.struct import as_struct
-from gdp.methods.pipeline.lattice import Lattice, Windows
+from gdp.methods.pipeline.lattice import Lattice, StateWindows
 
 ONE, ZERO = np.uint64(1), np.uint64(0)
 RUNNING, OVER, FULL = 0, 1, 2  # how `walk_on` ended
@@ -33,6 +33,19 @@ RUNNING, OVER, FULL = 0, 1, 2  # how `walk_on` ended
 def element_bit(element):
     """The bit of an element in its word."""
     return ONE << np.uint64(element & 63)
+
+
+@numba.njit(**INLINE)
+@no_type_check
+def busiest_lane_s(lat, group, work_s, paid):
+    """Seconds a sample of the busiest lane of a stage on a group."""
+    cost = 0.0
+    for lane in range(lat.lane_start[group], lat.lane_start[group + 1]):
+        busy = work_s if lat.lane_works[lane] else 0.0
+        if lat.lane_row[lane] >= 0:
+            busy += paid[lat.lane_row[lane]]
+        cost = max(cost, busy * lat.lane_share[lane])
+    return cost
 
 
 @numba.njit(**INLINE)
@@ -155,8 +168,8 @@ class Walk(NamedTuple):
     cursor: np.ndarray  # [M + 1] the last element tried from depth d
 
 
-class Kept(NamedTuple):
-    """Room for down-sets that some state may reach, unsorted.
+class KeptSets(NamedTuple):
+    """Space for down-sets that some state may reach, unsorted.
 
     Axes as in `gdp.methods.pipeline.lattice`.
     """
@@ -167,10 +180,10 @@ class Kept(NamedTuple):
     size: np.ndarray  # [n] elements
 
 
-as_struct(Lattice, Windows, Walk, Kept)
+as_struct(Lattice, StateWindows, Walk, KeptSets)
 
 
-def start_walk(lat: Lattice, win: Windows) -> Walk:
+def start_walk(lat: Lattice, win: StateWindows) -> Walk:
     """A walk at the empty down-set."""
     m, h = lat.num_elements, len(lat.low)
     free = np.zeros(lat.num_words, dtype=np.uint64)

@@ -20,12 +20,22 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.pipeline.down_sets import Found, Limits, Span, best_chain, chain_below, cost_of
+from gdp.methods.pipeline.down_sets import (
+    DownSetsAnswer,
+    Limits,
+    PipelineStage,
+    best_chain,
+    chain_below,
+    cost_of,
+)
 from gdp.methods.pipeline.elements import Contraction, contract, linear_orders, random_order
-from gdp.methods.pipeline.lattice import make_lattice
-from gdp.methods.pipeline.orders import best_linear
-from gdp.methods.pipeline.pruning import Program, make_program, work_bound_s
-from gdp.methods.pipeline.stage_costs import group_costs, stage_costs, with_few_states
+from gdp.methods.pipeline.lattice import (
+    StageProgram,
+    make_lattice,
+    make_stage_program,
+    work_bound_s,
+)
+from gdp.methods.pipeline.stage_costs import op_group_costs, stage_costs, with_few_states
 from gdp.methods.repair import settle
 from gdp.methods.scoring import missing_text, proven_misfit, tiny_problem
 from gdp.placement import Teams
@@ -48,7 +58,7 @@ SAME = 1.0 + 1e-9  # values this close are equal: sums are added up in different
 
 
 @dataclass(frozen=True, eq=False)
-class Pipeline:
+class PipelineResult:
     """The best contiguous pipeline found, and how sure that is. Axes: N ops."""
 
     device: Int[np.ndarray, "N"] | None  # None: no pipeline found that fits
@@ -60,7 +70,7 @@ class Pipeline:
     pairs: int  # stages whose cost was computed over down-sets
     num_left_out: int  # devices that no pipeline was allowed, as their unlikeness has a price
     teams: Teams = ()  # of the stages that several devices serve in turn
-    has_all_crews: bool = True  # teams of every size were looked at
+    has_all_groups: bool = True  # groups of every size were tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +79,7 @@ class _Task:
 
     problem: Problem
     contraction: Contraction
-    program: Program
+    program: StageProgram
     bound_s: float  # no placement has a lower value
     pipeline_bound_s: float  # no contiguous pipeline has one
 
@@ -165,48 +175,50 @@ def best_pipeline(
     linear_only: bool = False,
     memory_share: float = 1.0,
     replicas: bool = False,
-) -> Pipeline:
+) -> PipelineResult:
     """The contiguous pipeline whose dearest stage costs least, in weights' memory times a share.
 
     With `linear_only`, the best along a few linear orders; with `replicas`, of those too in which
     several devices serve a stage in turn. O(down-sets^2) in the worst case; the
     targets leave a small part of the pairs. The search's seconds end it with the best by then.
     """
+    from gdp.methods.pipeline.orders import best_linear
+
     clock = Clock(search.seconds)
     task = _prepare(problem, memory_share, replicas)
     orders = linear_orders(task.contraction)
     most = _LINEAR_STEPS if linear_only and search.seconds is None else np.inf
-    spans = best_linear(task.program, orders, task.pipeline_bound_s, clock, whole_steps=most)
+    stages = best_linear(task.program, orders, task.pipeline_bound_s, clock, whole_steps=most)
+    uncertain = DownSetsAnswer(stages, False, 0, 0)
     if linear_only:
-        return _pipeline(task, spans, False, 0, 0)
+        return _pipeline(task, uncertain)
     limits = Limits(Clock(clock.left_s(_EXACT_SHARE)), _MOST_SEEN, _MOST_BYTES)
     try:
-        best, is_optimal, seen, pairs = _best_exact(task, spans, limits)
+        answer = _best_exact(task, stages, limits)
     except KeyboardInterrupt:
-        if spans is None:
+        if stages is None:
             raise
-        return _pipeline(task, spans, False, 0, 0)
-    if not is_optimal:
+        return _pipeline(task, uncertain)
+    if not answer.is_certain:
         more = _random_orders(task.contraction, search.seed, clock)
-        best = best_linear(task.program, more, task.pipeline_bound_s, clock, best)
-    return _pipeline(task, best, is_optimal, seen, pairs)
+        best = best_linear(task.program, more, task.pipeline_bound_s, clock, answer.stages)
+        answer = dataclasses.replace(answer, stages=best)
+    return _pipeline(task, answer)
 
 
-def _best_exact(
-    task: _Task, spans: list[Span] | None, limits: Limits
-) -> tuple[list[Span] | None, bool, int, int]:
-    """(the best stages, whether that is certain, down-sets, pairs) over all down-sets."""
-    known_s, seen, pairs = cost_of(spans), 0, 0
+def _best_exact(task: _Task, stages: list[PipelineStage] | None, limits: Limits) -> DownSetsAnswer:
+    """The best stages over all down-sets, or those given where none are better."""
+    known_s, seen, pairs = cost_of(stages), 0, 0
     if known_s <= task.pipeline_bound_s:
-        return spans, True, 0, 0
+        return DownSetsAnswer(stages, True, 0, 0)
     for target_s in _targets(task, known_s):
         if 0 < seen <= _FEW_SETS and target_s < known_s:
             continue
         answer = _below(task, target_s, limits)
         seen, pairs = answer.seen, pairs + answer.pairs
-        if answer.spans is not None or not answer.is_certain:
-            return answer.spans or spans, answer.is_certain, seen, pairs
-    return spans, True, seen, pairs
+        if answer.stages is not None or not answer.is_certain:
+            return dataclasses.replace(answer, stages=answer.stages or stages, pairs=pairs)
+    return DownSetsAnswer(stages, True, seen, pairs)
 
 
 def _targets(task: _Task, known_s: float) -> list[float]:
@@ -216,63 +228,60 @@ def _targets(task: _Task, known_s: float) -> list[float]:
     return [*low, known_s]
 
 
-def _below(task: _Task, target_s: float, limits: Limits) -> Found:
+def _below(task: _Task, target_s: float, limits: Limits) -> DownSetsAnswer:
     """The best stages below a target; with many states, after asking whether there are any."""
     if len(task.program.lat.following) <= _FEW_STATES:
         return best_chain(task.program, target_s, limits)
     first = chain_below(task.program, target_s, limits)
-    if first.spans is None:
+    if first.stages is None:
         return first
-    below_s = float(np.nextafter(cost_of(first.spans), np.inf))
+    below_s = float(np.nextafter(cost_of(first.stages), np.inf))
     best = best_chain(task.program, below_s, limits)
     return dataclasses.replace(
-        best, spans=best.spans or first.spans, pairs=first.pairs + best.pairs
+        best, stages=best.stages or first.stages, pairs=first.pairs + best.pairs
     )
 
 
 def _prepare(problem: Problem, memory_share: float, replicas: bool = False) -> _Task:
     contraction = contract(problem)
     costs = stage_costs(problem, contraction, replicas)
-    bound_s = work_bound_s(group_costs(problem, costs), of_any_team=replicas)
+    bound_s = work_bound_s(op_group_costs(problem, costs), of_any_group=replicas)
     costs = with_few_states(costs)
     if memory_share < 1.0:
         shrunk = (costs.memory_bytes * memory_share).astype(np.int64)
         costs = dataclasses.replace(costs, memory_bytes=shrunk)
-    program = make_program(make_lattice(problem, contraction, costs), costs)
+    program = make_stage_program(make_lattice(problem, contraction, costs), costs)
     return _Task(problem, contraction, program, bound_s, max(bound_s, work_bound_s(costs)))
 
 
-def _pipeline(
-    task: _Task, spans: list[Span] | None, is_optimal: bool, seen: int, pairs: int
-) -> Pipeline:
-    device, teams = (None, ()) if spans is None else _placed(task, spans)
-    left_out = task.problem.num_devices - sum(
-        len(devices) for devices in task.program.costs.devices
-    )
-    return Pipeline(
+def _pipeline(task: _Task, answer: DownSetsAnswer) -> PipelineResult:
+    costs = task.program.costs
+    device, teams = (None, ()) if answer.stages is None else _placed(task, answer.stages)
+    left_out = task.problem.num_devices - sum(len(devices) for devices in costs.devices)
+    return PipelineResult(
         device=device,
-        cost_s=cost_of(spans),
-        is_optimal=is_optimal and not left_out and task.program.costs.has_all_crews,
+        cost_s=cost_of(answer.stages),
+        is_optimal=answer.is_certain and not left_out and costs.has_all_groups,
         bound_s=task.bound_s,
-        costs_bound=task.program.costs.is_bound,
-        down_sets=seen,
-        pairs=pairs,
+        costs_bound=costs.is_bound,
+        down_sets=answer.seen,
+        pairs=answer.pairs,
         num_left_out=left_out,
         teams=teams,
-        has_all_crews=task.program.costs.has_all_crews,
+        has_all_groups=costs.has_all_groups,
     )
 
 
-def _placed(task: _Task, spans: list[Span]) -> tuple[Int[np.ndarray, "N"], Teams]:
+def _placed(task: _Task, stages: list[PipelineStage]) -> tuple[Int[np.ndarray, "N"], Teams]:
     """The device of every op, the first of its team where several serve a stage, and the teams."""
     costs = task.program.costs
     free = [list(devices) for devices in costs.devices]
     of_element = np.full(task.contraction.num_elements + 1, task.problem.cluster.host)
     teams = []
-    for span in spans:
-        counts = costs.crews[span.crew].counts
+    for stage in stages:
+        counts = costs.groups[stage.group].counts
         members = sorted(free[c].pop(0) for c, count in enumerate(counts) for _ in range(count))
-        of_element[span.elements] = members[0]
+        of_element[stage.elements] = members[0]
         if len(members) > 1:
             teams.append(tuple(members))
     return of_element[task.contraction.element], tuple(sorted(teams))
@@ -289,7 +298,7 @@ def _random_orders(
         yield random_order(contraction, rng)
 
 
-def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipeline) -> Answer:
+def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult) -> Answer:
     """The pipeline as the event simulator sees it, with less memory for stages if it must be."""
     devices = _with_less_memory(problem, search, clock, pipeline)
     answer = settle(problem, search, map(Assignment, devices[::-1]), "pipeline_dp", clock)
@@ -306,7 +315,7 @@ def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: Pipelin
 
 
 def _with_less_memory(
-    problem: Problem, search: Search, clock: Clock, pipeline: Pipeline
+    problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult
 ) -> list[Int[np.ndarray, "N"]]:
     """The pipeline, then others in a share of the memory, up to the first that fits."""
     tries = [pipeline]
@@ -322,7 +331,9 @@ def _with_less_memory(
     return [p.device for p in tries if p.device is not None]
 
 
-def _within_memory(problem: Problem, search: Search, clock: Clock, pipeline: Pipeline) -> Answer:
+def _within_memory(
+    problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult
+) -> Answer:
     """A pipeline in less memory, where weights of inputs and outputs fill the host besides."""
     devices = _with_less_memory(problem, search, clock, pipeline)
     if _judged(problem, devices[-1])[1] > 0:
@@ -341,19 +352,19 @@ def _judged(problem: Problem, device: Int[np.ndarray, "N"]) -> tuple[float, int]
 
 
 def _is_quick(objective: Objective) -> bool:
-    """Whether linear orders are enough: the simulator decides, and not by the dearest stage."""
+    """True where linear orders suffice, as the objective is not the dearest stage."""
     return objective.on_links and not objective.pipelined
 
 
-def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:
-    """What is known of a pipeline, in one line."""
+def _certainty(problem: Problem, pipeline: PipelineResult, value_s: float) -> str:
+    """The certainty of a pipeline, in one line."""
     if not objective_of(problem).pipelined:
         return f"heuristic: stages of least load, which is not {objective_of(problem).quantity}"
     if value_s <= pipeline.bound_s * SAME:
         return "optimal: no placement takes less than its work over the speed of all devices"
     if pipeline.num_left_out:
         return f"heuristic: too many unlike devices; {pipeline.num_left_out} were left out"
-    if not pipeline.has_all_crews:
+    if not pipeline.has_all_groups:
         return "heuristic: teams of every size are too many here; some sizes were left out"
     if not pipeline.is_optimal:
         return "heuristic: too many down-sets for the time given; best of some linear orders"
@@ -365,7 +376,7 @@ def _certainty(problem: Problem, pipeline: Pipeline, value_s: float) -> str:
     return f"no contiguous pipeline is better ({how}); others may be"
 
 
-def _misfit(problem: Problem, pipeline: Pipeline) -> str:
+def _misfit(problem: Problem, pipeline: PipelineResult) -> str:
     """Why there is no pipeline."""
     if objective_of(problem).on_links and (proof := proven_misfit(problem)) is not None:
         return f"infeasible: {proof}"
@@ -383,6 +394,8 @@ _COMPILED: set[bool] = set()  # whether along linear orders alone
 def compile_pipelines(linear_only: bool = False) -> None:
     """Run every kernel on a tiny problem, once per process: budgets start after compilation. Those
     of the program over down-sets take half of the time; `linear_only` leaves them out."""
+    from gdp.methods.pipeline.orders import best_linear
+
     if linear_only in _COMPILED or False in _COMPILED:
         return
     _COMPILED.add(linear_only)

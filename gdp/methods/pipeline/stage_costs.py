@@ -1,19 +1,28 @@
-"""What a stage of a pipeline costs on each class of devices, for every objective.
+"""Costs of the stages of a pipeline on each class of devices, for every objective.
 
 A lane is something that is busy for every sample: a device, or a channel. A stage S costs the
-busiest of its class's lanes, and each lane adds up the work of S or not, and one row of what S pays
-for the tensors it cuts:
+busiest of its class's lanes, and each lane adds up the work of S or not, and one row of payments of
+S for the tensors it cuts:
 
 * max_load: one lane, work plus every cut tensor in and out (CPUs: work alone);
-* throughput: a lane for the device, one for what comes in and one for what goes out, or one for
-  both where they share a channel. The simulator's period is the largest over devices and channels,
-  so the dearest stage is a lower bound of it where these lanes are parts of one channel each. It
-  is exact where a tensor has readers on one other device at most, or channels belong to readers.
+* throughput: a lane for the device, one for tensors that come in and one for tensors that go out,
+  or one for both where they share a channel. The simulator's period is the largest over devices and
+  channels, so the dearest stage is a lower bound of it where these lanes are parts of one channel
+  each. It is exact where a tensor has readers on one other device at most, or channels belong to
+  readers.
 
-Axes: N ops, D devices, C classes of devices, M elements, R rows, H hyperedges, L lanes.
+A stage has one device, or a group of like devices that take samples in turn. Tarnawski et al.,
+NeurIPS 2020, arXiv 2006.16423, extend the program over down-sets to such replicated stages, as
+PipeDream does (Narayanan et al. 2019, doi 10.1145/3341301.3359646): each of r devices of a class
+serves every r-th sample, so that it is busy for 1 / r of the time of one device.
+`gdp.sim.replicas` has the exact costs.
+
+Axes: N ops, D devices, C classes of devices, K device groups, M elements, R rows, H hyperedges, L
+lanes.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,24 +31,30 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import NO_CHANNEL
 from gdp.graph.op_graph import INPUT
-from gdp.methods.pipeline.crews import (
-    Crew,
-    device_classes,
-    find_crews,
-    fitting,
-    link_prices,
-    single_crews,
-)
 from gdp.methods.pipeline.elements import Contraction
 from gdp.problem.problem import Problem
+from gdp.problem.symmetry import classes_of, is_host, same
 from gdp.sim.host_load import is_cpu
 from gdp.sim.objectives import objective_of
 
 _MOST_STATES = 1024
+_EVERY_SIZE = 24  # devices up to which groups of every size are tried
+
+
+class ReplicaGroup(NamedTuple):
+    """Devices of one stage, which take samples in turn."""
+
+    counts: tuple[int, ...]  # devices of each class
+    like: int  # the class whose costs it has
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return sum(self.counts)
 
 
 @dataclass(frozen=True, eq=False)
-class Edge:
+class Hyperedge:
     """A hyperedge of one row: elements, the one that makes the tensor, and what cutting costs."""
 
     row: int
@@ -51,7 +66,7 @@ class Edge:
 
 
 class Lane(NamedTuple):
-    """What is busy for every sample of a stage on one device."""
+    """A device or channel that is busy for every sample of a stage."""
 
     works: bool  # whether it adds the stage's work
     row: int  # of what the stage pays, or -1
@@ -68,10 +83,10 @@ class StageCosts:
     memory_bytes: Int[np.ndarray, "C"]
     lanes: tuple[tuple[Lane, ...], ...]  # of each class
     num_rows: int
-    edges: tuple[Edge, ...]
+    edges: tuple[Hyperedge, ...]
     is_bound: bool  # no placement in stages has a lower value than its dearest stage
-    crews: tuple[Crew, ...]  # the devices that a stage may be given: of each class one, then teams
-    has_all_crews: bool = True  # else some teams were left out
+    groups: tuple[ReplicaGroup, ...]  # of each class one device, then several
+    has_all_groups: bool = True  # else some groups were left out
 
 
 def stage_costs(problem: Problem, contraction: Contraction, replicas: bool = False) -> StageCosts:
@@ -88,7 +103,9 @@ def stage_costs(problem: Problem, contraction: Contraction, replicas: bool = Fal
         is_bound = True
     m = contraction.num_elements
     work_s, barred = _work(problem, contraction.element, m, classes)
-    crews, has_all = find_crews(problem, classes) if replicas else (single_crews(classes), True)
+    groups, has_all = (
+        find_replica_groups(problem, classes) if replicas else (single_devices(classes), True)
+    )
     return StageCosts(
         devices=classes,
         work_s=work_s,
@@ -98,13 +115,13 @@ def stage_costs(problem: Problem, contraction: Contraction, replicas: bool = Fal
         num_rows=rows,
         edges=_merge_equal(edges),
         is_bound=is_bound and objective.pipelined,
-        crews=crews,
-        has_all_crews=has_all,
+        groups=groups,
+        has_all_groups=has_all,
     )
 
 
-def group_costs(problem: Problem, costs: StageCosts) -> StageCosts:
-    """The same with groups of ops for elements: what any placement costs, contiguous or not."""
+def op_group_costs(problem: Problem, costs: StageCosts) -> StageCosts:
+    """The costs with groups of ops for elements, of any placement, contiguous or not."""
     work_s, barred = _work(problem, problem.group, problem.num_groups, costs.devices)
     return replace(costs, work_s=work_s, barred=barred)
 
@@ -119,7 +136,7 @@ def with_few_states(costs: StageCosts) -> StageCosts:
     while math.prod(len(devices) + 1 for devices in classes) > _MOST_STATES:
         next(classes[c] for c in slow if classes[c]).pop()
     left = tuple(tuple(devices) for devices in classes)
-    return replace(costs, devices=left, crews=fitting(costs.crews, left))
+    return replace(costs, devices=left, groups=fitting(costs.groups, left))
 
 
 def _work(
@@ -177,7 +194,7 @@ def _tensor_pins(
 
 def _host_edges(
     problem: Problem, contraction: Contraction, classes: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[tuple[Lane, ...], ...], int, list[Edge]]:
+) -> tuple[tuple[tuple[Lane, ...], ...], int, list[Hyperedge]]:
     if problem.tensor_s is None:
         raise ValueError(f"objective {problem.objective} needs tensor_s; give it to make_problem")
     on_cpu = is_cpu(problem)
@@ -190,18 +207,18 @@ def _host_edges(
     for t, pins, tail, read_outside in _tensor_pins(problem, contraction):
         seconds = float(problem.tensor_s[t])
         w_out = 0.0 if tail < 0 else seconds
-        edges.append(Edge(0, pins, tail, read_outside, seconds, w_out))
+        edges.append(Hyperedge(0, pins, tail, read_outside, seconds, w_out))
         if has_io and len(pins) > 1 and tail >= 0:
-            edges.append(Edge(1, pins, tail, False, seconds, seconds))
+            edges.append(Hyperedge(1, pins, tail, False, seconds, seconds))
     return tuple(lanes), 2 if has_io else 1, edges
 
 
 def _pipeline_edges(
     problem: Problem, contraction: Contraction, classes: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[tuple[Lane, ...], ...], int, list[Edge], bool]:
+) -> tuple[tuple[tuple[Lane, ...], ...], int, list[Hyperedge], bool]:
     """Lanes, rows and hyperedges of the event simulator's pipeline, and whether they bound it."""
     lanes: list[tuple[Lane, ...]] = []
-    edges: list[Edge] = []
+    edges: list[Hyperedge] = []
     rows: dict[tuple, int] = {}
     is_bound = True
     tensors = _tensor_pins(problem, contraction)
@@ -227,9 +244,9 @@ def _pipeline_edges(
                     w_in = (in_latency + size * in_pace) * takes_in
                     w_out = (out_latency + size * out_pace) * takes_out * (tail >= 0)
                     if not at_host:
-                        edges.append(Edge(rows[key], pins, tail, read_outside, w_in, w_out))
+                        edges.append(Hyperedge(rows[key], pins, tail, read_outside, w_in, w_out))
                     elif tail >= 0 and len(pins) > 1:
-                        edges.append(Edge(rows[key], pins, tail, False, w_in, w_out))
+                        edges.append(Hyperedge(rows[key], pins, tail, False, w_in, w_out))
             own.append(Lane(False, rows[key], _is_shared(problem, devices, takes_in, takes_out)))
         row = -1
         if device.dispatch_per == "segment" and device.dispatch_s > 0:
@@ -245,9 +262,9 @@ def _pipeline_edges(
 def _lane_kinds(problem: Problem, d: int) -> tuple[list[tuple[bool, bool]], bool]:
     """The (takes in, takes out) of a device's transfer lanes, and whether they bound its channels.
 
-    What comes in over one channel is a lane, and so is what goes out. Over several channels it is
-    none; where that holds both ways, one lane for each way is a guess. What does not queue keeps
-    nothing busy.
+    Incoming transfers over one channel are a lane, and so are outgoing ones. Over several channels
+    they are none; where that holds both ways, one lane for each way is a guess. Transfers that do
+    not queue keep nothing busy.
     """
     if problem.num_devices == 1:
         return [], True
@@ -266,7 +283,7 @@ def _lane_kinds(problem: Problem, d: int) -> tuple[list[tuple[bool, bool]], bool
 
 
 def _is_shared(problem: Problem, devices: tuple[int, ...], takes_in: bool, takes_out: bool) -> bool:
-    """Whether all devices of a class use one channel for a lane, and no other for it."""
+    """Test that all devices of a class use one channel for a lane, and no other for it."""
     others = ~np.eye(problem.num_devices, dtype=bool)
     channel = problem.cluster.channel
     used: set[int] = set()
@@ -280,7 +297,7 @@ def _is_shared(problem: Problem, devices: tuple[int, ...], takes_in: bool, takes
 
 def _segment_edges(
     problem: Problem, contraction: Contraction, row: int, dispatch_s: float
-) -> list[Edge]:
+) -> list[Hyperedge]:
     """One hyperedge per op that opens a segment when something it reads is made elsewhere."""
     graph, element, m = problem.graph, contraction.element, contraction.num_elements
     opens = _always_opens(problem)
@@ -294,11 +311,11 @@ def _segment_edges(
         tail = int(element[op])
         pins = tuple(sorted((known | {tail}) - {m}))
         if len(pins) > 1:
-            edges.append(Edge(row, pins, tail, False, 0.0, dispatch_s))
+            edges.append(Hyperedge(row, pins, tail, False, 0.0, dispatch_s))
     return edges
 
 
-def _merge_equal(edges: list[Edge]) -> tuple[Edge, ...]:
+def _merge_equal(edges: list[Hyperedge]) -> tuple[Hyperedge, ...]:
     """Hyperedges of the same pins and tail as one; those that cost nothing left out."""
     merged: dict[tuple, list[float]] = {}
     for edge in edges:
@@ -311,6 +328,102 @@ def _merge_equal(edges: list[Edge]) -> tuple[Edge, ...]:
             sums[0] += edge.w_in
             sums[1] += edge.w_out
     return tuple(
-        Edge(row, pins, tail, outside, w_in, w_out)
+        Hyperedge(row, pins, tail, outside, w_in, w_out)
         for (row, pins, tail, outside), (w_in, w_out) in merged.items()
     )
+
+
+def device_classes(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Devices that may be exchanged for one another: same times, memory, rules and links."""
+    return tuple(tuple(found) for found in classes_of(_alike(problem) & same(is_host(problem))))
+
+
+def link_prices(problem: Problem, d: int) -> tuple[float, float, float, float]:
+    """The cheapest (latency, seconds per byte) out of a device and into it."""
+    if problem.tensor_s is not None or problem.num_devices == 1:
+        return (0.0, 0.0, 0.0, 0.0)
+    others = np.arange(problem.num_devices) != d
+    latency, speed = problem.cluster.link_latency_s, problem.cluster.link_bytes_per_s
+    return (
+        float(latency[d, others].min()),
+        float((1.0 / speed[d, others]).min()),
+        float(latency[others, d].min()),
+        float((1.0 / speed[others, d]).min()),
+    )
+
+
+def single_devices(classes: Sequence[Sequence[int]]) -> tuple[ReplicaGroup, ...]:
+    """One device of each class, in their order."""
+    ones = np.eye(len(classes), dtype=int)
+    return tuple(ReplicaGroup(tuple(row), c) for c, row in enumerate(ones.tolist()))
+
+
+def find_replica_groups(
+    problem: Problem, classes: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[ReplicaGroup, ...], bool]:
+    """(every group, single devices first; whether groups of all sizes are among them).
+
+    The host is a class of its own where the graph has inputs or outputs, as these stay there; it
+    serves in groups of devices that are like it otherwise. Of many devices only groups of 2, 4, 8,
+    ... and of the whole class are looked at, so that the ways through the groups repeat soon.
+    """
+    alike = _alike(problem)
+    host = None if _binds_ops_to_host(problem) else problem.cluster.host
+    every = problem.num_devices <= _EVERY_SIZE
+    groups = list(single_devices(classes))
+    for c, devices in enumerate(classes):
+        kin = [k for k, own in enumerate(classes) if k != c and own == (host,)]
+        kin = [k for k in kin if alike[devices[0], classes[k][0]]]
+        for size in range(2, len(devices) + len(kin) + 1):
+            if every or size.bit_count() == 1 or size >= len(devices):
+                if size <= len(devices):
+                    groups.append(_group_of(len(classes), c, {c: size}))
+                for k in kin:
+                    groups.append(_group_of(len(classes), c, {c: size - 1, k: 1}))
+    return tuple(groups), every
+
+
+def fitting(
+    groups: Sequence[ReplicaGroup], classes: Sequence[Sequence[int]]
+) -> tuple[ReplicaGroup, ...]:
+    """The groups that these devices can form; single devices stay, first and in order."""
+    have = np.array([len(devices) for devices in classes])
+    return tuple(
+        group for k, group in enumerate(groups) if k < len(classes) or (group.counts <= have).all()
+    )
+
+
+def largest_groups(groups: Sequence[ReplicaGroup], num_classes: int) -> Int[np.ndarray, "C"]:
+    """The most devices that may share a stage with one of each class."""
+    found = np.ones(num_classes, dtype=np.int64)
+    for group in groups:
+        members = np.array(group.counts) > 0
+        found[members] = np.maximum(found[members], group.size)
+    return found
+
+
+def _group_of(num_classes: int, like: int, counts: dict[int, int]) -> ReplicaGroup:
+    return ReplicaGroup(tuple(counts.get(c, 0) for c in range(num_classes)), like)
+
+
+def _alike(problem: Problem) -> np.ndarray:
+    """Pairs of devices that cost any stage the same, inputs and outputs of the graph aside."""
+    devices = problem.cluster.devices
+    works = ~problem.graph.is_io
+    return same(
+        problem.compute_s[works],
+        problem.allowed[works],
+        problem.cluster.memory_bytes,
+        np.array([device.dispatch_s for device in devices]),
+        np.array([device.dispatch_per == "op" for device in devices]),
+        is_cpu(problem),
+        np.array([link_prices(problem, d) for d in range(len(devices))]).T,
+        problem.cluster.queues.sum(axis=1),
+        problem.cluster.queues.sum(axis=0),
+    )
+
+
+def _binds_ops_to_host(problem: Problem) -> bool:
+    """Test for an op with work that must be where an input or output of the graph is."""
+    group, io = problem.group, problem.graph.is_io
+    return bool(np.isin(group[~io], group[io]).any())

@@ -20,7 +20,7 @@ from gdp.clock import Clock
 from gdp.cluster.types import NO_CHANNEL, Cluster
 from gdp.errors import InfeasibleError
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.methods.pipeline.crews import device_classes
+from gdp.methods.pipeline.stage_costs import device_classes
 from gdp.methods.scoring import Scored
 from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem

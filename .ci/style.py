@@ -29,7 +29,7 @@ def trees(paths: list[Path]) -> dict[Path, ast.Module]:
 
 
 def summaries(path: Path, tree: ast.Module) -> Iterator[str]:
-    """Docstrings whose first line does not name the thing (rule 9 of CONTRIBUTING.md)."""
+    """Docstrings whose first line does not name the thing (house rule 5 of CONTRIBUTING.md)."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):
         if isinstance(node, kinds):

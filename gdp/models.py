@@ -64,14 +64,11 @@ def is_gguf(spec: Model) -> bool:
 def load(
     spec: Model, dims: Mapping[str, int] | None = None, *, room_bytes: int | None = None
 ) -> OpGraph:
-    """The graph of an .onnx path, `onnx:NAME`, a graph file, `python:package.module:function`,
+    """The graph of a model.
+
+    A model is an .onnx path, `onnx:NAME`, a graph file, `python:package.module:function`,
     `hf:PATH`, a configuration of transformers (see `gdp.importers.pytorch.huggingface`), or a .gguf
     path (see `gdp.importers.gguf`).
-
-    `dims` binds symbolic dimensions of ONNX models. With `room_bytes`, the memory that there is for
-    weights, a configuration whose weights need more is refused before it is traced
-    (`InfeasibleError`). A graph is returned as it is, a traced model
-    (`Traceable`) as its graph. Raises `ModelError` when it cannot be read.
 
     A Python function is called without arguments and returns what to place, one of:
 
@@ -86,6 +83,16 @@ def load(
       a tuple of positional ones or a mapping of named ones, which may lie on the meta device;
       options as `gdp.importers.pytorch.model.TorchModel` has them.
     - an `OpGraph`, which can be placed but not executed.
+
+    Args:
+        spec: a path or name as above, or a graph or traced model, whose graph is returned.
+        dims: sizes of the symbolic dimensions of ONNX models, by name.
+        room_bytes: memory that there is for weights; a configuration whose weights need more is
+            refused before it is traced.
+
+    Raises:
+        ModelError: the model cannot be read or traced.
+        InfeasibleError: its weights need more than `room_bytes`.
     """
     if isinstance(spec, OpGraph):
         return spec

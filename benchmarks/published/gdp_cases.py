@@ -24,7 +24,7 @@ from gdp import api
 from gdp.cluster.types import Cluster
 from gdp.corpus.build import traced
 from gdp.corpus.cnn import inception, nas_cells
-from gdp.corpus.families import Variant
+from gdp.corpus.families import CorpusGraph
 from gdp.corpus.rnn import gnmt, rnnlm, wavenet
 from gdp.corpus.transformer import transformer_xl
 from gdp.costs.roofline import roofline
@@ -36,7 +36,7 @@ from gdp.problem.problem import Problem
 class Workload(NamedTuple):
     """A training step, how many devices GDP gave it, and which rule a person follows."""
 
-    variant: Variant
+    variant: CorpusGraph
     devices: int
     family: Family
 
@@ -48,7 +48,7 @@ def _amoebanet(**arguments: Any) -> Any:
 def _made(
     name: str, builder: Any, devices: int, family: Family, **arguments: Any
 ) -> tuple[str, Workload]:
-    variant = Variant(name, builder, "training", arguments)
+    variant = CorpusGraph(name, builder, "training", arguments)
     return name, Workload(variant, devices, family)
 
 

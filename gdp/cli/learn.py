@@ -11,7 +11,7 @@ from gdp.cli.program import Verbs
 from gdp.cli.show import show
 
 if TYPE_CHECKING:
-    from gdp.corpus.build import Entry
+    from gdp.corpus.build import CorpusEntry
     from gdp.learn.tuning import FinetuneConfig
     from gdp.tasks import Engine
 
@@ -53,7 +53,7 @@ def build(
 
     built: list[str] = []
 
-    def say(done: int, count: int, entry: "Entry") -> None:
+    def say(done: int, count: int, entry: "CorpusEntry") -> None:
         built.append(entry.name)
         click.echo(f"gdp: {done}/{count} {entry.name}: {entry.num_ops} ops", err=True)
 

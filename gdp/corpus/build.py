@@ -2,8 +2,7 @@
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from gdp.corpus.families import TEST, VALIDATION, Variant, variants
+from gdp.corpus.families import CorpusGraph, corpus_graphs
 from gdp.corpus.layers import Params, parameter_shapes
-from gdp.corpus.synthetic import TILED, layered, series_parallel
 from gdp.errors import GdpError
 from gdp.files.reading import Kind, read_json
 from gdp.files.writing import TargetError, write_atomic
@@ -26,13 +24,9 @@ from gdp.tasks import HERE, Engine, each
 
 MANIFEST = "manifest.json"
 _KIND = Kind("manifest of a corpus", GdpError)
-LARGE_LAYERED = ((100, 50), (200, 50), (160, 120), (500, 80), (300, 200))
-"""(layers, width) of the largest random graphs."""
-LARGE_SERIES_PARALLEL = (10_000, 20_000, 40_000, 80_000, 130_000)
-"""Ops of the largest before fusion, which leaves about half."""
 
 
-class Entry(msgspec.Struct, forbid_unknown_fields=True):
+class CorpusEntry(msgspec.Struct, forbid_unknown_fields=True):
     """One graph of the manifest."""
 
     name: str
@@ -52,76 +46,17 @@ class CorpusManifest(msgspec.Struct, forbid_unknown_fields=True):
 
     source: str
     licence: str
-    graphs: list[Entry]
+    graphs: list[CorpusEntry]
 
 
-@dataclass(frozen=True)
-class Item:
-    """A graph that can be made."""
-
-    name: str
-    family: str
-    kind: str
-    arguments: dict[str, Any]
-    make: Callable[[], OpGraph]
-
-    @property
-    def split(self) -> str:
-        if self.family in TEST:
-            return "test"
-        return "validation" if self.family in VALIDATION else "train"
-
-
-def items() -> Iterator[Item]:
-    """All graphs of the corpus, the small sizes of every family first."""
-    by_size: dict[int, list[Item]] = {}
-    position: dict[str, int] = {}
-    for variant in variants():
-        size = position[variant.family] = position.get(variant.family, -1) + 1
-        by_size.setdefault(size, []).append(_item(variant))
-    for seed in range(1, 30):
-        layers, width, reach = 6 + 3 * seed, 3 + seed % 9, 1 + seed % 3
-        arguments = {"seed": seed, "layers": layers, "width": width, "reach": reach}
-        by_size.setdefault(seed // 2, []).append(_random("random_layered", layered, arguments))
-        arguments = {"seed": seed, "num_ops": int(50 * 1.17**seed)}
-        by_size.setdefault(seed // 2, []).append(
-            _random("series_parallel", series_parallel, arguments)
-        )
-    for index, (layers, width) in enumerate(LARGE_LAYERED):
-        arguments = {"seed": 30 + index, "layers": layers, "width": width, "reach": 1 + index % 3}
-        by_size.setdefault(15 + index, []).append(_random("random_layered", layered, arguments))
-        arguments = {"seed": 30 + index, "num_ops": LARGE_SERIES_PARALLEL[index]}
-        by_size.setdefault(15 + index, []).append(
-            _random("series_parallel", series_parallel, arguments)
-        )
-    for family, (builder, sizes) in TILED.items():
-        for index, arguments in enumerate(sizes):
-            by_size.setdefault(index, []).append(_random(family, builder, arguments, "tiled"))
-    for size in sorted(by_size):
-        yield from by_size[size]
-
-
-def _random(
-    family: str, builder: Callable[..., OpGraph], arguments: dict[str, Any], kind: str = "random"
-) -> Item:
-    name = "-".join([family, *(f"{key}{value}" for key, value in arguments.items())])
-    return Item(name, family, kind, arguments, lambda: builder(**arguments))
-
-
-def _item(variant: Variant) -> Item:
-    return Item(
-        variant.name, variant.family, variant.kind, variant.arguments, lambda: traced(variant)
-    )
-
-
-def traced(variant: Variant) -> OpGraph:
+def traced(graph: CorpusGraph) -> OpGraph:
     """The graph of a model, forward or as a training step, before fusion."""
-    model, batch = variant.builder(**variant.arguments)
+    model, batch = graph.builder(**graph.arguments)
     shapes = parameter_shapes(model, batch)
-    if variant.kind == "forward":
+    if graph.kind == "forward":
         return trace(
             lambda values, inputs: model(Params(values), inputs), shapes, batch,
-            weight_argnums=0, name=variant.name,
+            weight_argnums=0, name=graph.name,
         )  # fmt: skip
 
     def loss(values: dict[str, jax.Array], inputs: Any) -> jax.Array:
@@ -131,7 +66,7 @@ def traced(variant: Variant) -> OpGraph:
 
     return trace_training_step(
         loss, shapes, batch, optimizer=optax.sgd(0.1, momentum=0.9),
-        microbatches=variant.microbatches, name=variant.name,
+        microbatches=graph.microbatches, name=graph.name,
     )  # fmt: skip
 
 
@@ -158,12 +93,12 @@ def compact(graph: OpGraph) -> OpGraph:
     )
 
 
-def build(item: Item, folder: Path) -> Entry:
+def build(item: CorpusGraph, folder: Path) -> CorpusEntry:
     """Make one graph, write its file, and return its line of the manifest."""
-    graph = compact(item.make())
+    graph = compact(traced(item) if item.is_traced else item.builder(**item.arguments))
     file = f"{item.family}/{item.name}.json.gz"
     save_graph(graph, folder / file)
-    return Entry(
+    return CorpusEntry(
         name=item.name,
         family=item.family,
         split=item.split,
@@ -182,16 +117,16 @@ def build_missing(
     families: Sequence[str] = (),
     limit: int | None = None,
     rebuild: bool = False,
-    said: Callable[[int, int, Entry], None] = lambda done, count, entry: None,
+    progress: Callable[[int, int, CorpusEntry], None] = lambda done, count, entry: None,
     engine: Engine = HERE,
 ) -> CorpusManifest:
     """Build what a corpus folder lacks of some families, or of all; with `rebuild` all of these.
 
     At most `limit` graphs, and the manifest is written after each, so that it goes on where it was
-    stopped. `said` gets (graphs done, graphs to do, the last one). Raises `ValueError` for an
+    stopped. `progress` gets (graphs done, graphs to do, the last one). Raises `ValueError` for an
     unknown family and `TargetError` where the folder holds something else.
     """
-    manifest, every = read_manifest(folder), list(items())
+    manifest, every = read_manifest(folder), list(corpus_graphs())
     known, names = {item.name for item in every}, {item.family for item in every}
     if unknown := sorted({*families} - names):
         raise ValueError(f"no family {unknown[0]!r}; there are {', '.join(sorted(names))}")
@@ -203,13 +138,13 @@ def build_missing(
         entries[entry.name] = entry
         manifest.graphs = list(entries.values())
         write_manifest(manifest, folder)
-        said(done, len(chosen), entry)
+        progress(done, len(chosen), entry)
     return manifest
 
 
-def _built(name: str) -> tuple[Entry, bytes]:
+def _built(name: str) -> tuple[CorpusEntry, bytes]:
     """The line of the manifest and the file of a graph, wherever it is built."""
-    item = next(item for item in items() if item.name == name)
+    item = next(item for item in corpus_graphs() if item.name == name)
     with tempfile.TemporaryDirectory() as folder:
         entry = build(item, Path(folder))
         return entry, (Path(folder) / entry.file).read_bytes()

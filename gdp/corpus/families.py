@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gdp.corpus import cnn, other, rnn, transformer
+from gdp.corpus.synthetic import TILED, layered, series_parallel
 
 VALIDATION = frozenset({"mixer", "multi_modal", "gru_encoder", "densenet", "tiled_gated"})
 TEST = frozenset(
@@ -19,24 +20,37 @@ TEST = frozenset(
 )  # fmt: skip
 FEW = 4
 """Microbatches of the smaller steps."""
+LARGE_LAYERED = ((100, 50), (200, 50), (160, 120), (500, 80), (300, 200))
+"""(layers, width) of the largest random graphs."""
+LARGE_SERIES_PARALLEL = (10_000, 20_000, 40_000, 80_000, 130_000)
+"""Ops of the largest before fusion, which leaves about half."""
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One model of one family: a builder, its arguments, and what is traced of it."""
+class CorpusGraph:
+    """A graph of one family that can be made: a builder and its arguments."""
 
     family: str
     builder: Callable[..., Any]
-    kind: str  # "forward", "training" or "microbatched": a training step over several microbatches
+    kind: str
+    """"forward", "training" or "microbatched" (a training step over several microbatches) of a
+    model; "random" or "tiled" where the builder returns the graph itself."""
     arguments: dict[str, Any] = field(default_factory=dict)
     microbatches: int = 1
+
+    @property
+    def is_traced(self) -> bool:
+        """True for models, whose builders return a function and its batch."""
+        return self.kind not in ("random", "tiled")
 
     @property
     def name(self) -> str:
         """Unique in the corpus."""
         parts = [f"{key}{_text(value)}" for key, value in self.arguments.items()]
-        count = "" if self.microbatches in (1, FEW) else str(self.microbatches)
-        return "-".join([self.family, *parts, self.kind + count])
+        if self.is_traced:
+            count = "" if self.microbatches in (1, FEW) else str(self.microbatches)
+            parts.append(self.kind + count)
+        return "-".join([self.family, *parts])
 
     @property
     def split(self) -> str:
@@ -234,19 +248,51 @@ TINY = frozenset({
 """Left out: fewer than 30 ops after fusion, nothing to decide."""
 
 
-def variants() -> Iterator[Variant]:
+def models() -> Iterator[CorpusGraph]:
     """Every traced model of the corpus: each size forward and as a training step, small and middle
     sizes also as a step over four microbatches; then the large ones."""
     for family, (builder, sizes) in FAMILIES.items():
         for index, arguments in enumerate(sizes):
-            found = [
-                Variant(family, builder, "forward", arguments),
-                Variant(family, builder, "training", arguments),
-            ]
+            graphs = [CorpusGraph(family, builder, k, arguments) for k in ("forward", "training")]
             # A graph neural network has one graph, which is no batch to divide.
             if index < 2 and family != "gnn" and arguments.get("batch", FEW) % FEW == 0:
-                found.append(Variant(family, builder, "microbatched", arguments, FEW))
-            yield from (variant for variant in found if variant.name not in TINY)
+                graphs.append(CorpusGraph(family, builder, "microbatched", arguments, FEW))
+            yield from (graph for graph in graphs if graph.name not in TINY)
     for family, count, arguments in LARGE:
         kind = "microbatched" if count > 1 else "training"
-        yield Variant(family, FAMILIES[family][0], kind, arguments, count)
+        yield CorpusGraph(family, FAMILIES[family][0], kind, arguments, count)
+
+
+def synthetic_graphs() -> Iterator[tuple[int, CorpusGraph]]:
+    """(size class, graph) of the random and the tiled graphs."""
+    for seed in range(1, 30):
+        layers, width, reach = 6 + 3 * seed, 3 + seed % 9, 1 + seed % 3
+        yield from _random_pair(seed // 2, seed, layers, width, reach, int(50 * 1.17**seed))
+    for index, (layers, width) in enumerate(LARGE_LAYERED):
+        num_ops = LARGE_SERIES_PARALLEL[index]
+        yield from _random_pair(15 + index, 30 + index, layers, width, 1 + index % 3, num_ops)
+    for family, (builder, sizes) in TILED.items():
+        for index, arguments in enumerate(sizes):
+            yield index, CorpusGraph(family, builder, "tiled", arguments)
+
+
+def _random_pair(
+    size: int, seed: int, layers: int, width: int, reach: int, num_ops: int
+) -> Iterator[tuple[int, CorpusGraph]]:
+    arguments = {"seed": seed, "layers": layers, "width": width, "reach": reach}
+    yield size, CorpusGraph("random_layered", layered, "random", arguments)
+    arguments = {"seed": seed, "num_ops": num_ops}
+    yield size, CorpusGraph("series_parallel", series_parallel, "random", arguments)
+
+
+def corpus_graphs() -> Iterator[CorpusGraph]:
+    """All graphs of the corpus, the small sizes of every family first."""
+    by_size: dict[int, list[CorpusGraph]] = {}
+    position: dict[str, int] = {}
+    for model in models():
+        size = position[model.family] = position.get(model.family, -1) + 1
+        by_size.setdefault(size, []).append(model)
+    for size, graph in synthetic_graphs():
+        by_size.setdefault(size, []).append(graph)
+    for size in sorted(by_size):
+        yield from by_size[size]

@@ -3,6 +3,7 @@ schema."""
 
 import dataclasses
 import math
+from typing import Any
 
 from gdp.ops.onnx import (
     STANDARD,
@@ -329,7 +330,8 @@ def _extending(row: OpRule, op_type: str, version: int, inputs: int, attributes:
     return dataclasses.replace(row, extends=extension)
 
 
-_FIRST, _OURS = _like(0), {"domains": (MICROSOFT,)}
+_FIRST = _like(0)
+_OURS: dict[str, Any] = {"domains": (MICROSOFT,)}
 _WINDOW = "auto_pad dilations group kernel_shape pads strides"
 CONTRIB: dict[str, OpRule] = {
     **{name: _shared(name, _FIRST) for name in ("Gelu", "RotaryEmbedding", "Trilu")},

@@ -10,14 +10,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.published.gdp_cases import WORKLOADS
 from gdp.corpus.build import traced
-from gdp.corpus.families import Variant
+from gdp.corpus.families import CorpusGraph
 from gdp.corpus.rnn import gnmt
 
 
 def ops(layers: int, steps: int) -> int:
     """Ops of a small GNMT's training step."""
     arguments = {"layers": layers, "steps": steps, "hidden": 16, "batch": 2, "vocabulary": 50}
-    return traced(Variant("gnmt", gnmt, "training", arguments)).num_ops
+    return traced(CorpusGraph("gnmt", gnmt, "training", arguments)).num_ops
 
 
 def test_the_eight_layer_gnmt_has_more_than_50000_ops() -> None:

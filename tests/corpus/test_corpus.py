@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from gdp.cli.main import cli
-from gdp.corpus.build import build, build_missing, compact, items, read_manifest, traced
-from gdp.corpus.families import FAMILIES, TEST, VALIDATION, variants
+from gdp.corpus.build import build, build_missing, compact, read_manifest, traced
+from gdp.corpus.families import FAMILIES, TEST, VALIDATION, corpus_graphs, models
 from gdp.corpus.layers import parameter_shapes
 from gdp.corpus.synthetic import TILED, layered, series_parallel, tiled_chain
 from gdp.files.writing import TargetError
@@ -24,15 +24,15 @@ def test_the_split_is_by_whole_families() -> None:
     assert not TEST & VALIDATION
     assert {*FAMILIES, *TILED} >= TEST | VALIDATION
     split_of: dict[str, set[str]] = {}
-    for item in items():
+    for item in corpus_graphs():
         split_of.setdefault(item.family, set()).add(item.split)
     assert all(len(splits) == 1 for splits in split_of.values())
 
 
 def test_names_are_unique_and_the_corpus_is_large() -> None:
-    names = [item.name for item in items()]
+    names = [item.name for item in corpus_graphs()]
     assert len(set(names)) == len(names) >= 400
-    assert len({item.family for item in items()}) >= 25
+    assert len({item.family for item in corpus_graphs()}) >= 25
 
 
 def test_resnet_50_has_its_published_size() -> None:
@@ -41,13 +41,13 @@ def test_resnet_50_has_its_published_size() -> None:
     model, batch = builder(depth=50, batch=1)
     count = sum(np.prod(s.shape) for s in parameter_shapes(model, batch).values())
     assert count == pytest.approx(25.6e6, rel=0.01)
-    variant = next(v for v in variants() if v.name == "resnet-depth50-forward")
+    variant = next(v for v in models() if v.name == "resnet-depth50-forward")
     graph = traced(variant)
     assert graph.flop.sum() / 8 == pytest.approx(2 * 4.1e9, rel=0.06)
 
 
 def test_a_training_step_knows_its_backward_part() -> None:
-    steps = {v.kind: v for v in variants() if v.name.startswith("dit-layers2-")}
+    steps = {v.kind: v for v in models() if v.name.startswith("dit-layers2-")}
     forward, training, micro = (
         compact(traced(steps[kind])) for kind in ("forward", "training", "microbatched")
     )
@@ -58,7 +58,7 @@ def test_a_training_step_knows_its_backward_part() -> None:
 
 
 def test_the_same_model_is_built_to_the_same_file(tmp_path: Path) -> None:
-    item = next(i for i in items() if i.name == "dit-layers2-forward")
+    item = next(i for i in corpus_graphs() if i.name == "dit-layers2-forward")
     first, second = build(item, tmp_path / "a"), build(item, tmp_path / "b")
     assert first == second
     assert load_graph(tmp_path / "a" / first.file).num_ops == first.num_ops
@@ -107,7 +107,7 @@ def test_a_corpus_is_built_until_it_is_whole_and_nothing_twice(tmp_path: Path) -
     first = CliRunner().invoke(cli, [*command, "--limit", "2"])
     assert first.exit_code == 0, first.output
     told: list[str] = []
-    build_missing(tmp_path, ["series_parallel"], 1, said=lambda *at: told.append(at[2].name))
+    build_missing(tmp_path, ["series_parallel"], 1, progress=lambda *at: told.append(at[2].name))
     graphs = read_manifest(tmp_path).graphs
     assert len(told) == 1
     assert len({entry.name for entry in graphs}) == len(graphs) == 3

@@ -40,11 +40,23 @@ def trace(
     unroll_scan: bool | int = False,
     trip_count: int | None = None,
 ) -> OpGraph:
-    """The graph of `fn(*args)`; what was estimated or assumed is logged.
+    """The graph of `fn(*args)`, traced by JAX; estimates and assumptions are logged.
 
-    Arguments in `weight_argnums` are weights that the ops hold, as are arrays that `fn` closes
-    over; the others are graph inputs. `unroll_scan` is True, or the greatest length to unroll;
-    `trip_count` is that of while loops. Equations that a transposition made are backward.
+    Args:
+        fn: a function of arrays. Arrays that it closes over are weights.
+        args: arrays or `jax.ShapeDtypeStruct`, in pytrees; nothing is computed.
+        weight_argnums: positions of the arguments that are weights, which the ops hold; the others
+            are graph inputs.
+        name: of the graph; without it, the function's.
+        unroll_scan: True, or the greatest length of the scans to unroll; others are one op each.
+        trip_count: of while loops; without it, 1 is assumed.
+
+    Returns:
+        The graph; equations that a transposition made are backward ops.
+
+    Raises:
+        ModelError: JAX cannot trace the function, or it has no ops.
+        ValueError: `weight_argnums` name arguments that do not exist.
     """
     held = {weight_argnums} if isinstance(weight_argnums, int) else set(weight_argnums)
     held = {i + len(args) if i < 0 else i for i in held}
@@ -69,14 +81,28 @@ def trace_training_step(
     unroll_scan: bool | int = False,
     trip_count: int | None = None,
 ) -> OpGraph:
-    """The graph of one step: `loss_fn(params, batch)`, its gradients, and an optax update.
+    """The graph of one training step: `loss_fn(params, batch)`, its gradients, an optax update.
 
     Parameters and optimizer state are weights that never move: all ops that read a parameter, and
     those that update it or its state, share a colocation id. Leaves of `batch` are graph inputs,
     the loss is the output. Ops that depend on the gradient of the loss are backward, as are
-    rematerialised ones (which wait for that gradient) and the optimizer. With `microbatches` the
-    leading axis of the batch is cut, gradients are added up, and the update runs once. Without an
-    optimizer the gradients stay where they are made.
+    rematerialised ones (which wait for that gradient) and the optimizer.
+
+    Args:
+        loss_fn: a function of parameters and batch to one number.
+        params: a pytree of arrays or `jax.ShapeDtypeStruct`.
+        batch: likewise.
+        optimizer: of optax; without it the gradients stay where they are made.
+        microbatches: parts that the leading axis of the batch is cut into; their gradients are
+            added up, and the update runs once.
+        has_aux: `loss_fn` returns (loss, anything).
+        name: of the graph; without it, the function's with "_step".
+        unroll_scan: True, or the greatest length of the scans to unroll; others are one op each.
+        trip_count: of while loops; without it, 1 is assumed.
+
+    Raises:
+        ModelError: JAX cannot trace the loss, or it is not one number.
+        ValueError: the batch does not divide into `microbatches`.
     """
     label = name or getattr(loss_fn, "__name__", "loss") + "_step"
     program = TracedProgram(options=LoopOptions(unroll_scan, trip_count))

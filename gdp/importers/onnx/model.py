@@ -63,14 +63,22 @@ def load_onnx_model(
     trips: int | None = None,
     unknown: Literal["error", "estimate"] = "error",
 ) -> ImportedOnnx:
-    """A model with its graph. Raises `ModelError` with one line that says what is wrong.
+    """A model with its graph.
 
-    `dims` gives sizes to open dimensions, by their symbol ("batch"), or as "TENSOR:AXIS" where they
-    have none. `trips` is the trip count of loops whose own depends on data; without it, one is
-    assumed. Operators of unknown domains are refused unless `unknown` is "estimate". Both kinds of
-    assumption are listed in the result. With `weights`, the model keeps the weights that are
-    inside the file, so that it can be run; external data stays a reference to its file either way.
-    The graph is the same.
+    Args:
+        spec: an .onnx path, or `onnx:NAME` for a model inside the onnx package.
+        dims: sizes of open dimensions, by symbol ("batch"), or by "TENSOR:AXIS" where they have
+            none.
+        weights: the model keeps the weights that are inside the file, so that it can be run.
+            External data stays a reference to its file either way, and the graph is the same.
+        trips: trip count of loops whose own depends on data; without it, one is assumed.
+        unknown: "estimate" to estimate the costs of operators of unknown domains.
+
+    Returns:
+        The graph, the prepared model, and lists of what was estimated or assumed.
+
+    Raises:
+        ModelError: one line that says what is wrong with the model.
     """
     from gdp.importers.onnx.graph import Roles, annotate, build_graph, fold
     from gdp.importers.onnx.normalise import normalise

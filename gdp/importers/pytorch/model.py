@@ -227,12 +227,23 @@ def trace_torch(
     held: Sequence[str] = (),
     name: str | None = None,
 ) -> OpGraph:
-    """The graph of `module(*args, **kwargs)`; what was estimated or assumed is logged.
+    """The graph of `module(*args, **kwargs)`; estimates and assumptions are logged.
 
-    Nothing is computed and no weight is allocated: the module and its inputs may lie on the meta
-    device. Parameters, buffers and the inputs named in `held` are weights; tied ones count once.
-    Views are no ops: what reads a view reads its base. Raises `ModelError` where `torch.export`
-    refuses the module, and `MissingExtraError` without torch.
+    Nothing is computed and no weight is allocated. Parameters, buffers and the inputs named in
+    `held` are weights; tied ones count once. Views are no ops: an op that reads a view reads its
+    base.
+
+    Args:
+        module: a `torch.nn.Module` or a function of tensors; may lie on the meta device.
+        args: positional example inputs, real or on the meta device.
+        kwargs: named example inputs.
+        dynamic_shapes: as `torch.export.export` takes them; sizes are those of the inputs.
+        held: names of inputs that stay on the devices that read them, such as caches.
+        name: of the graph; without it, the module's class.
+
+    Raises:
+        ModelError: `torch.export` refuses the module.
+        MissingExtraError: torch is not installed.
     """
     options = {"dynamic_shapes": dynamic_shapes, "held": tuple(held), "name": name}
     made = _as_module(module)
@@ -250,8 +261,21 @@ def trace_torch_training_step(
 ) -> OpGraph:
     """The graph of one training step: forward, gradients of the loss, and the optimizer's update.
 
-    The loss is `loss(module(...))`, or the module's own: a number, or what its result calls
-    `loss`. All that reads or updates a parameter shares a device with it and the optimizer's state.
+    Ops that read or update a parameter share a device with it and the optimizer's state.
+
+    Args:
+        module: a `torch.nn.Module` or a function of tensors; may lie on the meta device.
+        args: positional example inputs, real or on the meta device.
+        kwargs: named example inputs.
+        optimizer: "sgd", "momentum", "adam", "adamw", a class of `torch.optim`, or None for
+            gradients alone.
+        loss: a function from the module's result to one number; without it, the result itself or
+            its `loss`.
+        name: of the graph; without it, the module's class with "_step".
+
+    Raises:
+        ModelError: torch cannot export or differentiate the module, or the loss is no number.
+        MissingExtraError: torch is not installed.
     """
     options = {"optimizer": optimizer, "loss": loss, "name": name}
     label = f"{_called(module)}_step"

@@ -208,7 +208,7 @@ def find_spans(
     left = budget.branches * _FEW // max(_FEW, d)
     pairs = sorted(blocks, key=lambda block: len(block.inner))
     known: dict[bytes, Float[np.ndarray, "D D"]] = {}
-    found: list[tuple[int, int, Float[np.ndarray, "D D"]]] = []
+    spans: list[tuple[int, int, Float[np.ndarray, "D D"]]] = []
     for k, (u, v, inner) in enumerate(pairs):
         if left <= 0 or budget.is_over():
             break
@@ -224,12 +224,12 @@ def find_spans(
                 left -= used
             span_s = np.maximum(span_s, known[key])
         left -= _PAIR
-        found.append((u, v, span_s))
-    found.sort(key=lambda entry: entry[1])
+        spans.append((u, v, span_s))
+    spans.sort(key=lambda entry: entry[1])
     return Spans(
-        np.array([u for u, _, _ in found], dtype=np.int64),
-        np.array([v for _, v, _ in found], dtype=np.int64),
-        np.array([s for _, _, s in found], dtype=np.float64).reshape(-1, d, d),
+        np.array([u for u, _, _ in spans], dtype=np.int64),
+        np.array([v for _, v, _ in spans], dtype=np.int64),
+        np.array([s for _, _, s in spans], dtype=np.float64).reshape(-1, d, d),
     )
 
 

@@ -94,6 +94,6 @@ def run_cp(model: Any, seconds: float | None, seed: int) -> CpSolution:
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
         return CpSolution(None, np.inf, True)
-    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    is_feasible = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     bound = float(solver.best_objective_bound)
-    return CpSolution(solver if found else None, bound, status == cp_model.OPTIMAL)
+    return CpSolution(solver if is_feasible else None, bound, status == cp_model.OPTIMAL)

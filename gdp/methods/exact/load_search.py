@@ -72,10 +72,16 @@ def search_loads(
     seed: int,
     rounds: int = 24,
 ) -> tuple[Int[np.ndarray, "V"], float, int]:
-    """(device of each node, largest load in seconds, overflow in bytes) of the best found.
+    """(device of each node, largest load in seconds, overflow in bytes) of the best assignment.
 
-    Rounds go through the starts in turn, then most are from the best so far; they grow longer. The
-    same seed and rounds give the same answer; the clock only ends it.
+    Rounds go through the starts in turn, then most are from the best so far; they grow longer.
+
+    Args:
+        model: To be placed.
+        starts: Assignments to begin with, at least one.
+        clock: Only ends the search.
+        seed: Equal seeds and rounds give equal answers.
+        rounds: Of annealing.
     """
     nodes = flat_nodes(model)
     state = new_state(nodes, starts[0], seed)

@@ -190,17 +190,17 @@ def _near_borders(
     """Some nodes: those of random cut hyperedges, then what shares hyperedges with them."""
     edges_of = model.edges_of()
     cut = [h for h, pins in enumerate(model.pins) if len({int(device[v]) for v in pins}) > 1]
-    found: dict[int, None] = {}
+    chosen: dict[int, None] = {}
     waiting = [v for h in rng.permutation(cut).astype(int).tolist() for v in model.pins[h]]
-    while waiting and len(found) < _FREE:
+    while waiting and len(chosen) < _FREE:
         following = []
         for v in waiting:
-            if v not in found and len(found) < _FREE:
-                found[v] = None
+            if v not in chosen and len(chosen) < _FREE:
+                chosen[v] = None
                 following += [u for h in edges_of[v] for u in model.pins[h] if len(edges_of[v]) < 9]
         waiting = rng.permutation(following).astype(int).tolist()
     free = np.zeros(model.num_nodes, dtype=bool)
-    free[list(found)] = True
+    free[list(chosen)] = True
     return free
 
 

@@ -22,7 +22,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.clock import Clock
 from gdp.methods.exact.hypergraph import LoadHypergraph, equal_devices, merge, shares
@@ -36,7 +36,11 @@ def reduce_model(
 ) -> LoadHypergraph | None:
     """A smaller model with an assignment of load below `upper_s` if any has; None if none has.
 
-    Without `name_devices`, rule 4 is left out: equal devices stay so.
+    Args:
+        model: To be reduced.
+        upper_s: A known value, or a target below it.
+        clock: Ends the proofs by minimum cuts; the reductions so far hold.
+        name_devices: Without, rule 4 is left out: equal devices stay so.
     """
     while True:
         before = model.num_nodes, int(np.isfinite(model.work_s).sum())
@@ -142,7 +146,7 @@ class _Network:
         source, sink, start = size, size + 1, size + 2
         barred = outside | ~np.isfinite(work_s)
         to_sink = np.where(barred, self.upper_s, np.minimum(work_s, self.upper_s))
-        nodes, room = np.arange(model.num_nodes), self.whole(to_sink)
+        nodes, room = np.arange(model.num_nodes), _whole(to_sink, self.upper_s)
         room[barred] = 2 * _UNIT
         # One arc limits the whole flow, so that it stays within 32 bits.
         tail = np.concatenate([self.tail, nodes, np.full(len(inside), source), [start]])
@@ -152,14 +156,15 @@ class _Network:
         # Two units for the rounding of the divisions.
         return int(maximum_flow(graph, start, sink).flow_value) >= _UNIT + 2
 
-    def whole(self, seconds: np.ndarray) -> Int[np.ndarray, "..."]:
-        """Seconds as whole units, rounded down, so that what is proven holds."""
-        return np.floor(np.minimum(seconds / self.upper_s, 2.0) * _UNIT).astype(np.int64)
+
+def _whole(seconds: np.ndarray, upper_s: float) -> Int[np.ndarray, "..."]:
+    """Seconds as whole units, rounded down, so that proofs hold."""
+    return np.floor(np.minimum(seconds / upper_s, 2.0) * _UNIT).astype(np.int64)
 
 
 def _network(model: LoadHypergraph, upper_s: float) -> _Network:
     tail, head, room = [], [], []
-    whole = np.floor(np.minimum(model.weight_s / upper_s, 2.0) * _UNIT).astype(np.int64)
+    whole = _whole(model.weight_s, upper_s)
     for h, pins in enumerate(model.pins):
         enter = model.num_nodes + 2 * h
         tail.append(enter)
@@ -169,22 +174,22 @@ def _network(model: LoadHypergraph, upper_s: float) -> _Network:
             tail += [v, enter + 1]
             head += [enter, v]
             room += [2 * _UNIT, 2 * _UNIT]
-    return _Network(
-        model,
-        upper_s,
-        np.array(tail, dtype=np.int64),
-        np.array(head, dtype=np.int64),
-        np.array(room, dtype=np.int64),
-    )
+    arcs = (np.array(ends, dtype=np.int64) for ends in (tail, head, room))
+    return _Network(model, upper_s, *arcs)
+
+
+def _incident_s(model: LoadHypergraph) -> Float[np.ndarray, "V"]:
+    """Weight of all hyperedges of each node."""
+    weight = np.zeros(model.num_nodes)
+    for pins, seconds in zip(model.pins, model.weight_s.tolist(), strict=True):
+        weight[list(pins)] += seconds
+    return weight
 
 
 def _alone_s(model: LoadHypergraph) -> np.ndarray:
     """Seconds of each node alone on a paying device: where this is small, nothing is proven."""
-    weight = np.zeros(model.num_nodes)
-    for pins, seconds in zip(model.pins, model.weight_s.tolist(), strict=True):
-        weight[list(pins)] += seconds
     work_s = np.where(np.isfinite(model.work_s) & model.pays, model.work_s, np.inf).min(axis=1)
-    return work_s + weight
+    return work_s + _incident_s(model)
 
 
 def _join(model: LoadHypergraph, upper_s: float, clock: Clock) -> LoadHypergraph:
@@ -205,6 +210,10 @@ def _join(model: LoadHypergraph, upper_s: float, clock: Clock) -> LoadHypergraph
             break
         if _root(target, u) != _root(target, v) and _never_apart(network, classes, u, v):
             target[_root(target, u)] = _root(target, v)
+    return _merge_roots(model, target)
+
+
+def _merge_roots(model: LoadHypergraph, target: Int[np.ndarray, "V"]) -> LoadHypergraph:
     return merge(model, np.array([_root(target, v) for v in range(model.num_nodes)]))
 
 
@@ -250,9 +259,7 @@ def _join_dear(model: LoadHypergraph, upper_s: float, clock: Clock) -> LoadHyper
     once, twice = (_network(free, limit_s) for limit_s in (left_s, left_s / 2))
     payer = int(np.flatnonzero(model.pays)[0])
     on_cpu = [bool(np.isfinite(row).any()) for row in model.work_s[:, ~model.pays]]
-    weight = np.zeros(model.num_nodes)
-    for pins, seconds in zip(model.pins, model.weight_s.tolist(), strict=True):
-        weight[list(pins)] += seconds
+    weight = _incident_s(model)
     target = np.arange(model.num_nodes)
     for u, v in sorted({(u, v) for p in model.pins for u, v in itertools.combinations(p, 2)}):
         # Two paying devices pay for what parts them, of a paying one and a CPU only the first, and
@@ -268,7 +275,7 @@ def _join_dear(model: LoadHypergraph, upper_s: float, clock: Clock) -> LoadHyper
         without[v] = True
         if network.exceeds(payer, [u], without):
             target[_root(target, u)] = _root(target, v)
-    return merge(model, np.array([_root(target, v) for v in range(model.num_nodes)]))
+    return _merge_roots(model, target)
 
 
 def _spread(model: LoadHypergraph, upper_s: float, clock: Clock) -> LoadHypergraph:

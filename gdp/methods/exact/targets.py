@@ -60,7 +60,11 @@ Below = Callable[[ProofState, float, float | None], ProofState]
 def close_gap(state: ProofState, below: Below, clock: Clock, first_share: float) -> ProofState:
     """Lower the value and raise the bound until they meet or time is over.
 
-    The first target gets a share of the seconds. Without a limit, one run decides.
+    Args:
+        state: Of a good placement.
+        below: Searches below a target.
+        clock: Without a limit, one run decides.
+        first_share: Of the seconds, for the first target.
     """
     if not np.isfinite(state.value_s):
         return below(state, np.inf, clock.seconds)

@@ -1,10 +1,5 @@
 """Chains of down-sets with every stage below a target: whether there is one, and the best one.
 
-The same loop over pairs runs in two forms. `chain_below` only asks whether stages below a target
-exist: a bit per state (devices used of each class), which is usually the whole question, because no
-pipeline is better than the best along some linear order. `best_chain` finds the least dearest
-stage.
-
 Axes as in `gdp.methods.pipeline.lattice`.
 """
 
@@ -13,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, UInt
+from jaxtyping import Float, Int, UInt
 
 from gdp.clock import Clock
 from gdp.methods.pipeline.lattice import (
@@ -21,7 +16,6 @@ from gdp.methods.pipeline.lattice import (
     Lattice,
     PairScratch,
     StageProgram,
-    as_bits,
     open_edges_scratch,
     pair_scratch,
 )
@@ -32,7 +26,6 @@ _log = logging.getLogger(__name__)
 _WALK_STEPS = 20_000_000  # between two looks at the clock, in prices of states
 _PAIR_STEPS = 50_000_000  # the same, in pairs that are looked at
 _MOST_KEPT = 400_000  # their pairs take minutes
-_EVERY_STATE = ~np.uint64(0)
 
 
 class PipelineStage(NamedTuple):
@@ -67,31 +60,6 @@ def cost_of(stages: list[PipelineStage] | None) -> float:
     return np.inf if stages is None else max((stage.cost_s for stage in stages), default=0.0)
 
 
-def chain_below(program: StageProgram, target_s: float, limits: Limits) -> DownSetsAnswer:
-    """Find any stages that each take less than the target."""
-    from gdp.methods.pipeline.down_sets_kernels import push_states
-
-    lat = program.lat
-    sets, found = _collect(program, target_s, limits)
-    if sets is None:
-        return found
-    n, pairs = len(sets.bits), 0
-    opened, room = open_edges_scratch(lat), pair_scratch(lat, n)
-    reached, missing = np.zeros_like(sets.window), sets.window.copy()
-    reached[0] = _EVERY_STATE
-    at_once = max(1, _PAIR_STEPS // n)
-    for first in range(0, n, at_once):
-        if limits.clock.is_over():
-            return DownSetsAnswer(None, False, found.seen, pairs)
-        pairs += push_states(
-            lat, sets, opened, room, target_s, first, first + at_once, reached, missing
-        )
-        if reached[-1].any():
-            stages = _trace(lat, sets, room, target_s, reached)
-            return DownSetsAnswer(stages, True, found.seen, pairs)
-    return DownSetsAnswer(None, True, found.seen, pairs)
-
-
 def best_chain(program: StageProgram, target_s: float, limits: Limits) -> DownSetsAnswer:
     """Find the stages whose dearest is cheapest, if that is below the target.
 
@@ -100,9 +68,9 @@ def best_chain(program: StageProgram, target_s: float, limits: Limits) -> DownSe
     from gdp.methods.pipeline.down_sets_kernels import push_values
 
     lat = program.lat
-    sets, found = _collect(program, target_s, limits)
+    sets, collected = _collect(program, target_s, limits)
     if sets is None:
-        return found
+        return collected
     n, pairs, is_certain = len(sets.bits), 0, True
     opened, room = open_edges_scratch(lat), pair_scratch(lat, n)
     best = np.full((n, len(lat.following)), np.inf)
@@ -115,9 +83,9 @@ def best_chain(program: StageProgram, target_s: float, limits: Limits) -> DownSe
         pairs += push_values(lat, sets, opened, room, target_s, first, first + at_once, best)
     least_s = float(best[-1].min())
     if not least_s < target_s:
-        return DownSetsAnswer(None, is_certain, found.seen, pairs)
-    stages = _trace(lat, sets, room, float(np.nextafter(least_s, np.inf)), as_bits(best <= least_s))
-    return DownSetsAnswer(stages, is_certain, found.seen, pairs)
+        return DownSetsAnswer(None, is_certain, collected.seen, pairs)
+    stages = _trace(lat, sets, room, float(np.nextafter(least_s, np.inf)), best)
+    return DownSetsAnswer(stages, is_certain, collected.seen, pairs)
 
 
 def _collect(
@@ -208,7 +176,7 @@ def _trace(
     sets: DownSets,
     room: PairScratch,
     target_s: float,
-    reached: UInt[np.ndarray, "I V"],
+    best: Float[np.ndarray, "I S"],
 ) -> list[PipelineStage]:
     """The stages that lead to the full down-set."""
     from gdp.methods.pipeline.down_sets_kernels import trace_back
@@ -217,7 +185,7 @@ def _trace(
     ends, groups = np.zeros(most, dtype=np.int64), np.zeros(most, dtype=np.int64)
     costs_s = np.zeros(most)
     count = trace_back(
-        lat, sets, open_edges_scratch(lat), room, target_s, reached, ends, groups, costs_s
+        lat, sets, open_edges_scratch(lat), room, target_s, best, ends, groups, costs_s
     )
     if count < 0:
         raise RuntimeError("the stages of a pipeline could not be traced back")

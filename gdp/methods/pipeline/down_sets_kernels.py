@@ -1,17 +1,11 @@
 """The dynamic program over pairs of down-sets. Loads numba: import it inside functions.
 
-    best(I, u) = min over J inside I and device groups k of max(best(J, u - k), cost_k(I \\ J))
+    best(I, u) = min over J inside I and replica groups k of max(best(J, u - k), cost_k(I \\ J))
 
 where u counts the devices used of each class, and a group is one device or several. Down-sets are
 sorted so that a subset comes first; each pushes its values to the larger ones. Nothing is kept of a
-pair. `push_states` only asks whether stages below a target cover the graph: states of a down-set
-are one bit vector there, and to use one more device (or group) shifts it, so a pair (J, I) costs a
-few word operations for all states together:
-
-    reached(I) |= next_k(reached(J))  for every group k with cost_k(I \\ J) < target
-
-The arrays are those of `gdp.methods.pipeline.lattice`; `lattice_kernels` has the payments of a
-stage.
+pair. The arrays are those of `gdp.methods.pipeline.lattice`; `lattice_kernels` has the payments
+of a stage.
 """
 
 from typing import no_type_check
@@ -275,13 +269,6 @@ def push_values(lat, sets, opened, room, target_s, first, end, best):
 
 @numba.njit(**BARE)
 @no_type_check
-def has_state(states, i, s):
-    """Bit s of row i."""
-    return states[i, s >> 6] & element_bit(s) != ZERO
-
-
-@numba.njit(**BARE)
-@no_type_check
 def is_subset(sets, j, i):
     """Test that down-set j lies inside down-set i."""
     outside = ZERO
@@ -292,9 +279,9 @@ def is_subset(sets, j, i):
 
 @numba.njit(**BARE)
 @no_type_check
-def _stage_before(lat, sets, opened, room, target_s, reached, i, s):
+def _stage_before(lat, sets, opened, room, target_s, best, i, s):
     """(cost, down-set, group) of the cheapest stage below the target that ends at i in state s."""
-    best, from_j, by_class = np.inf, -1, -1
+    least, from_j, by_class = np.inf, -1, -1
     room.found[0] = i
     # The least work is a sum in another order than the stage's own, which may be the target itself.
     horizon_s = target_s * lat.most + 1e-9 * (target_s + sets.least_s[i])
@@ -305,32 +292,32 @@ def _stage_before(lat, sets, opened, room, target_s, reached, i, s):
         num_open = -1
         for c in range(lat.previous.shape[1]):
             before = lat.previous[s, c]
-            if before < 0 or not has_state(reached, j, before):
+            if before < 0 or best[j, before] >= target_s:
                 continue
             if num_open < 0:
                 num_open = open_edges(lat, sets.bits[j], opened)
                 stage_rows(opened, num_open, sets.bits, sets.base, room.found, 1, room.paid)
             cost = stage_cost(lat, sets, j, i, c, room.paid[0])
-            if cost < best:
-                best, from_j, by_class = cost, j, c
-    if best < target_s:
-        return best, from_j, by_class
+            if cost < least:
+                least, from_j, by_class = cost, j, c
+    if least < target_s:
+        return least, from_j, by_class
     return np.inf, -1, -1
 
 
 @numba.njit(**BARE)
 @no_type_check
-def trace_back(lat, sets, opened, room, target_s, reached, ends, classes, costs):
+def trace_back(lat, sets, opened, room, target_s, best, ends, classes, costs):
     """Fill in the (down-set, group, seconds) of each stage, last to first; the number of stages.
 
-    -1 where `reached` is not what the program over pairs leaves. Stages are found again by
+    -1 where `best` is not as the program over pairs leaves it. Stages are found again by
     computing the same costs, which saves a pointer for every value.
     """
     i, s, count = sets.bits.shape[0] - 1, 0, 0
-    while not has_state(reached, i, s):
+    while best[i, s] >= target_s:
         s += 1
     while i > 0:
-        cost, j, c = _stage_before(lat, sets, opened, room, target_s, reached, i, s)
+        cost, j, c = _stage_before(lat, sets, opened, room, target_s, best, i, s)
         if j >= 0:
             ends[count], classes[count], costs[count] = i, c, cost
             count, i, s = count + 1, j, lat.previous[s, c]
@@ -338,110 +325,9 @@ def trace_back(lat, sets, opened, room, target_s, reached, ends, classes, costs)
         # No last stage: the state holds because fewer devices do.
         fewer = -1
         for c in range(lat.count.size):
-            if lat.previous[s, c] >= 0 and has_state(reached, i, lat.previous[s, c]):
+            if lat.previous[s, c] >= 0 and best[i, lat.previous[s, c]] < target_s:
                 fewer = lat.previous[s, c]
         if fewer < 0:
             return -1
         s = fewer
     return count
-
-
-@numba.njit(**BARE)
-@no_type_check
-def _next_states(can_add, stride, states, out):
-    """Fill `out` with the states that have the devices of a group more than some in `states`."""
-    words, bits = stride >> 6, np.uint64(stride & 63)
-    for w in range(states.size - 1, -1, -1):
-        moved = ZERO
-        if w >= words:
-            moved = (states[w - words] & can_add[w - words]) << bits
-            if bits and w > words:
-                moved |= (states[w - words - 1] & can_add[w - words - 1]) >> (np.uint64(64) - bits)
-        out[w] = moved
-
-
-@numba.njit(**BARE)
-@no_type_check
-def _keep_light(lat, j, found, count, leads, missing, work_s, target_s):
-    """Keep in `found` the down-sets that some useful group may reach by its work alone."""
-    kept = 0
-    for n in range(count):
-        i, keep = found[n], False
-        for k in range(leads.shape[0]):
-            c = lat.group_class[k]
-            if (work_s[i, c] - work_s[j, c]) * lat.group_share[k] < target_s:
-                for w in range(leads.shape[1]):
-                    keep |= leads[k, w] & missing[i, w] != ZERO
-        if keep:
-            found[kept] = i
-            kept += 1
-    return kept
-
-
-@numba.njit(**BARE)
-@no_type_check
-def _close_upward(lat, reached, moved):
-    """A state is reached when fewer devices reach it."""
-    for c in range(lat.count.size):
-        for _ in range(lat.count[c]):
-            _next_states(lat.can_add[c], lat.stride[c], reached, moved)
-            for w in range(moved.size):
-                reached[w] |= moved[w]
-
-
-@numba.njit(**BARE)
-@no_type_check
-def _brings_news(lead, missing):
-    news = ZERO
-    for w in range(lead.size):
-        news |= lead[w] & missing[w]
-    return news != ZERO
-
-
-@numba.njit(**BARE)
-@no_type_check
-def push_states(lat, sets, opened, room, target_s, first, end, reached, missing):
-    """Push the down-sets first..end-1 to those that contain them; the number of pairs costed.
-
-    `reached` and `missing` [n, V] hold the states so far and those of the window still wanted.
-    Stops early once the full down-set is reached.
-    """
-    n = sets.bits.shape[0]
-    words, num_groups = reached.shape[1], lat.stride.size
-    pairs = 0
-    for j in range(first, min(end, n - 1)):
-        known = ZERO
-        for w in range(words):
-            known |= reached[j, w]
-            room.wanted[w] = ZERO
-        if known == ZERO:
-            continue
-        for c in range(num_groups):
-            _next_states(lat.can_add[c], lat.stride[c], reached[j], room.leads[c])
-            for w in range(words):
-                room.wanted[w] |= room.leads[c, w]
-        start, stop = extent(sets, room.wanted)
-        horizon_s = sets.least_s[j] + target_s * lat.most
-        count = candidates(
-            j, start, stop, horizon_s, room.wanted, sets.bits, missing, sets.least_s, room.found
-        )
-        count = _keep_light(lat, j, room.found, count, room.leads, missing, sets.work_s, target_s)
-        pairs += count
-        if count == 0:
-            continue
-        num_open = open_edges(lat, sets.bits[j], opened)
-        stage_rows(opened, num_open, sets.bits, sets.base, room.found, count, room.paid)
-        for k in range(count):
-            i = room.found[k]
-            for c in range(num_groups):
-                if not _brings_news(room.leads[c], missing[i]):
-                    continue
-                if stage_cost(lat, sets, j, i, c, room.paid[k]) < target_s:
-                    for w in range(words):
-                        reached[i, w] |= room.leads[c, w]
-                    _close_upward(lat, reached[i], room.moved)
-                    for w in range(words):
-                        missing[i, w] &= ~reached[i, w]
-        if _brings_news(reached[n - 1], reached[n - 1]):
-            break
-    return pairs

@@ -64,8 +64,6 @@ class Lattice(NamedTuple):
     group_share: Float[np.ndarray, "K"]  # of the samples that each of a group serves
     most: int  # devices of the largest group
     count: Int[np.ndarray, "C"]  # pyright: ignore[reportIncompatibleMethodOverride] # devices
-    stride: Int[np.ndarray, "K"]  # what one group more adds to the number of a state
-    can_add: UInt[np.ndarray, "K V"]  # bit s: state s leaves the devices of the group
     following: Int[np.ndarray, "S K"]  # the state with one more group, or -1
     previous: Int[np.ndarray, "S K"]
 
@@ -121,8 +119,6 @@ class PairScratch(NamedTuple):
     live: Int[np.ndarray, "S"]
     moves: Int[np.ndarray, "SK 3"]
     wanted: UInt[np.ndarray, "V"]
-    leads: UInt[np.ndarray, "K V"]
-    moved: UInt[np.ndarray, "V"]
 
 
 def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) -> Lattice:
@@ -175,8 +171,6 @@ def make_lattice(problem: Problem, contraction: Contraction, costs: StageCosts) 
         group_share=np.array([1.0 / group.size for group in groups]),
         most=max(group.size for group in groups),
         count=np.array(counts, dtype=np.int64),
-        stride=np.array([group.counts for group in groups]) @ _strides(counts),
-        can_add=as_bits(following.T >= 0),
         following=following,
         previous=previous,
     )
@@ -190,12 +184,6 @@ def _group_lanes(costs: StageCosts, group: ReplicaGroup) -> list[tuple[Lane, flo
     return list(dict.fromkeys(shares))
 
 
-def _strides(counts: Sequence[int]) -> Int[np.ndarray, "C"]:
-    """Steps of the number of a state for one device more of each class."""
-    sizes = np.array(counts, dtype=np.int64) + 1
-    return np.array([int(np.prod(sizes[c + 1 :])) for c in range(len(sizes))], dtype=np.int64)
-
-
 def state_moves(
     counts: Sequence[int], groups: Sequence[Sequence[int]]
 ) -> tuple[Int[np.ndarray, "S K"], Int[np.ndarray, "S K"]]:
@@ -207,7 +195,8 @@ def state_moves(
     [[3, 1, 2], [4, 2, -1], [5, -1, -1], [-1, 4, 5], [-1, 5, -1], [-1, -1, -1]]
     """
     used, needed = state_counts(counts), np.array(groups, dtype=np.int64)
-    number, step = np.arange(len(used))[:, None], needed @ _strides(counts)
+    sizes = np.array([*counts, 0], dtype=np.int64) + 1
+    number, step = np.arange(len(used))[:, None], needed @ np.cumprod(sizes[::-1])[-2::-1]
     can_add = (used[:, None, :] + needed <= np.array(counts)).all(axis=2)
     can_drop = (used[:, None, :] >= needed).all(axis=2)
     following = np.where(can_add, number + step, -1)
@@ -239,16 +228,13 @@ def open_edges_scratch(lat: Lattice) -> OpenEdges:
 
 def pair_scratch(lat: Lattice, num_sets: int) -> PairScratch:
     """Empty arrays for the pairs of one down-set with all others."""
-    num_states, num_groups = lat.following.shape
-    words = lat.can_add.shape[1]
+    num_states = len(lat.following)
     return PairScratch(
         found=np.zeros(num_sets, dtype=np.int64),
         paid=np.zeros((num_sets, lat.num_rows)),
         live=np.zeros(num_states, dtype=np.int64),
         moves=np.zeros((lat.following.size, 3), dtype=np.int64),
-        wanted=np.zeros(words, dtype=np.uint64),
-        leads=np.zeros((num_groups, words), dtype=np.uint64),
-        moved=np.zeros(words, dtype=np.uint64),
+        wanted=np.zeros((num_states + 63) // 64, dtype=np.uint64),
     )
 
 
@@ -271,16 +257,16 @@ def class_prices(costs: StageCosts) -> Float[np.ndarray, "Q C"]:
     Of up to three classes every set, of more each alone and all together.
     """
     num_classes = len(costs.devices)
-    found: list[tuple[float, ...]] = []
+    tried: list[tuple[float, ...]] = []
     for size in range(1, num_classes + 1) if num_classes <= 3 else (1, num_classes):
         for chosen in itertools.combinations(range(num_classes), size):
             for quantile in _RATIOS if size > 1 else (0.5,):
                 prices = np.full(num_classes, np.inf)
                 for c in chosen:
                     prices[c] = _ratio(costs, chosen[0], c, quantile)
-                if tuple(prices) not in found and (prices > 0).all():
-                    found.append(tuple(prices.tolist()))
-    return np.array(found)
+                if tuple(prices) not in tried and (prices > 0).all():
+                    tried.append(tuple(prices.tolist()))
+    return np.array(tried)
 
 
 def _ratio(costs: StageCosts, reference: int, c: int, quantile: float) -> float:

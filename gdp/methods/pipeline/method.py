@@ -25,7 +25,6 @@ from gdp.methods.pipeline.down_sets import (
     Limits,
     PipelineStage,
     best_chain,
-    chain_below,
     cost_of,
 )
 from gdp.methods.pipeline.elements import Contraction, contract, linear_orders, random_order
@@ -50,7 +49,6 @@ _EXACT_SHARE = 0.8  # of the seconds, for the program over down-sets; the rest f
 _MOST_ORDERS = 50
 _TARGETS = (1.03, 1.1)  # over the work bound; a run costs more than its preparation
 _FEW_SETS = 4000
-_FEW_STATES = 32  # so few cost less to follow by value than to ask first
 _REPLICAS_SHARE = 0.5  # of the seconds, for pipelines with replicated stages
 _LINEAR_STEPS = 4e8  # of a linear order, where no seconds say how many are too many
 _MEMORY_SHARES = (0.85, 0.6, 0.35)  # tried for weights, when the simulator needs more than all
@@ -176,11 +174,16 @@ def best_pipeline(
     memory_share: float = 1.0,
     replicas: bool = False,
 ) -> PipelineResult:
-    """The contiguous pipeline whose dearest stage costs least, in weights' memory times a share.
+    """The contiguous pipeline whose dearest stage costs least.
 
-    With `linear_only`, the best along a few linear orders; with `replicas`, of those too in which
-    several devices serve a stage in turn. O(down-sets^2) in the worst case; the
-    targets leave a small part of the pairs. The search's seconds end it with the best by then.
+    O(down-sets^2) in the worst case; the targets leave a small part of the pairs.
+
+    Args:
+        problem: Of any objective.
+        search: Its seconds end it with the best pipeline by then.
+        linear_only: Look along a few linear orders alone.
+        memory_share: Share of the devices' memory that weights may fill.
+        replicas: Several devices may serve a stage in turn.
     """
     from gdp.methods.pipeline.orders import best_linear
 
@@ -214,7 +217,7 @@ def _best_exact(task: _Task, stages: list[PipelineStage] | None, limits: Limits)
     for target_s in _targets(task, known_s):
         if 0 < seen <= _FEW_SETS and target_s < known_s:
             continue
-        answer = _below(task, target_s, limits)
+        answer = best_chain(task.program, target_s, limits)
         seen, pairs = answer.seen, pairs + answer.pairs
         if answer.stages is not None or not answer.is_certain:
             return dataclasses.replace(answer, stages=answer.stages or stages, pairs=pairs)
@@ -226,20 +229,6 @@ def _targets(task: _Task, known_s: float) -> list[float]:
     low = [f * task.pipeline_bound_s for f in _TARGETS]
     low = [target_s for target_s in low if target_s < 0.97 * known_s]
     return [*low, known_s]
-
-
-def _below(task: _Task, target_s: float, limits: Limits) -> DownSetsAnswer:
-    """The best stages below a target; with many states, after asking whether there are any."""
-    if len(task.program.lat.following) <= _FEW_STATES:
-        return best_chain(task.program, target_s, limits)
-    first = chain_below(task.program, target_s, limits)
-    if first.stages is None:
-        return first
-    below_s = float(np.nextafter(cost_of(first.stages), np.inf))
-    best = best_chain(task.program, below_s, limits)
-    return dataclasses.replace(
-        best, stages=best.stages or first.stages, pairs=first.pairs + best.pairs
-    )
 
 
 def _prepare(problem: Problem, memory_share: float, replicas: bool = False) -> _Task:
@@ -404,6 +393,5 @@ def compile_pipelines(linear_only: bool = False) -> None:
     best_linear(task.program, linear_orders(task.contraction), 1.0, Clock(None))
     if not linear_only:
         limits = Limits(Clock(None), _MOST_SEEN, _MOST_BYTES)
-        for search in (best_chain, chain_below):
-            search(task.program, np.inf, limits)
+        best_chain(task.program, np.inf, limits)
     settle(problem, Search(), [Assignment(np.zeros(problem.num_ops, dtype=np.int64))], "tiny")

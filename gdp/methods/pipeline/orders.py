@@ -76,8 +76,13 @@ def best_linear(
 ) -> list[PipelineStage] | None:
     """The best of `best` and the best pipelines along the orders; None where none fits.
 
-    At least one order is tried, however little time there is. An order is cut everywhere where that
-    takes at most `whole_steps` inner steps.
+    Args:
+        program: Of the problem.
+        orders: Of the elements; at least one is tried, however little time there is.
+        bound_s: No pipeline's dearest stage is cheaper.
+        clock: Ends the search.
+        best: Known stages.
+        whole_steps: An order is cut everywhere where that takes at most so many inner steps.
     """
     for n, order in enumerate(orders):
         if n and clock.is_over():
@@ -101,7 +106,7 @@ class _Order:
     def improve(
         self, best: list[PipelineStage] | None, whole_steps: float
     ) -> list[PipelineStage] | None:
-        """The best of `best` and what is found along the order."""
+        """The best of `best` and the pipelines along the order."""
         every = np.arange(len(self.order) + 1)
         if self._steps(len(every)) <= _QUICK_STEPS:
             return self._search(every, best)
@@ -157,9 +162,9 @@ class _Order:
         known_s = cost_of(best)
         targets = [f * self.bound_s for f in _TARGETS if f * self.bound_s < known_s]
         for target_s in [*targets, known_s]:
-            found = self._below(cuts, target_s)
-            if found is not None:
-                return found
+            better = self._below(cuts, target_s)
+            if better is not None:
+                return better
         return best
 
     def _below(self, cuts: Int[np.ndarray, "X"], target_s: float) -> list[PipelineStage] | None:

@@ -335,7 +335,7 @@ def _merge_equal(edges: list[Hyperedge]) -> tuple[Hyperedge, ...]:
 
 def device_classes(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """Devices that may be exchanged for one another: same times, memory, rules and links."""
-    return tuple(tuple(found) for found in classes_of(_alike(problem) & same(is_host(problem))))
+    return tuple(tuple(devices) for devices in classes_of(_alike(problem) & same(is_host(problem))))
 
 
 def link_prices(problem: Problem, d: int) -> tuple[float, float, float, float]:
@@ -395,11 +395,11 @@ def fitting(
 
 def largest_groups(groups: Sequence[ReplicaGroup], num_classes: int) -> Int[np.ndarray, "C"]:
     """The most devices that may share a stage with one of each class."""
-    found = np.ones(num_classes, dtype=np.int64)
+    sizes = np.ones(num_classes, dtype=np.int64)
     for group in groups:
         members = np.array(group.counts) > 0
-        found[members] = np.maximum(found[members], group.size)
-    return found
+        sizes[members] = np.maximum(sizes[members], group.size)
+    return sizes
 
 
 def _group_of(num_classes: int, like: int, counts: dict[int, int]) -> ReplicaGroup:

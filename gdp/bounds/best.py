@@ -146,7 +146,7 @@ def _work(problem: Problem, work_s: float, share: Float[np.ndarray, "D"]) -> Bou
 
 
 def _crowd(op_s: Float[np.ndarray, "G D"], unit: TimeUnit) -> Bound:
-    """Of k D + 1 ops some device gets k + 1: at least the k + 1 smallest of the largest so many."""
+    """Pigeonhole bound: of the k D + 1 largest ops some device gets the smallest k + 1 at least."""
     d = op_s.shape[1]
     least_s = np.sort(op_s.min(axis=1))[::-1]
     total_s = np.concatenate([[0.0], np.cumsum(least_s)])

@@ -161,7 +161,7 @@ class _Builder:
         return np.where(u == v, -1, self.first_y + at * len(self.links))
 
     def add_arcs(self) -> None:
-        """Ops end after those that they read from, and after themselves."""
+        """Rows of arcs: an op ends its own time after the end of each of its inputs."""
         n, arcs = self.problem.num_ops, self.timing.arcs
         u, v = arcs.source, self._targets()
         works = np.flatnonzero(v < n)
@@ -184,7 +184,7 @@ class _Builder:
         self.rows.add_rows(columns, [-np.ones(len(first)), *self.op[first].T])
 
     def add_spans(self) -> None:
-        """Between the ends of some ops it takes so long, depending on their devices."""
+        """Rows of spans: time between the ends of two ops, by their devices."""
         n, group, spans = self.problem.num_ops, self.timing.arcs.group, self.timing.spans
         devices = np.arange(self.d)
         ends = spans.source.tolist(), spans.target.tolist()

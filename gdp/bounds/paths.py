@@ -176,7 +176,7 @@ def send_s(arcs: Arcs, k: Int[np.ndarray, "K"]) -> Float[np.ndarray, "K D D"]:
 
 
 def longest_s(arcs: Arcs) -> float:
-    """No run without idling is longer: every op on its slowest device, every use sent."""
+    """Upper bound of a run without idling: every op on its slowest device, every use sent."""
     op_s = np.where(np.isfinite(arcs.op_s), arcs.op_s, 0.0)
     sent_s = arcs.tensors * arcs.latency_s.max() + arcs.size_bytes * arcs.s_per_byte.max()
     total_s = op_s.max(axis=1).sum() + arcs.opens_s.max(axis=1).sum() + sent_s.sum()

@@ -98,7 +98,7 @@ def ancestors(first_input, source, above):
 @numba.njit(**BARE)
 @typing.no_type_check
 def gates(first_input, source, is_idle, head_s, above, gate, depth, partial):
-    """Fill `gate` [V]: a late op that what leads to v mostly passes through, -1 for the start.
+    """Fill `gate` [V]: a late op on most paths to v, -1 for the start.
 
     The nearest common dominator of the inputs of v. Left out are inputs that are ancestors of other
     inputs, because paths lead around through these; idle ones, which are there from the start; and

@@ -29,14 +29,14 @@ def contiguous_start(problem: Problem, clock: Clock, seed: int) -> Int[np.ndarra
     for i in range(_MOST_ORDERS):
         order = orders[i] if i < len(orders) else random_order(contraction, rng)
         device = _serial_plan(problem, contraction, order)
-        if device is not None and (value_s := _judge(problem, device)) < best_s:
+        if device is not None and (value_s := _called_once_s(problem, device)) < best_s:
             best, best_s = device, value_s
         if clock.elapsed_s() > 0.3 * (clock.seconds or np.inf):
             break
     return None if best is None else _anneal(problem, best, best_s, clock, rng)
 
 
-def _judge(problem: Problem, device: Int[np.ndarray, "N"]) -> float:
+def _called_once_s(problem: Problem, device: Int[np.ndarray, "N"]) -> float:
     """Latency; inf where memory overflows or an accelerator is called more than once."""
     from gdp.sim.host_load import load_arrays
     from gdp.sim.kernels.block_latency import block_finish, block_ids
@@ -116,7 +116,7 @@ def _walk_back(
 def _cpu_steps(
     problem: Problem, at: Int[np.ndarray, "N"], m: int, cpus: Int[np.ndarray, "C"]
 ) -> tuple[Float[np.ndarray, "M"], Int[np.ndarray, "M"]]:
-    """Seconds of each element on its best CPU, and which that is."""
+    """(seconds of each element on its best CPU, that CPU)."""
     if not len(cpus):
         return np.full(m, np.inf), np.zeros(m, dtype=np.int64)
     seconds = np.zeros((m + 1, len(cpus)))
@@ -125,7 +125,7 @@ def _cpu_steps(
 
 
 def _moved_s(problem: Problem, at: Int[np.ndarray, "N"], m: int) -> Float[np.ndarray, "S S"]:
-    """[i, j]: seconds to load and store what the places i to j - 1 exchange with the others."""
+    """[i, j]: seconds of the transfers between the places i to j - 1 and all others."""
     graph = problem.graph
     made = at[graph.producer]
     send_s = np.array(problem.tensor_s, dtype=float)
@@ -190,7 +190,7 @@ def _anneal(
             continue
         moved = now.copy()
         moved[group == group[v]] = to
-        moved_s = _judge(problem, moved)
+        moved_s = _called_once_s(problem, moved)
         if moved_s <= now_s or rng.random() < np.exp((now_s - moved_s) / temperature):
             now, now_s = moved, moved_s
         if moved_s < best_s:

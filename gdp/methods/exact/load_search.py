@@ -162,7 +162,7 @@ def _starts(
 @numba.njit(**BARE)
 @no_type_check
 def fill(nodes, state):
-    """Make the state that of its devices, from scratch."""
+    """Compute loads, bytes and pins of the state from its devices."""
     num_devices = nodes.work_s.shape[1]
     state.load_s[:] = 0.0
     state.held[:] = 0
@@ -232,7 +232,7 @@ def _energy(nodes, state, scale_s):
 @numba.njit(**INLINE)
 @no_type_check
 def _copy(source, into):
-    """A loop: copying an array by a slice allocates."""
+    """Copy in a loop, since a slice allocates."""
     for i in range(source.size):
         into[i] = source[i]
 
@@ -259,7 +259,7 @@ def overflow(nodes, state):
 @numba.njit(**INLINE)
 @no_type_check
 def _neighbour(nodes, state, v):
-    """A random pin of a hyperedge of v, heavy ones rather; v itself where it has none."""
+    """A random pin of a hyperedge of v, preferably a heavy one; v itself where it has none."""
     start, stop = nodes.edge_start[v], nodes.edge_start[v + 1]
     if stop == start:
         return v
@@ -275,7 +275,7 @@ def _neighbour(nodes, state, v):
 @numba.njit(**INLINE)
 @no_type_check
 def _step(nodes, state):
-    """Move one node, swap two, move a connected few or one after another; how many in all."""
+    """Move one node, swap two, move a connected set or a chain of nodes; the number of moves."""
     num_nodes, num_devices = state.device.size, state.load_s.size
     v = below(state.random, num_nodes)
     home = state.device[v]
@@ -312,7 +312,7 @@ def _step(nodes, state):
 @numba.njit(**INLINE)
 @no_type_check
 def _relay(nodes, state, to):
-    """After a first move: a node from where that went moves on, and so forth; how many in all."""
+    """Ejection chain after a first move: a node at each target moves on; the number of moves."""
     count = 1
     while count < LONGEST:
         w = below(state.random, state.device.size)

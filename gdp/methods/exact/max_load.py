@@ -187,7 +187,7 @@ def load_s(model: LoadHypergraph, device: Int[np.ndarray, "V"]) -> float:
 def _near_borders(
     model: LoadHypergraph, device: Int[np.ndarray, "V"], rng: np.random.Generator
 ) -> Bool[np.ndarray, "V"]:
-    """Some nodes: those of random cut hyperedges, then what shares hyperedges with them."""
+    """Some nodes: those of random cut hyperedges, then their neighbours."""
     edges_of = model.edges_of()
     cut = [h for h, pins in enumerate(model.pins) if len({int(device[v]) for v in pins}) > 1]
     chosen: dict[int, None] = {}
@@ -231,7 +231,7 @@ def solve_loads(
 
 
 def _any_upper_s(model: LoadHypergraph) -> float:
-    """No assignment has a larger load than all work and all transfers together."""
+    """Upper bound of any assignment's load: all work and all transfers together."""
     work_s = np.where(np.isfinite(model.work_s), model.work_s, 0.0).max(axis=1)
     return float(work_s.sum() + model.weight_s.sum()) or 1.0
 

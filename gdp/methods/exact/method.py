@@ -218,7 +218,7 @@ def least_block_latency(problem: Problem, search: Search, blocks_per_device: int
 
 
 def _everything_s(problem: Problem) -> float:
-    """No latency without idling is longer: all work on the slowest devices, all tensors twice."""
+    """Upper bound of a latency without idling: all work where it is slowest, all tensors twice."""
     compute_s = np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0).max(axis=1)
     sent_s = np.zeros(problem.graph.num_tensors)
     np.add.at(sent_s, problem.graph.use_tensor, 1.0)
@@ -318,7 +318,7 @@ def _start(problem: Problem, search: Search) -> tuple[Clock, Scored | Answer]:
 
 
 def _serial_s(problem: Problem) -> float:
-    """No schedule without idling is longer: all work and all transfers, one after another."""
+    """Upper bound of a schedule without idling: all work and all transfers one by one."""
     from gdp.problem.arrays import arrays_of
 
     a = arrays_of(problem)

@@ -35,14 +35,14 @@ class ProofState:
     is_complete: bool = False
 
     def raised(self, bound_s: float, by: str) -> "ProofState":
-        """With a higher bound; complete where nothing is below the value itself."""
+        """The state with a higher bound; complete where nothing is below the value itself."""
         complete = self.is_complete or bound_s >= self.value_s * BETTER
         if bound_s <= self.bound_s:
             return replace(self, is_complete=complete)
         return replace(self, bound_s=min(bound_s, self.value_s), by=by, is_complete=complete)
 
     def after(self, solution: PlacementSolution, target_s: float, by: str) -> "ProofState":
-        """With a solver's answer about everything below a target."""
+        """The state after a solver's answer about everything below a target."""
         state = self
         if solution.is_complete or solution.bound_s > state.bound_s:
             state = state.raised(solution.bound_s, by)

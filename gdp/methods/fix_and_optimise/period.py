@@ -202,7 +202,7 @@ def solve_period(
 
 
 def _any_upper_s(problem: Problem, work_s: Float[np.ndarray, "G D"]) -> float:
-    """No period is longer than all work and all transfers on the slowest devices and links."""
+    """Upper bound of any period: all work and all transfers on the slowest devices and links."""
     a = arrays_of(problem)
     most_s = np.where(np.isfinite(work_s), work_s, 0.0).max(axis=1).sum()
     openings = float(a.segment_s.max(initial=0.0)) * problem.num_ops

@@ -1,4 +1,4 @@
-"""Chains of down-sets with every stage below a target: whether there is one, and the best one.
+"""Chains of down-sets with every stage below a target: the best one.
 
 Axes as in `gdp.methods.pipeline.lattice`.
 """
@@ -29,7 +29,7 @@ _MOST_KEPT = 400_000  # their pairs take minutes
 
 
 class PipelineStage(NamedTuple):
-    """One stage."""
+    """One stage, with its devices and cost."""
 
     elements: Int[np.ndarray, "X"]
     group: int  # of the program's groups

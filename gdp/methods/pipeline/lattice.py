@@ -292,7 +292,7 @@ def priced_work(costs: StageCosts, prices: Float[np.ndarray, "Q C"]) -> Float[np
 
 
 def work_bound_s(costs: StageCosts, of_any_group: bool = False) -> float:
-    """No pipeline has a lower dearest stage: work over speed, and the dearest single element on
+    """Lower bound of the dearest stage: work over speed, and the dearest single element on
     the largest group that may take it; work over speed alone also holds `of_any_group`."""
     prices = class_prices(costs)
     counts = np.array([len(devices) for devices in costs.devices])

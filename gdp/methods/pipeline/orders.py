@@ -196,9 +196,9 @@ class _Order:
             push_cuts(lat, self.work_s, self.barred, chain, target_s, first, first + at_once)
             if self.clock.is_over() and self._steps(x) > _QUICK_STEPS:
                 break
-        return self._spans(chain, cuts) if chain.best[-1].min() < target_s else None
+        return self._stages(chain, cuts) if chain.best[-1].min() < target_s else None
 
-    def _spans(self, chain, cuts: Int[np.ndarray, "X"]) -> list[PipelineStage]:
+    def _stages(self, chain, cuts: Int[np.ndarray, "X"]) -> list[PipelineStage]:
         """The stages of the best pipeline along the order, first to last."""
         k, s = len(cuts) - 1, int(np.argmin(chain.best[-1]))
         cost_s = float(chain.best[-1, s])

@@ -22,7 +22,7 @@ from gdp.sim.objectives import OBJECTIVES, Objective, Score, Values
 from gdp.sim.score import score, values
 
 WATTS = np.array([1.0, 3.0, 0.4])
-SEARCH = Search(seed=1, seconds=None, evaluations=800)
+SEARCH = Search(seed=1, seconds=None, evaluations=1500)
 
 
 def moved_bytes(problem: Problem, devices: Int[np.ndarray, "B N"]) -> Int[np.ndarray, "B"]:
@@ -66,7 +66,7 @@ def energy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OBJECTIVES, "energy", row)
 
 
-def problem_of(seed: int, num_ops: int = 7, num_devices: int = 3, **fields) -> Problem:
+def problem_of(seed: int, num_ops: int = 6, num_devices: int = 3, **fields) -> Problem:
     """Ops of a random graph whose best device differs from op to op."""
     rng = np.random.default_rng(seed)
     edges = [(i, j) for j in range(num_ops) for i in range(j) if rng.random() < 0.3]
@@ -85,7 +85,7 @@ def least_joules(problem: Problem) -> float:
 
 
 @pytest.mark.parametrize("method", ["local_search", "auto"])
-@pytest.mark.parametrize("memory_bytes", [1 << 40, 16])
+@pytest.mark.parametrize("memory_bytes", [1 << 40, 14])
 def test_a_search_finds_the_placement_of_least_energy(method: str, memory_bytes: int) -> None:
     for seed in range(2):
         problem = problem_of(seed, memory_bytes=memory_bytes)
@@ -95,7 +95,7 @@ def test_a_search_finds_the_placement_of_least_energy(method: str, memory_bytes:
         assert judged.feasible
         least = least_joules(problem)
         assert judged.value_s == pytest.approx(least, rel=1e-12)
-        assert (least > least_joules(problem_of(seed))) == (memory_bytes == 16)  # memory binds
+        assert (least > least_joules(problem_of(seed))) == (memory_bytes == 14)  # memory binds
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_no_bound_is_claimed() -> None:
 
 def test_the_policy_rates_placements_by_energy() -> None:
     problem = problem_of(6)
-    devices = np.array([[0] * 7, [2] * 7])
+    devices = np.array([[0] * 6, [2] * 6])
     assert rate(problem, devices).seconds.tolist() == energies(problem, devices)[0].tolist()
 
 

@@ -100,8 +100,8 @@ def load(
         return _graph_of(spec)
     text = str(spec)
     if is_traced(text):
-        found = traced(text, room_bytes)
-        return found if isinstance(found, OpGraph) else _reported(found)
+        trace = traced(text, room_bytes)
+        return trace if isinstance(trace, OpGraph) else _reported(trace)
     if is_onnx(spec):
         from gdp.importers.onnx.model import load_onnx
 
@@ -217,8 +217,8 @@ def traced(spec: str, room_bytes: int | None = None) -> "Traced | OpGraph":
     if spec.startswith(HF_PREFIX):
         from gdp.importers.pytorch.huggingface import find_huggingface_trace, huggingface_model
 
-        if (found := find_huggingface_trace(spec)) is not None:
-            return found
+        if (trace := find_huggingface_trace(spec)) is not None:
+            return trace
         made = huggingface_model(spec)
         if room_bytes is not None:
             made.require_room(room_bytes)
@@ -232,11 +232,11 @@ def _graph_of(made: object, spec: str = "") -> OpGraph:
     return _reported(_traced(made, spec))
 
 
-def _reported(found: "Traced") -> OpGraph:
+def _reported(trace: "Traced") -> OpGraph:
     from gdp.importers.program import report
 
-    report(found)
-    return found.graph
+    report(trace)
+    return trace.graph
 
 
 def _traced(made: object, spec: str) -> "Traced":

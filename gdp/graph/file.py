@@ -92,8 +92,8 @@ def decode_graph(data: bytes, path: str) -> OpGraph:
             f"{path} has graph schema {document.gdp_graph}, this gdp reads {SCHEMA}; "
             "write it again with a matching version"
         )
-    if found := _misfits(document):
-        raise ModelError(f"{path}: {found}")
+    if misfit := _misfits(document):
+        raise ModelError(f"{path}: {misfit}")
     try:
         return _from_file(document)
     except ModelError as error:

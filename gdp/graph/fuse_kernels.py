@@ -115,10 +115,10 @@ def _sort_by(keys, values, count):
 @numba.njit(**INNER)
 @typing.no_type_check
 def _exceeds(load, a, b, cap):
-    found = False
+    exceeds = False
     for k in range(len(cap)):
-        found |= load[a, k] + load[b, k] > cap[k]
-    return found
+        exceeds |= load[a, k] + load[b, k] > cap[k]
+    return exceeds
 
 
 @numba.njit(**INNER)

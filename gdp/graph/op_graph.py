@@ -296,9 +296,9 @@ def _check_ids(name: str, n: int, t: int, producer: np.ndarray, pairs: np.ndarra
 def _violations(graph: OpGraph) -> list[str]:
     """Everything that is wrong with a graph's arrays, one line each."""
     n, t, e = graph.num_ops, graph.num_tensors, graph.num_uses
-    found: list[str] = []
+    violations: list[str] = []
     if n == 0:
-        found.append("it has no ops; nothing can be placed")
+        violations.append("it has no ops; nothing can be placed")
     lengths = {
         "op_types": n, "flop": n, "memory_traffic_bytes": n, "weight_bytes": n, "weight_id": n,
         "colocate": n, "is_backward": n, "scope": n, "detail": n, "producer": t,
@@ -306,33 +306,33 @@ def _violations(graph: OpGraph) -> list[str]:
     }  # fmt: skip
     for key, wanted in lengths.items():
         if len(getattr(graph, key)) != wanted:
-            found.append(f"{key} has {len(getattr(graph, key))} entries, {wanted} wanted")
-    if found:
-        return found
+            violations.append(f"{key} has {len(getattr(graph, key))} entries, {wanted} wanted")
+    if violations:
+        return violations
     for key in ("flop", "memory_traffic_bytes", "weight_bytes", "tensor_bytes"):
         values = getattr(graph, key)
         if len(values) and not (np.isfinite(values).all() and (values >= 0).all()):
-            found.append(f"{key} has a negative or non-finite entry")
+            violations.append(f"{key} has a negative or non-finite entry")
     for key in ("weight_bytes", "tensor_bytes"):
         total = float(getattr(graph, key).sum(dtype=np.float64))
         if total > MAX_BYTES:
-            found.append(
+            violations.append(
                 f"{key} are {total:.3g} bytes in all, more than the {MAX_BYTES:.3g} that gdp sums "
                 "exactly; a size is wrong"
             )
     with np.errstate(over="ignore"):
         for key in ("flop", "memory_traffic_bytes"):
             if not np.isfinite(getattr(graph, key).sum()):
-                found.append(f"{key} have no finite sum")
+                violations.append(f"{key} have no finite sum")
     if len(set(graph.op_names)) < n:
         seen: set[str] = set()
         twice = next(x for x in graph.op_names if x in seen or seen.add(x))
-        found.append(f"op name {twice!r} appears twice")
+        violations.append(f"op name {twice!r} appears twice")
     src, dst = graph.edges
     if len(src) and (src >= dst).any():
-        found.append("ops are not in topological order")
+        violations.append("ops are not in topological order")
     if (np.diff(graph.producer) < 0).any():
-        found.append("tensors are not in the order of their producers")
+        violations.append("tensors are not in the order of their producers")
     if (np.diff(graph.use_op * max(t, 1) + graph.use_tensor) <= 0).any():
-        found.append("uses are not sorted by op and tensor, or one appears twice")
-    return found
+        violations.append("uses are not sorted by op and tensor, or one appears twice")
+    return violations

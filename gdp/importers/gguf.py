@@ -46,17 +46,17 @@ class GgufHeader:
     def number(self, key: str, default: int | None = None, layer: int = 0) -> int:
         """A hyperparameter, of one layer where the layers differ; raises `ModelError` where it
         is missing and has no default, or is none that a model can have."""
-        found = self.numbers.get(key, default)
-        if isinstance(found, list):
-            found = found[layer] if layer < len(found) else None
-        if found is None:
+        value = self.numbers.get(key, default)
+        if isinstance(value, list):
+            value = value[layer] if layer < len(value) else None
+        if value is None:
             raise ModelError(f"{self.path} says no {self.architecture}.{key}")
-        if not 1 <= found <= LARGEST:
+        if not 1 <= value <= LARGEST:
             raise ModelError(
-                f"{self.path}: {self.architecture}.{key} must be from 1 to {LARGEST}, got {found}; "
+                f"{self.path}: {self.architecture}.{key} must be from 1 to {LARGEST}, got {value}; "
                 "the file is damaged"
             )
-        return found
+        return value
 
 
 def import_gguf() -> Any:
@@ -85,8 +85,8 @@ def read_header(path: Path) -> GgufHeader:
     tensors: dict[str, StoredTensor] = {}
     architecture = ""
     for part in part_files(path):
-        found, more, stored = _read_part(part, architecture)
-        architecture = architecture or found
+        named, more, stored = _read_part(part, architecture)
+        architecture = architecture or named
         numbers |= more
         tensors |= stored
     if not architecture or not tensors:
@@ -132,13 +132,13 @@ def _read_part(
 
 
 def _numbers(reader: Any, prefix: str) -> dict[str, int | list[int]]:
-    found: dict[str, int | list[int]] = {}
+    numbers: dict[str, int | list[int]] = {}
     for key, field in reader.fields.items():
         value = field.contents() if key.startswith(prefix) else None
         is_list = isinstance(value, list) and all(isinstance(v, int) for v in value)
         if value is not None and (isinstance(value, int) or is_list):
-            found[key.removeprefix(prefix)] = value
-    return found
+            numbers[key.removeprefix(prefix)] = value
+    return numbers
 
 
 CACHE_BYTES = 2  # llama.cpp keeps keys and values as F16 by default
@@ -322,9 +322,9 @@ def _by_block(header: GgufHeader) -> tuple[Parts, dict[int, Parts]]:
     outer: Parts = {}
     blocks: dict[int, Parts] = {}
     for name, stored in header.tensors.items():
-        found = _BLOCK.match(name)
-        group = blocks.setdefault(int(found[1]), {}) if found else outer
-        base, _, ending = (found[2] if found else name).rpartition(".")
+        block = _BLOCK.match(name)
+        group = blocks.setdefault(int(block[1]), {}) if block else outer
+        base, _, ending = (block[2] if block else name).rpartition(".")
         group.setdefault(base, {})[ending] = stored
     if sorted(blocks) != list(range(len(blocks))) or not blocks:
         raise ModelError(f"{header.path} has blocks {sorted(blocks)[:9]}, not 0, 1, 2, ...")
@@ -335,16 +335,16 @@ def _block(builder: _ModelBuilder, index: int, parts: Parts, x: int) -> int:
     """Attention, then the feed-forward, each added to what flows past it."""
     path, rows = f"blk.{index}", builder.tokens
     small = {"attn": 0, "ffn": 0}
-    for base, found in parts.items():
-        if base in _PRODUCTS and "weight" in found:
+    for base, tensors in parts.items():
+        if base in _PRODUCTS and "weight" in tensors:
             continue
-        if any(len(stored.dims) > 1 for stored in found.values()):
+        if any(len(stored.dims) > 1 for stored in tensors.values()):
             raise ModelError(
                 f"{builder.header.path}: gdp knows no blocks of architecture "
                 f"{builder.header.architecture!r} with a tensor {path}.{base}"
             )
         section = "attn" if "att" in base else "ffn"
-        small[section] += sum(stored.nbytes for stored in found.values())
+        small[section] += sum(stored.nbytes for stored in tensors.values())
 
     def product(base: str, *reads: int) -> int:
         return builder.product(f"{path}.{base}", list(reads), parts[base], rows)

@@ -85,17 +85,17 @@ class ProgramOps:
 
 def attributes_of(params: dict[str, Any]) -> dict[str, Attribute]:
     """The parameters of a primitive that are plain numbers, texts or tuples of integers."""
-    found: dict[str, Attribute] = {}
+    attributes: dict[str, Attribute] = {}
     for key, value in params.items():
         if isinstance(value, bool):
-            found[key] = int(value)
+            attributes[key] = int(value)
         elif isinstance(value, int | float | str):
-            found[key] = value
+            attributes[key] = value
         elif isinstance(value, tuple | list) and value:
             flat = _flat(value)
             if flat is not None:
-                found[key] = flat
-    return found
+                attributes[key] = flat
+    return attributes
 
 
 def _flat(value: object) -> tuple[int, ...] | None:
@@ -217,16 +217,17 @@ def _weights_read(program: ProgramOps, ops: Sequence[Op]) -> list[list[Key]]:
     """The weights that each op reads. Rows count as the whole weight where they overlap."""
     keys = [list(dict.fromkeys(v.weight for v in op.ins if v.weight is not None)) for op in ops]
     parts: dict[int, set[Key]] = {}
-    for key in (key for found in keys for key in found):
+    for key in (key for weight_keys in keys for key in weight_keys):
         parts.setdefault(key[0], set()).add(key)
     whole = set()
-    for leaf, found in parts.items():
-        spans = sorted((key[1], key[2]) for key in found if len(key) == 3)
+    for leaf, weight_keys in parts.items():
+        spans = sorted((key[1], key[2]) for key in weight_keys if len(key) == 3)
         overlap = any(b[0] < a[1] for a, b in itertools.pairwise(spans))
-        if overlap or (leaf,) in found:
+        if overlap or (leaf,) in weight_keys:
             whole.add(leaf)
     return [
-        list(dict.fromkeys(key[:1] if key[0] in whole else key for key in found)) for found in keys
+        list(dict.fromkeys(key[:1] if key[0] in whole else key for key in weight_keys))
+        for weight_keys in keys
     ]
 
 
@@ -246,8 +247,8 @@ def _hold_weights(
     holds them all by itself, so that a device may count one of them twice, never too little.
     """
     readers: dict[Key, list[int]] = {}
-    for op, found in enumerate(keys):
-        for key in found:
+    for op, weight_keys in enumerate(keys):
+        for key in weight_keys:
             readers.setdefault(key, []).append(op)
     size = {key: _key_bytes(program, key) for key in readers}
     weight_bytes, weight_id = [0] * len(keys), list(range(len(keys)))
@@ -255,8 +256,8 @@ def _hold_weights(
         for key, ops in readers.items():
             weight_bytes[ops[0]] += size[key]
         return weight_bytes, weight_id
-    for op, found in enumerate(keys):
-        weight_bytes[op] = sum(size[key] for key in found)
+    for op, weight_keys in enumerate(keys):
+        weight_bytes[op] = sum(size[key] for key in weight_keys)
     tied = {key for key, ops in readers.items() if len(ops) > 1}
     for key in sorted(tied):
         ops = [op for op in readers[key] if sum(k in tied for k in keys[op]) == 1]
@@ -275,15 +276,15 @@ def _colocate(
 ) -> list[int]:
     """Ids such that all that reads or updates a weight shares a device: its state never moves."""
     sets = _Sets()
-    present = {key for found in keys for key in found}
-    for op, found in zip(live, keys, strict=True):
-        for key in found:
+    present = {key for weight_keys in keys for key in weight_keys}
+    for op, weight_keys in zip(live, keys, strict=True):
+        for key in weight_keys:
             sets.union(key, op)
     updates = _Sets()
     start = len(program.ops) if program.optimizer_starts is None else program.optimizer_starts
-    for op, found in zip(live, keys, strict=True):
+    for op, weight_keys in zip(live, keys, strict=True):
         if op >= start:
-            for key in found:
+            for key in weight_keys:
                 updates.union(key, op)
             # Numbers such as learning rates and norms serve all weights; arrays serve one.
             for value in program.ops[op].ins:

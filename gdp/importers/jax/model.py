@@ -67,12 +67,12 @@ class JaxModel:
             return frozenset({0})
         wanted = self.options.get("weight_argnums", ())
         indices = [wanted] if isinstance(wanted, int) else list(wanted)
-        found = frozenset(i + len(self.args) if i < 0 else i for i in indices)
-        if not found <= set(range(len(self.args))):
+        held = frozenset(i + len(self.args) if i < 0 else i for i in indices)
+        if not held <= set(range(len(self.args))):
             raise ModelError(
-                f"{self.name}: weight_argnums {sorted(found)} do not fit {len(self.args)} arguments"
+                f"{self.name}: weight_argnums {sorted(held)} do not fit {len(self.args)} arguments"
             )
-        return found
+        return held
 
     @property
     def microbatches(self) -> int:
@@ -145,9 +145,9 @@ class JaxModel:
 
         has_aux, optimizer = bool(self.options.get("has_aux", False)), self.options["optimizer"]
         gradient = jax.value_and_grad(self.fn, has_aux=has_aux)
-        found = [gradient(params, piece) for piece in pieces]
-        losses = [loss[0] if has_aux else loss for loss, _ in found]
-        total = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *(g for _, g in found))
+        results = [gradient(params, piece) for piece in pieces]
+        losses = [loss[0] if has_aux else loss for loss, _ in results]
+        total = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *(g for _, g in results))
         loss = sum(losses[1:], losses[0])
         if optimizer is None:
             return loss, total

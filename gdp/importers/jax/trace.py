@@ -64,9 +64,9 @@ def trace(
         raise ValueError(f"weight_argnums {sorted(held)} do not fit {len(args)} arguments")
     program = TracedProgram(options=LoopOptions(unroll_scan, trip_count, mark_transposed=True))
     label = name or getattr(fn, "__name__", "traced")
-    found = traced(list_call(fn, args, held, label, program))
-    report(found)
-    return found.graph
+    result = traced(list_call(fn, args, held, label, program))
+    report(result)
+    return result.graph
 
 
 def trace_training_step(
@@ -106,11 +106,11 @@ def trace_training_step(
     """
     label = name or getattr(loss_fn, "__name__", "loss") + "_step"
     program = TracedProgram(options=LoopOptions(unroll_scan, trip_count))
-    found = traced(
+    result = traced(
         list_training_step(loss_fn, params, batch, optimizer, microbatches, has_aux, label, program)
     )
-    report(found)
-    return found.graph
+    report(result)
+    return result.graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,10 +330,10 @@ def leaves(tree: Any) -> list[tuple[str, Any]]:
     """(path, leaf) of a pytree; Python numbers become arrays of no axes."""
     import jax
 
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [
         (jax.tree_util.keystr(path), leaf if hasattr(leaf, "shape") else jax.typeof(leaf))
-        for path, leaf in found
+        for path, leaf in pairs
     ]
 
 

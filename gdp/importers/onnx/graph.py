@@ -78,22 +78,22 @@ class Roles:
 
     def weights(self, node: ir.Node) -> list[ir.Value]:
         """The distinct weights that an op reads, those of its bodies included, in reading order."""
-        found: dict[ir.Value, None] = {}
+        roots: dict[ir.Value, None] = {}
         for value in self._read(node):
             if self.is_weight(value):
-                found[self.root(value)] = None
-        return list(found)
+                roots[self.root(value)] = None
+        return list(roots)
 
     def activations(self, node: ir.Node) -> list[ir.Value]:
         """The distinct values of the main graph, other than weights, that an op reads."""
         main = self.facts.model.graph
-        found: dict[ir.Value, None] = {}
+        values: dict[ir.Value, None] = {}
         for value in self._read(node):
             maker = value.producer()
             owner = value.graph if maker is None else maker.graph
             if owner is main and not self.is_weight(value):
-                found[value] = None
-        return list(found)
+                values[value] = None
+        return list(values)
 
     def root(self, value: ir.Value) -> ir.Value:
         """The weight that a chain of views shows; tied weights meet in it."""

@@ -111,13 +111,13 @@ def list_output(listing: ExportedOps, name: str, value: Value) -> None:
 
 def bases_read(listing: ExportedOps, node: Any) -> list[Value]:
     """The values that a node reads, views as their bases."""
-    found: dict[int, Value] = {}
+    bases: dict[int, Value] = {}
     for source in node.all_input_nodes:
         value = listing.value_of.get(source)
         for part in value if isinstance(value, list) else [value]:
             if part is not None:
-                found[id(part)] = part
-    return list(found.values())
+                bases[id(part)] = part
+    return list(bases.values())
 
 
 def _op(
@@ -154,12 +154,12 @@ def op_name(target: Any) -> str:
 def module_calls(node: Any) -> list[tuple[str, int]]:
     """The modules in whose code a node is, outermost first: path, and which call of it, from 0."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    found = []
+    calls = []
     for key, (path, *_) in stack.items():
         call = _CALL.search(str(key)) or _CALL.search(str(path))
         path = _CALL.sub("", str(path)).removeprefix("L['self'].")
-        found.append((path, int(call[0][1:]) if call else 0))
-    return found
+        calls.append((path, int(call[0][1:]) if call else 0))
+    return calls
 
 
 def scope_of(node: Any, prefix: str = "") -> str:
@@ -225,13 +225,13 @@ def _without_cpu(packet: Any) -> Any:
 def _graphs_called(node: Any) -> list[Any]:
     """The graphs that a higher-order op (a condition, a loop) runs."""
     owner = node.graph.owning_module
-    found = []
+    graphs = []
     for source in node.all_input_nodes:
         if source.op == "get_attr":
             graph = getattr(getattr(owner, str(source.target), None), "graph", None)
             if graph is not None:
-                found.append(graph)
-    return found
+                graphs.append(graph)
+    return graphs
 
 
 def _sum_of(graphs: Iterable[Any]) -> OpCost:
@@ -257,12 +257,12 @@ def _tensor_arguments(node: Any) -> list[Any]:
 
     sources: list[Any] = []
     map_arg((node.args, node.kwargs), lambda source: sources.append(source) or source)
-    found = []
+    tensors = []
     for source in sources:
         value = source.meta.get("val")
         parts = value if isinstance(value, list | tuple) else [value]
-        found += [part for part in parts if _is_tensor(part)]
-    return found
+        tensors += [part for part in parts if _is_tensor(part)]
+    return tensors
 
 
 def _shapes_read(node: Any) -> list[Shape]:

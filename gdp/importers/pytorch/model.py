@@ -167,7 +167,7 @@ def _weight_inputs(signature: Any) -> list[str]:
 
 
 def _held_inputs(signature: Any, held: Sequence[str], label: str) -> list[str]:
-    found = []
+    inputs = []
     for wanted in held:
         names = [
             n for n in map(str, signature.user_inputs) if n == wanted or n.startswith(f"{wanted}_")
@@ -176,8 +176,8 @@ def _held_inputs(signature: Any, held: Sequence[str], label: str) -> list[str]:
             raise ModelError(
                 f"{label}: no input {wanted!r} to hold; there are {signature.user_inputs}"
             )
-        found += names
-    return found
+        inputs += names
+    return inputs
 
 
 def _identity(program: Any, name: str) -> object:
@@ -283,9 +283,9 @@ def trace_torch_training_step(
 
 
 def _reported(model: TorchModel) -> OpGraph:
-    found = model.trace()
-    report(found)
-    return found.graph
+    trace = model.trace()
+    report(trace)
+    return trace.graph
 
 
 def _as_module(value: Any) -> Any:
@@ -340,13 +340,13 @@ def boundaries(recorded: RecordedTorch, whole: Collection[str] = ()) -> dict[int
         own = op_of.get(nodes[position], graph.num_ops)
         following[position] = min(following[position + 1], own)
     first, last = _input_output_span(recorded)
-    found: dict[int, str] = {}
+    path_of: dict[int, str] = {}
     for path in sorted(begins, key=lambda p: (p.count("."), p)):
         op = int(following[begins[path]])
         kept = outermost(path, whole) in (None, path)
         if path and path not in again and kept and first < op <= last:
-            found.setdefault(op, path)
-    return dict(sorted(found.items()))
+            path_of.setdefault(op, path)
+    return dict(sorted(path_of.items()))
 
 
 def _input_output_span(recorded: RecordedTorch) -> tuple[int, int]:

@@ -186,25 +186,25 @@ def traced_model(spec: str) -> "JaxModel | TorchModel | OpGraph":
         from gdp.importers.pytorch.huggingface import huggingface_model
 
         return huggingface_model(spec)
-    made = python_function(spec)
-    if isinstance(made, OpGraph):
-        return made
-    if _holds_module(made):
+    returned = python_function(spec)
+    if isinstance(returned, OpGraph):
+        return returned
+    if _holds_module(returned):
         from gdp.importers.pytorch.model import torch_model
 
-        return torch_model(made, spec)
+        return torch_model(returned, spec)
     from gdp.importers.jax.model import jax_model
 
-    return jax_model(made, spec)
+    return jax_model(returned, spec)
 
 
-def _holds_module(made: object) -> bool:
+def _holds_module(returned: object) -> bool:
     """True for a tuple that begins with a `torch.nn.Module`, or with a function before inputs of
     torch; without torch there is none."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
-    first, *given = made if isinstance(made, tuple | list) and made else (made,)
+    first, *given = returned if isinstance(returned, tuple | list) and returned else (returned,)
     if isinstance(first, torch.nn.Module):
         return True
     from torch.utils._pytree import tree_leaves
@@ -219,17 +219,17 @@ def traced(spec: str, room_bytes: int | None = None) -> "Traced | OpGraph":
 
         if (trace := find_huggingface_trace(spec)) is not None:
             return trace
-        made = huggingface_model(spec)
+        model = huggingface_model(spec)
         if room_bytes is not None:
-            made.require_room(room_bytes)
-        return _traced(made, spec)
-    made = traced_model(spec)
-    return made if isinstance(made, OpGraph) else _traced(made, spec)
+            model.require_room(room_bytes)
+        return _traced(model, spec)
+    model = traced_model(spec)
+    return model if isinstance(model, OpGraph) else _traced(model, spec)
 
 
-def _graph_of(made: object, spec: str = "") -> OpGraph:
+def _graph_of(model: object, spec: str = "") -> OpGraph:
     """The graph of a traced model."""
-    return _reported(_traced(made, spec))
+    return _reported(_traced(model, spec))
 
 
 def _reported(trace: "Traced") -> OpGraph:
@@ -239,14 +239,14 @@ def _reported(trace: "Traced") -> OpGraph:
     return trace.graph
 
 
-def _traced(made: object, spec: str) -> "Traced":
-    if not isinstance(made, Traceable):
+def _traced(model: object, spec: str) -> "Traced":
+    if not isinstance(model, Traceable):
         raise ModelError(
             "a model is a path, onnx:NAME, python:package.module:function, hf:CONFIG, a graph "
-            f"(gdp.load, gdp.trace) or a traced model, not of type {type(made).__name__}"
+            f"(gdp.load, gdp.trace) or a traced model, not of type {type(model).__name__}"
         )
     try:
-        return made.trace()
+        return model.trace()
     except ModelError as error:
         if not spec or spec in str(error):
             raise
@@ -254,7 +254,7 @@ def _traced(made: object, spec: str) -> "Traced":
     except GdpError:
         raise
     except Exception as error:
-        raise ModelError(f"{spec or made.name!r} cannot be traced: {_said(error)}") from error
+        raise ModelError(f"{spec or model.name!r} cannot be traced: {_said(error)}") from error
 
 
 def source_files(spec: Model) -> list[Path]:

@@ -360,12 +360,12 @@ def _block(builder: _ModelBuilder, index: int, parts: Parts, x: int) -> int:
     mixed = _attention(builder, index, read)
     x = builder.sum(f"{path}.attn_add", x, product("attn_output", mixed))
     normed = builder.norm(f"{path}.ffn_norm", x, small["ffn"])
-    made = [
+    parts_added = [
         _feed_forward(product, parts, kind, normed)
         for kind in ("", "_shexp", EXPERTS)
         if f"ffn_down{kind}" in parts
     ]
-    for k, part in enumerate(made):
+    for k, part in enumerate(parts_added):
         x = builder.sum(f"{path}.ffn_add{k or ''}", x, part)
     return x
 

@@ -305,8 +305,8 @@ def _dropout_bytes(view: NodeView) -> float:
 
 def _cast_bytes(view: NodeView) -> float:
     """A cast to the same type is the identity."""
-    made, source = view.outputs[0], view.tensor(0)
-    same = isinstance(made, Tensor) and source is not None and made.dtype == source.dtype
+    output, source = view.outputs[0], view.tensor(0)
+    same = isinstance(output, Tensor) and source is not None and output.dtype == source.dtype
     return 0.0 if same else all_bytes(view)
 
 

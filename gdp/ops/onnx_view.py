@@ -140,14 +140,14 @@ class NodeView:
     @property
     def out_shape(self) -> tuple[int, ...]:
         """The shape of the first output; () where it is no tensor."""
-        made = self.outputs[0] if self.outputs else None
-        return made.shape if isinstance(made, Tensor) else ()
+        output = self.outputs[0] if self.outputs else None
+        return output.shape if isinstance(output, Tensor) else ()
 
     @property
     def out_elements(self) -> int:
         """Elements of the first output; 0 where it is unknown."""
-        made = self.outputs[0] if self.outputs else None
-        return 0 if made is None else made.elements
+        output = self.outputs[0] if self.outputs else None
+        return 0 if output is None else output.elements
 
     def data(self, index: int) -> np.ndarray | None:
         """The array of input `index`; None where it is not small and constant."""

@@ -103,18 +103,22 @@ def _attention_flop(view: NodeView) -> Number:
 
 def _embed_bytes(view: NodeView) -> float:
     """EmbedLayerNormalization reads rows of its tables, not the tables."""
-    made = view.outputs[0]
-    return 3.0 * (made.bytes if made is not None else 0) + view.written_bytes + input_bytes(view, 0)
+    output = view.outputs[0]
+    return (
+        3.0 * (output.bytes if output is not None else 0)
+        + view.written_bytes
+        + input_bytes(view, 0)
+    )
 
 
 def _gather_block_bytes(view: NodeView) -> float:
     """Quantised rows: a part of the table as large as the part of its rows that is asked for."""
-    table, made = view.tensor(0), view.outputs[0]
-    if table is None or not isinstance(made, Tensor):
+    table, output = view.tensor(0), view.outputs[0]
+    if table is None or not isinstance(output, Tensor):
         return all_bytes(view)
-    rows = made.elements / max(made.shape[-1], 1)
+    rows = output.elements / max(output.shape[-1], 1)
     row_bytes = table.bytes / max(math.prod(table.shape[:-1]), 1)
-    return made.bytes + rows * row_bytes + input_bytes(view, 1)
+    return output.bytes + rows * row_bytes + input_bytes(view, 1)
 
 
 def _experts_bytes(view: NodeView) -> float:

@@ -96,8 +96,8 @@ def onnx_cost(view: NodeView) -> OpCost:
             f"node {view.name!r} ({view.op_type}) cannot be costed, its inputs or attributes are "
             f"not those of its operator: {error}"
         ) from None
-    made = max((fact.elements for fact in view.outputs if fact is not None), default=0)
-    return OpCost(float(made), traffic, known=False)
+    elements = max((fact.elements for fact in view.outputs if fact is not None), default=0)
+    return OpCost(float(elements), traffic, known=False)
 
 
 def onnx_shape_rule(view: NodeView) -> ShapeRule | None:

@@ -303,14 +303,14 @@ def _unrolled_scan(
     closed = params["jaxpr"]
     held = closed_constants(program, closed)
     order = range(length - 1, -1, -1) if params["reverse"] else range(length)
-    made: list[list[Value | Stacked]] = [[] for _ in range(length)]
+    collected: list[list[Value | Stacked]] = [[] for _ in range(length)]
     for i in order:
         rows = [_row(program, value, i, context.scope) for value in scanned]
         outs = walk(program, closed.jaxpr, held, [*consts, *carry, *rows], context)
-        carry, made[i] = outs[:num_carry], outs[num_carry:]
+        carry, collected[i] = outs[:num_carry], outs[num_carry:]
     stacks: list[Value | Stacked] = []
-    for k in range(len(made[0]) if length else 0):
-        stacks.append(Stacked([whole(program, row[k], context.scope) for row in made]))
+    for k in range(len(collected[0]) if length else 0):
+        stacks.append(Stacked([whole(program, row[k], context.scope) for row in collected]))
     return [*carry, *stacks]
 
 
@@ -423,8 +423,8 @@ def equation(eqn: Any) -> Run:
             constvars=(), invars=list(given), outvars=wanted, eqns=[eqn], effects=eqn.effects,
             debug_info=_debug_info(core),
         )  # fmt: skip
-        made = iter(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values()))
-        return [None if isinstance(v, core.DropVar) else next(made) for v in eqn.outvars]
+        results = iter(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values()))
+        return [None if isinstance(v, core.DropVar) else next(results) for v in eqn.outvars]
 
     return run
 

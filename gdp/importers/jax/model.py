@@ -172,19 +172,19 @@ class JaxModel:
         return jax.tree.map(cut, batch)
 
 
-def jax_model(made: Any, name: str) -> JaxModel:
+def jax_model(returned: Any, name: str) -> JaxModel:
     """The model that a user's function returned: (function, arguments) or (function, arguments,
     options). Raises `ModelError` for anything else."""
-    well = isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0])
-    if not well or not isinstance(made[1], tuple | list):
+    well = isinstance(returned, tuple) and len(returned) in (2, 3) and callable(returned[0])
+    if not well or not isinstance(returned[1], tuple | list):
         raise ModelError(
             f"{name!r} must return (function, arguments) or (function, arguments, options) with a "
-            f"tuple of example arguments, or an OpGraph; got {type(made).__name__}"
+            f"tuple of example arguments, or an OpGraph; got {type(returned).__name__}"
         )
-    options = made[2] if len(made) == 3 else {}
+    options = returned[2] if len(returned) == 3 else {}
     if not isinstance(options, Mapping):
         raise ModelError(
             f"{name!r}: options must be a dict such as {{'weight_argnums': 0}}, "
             f"got {type(options).__name__}"
         )
-    return JaxModel(name.rpartition(":")[2], made[0], tuple(made[1]), options)
+    return JaxModel(name.rpartition(":")[2], returned[0], tuple(returned[1]), options)

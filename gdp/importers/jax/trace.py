@@ -146,8 +146,8 @@ def list_call(
                 else _input(program, f"input{i}{path}", value_of(leaf))
             )
     outs = walk(program, closed.jaxpr, closed_constants(program, closed), values)
-    made = [_output(program, f"output{i}", out) for i, out in enumerate(outs)]
-    return TracedCall(label, program, Results(), values, [*made])
+    results = [_output(program, f"output{i}", out) for i, out in enumerate(outs)]
+    return TracedCall(label, program, Results(), values, [*results])
 
 
 def list_training_step(
@@ -178,14 +178,14 @@ def list_training_step(
         outs = walk(program, closed.jaxpr, consts, [*weights, *mine, seed])
         total = [_add(program, a, b) for a, b in zip(total, outs, strict=True)] if total else outs
     loss, gradients = total[0], total[1 : 1 + num_params]
-    made = [_output(program, "loss", loss)]
+    loss_output = [_output(program, "loss", loss)]
     if optimizer is None:
         state = [(gradient, weight) for gradient, weight in zip(gradients, weights, strict=True)]
         arguments = [*weights, *inputs]
     else:
         state, states = _update(program, optimizer, params, gradients, weights, label)
         arguments = [*weights, *states, *inputs]
-    outputs = [*made, *(new for new, _ in state)]
+    outputs = [*loss_output, *(new for new, _ in state)]
     return TracedCall(label, program, Results(state=state, together=True), arguments, outputs)
 
 

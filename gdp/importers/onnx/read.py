@@ -284,18 +284,18 @@ def _drop_metadata(proto: onnx.ModelProto) -> None:
 
 def _check_names(graph: onnx.GraphProto, path: Path, outer: set[str]) -> None:
     """Raise when a value is made twice, or is read and made nowhere."""
-    made = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     _check_text(_texts(graph), path)
-    made |= {tensor.values.name for tensor in graph.sparse_initializer}
+    names |= {tensor.values.name for tensor in graph.sparse_initializer}
     for node in graph.node:
         for name in node.output:
-            if name and name in made:
+            if name and name in names:
                 raise ModelError(
                     f"{path}: value {name!r} is made twice, the second time by "
                     f"{describe(node.name, node.op_type)}"
                 )
-            made.add(name)
-    visible = made | outer
+            names.add(name)
+    visible = names | outer
     for node in graph.node:
         for name in node.input:
             if name and name not in visible:

@@ -473,9 +473,9 @@ def _scan(facts: Facts, node: ir.Node, view: NodeView) -> list[Inferred]:
     times = trips * (lead[0] if batched else 1)
     facts.body[node] = (times * flop, times * traffic)
     results = _results(facts, body, node)
-    made = results[len(states) :]
-    out_axes = view.attribute("scan_output_axes") or [0] * len(made)
-    stacked = [_stacked(item, axis, trips) for item, axis in zip(made, out_axes, strict=True)]
+    scanned = results[len(states) :]
+    out_axes = view.attribute("scan_output_axes") or [0] * len(scanned)
+    stacked = [_stacked(item, axis, trips) for item, axis in zip(scanned, out_axes, strict=True)]
     return [_led(item, lead) for item in (*results[: len(states)], *stacked)]
 
 

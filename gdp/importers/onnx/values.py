@@ -53,12 +53,12 @@ def evaluate(view: NodeView, inferred: Sequence[Inferred]) -> Arrays | None:
         with np.errstate(all="ignore"):
             # Without elements there is nothing to compute, though what a rule makes on its way
             # there may be large: x[1000, 1] + y[1, 1000] + z[1, 0].
-            made = _empty(inferred) if not any(sizes) else _RULES[view.op_type](view)
+            arrays = _empty(inferred) if not any(sizes) else _RULES[view.op_type](view)
     except (ValueError, IndexError, TypeError, KeyError, OverflowError, MemoryError):
         return None  # a malformed node: shape inference names what is wrong with it
-    if made is None or any(array.size > KNOWN_ELEMENTS for array in made):
+    if arrays is None or any(array.size > KNOWN_ELEMENTS for array in arrays):
         return None
-    return made
+    return arrays
 
 
 def _most_elements(view: NodeView, guess: Inferred) -> int | None:
@@ -74,12 +74,12 @@ def _most_elements(view: NodeView, guess: Inferred) -> int | None:
 
 
 def _empty(inferred: Sequence[Inferred]) -> Arrays | None:
-    made: Arrays = []
+    arrays: Arrays = []
     for guess in inferred:
         if isinstance(guess, TensorList) or not guess.shape or guess.dtype not in _PLAIN:
             return None
-        made.append(np.empty([size or 0 for size in guess.shape], guess.dtype.numpy()))
-    return made
+        arrays.append(np.empty([size or 0 for size in guess.shape], guess.dtype.numpy()))
+    return arrays
 
 
 def tensor_data(tensor: ir.TensorProtocol | None) -> np.ndarray | None:

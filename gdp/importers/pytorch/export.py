@@ -89,10 +89,10 @@ def _base_of_view(node: Any) -> Any:
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Without torch's warnings, and without the graphs that it logs and prints when it fails."""
-    before, said, graph = logging.root.manager.disable, io.StringIO(), ""
+    before, stderr, graph = logging.root.manager.disable, io.StringIO(), ""
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(said):
+        with warnings.catch_warnings(), contextlib.redirect_stderr(stderr):
             warnings.simplefilter("ignore")
             yield
     except Exception as error:
@@ -100,7 +100,7 @@ def _quietly() -> Iterator[None]:
         raise
     finally:
         logging.disable(before)
-        text = said.getvalue()
+        text = stderr.getvalue()
         sys.stderr.write(text.replace(graph, "").lstrip("\n") if graph else text)
 
 
@@ -162,17 +162,17 @@ def _on_cpu(module: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
     from torch.utils._pytree import tree_map
 
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    made: dict[int, Any] = {}
+    fakes: dict[int, Any] = {}
 
     def fake(tensor: Any) -> Any:
         if not torch.is_tensor(tensor):
             return tensor
-        if id(tensor) not in made:
+        if id(tensor) not in fakes:
             found = FakeTensor(mode, tensor.detach(), torch.device("cpu"))
             if isinstance(tensor, torch.nn.Parameter):
                 found = torch.nn.Parameter(found, tensor.requires_grad)
-            made[id(tensor)] = found
-        return made[id(tensor)]
+            fakes[id(tensor)] = found
+        return fakes[id(tensor)]
 
     held = {
         **dict(module.named_parameters(remove_duplicate=False)),
@@ -203,14 +203,14 @@ def _line(error: BaseException) -> str:
 def _advised(error: BaseException) -> str:
     """The first line of an error and what to do about it."""
     kind = type(error).__name__
-    said = (str(error).strip().splitlines() or [""])[0]
+    message = (str(error).strip().splitlines() or [""])[0]
     if _asks_for_data(error):
         return (
             f"what the module does depends on data{_line(error)}: give real weights and example "
             f"inputs, whose way is then taken, or use torch.cond or torch.where ({kind})"
         )
-    advice = next((advice for part, advice in _ADVICE.items() if part in f"{kind}: {said}"), "")
-    return f"{kind}: {said}{advice}"
+    advice = next((advice for part, advice in _ADVICE.items() if part in f"{kind}: {message}"), "")
+    return f"{kind}: {message}{advice}"
 
 
 _ADVICE = {

@@ -292,7 +292,7 @@ def _config(
 def _built(transformers: Any, config: Any, task: str, text: str, attention: str | None) -> Any:
     asked = {} if attention is None else {"attn_implementation": attention}
     try:
-        made = getattr(transformers, TASKS[task]).from_config(
+        model = getattr(transformers, TASKS[task]).from_config(
             config, trust_remote_code=False, **asked
         )
     except Exception as error:
@@ -300,11 +300,11 @@ def _built(transformers: Any, config: Any, task: str, text: str, attention: str 
         raise ModelError(
             f"{text!r}: transformers makes no {task} model of it: {_said(error)}"
         ) from error
-    for module in made.modules():
+    for module in model.modules():
         used = getattr(getattr(module, "config", None), "_attn_implementation", None)
         if used not in (None, *ATTENTION):
             raise ModelError(f"{text!r}: attention {used!r} is none of {', '.join(ATTENTION)}")
-    return made.eval()
+    return model.eval()
 
 
 def _refuse_missing(error: BaseException, where: str, document: Mapping[str, Any]) -> None:

@@ -66,8 +66,8 @@ def list_call(listing: ExportedOps, node: Any, backward: bool = False) -> None:
         source = listing.value_of.get(node.args[0])
         listing.value_of[node] = source[node.args[1]] if isinstance(source, list) else None
         return
-    made = node.meta.get("val")
-    tensors = list(made) if isinstance(made, list | tuple) else [made]
+    result = node.meta.get("val")
+    tensors = list(result) if isinstance(result, list | tuple) else [result]
     if not any(map(_is_tensor, tensors)):
         listing.value_of[node] = None
         return
@@ -93,7 +93,7 @@ def list_call(listing: ExportedOps, node: Any, backward: bool = False) -> None:
             values[i] = listing.by_storage[storage]
         listing.ops.append(_op(listing, node, [tensors[i] for i in fresh], outs, backward))
         listing.op_of[node] = maker
-    listing.value_of[node] = values if isinstance(made, list | tuple) else values[0]
+    listing.value_of[node] = values if isinstance(result, list | tuple) else values[0]
 
 
 def _does_nothing(node: Any) -> bool:
@@ -124,10 +124,10 @@ def _op(
     listing: ExportedOps, node: Any, tensors: Sequence[Any], outs: list[Value], backward: bool
 ) -> Op:
     ins = _shapes_read(node)
-    made = [_shape(tensor) for tensor in tensors]
+    outputs = [_shape(tensor) for tensor in tensors]
     name = op_name(node.target)
     params = _parameters(node)
-    cost = _cost(node, name, params, ins, made)
+    cost = _cost(node, name, params, ins, outputs)
     if not cost.known:
         listing.estimated.add(name)
     return Op(
@@ -239,8 +239,8 @@ def _sum_of(graphs: Iterable[Any]) -> OpCost:
     flop = traffic = 0.0
     for graph in graphs:
         for node in graph.nodes:
-            made = node.meta.get("val")
-            tensors = list(made) if isinstance(made, list | tuple) else [made]
+            result = node.meta.get("val")
+            tensors = list(result) if isinstance(result, list | tuple) else [result]
             if node.op != "call_function" or not all(map(_is_tensor, tensors)):
                 continue
             cost = _cost(

@@ -192,13 +192,13 @@ def _identity(program: Any, name: str) -> object:
     return name if tensor is None else int(tensor.untyped_storage()._cdata)
 
 
-def torch_model(made: object, name: str) -> TorchModel:
+def torch_model(returned: object, name: str) -> TorchModel:
     """The model that a function's `(module, inputs)` or `(module, inputs, options)` is.
 
     Inputs are a tuple of positional ones, a mapping of named ones, or one tensor; the option
     `kwargs` holds named ones beside positional ones.
     """
-    parts = tuple(made) if isinstance(made, tuple | list) else ()
+    parts = tuple(returned) if isinstance(returned, tuple | list) else ()
     if len(parts) not in (2, 3):
         raise ModelError(
             f"{name}: a PyTorch model is (module, inputs) or (module, inputs, options)"
@@ -246,8 +246,8 @@ def trace_torch(
         MissingExtraError: torch is not installed.
     """
     options = {"dynamic_shapes": dynamic_shapes, "held": tuple(held), "name": name}
-    made = _as_module(module)
-    return _reported(TorchModel(_called(module), made, tuple(args), kwargs or {}, options))
+    as_module = _as_module(module)
+    return _reported(TorchModel(_called(module), as_module, tuple(args), kwargs or {}, options))
 
 
 def trace_torch_training_step(

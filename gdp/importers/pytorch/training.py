@@ -64,9 +64,9 @@ def list_training_step(model: Any) -> tuple[ExportedOps, Results]:
     listing.optimizer_starts = len(listing.ops)
     state = []
     for name, gradient in zip(marks.differentiated, gradients, strict=True):
-        made = listing.value_of[gradient] if gradient is not None else None
-        if isinstance(made, Value):
-            state += _updated(listing, name, made, update)
+        new_gradient = listing.value_of[gradient] if gradient is not None else None
+        if isinstance(new_gradient, Value):
+            state += _updated(listing, name, new_gradient, update)
     return listing, Results(state=state, together=True)
 
 
@@ -84,14 +84,16 @@ def _updated(
         states.append(held)
     kept = [weight, *states]
     maker = len(listing.ops)
-    made = [Value(v.dims, v.dtype, v.itemsize, maker, i, backward=True) for i, v in enumerate(kept)]
+    updated = [
+        Value(v.dims, v.dtype, v.itemsize, maker, i, backward=True) for i, v in enumerate(kept)
+    ]
     module = name.removeprefix("module.").rpartition(".")[0]
     listing.ops.append(
         Op(
             op_type=update.name,
             scope=module,
             ins=[gradient, *kept],
-            outs=made,
+            outs=updated,
             flop=float(update.flop * _size(weight)),
             traffic_bytes=float(gradient.nbytes + 2 * sum(v.nbytes for v in kept)),
             backward=True,
@@ -99,7 +101,7 @@ def _updated(
             in_dims=(gradient.dims, *(v.dims for v in kept)),
         )
     )
-    return list(zip(made, kept, strict=True))
+    return list(zip(updated, kept, strict=True))
 
 
 @dataclass
@@ -146,8 +148,8 @@ def _joint(program: Any, label: str) -> tuple[Any, _Marks, list[str]]:
         }
         # A tied weight is read by several names, and is one tensor.
         of_tensor = {id(tensor): held[name] for name, tensor in named.items()}
-        made = _recorder(module, of_tensor, marks).run(*inputs)
-        loss = made[0] if isinstance(made, tuple) else made
+        result = _recorder(module, of_tensor, marks).run(*inputs)
+        loss = result[0] if isinstance(result, tuple) else result
         marks.mark(_graph(), "", True)
         wanted = [held[name] for name in marks.differentiated]
         return [loss, *torch.autograd.grad(loss, wanted, allow_unused=True)]
@@ -157,9 +159,9 @@ def _joint(program: Any, label: str) -> tuple[Any, _Marks, list[str]]:
         try:
             traced = make_fx(step, tracing_mode="fake")(list(named.values()), inputs)
         except (Exception, SystemExit) as error:
-            said = str(error).strip().splitlines()
+            message = str(error).strip().splitlines()
             raise ModelError(
-                f"{label}: autograd failed: {type(error).__name__}: {said[0] if said else ''}"
+                f"{label}: autograd failed: {type(error).__name__}: {message[0] if message else ''}"
             ) from error
     return traced, marks, list(named)
 
@@ -188,11 +190,11 @@ def _recorder(module: Any, of_tensor: Mapping[int, Any], marks: _Marks) -> Any:
         def run_node(self, n: Any) -> Any:
             scope = scope_of(n)
             marks.mark(_graph(), scope, False)
-            made = super().run_node(n)
-            for value in made if isinstance(made, list | tuple) else [made]:
+            result = super().run_node(n)
+            for value in result if isinstance(result, list | tuple) else [result]:
                 if isinstance(value, torch.Tensor):
                     self.follow(value.grad_fn, scope)
-            return made
+            return result
 
         def follow(self, grad_fn: Any, scope: str) -> None:
             """Mark the functions that autograd will run for this node with its scope."""
@@ -230,11 +232,11 @@ def _with_loss(model: Any) -> Any:
     return WithLoss()
 
 
-def _loss_of(made: Any, loss: Any, label: str) -> Any:
-    found = loss(made) if loss is not None else getattr(made, "loss", None)
-    if found is None and isinstance(made, Mapping):
-        found = made.get("loss")
-    found = made if found is None else found
+def _loss_of(result: Any, loss: Any, label: str) -> Any:
+    found = loss(result) if loss is not None else getattr(result, "loss", None)
+    if found is None and isinstance(result, Mapping):
+        found = result.get("loss")
+    found = result if found is None else found
     shape = getattr(found, "shape", None)
     if shape is None or len(shape):
         raise ModelError(

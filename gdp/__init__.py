@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from gdp.cluster.types import Device as Device
     from gdp.cluster.types import Link as Link
     from gdp.cluster.types import make_cluster as make_cluster
-    from gdp.commands.adapted import finetune as finetune
     from gdp.commands.execute import export as export
     from gdp.commands.execute import run as run
     from gdp.commands.explanation import explain as explain
+    from gdp.commands.finetuning import finetune as finetune
     from gdp.commands.reporting import report as report
     from gdp.constraints import Constraints as Constraints
     from gdp.constraints import Pin as Pin
@@ -65,7 +65,7 @@ _WHERE = {
     "compare": "gdp.api",
     "explain": "gdp.commands.explanation",
     "export": "gdp.commands.execute",
-    "finetune": "gdp.commands.adapted",
+    "finetune": "gdp.commands.finetuning",
     "load": "gdp.models",
     "load_placement": "gdp.placement",
     "make_cluster": "gdp.cluster.types",

@@ -61,7 +61,7 @@ def _trained(checkpoint: str | Path | None) -> dict[str, Method]:
 
 def _hsdag(problem: Problem, search: Search) -> Answer:
     """Training from scratch on the problem; JAX is imported where it is called."""
-    from gdp.learn.hsdag.method import hsdag
+    from gdp.learn.hsdag.train import hsdag
 
     return hsdag(problem, search)
 

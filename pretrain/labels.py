@@ -29,7 +29,7 @@ from gdp.tasks import HERE, Engine, each
 
 
 class Corpus(NamedTuple):
-    """Which graphs: a folder, and random ones."""
+    """Graphs to label: those of a folder, and random ones."""
 
     folder: str  # "" for none
     random_graphs: int

@@ -5,7 +5,7 @@ import pytest
 
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import make_cluster
-from gdp.commands.measured import MeasuredReward
+from gdp.commands.finetuning import MeasuredReward
 from gdp.errors import MeasurementError
 from gdp.methods.base import Assignment
 from gdp.models import load

@@ -25,7 +25,7 @@ from gdp.cli import options
 from gdp.cli.program import run
 from gdp.errors import InfeasibleError
 from gdp.learn.finetune import FinetuneConfig, finetune
-from gdp.learn.validate import MISFIT
+from gdp.learn.pretrain import MISFIT
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.search.local_search import local_search

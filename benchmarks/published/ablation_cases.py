@@ -12,7 +12,7 @@ from benchmarks.published import gdp_cases, hsdag_cases
 from benchmarks.published.baselines.rows import Run, Runner, by_method, run_case
 from benchmarks.published.cases import Case, Row
 from gdp import api
-from gdp.learn.tuning import FinetuneConfig
+from gdp.learn.finetune import FinetuneConfig
 from gdp.policy.model.config import NetworkConfig, Params
 from gdp.policy.policy import Policy, default_checkpoint, load_policy
 from gdp.problem.problem import Problem

@@ -14,8 +14,8 @@ from gdp import api
 from gdp.cluster.types import Cluster
 from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import OpGraph
-from gdp.learn.hsdag.config import HsdagConfig, published
-from gdp.learn.hsdag.method import hsdag
+from gdp.learn.hsdag.nodes import HsdagConfig, published
+from gdp.learn.hsdag.train import hsdag
 from gdp.methods.base import Answer, Search
 from gdp.policy.model.config import Params
 from gdp.prepare import prepare_problem

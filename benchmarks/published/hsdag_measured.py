@@ -24,7 +24,7 @@ from benchmarks.published.cases import chosen
 from benchmarks.published.hsdag_onnx import MODELS, onnx_file
 from gdp.cluster.types import Cluster
 from gdp.commands.execute import run
-from gdp.commands.measured import MeasuredReward
+from gdp.commands.finetuning import MeasuredReward
 from gdp.learn.hsdag.train import train
 from gdp.methods.base import Search
 from gdp.models import load

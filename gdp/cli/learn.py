@@ -12,7 +12,7 @@ from gdp.cli.show import show
 
 if TYPE_CHECKING:
     from gdp.corpus.build import CorpusEntry
-    from gdp.learn.tuning import FinetuneConfig
+    from gdp.learn.finetune import FinetuneConfig
     from gdp.tasks import Engine
 
 
@@ -78,8 +78,8 @@ def pretrain(
 
     RECIPE is TOML, such as pretrain/recipes/base.toml, which travels with gdp.
     """
-    from gdp.learn.distributed.processes import DistributedError, join, quit_at_once
     from gdp.learn.pretrain import pretrain as train
+    from gdp.learn.processes import DistributedError, join, quit_at_once
     from gdp.learn.recipe import load_recipe
 
     joined = None
@@ -122,8 +122,8 @@ class Tuning:
 
     def config(self) -> "FinetuneConfig":
         """The recipe's settings, or those by default, under what the command line says."""
+        from gdp.learn.finetune import FinetuneConfig
         from gdp.learn.recipe import load_finetune
-        from gdp.learn.tuning import FinetuneConfig
 
         config = FinetuneConfig() if self.recipe is None else load_finetune(self.recipe)
         if self.seconds is not None:
@@ -155,7 +155,7 @@ def finetune(
     those come on top. Half of the placements then try other gates of the superposition network, a
     tenth teach the weights by PPO, and the rest is a local search.
     """
-    from gdp.commands.adapted import finetune as tune
+    from gdp.commands.finetuning import finetune as tune
     from gdp.learn.metrics import progress_bar
 
     graph, output = model.load(), outputs.paths["policy"]

@@ -107,7 +107,7 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is written through instead of replaced."""
+    """True where a path is written through instead of replaced."""
     if _descriptor(path) is not None:
         return True
     try:
@@ -342,7 +342,7 @@ def _check_parent(target: Path) -> None:
 
 
 def is_written_by_gdp(path: Path, kind: str) -> bool:
-    """Whether a file is empty or begins as gdp's files of this kind do."""
+    """True where a file is empty or begins as gdp's files of this kind do."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"

@@ -2,8 +2,13 @@
 
 GDP (arXiv 1910.01578) adapts a policy that was pre-trained over many graphs to one graph through
 its superposition network, in fewer than 50 updates. The reward is the simulator or a measured run.
-Where simulations are the reward, it starts from what `auto` finds with as many evaluations; other
-gates are tried before the gradient moves any weight, and a local search has the last word.
+With simulated rewards it starts from the answer of `auto` with as many evaluations, explores other
+gates before the gradient changes any weight, and ends with a local search.
+
+Exploration: samples of a confident policy differ from its greedy placement in a few ops. Noise on
+weights changes many choices at once, consistently (parameter-space noise, Plappert et al. 2018,
+arXiv 1706.01905). Here it scales the gates of the pair head, 99 numbers of the shipped policy, in a
+(mu + lambda) evolution strategy (Beyer and Schwefel 2002, doi 10.1023/A:1015059928466).
 """
 
 import contextlib
@@ -13,9 +18,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +31,9 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.errors import of_kind
 from gdp.files.writing import OverwritePolicy, check_folder_writable
-from gdp.learn.explore import Explorer
-from gdp.learn.judge import Judge, Reward
+from gdp.learn.evaluator import PlacementEvaluator, Reward
 from gdp.learn.ppo import (
-    Rows,
+    ChoiceRows,
     Weights,
     advantages,
     gap_advantages,
@@ -39,7 +44,6 @@ from gdp.learn.ppo import (
     step,
 )
 from gdp.learn.rollout import with_gaps
-from gdp.learn.tuning import FinetuneConfig, Freedom
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES, rules_of
@@ -48,27 +52,165 @@ from gdp.policy.advice import Advice, advice, advise, incumbents, with_incumbent
 from gdp.policy.compilation import use_cache
 from gdp.policy.decode import DecodeProblem, Rollout, decode
 from gdp.policy.method import policy_candidate
-from gdp.policy.model.config import Params
-from gdp.policy.model.head import Head
-from gdp.policy.placed import keep
-from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
+from gdp.policy.model.config import Head, Params
+from gdp.policy.policy import Policy, default_checkpoint, keep_placement, load_policy, save_policy
 from gdp.policy.repair import fitting_greedy
 from gdp.policy.view.batching import Batch
 from gdp.problem.problem import Problem
+from gdp.sim.batch import num_threads
 from gdp.sim.score import values
+
+Freedom = Literal["gates_first", "gates", "all"]
+"""Trainable weights: gates first and then all, gates only, or all from the start."""
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """Settings of a fine-tuning."""
+
+    updates: int = 50  # at most
+    seconds: float | None = None  # after which no round or update begins; None: no limit
+    evaluations: int = (
+        800  # of placements not judged before, at most: simulations, or measured runs
+    )
+    samples: int = 16  # placements per update
+    screen: int = 8  # samples per one that is run, with a measured reward: the simulator picks
+    gaps: float = 0.0  # share of them that is the best placement with a gap decoded again
+    explore: float = 0.5  # share of the evaluations that tries other gates first (simulated)
+    portfolio: bool = True  # start from what `auto` finds with as many evaluations (simulated)
+    search: float = 0.4  # share of the evaluations for a local search at the end (simulated)
+    epochs: int = 3  # optimiser steps per update
+    gate_updates: int = 3  # updates in which only gates change
+    freedom: Freedom = "gates_first"
+    rate: float = 1e-3
+    rate_end: float = 2e-4
+    clip: float = 0.2
+    entropy: float = 3e-4
+    hottest: float = 4.0  # temperature of samples, at most; 1 unless too few of them are new
+    imitate: float = 0.3  # weight of the best placement so far, followed as a label
+
+    def __post_init__(self) -> None:
+        if self.samples < 3:
+            raise ValueError(f"samples must be at least 3, got {self.samples}")
+        if self.evaluations < 1:
+            raise ValueError(f"evaluations must be at least 1, got {self.evaluations}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds must be positive, got {self.seconds}")
+        if self.updates < 1:
+            raise ValueError(f"updates must be at least 1, got {self.updates}")
+        if self.hottest < 1.0:
+            raise ValueError(f"hottest must be at least 1, got {self.hottest}")
+        if self.screen < 1:
+            raise ValueError(f"screen must be at least 1, got {self.screen}")
+        if not 0.0 <= self.gaps < 1.0:
+            raise ValueError(f"gaps must lie in [0, 1), got {self.gaps}")
+        if min(self.explore, self.search) < 0.0 or self.explore + self.search > 1.0:
+            raise ValueError(
+                "explore and search must be at least 0 and at most 1 together, got "
+                f"{self.explore} and {self.search}"
+            )
+
+
+LAYERS = {"feature": "feature_head", "mixing": "mixing", "out": "out_head"}
+"""Superposed layers whose kernels `Head` holds with their gates folded in, by field."""
+ELITE = 8
+"""Number of best policies that are kept and varied."""
+NOISE = (0.05, 2.0)
+"""Range of the deviation of a policy's noise on the logarithms of its gates, log-uniform."""
+
+FARTHEST = 10.0
+"""Largest log factor, within which scaled weights stay in single precision."""
+SMALL = 1000
+"""Ops up to which one thread decodes: starting more takes longer."""
+
+Factors = dict[str, Float[np.ndarray, "F"]]
+"""By field of `Head`: the logarithm of what each gate is multiplied by."""
+
+
+class _Rated(NamedTuple):
+    cost_s: float
+    factor: Factors
+
+
+class Explorer:
+    """The best policies found, as factors on the gates of one policy."""
+
+    def __init__(self, params: Params, seed: int) -> None:
+        self.params = params
+        self.elite: list[_Rated] = []
+        self.drawn: list[Factors] = []
+        self.rng = np.random.default_rng([seed, 11])
+
+    def draw(self, view: DecodeProblem, head: Head, count: int) -> Int[np.ndarray, "K N"]:
+        """Greedy placements of `count` varied policies, at first with the unchanged one."""
+        self.drawn = [self._vary(head) for _ in range(count)]
+        if not self.elite:
+            self.drawn[0] = {name: np.zeros(len(getattr(head, name))) for name in LAYERS}
+
+        def greedy(factor: Factors) -> Int[np.ndarray, "N"]:
+            other = scaled(head, factor)
+            return decode(view, other, samples=1, seed=0, greedy_first=True).device[0]
+
+        if len(head.node) <= SMALL:
+            return np.stack([greedy(factor) for factor in self.drawn])
+        with ThreadPoolExecutor(num_threads()) as pool:
+            return np.stack(list(pool.map(greedy, self.drawn)))
+
+    def learn(self, cost_s: Float[np.ndarray, "K"]) -> None:
+        """Select the best policies of old and new ones; one policy per cost."""
+        met = [_Rated(float(c), factor) for c, factor in zip(cost_s, self.drawn, strict=True)]
+        best = {rated.cost_s: rated for rated in reversed([*self.elite, *met])}
+        self.elite = [best[cost] for cost in sorted(best)[:ELITE]]
+
+    def adapted(self) -> Params:
+        """The weights with the best gates; unchanged where nothing was explored."""
+        return fold(self.params, self.elite[0].factor) if self.elite else self.params
+
+    def _vary(self, head: Head) -> Factors:
+        """Factors of a policy varied from one of the best so far."""
+        parent = self.elite[int(self.rng.integers(len(self.elite)))].factor if self.elite else {}
+        deviation = np.exp(self.rng.uniform(*np.log(NOISE)))
+        varied = {}
+        for name in LAYERS:
+            noise = deviation * self.rng.standard_normal(len(getattr(head, name)))
+            varied[name] = np.clip(parent.get(name, 0.0) + noise, -FARTHEST, FARTHEST)
+        return varied
+
+
+def scaled(head: Head, factor: Factors) -> Head:
+    """The encoded problem under scaled gates."""
+    changed: dict[str, Any] = {}
+    for name, logs in factor.items():
+        kernel = getattr(head, name)
+        rows = np.exp(logs).reshape(-1, *[1] * (kernel.ndim - 1))
+        changed[name] = (kernel * rows).astype(np.float32)
+    return head._replace(**changed)
+
+
+def fold(params: Params, factor: Factors) -> Params:
+    """Weights that encode every problem with scaled gates."""
+    changed = dict(params)
+    for name, layer in LAYERS.items():
+        # In the layer behind the gates, as a gate's own sigmoid ends at 2.
+        dense = params[layer]["dense"]
+        kernel = np.asarray(dense["kernel"]) * np.exp(factor[name])[:, None]
+        changed[layer] = params[layer] | {"dense": dense | {"kernel": kernel.astype(np.float32)}}
+    return changed
+
 
 log = logging.getLogger(__name__)
 
 PORTFOLIO_SHARE = 0.3
-"""Of the seconds, for advisers; and of those left, for `auto`."""
+"""Share of the seconds for reference placements; and of the remaining ones, for `auto`."""
 STALE = 8
-"""Updates in a row that meet no new placement, the last of them at the hottest temperature: then
-learning is over, and what is left of the evaluations is the search's."""
+"""Consecutive updates without a new placement, the last at the hottest temperature, after which
+learning ends and the remaining evaluations go to the search.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Finetuned:
-    """The adapted policy and the best placement met on the way."""
+    """The adapted policy and the best placement found."""
 
     policy: Policy
     assignment: Assignment
@@ -90,15 +232,27 @@ def finetune(
     seed: int = 0,
     progress: Callable[[int, dict[str, float]], None] | None = None,
 ) -> Finetuned:
-    """Adapt a policy to one problem; with `out`, write the checkpoint that `gdp place` takes.
+    """Adapt a policy to one problem.
 
-    `checkpoint` is a folder, a policy, or None for the shipped one. Without `reward` the simulator
-    judges, and the result is never worse than what `auto` answers with the same seed, evaluations
-    and policy. A reward is called once per distinct placement, again for the best few at the end.
-    `progress` is called after every round and update with its number, from 0, and what the log says
-    of it. In the folder `out` are also the config (`recipe.toml`) and the log (`metrics.jsonl`).
-    Raises `TargetError` where `out` holds anything but a policy, or the checkpoint itself; `force`
-    writes among what is there. Ctrl-C ends it with the best so far, which is written and returned.
+    Args:
+        problem: Problem to adapt to.
+        checkpoint: Folder or policy to start from; None is the shipped policy.
+        out: Folder for the checkpoint, which `gdp place` takes, with the settings (`recipe.toml`)
+            and the log (`metrics.jsonl`).
+        force: Write `out` among files that gdp did not write.
+        reward: Seconds of a placement; None is the simulator, with which the result is never worse
+            than the answer of `auto` with the same seed, evaluations and policy. A reward is called
+            once per distinct placement, and again for the best few at the end.
+        config: Settings; None is `FinetuneConfig()`.
+        seed: Seed of all random numbers.
+        progress: Called after every round and update with its number, from 0, and its log entry.
+
+    Returns:
+        The adapted policy and the best placement. Ctrl-C ends the training early with the best so
+        far, which is written and returned.
+
+    Raises:
+        TargetError: if `out` holds anything but a policy, or is the checkpoint itself.
     """
     if out is not None:
         given = [] if isinstance(checkpoint, Policy) else [checkpoint or default_checkpoint()]
@@ -118,8 +272,8 @@ def _finetuned(
     *, progress: Callable[[int, dict[str, float]], None], out: Path | None,
     interrupts: "Interrupts",
 ) -> Finetuned:  # fmt: skip
-    """The fine-tuning of `finetune`, which ends early where it is interrupted."""
-    clock, judge = Clock(config.seconds), Judge(problem, config.evaluations, reward)
+    """The fine-tuning of `finetune`, which ends early on an interrupt."""
+    clock, judge = Clock(config.seconds), PlacementEvaluator(problem, config.evaluations, reward)
     if policy.config.advice:
         advise(problem, {}, clock.left_s(PORTFOLIO_SHARE))
     tuner = _Tuner(problem, policy, config, judge, seed)
@@ -150,7 +304,7 @@ def _finetuned(
         spent += answer.evaluations
         best, value_s = _better(problem, answer, best, value_s)
     if np.isfinite(value_s):
-        tuned = replace(tuned, placed=keep(problem, best))
+        tuned = replace(tuned, placed=keep_placement(problem, best))
     with interrupts.held():
         if out is not None:
             _save(tuned, out, config, history, policy.name)
@@ -160,9 +314,9 @@ def _finetuned(
 class Interrupts:
     """Ctrl-C as a request to end with the best so far.
 
-    Searches end where `KeyboardInterrupt` is raised. While it is `held`, a request only sets
-    `asked`: the update at hand is finished first, as JAX may not outlive an exception in the midst
-    of its work. A second one is raised at once.
+    Searches end where `KeyboardInterrupt` is raised. While `held`, a request only sets `asked`, and
+    the current update is finished first, as JAX may not survive an exception in the midst of its
+    work. A second request is raised at once.
     """
 
     def __init__(self) -> None:
@@ -182,7 +336,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Within, the first request is not raised."""
+        """Context in which the first request is not raised."""
         self._is_held = True
         try:
             yield
@@ -200,8 +354,7 @@ class Interrupts:
 def _portfolio(
     problem: Problem, policy: Policy, config: FinetuneConfig, clock: Clock, seed: int
 ) -> Answer:
-    """What `auto` answers with this policy and as many evaluations; of the seconds, it has a share
-    alone."""
+    """The answer of `auto` with this policy and as many evaluations, in a share of the seconds."""
     seconds = clock.left_s(PORTFOLIO_SHARE)
     search = Search(seed=seed, seconds=seconds, evaluations=config.evaluations)
     return auto(problem, search, extra=[("policy", policy_candidate(policy))])
@@ -210,7 +363,7 @@ def _portfolio(
 def _better(
     problem: Problem, answer: Answer | None, best: Assignment, value_s: float
 ) -> tuple[Assignment, float]:
-    """The answer's placement and its seconds if they are fewer, or what was best."""
+    """(placement, seconds) of the answer where it is faster, else the best so far."""
     if answer is None or answer.assignment is None:
         return best, value_s
     seconds, _ = values(problem, answer.assignment.device[None], answer.assignment.rank)
@@ -220,7 +373,7 @@ def _better(
 def _save(
     tuned: Policy, out: Path, config: FinetuneConfig, history: list[dict[str, float]], start: str
 ) -> None:
-    """The checkpoint, and beside it how it was made and what the log says."""
+    """Write the checkpoint with its settings and log."""
     settings = {key: value for key, value in asdict(config).items() if value is not None}
     recipe = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
     # JSON has no infinity: the cost where nothing fits.
@@ -240,14 +393,14 @@ def _policy(checkpoint: str | os.PathLike[str] | Policy | None) -> Policy:
 
 
 class _Tuner:
-    """Weights and optimiser, and what the network reads."""
+    """State of a fine-tuning: weights, optimiser, exploration, the inputs of the network."""
 
     def __init__(
         self,
         problem: Problem,
         policy: Policy,
         config: FinetuneConfig,
-        judge: Judge,
+        judge: PlacementEvaluator,
         seed: int,
     ) -> None:
         self.problem, self.config, self.judge, self.seed = problem, config, judge, seed
@@ -266,9 +419,9 @@ class _Tuner:
             judge.judge(incumbents(problem)[: max(1, judge.left // len(rules))], rules)
 
     def rounds(self, clock: Clock, simulated: bool) -> Iterator[dict[str, float]]:
-        """Exploration, then updates, as far as evaluations and the clock reach; what each says.
+        """Exploration, then updates, within the evaluations and the clock; yields log entries.
 
-        Search, which only a simulated reward has, gets the share that the config leaves it.
+        With a simulated reward the search at the end keeps its share of the evaluations.
         """
         config = self.config
         budget = (1.0 - config.search * simulated) * config.evaluations - self.judge.reserved
@@ -287,7 +440,7 @@ class _Tuner:
                 stale = 0 if len(self.judge.known) > known else stale + 1
 
     def explore(self, at: int) -> dict[str, float]:
-        """One round of policies with other gates; the weights are then those of the best."""
+        """One round of policies with other gates; the best ones become the weights."""
         start = Policy(self.network, self.explorer.params)
         known = self.advice()
         if self.explored is None or self.explored[0] is not known:
@@ -300,7 +453,7 @@ class _Tuner:
         return {"explore": float(at), **self.numbers(cost_s)}
 
     def update(self, at: int) -> dict[str, float]:
-        """One update: sample, judge, and a few optimiser steps."""
+        """One update: sample placements, evaluate them, a few optimiser steps."""
         config = self.config
         policy = Policy(self.network, self.params)
         known = self.advice()
@@ -329,7 +482,7 @@ class _Tuner:
         return {"update": float(at), **self.numbers(cost_s), "entropy": entropy}
 
     def numbers(self, cost_s: Float[np.ndarray, "K"]) -> dict[str, float]:
-        """What a log says of a round or an update."""
+        """Log entry of a round or an update."""
         finite = cost_s[np.isfinite(cost_s)]
         return {
             "mean_s": float(finite.mean()) if len(finite) else float("inf"),
@@ -345,8 +498,10 @@ class _Tuner:
         forced: Int[np.ndarray, "K N"] | None,
         at: int,
     ) -> Rollout:
-        """Samples, and behind them the rows that are given; of more samples than are run with a
-        measured reward, those that the simulator finds worth it."""
+        """Samples, followed by the given rows.
+
+        With a measured reward more are drawn, and the simulator selects those that are run.
+        """
         view, head = self.view(policy, known), policy.head_of(self.problem, batch)
         pad = (len(batch.op_mask), len(batch.device_mask))
         count, seed = self.config.samples + 1, self.seed * 100_003 + at
@@ -363,7 +518,7 @@ class _Tuner:
         )  # fmt: skip
 
     def warm(self, new: int) -> None:
-        """Sample hotter after an update that met few new placements, cooler after the others."""
+        """Raise the temperature after an update with few new placements, lower it otherwise."""
         factor = 1.3 if new < 0.6 * self.config.samples else 0.9
         self.temperature = float(np.clip(self.temperature * factor, 1.0, self.config.hottest))
 
@@ -377,13 +532,13 @@ class _Tuner:
         return np.concatenate([with_gaps(self.problem, best, count, rng), best[None]])
 
     def free(self, forced: Int[np.ndarray, "K N"], shape: tuple[int, ...]) -> np.ndarray:
-        """Where a choice was the policy's own, or the label's."""
+        """Mask of choices that were the policy's own, or the label's."""
         own = np.ones(shape, dtype=bool)
         own[shape[0] - len(forced) : shape[0] - 1, : forced.shape[1]] = forced[:-1] < 0
         return own
 
     def advantage(self, cost_s: Float[np.ndarray, "K"], whole: int) -> Float[np.ndarray, "L"]:
-        """Advantages: whole placements and gaps each among themselves, and 0 for the label."""
+        """Advantages of whole placements and of gaps, each among themselves; 0 for the label."""
         found = np.zeros(len(cost_s) + 1)
         drawn, gaps = np.flatnonzero(np.isfinite(cost_s[:whole])), np.arange(whole, len(cost_s))
         if len(drawn) > 1:
@@ -392,7 +547,7 @@ class _Tuner:
         found[gaps] = gap_advantages(cost_s[gaps], self.before_s)
         return found
 
-    def learn(self, at: int, batch: Batch, made: Rows) -> float:
+    def learn(self, at: int, batch: Batch, made: ChoiceRows) -> float:
         """A few optimiser steps on one batch; returns the entropy."""
         config = self.config
         weights = Weights(config.clip, config.entropy, config.imitate)
@@ -409,7 +564,7 @@ class _Tuner:
         return entropy
 
     def view(self, policy: Policy, known: Advice | None) -> DecodeProblem:
-        """What is decoded under: memory limits tightened as far as the start policy needs."""
+        """Decoder input with memory limits tightened as far as the start policy needs."""
         plain = policy.view(self.problem, known)
         if self.limits is None:
             tight, _, _ = fitting_greedy(self.problem, plain, policy.head(self.problem, known))
@@ -417,7 +572,7 @@ class _Tuner:
         return plain._replace(memory_bytes=self.limits)
 
     def advice(self) -> Advice | None:
-        """What the policy is to read: the best placement so far is the incumbent."""
+        """Advice with the best placement so far as the incumbent."""
         if not self.network.advice:
             return None
         if np.isinf(self.judge.best_s):
@@ -427,14 +582,14 @@ class _Tuner:
         return self.advised
 
     def freedom(self, at: int) -> Freedom:
-        """What may change in an update."""
+        """Trainable weights of an update."""
         if self.config.freedom != "gates_first":
             return self.config.freedom
         return "gates" if at < self.config.gate_updates else "all"
 
 
 def free(grads: Params, what: Freedom) -> Params:
-    """The gradient with everything but the gates at zero, or as it is."""
+    """The gradient, zero except for gates where only those are trained."""
     if what != "gates":
         return grads
 

@@ -1,6 +1,6 @@
-"""Problems to learn from: random clusters, random graphs, memory from ample to just enough.
+"""Random problems to learn from: clusters, graphs, memory from ample to just enough.
 
-An instance is named by a few words and a seed, so that a label or a result can be tied to it.
+An instance is named by its graph, a seed and the objective, so that labels can refer to it.
 """
 
 import functools
@@ -49,7 +49,7 @@ def parse_key(key: str) -> Instance:
 
 
 Source = Callable[[str], OpGraph]
-"""Finds a graph by name."""
+"""Function from a name to its graph."""
 
 
 def make(instance: Instance, source: Source, cluster: Cluster | None = None) -> Problem:
@@ -159,7 +159,7 @@ def random_cluster(seed: int, graph: OpGraph | None = None) -> Cluster:
 
 
 def _speeds(rng: np.random.Generator, d: int) -> Float[np.ndarray, "D"]:
-    """How many times slower than the fastest each device is."""
+    """Factor by which each device is slower than the fastest."""
     kind = rng.random()
     if kind < 0.5:
         return np.ones(d)

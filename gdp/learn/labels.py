@@ -19,7 +19,7 @@ from gdp.learn.instances import Instance
 from gdp.methods.base import Answer, Search
 from gdp.methods.timing import timing
 from gdp.policy.evaluate import judge
-from gdp.policy.placed import pack, unpack
+from gdp.policy.policy import pack, unpack
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import canonical
 
@@ -128,7 +128,7 @@ def load_labels(path: str | os.PathLike[str]) -> LabelStore:
 def starts(
     problem: Problem, methods: Mapping[str, Callable[[Problem, Search], Answer]], seed: int
 ) -> dict[str, Int[np.ndarray, "N"]]:
-    """What quick methods answer; those that find nothing are left out."""
+    """Placements of quick methods; methods without an answer are left out."""
     found = {}
     for name, method in methods.items():
         answer = method(problem, Search(seed=seed, seconds=None))

@@ -1,4 +1,4 @@
-"""What a run says of itself: JSON lines, TensorBoard where it is installed, a bar on a terminal."""
+"""Metrics of a run: JSON lines, TensorBoard where it is installed, a progress bar."""
 
 import contextlib
 import json

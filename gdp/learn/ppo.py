@@ -1,7 +1,10 @@
-"""Proximal policy optimisation over whole placements, and the loss it shares with imitation.
+"""Proximal policy optimisation over whole placements, and imitation, which shares its loss.
 
-Schulman et al. 2017, arXiv 1707.06347, equation 7, with the advantage of a placement given to each
-of its decisions. Axes: K placements, N ops, D devices, F pair features.
+PPO: Schulman et al. 2017, arXiv 1707.06347, equation 7, with the advantage of a placement given to
+each of its decisions. Imitation: the decoder follows the best known placement, and the policy
+learns to choose likewise; with noise, some ops go elsewhere on the way, so that the policy also
+sees states after a mistake (Ross et al. 2011, arXiv 1011.0686).
+Axes: K placements, N ops, D devices, F pair features.
 """
 
 import functools
@@ -14,20 +17,24 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from gdp.learn.rollout import follow
+from gdp.policy.advice import Advice
 from gdp.policy.decode import Rollout
-from gdp.policy.model.config import NetworkConfig, Params
-from gdp.policy.model.head import score
+from gdp.policy.model.config import NetworkConfig, Params, score
 from gdp.policy.model.network import apply
+from gdp.policy.policy import Policy
 from gdp.policy.view.batching import Batch
+from gdp.problem.problem import Problem
 
 Advantage = Literal["normalised", "published"]
-"""normalised: by mean and deviation of the batch. published: minus the mean of the past, seconds
-over those of the best single device."""
+"""normalised: by mean and deviation of the batch. published: minus the mean of past rewards,
+seconds over those of the best single device.
+"""
 
 
 @dataclass(frozen=True)
 class PpoConfig:
-    """How a policy is updated from sampled placements."""
+    """Settings of policy updates from sampled placements."""
 
     updates: int = 1000
     graphs: int = 4  # problems per update
@@ -54,8 +61,8 @@ class PpoConfig:
             raise ValueError(f"gaps must lie in [0, 1), got {self.gaps}")
 
 
-class Rows(NamedTuple):
-    """Placements to learn from, with what the decoder saw; padded to the network's sizes."""
+class ChoiceRows(NamedTuple):
+    """Placements with the inputs of their choices, padded to the sizes of the network."""
 
     feats: Float[Array, "K N D F"]
     legal: Bool[Array, "K N D"]
@@ -78,7 +85,7 @@ class Weights(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """What one gradient says of itself; means over free choices."""
+    """Diagnostics of one gradient step; means over free choices."""
 
     log_probability: Float[Array, "K N"]
     old: Float[Array, "K N"]  # log-probabilities when drawn, for the next steps
@@ -94,7 +101,7 @@ def rows(
     surrogate: Float[np.ndarray, "K"],
     imitation: Float[np.ndarray, "K"],
     temperature: float = 1.0,
-) -> Rows:
+) -> ChoiceRows:
     """The arrays of a rollout, ready for `gradient`."""
     assert rollout.feats is not None
     assert rollout.legal is not None
@@ -102,7 +109,7 @@ def rows(
     samples, wide = rollout.taken.shape
     action = np.zeros((samples, wide), dtype=np.int32)
     action[:, : rollout.device.shape[1]] = rollout.device
-    return Rows(
+    return ChoiceRows(
         feats=jnp.asarray(rollout.feats),
         legal=jnp.asarray(rollout.legal),
         taken=jnp.asarray(rollout.taken),
@@ -117,7 +124,7 @@ def rows(
 
 
 def log_probabilities(
-    config: NetworkConfig, params: Params, batch: Batch, rows: Rows
+    config: NetworkConfig, params: Params, batch: Batch, rows: ChoiceRows
 ) -> tuple[Float[Array, "K N"], Float[Array, "K N"], Float[Array, "K N"]]:
     """(log-probability of each action, the same at the temperature at which it was drawn, entropy
     of each choice), zero where nothing was free.
@@ -152,7 +159,7 @@ def loss(
     params: Params,
     config: NetworkConfig,
     batch: Batch,
-    rows: Rows,
+    rows: ChoiceRows,
     weights: Weights,
     clip_whole: bool = False,
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -184,7 +191,7 @@ def gradient(
     config: NetworkConfig,
     params: Params,
     batch: Batch,
-    rows: Rows,
+    rows: ChoiceRows,
     weights: Weights,
     clip_whole: bool = False,
 ) -> tuple[Params, Metrics]:
@@ -272,3 +279,50 @@ def step(
     params = cast(Params, optax.apply_updates(params, updates))
     averaged = jax.tree.map(lambda a, p: average * a + (1.0 - average) * p, averaged, params)
     return params, state, averaged
+
+
+@dataclass(frozen=True)
+class ImitationConfig:
+    """Settings of imitation learning, which precedes PPO."""
+
+    updates: int = 500
+    graphs: int = 4  # problems per update
+    rate: float = 1e-3
+    rate_end: float = 5e-4
+    noise: float = 0.05  # share of ops sent elsewhere in the second of the two rows
+    average: float = 0.99  # of the averaged weights, per step
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.noise < 1.0:
+            raise ValueError(f"noise must lie in [0, 1), got {self.noise}")
+
+
+def imitation_rows(
+    policy: Policy,
+    problem: Problem,
+    label: Int[np.ndarray, "N"],
+    noise: float,
+    seed: int,
+    told: Advice | None = None,
+) -> tuple[Batch, ChoiceRows]:
+    """Two rows: the label followed exactly, and followed with some ops astray."""
+    astray = perturb(problem, label, noise, seed)
+    batch, rollout = follow(policy, problem, np.stack([label, astray]), told)
+    made = rows(rollout, np.zeros(2), np.zeros(2), np.ones(2))
+    n = problem.num_ops
+    action = np.array(made.action)
+    action[:, :n] = label
+    assert rollout.legal is not None
+    # Where the label's device is no longer legal there is nothing to imitate.
+    still = np.take_along_axis(rollout.legal, action[..., None].astype(np.int64), axis=-1)[..., 0]
+    return batch, made._replace(action=jnp.asarray(action), taken=made.taken & jnp.asarray(still))
+
+
+def perturb(
+    problem: Problem, label: Int[np.ndarray, "N"], noise: float, seed: int
+) -> Int[np.ndarray, "N"]:
+    """The label with a share of the ops on a random allowed device."""
+    rng = np.random.default_rng(seed)
+    weight = rng.random(problem.allowed.shape) * problem.allowed
+    elsewhere = weight.argmax(axis=1)
+    return np.where(rng.random(problem.num_ops) < noise, elsewhere, label)

@@ -1,4 +1,4 @@
-"""Pre-training over many graphs: imitation, then PPO, with checkpoints from which it resumes."""
+"""Pre-training over many graphs: imitation, then PPO, validation, checkpoints to resume from."""
 
 import json
 import logging
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,26 +21,102 @@ from gdp.files.writing import (
     resolve_after_crash,
     write_manifest,
 )
-from gdp.learn.distributed.processes import Team
 from gdp.learn.instances import Instance
 from gdp.learn.labels import Label, LabelStore, load_labels
 from gdp.learn.metrics import progress_bar, sinks
-from gdp.learn.problems import is_random, load_problems
+from gdp.learn.problems import Problems, is_random, load_problems
+from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe, RecipeError
 from gdp.learn.trainer import Trainer, TrainState
-from gdp.learn.validate import Quality, by_regime, outcomes, quality_of
 from gdp.policy.compilation import use_cache
 from gdp.policy.model.config import Params
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, load_policy, save_policy
+from gdp.policy.propose import propose
 from gdp.resources import shipped
+
+MISFIT = 5.0
+"""Largest cost ratio of an instance; also that of placements that do not fit."""
+
+
+class Quality(NamedTuple):
+    """Geometric means over instances of cost / best known."""
+
+    greedy: float
+    best: float  # of the greedy placement and the samples
+    feasible: float  # share of greedy placements that fit in memory
+
+
+class Outcome(NamedTuple):
+    """One instance: costs over the best known, `MISFIT` where nothing fits."""
+
+    instance: Instance
+    num_ops: int
+    greedy: float
+    best: float
+    fits: bool  # the greedy placement
+
+
+TIGHT, LARGE = 1.7, 1000
+"""Memory over the fair share up to which an instance is tight; ops from which it is large."""
+
+
+def outcomes(
+    policy: Policy,
+    problems: Problems,
+    labels: LabelStore,
+    instances: list[Instance],
+    *,
+    samples: int = 16,
+    seed: int = 0,
+) -> list[Outcome]:
+    """Greedy decode and the best of some samples, no repair and no search."""
+    made = []
+    for instance in instances:
+        problem = problems.get(instance)
+        label = labels.get(instance, problem)
+        if label is None:
+            continue
+        found = propose(policy, problem, samples + 1, seed)
+        cost_s = np.minimum(found.value_s, MISFIT * label.value_s)
+        ratio, fits = cost_s / label.value_s, bool(found.overflow[0] == 0)
+        made.append(Outcome(instance, problem.num_ops, float(ratio[0]), float(ratio.min()), fits))
+    return made
+
+
+def quality_of(found: list[Outcome]) -> Quality:
+    """Means over instances; not a number where there are none."""
+    if not found:
+        return Quality(float("nan"), float("nan"), float("nan"))
+    _, _, greedy, best, fits = zip(*found, strict=True)
+    return Quality(
+        float(np.exp(np.mean(np.log(greedy)))),
+        float(np.exp(np.mean(np.log(best)))),
+        float(np.mean(fits)),
+    )
+
+
+def by_regime(found: list[Outcome]) -> dict[str, float]:
+    """Greedy and best of the tight, the large and the other instances, where there are any."""
+    parts: dict[str, list[Outcome]] = {}
+    for one in found:
+        tight = 0.0 < one.instance.memory <= TIGHT
+        name = "tight" if tight else "large" if one.num_ops >= LARGE else "ample"
+        parts.setdefault(name, []).append(one)
+    return {
+        f"{name}_{field}": value
+        for name, part in sorted(parts.items())
+        for field, value in quality_of(part)._asdict().items()
+        if field != "feasible"
+    }
+
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """What a run left behind."""
+class PretrainResult:
+    """Result of a run."""
 
     policy: Policy  # averaged weights of the best validation, or the last
     updates: int
@@ -53,27 +130,40 @@ def pretrain(
     folder: str | os.PathLike[str],
     *,
     recipe_text: str = "",
-    team: Team | None = None,
+    team: ProcessGroup | None = None,
     threads: int = 1,
     stop_after_s: float | None = None,
     stop: Callable[[], bool] | None = None,
     force: bool = False,
-) -> Trained:
-    """Run a recipe, or go on with it where `folder` holds its checkpoint.
+) -> PretrainResult:
+    """Run a recipe, or resume it where `folder` holds its checkpoint.
 
-    The folder gets `state/` (to resume from), `best/` and `last/` (policies), `metrics.jsonl`,
-    `labels.jsonl` and, where tensorboardX is installed, `tensorboard/`. Raises `TargetError` where
-    it holds anything but a run, unless `force`, and where the recipe reads what would be written.
+    Args:
+        recipe: Settings of the run.
+        folder: Gets `state/` (to resume from), `best/` and `last/` (policies), `metrics.jsonl`,
+            `labels.jsonl` and, where tensorboardX is installed, `tensorboard/`.
+        recipe_text: TOML text of the recipe, kept in checkpoints.
+        team: This process among those that train together; None trains alone.
+        threads: Threads of rollouts.
+        stop_after_s: Seconds after which the run stops, to be resumed.
+        stop: Called after every update; True stops the run.
+        force: Write among files that gdp did not write.
+
+    Returns:
+        The best policy by validation, or the last one, with the log.
+
+    Raises:
+        TargetError: if the folder holds anything but a run, or an output is an input of the recipe.
     """
     if team is None or team.rank == 0:
         _claim(Path(folder), recipe, force)
     use_cache()
-    run = _Run(recipe, Path(folder), recipe_text, team or Team(), threads)
+    run = _Run(recipe, Path(folder), recipe_text, team or ProcessGroup(), threads)
     return run.go(stop_after_s, stop)
 
 
 def _claim(folder: Path, recipe: Recipe, force: bool) -> None:
-    """Ask whether a run may write into the folder, and mark the folder as a run's."""
+    """Check that a run may write into the folder, and mark it as its own."""
     read = [Path(name) for name in (recipe.start, recipe.data.labels, recipe.data.corpus) if name]
     written = [folder, *(folder / name for name in ("state", "best", "last", "labels.jsonl"))]
     policy = OverwritePolicy(lambda: read, force)
@@ -84,7 +174,7 @@ def _claim(folder: Path, recipe: Recipe, force: bool) -> None:
 
 
 class _State(msgspec.Struct):
-    """What `_Run._save` writes beside the weights."""
+    """Keys of `meta.json` that `_Run._save` adds."""
 
     step: int
     phase: int
@@ -97,7 +187,9 @@ class _State(msgspec.Struct):
 class _Run:
     """One process's part in a run."""
 
-    def __init__(self, recipe: Recipe, folder: Path, text: str, team: Team, threads: int) -> None:
+    def __init__(
+        self, recipe: Recipe, folder: Path, text: str, team: ProcessGroup, threads: int
+    ) -> None:
         self.recipe, self.folder, self.text, self.team = recipe, folder, text, team
         data = recipe.data
         self.problems = load_problems(
@@ -122,7 +214,7 @@ class _Run:
         self.best: float = np.inf
         self.best_quality: Quality | None = None
 
-    def go(self, stop_after_s: float | None, stop: Callable[[], bool] | None) -> Trained:
+    def go(self, stop_after_s: float | None, stop: Callable[[], bool] | None) -> PretrainResult:
         """Update until the last step, the time limit or `stop`; what was learned so far."""
         state = self._start()
         begin, saved = time.monotonic(), time.monotonic()
@@ -154,7 +246,7 @@ class _Run:
                     self._save(state)
                     saved = time.monotonic()
         self._save(state)
-        return Trained(
+        return PretrainResult(
             self._result(state), int(state.step), self.best_quality, self.folder, history
         )
 

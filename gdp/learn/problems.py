@@ -30,7 +30,7 @@ class _Entry(msgspec.Struct):
 
 
 class _Manifest(msgspec.Struct):
-    """What a corpus says of its graphs, as far as it is read here."""
+    """Fields of a corpus manifest that are read here."""
 
     graphs: list[_Entry]
 
@@ -86,11 +86,7 @@ def random_names(count: int, seed: int, min_ops: int, max_ops: int) -> list[str]
 
 
 def is_random(name: str) -> bool:
-    """Whether a graph is made from its name alone, so that its labels serve any run.
-
-    >>> is_random("layered-60-1"), is_random("random_layered-seed1-layers9-width4-reach2")
-    (True, False)
-    """
+    """True for a graph that is generated from its name, so that its label serves every recipe."""
     return re.fullmatch(r"(layered|series)-\d+-\d+", name) is not None
 
 

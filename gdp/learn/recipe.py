@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING
 
 from gdp.errors import GdpError
 from gdp.files.reading import MAX_TOML_BYTES, Kind, decode_toml, read_bytes, read_toml
-from gdp.learn.imitation import ImitationConfig
 from gdp.learn.instances import parse_key
-from gdp.learn.ppo import PpoConfig
+from gdp.learn.ppo import ImitationConfig, PpoConfig
 from gdp.policy.model.config import NetworkConfig
 from gdp.resources import shipped
 
 if TYPE_CHECKING:
-    from gdp.learn.tuning import FinetuneConfig
+    from gdp.learn.finetune import FinetuneConfig
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which problems a run learns from."""
+    """Problems that a run learns from."""
 
     # Paths are from where the run starts; what is not there may travel with gdp, under this name.
     corpus: str = ""  # folder with a manifest; empty: random graphs only
@@ -48,7 +47,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How often a run stops to look at itself."""
+    """Intervals of checkpoints and validation."""
 
     checkpoint_minutes: float = 5.0
     validate_every: int = 50  # updates
@@ -94,6 +93,6 @@ def load_recipe(path: str | os.PathLike[str]) -> tuple[Recipe, str]:
 
 def load_finetune(path: str | os.PathLike[str]) -> "FinetuneConfig":
     """The settings of a fine-tuning from a TOML file; what it leaves out is as by default."""
-    from gdp.learn.tuning import FinetuneConfig
+    from gdp.learn.finetune import FinetuneConfig
 
     return read_toml(shipped(path), _KIND, FinetuneConfig)

@@ -1,6 +1,8 @@
-"""Placements drawn from a policy and judged by the simulator.
+"""Placements drawn from a policy and evaluated by the simulator, whole or with a gap decoded again.
 
-Axes: K placements, N ops, D devices; wide N and D are those of the padded network.
+A gap is a set of ops that is freed while everything else stays: large neighbourhood search, Shaw
+1998, doi 10.1007/3-540-49481-2_30. Axes: K placements, N ops, D devices; wide N and D are those of
+the padded network.
 """
 
 from dataclasses import dataclass, replace
@@ -8,20 +10,58 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.methods.timing import timing
 from gdp.policy.advice import Advice, advice, with_incumbent
 from gdp.policy.decode import Rollout, decode
 from gdp.policy.evaluate import judge
-from gdp.policy.gaps import gap
-from gdp.policy.model.head import Head
+from gdp.policy.model.config import Head
 from gdp.policy.policy import Policy
 from gdp.policy.view.batching import Batch
-from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
+from gdp.policy.view.decode_problem import NUM_PAIR_FEATURES
+from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem
+
+
+def gap(
+    problem: Problem, device: Int[np.ndarray, "N"], rng: np.random.Generator
+) -> Int[np.ndarray, "M"]:
+    """Ops to place anew; how many is uniform in its logarithm, up to a quarter of the graph.
+
+    One in three: a window of the decode order, the part of a window on one device, or the ops
+    nearest to one in the graph. Groups are freed whole, so that no member closes the gap.
+    """
+    n = problem.num_ops
+    length = int(np.exp(rng.uniform(0.0, np.log(max(n / 4.0, 2.0)))))
+    kind = int(rng.integers(3))
+    if kind == 2:
+        ops = _near(arrays_of(problem), int(rng.integers(n)), length)
+    else:
+        first = int(rng.integers(max(1, n - length + 1)))
+        ops = timing(problem).order[first : first + length]
+        if kind == 1:
+            ops = ops[device[ops] == device[ops[int(rng.integers(len(ops)))]]]
+    return np.flatnonzero(np.isin(problem.group, problem.group[ops]))
+
+
+def _near(a: Arrays, op: int, length: int) -> Int[np.ndarray, "M"]:
+    """The ops nearest to one, breadth first over producers and readers."""
+    found, queue = {op}, [op]
+    for here in queue:
+        if len(found) >= length:
+            break
+        tensors = a.out_tensor[a.out_start[here] : a.out_start[here + 1]]
+        makers = a.producer[a.in_tensor[a.in_start[here] : a.in_start[here + 1]]].tolist()
+        readers = [r for t in tensors for r in a.use_op[a.use_start[t] : a.use_start[t + 1]]]
+        for other in (*makers, *readers):
+            if other not in found and len(found) < length:
+                found.add(int(other))
+                queue.append(int(other))
+    return np.fromiter(found, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """What one update learns from, of one problem."""
+    """Sampled placements of one problem, for one update."""
 
     problem: Problem
     batch: Batch  # what the network read: the gradient needs it again
@@ -111,7 +151,7 @@ def with_gaps(
 
 
 def advance(policy: Policy, problem: Problem, told: Advice, *, samples: int, seed: int) -> Advice:
-    """The same advice around the best of some samples, if that is better than the incumbent."""
+    """Advice with the best of some samples as the incumbent, if it is better."""
     drawn = decode(
         policy.view(problem, told), policy.head(problem, told), samples=samples, seed=seed
     ).device
@@ -129,7 +169,7 @@ def follow(
     told: Advice | None = None,
     batch: Batch | None = None,
 ) -> tuple[Batch, Rollout]:
-    """What the network reads and the decoder sees when it is made to follow placements."""
+    """Inputs of the network and the decoder when a placement is forced."""
     batch = policy.batch(problem, told) if batch is None else batch
     return batch, decode(
         policy.view(problem, told),

@@ -10,8 +10,6 @@ import jax
 import numpy as np
 import optax
 
-from gdp.learn.distributed.processes import Team
-from gdp.learn.imitation import imitation_rows
 from gdp.learn.instances import Instance, draw, parse_key
 from gdp.learn.labels import LabelStore
 from gdp.learn.ppo import (
@@ -20,12 +18,14 @@ from gdp.learn.ppo import (
     gap_advantages,
     gap_weights,
     gradient,
+    imitation_rows,
     optimiser,
     published_advantages,
     rows,
     step,
 )
 from gdp.learn.problems import Problems
+from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe, RecipeError
 from gdp.learn.rollout import Episode, advance, sample, with_label
 from gdp.methods.timing import timing
@@ -51,7 +51,7 @@ class Trainer:
     recipe: Recipe
     problems: Problems
     labels: LabelStore
-    team: Team = field(default_factory=Team)
+    team: ProcessGroup = field(default_factory=ProcessGroup)
     threads: int = 1
     past: dict[str, tuple[float, int]] = field(default_factory=dict)  # for the published advantage
 
@@ -74,7 +74,7 @@ class Trainer:
         return self.recipe.imitation.updates + self.recipe.ppo.updates
 
     def imitates(self, at: int) -> bool:
-        """Whether an update belongs to the first phase."""
+        """True for updates of the first phase, imitation."""
         return at < self.recipe.imitation.updates
 
     def fresh(self, params: Params) -> TrainState:
@@ -170,7 +170,7 @@ class Trainer:
         label = self.labels.get(instance, problem)
         follows = config.imitate > 0 and label is not None
         told = self._told(policy, problem, seed, config.rounds)
-        # Rows are as many with a label as without, so that both share one compiled gradient.
+        # ChoiceRows are as many with a label as without, so that both share one compiled gradient.
         episode = sample(
             policy, problem, samples=config.samples - follows, seed=seed, told=told,
             gaps=int(config.gaps * config.samples) if policy.config.advice else 0,

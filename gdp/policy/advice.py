@@ -1,11 +1,10 @@
-"""What quick heuristics propose, for the policy to read, to follow and to do better than.
+"""Reference placements of quick heuristics, which the policy reads, follows and improves on.
 
 The heuristics cost milliseconds and know the schedule of the whole graph, which no feature of one
-op tells. The policy sees where each of them would put an op and how good each is as a whole; the
-best of them is the incumbent, and row 0 of the advice. What the same heuristics find on coarser
-graphs (`methods.heuristics.multilevel`) and, for a throughput, the best pipeline along a few linear
-orders (`methods.pipeline_dp`) are more placements to start from, without rows of their own.
-Axes: N ops, A rows of advice, D devices.
+op holds. The policy reads each placement and its cost; the best is the incumbent, row 0 of the
+advice. Placements of the same heuristics on coarser graphs (`methods.heuristics.multilevel`) and,
+for throughput, the best pipeline along a few linear orders (`methods.pipeline`) are further starts
+without rows of their own. Axes: N ops, A rows of advice, D devices.
 """
 
 from collections.abc import Mapping
@@ -76,7 +75,7 @@ def advise(problem: Problem, known: Mapping[str, Answer], seconds: float | None 
 
 
 def heuristic_answers(problem: Problem) -> Mapping[str, Answer]:
-    """What every heuristic answers, each asked once per problem; none of a missing package."""
+    """Answers of all heuristics, each run once per problem; none of a missing package."""
     from gdp.methods.portfolio import HEURISTICS
 
     return {
@@ -98,7 +97,7 @@ def _answers(problem: Problem) -> dict[str, Answer]:
 
 @derived
 def _limits(problem: Problem) -> list[Clock]:
-    """How long advisers may take that are asked now; without a limit where there is none."""
+    """Time limits of heuristics that are run now; empty without a limit."""
     del problem
     return []
 
@@ -110,7 +109,7 @@ def _left_s(problem: Problem) -> float | None:
 
 @derived
 def _own(problem: Problem) -> dict[str, Answer]:
-    """Those of them that were asked for here."""
+    """Answers of heuristics that were run here."""
     del problem
     return {}
 
@@ -149,7 +148,7 @@ def _asked(problem: Problem) -> tuple[Advice, Int[np.ndarray, "K N"]]:
 
 
 def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]) -> Advice:
-    """The same advice around another incumbent."""
+    """The advice with another placement as the incumbent."""
     device = canonical(problem, device, timing(problem).order)
     rated = rate(problem, device[None])
     rows, cost_s = found.device.copy(), found.cost_s.copy()
@@ -158,7 +157,7 @@ def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]
 
 
 def _multilevel(problem: Problem) -> Int[np.ndarray, "N"] | None:
-    """What heuristics find on coarser graphs; None where that does not fit or there are none."""
+    """Best placement of heuristics on coarser graphs; None where there is none."""
     answer = _answer(problem, "multilevel")
     if answer is None or answer.assignment is None:
         return None

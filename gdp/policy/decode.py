@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
 from gdp.methods.timing import links, timing
-from gdp.policy.model.head import Head
-from gdp.policy.view.decode_problem import SHARED, DecodeProblem
-from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
+from gdp.policy.model.config import Head
+from gdp.policy.view.decode_problem import NUM_PAIR_FEATURES, SHARED, DecodeProblem
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, derived
 from gdp.problem.symmetry import twins
@@ -51,7 +50,7 @@ def decode(
     `forced` rows replace the last rows of the batch: their ops go where they are told and are only
     scored. `pad` (N, D) widens the kept arrays with zeros for a padded network.
     """
-    from gdp.policy.decode_kernels import new_scratch, new_state, rollout
+    from gdp.policy.decode_kernels import SeenChoices, new_scratch, new_state, rollout
 
     n, d = view.cost_s.shape
     wide_n, wide_d = pad or (n, d)
@@ -70,7 +69,7 @@ def decode(
         greedy = greedy_first and k == 0
         log_probability[k] = rollout(
             view, new_state(view), new_scratch(d, len(head.out)), head, fixed[k], uniform[k],
-            greedy, temperature, device[k], taken[k], legal[k], feats[k], keep,
+            greedy, temperature, device[k], SeenChoices(taken[k], legal[k], feats[k]), keep,
         )  # fmt: skip
 
     if threads > 1 and samples > 1:

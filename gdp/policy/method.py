@@ -1,4 +1,4 @@
-"""The policy as a placement method: greedy decode and samples, made feasible, the best returned."""
+"""The policy as a placement method: greedy decode and samples, repaired, the best returned."""
 
 import functools
 import logging
@@ -16,8 +16,7 @@ from gdp.methods.priorities import RULES, rate, rules_of, under_rules
 from gdp.methods.scoring import Scored, best_of, missing_text
 from gdp.policy.advice import advise, asked, heuristic_answers, incumbents
 from gdp.policy.evaluate import assignment
-from gdp.policy.placed import recalled
-from gdp.policy.policy import Policy, default_checkpoint, load_policy
+from gdp.policy.policy import Policy, default_checkpoint, load_policy, recall_placement
 from gdp.policy.propose import Proposals, propose
 from gdp.policy.relink import Relinked, relink
 from gdp.policy.repair import move_until_fits
@@ -28,21 +27,22 @@ from gdp.sim.objectives import memory_binds, objective_of
 LOG = logging.getLogger(__name__)
 
 Widen = Callable[[Int[np.ndarray, "M"]], Int[np.ndarray, "N"]]
-"""What holds for M groups of ops, for every op."""
+"""Function from values of M groups of ops to values of all N ops."""
 
 SAMPLES = 16
-"""Placements sampled beside the greedy one, unless the evaluation budget is smaller."""
+"""Samples besides the greedy placement, unless the evaluation budget is smaller."""
 ONCE_MORE = 1 + len(RULES)
-"""Evaluations of what was decoded, under its own priorities and under all rules."""
+"""Evaluations of a decoded placement, under its own priorities and under all rules."""
 POLISHED = (1000, 10_000)
-"""Evaluations of the search that polishes what was decoded, or mends it: at least and at most."""
+"""Fewest and most evaluations of the local search after decoding."""
 POLISHED_OPS = 3_000_000
-"""Simulated by that search between the two: a tenth of a second or two."""
+"""Ops simulated by that search between the two limits: a tenth of a second or two."""
 LONGEST_OPS = 50_000_000
-"""Simulated by that search at most, however large the graph: at most a second or two, as large
-graphs are simulated a stretch at a time."""
+"""Most ops simulated by that search: a second or two, as large graphs are simulated one window at a
+time.
+"""
 POLISHED_PERIODS = 30_000
-"""Evaluations for pipelines, which are judged by what a move changes."""
+"""Evaluations of that search for pipelines, where moves are evaluated incrementally."""
 ADVISING = 0.6
 """Share of the seconds that all heuristics together may take, as in `auto`."""
 LARGEST = 60_000
@@ -65,7 +65,7 @@ def place_with_policy(
     nothing fits.
     """
     policy, clock = load(checkpoint), Clock(search.seconds)
-    known = recalled(policy.placed, problem)
+    known = recall_placement(policy.placed, problem)
     if known is None:
         return _decoded(problem, policy, search, clock, polish)
     if search.evaluations is not None:  # two compare what was decoded with what is known
@@ -150,7 +150,7 @@ def _relinked(
 
 
 def _advised(problem: Problem, widen: Widen) -> list[Assignment]:
-    """What every heuristic answers, and what the policy decoded from under its own priorities."""
+    """Placements of all heuristics, and the starts of the decodes under their own priorities."""
     answers = heuristic_answers(problem).values()
     found = [answer.assignment for answer in answers if answer.assignment is not None]
     found += [assignment(problem, device) for device in incumbents(problem)]

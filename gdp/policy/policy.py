@@ -1,6 +1,12 @@
-"""A network with weights, ready to place: the bridge from problems to decoded placements."""
+"""A network with weights, ready to place, and the placement that it was fine-tuned to.
 
+A decode begins from reference placements; a better one that a fine-tuning found is kept with the
+weights, as it would not be found again without searching.
+"""
+
+import base64
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,18 +14,80 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from jaxtyping import Int
 
 from gdp import checkpoint
 from gdp.files.reading import Kind, convert
+from gdp.methods.base import Assignment
 from gdp.policy.advice import Advice, advice
 from gdp.policy.decode import DecodeProblem, prepare
-from gdp.policy.model.config import NetworkConfig, Params, nested, shapes
-from gdp.policy.model.head import Head
+from gdp.policy.model.config import Head, NetworkConfig, Params, nested, shapes
 from gdp.policy.model.inference import encode
-from gdp.policy.placed import Placed
 from gdp.policy.view.features import Features, FeatureSet, features
 from gdp.problem.problem import Problem, derived
 from gdp.resources import data_path
+
+WIDE = "<i4"
+"""Packed integer type, which holds device numbers and priorities of any graph."""
+MAX_PACKED_BYTES = 1 << 26
+"""Largest size of an unpacked row: 16 million ops."""
+
+
+class KeptPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One placement of one graph; it may serve on another cluster with as many devices."""
+
+    digest: str  # of the graph
+    device: str  # base64 of zlib of 32-bit integers, one per op
+    rank: str | None = None  # priorities, alike
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` on what `pack` cannot have written."""
+        for text in (self.device, self.rank or ""):
+            unpack(text, WIDE)
+
+
+def keep_placement(problem: Problem, assignment: Assignment) -> KeptPlacement:
+    """Packed form of an assignment."""
+    rank = None if assignment.rank is None else pack(assignment.rank, WIDE)
+    return KeptPlacement(problem.graph.digest, pack(assignment.device, WIDE), rank)
+
+
+def recall_placement(placed: KeptPlacement | None, problem: Problem) -> Assignment | None:
+    """The assignment, if it is of this graph and the problem allows it."""
+    if placed is None or placed.digest != problem.graph.digest:
+        return None
+    device = unpack(placed.device, WIDE)
+    rank = None if placed.rank is None else unpack(placed.rank, WIDE)
+    if len(device) != problem.num_ops or (rank is not None and len(rank) != problem.num_ops):
+        return None
+    if not len(device) or device.min() < 0 or device.max() >= problem.num_devices:
+        return None
+    lead = np.zeros(problem.num_groups, dtype=np.int64)
+    lead[problem.group] = device
+    together = (lead[problem.group] == device).all()
+    if not together or not problem.allowed[np.arange(len(device)), device].all():
+        return None
+    return Assignment(device, rank)
+
+
+def pack(row: Int[np.ndarray, "N"], kind: str) -> str:
+    """Base64 of zlib of integers of a NumPy type."""
+    return base64.b64encode(zlib.compress(row.astype(kind).tobytes(), 9)).decode()
+
+
+def unpack(text: str, kind: str) -> Int[np.ndarray, "N"]:
+    """The integers of `pack`, none of an empty text; raises `ValueError` on anything else."""
+    if not text:
+        return np.zeros(0, np.int64)
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(base64.b64decode(text, validate=True), MAX_PACKED_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"{text[:16]!r}... is no packed placement: {error}") from None
+    if not stream.eof or len(data) % np.dtype(kind).itemsize:
+        raise ValueError(f"{text[:16]!r}... is no packed placement: it is cut off, or too long")
+    return np.frombuffer(data, dtype=kind).astype(np.int64)
+
 
 if TYPE_CHECKING:
     from gdp.policy.view.batching import Batch
@@ -27,13 +95,13 @@ if TYPE_CHECKING:
 
 @derived
 def _features(problem: Problem, kind: FeatureSet, advised: bool) -> Features:
-    """What the network reads of a problem, with its own advice or none."""
+    """Input features of the network, with or without advice."""
     return features(problem, kind, advice(problem) if advised else None)
 
 
 @derived
 def _batch(problem: Problem, kind: FeatureSet, advised: bool) -> "Batch":
-    """The same padded and as JAX arrays."""
+    """Padded JAX arrays of the input features."""
     from gdp.policy.view.batching import on_device, pad
 
     return on_device(pad(_features(problem, kind, advised)))
@@ -46,17 +114,17 @@ class Policy:
     config: NetworkConfig
     params: Params
     name: str = "policy"
-    placed: Placed | None = None  # what it was fine-tuned to
+    placed: KeptPlacement | None = None  # what it was fine-tuned to
 
     def features(self, problem: Problem, found: Advice | None = None) -> Features:
-        """What the network reads, computed once; anew for advice of one's own."""
+        """Input features of the network, cached unless advice is given."""
         kind = self.config.features
         if found is not None and self.config.advice:
             return features(problem, kind, found)
         return _features(problem, kind, self.config.advice)
 
     def batch(self, problem: Problem, found: Advice | None = None) -> "Batch":
-        """The same padded and as JAX arrays, for learning."""
+        """Padded JAX arrays of the input features, for learning."""
         from gdp.policy.view.batching import on_device, pad
 
         if found is not None and self.config.advice:
@@ -78,7 +146,7 @@ class Policy:
         return head.cut(problem.num_ops, problem.num_devices)
 
     def head_of(self, problem: Problem, batch: "Batch") -> Head:
-        """The same by JAX, from features that are at hand: what learning differentiates."""
+        """JAX version of `head`, from precomputed features; differentiable."""
         from gdp.policy.model import network
 
         head = network.encode(self.config, self.params, batch)
@@ -93,11 +161,11 @@ def advised(view: DecodeProblem, found: Advice) -> DecodeProblem:
 
 
 class _Meta(msgspec.Struct):
-    """What `save_policy` writes beside the weights, as far as it is read again."""
+    """Keys of `meta.json` that `load_policy` reads."""
 
     network: NetworkConfig
     name: str = "policy"
-    placed: Placed | None = None
+    placed: KeptPlacement | None = None
 
 
 def save_policy(
@@ -149,5 +217,5 @@ def _without_former(meta: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def default_checkpoint() -> Path:
-    """Where the shipped policy lies: beside the package in a checkout, inside it in a wheel."""
+    """Folder of the shipped policy: next to the package in a checkout, inside it in a wheel."""
     return data_path("checkpoints", "default")

@@ -1,7 +1,7 @@
-"""What a policy proposes for a problem: greedy decodes from several incumbents, then samples.
+"""Proposals of a policy for a problem: greedy decodes from several incumbents, then samples.
 
-A policy that reads advice improves on an incumbent. So it is decoded once from every adviser's
-placement, and the samples start from the best placement met so far.
+A policy that reads advice improves on an incumbent. So it is decoded once from every reference
+placement, and the samples start from the best placement so far.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from gdp.methods.priorities import Rated, rate, rules_of
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.decode import DecodeProblem, decode
 from gdp.policy.evaluate import best_row
-from gdp.policy.model.head import Head
+from gdp.policy.model.config import Head
 from gdp.policy.policy import Policy
 from gdp.policy.repair import fitting_greedy
 from gdp.problem.problem import Problem
@@ -101,11 +101,11 @@ class _Work:
         return sum(len(rows) for rows in self.devices)
 
     def may_sample(self) -> bool:
-        """Whether time and evaluations are left for an incumbent and one placement."""
+        """True while time and evaluations remain for an incumbent and one placement."""
         return not self.clock.is_over() and self.most_of(1) > 1
 
     def most_of(self, each: int) -> int:
-        """How many may be had of what is rated so many times."""
+        """Number of placements in the budget, each evaluated `each` times under every rule."""
         left = 1 << 30 if self.most is None else self.most - self.evaluations
         return max(0, left // (each * len(rules_of(self.problem))))
 

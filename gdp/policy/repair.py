@@ -14,7 +14,7 @@ from gdp.methods.priorities import RULES, rank_under, rate, rules_of
 from gdp.methods.timing import timing
 from gdp.policy.decode import DecodeProblem, decode
 from gdp.policy.evaluate import best_row, evaluate
-from gdp.policy.model.head import Head
+from gdp.policy.model.config import Head
 from gdp.problem.problem import Problem
 
 TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)

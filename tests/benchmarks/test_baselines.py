@@ -17,7 +17,7 @@ from benchmarks.published.baselines.table import LEARNED
 from gdp.cluster.types import make_cluster
 from gdp.learn.recipe import load_recipe
 from gdp.policy.decode import decode
-from gdp.policy.model.head import score
+from gdp.policy.model.config import score
 from gdp.policy.model.network import init
 from gdp.problem.problem import Problem, make_problem
 

@@ -13,8 +13,7 @@ from refusals import CLUSTER, Run, changed, refused
 
 from gdp.errors import GdpError
 from gdp.learn.labels import load_labels
-from gdp.policy.placed import WIDE, Placed, pack, unpack
-from gdp.policy.policy import default_checkpoint
+from gdp.policy.policy import WIDE, KeptPlacement, default_checkpoint, pack, unpack
 from gdp.resources import data_path
 
 
@@ -141,15 +140,15 @@ def test_damaged_weights_are_told_before_they_are_read(checkpoint: Path) -> None
 
 
 def test_a_packed_row_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gdp.policy import placed
+    from gdp.policy import policy
 
     row = np.arange(1000)
     assert unpack(pack(row, WIDE), WIDE).tolist() == row.tolist()
-    monkeypatch.setattr(placed, "MAX_PACKED_BYTES", 3999)
+    monkeypatch.setattr(policy, "MAX_PACKED_BYTES", 3999)
     with pytest.raises(ValueError, match="it is cut off, or too long"):
         unpack(pack(row, WIDE), WIDE)
     with pytest.raises(msgspec.ValidationError, match="is no packed placement"):
-        msgspec.convert({"digest": "x", "device": "eJw="}, Placed)
+        msgspec.convert({"digest": "x", "device": "eJw="}, KeptPlacement)
 
 
 def test_a_label_that_is_not_packed_is_named(tmp_path: Path) -> None:

@@ -31,8 +31,7 @@ from gdp.learn.recipe import load_finetune, load_recipe
 from gdp.methods.base import Search
 from gdp.models import load
 from gdp.placement import load_placement, make_placement, save_placement
-from gdp.policy.placed import WIDE, pack
-from gdp.policy.policy import default_checkpoint, load_policy
+from gdp.policy.policy import WIDE, default_checkpoint, load_policy, pack
 from gdp.prepare import prepare_problem
 from tests.fuzz import configurations, gguf_files, modules, seeds
 from tests.fuzz.documents import (

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp.learn.distributed.processes import DistributedError, Team, join
+from gdp.learn.processes import DistributedError, ProcessGroup, join
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -180,7 +180,7 @@ def test_when_one_process_dies_the_others_stop_and_the_job_resumes(tmp_path: Pat
 # A member of a job that works for ten seconds between two collective operations.
 MEMBER = """
 import sys, time
-from gdp.learn.distributed.processes import DistributedError, join, quit_at_once
+from gdp.learn.processes import DistributedError, join, quit_at_once
 port, rank = sys.argv[1:]
 team = join(f"127.0.0.1:{port}", 2, int(rank), heartbeat_s=6)
 team.agree(1)
@@ -320,15 +320,15 @@ def test_a_wrong_coordinator_fails_in_bounded_time() -> None:
 
 def test_what_fails_for_want_of_another_process_says_so_and_nothing_else_does() -> None:
     lost = r"process 1 lost the others \(barrier\); start all"
-    with pytest.raises(DistributedError, match=lost), Team(1, 2).together():
+    with pytest.raises(DistributedError, match=lost), ProcessGroup(1, 2).together():
         raise TimeoutError("barrier\nand pages of more")
-    with pytest.raises(OSError, match="No space left"), Team(1, 2).together():
+    with pytest.raises(OSError, match="No space left"), ProcessGroup(1, 2).together():
         raise OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(TimeoutError), Team().together():
+    with pytest.raises(TimeoutError), ProcessGroup().together():
         raise TimeoutError("alone")
 
 
 def test_items_are_dealt_to_processes_without_loss() -> None:
-    found = [Team(rank, 3).mine(list("abcdefg")) for rank in range(3)]
+    found = [ProcessGroup(rank, 3).mine(list("abcdefg")) for rank in range(3)]
     assert sorted(index for part in found for index, _ in part) == list(range(7))
     assert found[1] == [(1, "b"), (4, "e")]

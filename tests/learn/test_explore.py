@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from tiny import random_problem
 
-from gdp.learn.explore import ELITE, LAYERS, Explorer, fold, scaled
-from gdp.learn.finetune import FinetuneConfig, finetune
+from gdp.learn.finetune import ELITE, LAYERS, Explorer, FinetuneConfig, finetune, fold, scaled
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.policy.decode import decode
 from gdp.policy.model.config import NetworkConfig

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from tiny import fork_join, random_problem, with_memory
 
+from gdp.learn.evaluator import FINALISTS, turns_of
 from gdp.learn.finetune import STALE, FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
-from gdp.learn.judge import FINALISTS, turns_of
 from gdp.learn.recipe import RecipeError, load_finetune
+from gdp.learn.rollout import gap
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES
 from gdp.policy.advice import advice
-from gdp.policy.gaps import gap
 from gdp.policy.method import policy_candidate
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init

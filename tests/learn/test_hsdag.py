@@ -6,26 +6,29 @@ import numpy as np
 import pytest
 from tiny import brute_force_s, plain_graph, random_problem, unit_cluster
 
-from gdp.learn.hsdag.config import HsdagConfig, published
-from gdp.learn.hsdag.episodes import (
-    episode_loss,
-    first_state,
-    legal_of,
-    parse_state,
-    policy_loss,
-)
-from gdp.learn.hsdag.method import hsdag
-from gdp.learn.hsdag.network import Pass, init, network, replay, view_of
+from gdp.learn.evaluator import PlacementEvaluator
+from gdp.learn.hsdag.network import ParsingPass, init, network, replay, view_of
 from gdp.learn.hsdag.nodes import (
     NUM_FEATURES,
     SHAPE,
+    HsdagConfig,
     colocated,
     fractal_dimension,
     make_nodes,
+    published,
     sinusoids,
 )
-from gdp.learn.hsdag.train import Learner, pretrain, train
-from gdp.learn.judge import Judge
+from gdp.learn.hsdag.train import (
+    Learner,
+    episode_loss,
+    first_state,
+    hsdag,
+    legal_of,
+    parse_state,
+    policy_loss,
+    pretrain,
+    train,
+)
 from gdp.methods.base import Search
 from gdp.problem.problem import Problem, make_problem
 
@@ -131,7 +134,7 @@ def test_the_gradient_of_the_policy_loss_by_hand() -> None:
     np.testing.assert_allclose(grad, [[-0.5, 0.5], [0.5, -0.5], [0.0, 0.0]], atol=1e-6)
 
 
-def logits_again(learner: Learner, state: jax.Array, passes: Pass) -> jax.Array:
+def logits_again(learner: Learner, state: jax.Array, passes: ParsingPass) -> jax.Array:
     """What the loss makes of a recorded step."""
 
     @jax.jit
@@ -144,7 +147,7 @@ def logits_again(learner: Learner, state: jax.Array, passes: Pass) -> jax.Array:
 def test_the_loss_sees_the_groups_and_logits_of_the_episode() -> None:
     """Replayed with unchanged weights, each step's logits are those it was drawn from."""
     problem = random_problem(3, num_ops=30)
-    learner = Learner(problem, SMALL, Judge(problem, 100, None), 1, init(SMALL, 1))
+    learner = Learner(problem, SMALL, PlacementEvaluator(problem, 100, None), 1, init(SMALL, 1))
     steps, _ = learner.episode(2)
     state = first_state(SMALL, learner.params, learner.view)
     for number in range(SMALL.steps):
@@ -160,7 +163,7 @@ def test_the_loss_sees_the_groups_and_logits_of_the_episode() -> None:
 def test_scores_of_edges_learn_from_the_reward() -> None:
     """The gradient reaches the layers that score edges."""
     problem = random_problem(3, num_ops=30)
-    learner = Learner(problem, SMALL, Judge(problem, 100, None), 1, init(SMALL, 1))
+    learner = Learner(problem, SMALL, PlacementEvaluator(problem, 100, None), 1, init(SMALL, 1))
     steps, devices = learner.episode(2)
     advantage = np.linspace(-1, 1, devices.shape[0] * 2).reshape(-1, 2).astype(np.float32)
     gradient = jax.jit(jax.grad(episode_loss), static_argnums=1)
@@ -203,7 +206,7 @@ def test_it_learns_the_optimum_of_four_chains(config: HsdagConfig) -> None:
 def test_the_trained_policy_itself_has_learned() -> None:
     """Its most probable placements are better than all it drew at first."""
     problem = random_problem(7, num_ops=40, num_devices=3)
-    judge = Judge(problem, 1 << 30, None)
+    judge = PlacementEvaluator(problem, 1 << 30, None)
     learner = Learner(problem, SMALL, judge, 5, init(SMALL, 5))
     first_s = learner.learn()
     for _ in range(20):

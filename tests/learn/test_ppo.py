@@ -7,8 +7,7 @@ import optax
 import pytest
 from tiny import random_problem
 
-from gdp.learn.imitation import imitation_rows, perturb
-from gdp.learn.judge import confirm
+from gdp.learn.evaluator import confirm
 from gdp.learn.ppo import (
     FAINT,
     PpoConfig,
@@ -17,8 +16,10 @@ from gdp.learn.ppo import (
     gap_advantages,
     gap_weights,
     gradient,
+    imitation_rows,
     log_probabilities,
     loss,
+    perturb,
     published_advantages,
     rows,
     step,
@@ -26,8 +27,7 @@ from gdp.learn.ppo import (
 )
 from gdp.learn.rollout import sample, with_label
 from gdp.methods.base import Assignment
-from gdp.policy.model.config import NetworkConfig
-from gdp.policy.model.head import score
+from gdp.policy.model.config import NetworkConfig, score
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 

@@ -9,12 +9,12 @@ import pytest
 
 from gdp import checkpoint
 from gdp.errors import GdpError
-from gdp.learn.distributed.processes import Team
 from gdp.learn.instances import Instance, draw, limit_memory, make, random_cluster, random_graph
 from gdp.learn.labels import LabelStore, load_labels
 from gdp.learn.metrics import JsonLines
 from gdp.learn.pretrain import _Run, pretrain
 from gdp.learn.problems import load_problems
+from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe, RecipeError, load_recipe, parse_recipe
 from gdp.policy.evaluate import judge
 from gdp.policy.model.network import init
@@ -129,10 +129,10 @@ def test_labels_of_random_graphs_take_part_whatever_the_seed(tmp_path: Path) -> 
     wanted = set(load_problems("", random_graphs=3, seed=0, min_ops=30, max_ops=60).train)
     other = parse_recipe(text.replace("max_ops = 60", "max_ops = 50"))  # other sizes, other names
     for one in (recipe, other):
-        run = _Run(one, tmp_path / "run", text, Team(), 1)
+        run = _Run(one, tmp_path / "run", text, ProcessGroup(), 1)
         assert one.seed == 3
         assert {i.graph for i in run.trainer.labels.instances()} >= wanted
-    assert len(_Run(recipe, tmp_path / "run", text, Team(), 1).held) == 1
+    assert len(_Run(recipe, tmp_path / "run", text, ProcessGroup(), 1).held) == 1
 
 
 def test_a_start_of_another_network_is_refused(tmp_path: Path) -> None:

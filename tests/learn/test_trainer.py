@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from gdp.learn.distributed.processes import Team
 from gdp.learn.instances import Instance, draw, make, random_graph
 from gdp.learn.labels import LabelStore
+from gdp.learn.pretrain import Outcome, by_regime, quality_of
 from gdp.learn.problems import load_problems
+from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe, RecipeError, parse_recipe
 from gdp.learn.trainer import Trainer, single_device_s
-from gdp.learn.validate import Outcome, by_regime, quality_of
 from gdp.policy.model.network import init
 from gdp.problem.problem import Problem
 
@@ -72,8 +72,8 @@ def test_an_update_without_signal_changes_nothing(monkeypatch: pytest.MonkeyPatc
 
 def test_more_processes_than_problems_of_an_update_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"3 processes share 2 problems.*\[ppo\] to at least 3"):
-        trainer(RECIPE, team=Team(0, 3))
-    trainer(RECIPE, team=Team(1, 2))
+        trainer(RECIPE, team=ProcessGroup(0, 3))
+    trainer(RECIPE, team=ProcessGroup(1, 2))
 
 
 def test_the_unit_of_the_published_reward_is_the_best_single_device() -> None:

@@ -13,8 +13,8 @@ from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 from gdp.policy.propose import ROUND, propose
 from gdp.policy.repair import ROUNDS, TIGHTER
-from gdp.policy.view.advised_features import advised_features
 from gdp.policy.view.feature_kernels import slacks
+from gdp.policy.view.features import advised_features
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.latency import simulate

@@ -14,8 +14,8 @@ from gdp.policy.evaluate import judge
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, advised
+from gdp.policy.view.decode_problem import PAIR, PairFeatures
 from gdp.policy.view.features import NUM_OP_FEATURES, features
-from gdp.policy.view.pair_features import PAIR, PairFeatures
 from gdp.problem.symmetry import canonical
 
 

@@ -12,11 +12,10 @@ from gdp.costs.roofline import roofline
 from gdp.methods.timing import timing
 from gdp.policy.decode import decode, prepare
 from gdp.policy.model import network
-from gdp.policy.model.config import NetworkConfig, published
-from gdp.policy.model.head import Head, score
+from gdp.policy.model.config import Head, NetworkConfig, published, score
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
-from gdp.policy.view.pair_features import NUM_PAIR_FEATURES, PAIR
+from gdp.policy.view.decode_problem import NUM_PAIR_FEATURES, PAIR
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.symmetry import canonical, twins
 from gdp.sim.score import score as simulated

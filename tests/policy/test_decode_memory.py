@@ -10,9 +10,9 @@ from tiny import cpu, plain_graph, random_problem, unit_cluster
 from gdp.cluster.types import make_cluster
 from gdp.methods.heuristics.list_schedule import heft_assignments
 from gdp.policy.decode import decode, prepare
-from gdp.policy.decode_kernels import State, new_scratch, new_state, rollout
-from gdp.policy.model.head import Head
-from gdp.policy.view.pair_features import NUM_PAIR_FEATURES, PAIR
+from gdp.policy.decode_kernels import DecodeState, SeenChoices, new_scratch, new_state, rollout
+from gdp.policy.model.config import Head
+from gdp.policy.view.decode_problem import NUM_PAIR_FEATURES, PAIR
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.memory import weights_held
 from gdp.sim.objectives import peaks
@@ -30,15 +30,18 @@ def liking(problem: Problem, feature: int, weight: float) -> Head:
     )  # fmt: skip
 
 
-def counted(problem: Problem, device: list[int] | Int[np.ndarray, "N"]) -> State:
+def counted(problem: Problem, device: list[int] | Int[np.ndarray, "N"]) -> DecodeState:
     """What the decoder takes the devices to hold, ops placed in order."""
     n, d = problem.num_ops, problem.num_devices
     view = prepare(problem, mask_memory=False)._replace(order=np.arange(n))
     state = new_state(view)
     rollout(
         view, state, new_scratch(d, 1), liking(problem, PAIR.end, 0.0), np.array(device),
-        np.zeros(n), True, 1.0, np.zeros(n, np.int64), np.zeros(1, bool), np.zeros((1, 1), bool),
-        np.zeros((1, 1, NUM_PAIR_FEATURES), np.float32), False,
+        np.zeros(n), True, 1.0, np.zeros(n, np.int64),
+        SeenChoices(
+            np.zeros(1, bool), np.zeros((1, 1), bool),
+            np.zeros((1, 1, NUM_PAIR_FEATURES), np.float32),
+        ), False,
     )  # fmt: skip
     return state
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tiny import plain_graph, unit_cluster
 
+from gdp.learn.rollout import gap
 from gdp.methods.timing import timing
 from gdp.policy.evaluate import evaluate
-from gdp.policy.gaps import gap
 from gdp.policy.repair import move_until_fits
 from gdp.problem.problem import Problem, make_problem
 

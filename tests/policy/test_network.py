@@ -10,14 +10,18 @@ from flax import nnx
 from tiny import random_problem
 
 from gdp.policy.advice import advice
-from gdp.policy.model.attention import SegmentAttention
 from gdp.policy.model.config import NetworkConfig, published
-from gdp.policy.model.network import abstract, apply, init
-from gdp.policy.model.sage import PublishedSage
-from gdp.policy.model.superposition import Gate, SuperposedLinear
+from gdp.policy.model.network import (
+    Gate,
+    PublishedSage,
+    SegmentAttention,
+    SuperposedLinear,
+    abstract,
+    apply,
+    init,
+)
 from gdp.policy.view.batching import Batch, max_over_neighbours, on_device, pad
-from gdp.policy.view.buckets import bucket
-from gdp.policy.view.features import features
+from gdp.policy.view.features import bucket, features
 
 CONFIG = NetworkConfig(width=16, heads=2, sage_layers=1, head_width=8, segment=64)
 

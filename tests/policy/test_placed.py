@@ -14,8 +14,14 @@ from gdp.methods.base import Assignment, Search
 from gdp.policy.method import place_with_policy
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
-from gdp.policy.placed import Placed, keep, recalled
-from gdp.policy.policy import Policy, load_policy, save_policy
+from gdp.policy.policy import (
+    KeptPlacement,
+    Policy,
+    keep_placement,
+    load_policy,
+    recall_placement,
+    save_policy,
+)
 from gdp.problem.problem import make_problem
 from gdp.sim.score import values
 
@@ -34,9 +40,9 @@ def test_what_is_kept_comes_back_from_disk(policy: Policy, tmp_path: Path, ranke
     problem = random_problem(5, num_ops=30, num_devices=3)
     device = problem.group_allowed.argmax(axis=1)[problem.group]
     rank = np.random.default_rng(0).permutation(problem.num_ops) if ranked else None
-    tuned = replace(policy, placed=keep(problem, Assignment(device, rank)))
+    tuned = replace(policy, placed=keep_placement(problem, Assignment(device, rank)))
     save_policy(tuned, tmp_path / "tuned")
-    found = recalled(load_policy(tmp_path / "tuned").placed, problem)
+    found = recall_placement(load_policy(tmp_path / "tuned").placed, problem)
     assert found is not None
     np.testing.assert_array_equal(found.device, device)
     assert (found.rank is None) == (rank is None)
@@ -47,19 +53,22 @@ def test_what_is_kept_comes_back_from_disk(policy: Policy, tmp_path: Path, ranke
 def test_only_what_the_problem_allows_comes_back() -> None:
     problem = fork_join()
     device = np.ones(problem.num_ops, dtype=np.int64)
-    placed = keep(problem, Assignment(device))
-    assert recalled(placed, problem) is not None
-    assert recalled(None, problem) is None
-    assert recalled(msgspec.structs.replace(placed, digest="another"), problem) is None
-    assert recalled(keep(problem, Assignment(device + problem.num_devices)), problem) is None
-    shorter = Placed(placed.digest, keep(problem, Assignment(device[:-1])).device)
-    assert recalled(shorter, problem) is None
+    placed = keep_placement(problem, Assignment(device))
+    assert recall_placement(placed, problem) is not None
+    assert recall_placement(None, problem) is None
+    assert recall_placement(msgspec.structs.replace(placed, digest="another"), problem) is None
+    assert (
+        recall_placement(keep_placement(problem, Assignment(device + problem.num_devices)), problem)
+        is None
+    )
+    shorter = KeptPlacement(placed.digest, keep_placement(problem, Assignment(device[:-1])).device)
+    assert recall_placement(shorter, problem) is None
     allowed = problem.allowed.copy()
     allowed[0, 1] = False
     narrow = make_problem(
         problem.graph, problem.cluster, problem.compute_s, problem.objective, allowed=allowed
     )
-    assert recalled(placed, narrow) is None
+    assert recall_placement(placed, narrow) is None
 
 
 def test_a_tuned_policy_answers_no_worse_than_it_was_tuned(policy: Policy, tmp_path: Path) -> None:

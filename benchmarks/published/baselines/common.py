@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gdp.learn.hsdag.config import HsdagConfig
-from gdp.learn.hsdag.nodes import Nodes, make_nodes
-from gdp.learn.judge import Judge
+from gdp.learn.evaluator import PlacementEvaluator
+from gdp.learn.hsdag.nodes import ColocatedNodes, HsdagConfig, make_nodes
 from gdp.methods.base import Assignment
 from gdp.policy.compilation import use_cache
 from gdp.problem.arrays import arrays_of
@@ -39,7 +38,7 @@ class Found:
     best_at: int  # how many had been drawn when it was
 
 
-def nodes_of(problem: Problem) -> Nodes:
+def nodes_of(problem: Problem) -> ColocatedNodes:
     """The colocated nodes that all baselines place."""
     return make_nodes(problem, HsdagConfig())
 
@@ -51,7 +50,7 @@ class Arena:
         use_cache()  # seeds share what is compiled
         self.problem, self.budget = problem, evaluations
         self.nodes = nodes_of(problem)
-        self.judge = Judge(problem, evaluations, None)
+        self.judge = PlacementEvaluator(problem, evaluations, None)
         self.began_s = time.process_time()
         self.drawn, self.first_s, self.best_at = 0, np.inf, 0
 

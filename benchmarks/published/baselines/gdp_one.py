@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.published.baselines.common import RESERVED, Arena, Found, one_device_s
-from gdp.learn.ppo import Rows, Weights, gradient, optimiser, published_advantages, rows, step
+from gdp.learn.ppo import ChoiceRows, Weights, gradient, optimiser, published_advantages, rows, step
 from gdp.learn.recipe import Recipe, load_recipe
 from gdp.learn.rollout import sample
 from gdp.policy.advice import Advice
@@ -91,7 +91,7 @@ class _Learner:
         self.updates = max(1, (evaluations - RESERVED) // self.samples)
         self.past = (0.0, 0)
 
-    def draw(self, policy: Policy) -> tuple[Batch, Rows]:
+    def draw(self, policy: Policy) -> tuple[Batch, ChoiceRows]:
         """What one update learns from."""
         arena, seed = self.arena, self.seed * self.updates + self.arena.drawn
         episode = sample(policy, arena.problem, samples=self.samples, seed=seed)

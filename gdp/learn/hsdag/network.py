@@ -24,16 +24,15 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from gdp.learn.hsdag.config import HsdagConfig
-from gdp.learn.hsdag.nodes import NUM_FEATURES, Nodes
+from gdp.learn.hsdag.nodes import NUM_FEATURES, ColocatedNodes, HsdagConfig
 from gdp.policy.model.config import Params
-from gdp.policy.view.buckets import OP_SIZES, bucket
+from gdp.policy.view.features import OP_SIZES, bucket
 
 SIZES = (32, 128, *OP_SIZES)
-"""Nodes that problems are padded to."""
+"""ColocatedNodes that problems are padded to."""
 
 
-class View(NamedTuple):
+class PaddedNodes(NamedTuple):
     """The nodes of a problem, padded."""
 
     feature: Float[Any, "N F"]
@@ -43,14 +42,14 @@ class View(NamedTuple):
     legal: Bool[Any, "N D"]  # where a node may go; padding nowhere
 
 
-class Pass(NamedTuple):
+class ParsingPass(NamedTuple):
     """One parsing of a graph."""
 
     part: Int[Any, "N"]  # the group of every node; padding of one of its own, the last
     kept: Bool[Any, "P"]  # edges that tie groups together
 
 
-def view_of(nodes: Nodes, max_devices: int) -> View:
+def view_of(nodes: ColocatedNodes, max_devices: int) -> PaddedNodes:
     """The padded arrays of a problem's nodes."""
     count, edges = nodes.count, len(nodes.src)
     wide = bucket(count + 1, SIZES)  # the last node is always padding
@@ -61,7 +60,7 @@ def view_of(nodes: Nodes, max_devices: int) -> View:
     ends[:, :edges] = nodes.src, nodes.dst
     legal = np.zeros((wide, max_devices), dtype=bool)
     legal[:count, : nodes.allowed.shape[1]] = nodes.allowed
-    return View(feature, ends[0], ends[1], np.arange(wide_p) < edges, legal)
+    return PaddedNodes(feature, ends[0], ends[1], np.arange(wide_p) < edges, legal)
 
 
 class HsdagNetwork(nnx.Module):
@@ -105,7 +104,11 @@ class HsdagNetwork(nnx.Module):
         return h, jnp.where(edge, score, 0.0)
 
     def pooled(
-        self, h: Float[Array, "N H"], score: Float[Array, "P"], src: Int[Array, "P"], parsed: Pass
+        self,
+        h: Float[Array, "N H"],
+        score: Float[Array, "P"],
+        src: Int[Array, "P"],
+        parsed: ParsingPass,
     ) -> Float[Array, "N H"]:
         """Embeddings of the groups, one row each, in rows 0.. of as many as there are nodes."""
         count = h.shape[0]
@@ -164,7 +167,7 @@ def network(config: HsdagConfig, params: Params) -> HsdagNetwork:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def start(config: HsdagConfig, params: Params, view: View) -> Float[Array, "N H"]:
+def start(config: HsdagConfig, params: Params, view: PaddedNodes) -> Float[Array, "N H"]:
     """The first state."""
     return network(config, params).start(jnp.asarray(view.feature))
 
@@ -179,7 +182,7 @@ def level(
 
 @functools.partial(jax.jit, static_argnums=0)
 def pooled(
-    config: HsdagConfig, params: Params, h: Array, score: Array, src: Array, parsed: Pass
+    config: HsdagConfig, params: Params, h: Array, score: Array, src: Array, parsed: ParsingPass
 ) -> Float[Array, "N H"]:
     """`HsdagNetwork.pooled`."""
     return network(config, params).pooled(h, score, src, parsed)
@@ -193,12 +196,14 @@ def finish(
     return network(config, params).logits(z), state + z[part]
 
 
-def replay(net: HsdagNetwork, view: View, state: Array, passes: Pass) -> Float[Array, "N D"]:
+def replay(
+    net: HsdagNetwork, view: PaddedNodes, state: Array, passes: ParsingPass
+) -> Float[Array, "N D"]:
     """The logits of one step again, with the groups as they were: `passes` stacked [L, ...]."""
     h, src, dst = state, jnp.asarray(view.src), jnp.asarray(view.dst)
     edge = jnp.asarray(view.edge)
     for number in range(passes.part.shape[0]):
-        parsed = Pass(passes.part[number], passes.kept[number])
+        parsed = ParsingPass(passes.part[number], passes.kept[number])
         h, score = net.level(h, src, dst, edge)
         h = net.pooled(h, score, src, parsed)
         src, dst = parsed.part[src], parsed.part[dst]

@@ -1,4 +1,4 @@
-"""What HSDAG sees of a problem: colocated chains of ops as nodes, and their features.
+"""HSDAG's configuration and the nodes it sees of a problem: chains of ops that share a device.
 
 Colocation: an op that is the only reader of its only producer joins it (the paper's appendix G).
 Features: mean of the one-hot op types, output shape, in- and out-degree (one-hot), fractal
@@ -7,16 +7,59 @@ Axes: N ops, M nodes, P edges, D devices, F features.
 """
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.graph.groups import all_per_group, components, merge_ids, sum_per_group
-from gdp.learn.hsdag.config import HsdagConfig
 from gdp.policy.view.features import NUM_OP_TYPES
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+
+
+@dataclass(frozen=True)
+class HsdagConfig:
+    """The network and its training. `published()` is the paper's, as far as it says."""
+
+    width: int = 64
+    gnn_layers: int = 2
+    passes: int = 1  # of parsing at most, each over the groups of the one before
+    least_groups: int = 2  # a pass that would leave fewer is not taken
+    max_devices: int = 8
+    output_shape: bool = True  # the features of the paper's ablation
+    node_id: bool = True
+    structure: bool = True  # in- and out-degree, fractal dimension
+    steps: int = 5  # of the state between two updates: each parses anew
+    samples: int = 4  # placements drawn per step
+    epochs: int = 4  # optimiser steps per update
+    rate: float = 5e-4
+    discount: float = 1.0  # gamma of equation 14: weight of a reward, per step
+    advantage: Literal["centred", "published"] = "centred"
+    entropy: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name in ("width", "gnn_layers", "passes", "least_groups", "steps", "samples", "epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0.0 < self.discount <= 1.0:
+            raise ValueError(f"discount must lie in (0, 1], got {self.discount}")
+        if self.advantage == "centred" and self.steps * self.samples < 2:
+            raise ValueError("steps x samples must be at least 2 to have a baseline")
+
+
+def published(**changes: Any) -> HsdagConfig:
+    """The settings of the paper's table 6, and no baseline (equation 14).
+
+    The discount is not in the paper; 0.95 is that of the code its authors released.
+    """
+    config = HsdagConfig(
+        width=128, passes=1, steps=20, samples=1, epochs=4, rate=1e-4, discount=0.95,
+        advantage="published", entropy=0.0,
+    )  # fmt: skip
+    return replace(config, **changes)
+
 
 SHAPE = 6  # axes of an output that are told
 DEGREES = 8  # larger degrees count as 7
@@ -27,7 +70,7 @@ _ROWS = 256  # nodes whose distances are held at once
 
 
 @dataclass(frozen=True, eq=False)
-class Nodes:
+class ColocatedNodes:
     """A coarse graph; a node's ops share a device."""
 
     node_of: Int[np.ndarray, "N"]
@@ -49,7 +92,7 @@ class Nodes:
         return np.where(may, wanted, self.fastest)[..., self.node_of]
 
 
-def make_nodes(problem: Problem, config: HsdagConfig) -> Nodes:
+def make_nodes(problem: Problem, config: HsdagConfig) -> ColocatedNodes:
     """The nodes of a problem, with the features that the configuration leaves in."""
     node_of = colocated(problem)
     src, dst = _distinct(*(node_of[end] for end in problem.graph.edges))
@@ -57,7 +100,7 @@ def make_nodes(problem: Problem, config: HsdagConfig) -> Nodes:
     seconds = sum_per_group(arrays_of(problem).compute_s, node_of)
     feature = _features(problem, node_of, src, dst, config)
     fastest = np.where(allowed, seconds, np.inf).argmin(axis=1)
-    return Nodes(node_of, src, dst, allowed, fastest, feature)
+    return ColocatedNodes(node_of, src, dst, allowed, fastest, feature)
 
 
 def colocated(problem: Problem) -> Int[np.ndarray, "N"]:

@@ -1,49 +1,183 @@
-"""REINFORCE over episodes on one problem, or on several in turn.
+"""REINFORCE over episodes of HSDAG on one problem, or on several in turn.
 
-Equations 12 to 14 of arXiv 2405.14185: the reward of a placement is 1 / seconds, and the gradient
-sums advantage x grad log p(placement) over the steps of an episode. The published advantage is the
-discounted reward itself, always positive; centred, the default, is by mean and deviation of the
-episode. Not simulated placements can be rewarded too: the reward is a function.
+At each step of an episode the graph is parsed anew, placed, and the state goes on. Equations 12 to
+14 of arXiv 2405.14185: the reward of a placement is 1 / seconds, and the gradient sums advantage x
+grad log p(placement) over the steps of an episode. The published advantage is the discounted
+reward itself, always positive; centred, the default, is by mean and deviation of the episode.
+Axes: S steps, K placements per step, L passes of parsing, N nodes with padding, M nodes, G groups.
 """
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from gdp.clock import Clock
-from gdp.learn.hsdag.config import HsdagConfig
-from gdp.learn.hsdag.episodes import (
-    Step,
-    draw,
-    episode_loss,
-    first_state,
-    legal_of,
-    node_devices,
-    parse_state,
+from gdp.graph.groups import best_edges, components
+from gdp.learn.evaluator import PlacementEvaluator, Reward
+from gdp.learn.hsdag.network import (
+    PaddedNodes,
+    ParsingPass,
+    finish,
+    init,
+    level,
+    network,
+    pooled,
+    replay,
+    start,
+    view_of,
 )
-from gdp.learn.hsdag.network import init, view_of
-from gdp.learn.hsdag.nodes import make_nodes
-from gdp.learn.judge import Judge, Reward
+from gdp.learn.hsdag.nodes import ColocatedNodes, HsdagConfig, make_nodes
 from gdp.learn.ppo import advantages
-from gdp.methods.base import Assignment
+from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.repair import settle
+from gdp.methods.scoring import unsupported
 from gdp.policy.compilation import use_cache
 from gdp.policy.model.config import Params
 from gdp.problem.problem import Problem
 
+
+class EpisodeStep(NamedTuple):
+    """State read and actions chosen in one step of an episode."""
+
+    state: Float[Any, "N H"]
+    passes: ParsingPass  # stacked: part [L N], kept [L P]
+    legal: Bool[Any, "N D"]  # where some member of a group may go; nothing for rows without one
+    action: Int[Any, "K N"]  # the device drawn for each group
+
+
+class Parsed(NamedTuple):
+    """The groups of one step, their logits and the next state."""
+
+    part: Int[np.ndarray, "N"]  # the group of every node, over all passes
+    passes: ParsingPass
+    logits: Float[np.ndarray, "N D"]
+    next: Float[Array, "N H"]
+
+
+def parse_state(
+    config: HsdagConfig, params: Params, view: PaddedNodes, state: Float[Array, "N H"], count: int
+) -> Parsed:
+    """Encode, parse and pool `config.passes` times, the first `count` nodes being real.
+
+    A pass that would leave fewer than `config.least_groups` groups is not taken: without it, and
+    with enough passes, every connected graph would end as one group.
+    """
+    wide = len(view.feature)
+    src, dst, edge, h = view.src, view.dst, view.edge, state
+    whole, alive = np.arange(wide), count
+    parts, keeps = [], []
+    for _ in range(config.passes):
+        h, score = level(config, params, h, src, dst, edge)
+        part, kept, left = _parse(config, np.asarray(score), src, dst, edge, alive, wide)
+        h = pooled(config, params, h, score, src, ParsingPass(part, kept))
+        src, dst, alive = part[src], part[dst], left
+        edge, whole = edge & (src != dst), part[whole]
+        parts.append(part)
+        keeps.append(kept)
+    logits, following = finish(config, params, state, h, whole)
+    return Parsed(
+        whole, ParsingPass(np.stack(parts), np.stack(keeps)), np.asarray(logits), following
+    )
+
+
+def _parse(
+    config: HsdagConfig, score: np.ndarray, src: np.ndarray, dst: np.ndarray, edge: np.ndarray,
+    alive: int, wide: int,
+) -> tuple[Int[np.ndarray, "N"], Bool[np.ndarray, "P"], int]:  # fmt: skip
+    """(group of every node, edges kept, groups) of a level with `alive` of `wide` nodes."""
+    real = np.flatnonzero(edge)
+    kept = np.zeros(len(score), dtype=bool)
+    kept[real] = best_edges(score[real].astype(np.float64), src[real], dst[real])
+    label = components(src[kept], dst[kept], alive)
+    if label.max() + 1 < min(config.least_groups, alive):
+        kept[:], label = False, np.arange(alive)
+    part = np.full(wide, wide - 1, dtype=np.int32)
+    part[:alive] = label
+    return part, kept, int(label.max()) + 1
+
+
+def first_state(config: HsdagConfig, params: Params, view: PaddedNodes) -> Float[Array, "N H"]:
+    """Initial state of every episode."""
+    return start(config, params, view)
+
+
+def draw(
+    parsed: Parsed, legal: Bool[np.ndarray, "N D"], samples: int, rng: np.random.Generator
+) -> Int[np.ndarray, "K N"]:
+    """Devices of the groups, drawn from the policy; the best one of each with `samples` 0."""
+    logits = np.where(legal, parsed.logits, -np.inf)
+    logits[~legal.any(axis=1)] = 0.0
+    if samples == 0:
+        return logits.argmax(axis=1)[None]
+    return (logits + rng.gumbel(size=(samples, *logits.shape))).argmax(axis=2)
+
+
+def legal_of(part: Int[np.ndarray, "N"], legal: Bool[np.ndarray, "N D"]) -> Bool[np.ndarray, "N D"]:
+    """Devices that some node of each group may use."""
+    found = np.zeros_like(legal)
+    np.logical_or.at(found, part, legal)
+    return found
+
+
+def node_devices(
+    parsed: Parsed, action: Int[np.ndarray, "K N"], nodes: ColocatedNodes
+) -> Int[np.ndarray, "K O"]:
+    """The device of every op, from those of the groups."""
+    return nodes.devices(action[:, parsed.part[: nodes.count]])
+
+
+def policy_loss(
+    logits: Float[Array, "N D"],
+    legal: Bool[Array, "N D"],
+    action: Int[Array, "K N"],
+    advantage: Float[Array, "K"],
+    entropy: float | Float[Array, ""],
+) -> Float[Array, ""]:
+    """Minus the mean over placements of advantage x log-probability, minus the entropy bonus.
+
+    log p(placement) is the sum over its groups (equation 14); groups without a choice add nothing.
+    """
+    free = legal.sum(axis=1) > 1
+    logp = jax.nn.log_softmax(jnp.where(legal, logits, -1e9), axis=-1)
+    chosen = jnp.take_along_axis(logp[None], action[..., None], axis=-1)[..., 0]
+    total = jnp.where(free, chosen, 0.0).sum(axis=1)
+    spread = -jnp.where(legal, jnp.exp(logp) * logp, 0.0).sum(axis=-1)
+    bonus = jnp.where(free, spread, 0.0).sum()
+    return -(advantage * total).mean() - entropy * bonus
+
+
+def episode_loss(
+    params: Params,
+    config: HsdagConfig,
+    view: PaddedNodes,
+    steps: EpisodeStep,
+    advantage: Float[Array, "S K"],
+) -> Float[Array, ""]:
+    """The mean of `policy_loss` over the steps of an episode, with the groups as they were."""
+    net = network(config, params)
+
+    def of_step(step: EpisodeStep, advantage: Float[Array, "K"]) -> Float[Array, ""]:
+        logits = replay(net, view, step.state, step.passes)
+        return policy_loss(logits, step.legal, step.action, advantage, config.entropy)
+
+    return jax.vmap(of_step)(steps, advantage).mean()
+
+
 EVALUATIONS = 2000
-"""Placements judged where neither evaluations nor seconds are given: the paper's 100 x 20."""
+"""Default number of evaluations: the 100 x 20 of the paper."""
 _ROOM = 6  # evaluations kept back: what comes close to the best is tried under every rule
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """What one training leaves."""
+class HsdagResult:
+    """Result of one training."""
 
     params: Params
     assignment: Assignment
@@ -55,10 +189,15 @@ class Trained:
 
 
 class Learner:
-    """Weights, optimiser and judge of one problem."""
+    """Weights, optimiser and evaluator of one problem."""
 
     def __init__(
-        self, problem: Problem, config: HsdagConfig, judge: Judge, seed: int, params: Params
+        self,
+        problem: Problem,
+        config: HsdagConfig,
+        judge: PlacementEvaluator,
+        seed: int,
+        params: Params,
     ) -> None:
         self.config, self.judge, self.params = config, judge, params
         self.rng = np.random.default_rng(seed)
@@ -67,7 +206,7 @@ class Learner:
         self.transform = _optimiser(config.rate)
         self.state = self.transform.init(params)
 
-    def episode(self, samples: int) -> tuple[Step, Int[np.ndarray, "S K O"]]:
+    def episode(self, samples: int) -> tuple[EpisodeStep, Int[np.ndarray, "S K O"]]:
         """One episode's steps, stacked, and the devices of every op in each placement."""
         state = first_state(self.config, self.params, self.view)
         steps, devices = [], []
@@ -75,12 +214,12 @@ class Learner:
             parsed = parse_state(self.config, self.params, self.view, state, self.nodes.count)
             legal = legal_of(parsed.part, self.view.legal)
             action = draw(parsed, legal, samples, self.rng)
-            steps.append(Step(np.asarray(state), parsed.passes, legal, action))
+            steps.append(EpisodeStep(np.asarray(state), parsed.passes, legal, action))
             devices.append(node_devices(parsed, action, self.nodes))
             state = parsed.next
         return jax.tree.map(lambda *rows: np.stack(rows), *steps), np.stack(devices)
 
-    def update(self, steps: Step, advantage: Float[np.ndarray, "S K"]) -> None:
+    def update(self, steps: EpisodeStep, advantage: Float[np.ndarray, "S K"]) -> None:
         """A few optimiser steps on one episode."""
         for _ in range(self.config.epochs):
             self.params, self.state = _descend(
@@ -89,7 +228,7 @@ class Learner:
             )  # fmt: skip
 
     def learn(self) -> Float[np.ndarray, "S K"]:
-        """Draw, judge and update once; returns the seconds of the placements."""
+        """Draw, evaluate and update once; returns the seconds of the placements."""
         steps, devices = self.episode(self.config.samples)
         cost_s = self.judge.judge(devices.reshape(-1, devices.shape[-1]))
         cost_s = cost_s.reshape(devices.shape[:2])
@@ -97,7 +236,7 @@ class Learner:
         return cost_s
 
     def advantage(self, cost_s: Float[np.ndarray, "S K"]) -> Float[np.ndarray, "S K"]:
-        """What a placement's log-probability is weighted by; 0 where it does not run."""
+        """Weight of a placement's log-probability; 0 where it does not run."""
         runs = np.isfinite(cost_s)
         found = np.zeros_like(cost_s)
         if self.config.advantage == "published":
@@ -117,7 +256,7 @@ class Learner:
         return parsed.part[self.nodes.node_of].astype(np.int64)
 
     def warm_up(self) -> None:
-        """Compile what a training calls; nothing is judged, and nothing changes."""
+        """Compile the functions that training calls, without any effect on it."""
         params, rng, state = self.params, self.rng, self.state
         self.rng = np.random.default_rng(0)
         steps, devices = self.episode(self.config.samples)
@@ -135,18 +274,25 @@ def train(
     reward: Reward | None = None,
     params: Params | None = None,
     progress: Callable[[int, float], None] | None = None,
-) -> Trained:
-    """Train on one problem, from `params` or from fresh weights; the best placement met.
+) -> HsdagResult:
+    """Train on one problem and return the best placement found.
 
-    Ends after so many placements drawn or seconds, `EVALUATIONS` without either; a placement drawn
-    twice is judged once. Without `reward` the simulator judges. `progress` is called with the
-    placements drawn and the best seconds. Seconds begin after compilation.
+    Args:
+        problem: Problem to place.
+        config: Settings; None is `HsdagConfig()`.
+        seed: Seed of weights and samples.
+        evaluations: Most placements drawn; a placement drawn twice is evaluated once. `EVALUATIONS`
+            where neither this nor `seconds` is given.
+        seconds: Time limit, which begins after compilation.
+        reward: Seconds of a placement; None is the simulator.
+        params: Weights to start from, such as those of `pretrain`; None draws fresh ones.
+        progress: Called with the number of placements drawn and the best seconds.
     """
     use_cache()
     config = fitting(config or HsdagConfig(), problem.num_devices)
     if evaluations is None:
         evaluations = EVALUATIONS if seconds is None else 1 << 40
-    judge = Judge(problem, evaluations, reward)
+    judge = PlacementEvaluator(problem, evaluations, reward)
     learner = Learner(
         problem, config, judge, seed, init(config, seed) if params is None else params
     )
@@ -155,7 +301,7 @@ def train(
     clock = Clock(seconds)
     first_s = _go(learner, evaluations - judge.reserved, clock, progress)
     best, value_s = judge.confirmed()
-    return Trained(
+    return HsdagResult(
         learner.params, best, value_s, judge.evaluations, first_s, learner.groups(),
         learner.greedy()[0],
     )  # fmt: skip
@@ -164,7 +310,7 @@ def train(
 def _go(
     learner: Learner, budget: int, clock: Clock, progress: Callable[[int, float], None] | None
 ) -> float:
-    """Learn until the budget or the clock ends it, then judge what is most probable."""
+    """Learn until the budget or the clock ends, then evaluate the greedy placements."""
     judge, batch = learner.judge, learner.config.steps * learner.config.samples
     last = learner.config.steps + _ROOM
     drawn, first_s = 0, np.inf
@@ -193,14 +339,14 @@ def pretrain(
 ) -> Params:
     """Weights trained on several problems in turn, one update each; the paper trains on one.
 
-    To be given to `train` as `params`, under the same configuration.
+    To pass to `train` as `params`, under the same configuration.
     """
     use_cache()
     wide = max(problem.num_devices for problem in problems)
     config = fitting(config or HsdagConfig(), wide)
     params = init(config, seed)
     learners = [
-        Learner(problem, config, Judge(problem, 1 << 40, None), seed + k, params)
+        Learner(problem, config, PlacementEvaluator(problem, 1 << 40, None), seed + k, params)
         for k, problem in enumerate(problems)
     ]
     state = learners[0].state
@@ -216,7 +362,7 @@ def fitting(config: HsdagConfig, num_devices: int) -> HsdagConfig:
     """The configuration with a head for at least so many devices."""
     from dataclasses import replace
 
-    from gdp.policy.view.buckets import DEVICE_SIZES, bucket
+    from gdp.policy.view.features import DEVICE_SIZES, bucket
 
     if num_devices <= config.max_devices:
         return config
@@ -235,10 +381,57 @@ def _descend(
     params: Params,
     state: Any,
     view: Any,
-    steps: Step,
+    steps: EpisodeStep,
     advantage: Any,
 ) -> tuple[Params, Any]:
     """(weights, optimiser state) after one step."""
     grads = jax.grad(episode_loss)(params, config, view, steps, advantage)
     updates, state = transform.update(grads, state, params)
     return cast(Params, optax.apply_updates(params, updates)), state
+
+
+def hsdag(
+    problem: Problem,
+    search: Search,
+    config: HsdagConfig | None = None,
+    params: Params | None = None,
+) -> Answer:
+    """The best placement met while HSDAG is trained on the problem (arXiv 2405.14185).
+
+    From fresh weights, or from `params` of `gdp.learn.hsdag.train.pretrain`; evaluations and
+    seconds are those of the training here. `search.start` is not read. Where memory overflows
+    everywhere, its best placement is repaired.
+    """
+    if (refusal := unsupported(problem, "hsdag")) is not None:
+        return refusal
+    clock = Clock(search.seconds)
+    told = search.progress
+
+    def progress(drawn: int, best_s: float) -> None:
+        if told is not None:
+            told(_share(search, clock, drawn), best_s)
+
+    found = train(
+        problem, config, seed=search.seed, evaluations=search.evaluations, seconds=search.seconds,
+        params=params, progress=progress,
+    )  # fmt: skip
+    if found.value_s == float("inf"):
+        answer = settle(problem, search, [Assignment(found.last)], "hsdag")
+        spent = answer.evaluations + found.evaluations
+        return Answer(answer.assignment, reason=answer.reason, evaluations=spent)
+    return Answer(
+        found.assignment,
+        reason=f"hsdag: first {problem.unit.text(found.first_s)}, best "
+        f"{problem.unit.text(found.value_s)}, {found.groups.max() + 1} groups",
+        evaluations=found.evaluations,
+    )
+
+
+def _share(search: Search, clock: Clock, drawn: int) -> float:
+    """Share of the budget that is spent."""
+    shares = [0.0]
+    if search.seconds:
+        shares.append(clock.elapsed_s() / search.seconds)
+    if search.evaluations:
+        shares.append(drawn / search.evaluations)
+    return min(1.0, max(shares))

@@ -1,15 +1,17 @@
-"""The shape of the network and its weights by name: what both of its forms share.
+"""Configuration, weights and result of the network, shared by both implementations.
 
-`gdp.policy.model.network` states the network in JAX, for learning; `gdp.policy.model.inference` in
-NumPy, for answering. Neither JAX nor flax is imported here.
+`gdp.policy.model.network` implements the network in JAX, for learning; `gdp.policy.model.inference`
+in NumPy, for placing. Neither JAX nor flax is imported here. Axes of the result: K placements,
+N ops, D devices, F pair features, W head width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from gdp.policy.view.decode_problem import NUM_PAIR_FEATURES
 from gdp.policy.view.features import (
     NUM_DEVICE_FEATURES,
     NUM_GLOBAL_FEATURES,
@@ -17,7 +19,6 @@ from gdp.policy.view.features import (
     NUM_OP_TYPES,
     FeatureSet,
 )
-from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
 
 TYPE_WIDTH = 16
 """Of the embedding of an op's type."""
@@ -26,7 +27,8 @@ MAX_SUMMARIES = 64
 
 Pooling = Literal["published", "directed"]
 """published: equations 2 and 3, predecessors and successors alike. directed: readers and producers
-apart, rectified messages, residual and layer norm."""
+separately, rectified messages, residual connection and layer norm.
+"""
 
 Params = dict[str, Any]
 """The weights as a plain pytree of nested dicts; the keys of layers in a list are integers."""
@@ -65,7 +67,7 @@ _RANGES = {
     "heads": (1, 1 << 10), "segment": (1, 1 << 20), "memory": (0, 1 << 10),
     "head_width": (1, 1 << 14),
 }  # fmt: skip
-"""What a network may be; a checkpoint or a recipe may come from anywhere."""
+"""Allowed ranges; a checkpoint or a recipe may come from anywhere."""
 
 
 def published(**changes: Any) -> NetworkConfig:
@@ -140,3 +142,50 @@ def nested(arrays: Mapping[str, np.ndarray]) -> Params:
             inner = inner.setdefault(step, {})
         inner[last] = array
     return tree
+
+
+class Head(NamedTuple):
+    """Result of the network for one problem: scores before the pair features are known.
+
+    Arrays of JAX, padded, from the network; of NumPy, float32, for the decoder.
+    """
+
+    node: Any  # [N, W]
+    device: Any  # [D, W]
+    feature: Any  # [F, W]
+    mixing: Any  # [W, W]
+    bias: Any  # [W]
+    out: Any  # [W]
+
+    def cut(self, num_ops: int, num_devices: int) -> "Head":
+        """The head in NumPy, without the padding."""
+        ops, devices = slice(num_ops), slice(num_devices)
+
+        def flat(values: Any, *cut: slice) -> np.ndarray:
+            # Cut in NumPy: JAX would compile a slice for every new size. A copy, always: what JAX
+            # hands out may not be written, for which numba would compile the decoder anew.
+            return np.array(np.asarray(values)[cut], dtype=np.float32, order="C")
+
+        return Head(
+            node=flat(self.node, ops),
+            device=flat(self.device, devices),
+            feature=flat(self.feature),
+            mixing=flat(self.mixing),
+            bias=flat(self.bias),
+            out=flat(self.out),
+        )
+
+
+def _relu(x: Any) -> Any:
+    return np.maximum(x, 0.0)
+
+
+def score(head: Head, feats: Any, relu: Callable[[Any], Any] = _relu) -> Any:
+    """Logits [..., N, D] of pair features [..., N, D, F].
+
+    logit = out . relu(mixing' relu(node + device + feature' f) + bias)
+
+    In NumPy; in JAX with its `relu`. `decode_kernels.score_pairs` is the same for one op.
+    """
+    first = head.node[:, None, :] + head.device[None] + feats @ head.feature
+    return relu(relu(first) @ head.mixing + head.bias) @ head.out

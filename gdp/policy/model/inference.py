@@ -1,8 +1,9 @@
-"""The network of `gdp.policy.model.network` as a NumPy function: what answering needs, and no JAX.
+"""The network of `gdp.policy.model.network` as a NumPy function: placing needs no JAX.
 
-The layers bear the names they have there; a test holds both equal over all configurations. Ops are
+The layers have the names they have there; a test holds both equal over all configurations. Ops are
 in decode order, without padding, but for attention: its segments are those of the padded graph.
-Axes: N ops, P pairs, D devices, S segments, L ops of a segment, M keys, H heads, C whole.
+Axes: N ops, P pairs, D devices, S segments, L ops of a segment, M keys, H heads, C whole,
+F features in, O out.
 """
 
 import math
@@ -12,11 +13,42 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from gdp.graph.index import inverse
-from gdp.policy.model.config import MAX_SUMMARIES, NetworkConfig, Params
-from gdp.policy.model.head import Head
-from gdp.policy.model.layers import ONE_CORE, dense, norm
-from gdp.policy.view.buckets import OP_SIZES, bucket
-from gdp.policy.view.features import Features
+from gdp.policy.model.config import MAX_SUMMARIES, Head, NetworkConfig, Params
+from gdp.policy.view.features import OP_SIZES, Features, bucket
+
+NORM_EPSILON = 1e-6  # flax's
+ONE_CORE = 1 << 18
+"""Multiplications up to which OpenBLAS starts no threads: those that wait for each other spin,
+which on a busy machine took ten times the CPU seconds of the work itself."""
+
+
+def dense(p: Params, x: Float[np.ndarray, "... F"]) -> Float32[np.ndarray, "... O"]:
+    """A linear layer with bias, as flax stores it: kernel [F, O]."""
+    return product(x, np.asarray(p["kernel"])) + np.asarray(p["bias"])
+
+
+def product(
+    x: Float[np.ndarray, "... F"], kernel: Float[np.ndarray, "F O"]
+) -> Float[np.ndarray, "... O"]:
+    """x @ kernel, so few rows at once that BLAS stays on this core."""
+    rows, at_once = x.reshape(-1, x.shape[-1]), max(1, ONE_CORE // max(1, kernel.size))
+    whole = len(rows) // at_once * at_once
+    out = np.empty((len(rows), kernel.shape[1]), np.result_type(x, kernel))
+    stack = (-1, at_once, kernel.shape[1])
+    if whole:
+        first = rows[:whole].reshape(-1, at_once, x.shape[-1])
+        np.matmul(first, kernel, out=out[:whole].reshape(stack))
+    np.matmul(rows[whole:], kernel, out=out[whole:])
+    return out.reshape(*x.shape[:-1], kernel.shape[1])
+
+
+def norm(p: Params, x: Float32[np.ndarray, "N F"]) -> Float32[np.ndarray, "N F"]:
+    """Layer norm, with flax's formula of the variance."""
+    mean = x.mean(axis=-1, keepdims=True)
+    variance = np.maximum((x * x).mean(axis=-1, keepdims=True) - mean * mean, 0.0)
+    scale = np.asarray(p["scale"]) / np.sqrt(variance + np.float32(NORM_EPSILON))
+    return (x - mean) * scale + np.asarray(p["bias"])
+
 
 FEW = 8
 """Neighbours of each op that are gathered for all ops at once."""
@@ -113,8 +145,10 @@ def _block(
 def _attend(
     config: NetworkConfig, p: Params, x: Float32[np.ndarray, "N F"], whole: Float[np.ndarray, "C"]
 ) -> Float32[np.ndarray, "N F"]:
-    """What every op reads from its own segment, the memory and the summaries; one segment at a
-    time, which stays in the processor's cache and needs no mask."""
+    """Attention of every op to its own segment, the memory and the summaries.
+
+    One segment at a time, which stays in the processor's cache and needs no mask.
+    """
     n, width = x.shape
     wide = bucket(n + 1, OP_SIZES)
     length = min(config.segment, wide)

@@ -1,31 +1,208 @@
-"""The policy network: encoder, placer and pair head, in the published and the improved form.
+"""GDP's policy network in JAX: GraphSAGE, segment-recurrent attention, superposition, pair head.
 
-Axes: N ops, D devices, C representation of the whole.
+Encoder (arXiv 1910.01578, equations 2 and 3), GraphSAGE with max pooling:
+    h_N(v) = max over neighbours u of sigmoid(W h_u + b),   h_v' = FC([h_v ; h_N(v)])
+Placer: segment-recurrent attention over the ops in decode order, without positional embedding
+(Transformer-XL, Dai et al. 2019, arXiv 1901.02860). Each segment attends to itself and to the
+gradient-stopped hidden states of the segments before it. The memory of a layer is that layer's own
+input, so all segments are computed at once and no scan is needed.
+Parameter superposition (equation 5): x' = g(c(x0) * x), a dense layer g behind a gate c that the
+representation x0 of the whole graph conditions; after Cheung et al. 2019, arXiv 1902.05522.
+Axes: N ops, D devices, C representation of the whole, S segments, L ops of a segment, M keys,
+H heads, F features.
 """
 
 import functools
+import math
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from gdp.policy.model.attention import SegmentAttention
-from gdp.policy.model.config import TYPE_WIDTH, NetworkConfig, Params
-from gdp.policy.model.head import Head
-from gdp.policy.model.sage import SAGE
-from gdp.policy.model.superposition import SuperposedLinear
-from gdp.policy.view.batching import Batch, mean_over_ops, op_features
+from gdp.policy.model.config import MAX_SUMMARIES, TYPE_WIDTH, Head, NetworkConfig, Params, Pooling
+from gdp.policy.view.batching import Batch, max_over_neighbours, mean_over_ops, op_features, pairs
+from gdp.policy.view.decode_problem import NUM_PAIR_FEATURES
 from gdp.policy.view.features import (
     NUM_DEVICE_FEATURES,
     NUM_GLOBAL_FEATURES,
     NUM_OP_FEATURES,
     NUM_OP_TYPES,
 )
-from gdp.policy.view.pair_features import NUM_PAIR_FEATURES
+
+
+class Gate(nnx.Module):
+    """c: a positive factor per input feature, 2 sigmoid(W x0 + b); one everywhere at the start."""
+
+    def __init__(self, whole: int, features: int, *, rngs: nnx.Rngs) -> None:
+        self.conditioning = nnx.Linear(
+            whole,
+            features,
+            kernel_init=nnx.initializers.zeros_init(),
+            bias_init=nnx.initializers.zeros_init(),
+            rngs=rngs,
+        )
+
+    def __call__(self, whole: Float[Array, "C"]) -> Float[Array, "F"]:
+        return 2.0 * jax.nn.sigmoid(self.conditioning(whole))
+
+
+class SuperposedLinear(nnx.Module):
+    """A dense layer behind its gate; without a gate, an ordinary dense layer."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        whole: int,
+        *,
+        gated: bool,
+        use_bias: bool = True,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.dense = nnx.Linear(inputs, outputs, use_bias=use_bias, rngs=rngs)
+        self.gate = Gate(whole, inputs, rngs=rngs) if gated else None
+
+    def factor(self, whole: Float[Array, "C"]) -> Float[Array, "F"]:
+        """The gate's value, ones without a gate."""
+        if self.gate is None:
+            return jnp.ones(self.dense.in_features)
+        return self.gate(whole)
+
+    def kernel(self, whole: Float[Array, "C"]) -> Float[Array, "F O"]:
+        """The weights with the gate folded in: (c * x) W = x (c W)."""
+        return self.factor(whole)[:, None] * self.dense.kernel[...]
+
+    def offset(self) -> Float[Array, "O"]:
+        """The bias, zeros without one."""
+        bias = self.dense.bias
+        return jnp.zeros(self.dense.out_features) if bias is None else jnp.asarray(bias[...])
+
+    def __call__(self, x: Float[Array, "... F"], whole: Float[Array, "C"]) -> Float[Array, "... O"]:
+        return self.dense(x * self.factor(whole))
+
+
+class PublishedSage(nnx.Module):
+    """One iteration of equations 2 and 3."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs) -> None:
+        self.message = nnx.Linear(width, width, rngs=rngs)
+        self.combine = nnx.Linear(2 * width, width, rngs=rngs)
+
+    def __call__(self, h: Float[Array, "N F"], batch: Batch) -> Float[Array, "N F"]:
+        sent = jax.nn.sigmoid(self.message(h))
+        src, dst = pairs(batch)
+        before = max_over_neighbours(sent, dst, src, batch.pair_mask)
+        after = max_over_neighbours(sent, src, dst, batch.pair_mask)
+        return self.combine(jnp.concatenate([h, jnp.maximum(before, after)], axis=-1))
+
+
+class DirectedSage(nnx.Module):
+    """One iteration with weights of its own for each direction of the edges."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs) -> None:
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.message = nnx.Linear(width, 2 * width, rngs=rngs)
+        self.combine = nnx.Linear(3 * width, width, rngs=rngs)
+
+    def __call__(self, h: Float[Array, "N F"], batch: Batch) -> Float[Array, "N F"]:
+        normed = self.norm(h)
+        down, up = jnp.split(jax.nn.relu(self.message(normed)), 2, axis=-1)
+        src, dst = pairs(batch)
+        before = max_over_neighbours(down, dst, src, batch.pair_mask)
+        after = max_over_neighbours(up, src, dst, batch.pair_mask)
+        return h + jax.nn.relu(self.combine(jnp.concatenate([normed, before, after], axis=-1)))
+
+
+SAGE: dict[Pooling, Callable[..., nnx.Module]] = {
+    "published": PublishedSage,
+    "directed": DirectedSage,
+}
+
+
+class SegmentAttention(nnx.Module):
+    """One block: attention and feed-forward, each behind a residual connection.
+
+    `residual_gate` multiplies both branches by a learned strength that starts at zero, so that the
+    untrained block passes its input through (Bachlechner et al. 2020, arXiv 2003.04887); without it
+    the block is the published one. With `summaries`, one mean key per segment gives every op a view
+    of the whole graph.
+    """
+
+    def __init__(self, config: NetworkConfig, whole: int, *, rngs: nnx.Rngs) -> None:
+        width, gated = config.width, config.superposition
+        self.heads, self.segment = config.heads, config.segment
+        self.memory, self.summaries = config.memory, config.summaries
+
+        def linear(inputs: int, outputs: int) -> SuperposedLinear:
+            return SuperposedLinear(inputs, outputs, whole, gated=gated, rngs=rngs)
+
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.query, self.key, self.value = (linear(width, width) for _ in range(3))
+        self.out = linear(width, width)
+        self.norm_after = nnx.LayerNorm(width, rngs=rngs)
+        self.widen, self.narrow = linear(width, 2 * width), linear(2 * width, width)
+        self.strength = nnx.Param(jnp.zeros(2)) if config.residual_gate else None
+
+    def __call__(
+        self, h: Float[Array, "N F"], op_mask: Bool[Array, "N"], whole: Float[Array, "C"]
+    ) -> Float[Array, "N F"]:
+        branch = (1.0, 1.0) if self.strength is None else (self.strength[0], self.strength[1])
+        h = h + branch[0] * self.attend(self.norm(h), op_mask, whole)
+        inner = jax.nn.relu(self.widen(self.norm_after(h), whole))
+        return h + branch[1] * self.narrow(inner, whole)
+
+    def attend(
+        self, x: Float[Array, "N F"], op_mask: Bool[Array, "N"], whole: Float[Array, "C"]
+    ) -> Float[Array, "N F"]:
+        """Attention of every op to its own segment, the memory and the summaries."""
+        n, width = x.shape
+        length = min(self.segment, n)
+        rows, mask = x.reshape(-1, length, width), op_mask.reshape(-1, length)
+        query = self._split(self.query(rows, whole))
+        keys, key_mask = self._context(rows, mask)
+        key, value = self._split(self.key(keys, whole)), self._split(self.value(keys, whole))
+        score = jnp.einsum("slhf,smhf->shlm", query, key) / math.sqrt(width // self.heads)
+        score = jnp.where(key_mask[:, None, None, :], score, -1e9)
+        mixed = jnp.einsum("shlm,smhf->slhf", jax.nn.softmax(score, axis=-1), value)
+        return self.out(mixed.reshape(n, width), whole)
+
+    def _context(
+        self, rows: Float[Array, "S L F"], mask: Bool[Array, "S L"]
+    ) -> tuple[Float[Array, "S M F"], Bool[Array, "S M"]]:
+        """The keys of every segment: memory (gradient-stopped), itself, and the summaries."""
+        parts, masks = [rows], [mask]
+        past, past_mask = jax.lax.stop_gradient(rows), mask
+        for _ in range(min(self.memory, rows.shape[0] - 1)):
+            past = jnp.pad(past, ((1, 0), (0, 0), (0, 0)))[:-1]
+            past_mask = jnp.pad(past_mask, ((1, 0), (0, 0)))[:-1]
+            parts.insert(0, past)
+            masks.insert(0, past_mask)
+        if self.summaries and rows.shape[0] > 1:
+            mean, present = self._summaries(rows, mask)
+            parts.append(jnp.broadcast_to(mean, (rows.shape[0], *mean.shape)))
+            masks.append(jnp.broadcast_to(present, (rows.shape[0], *present.shape)))
+        return jnp.concatenate(parts, axis=1), jnp.concatenate(masks, axis=1)
+
+    def _summaries(
+        self, rows: Float[Array, "S L F"], mask: Bool[Array, "S L"]
+    ) -> tuple[Float[Array, "Q F"], Bool[Array, "Q"]]:
+        """The mean of each segment; of several together where there would be too many."""
+        together = -(-rows.shape[0] // MAX_SUMMARIES)
+        spare = -rows.shape[0] % together
+        total = jnp.where(mask[:, :, None], rows, 0.0).sum(axis=1)
+        total = (
+            jnp.pad(total, ((0, spare), (0, 0))).reshape(-1, together, rows.shape[2]).sum(axis=1)
+        )
+        count = jnp.pad(mask.sum(axis=1), (0, spare)).reshape(-1, together).sum(axis=1)
+        return total / jnp.maximum(count, 1)[:, None], count > 0
+
+    def _split(self, x: Float[Array, "S M F"]) -> Float[Array, "S M H f"]:
+        return x.reshape(*x.shape[:2], self.heads, -1)
 
 
 class PolicyNetwork(nnx.Module):

@@ -1,1 +1,1 @@
-"""What the network sees of a problem."""
+"""Inputs of the network and of the decoder."""

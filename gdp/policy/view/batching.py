@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from gdp.graph.index import inverse
-from gdp.policy.view.buckets import DEVICE_SIZES, OP_SIZES, bucket
-from gdp.policy.view.features import Features
+from gdp.policy.view.features import DEVICE_SIZES, OP_SIZES, Features, bucket
 
 
 class Batch(NamedTuple):

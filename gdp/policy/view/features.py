@@ -1,7 +1,8 @@
-"""What the policy knows of a problem before it decides: static features of ops, devices and all.
+"""Static features of a problem, which the policy reads before it decides: ops, devices, the whole.
 
-Axes: N ops, T tensors, P pairs of ops joined by at least one tensor, D devices, F features.
-Every feature is dimensionless, so that a problem with all times doubled looks the same.
+Also those of its reference placements, above all the schedule of the incumbent as simulated. Axes:
+N ops, T tensors, P pairs of ops joined by at least one tensor, D devices, F features, A rows of
+advice. Every feature is dimensionless, so that a problem with all times doubled looks the same.
 """
 
 import zlib
@@ -10,13 +11,129 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.methods.priorities import RULES, rank_under
 from gdp.methods.ranks import longest_s
-from gdp.methods.timing import Timing, down, mean_link, pairs, squash, timing
-from gdp.policy.advice import Advice
-from gdp.policy.view.advised_features import NUM_ADVISED, advised_features
+from gdp.methods.timing import Timing, down, links, mean_link, pairs, squash, timing
+from gdp.policy.advice import ADVISERS, Advice
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, derived
 from gdp.sim.objectives import objective_of
+
+OP_SIZES = (256, 512, 1024, 2048, 4096, 16384, 65536, 262144, 1048576)
+DEVICE_SIZES = (4, 8, 16, 32, 64, 128)
+
+
+def bucket(count: int, sizes: tuple[int, ...]) -> int:
+    """The smallest size that holds `count`; beyond the largest, the next multiple of it.
+
+    >>> bucket(5, (4, 8)), bucket(17, (4, 8))
+    (8, 24)
+    """
+    for size in sizes:
+        if count <= size:
+            return size
+    return -(-count // sizes[-1]) * sizes[-1]
+
+
+NUM_ADVISED = 7
+"""Columns of `op`."""
+NUM_ADVISED_DEVICE = 3
+NUM_ADVISED_WHOLE = len(ADVISERS) + 2 + len(RULES)
+
+
+class Advised(NamedTuple):
+    """Zeros where there is no advice."""
+
+    op: Float[np.ndarray, "N 7"]
+    device: Float[np.ndarray, "D 3"]
+    whole: Float[np.ndarray, "12"]
+
+
+def advised_features(problem: Problem, found: Advice | None) -> Advised:
+    """Features of the incumbent and the advisers, of ops, devices and the whole."""
+    if found is None:
+        return Advised(
+            np.zeros((problem.num_ops, NUM_ADVISED)),
+            np.zeros((problem.num_devices, NUM_ADVISED_DEVICE)),
+            np.zeros(NUM_ADVISED_WHOLE),
+        )
+    return Advised(
+        _advised_ops(problem, found),
+        _advised_devices(problem, found),
+        _advised_whole(problem, found),
+    )
+
+
+def _advised_ops(problem: Problem, found: Advice) -> Float[np.ndarray, "N 7"]:
+    """Seconds the incumbent sends to and from every op, advisers who agree, and its schedule.
+
+    Of the schedule, for a latency: start and slack over the latency; how long the op waited for its
+    device after its inputs could have come, and how long the device stood idle before it.
+    """
+    graph, device, times = problem.graph, found.device[0], timing(problem)
+    table = np.zeros((problem.num_ops, NUM_ADVISED))
+    cut = device[graph.producer[graph.use_tensor]] != device[graph.use_op]
+    seconds = np.where(cut, times.send_s[graph.use_tensor], 0.0) / times.scale_s
+    np.add.at(table[:, 0], graph.use_op, seconds)
+    np.add.at(table[:, 1], graph.producer[graph.use_tensor], seconds)
+    table[:, :2] = squash(table[:, :2])
+    table[:, 2] = (found.device[1:] == device).mean(axis=0)
+    if objective_of(problem).ordered:
+        table[:, 3:] = _schedule(problem, device, found.rule)
+    return table
+
+
+def _schedule(
+    problem: Problem, device: Int[np.ndarray, "N"], rule: int
+) -> Float[np.ndarray, "N 4"]:
+    from gdp.policy.view.feature_kernels import slacks
+    from gdp.sim.latency import simulate
+
+    run = simulate(problem, device, rank_under(problem, device, RULES[rule]))
+    n = problem.num_ops
+    table = np.zeros((n, 4))
+    # Ops that take no time start with others; the decode order is topological.
+    order = np.lexsort((np.argsort(timing(problem).order), run.start_s))
+    latest_s, waited_s, idle_s = np.zeros(n), np.zeros(n), np.zeros(n)
+    slacks(
+        arrays_of(problem), links(problem)[1], device, order, run.start_s, run.finish_s, latest_s,
+        waited_s, idle_s, np.zeros(problem.num_devices),
+    )  # fmt: skip
+    whole_s, scale_s = max(run.latency_s, 1e-12), timing(problem).scale_s
+    table[:, 0] = run.start_s / whole_s
+    table[:, 1] = np.clip((latest_s - run.start_s) / whole_s, 0.0, 1.0)
+    table[:, 2] = squash(np.maximum(waited_s, 0.0) / scale_s)
+    table[:, 3] = squash(np.maximum(idle_s, 0.0) / scale_s)
+    return table
+
+
+def _advised_devices(problem: Problem, found: Advice) -> Float[np.ndarray, "D 3"]:
+    """Seconds each device is busy, receives and sends under the incumbent, over its value."""
+    graph, cluster, device = problem.graph, problem.cluster, found.device[0]
+    times, d = timing(problem), problem.num_devices
+    busy_s = np.bincount(device, times.cost_s[np.arange(problem.num_ops), device], d)
+    src, dst = device[graph.producer[graph.use_tensor]], device[graph.use_op]
+    moved = np.unique(np.stack([graph.use_tensor, src, dst])[:, src != dst], axis=1)
+    seconds = cluster.link_latency_s[moved[1], moved[2]]
+    seconds = seconds + graph.tensor_bytes[moved[0]] / cluster.link_bytes_per_s[moved[1], moved[2]]
+    received_s, sent_s = np.bincount(moved[2], seconds, d), np.bincount(moved[1], seconds, d)
+    total = np.stack([busy_s, received_s, sent_s], axis=1) / max(float(found.cost_s[0]), 1e-12)
+    return np.minimum(total, 8.0)
+
+
+def _advised_whole(problem: Problem, found: Advice) -> Float[np.ndarray, "12"]:
+    """Log cost ratios: advisers to the incumbent, the incumbent to bounds; the incumbent's rule."""
+    times = timing(problem)
+    cost = np.where(problem.allowed, times.cost_s, np.inf).min(axis=1)
+    cost = np.where(np.isfinite(cost), cost, 0.0)
+    free_send = np.zeros(problem.graph.num_tensors)
+    path_s = float(longest_s(arrays_of(problem), cost, free_send).max())
+    total = np.where(problem.allowed, times.cost_s, times.mean_cost_s[:, None]).sum(axis=0)
+    fair_s = float(1.0 / (1.0 / np.maximum(total, 1e-30)).sum())
+    lowest = np.maximum(np.array([path_s, fair_s]), 1e-12)
+    gap = np.clip(np.log(found.cost_s[0] / lowest), -3.0, 6.0) / 2.0
+    return np.concatenate([found.log_ratio[1:], gap, np.arange(len(RULES)) == found.rule])
+
 
 NUM_OP_TYPES = 64
 """Op types are hashed into this many classes, so that an unknown type has an embedding too."""
@@ -53,7 +170,7 @@ def features(problem: Problem, kind: FeatureSet = "full", found: Advice | None =
 
 @derived
 def _plain(problem: Problem, kind: FeatureSet) -> Features:
-    """What does not depend on advice."""
+    """Features that do not depend on advice."""
     times = timing(problem)
     src, dst = pairs(problem)
     op = _full(problem, times, src, dst) if kind == "full" else _published(problem, src, dst)
@@ -103,7 +220,7 @@ def _full(
 
 
 def _width(level: Float[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
-    """How many ops share an op's sixty-fourth of the longest path."""
+    """Number of ops in the same 64th of the longest path as each op."""
     bins = np.minimum((level * 64).astype(np.int64), 63)
     return np.bincount(bins, minlength=64)[bins].astype(float)
 

@@ -1,13 +1,17 @@
 """Training on several processes: data-parallel over problems, gradients averaged by XLA.
 
-Who has died is found out by JAX's distributed runtime, whose coordinator hears from every process
-(heartbeats) and tells the others; a collective operation whose partner was killed fails at once.
+JAX's distributed runtime detects dead processes: its coordinator hears heartbeats from all and
+tells the others; a collective operation whose partner was killed fails at once. The runtime then
+ends every process with pages of traces and lets Python say nothing. So each process has a small
+child that waits on a pipe, and prints one line where the pipe closes before its dismissal.
 """
 
+import atexit
 import contextlib
 import functools
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +24,37 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, Float
 
 from gdp.errors import GdpError
-from gdp.learn.distributed.witness import Witness
 from gdp.terminal import printable
+
+_CHILD = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+if not sys.stdin.buffer.read():
+    os.write(2, ("\\n" + sys.argv[1] + "\\n").encode())
+"""
+_BYE = b"bye"
+
+
+class Witness:
+    """A child that says `line` on standard error unless this process ends in order or dismisses
+    it."""
+
+    def __init__(self, line: str) -> None:
+        # -I and -S: nothing of the user's is imported, and it starts in a hundredth of a second.
+        self._child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _CHILD, line],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        atexit.register(self.dismiss)
+
+    def dismiss(self) -> None:
+        """This process ends in order, or has said itself what happened."""
+        atexit.unregister(self.dismiss)
+        with contextlib.suppress(OSError, ValueError):
+            self._child.communicate(_BYE, timeout=5.0)
 
 
 class DistributedError(GdpError):
@@ -43,7 +76,7 @@ def quit_at_once(error: DistributedError) -> NoReturn:
 
 
 @dataclass(frozen=True)
-class Team:
+class ProcessGroup:
     """This process among all that train together."""
 
     rank: int = 0
@@ -77,7 +110,7 @@ class Team:
             return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
     def gather(self, text: bytes) -> list[bytes]:
-        """What every process has to say, in the order of their ranks, known to all."""
+        """The values of all processes, by rank."""
         if self.size == 1:
             return [text]
         with self.together():
@@ -89,9 +122,9 @@ class Team:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What all processes do at once: it fails where another one is gone.
+        """Context of a collective step, which fails where another process has failed.
 
-        Errors of gdp's own and of the operating system stay what they are, but for time-outs.
+        gdp's own errors and those of the system, except for time-outs, pass unchanged.
         """
         try:
             yield
@@ -113,7 +146,7 @@ def join(
     *,
     timeout_s: float = 30.0,
     heartbeat_s: int = 30,
-) -> Team:
+) -> ProcessGroup:
     """Join the other processes; raises `DistributedError` within the timeout if that fails.
 
     The first process opens the coordinator's port, on the interface of that address alone (unless
@@ -149,7 +182,7 @@ def join(
             "above; start all again, the run resumes from its checkpoint"
         )
     )
-    return Team(process_id, processes)
+    return ProcessGroup(process_id, processes)
 
 
 def _probe(host: str, port: int, timeout_s: float) -> None:

@@ -1,7 +1,7 @@
-"""The placements of one problem judged so far: what each costs, and the best of them.
+"""Evaluated placements of one problem: the cost of each, and the best of them.
 
-The simulator judges, or a reward: a measured run. Placements seen before cost nothing. The lowest
-of many noisy measurements is low by luck too, so the best few are measured again in the end.
+The simulator evaluates, or a reward function: a measured run. Repeated placements cost nothing. As
+the lowest of many noisy measurements is low partly by luck, the best few are measured again.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ from gdp.policy.evaluate import best_row, cost
 from gdp.problem.problem import Problem
 
 Reward = Callable[[Assignment], float]
-"""Seconds of one placement, however they are found; inf where it does not run."""
+"""Seconds of one placement; inf where it does not run."""
 
 NEAR = 1.01
-"""A placement is tried under all rules of priority if it comes so close to the best."""
+"""A placement this close to the best is tried under all priority rules."""
 
 FINALISTS = 4  # measured again
 TURNS = 5  # at most
 SHARE = 0.2  # of the measured runs, at most
 
 
-class Judge:
-    """Costs of placements, each asked for once, within a budget of evaluations."""
+class PlacementEvaluator:
+    """Costs of placements, each computed once, within a budget of evaluations."""
 
     def __init__(self, problem: Problem, budget: int, reward: Reward | None) -> None:
         self.problem, self.budget, self.reward = problem, budget, reward
@@ -40,12 +40,12 @@ class Judge:
 
     @property
     def left(self) -> int:
-        """Evaluations of the budget that are left."""
+        """Remaining evaluations of the budget."""
         return max(0, self.budget - self.evaluations)
 
     @property
     def reserved(self) -> int:
-        """Evaluations of the budget with which the finalists are measured again."""
+        """Evaluations reserved for measuring the finalists again."""
         return 0 if self.reward is None else FINALISTS * turns_of(self.budget)
 
     def answer(self) -> Assignment:
@@ -55,9 +55,9 @@ class Judge:
     def judge(
         self, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] = ()
     ) -> Float[np.ndarray, "K"]:
-        """Seconds of each placement, and the best kept; what does not fit never is the best.
+        """Seconds of each placement; remembers the best that fits in memory.
 
-        Under the best placement's rule of priority; what comes close to it, under all the others.
+        Under the best placement's priority rule; those close to the best also under all others.
         """
         keys = [device.tobytes() for device in devices]
         new = list({key: k for k, key in enumerate(keys) if key not in self.known}.values())
@@ -68,8 +68,10 @@ class Judge:
         return np.array([self.known[key] for key in keys])
 
     def pick(self, devices: Int[np.ndarray, "K N"], count: int) -> Int[np.ndarray, "S"]:
-        """The rows that are worth a measured run: what is new first, then what is simulated to be
-        fastest; of rows that are alike only the first counts as new."""
+        """Rows worth a measured run: unseen ones first, then by simulated seconds.
+
+        Of equal rows only the first counts as unseen.
+        """
         rated = rate(self.problem, devices)
         keys = [device.tobytes() for device in devices]
         first = {key: k for k, key in reversed(list(enumerate(keys)))}
@@ -77,9 +79,9 @@ class Judge:
         return np.lexsort((rated.seconds, rated.overflow, old))[:count]
 
     def confirmed(self) -> tuple[Assignment, float]:
-        """The best of the finalists, measured again, and its seconds.
+        """(best of the finalists by repeated measurement, its seconds).
 
-        One of them is what the simulator prefers, which no lucky measurement has chosen.
+        The fastest placement by the simulator is among them, as no lucky measurement selected it.
         """
         finalists = [assignment for _, _, assignment in self.finalists]
         if self.simulated is not None and all(row is not self.simulated[1] for row in finalists):
@@ -113,7 +115,7 @@ class Judge:
     def _keep(
         self, devices: Int[np.ndarray, "K N"], cost_s: Float[np.ndarray, "K"], rated: Rated
     ) -> None:
-        """Remember the best that fits."""
+        """Update the best feasible placement."""
         key = np.where(rated.overflow == 0, cost_s, np.inf)
         row = int(np.argmin(key))
         if key[row] < self.best_s:
@@ -121,7 +123,7 @@ class Judge:
             self.rule = RULES[int(rated.rule[row])]
 
     def _measured(self, device: Int[np.ndarray, "N"], reward: Reward) -> float:
-        """Seconds of one run, with the priorities that the simulator prefers."""
+        """Measured seconds of one placement, under the rule that the simulator prefers."""
         rated = rate(self.problem, device[None])
         rule = RULES[int(rated.rule[0])]
         self.evaluations += 1
@@ -138,14 +140,14 @@ class Judge:
 
 
 def turns_of(evaluations: int) -> int:
-    """How often each finalist is measured again out of so many measured runs; maybe never."""
+    """Repetitions of each finalist out of so many measured runs; may be 0."""
     return min(TURNS, int(SHARE * evaluations) // FINALISTS)
 
 
 def confirm(
     finalists: Sequence[Assignment], reward: Callable[[Assignment], float], turns: int
 ) -> tuple[int, float]:
-    """(which is best, its seconds) by the medians over `turns` new measurements of each."""
+    """(index of the best finalist, its seconds): medians over `turns` new measurements of each."""
     # In turns: what disturbs the machine for a while disturbs all of them.
     seconds = np.array([[reward(finalist) for finalist in finalists] for _ in range(turns)])
     middle = np.median(seconds, axis=0)

@@ -36,14 +36,11 @@ from gdp.learn.ppo import (
     ChoiceRows,
     Weights,
     advantages,
-    gap_advantages,
-    gap_weights,
     gradient,
     optimiser,
     rows,
     step,
 )
-from gdp.learn.rollout import with_gaps
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES, rules_of
@@ -75,7 +72,6 @@ class FinetuneConfig:
     )
     samples: int = 16  # placements per update
     screen: int = 8  # samples per one that is run, with a measured reward: the simulator picks
-    gaps: float = 0.0  # share of them that is the best placement with a gap decoded again
     explore: float = 0.5  # share of the evaluations that tries other gates first (simulated)
     portfolio: bool = True  # start from what `auto` finds with as many evaluations (simulated)
     search: float = 0.4  # share of the evaluations for a local search at the end (simulated)
@@ -102,8 +98,6 @@ class FinetuneConfig:
             raise ValueError(f"hottest must be at least 1, got {self.hottest}")
         if self.screen < 1:
             raise ValueError(f"screen must be at least 1, got {self.screen}")
-        if not 0.0 <= self.gaps < 1.0:
-            raise ValueError(f"gaps must lie in [0, 1), got {self.gaps}")
         if min(self.explore, self.search) < 0.0 or self.explore + self.search > 1.0:
             raise ValueError(
                 "explore and search must be at least 0 and at most 1 together, got "
@@ -409,7 +403,6 @@ class _Tuner:
         self.state = self.transform.init(self.params)
         self.explorer = Explorer(policy.params, seed)
         self.explored: tuple[Advice | None, Head] | None = None  # what was encoded last
-        self.before_s = np.inf  # the best before the update at hand
         self.temperature = 1.0
         self.limits: Float[np.ndarray, "D"] | None = None
         self.advised: Advice | None = None
@@ -458,27 +451,19 @@ class _Tuner:
         policy = Policy(self.network, self.params)
         known = self.advice()
         batch = policy.batch(self.problem, known)
-        forced = self.forced(at)
+        # The best placement is the last row, a label; where there is none yet, the row is idle.
+        forced = None if np.isinf(self.judge.best_s) else self.judge.best[None]
         drawn = self.draw(policy, batch, known, forced, at)
-        # The last row is not judged again; in the first update there is no label, and it is idle.
-        count = config.samples
-        self.before_s, before = self.judge.best_s, len(self.judge.known)
-        temperature = self.temperature
+        count, before, temperature = config.samples, len(self.judge.known), self.temperature
         cost_s = self.judge.judge(drawn.device[:count])
         self.warm(len(self.judge.known) - before)
         follow = forced is not None and config.imitate > 0
         own = np.append(np.isfinite(cost_s), False).astype(float)
         label = np.append(np.zeros(count), float(follow))
-        whole = count if forced is None else count + 1 - len(forced)
-        made = rows(drawn, self.advantage(cost_s, whole), own, label, temperature)
-        if forced is not None:
-            chosen = self.free(forced, made.taken.shape)
-            taken = np.asarray(made.taken)
-            own[whole:count] *= gap_weights(chosen[whole:count], taken[whole:count])
-            made = made._replace(
-                taken=jnp.asarray(taken & chosen), surrogate=jnp.asarray(own, jnp.float32)
-            )
-        entropy = self.learn(at, batch, made)
+        finite, advantage = np.flatnonzero(np.isfinite(cost_s)), np.zeros(count + 1)
+        if len(finite) > 1:
+            advantage[finite] = advantages(cost_s[finite])
+        entropy = self.learn(at, batch, rows(drawn, advantage, own, label, temperature))
         return {"update": float(at), **self.numbers(cost_s), "entropy": entropy}
 
     def numbers(self, cost_s: Float[np.ndarray, "K"]) -> dict[str, float]:
@@ -510,7 +495,7 @@ class _Tuner:
                 view, head, samples=self.config.samples * self.config.screen, seed=seed, pad=pad,
                 temperature=self.temperature, greedy_first=at == 0,
             ).device  # fmt: skip
-            best = drawn[self.judge.pick(drawn, count - (0 if forced is None else len(forced)))]
+            best = drawn[self.judge.pick(drawn, count - (forced is not None))]
             forced = best if forced is None else np.concatenate([best, forced])
         return decode(
             view, head, samples=count, seed=seed, temperature=self.temperature,
@@ -521,31 +506,6 @@ class _Tuner:
         """Raise the temperature after an update with few new placements, lower it otherwise."""
         factor = 1.3 if new < 0.6 * self.config.samples else 0.9
         self.temperature = float(np.clip(self.temperature * factor, 1.0, self.config.hottest))
-
-    def forced(self, at: int) -> Int[np.ndarray, "K N"] | None:
-        """Rows with gaps around the best placement, -1 where free, and the best as the label."""
-        if np.isinf(self.judge.best_s):
-            return None
-        rng = np.random.default_rng([self.seed, at, 5])
-        count = int(self.config.gaps * self.config.samples)
-        best = self.judge.best
-        return np.concatenate([with_gaps(self.problem, best, count, rng), best[None]])
-
-    def free(self, forced: Int[np.ndarray, "K N"], shape: tuple[int, ...]) -> np.ndarray:
-        """Mask of choices that were the policy's own, or the label's."""
-        own = np.ones(shape, dtype=bool)
-        own[shape[0] - len(forced) : shape[0] - 1, : forced.shape[1]] = forced[:-1] < 0
-        return own
-
-    def advantage(self, cost_s: Float[np.ndarray, "K"], whole: int) -> Float[np.ndarray, "L"]:
-        """Advantages of whole placements and of gaps, each among themselves; 0 for the label."""
-        found = np.zeros(len(cost_s) + 1)
-        drawn, gaps = np.flatnonzero(np.isfinite(cost_s[:whole])), np.arange(whole, len(cost_s))
-        if len(drawn) > 1:
-            found[drawn] = advantages(cost_s[drawn])
-        gaps = gaps[np.isfinite(cost_s[gaps])]
-        found[gaps] = gap_advantages(cost_s[gaps], self.before_s)
-        return found
 
     def learn(self, at: int, batch: Batch, made: ChoiceRows) -> float:
         """A few optimiser steps on one batch; returns the entropy."""

@@ -43,7 +43,6 @@ class PpoConfig:
     gaps: float = 0.0  # share of the samples that is the incumbent with a gap decoded again
     epochs: int = 2  # optimiser steps per update
     clip: float = 0.2  # epsilon of equation 7
-    clip_whole: bool = False  # clip the ratio of the placement instead of each decision's
     entropy: float = 1e-3  # weight of the entropy bonus at the start
     entropy_end: float = 3e-4
     rate: float = 1e-3  # learning rate after warm-up
@@ -161,14 +160,11 @@ def loss(
     batch: Batch,
     rows: ChoiceRows,
     weights: Weights,
-    clip_whole: bool = False,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Surrogate, minus the entropy bonus, plus the cross-entropy of the rows that are labels."""
     logp, drawn, entropy = log_probabilities(config, params, batch, rows)
     old = jnp.where(rows.fresh, jax.lax.stop_gradient(drawn), rows.old)
     log_ratio = logp - old
-    if clip_whole:
-        log_ratio = jnp.broadcast_to(log_ratio.sum(axis=1, keepdims=True), logp.shape)
     own = rows.surrogate[:, None] * rows.taken
     count = jnp.maximum(own.sum(), 1.0)
     surrogate = surrogate_loss(log_ratio, rows.advantage[:, None], weights.clip)
@@ -186,20 +182,19 @@ FAINT = 0.05
 2.5e-3 and the largest near 3."""
 
 
-@functools.partial(jax.jit, static_argnames=("config", "clip_whole"))
+@functools.partial(jax.jit, static_argnames="config")
 def gradient(
     config: NetworkConfig,
     params: Params,
     batch: Batch,
     rows: ChoiceRows,
     weights: Weights,
-    clip_whole: bool = False,
 ) -> tuple[Params, Metrics]:
     """The gradient of `loss`, scaled to norm 1 so that no graph drowns another.
 
     One below `FAINT` keeps its proportion: it is mostly noise, which nothing shall amplify.
     """
-    grads, metrics = jax.grad(loss, has_aux=True)(params, config, batch, rows, weights, clip_whole)
+    grads, metrics = jax.grad(loss, has_aux=True)(params, config, batch, rows, weights)
     norm = optax.tree.norm(grads)
     scaled = jax.tree.map(lambda g: g / jnp.maximum(norm, FAINT), grads)
     return scaled, metrics._replace(norm=norm)

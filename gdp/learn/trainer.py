@@ -145,7 +145,7 @@ class Trainer:
             for k, (_, episode) in enumerate(episodes):
                 grads, metrics = gradient(
                     self.recipe.network, state.params, episode.batch, made[k],
-                    weights, clip_whole=config.clip_whole,
+                    weights,
                 )  # fmt: skip
                 if epoch == 0:
                     made[k] = made[k]._replace(old=metrics.old, fresh=jax.numpy.asarray(False))
@@ -170,7 +170,7 @@ class Trainer:
         label = self.labels.get(instance, problem)
         follows = config.imitate > 0 and label is not None
         told = self._told(policy, problem, seed, config.rounds)
-        # ChoiceRows are as many with a label as without, so that both share one compiled gradient.
+        # There are as many rows with a label as without, so that both share one compiled gradient.
         episode = sample(
             policy, problem, samples=config.samples - follows, seed=seed, told=told,
             gaps=int(config.gaps * config.samples) if policy.config.advice else 0,

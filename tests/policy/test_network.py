@@ -42,7 +42,7 @@ def test_gates_are_one_at_the_start() -> None:
 
 def test_gate_multiplies_the_input_of_its_layer() -> None:
     """Equation 5 by hand: x' = W(c * x) with c = 2 sigmoid(ln 3) = 1.5."""
-    layer = SuperposedLinear(2, 1, 1, gated=True, use_bias=False, rngs=nnx.Rngs(0))
+    layer = SuperposedLinear(2, 1, 1, gated=True, rngs=nnx.Rngs(0))
     assert layer.gate is not None
     layer.gate.conditioning.bias[...] = jnp.full(2, jnp.log(3.0))
     layer.dense.kernel[...] = jnp.array([[1.0], [10.0]])

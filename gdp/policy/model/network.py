@@ -61,10 +61,9 @@ class SuperposedLinear(nnx.Module):
         whole: int,
         *,
         gated: bool,
-        use_bias: bool = True,
         rngs: nnx.Rngs,
     ) -> None:
-        self.dense = nnx.Linear(inputs, outputs, use_bias=use_bias, rngs=rngs)
+        self.dense = nnx.Linear(inputs, outputs, rngs=rngs)
         self.gate = Gate(whole, inputs, rngs=rngs) if gated else None
 
     def factor(self, whole: Float[Array, "C"]) -> Float[Array, "F"]:
@@ -76,11 +75,6 @@ class SuperposedLinear(nnx.Module):
     def kernel(self, whole: Float[Array, "C"]) -> Float[Array, "F O"]:
         """The weights with the gate folded in: (c * x) W = x (c W)."""
         return self.factor(whole)[:, None] * self.dense.kernel[...]
-
-    def offset(self) -> Float[Array, "O"]:
-        """The bias, zeros without one."""
-        bias = self.dense.bias
-        return jnp.zeros(self.dense.out_features) if bias is None else jnp.asarray(bias[...])
 
     def __call__(self, x: Float[Array, "... F"], whole: Float[Array, "C"]) -> Float[Array, "... O"]:
         return self.dense(x * self.factor(whole))
@@ -258,7 +252,7 @@ class PolicyNetwork(nnx.Module):
             device=self.device_out(device),
             feature=self.feature_head.kernel(whole),
             mixing=self.mixing.kernel(whole),
-            bias=self.mixing.offset(),
+            bias=jnp.asarray(self.mixing.dense.bias),
             out=self.out_head.kernel(whole)[:, 0],
         )
 

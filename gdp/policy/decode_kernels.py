@@ -475,7 +475,7 @@ def new_state(p: typing.Any) -> DecodeState:
 
 
 def new_scratch(num_devices: int, width: int) -> DecodeScratch:
-    """DecodeScratch for a head of so many hidden units."""
+    """Scratch arrays for a head of `width` hidden units."""
     return DecodeScratch(
         row=np.zeros((num_devices, NUM_PAIR_FEATURES), dtype=np.float32),
         logit=np.zeros(num_devices),

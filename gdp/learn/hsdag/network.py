@@ -29,7 +29,7 @@ from gdp.policy.model.config import Params
 from gdp.policy.view.features import OP_SIZES, bucket
 
 SIZES = (32, 128, *OP_SIZES)
-"""ColocatedNodes that problems are padded to."""
+"""Sizes to which the nodes of problems are padded."""
 
 
 class PaddedNodes(NamedTuple):

@@ -61,12 +61,26 @@ def save(
     beside: Mapping[str, bytes] | None = None,
     force: bool = False,
 ) -> str:
-    """Write a checkpoint folder; returns the SHA-256 (hex) of its weights.
+    """Write a checkpoint folder.
 
-    `meta` holds whatever JSON the caller wants back from `read_meta`, `beside` more files of the
-    folder by name. Where several JAX processes train together, all of them call this with the same
-    path on a shared disk; the first writes. Raises `TargetError` where something stands at the path
-    that is no checkpoint of this kind, unless `force`.
+    Where several JAX processes train together, all of them call this with the same path on a shared
+    disk; the first writes.
+
+    Args:
+        path: Folder to write.
+        tree: Pytree of arrays.
+        recipe: Text of `recipe.toml`.
+        meta: JSON that `read_meta` returns besides the digest.
+        kind: Kind of the folder; one of another kind is not replaced.
+        beside: Contents of further files by name.
+        force: Replace whatever stands at the path.
+
+    Returns:
+        SHA-256 (hex) of the weights.
+
+    Raises:
+        TargetError: if something else than a checkpoint of this kind stands at the path.
+        CheckpointError: if the weights cannot be written.
     """
     target = Path(os.path.realpath(path))
     if _is_first():

@@ -1,8 +1,8 @@
-"""Costs of what XLA compiles for a processor: rates of a few kinds of work, fitted to whole models.
+"""Costs of functions that XLA compiles for a processor: rates of work, fitted to whole models.
 
 A compiler fuses too freely to time kernels one by one, so whole functions are timed and their
 seconds explained as a sum of work at unknown rates. Rates are fitted by least squares of relative
-errors, none below zero, drawn to `PRIOR` where the models say nothing (Lawson and Hanson 1974).
+errors, none below zero, with `PRIOR` where the models say nothing (Lawson and Hanson 1974).
 
 XLA's CPU devices are one processor, whatever their number: two that compute at once take twice as
 long as one. So they are marked as one (`Device.processor`), and the simulator adds them up.
@@ -56,7 +56,7 @@ PRIOR: Mapping[str, float] = {
 """Seconds per unit of each kind of work, of a server processor with two cores: the start of a fit,
 which measured models move where they say something."""
 PRIOR_WEIGHT = 0.2
-"""Of the start beside a model, in relative errors."""
+"""Weight of the prior relative to a model, in relative errors."""
 _VECTOR = 8  # float32 in a register: other numbers of channels are laid out one by one
 _HUBER = 0.05  # relative errors beyond this count less and less
 _CACHE_BYTES = 8 << 20
@@ -140,8 +140,10 @@ def _convolution(graph: OpGraph, op: int) -> tuple[bool, float]:
 
 
 def _add_loops(graph: OpGraph, alone: np.ndarray, found: Mapping[str, np.ndarray]) -> None:
-    """Kernels and traffic of loops. XLA's CPU compiler calls libraries for products and fuses no
-    loop into them."""
+    """Kernels and traffic of loops.
+
+    XLA's CPU compiler calls libraries for products and fuses no loop into them.
+    """
     fused = fuse(graph, apart=alone.astype(np.int64))
     works = ~graph.is_io & np.array([t not in VIEWS for t in graph.op_types], dtype=bool)
     count = fused.graph.num_ops
@@ -184,8 +186,7 @@ class CompiledRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def fit_rates(models: Sequence[ProfiledModel], call_s: float) -> dict[str, float]:
-    """Rates that explain what models take beyond a call: iteratively reweighted, so that a
-    disturbed measurement weighs little."""
+    """Rates by iteratively reweighted least squares: disturbed measurements weigh little."""
     found = _fitted(_amounts(models), np.array([m.latency_s for m in models]), call_s)
     return dict(zip(PRIOR, found.tolist(), strict=True))
 
@@ -225,8 +226,10 @@ def left_out_errors(models: Sequence[ProfiledModel], call_s: float) -> Float[np.
 
 
 def rates_of(profile: Profile) -> CompiledRates:
-    """The rates of a profile of JAX on a processor. Raises `ProfileError` where it lacks models of
-    two families, or what a call costs."""
+    """The rates of a profile of JAX on a processor.
+
+    Raises `ProfileError` where it lacks models of two families, or the cost of a call.
+    """
     call_s = profile.overheads.session_s
     if call_s is None or len({m.family for m in profile.models}) < 2:
         raise ProfileError(

@@ -1,10 +1,10 @@
-"""Costs learned from profiles: what a kernel takes, from its type, sizes, shapes and surroundings.
+"""Costs learned from profiles: seconds of a kernel from its type, sizes, shapes and surroundings.
 
-A roofline with learned rates: seconds are a sum over what a kernel computes, reads, writes and
-launches, each at a rate that small networks give from the kernel's type, shapes and surroundings
-alone. So a larger batch is never predicted to be faster, and far larger sizes extrapolate as
-physics has it. Inference is NumPy; fitting is in `gdp.costs.fit`. Kernel types that were never
-measured cost what the roofline says.
+A roofline with learned rates: seconds are a sum over a kernel's arithmetic, reads, writes and
+launch, each at a rate that small networks compute from its type, shapes and surroundings alone. So
+a larger batch is never predicted to be faster, and far larger sizes extrapolate as physics has it.
+Inference is NumPy; fitting is in `gdp.costs.fit`. Kernel types that were never measured cost what
+the roofline says.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from gdp.graph.op_graph import OpGraph
 SEGMENTED, SEGMENT_OPS = "jax", 12
 """Runtime whose compiler fuses too freely to time kernels; ops of the segments timed instead."""
 CACHE_BYTES = (1 << 18, 1 << 23)
-"""Traffic beyond these has rates of its own: what no longer fits near the core comes from afar."""
+"""Cache sizes; traffic beyond each has a rate of its own."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Ensemble:
 
     @property
     def type_index(self) -> dict[str, int]:
-        """Row of each op type in what was learned by type."""
+        """Index of each measured op type."""
         return {name: i for i, name in enumerate(self.types)}
 
 

@@ -19,10 +19,11 @@ from gdp.costs.base import CostModel
 from gdp.graph.op_graph import OpGraph
 
 KINDS = {"cpu": "offload-cpu", "disk": "offload-disk"}
-"""The kind of the device that stands for each place where weights may rest."""
+"""Kind of the device that stands for each place of offloaded weights."""
 DISK_BYTES_PER_S = 2e9
-"""Of a disk that the cluster does not describe: a solid-state disk on four lanes of PCIe 3.0, with
-the copy to host memory."""
+"""Bandwidth of an undescribed disk: a solid-state disk on four lanes of PCIe 3.0, with the copy to
+host memory.
+"""
 DISK_LATENCY_S = 100e-6
 MAX_SHARE = 0.5  # of the main device's memory that is kept for what streams, at most
 
@@ -87,7 +88,7 @@ def with_offload(cluster: Cluster, targets: Sequence[str], reserved_bytes: int =
 
 @dataclass(frozen=True)
 class Streamed:
-    """Costs on a cluster of `with_offload`: those of another model, and the way of the weights."""
+    """Costs on a cluster of `with_offload`: those of another model plus the transfer of weights."""
 
     base: CostModel
 

@@ -1,4 +1,4 @@
-"""The record of measured times: what was run, on which device, and how long each kernel took.
+"""Profiles: measured seconds of every kernel of some models on one device.
 
 A profile holds the graphs of the models beside the times, so that a cost model can be fitted again
 without the models. It stores seconds; it knows no runtime.
@@ -24,7 +24,7 @@ STATISTIC = "smallest over rounds of the mean of the fastest quarter of a round'
 
 
 class ProfileError(GdpError):
-    """A profile that is malformed, or that does not belong with the others."""
+    """A malformed profile, or one that does not belong with the others."""
 
 
 _KIND = Kind("profile", ProfileError, "make one with `gdp profile`")
@@ -170,7 +170,7 @@ def _fastest(a: ProfiledModel, b: ProfiledModel) -> ProfiledModel:
 
 
 def _merge_overheads(profiles: Sequence[Profile]) -> Overheads:
-    """The least latency and the most bandwidth that any of them saw."""
+    """The lowest latencies and the highest bandwidths of several profiles."""
     found: dict[str, float | None] = {}
     for name in Overheads.__struct_fields__:
         seen = [v for p in profiles if (v := getattr(p.overheads, name)) is not None]

@@ -1,4 +1,4 @@
-"""Datasheet costs: an op takes as long as the slower of its arithmetic and its memory traffic."""
+"""Datasheet costs: the slower of an op's arithmetic and its memory traffic."""
 
 import numpy as np
 from jaxtyping import Float

@@ -22,11 +22,11 @@ from gdp.units import format_bytes
 T = TypeVar("T")
 
 MAX_BYTES = 1 << 28
-"""Of a file, and of what it holds decompressed."""
+"""Most bytes of a file, and of its decompressed content."""
 MAX_TOML_BYTES = 1 << 24
-"""Of a TOML file, which is parsed in Python; 300 devices with a link each way make 12 MB."""
+"""Most bytes of a TOML file, which is parsed in Python; 300 devices with all links make 12 MB."""
 MAX_VALUES = 1 << 24
-"""Of the values in a JSON file: each is worth up to 64 bytes of memory, whatever its text takes."""
+"""Most values of a JSON file, each of which may take 64 bytes of memory."""
 
 
 @dataclass(frozen=True)

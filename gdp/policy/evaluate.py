@@ -1,4 +1,4 @@
-"""Values of placements under any objective, each with the priorities that suit it best.
+"""Objective values of placements, each under its best priority rule.
 
 Axes: K placements, N ops.
 """
@@ -20,7 +20,7 @@ def evaluate(
 
 
 def assignment(problem: Problem, device: Int[np.ndarray, "N"]) -> Assignment:
-    """A placement with the priorities that suit it best."""
+    """An assignment of devices with the best priority rule."""
     rule = RULES[int(rate(problem, device[None]).rule[0])]
     return Assignment(device, rank_under(problem, device, rule))
 
@@ -32,19 +32,19 @@ OVERFLOW_WEIGHT = 4.0
 def judge(
     problem: Problem, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] | None = None
 ) -> tuple[Float[np.ndarray, "K"], Bool[np.ndarray, "K"]]:
-    """(cost in seconds, feasible) of placements: the value, raised where memory overflows."""
+    """(cost in seconds, fits in memory?) of placements; overflow raises the cost."""
     rated = rate(problem, devices, rules)
     return cost(problem, rated), rated.overflow == 0
 
 
 def cost(problem: Problem, rated: Rated) -> Float[np.ndarray, "K"]:
-    """Seconds, raised where memory overflows."""
+    """Seconds of the objective, raised by memory overflow."""
     capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).sum())
     return rated.seconds * (1.0 + OVERFLOW_WEIGHT * rated.overflow / capacity)
 
 
 def best_row(seconds: Float[np.ndarray, "B"], overflow: Int[np.ndarray, "B"]) -> int:
-    """The row that overflows least, and of those the fastest.
+    """Row with the least overflow, then the fewest seconds.
 
     >>> best_row(np.array([1.0, 3.0, 2.0]), np.array([8, 0, 0]))
     2

@@ -44,9 +44,9 @@ time.
 POLISHED_PERIODS = 30_000
 """Evaluations of that search for pipelines, where moves are evaluated incrementally."""
 ADVISING = 0.6
-"""Share of the seconds that all heuristics together may take, as in `auto`."""
+"""Largest share of the seconds for all heuristics together, as in `auto`."""
 LARGEST = 60_000
-"""Ops above which the graph is coarsened first; what is placed is then groups of ops."""
+"""Ops above which the graph is coarsened first, so that groups of ops are placed."""
 
 
 def place_with_policy(
@@ -84,9 +84,9 @@ def place_with_policy(
 def _decoded(
     problem: Problem, policy: Policy, search: Search, clock: Clock, polish: bool
 ) -> Answer:
-    """The best of what was decoded, made to fit, and of what the heuristics answer.
+    """Best of the repaired decoded placements and of the heuristics' placements.
 
-    The best of both is polished, or mended at least.
+    The better of both is polished by a local search, or at least repaired.
     """
     small, widen = coarse(problem)
     if policy.config.advice:
@@ -132,9 +132,9 @@ def _decoded(
 def _relinked(
     policy: Policy, problem: Problem, found: Proposals, most: int | None, clock: Clock
 ) -> Relinked:
-    """The best of what was decoded and of what it started from, with parts of the others.
+    """Path relinking between the decoded placements and their starts.
 
-    Of `most` evaluations for decoding and this, half of what decoding left.
+    It uses half of the evaluations that decoding left of `most`.
     """
     devices, seconds, overflow = found.device, found.seconds, found.overflow
     left = None if most is None else (most - found.evaluations) // 2

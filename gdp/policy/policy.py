@@ -196,13 +196,13 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
 
 
 FORMER = {"decode": "autoregressive", "device_attention": False, "diffusion": 0}
-"""Settings of a network that checkpoints may name, with the one value that is left of each."""
+"""Former settings of the network that checkpoints may hold, with their only remaining value."""
 UNREAD = ("max_devices", "zero_kernels")
-"""Settings that no longer matter, whatever their value."""
+"""Former settings whose value does not matter."""
 
 
 def _without_former(meta: dict[str, Any], where: str) -> dict[str, Any]:
-    """The document without settings that are gone; raises where they name a form that is gone."""
+    """The document without former settings; raises `CheckpointError` for forms that are gone."""
     network = meta.get("network")
     if not isinstance(network, dict):
         return meta

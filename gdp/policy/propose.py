@@ -23,10 +23,9 @@ from gdp.problem.problem import Problem
 from gdp.sim.batch import num_threads
 
 TEMPERATURES = (0.3, 0.7, 1.0)
-"""Samples of a round are shared out over these; cool ones are better on average, warm ones more
-diverse."""
+"""Temperatures of a round of samples: cool ones are better on average, warm ones more diverse."""
 ROUND = 6
-"""Samples between two looks at the simulator."""
+"""Samples between two evaluations by the simulator."""
 
 
 class Proposals(NamedTuple):
@@ -39,7 +38,7 @@ class Proposals(NamedTuple):
 
     @property
     def best(self) -> int:
-        """The row that overflows least, and of those the fastest."""
+        """Row with the least overflow, then the fewest seconds."""
         return best_row(self.seconds, self.overflow)
 
     @property
@@ -111,11 +110,11 @@ class _Work:
 
     @property
     def evaluations(self) -> int:
-        """So far."""
+        """Evaluations so far."""
         return self.spent + sum(rated.evaluations for rated in self.rated)
 
     def found(self) -> Proposals:
-        """All so far."""
+        """All placements so far."""
         return Proposals(
             np.concatenate(self.devices),
             np.concatenate([rated.seconds for rated in self.rated]),
@@ -162,7 +161,7 @@ class _Work:
     def _together(
         self, make: Callable[[int], Int[np.ndarray, "N"]], count: int
     ) -> list[Int[np.ndarray, "N"]]:
-        """So many placements on all cores, in order: those that began before the clock was over."""
+        """Placements decoded in parallel, in order: those that began before the time limit."""
 
         def one(k: int) -> Int[np.ndarray, "N"] | None:
             return None if self.clock.is_over() else make(k)

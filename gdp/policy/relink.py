@@ -1,10 +1,9 @@
-"""Path relinking: parts of other placements are taken into the best one where that pays.
+"""Path relinking: parts of other placements replace parts of the best one where that is faster.
 
-A placement that is decoded op by op goes wrong somewhere, and everything behind it with it: as a
-whole it may be twice as slow as what it started from, and still be right about half of the ops. So
-the simulator is asked about parts. Glover, Laguna and Martí 2000, Control and Cybernetics 29(3);
-Resende et al. 2010, doi 10.1007/978-1-4419-1665-5_4.
-Axes: K placements, P parts, N ops, M of them.
+A placement that is decoded op by op goes wrong somewhere, and so does everything after it: as a
+whole it may be twice as slow as its start, and still be right about half of the ops. So parts are
+simulated. Glover, Laguna and Martí 2000, Control and Cybernetics 29(3); Resende et al. 2010, doi
+10.1007/978-1-4419-1665-5_4. Axes: K placements, P parts, N ops, M of them.
 """
 
 from typing import NamedTuple
@@ -18,9 +17,9 @@ from gdp.methods.timing import timing
 from gdp.problem.problem import Problem
 
 STAGES = ((1, 8), (16, 4), (32, 3))
-"""(parts, placements): the best so many others, each in about so many parts."""
+"""(parts, placements): number of best other placements, and of parts of each."""
 SIMULATED_OPS = 6_000_000
-"""By all parts, at most: about a second on any graph."""
+"""Most ops simulated by all parts: about a second on any graph."""
 
 
 class Relinked(NamedTuple):
@@ -72,7 +71,7 @@ class _Work:
         self.spent = rated.evaluations
 
     def take_from(self, other: Int[np.ndarray, "N"], parts: int) -> None:
-        """Take what pays of another placement; nothing where that is more than may be simulated."""
+        """Adopt improving parts of another placement, unless they exceed the simulations."""
         masks = parts_of(self.problem, self.device, other, parts)
         if not len(masks) or self.spent + 2 * len(masks) > self.most:
             return

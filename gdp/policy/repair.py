@@ -1,7 +1,7 @@
-"""Placements that overflow memory, made to fit: lower limits first, then single moves.
+"""Repair of placements that overflow memory: tightened limits first, then single moves.
 
-The decoder's running estimate of memory is not the simulator's peak; where they differ the
-simulator decides, and the decoder tries again under limits lowered by what was missing.
+The decoder's running estimate of memory is not the simulator's peak. Where they differ the
+simulator decides, and the decoder tries again under limits lowered by the missing bytes.
 """
 
 import numpy as np
@@ -18,12 +18,12 @@ from gdp.policy.model.config import Head
 from gdp.problem.problem import Problem
 
 TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
-"""Shares of all limits tried next."""
+"""Shares of all limits that are tried next."""
 ROUNDS = 7  # of limits lowered by what was missing, device by device
 MOVES = 400  # rounds of single moves, at most
 TRIES = 24  # moves in each
 OPS_SIMULATED = 40_000_000
-"""By all moves, at most: some seconds on any graph."""
+"""Most ops simulated by all moves: some seconds on any graph."""
 
 
 def fitting_greedy(
@@ -102,7 +102,7 @@ def move_until_fits(
 def _move(
     problem: Problem, device: Int[np.ndarray, "N"], longest: int, rng: np.random.Generator
 ) -> Int[np.ndarray, "N"]:
-    """A copy with the groups of a run of ops on one device sent to another."""
+    """A copy in which the groups of a run of ops on one device move to another."""
     order = timing(problem).order
     first = int(rng.integers(problem.num_ops))
     home = device[order[first]]

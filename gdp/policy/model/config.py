@@ -21,7 +21,7 @@ from gdp.policy.view.features import (
 )
 
 TYPE_WIDTH = 16
-"""Of the embedding of an op's type."""
+"""Width of the embedding of an op's type."""
 MAX_SUMMARIES = 64
 """Beyond 64 segments their summaries are pooled, so that memory grows linearly with the graph."""
 

@@ -51,7 +51,7 @@ def norm(p: Params, x: Float32[np.ndarray, "N F"]) -> Float32[np.ndarray, "N F"]
 
 
 FEW = 8
-"""Neighbours of each op that are gathered for all ops at once."""
+"""Neighbours per op that are gathered for all ops at once."""
 
 
 def encode(config: NetworkConfig, params: Params, features: Features) -> Head:

@@ -36,7 +36,7 @@ from gdp.policy.view.features import (
 
 
 class Gate(nnx.Module):
-    """c: a positive factor per input feature, 2 sigmoid(W x0 + b); one everywhere at the start."""
+    """Gate c: a positive factor per input feature, 2 sigmoid(W x0 + b); initially one."""
 
     def __init__(self, whole: int, features: int, *, rngs: nnx.Rngs) -> None:
         self.conditioning = nnx.Linear(
@@ -272,7 +272,7 @@ def _skeleton(config: NetworkConfig) -> tuple[Any, Any]:
 
 
 OUT_SCALE = 0.1
-"""Of the last layer's first weights, so that a fresh policy is close to uniform."""
+"""Scale of the first weights of the last layer, so that a fresh policy is close to uniform."""
 
 
 def init(config: NetworkConfig, seed: int) -> Params:

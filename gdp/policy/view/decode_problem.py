@@ -109,4 +109,4 @@ SHARED = (
     "in_start", "in_tensor", "out_start", "out_tensor", "producer", "tensor_bytes", "use_start",
     "use_op", "segment_s",
 )  # fmt: skip
-"""Of `DecodeProblem`, what are the arrays of `Arrays`."""
+"""Fields of `DecodeProblem` that are arrays of `Arrays`."""

@@ -42,7 +42,7 @@ NUM_ADVISED_WHOLE = len(ADVISERS) + 2 + len(RULES)
 
 
 class Advised(NamedTuple):
-    """Zeros where there is no advice."""
+    """Features of advice; zeros where there is none."""
 
     op: Float[np.ndarray, "N 7"]
     device: Float[np.ndarray, "D 3"]

@@ -143,9 +143,9 @@ def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
         return decode_arrays(read_bytes(where, KIND), KIND, str(where))
     # Orbax may wait for ever for what a damaged file does not hold.
     manifest = read_manifest(folder)
-    listed = () if manifest is None else manifest.files.keys() - {PLAIN}
-    missing = any(not (folder / name).is_file() for name in listed)
-    if missing or (manifest is not None and changed_files(folder, manifest)):
+    listed = [] if manifest is None else [n for n in manifest.files if n.startswith("weights/")]
+    changed = [] if manifest is None else changed_files(folder, manifest)
+    if any(name in changed or not (folder / name).is_file() for name in listed):
         raise CheckpointError(
             f"checkpoint {str(folder)!r} is damaged: a file of its weights is missing or another; "
             "copy it again"

@@ -35,7 +35,7 @@ def costs(tmp_path: Path) -> Path:
         ({"scale": 0}, r"$.scale"),
         ({"scale": 10**400}, "meta.json"),
         ({"types": "x"}, r"$.types"),
-        ({"types": ["Conv"]}, "noise has shape (50,), (1,) wanted"),
+        ({"types": ["Conv"]}, "layer_embed has shape (8, 148, 12), (8, 50, 12) wanted"),
         ({"versions": 3}, r"$.versions"),
         ({"transfer": [1.0]}, "transfer has 1 coefficients"),
         ({"arrays_sha256": "0"}, "costs.npz is damaged"),
@@ -65,7 +65,7 @@ def test_a_meta_that_is_a_list(run: Run, model: Path, costs: Path) -> None:
     ("change", "message"),
     [
         (lambda a: a.pop("layer_b2"), "array 'layer_b2' is missing"),
-        (lambda a: a.pop("noise"), "array 'noise' is missing"),
+        (lambda a: a.pop("other_mean"), "array 'other_mean' is missing"),
         (lambda a: a.update(layer_b2=a["layer_b2"][:, :3]), "layer_b2 has shape"),
         (lambda a: a.update(layer_c1=a["layer_c1"][0]), "layer_"),
         (lambda a: a.update(other_mean=a["other_mean"][:5]), "other_mean has shape (5,)"),

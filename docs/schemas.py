@@ -10,7 +10,7 @@ def formats() -> dict[str, type[msgspec.Struct]]:
     from gdp import constraints, placement
     from gdp.cluster.file import ClusterEntry
     from gdp.costs import profile
-    from gdp.exporters.onnxruntime import Manifest
+    from gdp.exporters.onnxruntime import OnnxRuntimeManifest
     from gdp.graph import file as graph_file
 
     return {
@@ -19,7 +19,7 @@ def formats() -> dict[str, type[msgspec.Struct]]:
         "constraints": constraints._File,
         "graph": graph_file._File,
         "profile": profile._File,
-        "onnxruntime-manifest": Manifest,
+        "onnxruntime-manifest": OnnxRuntimeManifest,
     }
 
 

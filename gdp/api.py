@@ -23,7 +23,7 @@ from gdp.placement import Placed, Placement, make_placement
 from gdp.prepare import PreparedProblem, placed_on, prepare_placement, prepare_problem, room_bytes
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
-from gdp.reports.view import View
+from gdp.reports.view import PlacementView
 from gdp.result import Counts, Result, with_best_bound
 from gdp.sim.objectives import Score
 
@@ -412,7 +412,7 @@ def view_of(
     cluster: Machine,
     *,
     costs: CostModel | str | Path | None = None,
-) -> View:
+) -> PlacementView:
     """Simulated schedule of a placed model for display. With replicated stages, one schedule for
     each sample until the assignment of samples to replicas repeats, at most `MAX_WAYS`."""
     from gdp.sim.latency import simulate as simulate_latency
@@ -420,13 +420,13 @@ def view_of(
 
     graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
     prepared, device, rank = prepare_placement(graph, placement, cluster, costs=costs)
-    views: list[View] = []
+    views: list[PlacementView] = []
     for sample in range(min(cycle_length(placement.teams), MAX_WAYS)):
         way = devices_of_sample(prepared.problem, device, placement.teams, sample)
         schedule = simulate_latency(prepared.problem, way, rank)
         since_s = views[-1].since_s + views[-1].schedule.latency_s if views else 0.0
         views.append(
-            View(
+            PlacementView(
                 graph,
                 prepared.problem,
                 schedule,

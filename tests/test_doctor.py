@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gdp import version
-from gdp.cli.doctor import doctor_text
+from gdp.cli.inform import doctor_text
 from gdp.commands import doctor
 from gdp.commands.doctor import FAIL, NONE, OK, WARN, Check
 from gdp.commands.registry import Runtime

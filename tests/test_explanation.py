@@ -7,7 +7,7 @@ import pytest
 from tiny import cpu, plain_graph, unit_cluster
 
 import gdp
-from gdp.cli.explain import explained_text
+from gdp.cli.inform import explained_text
 from gdp.cluster.types import Cluster, Link, make_cluster
 from gdp.constraints import Constraints, Pin
 from gdp.costs.roofline import roofline

@@ -39,9 +39,9 @@ def test_a_placement_is_executed_and_judged_by_its_objective(objective: str) -> 
 def test_a_reward_that_physics_forbids_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces whose samples end a microsecond apart, although their stages keep workers busy."""
     judge, halves = reward("throughput")
-    real = pipeline.Pipeline.wait
+    real = pipeline.PipelineExecutor.wait
 
-    def wait(pipeline: pipeline.Pipeline) -> Trace:
+    def wait(pipeline: pipeline.PipelineExecutor) -> Trace:
         found = real(pipeline)
         count = 40 * pipeline.num_slots
         first = found.finish_s[0]
@@ -49,6 +49,6 @@ def test_a_reward_that_physics_forbids_is_an_error(monkeypatch: pytest.MonkeyPat
         finish = tuple(first + 1e-6 * i for i in range(count))
         return Trace((first,) * count, finish, runs, found.worker)
 
-    monkeypatch.setattr(pipeline.Pipeline, "wait", wait)
+    monkeypatch.setattr(pipeline.PipelineExecutor, "wait", wait)
     with pytest.raises(MeasurementError, match=r"the placement: .* samples/s were counted"):
         judge(halves)

@@ -161,7 +161,7 @@ def _by_ops(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -
 
     import torch
 
-    from gdp.runtime.pytorch.program import CutProgram, Workers, output_nodes, pieces
+    from gdp.runtime.pytorch.program import SegmentedTorchProgram, Workers, output_nodes, pieces
     from gdp.runtime.pytorch.run import values
 
     recorded, box = model.record(), machine.box(limit)
@@ -174,7 +174,9 @@ def _by_ops(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -
     made = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)
     given = values(recorded, 0)[0]
     given |= {node: model.kwargs[node.name] for node in given if node.name in model.kwargs}
-    program = CutProgram(made, Workers(devices, [core, None]), given, output_nodes(recorded), 0)
+    program = SegmentedTorchProgram(
+        made, Workers(devices, [core, None]), given, output_nodes(recorded), 0
+    )
     return (lambda: program.run()[0]), plan.latency_s
 
 

@@ -31,9 +31,8 @@ from gdp.methods.base import Search
 from gdp.placement import Teams
 from gdp.prepare import prepare_problem
 from gdp.runtime.measure import Measuring
-from gdp.runtime.ort.run import run_onnx
+from gdp.runtime.ort.run import cut_plan, run_onnx
 from gdp.runtime.ort.source import load_source
-from gdp.runtime.ort.stages import cut_plan
 from gdp.runtime.plan import Prediction
 from gdp.runtime.report import RunReport, advice
 

@@ -40,10 +40,9 @@ from gdp.problem.problem import make_problem
 from gdp.runtime.measure import Measuring
 from gdp.runtime.measure import measure as measure_contenders
 from gdp.runtime.ort.pipeline import SideBySide
-from gdp.runtime.ort.run import prepare
+from gdp.runtime.ort.run import CutPlan, cut_plan, prepare
 from gdp.runtime.ort.sessions import core_of_device
 from gdp.runtime.ort.source import Source, load_source, randomised
-from gdp.runtime.ort.stages import CutPlan, cut_plan
 from gdp.runtime.plan import Prediction
 from gdp.sim.segments import segment_values, segments
 

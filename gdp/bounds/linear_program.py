@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.bounds.budget import Bound, WorkBudget
 from gdp.clock import Clock
+from gdp.native_stdout import redirect_native_stdout
 from gdp.problem.problem import Problem
-from gdp.quiet import silent_stdout
 
 LOG = logging.getLogger(__name__)
 # HiGHS keeps rows to 1e-7 and whole numbers to 1e-6, in units of about one value.
@@ -180,7 +180,7 @@ def solve(
         options["time_limit"] = max(0.1, seconds)
     kind = np.zeros(len(cost), dtype=np.int64)
     kind[whole] = 1
-    with silent_stdout():
+    with redirect_native_stdout():
         result = milp(
             cost,
             integrality=kind,

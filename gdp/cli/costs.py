@@ -1,4 +1,4 @@
-"""The verbs that measure: `gdp profile` and `gdp calibrate`."""
+"""`gdp profile` and `gdp calibrate`: costs that are measured."""
 
 import json
 import os
@@ -23,7 +23,7 @@ QUICK = ("bvlc_alexnet", "shufflenet", "zfnet512")
 
 @dataclass(frozen=True)
 class Rounds:
-    """How a model is measured."""
+    """Duration and conditions of measuring a model."""
 
     threads: int = options.option("--threads", type=int, default=1)
     rounds: int = options.option("--rounds", type=int, default=5)
@@ -63,21 +63,21 @@ def profile(
         raise ValueError("name models to profile, or --quick or --only-overheads without a model")
     outputs.require(*models)
     named = [(_stem(model), family or _stem(model), model) for model in models]
-    made = _measured(named, dims, device, measuring, not no_overheads, quick)
-    save_profile(made, outputs.paths["profile"])
+    profile = _measured(named, dims, device, measuring, not no_overheads, quick)
+    save_profile(profile, outputs.paths["profile"])
     rows = [
         {"model": m.name, "latency_s": m.latency_s, "kernels": len(m.kernels),
          "kernel_s": m.kernel_s, "rounds": m.rounds, "runs": m.runs}
-        for m in made.models
+        for m in profile.models
     ]  # fmt: skip
-    found = {"profile": outputs.paths["profile"], "statistic": made.statistic, "models": rows}
+    summary = {"profile": outputs.paths["profile"], "statistic": profile.statistic, "models": rows}
     lines = [
         f"{row['model']:24} {row['latency_s'] * 1e3:10.3f} ms  "
         f"{row['kernels']:5} kernels, {row['kernel_s'] * 1e3:.3f} ms"
         for row in rows
     ]
-    lines += [_overheads_text(made.overheads), f"statistic: {made.statistic}"]
-    show(found | {"overheads": fields_of(made.overheads)}, lambda: "\n".join(lines))
+    lines += [_overheads_text(profile.overheads), f"statistic: {profile.statistic}"]
+    show(summary | {"overheads": fields_of(profile.overheads)}, lambda: "\n".join(lines))
 
 
 def _measured(
@@ -88,7 +88,7 @@ def _measured(
     overheads: bool,
     quick: bool,
 ) -> "Profile":
-    """What a runtime says of models, each with its name and family."""
+    """Profile of models, each with its name and family, by the runtime of the device."""
     from gdp.models import with_dims
 
     kind, _, index = device.partition(":")
@@ -127,8 +127,10 @@ def _measured(
 
 
 def _quick_jax(measuring: Rounds) -> "Profile":
-    """Two CPU devices at least, so that copies between them can be timed: JAX reads how many it
-    shall have when it is first used."""
+    """Profile of small JAX models on the CPU, split in two devices to time copies between them.
+
+    JAX reads the number of devices when it is first used.
+    """
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     from gdp.corpus.small import small_models
     from gdp.runtime.profile.jax import quick_profile
@@ -136,16 +138,16 @@ def _quick_jax(measuring: Rounds) -> "Profile":
     return quick_profile(list(small_models()), measuring.rounds, min(measuring.seconds, 1.0))
 
 
-def _overheads_text(found: "Overheads") -> str:
-    """What executing costs beside the kernels."""
-    shown = {"session": found.session_s, "cut": found.cut_s, "kernel": found.kernel_s,
-             "hand-over": found.handover_s}  # fmt: skip
+def _overheads_text(overheads: "Overheads") -> str:
+    """Costs of executing besides the kernels, in one line."""
+    shown = {"session": overheads.session_s, "cut": overheads.cut_s, "kernel": overheads.kernel_s,
+             "hand-over": overheads.handover_s}  # fmt: skip
     parts = [f"{name} {s * 1e6:.2f} us" for name, s in shown.items() if s is not None]
     return f"overheads: {', '.join(parts) or 'not measured'}"
 
 
 def _jax_function(model: str) -> tuple[Any, Any]:
-    """What a `python:` model returns: a JAX function and its example arguments."""
+    """The JAX function of a `python:` model, and its example arguments."""
     from gdp.errors import ModelError
     from gdp.models import PYTHON_PREFIX, python_function
 
@@ -154,10 +156,10 @@ def _jax_function(model: str) -> tuple[Any, Any]:
             f"{model!r}: --device jax:... measures python:package.module:function; ONNX models are "
             "measured with --device cpu:0"
         )
-    made: Any = python_function(model)
-    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
+    result: Any = python_function(model)
+    if not (isinstance(result, tuple) and len(result) == 2 and callable(result[0])):
         raise ModelError(f"{model!r} must return a JAX function and a tuple of its arguments")
-    return made[0], made[1]
+    return result[0], result[1]
 
 
 def _torch_model(model: str) -> Any:
@@ -166,12 +168,12 @@ def _torch_model(model: str) -> Any:
     from gdp.importers.pytorch.model import TorchModel
     from gdp.models import is_traced, traced_model
 
-    found = traced_model(model) if is_traced(model) else None
-    if not isinstance(found, TorchModel):
+    model_code = traced_model(model) if is_traced(model) else None
+    if not isinstance(model_code, TorchModel):
         raise ModelError(
             f"{model!r} is no PyTorch module; --device torch:... measures python: and hf: models"
         )
-    return found
+    return model_code
 
 
 def _stem(model: str) -> str:
@@ -254,20 +256,21 @@ def _rates(profile: "Profile", output: str) -> None:
 
 
 def _rebase(base: str, profile: "Profile", output: str) -> None:
-    """Write the costs of a folder, or the shipped ones, as a profile says that they are here."""
+    """Adapt the costs of a folder, or the shipped ones, to a profile, and write them."""
     from gdp import checkpoint
     from gdp.costs.calibrate import evaluate, recharge, refit
     from gdp.costs.cost_file import load_costs, save_costs
     from gdp.costs.default import shipped_for
 
     shipped = base == SHIPPED
-    known = shipped_for(profile.device.kind) if shipped else load_costs(base)
+    costs = shipped_for(profile.device.kind) if shipped else load_costs(base)
     report: dict[str, Any] = {} if shipped else checkpoint.read_meta(base)["report"]
     lines, recipe = [], Path(base) / "recipe.toml"
     if profile.models:
-        found, reference = refit(known, profile), _reference(profile.device.kind)
+        adapted, reference = refit(costs, profile), _reference(profile.device.kind)
         note = "fitted to the models of a profile: what others are off by is unknown"
-        before, after = (evaluate(c, profile.models, reference, note=note) for c in (known, found))
+        both = (costs, adapted)
+        before, after = (evaluate(c, profile.models, reference, note=note) for c in both)
         report = {"note": note, "train_models": len(profile.models)}
         lines += [
             f"{m.model:24} {m.measured_s * 1e3:9.3f} ms, predicted {n.predicted_s * 1e3:9.3f} ms, "
@@ -275,14 +278,14 @@ def _rebase(base: str, profile: "Profile", output: str) -> None:
             for m, n in zip(before.models, after.models, strict=True)
         ]
     else:
-        found = recharge(known, profile)
+        adapted = recharge(costs, profile)
     save_costs(
-        found, output, report=report,
+        adapted, output, report=report,
         recipe=recipe.read_text() if not shipped and recipe.exists() else "",
     )  # fmt: skip
-    lines.append(f"{output}: a segment costs {1e6 * (found.segment_s or 0.0):.1f} us")
+    lines.append(f"{output}: a segment costs {1e6 * (adapted.segment_s or 0.0):.1f} us")
     show(
-        {"costs": output, "segment_s": found.segment_s, "transfer": list(found.transfer)},
+        {"costs": output, "segment_s": adapted.segment_s, "transfer": list(adapted.transfer)},
         lambda: "\n".join(lines),
     )
 
@@ -296,7 +299,7 @@ def _reference(kind: str) -> "Device":
 
 
 def _recipe(config: Any, profiles: tuple[str, ...]) -> str:
-    """What was run, as TOML."""
+    """Settings and profiles of a fit, as TOML."""
     lines = [f"{key} = {value}" for key, value in asdict(config).items()]
     names = ", ".join(json.dumps(Path(p).name) for p in profiles)
     return "\n".join(["[fit]", *lines, "", "[data]", f"profiles = [{names}]", ""])

@@ -1,9 +1,9 @@
-"""The first run after installing: kernels are compiled by two processes, and the user is told.
+"""Compilation of kernels by two processes at the first run after installing, with a message.
 
 numba compiles a kernel when it is first called and keeps it on disk for good. Until then a command
 that searches would spend its first minute compiling one kernel after another, without a word. Here
-the command and a second process compile what the command will call into one cache: each takes the
-next group of kernels as soon as it has finished one, until none is left.
+the command and a second process compile into one cache: each takes the next group of kernels that
+the command will call as soon as it has finished one, until none is left.
 """
 
 import contextlib
@@ -35,8 +35,13 @@ def _echo(message: str) -> None:
 
 
 def prepare(method: str | None, objective: str, say: Callable[[str], Any] = _echo) -> None:
-    """Compile what a command needs where it is not compiled yet, having said so; otherwise nothing
-    but a look. Without a method, what it takes to judge a placement."""
+    """Compile the kernels of a command that are not compiled yet, after a message.
+
+    Args:
+        method: Placement method of the command; None to evaluate a placement alone.
+        objective: Objective of the command.
+        say: Receives the message, if anything is compiled.
+    """
     if not find_objective(objective).on_links:
         return
     first, *others = _groups_of(method, objective)
@@ -65,18 +70,19 @@ def prepare(method: str | None, objective: str, say: Callable[[str], Any] = _ech
 
 
 def _groups_of(method: str | None, objective: str) -> list[str]:
-    """What a method needs, what others build on first; the dearest of the rest follow."""
+    """Groups of kernels that a method needs: those that others build on, then the costliest."""
     if method is None:
         return ["simulator", "fusion"]
-    bounds = ["bounds"] if objective == "latency" else []
+    pipelined = find_objective(objective).pipelined
+    bounds = [] if pipelined else ["bounds"]
     if method not in USING_POLICY:
         return ["simulator", *bounds, "lists", "fusion"]
-    pipeline = ["pipeline"] if objective == "throughput" else []
+    pipeline = ["pipeline"] if pipelined else []
     return ["simulator", "policy", *pipeline, "search", *bounds, "lists", "paths", "fusion"]
 
 
 def _taken(pipe: int) -> Iterator[str]:
-    """The groups that this process takes, one after the other, until none is left."""
+    """Groups that this process takes from the pipe, one after the other, until none is left."""
     while number := os.read(pipe, 1):
         yield GROUP_NAMES[number[0]]
 
@@ -90,8 +96,10 @@ def compile_groups(objective: str, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _watched(begin: Callable[[], None]) -> Iterator[Any]:
-    """Within, `begin` is called at the first compilation, if there is any, and no garbage is
-    collected while numba compiles: it makes millions of objects, few of which are garbage."""
+    """Call `begin` at the first compilation within, if there is any.
+
+    No garbage is collected while numba compiles: of its millions of objects few are garbage.
+    """
     from numba.core import event
 
     class Watch(event.Listener):
@@ -118,7 +126,7 @@ def _watched(begin: Callable[[], None]) -> Iterator[Any]:
 
 
 def _start(objective: str, pipe: int) -> "subprocess.Popen[bytes]":
-    """This module as a program of its own, which imports the same gdp and reads the same pipe."""
+    """Run this module as a program that imports the same gdp and reads the same pipe."""
     package = str(Path(__file__).resolve().parent.parent.parent)
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
@@ -132,7 +140,7 @@ def _start(objective: str, pipe: int) -> "subprocess.Popen[bytes]":
 
 @contextlib.contextmanager
 def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """No process outlives an interrupted command."""
+    """End the process with the command, also with an interrupted one."""
     try:
         yield
     finally:
@@ -168,8 +176,8 @@ def _lists(problem: Problem) -> None:
     from gdp.methods.heuristics.list_schedule import etf_assignments, heft_assignments
     from gdp.methods.priorities import rank_under
 
-    for made in (heft_assignments, etf_assignments, block_assignments):
-        list(made(problem))
+    for assignments in (heft_assignments, etf_assignments, block_assignments):
+        list(assignments(problem))
     rank_under(problem, np.zeros(problem.num_ops, dtype=np.int64), "critical")
 
 
@@ -226,7 +234,7 @@ GROUPS: dict[str, Callable[[Problem], None]] = {
     "paths": _paths,
     "fusion": _fusion,
 }
-"""What calls kernels, by what it does."""
+"""Functions that call all kernels of a part of gdp."""
 GROUP_NAMES = tuple(GROUPS)
 
 

@@ -1,4 +1,4 @@
-"""The verbs that train: `gdp pretrain` and `gdp finetune`."""
+"""`gdp corpus`, `gdp pretrain` and `gdp finetune`."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Team:
+class ProcessOptions:
     """This process among several that train together."""
 
     coordinator: str = options.option(
@@ -69,10 +69,14 @@ def build(
 @options.outputs(run=options.required(metavar="FOLDER"))
 @click.option("--stop-after", type=float, default=None, metavar="S", help="Seconds to train for.")
 @click.option("--threads", type=int, default=1, show_default=True, help="For rollouts.")
-@options.handing_a("team", Team)
+@options.handing_a("team", ProcessOptions)
 @options.as_json
 def pretrain(
-    recipe: Path, outputs: options.Outputs, stop_after: float | None, threads: int, team: Team
+    recipe: Path,
+    outputs: options.Outputs,
+    stop_after: float | None,
+    threads: int,
+    team: ProcessOptions,
 ) -> None:
     """Pre-train a policy over a corpus; started again on the same folder, it goes on.
 
@@ -100,8 +104,8 @@ def pretrain(
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """What rewards a placement, and how many are tried."""
+class FinetuneOptions:
+    """Reward of a placement, and number of placements."""
 
     reward: Literal["simulated", "measured"] = options.option(
         "--reward", type=click.Choice(("simulated", "measured")), default="simulated"
@@ -121,7 +125,7 @@ class Tuning:
     seed: int = options.option("--seed", type=int, default=0)
 
     def config(self) -> "FinetuneConfig":
-        """The recipe's settings, or those by default, under what the command line says."""
+        """Settings of the recipe, or the defaults, overridden by the command line."""
         from gdp.learn.finetune import FinetuneConfig
         from gdp.learn.recipe import load_finetune
 
@@ -141,12 +145,12 @@ class Tuning:
 @options.objective
 @options.trained
 @options.constraints
-@options.handing_a("tuning", Tuning)
+@options.handing_a("tuning", FinetuneOptions)
 @options.outputs(policy=options.required(metavar="CHECKPOINT"))
 @options.as_json
 def finetune(
     model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
-    trained: options.Trained, constraints: options.ConstraintOptions, tuning: Tuning,
+    trained: options.TrainedFiles, constraints: options.ConstraintOptions, tuning: FinetuneOptions,
     outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Adapt the policy to one model and cluster; writes a checkpoint for `gdp place`.

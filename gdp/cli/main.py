@@ -4,8 +4,8 @@ from typing import NoReturn
 
 import click
 
-from gdp.cli import costs, doctor, explain, learn, place, run, startup
-from gdp.cli.program import Verbs, verbose_option
+from gdp.cli import costs, inform, learn, place, run
+from gdp.cli.program import Verbs, prepare_process, verbose_option
 from gdp.cli.program import run as run_program
 from gdp.terminal import log_to_stderr
 from gdp.version import gdp_version
@@ -18,7 +18,7 @@ def main() -> NoReturn:
     interrupted, 141: nobody reads standard output any more. An error is one line on stderr;
     standard output holds a whole result or nothing, with --json as without.
     """
-    startup.prepare_process()
+    prepare_process()
     run_program(cli)
 
 
@@ -48,8 +48,8 @@ def cli() -> None:
 
 cli.params.append(verbose_option())
 for verb in (
-    place.place, place.compare, place.simulate, place.report, explain.explain, run.run,
-    run.export, run.inspect, run.devices, costs.profile, costs.calibrate, learn.corpus,
-    learn.pretrain, learn.finetune, doctor.doctor,
+    place.place, place.compare, place.simulate, place.report, inform.explain, run.run,
+    run.export, inform.inspect, inform.devices, costs.profile, costs.calibrate, learn.corpus,
+    learn.pretrain, learn.finetune, inform.doctor,
 ):  # fmt: skip
     cli.add_command(verb)

@@ -1,9 +1,9 @@
-"""Options that several verbs share: each decorator hands the verb one object."""
+"""Options that several commands share: each decorator passes the command one object."""
 
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,15 +29,13 @@ if TYPE_CHECKING:
     from gdp.methods.base import Search
     from gdp.tasks import Engine
 
-EVENT_OBJECTIVES = ("latency", "throughput")
-PLACE_OBJECTIVES = (*EVENT_OBJECTIVES, "max_load")
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 _COUNT = click.IntRange(1, 2**31 - 1)
 
 
 @contextlib.contextmanager
 def blaming(flag: str) -> Iterator[None]:
-    """Errors of what an option says begin with its name."""
+    """Begin errors about the value of an option with its name."""
     try:
         yield
     except (GdpError, ValueError) as error:
@@ -45,13 +43,13 @@ def blaming(flag: str) -> Iterator[None]:
 
 
 def handing(argument: str, make: Callable[..., Any], options: Mapping[str, Decorator]) -> Decorator:
-    """Hands a verb one `argument`, made from the parameters of these options, by name."""
+    """Pass a command one `argument`, made from the parameters of these options by name."""
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(verb)
         def called(**values: Any) -> None:
-            made = make(**{name: values.pop(name) for name in options})
-            verb(**values, **{argument: made})
+            value = make(**{name: values.pop(name) for name in options})
+            verb(**values, **{argument: value})
 
         return functools.reduce(lambda f, option: option(f), list(options.values())[::-1], called)
 
@@ -59,7 +57,7 @@ def handing(argument: str, make: Callable[..., Any], options: Mapping[str, Decor
 
 
 def handing_a(argument: str, kind: type) -> Decorator:
-    """Hands a verb a dataclass, every field of which is an `option`."""
+    """Pass a command a dataclass, every field of which is an `option`."""
     return handing(argument, kind, {f.name: f.metadata["option"](f.name) for f in fields(kind)})
 
 
@@ -72,7 +70,7 @@ def option(*flags: str, make: Callable[..., Any] = click.option, **settings: Any
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A model, and what its symbolic dimensions are bound to."""
+    """A model, and bindings of its symbolic dimensions."""
 
     spec: str = option(make=click.argument, metavar="MODEL")
     dims: tuple[str, ...] = option(
@@ -87,12 +85,12 @@ class ModelOptions:
     )
 
     def __post_init__(self) -> None:
-        """What else is asked of the model becomes a part of its spec."""
+        """Append task, batch, sequence and decoding to the spec of the model."""
         from gdp.models import HF_PREFIX, is_gguf
 
         names = ("task", "batch", "sequence")
-        asked = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
-        parts = [f"{name}={value}" for name, value in asked.items()] + ["decode"] * self.decode
+        settings = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+        parts = [f"{name}={value}" for name, value in settings.items()] + ["decode"] * self.decode
         taken = self.spec.startswith(HF_PREFIX) or (is_gguf(self.spec) and self.task is None)
         if parts and not taken:
             flag = parts[0].partition("=")[0]
@@ -103,8 +101,7 @@ class ModelOptions:
             object.__setattr__(self, "spec", self.spec + joint + "&".join(parts))
 
     def load(self, room_bytes: int | None = None) -> "OpGraph":
-        """Import the model with its dimensions bound, as `gdp.models.load` does; on a terminal the
-        stages of tracing are told."""
+        """Import the model by `gdp.models.load`; on a terminal, report the stages of tracing."""
 
         from gdp.cli.show import told
         from gdp.models import load, with_dims
@@ -115,14 +112,14 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class NamedModel(ModelOptions):
-    """The same where a placement is the argument."""
+    """A model as an option, where a placement is the argument."""
 
     spec: str = option("--model", required=True, metavar="MODEL")
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """A machine, and what of its memory may be used."""
+    """A cluster, and limits of its memory."""
 
     cluster: str | None = option(
         "--cluster",
@@ -140,11 +137,11 @@ class ClusterOptions:
         from gdp.cluster.file import parse_max_memory, with_max_memory
         from gdp.cluster.types import Cluster
 
-        found = Cluster.local() if self.cluster is None else Cluster.load(self.cluster)
+        cluster = Cluster.local() if self.cluster is None else Cluster.load(self.cluster)
         if not self.max_memory:
-            return found
+            return cluster
         with blaming("--max-memory"):
-            return with_max_memory(found, parse_max_memory(",".join(self.max_memory)))
+            return with_max_memory(cluster, parse_max_memory(",".join(self.max_memory)))
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ class SearchOptions:
     )
 
     def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
-        """What methods take; `progress` gets the share of the budget used and the best value."""
+        """The search budget; `progress` gets the share of it that is used and the best value."""
 
         from gdp.methods.base import Search
 
@@ -178,7 +175,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class MethodOptions(SearchOptions):
-    """A method with its budget, and what of the best value fewer cuts may cost."""
+    """A method with its budget, and the share of the best value that fewer cuts may cost."""
 
     method: str = option(
         "--method", default="auto", help="auto, or one of those that `gdp compare` lists."
@@ -189,7 +186,7 @@ class MethodOptions(SearchOptions):
     )  # fmt: skip
 
     def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
-        """The same with the share that fewer cuts may cost; `ValueError` outside 0..100 percent."""
+        """The budget with the share that fewer cuts may cost, between 0 and 100 percent."""
         if not 0 <= self.simplicity < 100:
             raise ValueError(
                 f"--simplicity must be at least 0 and below 100, got {self.simplicity:g}"
@@ -198,8 +195,8 @@ class MethodOptions(SearchOptions):
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Files of what was learned; None means the shipped ones."""
+class TrainedFiles:
+    """Trained policy and costs; None means the shipped ones."""
 
     checkpoint: str | None = option(
         "--checkpoint", metavar="CK", help="Policy checkpoint; default: the shipped one."
@@ -211,7 +208,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class ConstraintOptions:
-    """What the user demands of a placement."""
+    """Demands on a placement."""
 
     pins: tuple[str, ...] = option(
         "--pin", multiple=True, metavar="GLOB=DEVICE", help="Fix ops to devices."
@@ -245,12 +242,12 @@ class ConstraintOptions:
 
 
 _SEARCHES = (*(f.name for f in fields(MethodOptions)), "checkpoint")
-"""What only searches and the policy read."""
+"""Options of searches and of the policy."""
 
 
 @dataclass(frozen=True)
 class Destination:
-    """What the placement is for, and in which pieces."""
+    """Runtime that a placement is planned for, and the pieces that stay whole."""
 
     runtime: str | None = option(
         "--for", type=click.Choice(tuple(PLANNING_TARGETS)),
@@ -283,7 +280,7 @@ destination = handing_a("destination", Destination)
 model, named_model = handing_a("model", ModelOptions), handing_a("model", NamedModel)
 cluster = handing_a("cluster", ClusterOptions)
 search, method = handing_a("search", SearchOptions), handing_a("search", MethodOptions)
-trained = handing_a("trained", Trained)
+trained = handing_a("trained", TrainedFiles)
 constraints = handing_a("constraints", ConstraintOptions)
 
 
@@ -300,23 +297,43 @@ engine = handing("engine", _engine, {
     "ray": click.option("--ray", metavar="ADDRESS",
                         help='A Ray cluster instead: HOST:PORT, "auto", or "local" for one here.'),
 })  # fmt: skip
-"""Where independent tasks run."""
+"""Processes or Ray cluster for independent tasks."""
 
 
 def alone(kind: type, name: str) -> Decorator:
-    """One option of a dataclass, for a verb that needs no other of it."""
-    (found,) = (f for f in fields(kind) if f.name == name)
-    return found.metadata["option"](name)
+    """One option of a dataclass, for a command that needs no other of it."""
+    (match,) = (f for f in fields(kind) if f.name == name)
+    return match.metadata["option"](name)
 
 
 dims, costs, seed = (
-    alone(ModelOptions, "dims"), alone(Trained, "costs"), alone(SearchOptions, "seed"),
+    alone(ModelOptions, "dims"), alone(TrainedFiles, "costs"), alone(SearchOptions, "seed"),
 )  # fmt: skip
+
+
+class ObjectiveChoice(click.Choice):
+    """Objectives of the event simulator, and others; the table is imported at the first use."""
+
+    def __init__(self, *others: str) -> None:
+        super().__init__(())
+        self.others = others
+
+    @property
+    def choices(self) -> Sequence[str]:
+        """Names that the user may write."""
+        from gdp.sim.objectives import link_objectives
+
+        return (*link_objectives(), *self.others)
+
+    @choices.setter
+    def choices(self, _: Sequence[str]) -> None: ...
+
+
 objective = click.option(
-    "--objective", type=click.Choice(EVENT_OBJECTIVES), default="latency", show_default=True
+    "--objective", type=ObjectiveChoice(), default="latency", show_default=True
 )
 place_objective = click.option(
-    "--objective", type=click.Choice(PLACE_OBJECTIVES), default="latency", show_default=True,
+    "--objective", type=ObjectiveChoice("max_load"), default="latency", show_default=True,
     help="max_load: seconds per sample where devices meet in host memory and compute and "
     "transfers do not overlap.",
 )  # fmt: skip
@@ -324,7 +341,7 @@ place_objective = click.option(
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a verb writes: paths by kind, of those that are asked for."""
+    """Paths that a command writes, by kind; only those asked for."""
 
     paths: Mapping[str, str]
     force: bool
@@ -332,26 +349,32 @@ class Outputs:
     def require(
         self, *read: str | os.PathLike[str] | None, folder: str | None = None
     ) -> OverwritePolicy:
-        """Asks before the work: `TargetError` where the folder of this kind, or a file, may not be
-        written. `read` are the models and files that the verb reads, which it writes over never.
+        """Check before the work that the paths may be written.
+
+        Args:
+            *read: Models and files that the command reads, which are never overwritten.
+            folder: Kind of the path that is a folder.
+
+        Raises:
+            TargetError: if a path may not be written.
         """
-        permit = permit_of(*read, force=self.force)
+        overwrite = overwrite_policy(*read, force=self.force)
         if folder is not None:
-            check_folder_writable(self.paths[folder], folder, permit)
+            check_folder_writable(self.paths[folder], folder, overwrite)
         taken: dict[str, str] = {}
         for kind, path in self.paths.items():
             if kind == folder:
                 continue
-            check_file_writable(path, kind, permit)
+            check_file_writable(path, kind, overwrite)
             place = os.path.realpath(path)
             if place in taken and not is_stream(path):
                 raise TargetError(f"{path!r} is given for the {taken[place]} and for the {kind}")
             taken[place] = kind
-        return permit
+        return overwrite
 
 
-def permit_of(*read: str | os.PathLike[str] | None, force: bool) -> OverwritePolicy:
-    """What a verb that reads these models and files may write over."""
+def overwrite_policy(*read: str | os.PathLike[str] | None, force: bool) -> OverwritePolicy:
+    """Permission to overwrite, for a command that reads these models and files."""
 
     def sources() -> list[Path]:
         from gdp.models import source_files
@@ -363,7 +386,7 @@ def permit_of(*read: str | os.PathLike[str] | None, force: bool) -> OverwritePol
 
 
 def outputs(**options: Callable[..., Decorator]) -> Decorator:
-    """Options that name what to write, by kind, and `--force`; hands the verb `outputs`."""
+    """Options of paths to write, by kind, and `--force`; passes the command `outputs`."""
     kinds = {f"write_{kind}": kind for kind in options}
 
     def make(force: bool, **paths: str | None) -> Outputs:

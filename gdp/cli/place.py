@@ -1,4 +1,4 @@
-"""The verbs that place and judge: `gdp place`, `compare`, `simulate` and `report`."""
+"""`gdp place`, `compare`, `simulate` and `report`."""
 
 import sys
 from dataclasses import replace
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gdp.cli import options, startup
+from gdp.cli import options
+from gdp.cli.program import STARTED_S
 from gdp.cli.show import placing, show, stages
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.errors import InfeasibleError
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 @options.as_json
 def place(
     model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
-    search: options.MethodOptions, trained: options.Trained, constraints: options.ConstraintOptions,
-    destination: options.Destination, outputs: options.Outputs,
+    search: options.MethodOptions, trained: options.TrainedFiles,
+    constraints: options.ConstraintOptions, destination: options.Destination,
+    outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Place a model on a cluster."""
     from gdp import api
@@ -43,7 +45,7 @@ def place(
     from gdp.commands.execute import memory_for, place_for
     from gdp.placement import save_placement
 
-    phases = Phases(startup.STARTED_S)
+    phases = Phases(STARTED_S)
     phases.ended("import")
     machine, rules = cluster.load(), constraints.read()
     room = memory_for(destination.runtime, machine, destination.offload, rules)
@@ -78,7 +80,7 @@ def place(
 
 
 def _all_waited(phases: Phases, result: "Result") -> "Result":
-    """The result with what the program waited for before it was asked."""
+    """The result with the seconds that the program waited before it searched."""
     seconds = {
         name: phases.seconds.get(name, 0.0) + result.phases.get(name, 0.0)
         for name in (*phases.seconds, *result.phases)
@@ -97,8 +99,8 @@ def _all_waited(phases: Phases, result: "Result") -> "Result":
 @options.as_json
 def compare(
     model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
-    search: options.SearchOptions, trained: options.Trained, constraints: options.ConstraintOptions,
-    methods: str | None,
+    search: options.SearchOptions, trained: options.TrainedFiles,
+    constraints: options.ConstraintOptions, methods: str | None,
 ) -> None:  # fmt: skip
     """Run every method and print one table."""
     from gdp import api
@@ -157,7 +159,7 @@ def simulate(
     score = api.simulate(graph, placed, machine, objective=objective, costs=costs)
     if path := outputs.paths.get("trace"):
         reporting.trace(graph, placed, machine, path, costs=costs)
-    found = {
+    prediction = {
         "objective": objective,
         "latency_s": score.latency_s,
         "period_s": score.period_s,
@@ -165,7 +167,7 @@ def simulate(
         "overflow_bytes": score.overflow_bytes,
         "peak_bytes": dict(zip(placed.device_names, score.peak_bytes.tolist(), strict=True)),
     }
-    show(found, lambda: printable(str(score)))
+    show(prediction, lambda: printable(str(score)))
     if not score.feasible:
         sys.exit(1)
 

@@ -1,16 +1,53 @@
-"""How the program ends: exit codes, one line per error, tracebacks under -v alone."""
+"""The program as a process: quick start, exit codes, one line per error, tracebacks under -v."""
 
 import errno
+import importlib.machinery
+import importlib.util
 import logging
 import os
 import sys
+import time
 import traceback
+from types import ModuleType
 from typing import Any, NoReturn
 
 import click
 
 from gdp.errors import GdpError, InfeasibleError, MeasurementError
 from gdp.terminal import printable
+
+STARTED_S = time.perf_counter()
+"""Start of the program, without Python's own start."""
+DEFERRED = ("sympy", "onnx_ir._symbolic_shapes")
+"""Half a second of imports for onnx_ir's arithmetic on symbolic dimensions, which few models need;
+the second of them reads the first at once."""
+
+
+def prepare_process() -> None:
+    """Prepare the process, before NumPy is imported.
+
+    One thread for NumPy's products, unless the user says otherwise: they are small here, and more
+    threads spend their time waiting for one another. `DEFERRED` modules are read when something of
+    theirs is first used (`importlib.util.LazyLoader`); where one is gone, nothing is lost.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if not any(isinstance(finder, _Deferring) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Deferring())
+
+
+class _Deferring:
+    """Finder of the deferred modules, with a loader that waits for their first use."""
+
+    def find_spec(
+        self, name: str, path: Any, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Spec of a deferred module; None for every other, which the next finders find."""
+        if name not in DEFERRED:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
 
 
 def _be_verbose(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -23,7 +60,7 @@ class _UnreadError(Exception):
 
 
 class Verbs(click.Group):
-    """A group whose verbs all take -v, so that it may stand after the verb as well."""
+    """A group of commands which all take -v, so that it may stand after the command as well."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -39,7 +76,7 @@ class Verbs(click.Group):
 
 
 def verbose_option() -> click.Option:
-    """The -v of every verb: it acts when parsed and hands the verb nothing."""
+    """The -v of every command: it acts when parsed and passes the command nothing."""
     return click.Option(
         ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_be_verbose,
         help="Log what is done to stderr; tracebacks of bugs.",
@@ -83,14 +120,14 @@ def run(cli: click.Command) -> NoReturn:
 
 
 def _quit_unread() -> NoReturn:
-    """As programs do that SIGPIPE ends: quietly, with 128 + 13."""
+    """Exit without a message and with 128 + 13, like programs that SIGPIPE ends."""
     # Python flushes standard output once more at exit, and would complain.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
 
 
 def _report_bug(error: Exception) -> NoReturn:
-    """What nothing foresaw is a bug, not the user's mistake."""
+    """Report an unforeseen exception as a bug of gdp."""
     if logging.getLogger().isEnabledFor(logging.INFO):
         traceback.print_exception(error)
     _fail(

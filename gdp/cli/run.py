@@ -1,4 +1,4 @@
-"""The verbs of models and machines as they are: `gdp run`, `export`, `inspect` and `devices`."""
+"""`gdp run` and `gdp export`."""
 
 import sys
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ ONNX_RUNTIMES = tuple(row.name for row in RUNTIMES.values() if row.executes == "
 
 
 @dataclass(frozen=True)
-class Timing:
-    """How long `gdp run` measures, and with what."""
+class MeasuringOptions:
+    """Duration of measuring, and the runtime."""
 
     measure_seconds: float = options.option(
         "--measure-seconds", type=float, default=MEASURE_SECONDS,
@@ -36,13 +36,13 @@ class Timing:
 @options.method
 @options.trained
 @options.constraints
-@options.handing_a("timing", Timing)
+@options.handing_a("timing", MeasuringOptions)
 @options.outputs(report=options.report)
 @options.as_json
 def run(
     model: options.ModelOptions, placement: str | None, cluster: options.ClusterOptions,
-    objective: str, search: options.MethodOptions, trained: options.Trained,
-    constraints: options.ConstraintOptions, timing: Timing, outputs: options.Outputs,
+    objective: str, search: options.MethodOptions, trained: options.TrainedFiles,
+    constraints: options.ConstraintOptions, timing: MeasuringOptions, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Execute a placement for real: predicted beside measured, outputs checked.
 
@@ -61,7 +61,7 @@ def run(
     machine = cluster.load()
     outputs.require(model.spec, placement, cluster.cluster, trained.checkpoint, trained.costs)
     placed = None if placement is None else load_placement(placement)
-    page, made = outputs.paths.get("report"), placed
+    page, result = outputs.paths.get("report"), placed
     with stages() as say:
         how: Placing = {
             "method": search.method, "checkpoint": trained.checkpoint,
@@ -78,17 +78,17 @@ def run(
             )  # fmt: skip
             first_run.prepare(search.method, objective, say)
             say(f"placing on {machine.name}, at most {search.seconds:g} s of search")
-            made = api.place(graph, machine, objective=objective, costs=trained.costs, **how)
-            placed = made.placement
+            result = api.place(graph, machine, objective=objective, costs=trained.costs, **how)
+            placed = result.placement
         else:
             first_run.prepare(None, objective, say)
         report = run_model(
             model.spec, machine, placed, dims=model.dims, objective=objective,
             costs=trained.costs, runtime=timing.runtime, measuring=measuring, graph=graph,
         )  # fmt: skip
-    if page and made is not None:
+    if page and result is not None:
         reporting.report(
-            graph, made, machine, page,
+            graph, result, machine, page,
             objective=objective, costs=trained.costs, measured=report,
         )  # fmt: skip
     show(report, lambda: run_text(report))
@@ -121,39 +121,8 @@ def export(
         force=outputs.force,
     )  # fmt: skip
     names = [str(path) for path in files]
-    said = [path.read_text().strip() for path in files if path.name == "arguments.txt"]
-    found = {"target": target, "files": names} | ({"arguments": said[0]} if said else {})
-    show(found, lambda: printable_lines([*names, *said]))
-
-
-@click.command()
-@options.model
-@click.option("--ops", is_flag=True, help="List every op.")
-@options.as_json
-def inspect(model: options.ModelOptions, ops: bool) -> None:
-    """Show ops, FLOPs, bytes, and the ops that are only estimated."""
-    from gdp.cli.text import inspection_text
-    from gdp.commands.inspection import inspect_model
-
-    found = inspect_model(model.spec, model.dims, ops=ops)
-    show(found, lambda: inspection_text(found))
-
-
-@click.command()
-@options.outputs(
-    cluster=options.written(
-        "-o", "--output", metavar="cluster.toml", help="Write a cluster file to edit."
-    )
-)
-@options.cluster
-@options.as_json
-def devices(cluster: options.ClusterOptions, outputs: options.Outputs) -> None:
-    """Show what this machine (or a cluster) has."""
-    from gdp.cli.text import cluster_json, cluster_text
-    from gdp.cluster.file import write_cluster
-
-    machine = cluster.load()
-    outputs.require(cluster.cluster)
-    if path := outputs.paths.get("cluster"):
-        write_cluster(machine, path)
-    show(cluster_json(machine), lambda: cluster_text(machine))
+    arguments = [path.read_text().strip() for path in files if path.name == "arguments.txt"]
+    summary = {"target": target, "files": names}
+    if arguments:
+        summary["arguments"] = arguments[0]
+    show(summary, lambda: printable_lines([*names, *arguments]))

@@ -1,4 +1,4 @@
-"""What verbs show: a result as text or JSON, and a bar while they work."""
+"""Output of commands: a result as text or JSON, and a progress bar while they work."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ import click
 from gdp.terminal import listening, printable
 
 AS_JSON = "gdp.as_json"
-"""Where click's context keeps whether `--json` was given."""
+"""Key of click's context for `--json`."""
 
 
 def show(data: dict[str, Any], text: Callable[[], str]) -> None:
@@ -37,7 +37,7 @@ def _plain(value: Any) -> Any:
 
 @runtime_checkable
 class Say(Protocol):
-    """Tells which stage begins or, with the share of it that is done, goes on."""
+    """Report that a stage begins or, with the share of it that is done, continues."""
 
     def __call__(self, stage: str, fraction: float | None = None) -> None:
         """Show it."""
@@ -46,7 +46,7 @@ class Say(Protocol):
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:
-    """The stages of what is loaded, a line each on a terminal and nothing elsewhere."""
+    """Report the stages of loading, a line each on a terminal and nothing elsewhere."""
     if not sys.stderr.isatty():
         yield
         return
@@ -56,8 +56,8 @@ def told() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stages(*, lines: bool = True) -> Iterator[Say]:
-    """Stages of a verb on stderr: a bar on a terminal, elsewhere a line when one begins, or nothing
-    without `lines`."""
+    """Report stages on stderr: by a bar on a terminal, elsewhere by a line when one begins, or not
+    at all without `lines`."""
     if not sys.stderr.isatty():
         yield _say_line if lines else _say_nothing
         return
@@ -76,7 +76,7 @@ def stages(*, lines: bool = True) -> Iterator[Say]:
 
 
 def _say_line(stage: str, fraction: float | None = None) -> None:
-    """What goes on within a stage is for a bar alone."""
+    """Print the beginning of a stage; progress within it is for a bar alone."""
     if fraction is None:
         click.echo(f"gdp: {printable(stage)}", err=True)
 

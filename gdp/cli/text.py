@@ -51,7 +51,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
-    """What `gdp place` prints."""
+    """Text of `gdp place`."""
     device = result.placement.device
     real = ~graph.is_io
     rows = []
@@ -117,7 +117,7 @@ def _candidates(result: Result) -> Shown:
 
 
 def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | str]) -> str:
-    """What `gdp compare` prints, best first."""
+    """Text of `gdp compare`, best first."""
     results = {name: row for name, row in rows.items() if isinstance(row, Result)}
     order = sorted(results, key=lambda name: results[name].value_s)
     body = [
@@ -167,7 +167,7 @@ def cluster_json(cluster: Cluster) -> dict[str, Any]:
 
 
 def memory_in_all(cluster: Cluster) -> int | None:
-    """Bytes of all devices, what several share counted once; None where one is unlimited."""
+    """Bytes of all devices, shared memory counted once; None if one is unlimited."""
     pools = memory_pools(cluster).values()
     own = [d.memory_bytes for d in cluster.devices if not d.memory_pool]
     every = own + [max(d.memory_bytes for d in devices) for devices in pools]
@@ -175,7 +175,7 @@ def memory_in_all(cluster: Cluster) -> int | None:
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """What `gdp devices` prints."""
+    """Text of `gdp devices`."""
     rows = [
         [
             d.name + (" (host)" if i == cluster.host else ""),
@@ -205,7 +205,7 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 def _channels_text(cluster: Cluster) -> str:
-    """How many channels there are, and whether some links do without."""
+    """Number of channels, and of links without one."""
     channels = len(set(cluster.channel[cluster.queues].tolist()))
     if channels == 0:
         return "no contention"
@@ -214,8 +214,7 @@ def _channels_text(cluster: Cluster) -> str:
 
 
 def run_text(report: Mapping[str, Any]) -> str:
-    """What `gdp run` prints: predicted beside measured, the baselines of the same run, and which
-    of them was fastest."""
+    """Text of `gdp run`: predicted and measured times, the baselines, and the fastest of them."""
     from gdp.runtime.report import advice
 
     placed = dict(report) | {
@@ -244,7 +243,7 @@ def run_text(report: Mapping[str, Any]) -> str:
 
 
 def _compared(report: Mapping[str, Any]) -> list[str]:
-    """What the comparison with the uncut model found, and what it could not compare."""
+    """Results of the comparison with the uncut model, and outputs that cannot be compared."""
     random = ", ".join(report.get("random_ops", ()))
     if report["outputs_equal"] is None:
         lines = [f"outputs cannot be compared, they are other ones at each run: {random}"]
@@ -280,14 +279,14 @@ def _rate(per_second: float) -> str:
     return f"{per_second:.1f}"
 
 
-def inspection_text(found: Mapping[str, Any]) -> str:
-    """What `gdp inspect` prints."""
+def inspection_text(summary: Mapping[str, Any]) -> str:
+    """Text of `gdp inspect`."""
     lines = [
-        f"{found['name']}: {found['num_ops']} ops, {found['flop'] / 1e9:.3f} GFLOP, "
-        f"{format_bytes(found['weight_bytes'])} of weights, {found['num_tensors']} tensors"
+        f"{summary['name']}: {summary['num_ops']} ops, {summary['flop'] / 1e9:.3f} GFLOP, "
+        f"{format_bytes(summary['weight_bytes'])} of weights, {summary['num_tensors']} tensors"
     ]
-    if "parameters" in found:
-        lines.append(f"{found['parameters']:,} parameters, tied ones counted once")
+    if "parameters" in summary:
+        lines.append(f"{summary['parameters']:,} parameters, tied ones counted once")
     rows = [
         [
             entry["op_type"],
@@ -295,15 +294,15 @@ def inspection_text(found: Mapping[str, Any]) -> str:
             f"{entry['flop'] / 1e9:.3f}",
             format_bytes(entry["memory_traffic_bytes"]),
         ]
-        for entry in found["op_types"]
+        for entry in summary["op_types"]
     ]
     lines.append(table(["op type", "ops", "GFLOP", "traffic"], rows))
-    if found.get("estimated"):
-        lines.append("costed by a general estimate: " + ", ".join(found["estimated"]))
-    lines += [f"assumed: {text}" for text in found.get("assumptions", ())]
-    if found.get("ops"):
+    if summary.get("estimated"):
+        lines.append("costed by a general estimate: " + ", ".join(summary["estimated"]))
+    lines += [f"assumed: {text}" for text in summary.get("assumptions", ())]
+    if summary.get("ops"):
         body = [
-            [o["name"], o["op_type"], f"{o['flop'] / 1e6:.3f}", o["scope"]] for o in found["ops"]
+            [o["name"], o["op_type"], f"{o['flop'] / 1e6:.3f}", o["scope"]] for o in summary["ops"]
         ]
         lines.append(table(["op", "type", "MFLOP", "scope"], body))
     return shown(lines)

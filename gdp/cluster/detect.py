@@ -1,7 +1,8 @@
-"""The cluster that this machine is: cores, and the GPUs that the tools present report."""
+"""Detection of this machine: its cores, and the GPUs that installed tools report."""
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -15,9 +16,10 @@ from gdp.cluster.presets import (
     PCIE_LATENCY_S,
     device_names,
     device_preset,
+    preset_of_model,
 )
-from gdp.cluster.topology import read_topology
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
+from gdp.errors import ClusterError
 
 LOG = logging.getLogger(__name__)
 MAX_CORES = 8
@@ -25,11 +27,14 @@ Run = Callable[[list[str]], str | None]
 
 
 def local_cluster(*, max_cores: int = MAX_CORES, run: Run | None = None) -> Cluster:
-    """This machine: its GPUs beside the CPU as one device, or, without GPUs, its cores.
+    """Detect this machine: its GPUs and the CPU as one device, or, without GPUs, its cores.
 
-    GPUs come from nvidia-smi or rocm-smi, or from JAX where a JAX accelerator plug-in is
-    installed; unknown models get the preset with the nearest memory. Cores are those that this
-    process may use, at most `max_cores`.
+    GPUs come from nvidia-smi or rocm-smi, or from JAX if a JAX accelerator plug-in is installed;
+    unknown models get the preset with the nearest memory.
+
+    Args:
+        max_cores: Most cores, of those that this process may use.
+        run: Runs a command and returns its output, None if it fails.
     """
     run = _output if run is None else run
     gpus = _nvidia(run) or _rocm(run) or _jax_devices()
@@ -115,7 +120,7 @@ def _cores(max_cores: int) -> Cluster:
 
 
 def _output(command: list[str]) -> str | None:
-    """What a tool prints, or None where it is absent or fails."""
+    """Output of a command, or None if it is absent or fails."""
     if shutil.which(command[0]) is None:
         return None
     try:
@@ -165,12 +170,12 @@ def _jax_devices() -> list[Device]:
     import jax
 
     try:
-        found = [d for d in jax.devices() if d.platform != "cpu"]
+        accelerators = [d for d in jax.devices() if d.platform != "cpu"]
     except RuntimeError as error:
         LOG.warning("JAX has an accelerator plug-in that does not start: %s", error)
         return []
     devices = []
-    for i, device in enumerate(found):
+    for i, device in enumerate(accelerators):
         stats = device.memory_stats() or {}
         devices.append(
             _gpu(f"{device.platform}{i}", device.device_kind, stats.get("bytes_limit", 0))
@@ -180,13 +185,56 @@ def _jax_devices() -> list[Device]:
 
 def _gpu(name: str, model: str, size_bytes: int) -> Device:
     """A GPU with the numbers of its preset, or of the preset with the nearest memory."""
-    word = model.lower().replace(" ", "")
-    presets = [p for p in device_names() if not p.startswith("cpu")]
-    match = [p for p in presets if p.replace("-", "") in word.replace("-", "")]
-    if match:
-        preset = max(match, key=len)
-    else:
+    preset = preset_of_model(model)
+    if preset is None:
+        presets = [p for p in device_names() if not p.startswith("cpu")]
         preset = min(presets, key=lambda p: abs(device_preset(p).memory_bytes - size_bytes))
         LOG.warning("no preset for %s (%s): using the numbers of %s", name, model, preset)
     base = device_preset(preset, name)
     return replace(base, memory_bytes=size_bytes or base.memory_bytes, model=model)
+
+
+# One direction. NV#: bonded NVLinks of 25 GB/s each (NVLink 2 to 4: NVIDIA V100, A100 and H100
+# datasheets, 50 GB/s per link both ways). The rest starts from PCIe 4 x16; what host bridges and
+# the interconnect between sockets take off is an assumption, to be overridden in a TOML file.
+NVLINK_BYTES_PER_S = 25e9
+PATHS = {
+    "PIX": (31.5e9, 8e-6),
+    "PXB": (28e9, 9e-6),
+    "PHB": (25e9, 10e-6),
+    "NODE": (22e9, 11e-6),
+    "SYS": (16e9, 13e-6),
+}
+
+
+def read_topology(text: str, names: list[str]) -> list[Link]:
+    """The links among the GPUs of a `nvidia-smi topo -m` matrix, named in order by `names`.
+
+    Empty text has no links. Raises `ClusterError` when the matrix and `names` disagree or a cell
+    is unknown. Pairs that cross sockets (SYS) share one channel each way.
+    """
+    rows = [
+        line.split() for line in text.splitlines() if re.match(r"\s*GPU\d+\s+(X|NV|P|N|S)", line)
+    ]
+    if not rows:
+        return []
+    if len(rows) != len(names):
+        raise ClusterError(f"the topology has {len(rows)} GPUs, the cluster {len(names)}")
+    links = []
+    for i, row in enumerate(rows):
+        for j, cell in enumerate(row[1 : len(rows) + 1]):
+            if i != j:
+                links.append(_topology_link(names[i], names[j], cell))
+    return links
+
+
+def _topology_link(src: str, dst: str, cell: str) -> Link:
+    if match := re.fullmatch(r"NV(\d+)", cell):
+        return Link(src, dst, int(match[1]) * NVLINK_BYTES_PER_S, 5e-6, one_way=True)
+    if cell not in PATHS:
+        raise ClusterError(
+            f"topology: {src} to {dst} is {cell!r}; known are NV#, {', '.join(PATHS)}"
+        )
+    bandwidth, latency = PATHS[cell]
+    channel = "socket" if cell == "SYS" else f"{src} out"
+    return Link(src, dst, bandwidth, latency, channel=channel, one_way=True)

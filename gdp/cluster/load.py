@@ -1,4 +1,4 @@
-"""A cluster by what a user writes: a file, or the name of a preset."""
+"""Clusters by file or by name of a preset."""
 
 import os
 from pathlib import Path
@@ -9,14 +9,18 @@ from gdp.cluster.types import Cluster
 from gdp.errors import ClusterError
 
 Machine = str | os.PathLike[str] | Cluster
-"""What every library call takes as a cluster."""
+"""Argument for a cluster of every library call."""
 
 
 def load_cluster(spec: Machine) -> Cluster:
-    """The cluster of a TOML file, or of a preset such as "2xcpu-core" or "4xa100-nvlink".
+    """Load a cluster.
 
-    A cluster is returned as it is. Raises `ClusterError` where there is no such file or preset, or
-    the file is malformed.
+    Args:
+        spec: TOML file, preset such as "2xcpu-core" or "4xa100-nvlink", or a cluster, which is
+            returned as it is.
+
+    Raises:
+        ClusterError: if there is no such file or preset, or the file is malformed.
     """
     if isinstance(spec, Cluster):
         return spec

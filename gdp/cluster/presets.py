@@ -46,6 +46,13 @@ def device_names() -> list[str]:
     return sorted(_presets())
 
 
+def preset_of_model(model: str) -> str | None:
+    """The accelerator preset whose name is in that of a model, the longest of several."""
+    word = model.lower().replace(" ", "").replace("-", "")
+    named = [p for p in device_names() if not p.startswith("cpu") and p.replace("-", "") in word]
+    return max(named, key=len, default=None)
+
+
 def device_preset(preset: str, name: str | None = None) -> Device:
     """A device with datasheet numbers; raises `ClusterError` when there is no such preset."""
     entry = _presets().get(preset)

@@ -28,7 +28,7 @@ CORE_KIND = "cpu-core"
 
 
 def is_cpu_kind(kind: str) -> bool:
-    """Whether devices of a kind are processors, such as "cpu" and "cpu-core"."""
+    """True for kinds of processors, such as "cpu" and "cpu-core"."""
     return kind.startswith("cpu")
 
 
@@ -69,7 +69,7 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether this is a processor or a part of one, which works in the host's own memory."""
+        """True for a processor or a part of one, which works in the host's own memory."""
         return is_cpu_kind(self.kind)
 
     def speed(self, dtype: str) -> float:
@@ -142,6 +142,12 @@ class Cluster:
         return tuple(device.name for device in self.devices)
 
     @functools.cached_property
+    def accelerator_numbers(self) -> tuple[int | None, ...]:
+        """Number of each device among the accelerators, in order; None for processors."""
+        count = iter(range(self.num_devices))
+        return tuple(None if device.is_cpu else next(count) for device in self.devices)
+
+    @functools.cached_property
     def num_channels(self) -> int:
         """C; the ids lie in 0..C-1."""
         return int(self.channel.max()) + 1
@@ -167,9 +173,9 @@ def memory_pools(cluster: Cluster) -> dict[str, list[Device]]:
 
 
 def shared_overflow(cluster: Cluster, peak_bytes: Sequence[int]) -> str:
-    """Which devices hold more together than the memory that they share; "" where all fit.
+    """Message about devices that together hold more than the memory they share; "" if all fit.
 
-    Each may reach its peak at another time: what fits by this fits at any time.
+    Devices may reach their peaks at different times, so the check is sufficient, not necessary.
     """
     peak = dict(zip(cluster.device_names, peak_bytes, strict=True))
     for devices in memory_pools(cluster).values():
@@ -205,9 +211,19 @@ def make_cluster(
     default_contention: bool = True,
     host: int | str = 0,
 ) -> Cluster:
-    """A cluster from devices and links; pairs without a link get the default, one channel each way.
+    """A cluster from devices and links.
 
-    Raises `ClusterError` naming what is out of range, unknown, or contradicts itself.
+    Args:
+        name: Name of the cluster.
+        devices: Devices, each with a name of its own.
+        links: Links between them; other pairs get the defaults, with one channel each way.
+        default_bytes_per_s: Bandwidth of pairs without a link.
+        default_latency_s: Latency of pairs without a link.
+        default_contention: True if transfers of pairs without a link queue.
+        host: Index or name of the device that holds inputs and receives outputs.
+
+    Raises:
+        ClusterError: if a value is out of range, a name unknown, or links contradict each other.
 
     >>> a, b = (Device(n, "cpu", {"default": 1e9}, 1e9) for n in "ab")
     >>> make_cluster("two", [a, b], [Link("a", "b", 1e9, channel="bus")]).channel

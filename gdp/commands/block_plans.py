@@ -172,12 +172,12 @@ def _llama_blocks(
         raise InfeasibleError(
             f"llama.cpp keeps token_embd on the CPU, and {cluster.device_names[cpu]!r} is forbidden"
         )
-    made = np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops).astype(np.int64)
+    sent_bytes = np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops).astype(np.int64)
     largest = max(
-        int(made[layer].sum() + made[experts].sum())
+        int(sent_bytes[layer].sum() + sent_bytes[experts].sum())
         for layer, experts in zip(slots.layers, slots.experts, strict=True)
     )
-    flow = int(made[slots.embedding].sum())
+    flow = int(sent_bytes[slots.embedding].sum())
     memory_bytes = cluster.memory_bytes.copy()
     memory_bytes[cpu] -= int(graph.weight_bytes[slots.embedding].sum())
 
@@ -190,7 +190,7 @@ def _llama_blocks(
         layer_bytes=summed(graph.weight_bytes, slots.layers),
         expert_bytes=summed(graph.weight_bytes, slots.experts),
         memory_bytes=memory_bytes, tensor_bytes=largest + 2 * flow, flow_bytes=flow,
-        logits_bytes=int(made[slots.layers[-1][-1]]),
+        logits_bytes=int(sent_bytes[slots.layers[-1][-1]]),
         away_bytes=np.array([_crossing(graph, ops) for ops in slots.experts]),
     )  # fmt: skip
 
@@ -416,10 +416,11 @@ def _module_blocks(
     np.maximum.at(last, graph.use_tensor[crosses], block[graph.use_op[crosses]])
     cut = np.arange(count + 1)
     open_at = (block[graph.producer] < cut[:, None]) & (cut[:, None] <= last)
-    made = np.bincount(block, np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops), count)
+    op_bytes = np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops)
+    block_bytes = np.bincount(block, op_bytes, count)
     return _ModuleBlocks(
         stretch_s, _weight_bytes(graph, block, count), (open_at * graph.tensor_bytes).sum(axis=1),
-        open_at.sum(axis=1), int(made.max()),
+        open_at.sum(axis=1), int(block_bytes.max()),
     )  # fmt: skip
 
 

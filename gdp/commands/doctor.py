@@ -1,6 +1,6 @@
-"""What works here: installed libraries, devices, runtimes, costs that match, caches, the policy.
+"""Checks of this machine: libraries, devices, runtimes, matching costs, caches, the policy.
 
-Every check answers and none stops the others: what a library raises is what the check found.
+An exception of a library is the result of its check and does not stop the others.
 """
 
 import platform
@@ -22,7 +22,7 @@ FOR_USERS = ("metis", "exact", "openvino", "torch", "gguf", "plots")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     area: str
     name: str
@@ -34,8 +34,8 @@ class Check:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that `gdp doctor` says, as plain data; `healthy` where nothing fails, `warns`
-    where something works less well than it could."""
+    """Results of all checks as plain data; `healthy` if nothing fails, `warns` if something works
+    less well than it could."""
     checks = [
         check
         for area, look in AREAS.items()
@@ -77,24 +77,24 @@ def _libraries() -> Iterator[Check]:
 
 
 def _extra(marker: str) -> str | None:
-    found = re.search(r"""extra == ['"]([^'"]+)['"]""", marker)
-    return found and found[1]
+    match = re.search(r"""extra == ['"]([^'"]+)['"]""", marker)
+    return match and match[1]
 
 
 def _library(requirement: Any, extra: str | None) -> Check:
-    """One library: of the core, where it must be there, or of an extra, where it may."""
+    """Check of a library, of the core or of an extra."""
     install = install_command(extra or "")
     area = f"extra {extra}" if extra else "libraries"
     try:
-        found = metadata.version(requirement.name)
+        version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
         status = FAIL if extra is None else NONE
         return Check(area, requirement.name, status, "not installed", install)
-    if requirement.specifier.contains(found, prereleases=True):
-        return Check(area, requirement.name, OK, found)
+    if requirement.specifier.contains(version, prereleases=True):
+        return Check(area, requirement.name, OK, version)
     status = FAIL if extra is None else WARN
-    return Check(area, requirement.name, status, f"{found}, but {requirement.specifier} is wanted",
-                 install)  # fmt: skip
+    message = f"{version}, but {requirement.specifier} is wanted"
+    return Check(area, requirement.name, status, message, install)
 
 
 def _runtimes() -> Iterator[Check]:
@@ -122,9 +122,9 @@ def _devices() -> Iterator[Check]:
         model = f", {device.model}" if device.model else ""
         shared = " shared" if device.memory_pool else ""
         yield Check("devices", device.name, OK, f"{device.kind}, {memory}{shared}{model}")
-        found = costs.of(device)
-        if found is not None:
-            yield Check("costs", device.name, OK, found.label())
+        calibration = costs.of(device)
+        if calibration is not None:
+            yield Check("costs", device.name, OK, calibration.label())
         else:
             yield Check(
                 "costs", device.name, WARN, "no calibration matches: datasheet numbers",
@@ -151,14 +151,14 @@ def _traces() -> Check:
     from gdp.files.kept import usage
     from gdp.importers.pytorch import kept
 
-    found = usage(kept.KIND)
+    kept_traces = usage(kept.KIND)
     if not kept.keeps():
         return Check("caches", "traces", OK, "not kept: GDP_KEEP_TRACES is off")
-    if found is None:
+    if kept_traces is None:
         return Check("caches", "traces", WARN, "not kept: there is no home folder",
                      "set GDP_CACHE_DIR to a folder of your own")  # fmt: skip
-    size = f"{found.files} of hf: models, {format_bytes(found.size_bytes)}"
-    return Check("caches", "traces", OK, f"{found.folder}: {size}")
+    size = f"{kept_traces.files} of hf: models, {format_bytes(kept_traces.size_bytes)}"
+    return Check("caches", "traces", OK, f"{kept_traces.folder}: {size}")
 
 
 def _checkpoints() -> Iterator[Check]:

@@ -207,8 +207,8 @@ def export(
     is_accepted, wanted = _ACCEPTED[row.accepts]
     if not is_accepted(model):
         raise ModelError(f"target {target!r} needs {wanted}, got {model_label(model)!r}")
-    permit = OverwritePolicy(lambda: [*source_files(model), *sources], force)
-    return row.write(ExportJob(model, graph, placement, cluster, output, bound, permit))
+    overwrite = OverwritePolicy(lambda: [*source_files(model), *sources], force)
+    return row.write(ExportJob(model, graph, placement, cluster, output, bound, overwrite))
 
 
 def _cluster_by_names(graph: OpGraph, placement: Placement) -> Cluster:

@@ -1,4 +1,4 @@
-"""Why ops are where they are: what they take there and elsewhere, and what moving them does."""
+"""Explanation of a placement: times of ops on every device, and the effect of moving them."""
 
 import difflib
 from pathlib import Path
@@ -24,14 +24,14 @@ from gdp.placement import (
 )
 from gdp.prepare import placed_on, prepare_placement
 from gdp.problem.problem import Problem
-from gdp.reports.view import View, module_path, op_label
+from gdp.reports.view import PlacementView, module_path, op_label
 from gdp.sim.objectives import Score
 from gdp.units import format_bytes
 
 NEARLY_FULL = 0.8
-"""Of a device's memory: what makes it worth a word."""
+"""Share of a device's memory from which it is mentioned."""
 NOTABLE = 1e-3
-"""A change of the value by less than this share is none."""
+"""Changes of the value by a smaller share are neglected."""
 
 
 def explain(
@@ -45,12 +45,25 @@ def explain(
     costs: CostModel | str | Path | None = None,
     constraints: Constraints | None = None,
 ) -> dict[str, Any]:
-    """What keeps the ops that match the glob `op`, or lie in the module `scope`, where they are.
+    """Explain the devices of some ops of a placement.
 
-    For every device: the seconds of these ops there, and the simulated value, change and memory of
-    the same placement with them alone moved there (with what must share their device; ranks stay).
-    Beside: the transfers that their kernels cause, and what keeps them from moving. Raises
-    `ValueError` where nothing matches, or not exactly one of `op` and `scope` is given.
+    Args:
+        model: Model that the placement is of.
+        placement: Placement, result, or file of a placement.
+        cluster: Cluster of the placement.
+        op: Glob of the names or scopes of the ops; exactly one of `op` and `scope` is given.
+        scope: Module whose ops are explained.
+        objective: Objective whose value is compared.
+        costs: Cost model or file; None for the shipped one.
+        constraints: Constraints that the model was placed with.
+
+    Returns:
+        For every device, the seconds of these ops there, and the simulated value, change and memory
+        of the placement with them alone moved there (with ops that must share their device; ranks
+        stay); also the transfers that their kernels cause, and the limits that bind them.
+
+    Raises:
+        ValueError: if no op matches.
     """
     graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
     constraints = of_kind(constraints, Constraints, "constraints")
@@ -97,13 +110,13 @@ def _chosen(graph: OpGraph, op: str | None, scope: str | None) -> Int[np.ndarray
         return matching(graph, op)
     wanted = module_path(scope or "")
     paths = [module_path(text) for text in graph.scope]
-    found = [i for i, path in enumerate(paths) if wanted and path[: len(wanted)] == wanted]
-    if found:
-        return np.array(found, dtype=np.int64)
-    known = sorted({".".join(path[: len(wanted)]) for path in paths if path})
-    if not known:
+    ops = [i for i, path in enumerate(paths) if wanted and path[: len(wanted)] == wanted]
+    if ops:
+        return np.array(ops, dtype=np.int64)
+    modules = sorted({".".join(path[: len(wanted)]) for path in paths if path})
+    if not modules:
         raise ValueError(f"graph {graph.name!r} names no modules; use --op GLOB")
-    near = difflib.get_close_matches(".".join(wanted), known, n=3, cutoff=0.0)
+    near = difflib.get_close_matches(".".join(wanted), modules, n=3, cutoff=0.0)
     raise ValueError(
         f"no module {scope!r} in graph {graph.name!r}; there is {', '.join(near)}; "
         "`gdp inspect --ops` lists all"
@@ -113,7 +126,7 @@ def _chosen(graph: OpGraph, op: str | None, scope: str | None) -> Int[np.ndarray
 def _placeable(
     graph: OpGraph, cluster: Cluster, chosen: Int[np.ndarray, "K"]
 ) -> Int[np.ndarray, "L"]:
-    """The chosen ops that have a choice: inputs and outputs have none."""
+    """The chosen ops without inputs and outputs, which belong to the host."""
     if graph.is_io[chosen].all():
         raise ValueError(
             f"{graph.op_names[chosen[0]]!r} is an input or output of the model, which belongs to "
@@ -132,7 +145,7 @@ def _with_ties(
 
 
 def _allowed(graph: OpGraph, cluster: Cluster, constraints: Constraints) -> Bool[np.ndarray, "N D"]:
-    """Where the user lets each op run; demands that contradict each other bar all devices."""
+    """Devices that constraints allow for each op; none if they contradict each other."""
     try:
         return allowed_mask(constraints, graph, cluster)
     except InfeasibleError:
@@ -201,7 +214,7 @@ def _change(cluster: Cluster, after: Score, now: Score) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _transfers(view: View, kernels: Int[np.ndarray, "K"]) -> list[dict[str, Any]]:
+def _transfers(view: PlacementView, kernels: Int[np.ndarray, "K"]) -> list[dict[str, Any]]:
     """The transfers of tensors that these kernels make, or read after them; longest first."""
     graph, names, sent = view.problem.graph, view.problem.cluster.device_names, view.schedule
     mine = np.zeros(graph.num_ops, dtype=bool)
@@ -232,15 +245,15 @@ def _transfers(view: View, kernels: Int[np.ndarray, "K"]) -> list[dict[str, Any]
 def _limits(
     rows: list[dict[str, Any]], cluster: Cluster, now: Score, count: int, simplicity_cost: float
 ) -> list[str]:
-    """What binds, in words: bars, memory, or the value itself; and what simplicity cost."""
+    """Binding limits in words: constraints, memory, or the value; and the cost of simplicity."""
     elsewhere = [row for row in rows if row["holds"] < count]
-    said = [row["reason"] for row in elsewhere if row["reason"]]
+    limits = [row["reason"] for row in elsewhere if row["reason"]]
     for d, device in enumerate(cluster.devices):
         full = now.peak_bytes[d] / device.memory_bytes
         if device.memory_bytes < UNLIMITED_BYTES and full >= NEARLY_FULL:
-            said.append(f"{device.name} is {full:.0%} full as it is")
+            limits.append(f"{device.name} is {full:.0%} full as it is")
     if not elsewhere:
-        return [*said, "there is no other device"]
+        return [*limits, "there is no other device"]
     fits = [row for row in elsewhere if row["feasible"]]
     better = [row for row in fits if row["change_s"] < -NOTABLE * now.value_s]
     if better:
@@ -252,11 +265,11 @@ def _limits(
                 f"the placement was given for its fewer cuts, {simplicity_cost:.2%} slower than "
                 "the best found, which --simplicity 0 answers"
             )
-        said.append(f"moved alone to {best['device']}, the value would fall by {fall:.1%}: {why}")
+        limits.append(f"moved alone to {best['device']}, the value would fall by {fall:.1%}: {why}")
     elif fits:
         least = min(row["change_s"] for row in fits)
         slower = f"at least {least / now.value_s:.1%} slower"
         same = "as fast, within 0.1%"
         word = slower if least > NOTABLE * now.value_s else same
-        said.append(f"moved alone to where else they fit, the whole is {word}")
-    return said
+        limits.append(f"moved alone to where else they fit, the whole is {word}")
+    return limits

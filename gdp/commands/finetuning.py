@@ -50,8 +50,7 @@ class MeasuredReward:
     def __call__(self, assignment: Assignment) -> float:
         """Seconds of a sample alone (median), or per sample of the full pipeline: measured as
         `gdp run` measures, until the rate is precise or `seconds` are over."""
-        from gdp.runtime.ort.run import prepare
-        from gdp.runtime.ort.stages import cut_plan
+        from gdp.runtime.ort.run import cut_plan, prepare
         from gdp.runtime.plan import Prediction
 
         problem = self.prepared.problem

@@ -1,4 +1,4 @@
-"""What a model consists of, for `gdp inspect`."""
+"""Contents of a model, for `gdp inspect`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from gdp.models import is_onnx, is_traced, load, traced, with_dims
 
 
 def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) -> dict[str, Any]:
-    """Counts, FLOPs and bytes by op type, what was only estimated, and what was assumed."""
+    """Counts, FLOPs and bytes by op type, and the estimates and assumptions of the import."""
     estimated: list[str] = []
     assumptions: list[str] = []
     parameters: int | None = None
@@ -22,9 +22,9 @@ def inspect_model(model: str, dims: Sequence[str] = (), *, ops: bool = False) ->
         imported = load_onnx_model(model, with_dims(dims), unknown="estimate")
         graph, assumptions = imported.graph, list(imported.assumptions)
         estimated = sorted({graph.op_types[graph.op_index[op]] for op in imported.estimated})
-    elif is_traced(model) and not isinstance(found := traced(model), OpGraph):
-        graph, estimated = found.graph, list(found.estimated)
-        assumptions, parameters = list(found.assumptions), found.parameters
+    elif is_traced(model) and not isinstance(trace := traced(model), OpGraph):
+        graph, estimated = trace.graph, list(trace.estimated)
+        assumptions, parameters = list(trace.assumptions), trace.parameters
     else:
         graph = load(model, with_dims(dims))
     about = summary(graph)

@@ -36,8 +36,12 @@ class Runtime:
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         """Execute a placement and return its `RunReport`."""
-        module, _, function = self.function.partition(":")
-        return getattr(import_module(module), function)(*arguments, **options)
+        return _imported(self.function)(*arguments, **options)
+
+
+def _imported(function: str) -> Callable[..., Any]:
+    module, _, name = function.partition(":")
+    return getattr(import_module(module), name)
 
 
 def _onnxruntime_devices() -> list[str]:
@@ -92,12 +96,12 @@ class ExportJob:
     cluster: "Cluster"
     output: "Path"
     dims: Mapping[str, int]
-    permit: "OverwritePolicy"
+    overwrite: "OverwritePolicy"
 
     @property
     def plan(self) -> "tuple[OpGraph, Placement, Cluster, Path, OverwritePolicy]":
         """Positional arguments of exporters that need no model."""
-        return self.graph, self.placement, self.cluster, self.output, self.permit
+        return self.graph, self.placement, self.cluster, self.output, self.overwrite
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ def _onnxruntime(job: ExportJob) -> "list[Path]":
 
     source = load_source(spec_of(job.model))
     return export_onnxruntime(
-        source.model, source.folder, job.graph, job.placement, job.output, permit=job.permit
+        source.model, source.folder, job.graph, job.placement, job.output, overwrite=job.overwrite
     )
 
 
@@ -129,12 +133,12 @@ def _onnx(job: ExportJob) -> "list[Path]":
     from gdp.importers.onnx.model import prepare, resolve_spec
     from gdp.importers.onnx.read import external_files
     from gdp.models import spec_of
-    from gdp.runtime.ort.weights import require_weights
+    from gdp.runtime.ort.source import require_weights
 
     path = resolve_spec(spec_of(job.model))
     require_weights(path, [os.path.relpath(file, path.parent) for file in external_files(path)])
     model = prepare(path, job.dims)
-    return export_onnx_devices(model, job.graph, job.placement, job.output, job.permit)
+    return export_onnx_devices(model, job.graph, job.placement, job.output, job.overwrite)
 
 
 def _openvino(job: ExportJob) -> "list[Path]":
@@ -157,7 +161,7 @@ def _pipelining(job: ExportJob) -> "list[Path]":
 
     cuts = torch_boundaries(job.model, job.graph, ())
     return export_pipelining(
-        spec_of(job.model), job.graph, job.placement, job.cluster, cuts, job.output, job.permit
+        spec_of(job.model), job.graph, job.placement, job.cluster, cuts, job.output, job.overwrite
     )
 
 
@@ -176,7 +180,7 @@ def _jax(job: ExportJob) -> "list[Path]":
     spec = spec_of(job.model)
     if executable_model(spec)[0] != "jax":
         raise ModelError(f"{spec!r} is a PyTorch module; a JAX function is needed here")
-    return export_jax(spec, job.placement, job.output, job.permit)
+    return export_jax(spec, job.placement, job.output, job.overwrite)
 
 
 EXPORTERS: Mapping[str, Exporter] = {
@@ -200,36 +204,25 @@ class PlanningTarget:
     """A runtime whose own form of placements `gdp place --for` searches."""
 
     name: str
-    plan: "Callable[..., PlannedPlacement]"
+    function: str  # "module:function"; called as `gdp.commands.accelerate.plan_accelerate`
     by_module: bool = False  # whole modules, where granularity "op" is not possible
     exact: bool = False  # one program over blocks, instead of a method
     offloads: bool = False  # weights may rest in host memory or on disk
     searches: bool = True  # heeds some option of the search
 
-
-def _plan_accelerate(*question: Any, **options: Any) -> "PlannedPlacement":
-    from gdp.commands.accelerate import plan_accelerate
-
-    return plan_accelerate(*question, **options)
-
-
-def _plan_llamacpp(*question: Any, **options: Any) -> "PlannedPlacement":
-    from gdp.commands.block_plans import plan_llamacpp
-
-    return plan_llamacpp(*question, **options)
-
-
-def _plan_pipelining(*question: Any, **options: Any) -> "PlannedPlacement":
-    from gdp.commands.block_plans import plan_pipelining
-
-    return plan_pipelining(*question, **options)
+    def plan(self, *question: Any, **options: Any) -> "PlannedPlacement":
+        """Place a graph on a cluster."""
+        return _imported(self.function)(*question, **options)
 
 
 PLANNING_TARGETS: Mapping[str, PlanningTarget] = {
     row.name: row
     for row in (
-        PlanningTarget("accelerate", _plan_accelerate, by_module=True, offloads=True),
-        PlanningTarget("llamacpp", _plan_llamacpp, exact=True, searches=False),
-        PlanningTarget("pipelining", _plan_pipelining, by_module=True, exact=True),
+        PlanningTarget("accelerate", "gdp.commands.accelerate:plan_accelerate", by_module=True,
+                       offloads=True),
+        PlanningTarget("llamacpp", "gdp.commands.block_plans:plan_llamacpp", exact=True,
+                       searches=False),
+        PlanningTarget("pipelining", "gdp.commands.block_plans:plan_pipelining", by_module=True,
+                       exact=True),
     )
-}
+}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Pages and traces of placements: what `gdp report`, `--report` and `--trace` write."""
+"""Pages and traces of placements: `gdp report`, `--report` and `--trace`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,8 +26,15 @@ def report(
 ) -> None:
     """Write the HTML page of a placement, which opens without a network.
 
-    Of a `Result` its own objective, bound and candidates are shown, of a placement those that the
-    simulator and the heuristics find now. `measured` is what `gdp.run` returned for it.
+    Args:
+        model: Model that the placement is of.
+        placement: `Result`, whose objective, bound and candidates are shown, or a placement, for
+            which the simulator and the heuristics find them now.
+        cluster: Cluster of the placement.
+        path: HTML file to write.
+        objective: Objective of a placement that is no `Result`.
+        costs: Cost model or file; None for the shipped one.
+        measured: Result of `gdp.run` for the placement.
     """
     from gdp.reports.html import write_report
 
@@ -62,17 +69,17 @@ def trace(
     write_trace(api.view_of(model, placement, cluster, costs=costs), path)
 
 
-def measured_view(found: Mapping[str, Any]) -> dict[str, Any]:
+def measured_view(report: Mapping[str, Any]) -> dict[str, Any]:
     """The rows and lines of a page about an execution, from the fields of a `RunReport`."""
     from gdp.runtime.report import advice
 
     placed = {
-        "name": "placed", "predicted_latency_s": found["predicted_latency_s"],
-        "latency_s": found["measured_latency_s"],
-        "latency_interval_s": found["latency_interval_s"],
-        "predicted_rate": found["predicted_throughput_per_s"],
-        "rate": found["measured_throughput_per_s"],
-        "rate_interval": found["throughput_interval_per_s"],
+        "name": "placed", "predicted_latency_s": report["predicted_latency_s"],
+        "latency_s": report["measured_latency_s"],
+        "latency_interval_s": report["latency_interval_s"],
+        "predicted_rate": report["predicted_throughput_per_s"],
+        "rate": report["measured_throughput_per_s"],
+        "rate_interval": report["throughput_interval_per_s"],
     }  # fmt: skip
     baselines = [
         {
@@ -82,19 +89,19 @@ def measured_view(found: Mapping[str, Any]) -> dict[str, Any]:
             "predicted_latency_s": row.get("predicted_latency_s"),
             "predicted_rate": row.get("predicted_throughput_per_s"),
         }
-        for name, row in found["baselines"].items()
+        for name, row in report["baselines"].items()
     ]  # fmt: skip
     verdict = {
         None: "Outputs cannot be compared: they are other ones at each run.",
         True: "Outputs equal the uncut model's.",
         False: "Outputs DIFFER from the uncut model's.",
     }
-    notes = [note for note in (found.get("note"), *found["warnings"]) if note]
+    notes = [note for note in (report.get("note"), *report["warnings"]) if note]
     return {
         "rows": [placed, *baselines],
-        "segments": found["segments"],
+        "segments": report["segments"],
         "lines": [
-            f"{verdict[found['outputs_equal']]} Medians of {found['rounds']} rounds.",
-            *notes, advice(found),
+            f"{verdict[report['outputs_equal']]} Medians of {report['rounds']} rounds.",
+            *notes, advice(report),
         ],
     }  # fmt: skip

@@ -52,8 +52,8 @@ def device_map(
 
 
 def hugging_face_names(cluster: Cluster) -> list[int | str]:
-    """Accelerators are numbered in order; CPUs are "cpu", and what is offloaded is where it
-    rests."""
+    """Names of devices: numbers of accelerators in order, "cpu" for CPUs, and for offloading where
+    weights rest."""
     names: list[int | str] = []
     for device in cluster.devices:
         if device.is_cpu:
@@ -72,14 +72,14 @@ def _unread(module: Any, owner: Mapping[str, int], default: int) -> dict[str, in
         tensors.setdefault(id(tensor), []).append(name.rpartition(".")[0])
     for name, tensor in module.named_buffers(remove_duplicate=False):
         tensors.setdefault(id(tensor), []).append(name.rpartition(".")[0])
-    found: dict[str, int] = {}
+    unread: dict[str, int] = {}
     for paths in tensors.values():
-        known = [owner[path] for path in paths if path in owner]
+        tied = [owner[path] for path in paths if path in owner]
         for path in paths:
             if path not in owner:
                 inside = [d for p, d in owner.items() if p.startswith(f"{path}.")]
-                found.setdefault(path, (known or inside or [default])[0])
-    return found
+                unread.setdefault(path, (tied or inside or [default])[0])
+    return unread
 
 
 def _merged(owner: Mapping[str, int]) -> dict[str, int]:
@@ -106,22 +106,22 @@ def export_accelerate(
     placement: Placement,
     cluster: Cluster,
     output: Path,
-    permit: OverwritePolicy = OWN_FILES_ONLY,
+    overwrite: OverwritePolicy = OWN_FILES_ONLY,
     *,
     module: Any = None,
 ) -> list[Path]:
-    """Write `device_map.json` into the folder; see `gdp.files.writing` for `permit`.
+    """Write `device_map.json` into the folder; see `gdp.files.writing` for `overwrite`.
 
     Raises `PlacementError` also where everything is offloaded: without an accelerator in the map
     accelerate would compute on the CPU.
     """
-    found = device_map(graph, placement, cluster, module)
-    if set(found.values()) <= set(KINDS) and any(map(is_offload, cluster.devices)):
+    entries = device_map(graph, placement, cluster, module)
+    if set(entries.values()) <= set(KINDS) and any(map(is_offload, cluster.devices)):
         raise PlacementError(
             "every weight is offloaded, and a map without an accelerator has accelerate compute on "
             "the CPU; call accelerate.cpu_offload(model, execution_device=0), or disk_offload"
         )
-    data = msgspec.json.encode(found)
-    with new_contents(output, "export to accelerate", permit) as folder:
+    data = msgspec.json.encode(entries)
+    with new_contents(output, "export to accelerate", overwrite) as folder:
         (folder / "device_map.json").write_bytes(msgspec.json.format(data, indent=1) + b"\n")
     return [output / "device_map.json"]

@@ -63,11 +63,11 @@ def export_jax(
     model: str,
     placement: Placement,
     output: Path,
-    permit: OverwritePolicy = OWN_FILES_ONLY,
+    overwrite: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write `placement.json` and `run.py`, which traces `model`, a `python:` name, again and
-    executes it; returns the paths. See `gdp.files.writing` for `permit`."""
-    with new_contents(output, "export to jax", permit) as folder:
+    executes it; returns the paths. See `gdp.files.writing` for `overwrite`."""
+    with new_contents(output, "export to jax", overwrite) as folder:
         save_placement(placement, folder / "placement.json")
         (folder / "run.py").write_text(_RUNNER.replace("@MODEL@", model))
     return [output / "placement.json", output / "run.py"]

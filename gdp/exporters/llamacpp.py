@@ -37,7 +37,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class Flags:
-    """What llama.cpp is told."""
+    """Options of llama.cpp's command line."""
 
     n_gpu_layers: int
     tensor_split: tuple[int, ...]  # slots of each GPU; empty where there is one GPU at most
@@ -45,22 +45,22 @@ class Flags:
     ctx_size: int  # tokens of all sequences, for which the cache was planned
 
     def arguments(self) -> list[str]:
-        """As the command line has them."""
-        found = ["--n-gpu-layers", str(self.n_gpu_layers)]
+        """The options as arguments of a program."""
+        arguments = ["--n-gpu-layers", str(self.n_gpu_layers)]
         if self.tensor_split and self.n_gpu_layers:
-            found += ["--tensor-split", ",".join(map(str, self.tensor_split))]
+            arguments += ["--tensor-split", ",".join(map(str, self.tensor_split))]
         if self.override_tensor:
-            found += ["--override-tensor", ",".join(self.override_tensor)]
-        return [*found, "--ctx-size", str(self.ctx_size)]
+            arguments += ["--override-tensor", ",".join(self.override_tensor)]
+        return [*arguments, "--ctx-size", str(self.ctx_size)]
 
 
 def slots_of(graph: OpGraph) -> Slots:
-    """The pieces of a graph; raises `PlacementError` where it was not read from a GGUF file."""
+    """The pieces of a graph; `PlacementError` if it was not read from a GGUF file."""
     blocks: dict[tuple[int, bool], list[int]] = {}
     outer: dict[str, list[int]] = {}
     for op, scope in enumerate(graph.scope):
-        if found := _BLOCK.match(scope):
-            blocks.setdefault((int(found[1]), found[2] is not None), []).append(op)
+        if indices := _BLOCK.match(scope):
+            blocks.setdefault((int(indices[1]), indices[2] is not None), []).append(op)
         elif not graph.is_io[op]:
             outer.setdefault(scope, []).append(op)
     if set(outer) != {"token_embd", "output_norm", "output"} or not blocks:
@@ -68,8 +68,8 @@ def slots_of(graph: OpGraph) -> Slots:
                              "follows placements of such files only")  # fmt: skip
     count = max(block for block, _ in blocks) + 1
 
-    def ops(found: Iterable[int]) -> Int[np.ndarray, "_"]:
-        return np.array(sorted(found), dtype=np.int64)
+    def ops(indices: Iterable[int]) -> Int[np.ndarray, "_"]:
+        return np.array(sorted(indices), dtype=np.int64)
 
     return Slots(
         ops(outer["token_embd"]),
@@ -80,10 +80,10 @@ def slots_of(graph: OpGraph) -> Slots:
 
 
 def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
-    """The flags of a placement; raises `PlacementError` naming what they cannot say."""
+    """The flags of a placement; `PlacementError` with the reason if they cannot express it."""
     slots, device = slots_of(graph), placement.device
-    gpus = [d for d, found in enumerate(cluster.devices) if not found.is_cpu]
-    order = {d: 1 + gpus.index(d) if d in gpus else 0 for d in range(cluster.num_devices)}
+    order = [0 if n is None else 1 + n for n in cluster.accelerator_numbers]
+    gpus = range(max(order))
     used = {int(d) for d in device[~graph.is_io]}
     if len(cpus := [cluster.device_names[d] for d in sorted(used) if order[d] == 0]) > 1:
         raise _cannot(f"ops lie on {' and '.join(cpus)}, and llama.cpp knows one CPU")
@@ -104,7 +104,7 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
             if order[where]:
                 raise _cannot(f"experts of block {block} are on another GPU than the block")
             away.append(block)
-    counts = tuple(places.count(1 + g) for g in range(len(gpus)))
+    counts = tuple(places.count(1 + gpu) for gpu in gpus)
     context = next(d.attributes["context"] for d in graph.detail if "context" in d.attributes)
     return Flags(
         sum(counts), counts if len(gpus) > 1 else (), _overrides(graph, slots, away),
@@ -113,10 +113,10 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
 
 
 def _one(graph: OpGraph, device: Int[np.ndarray, "N"], ops: Int[np.ndarray, "M"]) -> int:
-    found = np.unique(device[ops])
-    if len(found) > 1:
+    devices = np.unique(device[ops])
+    if len(devices) > 1:
         raise _cannot(f"ops of {graph.scope[ops[0]]!r} lie on several devices")
-    return int(found[0])
+    return int(devices[0])
 
 
 def _overrides(graph: OpGraph, slots: Slots, away: Sequence[int]) -> tuple[str, ...]:
@@ -139,12 +139,12 @@ def export_llamacpp(
     placement: Placement,
     cluster: Cluster,
     output: Path,
-    permit: OverwritePolicy = OWN_FILES_ONLY,
+    overwrite: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
-    """Write `llamacpp.json`, and the same as one line of arguments for a shell."""
+    """Write `llamacpp.json`, and the flags as one line of arguments for a shell."""
     flags = flags_of(graph, placement, cluster)
     data = msgspec.json.encode({"flags": flags, "arguments": flags.arguments()})
-    with new_contents(output, "export to llamacpp", permit) as folder:
+    with new_contents(output, "export to llamacpp", overwrite) as folder:
         (folder / "llamacpp.json").write_bytes(msgspec.json.format(data, indent=1) + b"\n")
         (folder / ARGUMENTS).write_text(shlex.join(flags.arguments()) + "\n")
     return [output / "llamacpp.json", output / ARGUMENTS]

@@ -73,11 +73,11 @@ def _stages(graph: OpGraph, placement: Placement) -> np.ndarray:
 
 
 def validate(path: Path, graph: OpGraph, placement: Placement) -> list[str]:
-    """What is wrong with the annotations of a written file; onnx.checker does not look at them."""
+    """Faults in the annotations of a written file, which onnx.checker does not check."""
     import onnx
 
     model = onnx.load(os.fspath(path), load_external_data=False)
-    found: list[str] = []
+    faults: list[str] = []
     configurations = {c.name: c for c in model.configuration}
     if CONFIGURATION not in configurations:
         return [f"no device configuration {CONFIGURATION!r}"]
@@ -88,14 +88,14 @@ def validate(path: Path, graph: OpGraph, placement: Placement) -> list[str]:
             continue
         entries = [c for c in node.device_configurations if c.configuration_id == CONFIGURATION]
         if len(entries) != 1:
-            found.append(f"node {node.name!r} has {len(entries)} device configurations")
+            faults.append(f"node {node.name!r} has {len(entries)} device configurations")
             continue
         for spec in entries[0].sharding_spec:
             if spec.tensor_name not in node.output:
-                found.append(f"node {node.name!r}: {spec.tensor_name!r} is not its output")
+                faults.append(f"node {node.name!r}: {spec.tensor_name!r} is not its output")
             if list(spec.device) != [placement.device[op]] or spec.device[0] >= count:
-                found.append(f"node {node.name!r}: devices {list(spec.device)} are wrong")
-    return found
+                faults.append(f"node {node.name!r}: devices {list(spec.device)} are wrong")
+    return faults
 
 
 def export_onnx_devices(
@@ -103,12 +103,12 @@ def export_onnx_devices(
     graph: OpGraph,
     placement: Placement,
     output: Path,
-    permit: OverwritePolicy = OWN_FILES_ONLY,
+    overwrite: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write `model.onnx` with the annotations into the folder, checked before it is put there;
     weights that the model keeps in other files go into `model.onnx.data` beside it.
 
-    See `gdp.files.writing` for `permit`. Raises `ModelError` when a file of weights is missing,
+    See `gdp.files.writing` for `overwrite`. Raises `ModelError` when a file of weights is missing,
     `PlacementError` when it would be overwritten.
     """
     import onnx_ir as ir
@@ -126,7 +126,7 @@ def export_onnx_devices(
                 f"{str(output / DATA)!r} holds the weights of the model that is exported; give "
                 "another folder"
             )
-    with new_contents(output, "export to onnx", permit) as folder:
+    with new_contents(output, "export to onnx", overwrite) as folder:
         if sources:
             _keep_attributes(model)
             ir.save(model, folder / MODEL, external_data=DATA)
@@ -142,7 +142,7 @@ def export_onnx_devices(
 
 
 def _external_tensors(model: "ir.Model") -> "Iterator[ir.ExternalTensor]":
-    """Those of subgraphs and attributes too."""
+    """External tensors of a model, of its subgraphs and attributes too."""
     import onnx_ir as ir
 
     stored = (v.const_value for graph in model.graphs() for v in graph.initializers.values())

@@ -1,4 +1,4 @@
-"""Writes a placement as a folder that needs ONNX Runtime alone: cut models, manifest, runner."""
+"""Export of a placement to a folder that needs ONNX Runtime alone: models, manifest, runner."""
 
 import hashlib
 import re
@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from gdp.errors import ModelError
-from gdp.exporters.ort_cut import Cut, Piece, cut_model
+from gdp.exporters.ort_cut import Cut, SubModel, cut_model
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, check_folder_writable, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
@@ -27,8 +27,8 @@ MAX_INLINE_BYTES = 1_500_000_000
 """Larger weights go beside the model: protobuf ends at 2 GB."""
 
 
-class DeviceEntry(msgspec.Struct):
-    """How a device of the placement is addressed."""
+class ManifestDevice(msgspec.Struct):
+    """Address of a device of the placement."""
 
     name: str
     core: int | None  # where the segment's thread is pinned
@@ -36,7 +36,7 @@ class DeviceEntry(msgspec.Struct):
     provider_options: dict[str, str]
 
 
-class SegmentEntry(msgspec.Struct):
+class ManifestSegment(msgspec.Struct):
     """One cut model."""
 
     name: str
@@ -49,14 +49,14 @@ class SegmentEntry(msgspec.Struct):
     sha256: str  # of the file
 
 
-class TensorEntry(msgspec.Struct):
-    """What the whole model reads or makes."""
+class ManifestTensor(msgspec.Struct):
+    """Type of an input or output of the whole model."""
 
     dtype: str
     shape: list[int | str | None]
 
 
-class Manifest(msgspec.Struct):
+class OnnxRuntimeManifest(msgspec.Struct):
     """The JSON file that the runner reads."""
 
     format: str
@@ -65,12 +65,12 @@ class Manifest(msgspec.Struct):
     graph_digest: str
     made_by: str
     versions: dict[str, str]
-    devices: list[DeviceEntry]
-    segments: list[SegmentEntry]
+    devices: list[ManifestDevice]
+    segments: list[ManifestSegment]
     links: list[tuple[str, str]]  # who hands tensors to whom: segments, "feed" and "result"
     queue_depth: int
-    inputs: dict[str, TensorEntry]
-    outputs: dict[str, TensorEntry]
+    inputs: dict[str, ManifestTensor]
+    outputs: dict[str, ManifestTensor]
 
 
 def export_onnxruntime(
@@ -80,26 +80,26 @@ def export_onnxruntime(
     placement: Placement,
     output: Path,
     *,
-    permit: OverwritePolicy = OWN_FILES_ONLY,
+    overwrite: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write the folder and return its files; it is complete or not there at all.
 
     `model` holds the nodes of `graph` by name, its external weights lie in `weights_folder`.
     The cut has the fewest segments (see `gdp.sim.segments`). Raises `ModelError` when weights are
-    missing. See `gdp.files.writing` for `permit`.
+    missing. See `gdp.files.writing` for `overwrite`.
     """
-    check_folder_writable(output, KIND, permit)
+    check_folder_writable(output, KIND, overwrite)
     segment = segments(graph, placement.device)
     cut = cut_model(model, graph, segment)
     device_of = segment_values(placement.device, segment)
     serving = {team[0]: team for team in placement.teams}
     teams = [serving.get(lead, (lead,)) for lead in device_of.tolist()]
-    with new_contents(output, KIND, permit) as folder:
+    with new_contents(output, KIND, overwrite) as folder:
         entries = [
             _write_piece(piece, i, teams[piece.segment], weights_folder, folder)
             for i, piece in enumerate(cut.pieces)
         ]
-        manifest = Manifest(
+        manifest = OnnxRuntimeManifest(
             format=FORMAT,
             schema=SCHEMA,
             model=graph.name,
@@ -122,8 +122,8 @@ def export_onnxruntime(
 
 
 def _write_piece(
-    piece: Piece, index: int, team: tuple[int, ...], weights_folder: Path, folder: Path
-) -> SegmentEntry:
+    piece: SubModel, index: int, team: tuple[int, ...], weights_folder: Path, folder: Path
+) -> ManifestSegment:
     name = f"segment_{index:03d}"
     target = folder / f"{name}.onnx"
     _load_external(piece.model, weights_folder)
@@ -132,7 +132,7 @@ def _write_piece(
         onnx.save_model(piece.model, target, **beside)
     else:
         onnx.save_model(piece.model, target)
-    return SegmentEntry(
+    return ManifestSegment(
         name=name,
         file=target.name,
         device=team[0],
@@ -162,24 +162,27 @@ def _weight_bytes(model: onnx.ModelProto) -> int:
     )
 
 
-def _devices(names: tuple[str, ...]) -> list[DeviceEntry]:
+def _devices(names: tuple[str, ...]) -> list[ManifestDevice]:
     """`core3` is core 3; other CPUs are not pinned; anything else is a CUDA device, in order."""
     entries, accelerators = [], 0
     for name in names:
         core = re.fullmatch(r"core([0-9]+)", name)
         if core or name.startswith("cpu"):
             number = int(core[1]) if core else None
-            entries.append(DeviceEntry(name, number, "CPUExecutionProvider", {}))
+            entries.append(ManifestDevice(name, number, "CPUExecutionProvider", {}))
         else:
             options = {"device_id": str(accelerators)}
-            entries.append(DeviceEntry(name, None, "CUDAExecutionProvider", options))
+            entries.append(ManifestDevice(name, None, "CUDAExecutionProvider", options))
             accelerators += 1
     return entries
 
 
 def _links(cut: Cut, names: list[str]) -> list[tuple[str, str]]:
-    """Every segment is fed by the caller, by other segments, or, if it reads nothing, as well by
-    the caller; the result reads whoever makes an output."""
+    """Pairs of a sender and a receiver of tensors.
+
+    Segments receive from the caller (also those that read nothing) and from other segments, the
+    result from the makers of outputs.
+    """
     maker = {tensor: names[i] for tensor, i in cut.maker().items()}
     links: list[tuple[str, str]] = []
     for name, piece in zip(names, cut.pieces, strict=True):
@@ -191,8 +194,8 @@ def _links(cut: Cut, names: list[str]) -> list[tuple[str, str]]:
 
 def _tensors(
     values: Iterable[onnx.ValueInfoProto], names: tuple[str, ...]
-) -> dict[str, TensorEntry]:
-    found = {}
+) -> dict[str, ManifestTensor]:
+    tensors = {}
     for value in values:
         if value.name in names:
             kind = value.type.tensor_type
@@ -201,5 +204,5 @@ def _tensors(
                 for d in kind.shape.dim
             ]
             dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-            found[value.name] = TensorEntry(str(dtype), dims)
-    return found
+            tensors[value.name] = ManifestTensor(str(dtype), dims)
+    return tensors

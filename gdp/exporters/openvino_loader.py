@@ -55,9 +55,9 @@ def place(model, plan, names):
             stage[op.get_friendly_name()] = stage_of[device]
     for op in reversed(ops):
         readers = [r.get_node().get_friendly_name() for o in op.outputs() for r in target(o)]
-        found = [stage[name] for name in readers if name in stage]
-        if op.get_friendly_name() not in stage and found:
-            stage[op.get_friendly_name()] = min(found)
+        stages = [stage[name] for name in readers if name in stage]
+        if op.get_friendly_name() not in stage and stages:
+            stage[op.get_friendly_name()] = min(stages)
     for op in ops:
         if op.get_friendly_name() not in stage:
             makers = [i.get_source_output().get_node().get_friendly_name() for i in op.inputs()]
@@ -66,7 +66,7 @@ def place(model, plan, names):
 
 
 def target(output):
-    """What reads an output, results of the model left out: they follow what makes them."""
+    """Readers of an output, without results of the model: these follow what makes them."""
     return [i for i in output.get_target_inputs() if i.get_node().get_type_name() != "Result"]
 
 
@@ -77,11 +77,11 @@ def prove(compiled, plan, names):
         k == 0 or names[device] != names[plan["order"][k - 1]]
         for k, device in enumerate(plan["order"])
     )
-    found = int(compiled.get_property("HETERO_NUMBER_OF_SUBMODELS"))
+    pieces = int(compiled.get_property("HETERO_NUMBER_OF_SUBMODELS"))
     devices = set(compiled.get_property("EXECUTION_DEVICES"))
-    if found != wanted or devices != {names[device] for device in plan["order"]}:
+    if pieces != wanted or devices != {names[device] for device in plan["order"]}:
         raise RuntimeError(
-            f"OpenVINO cut the model into {found} pieces on {', '.join(sorted(devices))}, the "
+            f"OpenVINO cut the model into {pieces} pieces on {', '.join(sorted(devices))}, the "
             f"placement has {wanted}; some op is not where it was placed"
         )
 

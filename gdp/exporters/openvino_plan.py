@@ -22,15 +22,15 @@ def export_openvino(
     placement: Placement,
     cluster: Cluster,
     output: Path,
-    permit: OverwritePolicy = OWN_FILES_ONLY,
+    overwrite: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write `affinity.json`, `devices.json` and a loader into the folder.
 
-    See `gdp.files.writing` for `permit`. Raises `PlacementError` as `hetero_plan` does.
+    See `gdp.files.writing` for `overwrite`. Raises `PlacementError` as `hetero_plan` does.
     """
     plan = hetero_plan(graph, placement.device, placement.device_names)
     files = {"affinity.json": plan, "devices.json": _openvino_names(cluster)}
-    with new_contents(output, "export to openvino", permit) as folder:
+    with new_contents(output, "export to openvino", overwrite) as folder:
         for name, content in files.items():
             encoded = msgspec.json.format(msgspec.json.encode(content), indent=1)
             (folder / name).write_bytes(encoded)
@@ -41,11 +41,14 @@ def export_openvino(
 def hetero_plan(
     graph: OpGraph, device: Int[np.ndarray, "N"], device_names: Sequence[str]
 ) -> dict[str, Any]:
-    """What the loader gives affinities by: devices in the order of the pieces, of ops, of tensors.
+    """Devices of pieces (in order), ops and tensors, from which the loader sets affinities.
 
-    OpenVINO breaks some ops up and renames others, so that tensors are listed beside ops, and the
-    loader finds a device for what neither names. Raises `PlacementError` when a device would be
-    entered twice: HETERO's subgraphs must not form a cycle (openvinotoolkit/openvino issue 35750).
+    OpenVINO breaks some ops up and renames others, so tensors are listed in addition to ops, and
+    the loader finds a device for what neither names.
+
+    Raises:
+        PlacementError: if a device would be entered twice: HETERO's subgraphs must not form a cycle
+            (openvinotoolkit/openvino issue 35750).
     """
     works = ~graph.is_io
     segment = segments(graph, device)
@@ -70,12 +73,7 @@ def hetero_plan(
 
 
 def _openvino_names(cluster: Cluster) -> dict[str, str]:
-    """Processors are CPU, the others GPU.0, GPU.1 ... in order; the user edits the file where not.
-
-    OpenVINO knows one CPU, which stands for all cores.
-    """
-    names: dict[str, str] = {}
-    for device in cluster.devices:
-        accelerators = sum(name != "CPU" for name in names.values())
-        names[device.name] = "CPU" if device.is_cpu else f"GPU.{accelerators}"
-    return names
+    """OpenVINO's names of devices: CPU for all cores, then GPU.0, GPU.1 ... in order; the user may
+    edit them in the file."""
+    numbers = zip(cluster.device_names, cluster.accelerator_numbers, strict=True)
+    return {name: "CPU" if number is None else f"GPU.{number}" for name, number in numbers}

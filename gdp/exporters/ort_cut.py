@@ -1,7 +1,7 @@
-"""Cuts an ONNX model into one sub-model per segment, which together compute the same outputs.
+"""Cut of an ONNX model into one sub-model per segment, which together compute the same outputs.
 
-The nodes that no op of the graph stands for (constants, and what is computed from them alone) are
-copied into every segment that reads them: they are cheap, and a runtime folds them when it loads.
+Nodes without an op in the graph (constants, and values computed from them alone) are copied into
+every segment that reads them: they are cheap, and a runtime folds them when it loads.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +19,8 @@ MIN_IR_VERSION = 4
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One segment as a model of its own."""
+class SubModel:
+    """One segment as an ONNX model."""
 
     segment: int
     model: onnx.ModelProto
@@ -33,7 +33,7 @@ class Piece:
 class Cut:
     """The pieces in an order in which they can run, and what enters and leaves the whole."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SubModel, ...]
     inputs: tuple[str, ...]  # graph inputs that a piece reads, in the model's order
     outputs: tuple[str, ...]  # of the model, in its order
 
@@ -64,11 +64,11 @@ def cut_model(model: onnx.ModelProto, graph: OpGraph, segment: Int[np.ndarray, "
         if name not in index.maker_op and name not in index.graph_inputs:
             index.add_value(name, contents[0])
             contents[0].makes[name] = None  # a stored weight has no node to make it
-    made = {name: c.segment for c in contents for name in c.makes}
+    maker_of = {name: c.segment for c in contents for name in c.makes}
     wanted = set(outputs)
     for content in contents:
         for name in content.reads:
-            if name in made and made[name] >= content.segment:
+            if name in maker_of and maker_of[name] >= content.segment:
                 raise ModelError(
                     f"model {graph.name!r}: tensor {name!r} is read by a segment that runs before "
                     "the one that makes it; place its ops on one device"
@@ -87,45 +87,46 @@ def cut_model(model: onnx.ModelProto, graph: OpGraph, segment: Int[np.ndarray, "
 def value_types(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, onnx.ValueInfoProto]:
     """The type of each named value, inferred where the model does not declare it."""
     graph = model.graph
-    known = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
-    found = {n: known[n] for n in names if n in known and known[n].type.WhichOneof("value")}
-    unknown = sorted(set(names) - set(found))
+    declared = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
+    typed = {n: v for n, v in declared.items() if v.type.WhichOneof("value")}
+    types = {n: typed[n] for n in names if n in typed}
+    unknown = sorted(set(names) - set(types))
     if unknown:
-        found |= _types_by_inference(model, unknown)
-    for name, value in found.items():
+        types |= _types_by_inference(model, unknown)
+    for name, value in types.items():
         if value.type.WhichOneof("value") != "tensor_type":
             kind = value.type.WhichOneof("value") or "value of unknown type"
             raise ModelError(
                 f"{name!r} is a {kind}, which cannot cross between sessions; "
                 "keep the ops that make and read it on one device"
             )
-    return found
+    return types
 
 
 def _types_by_inference(
     model: onnx.ModelProto, names: Sequence[str]
 ) -> dict[str, onnx.ValueInfoProto]:
     inferred = onnx.shape_inference.infer_shapes(model).graph
-    known = {v.name: v for v in (*inferred.value_info, *inferred.output)}
-    return {name: known.get(name, onnx.ValueInfoProto(name=name)) for name in names}
+    types = {v.name: v for v in (*inferred.value_info, *inferred.output)}
+    return {name: types.get(name, onnx.ValueInfoProto(name=name)) for name in names}
 
 
 def values_read(node: onnx.NodeProto) -> list[str]:
     """The values a node reads, those that its control-flow bodies capture included."""
-    found = [name for name in node.input if name]
+    names = [name for name in node.input if name]
     for attribute in node.attribute:
         bodies = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
         for body in bodies:
             local = {v.name for v in body.input} | {i.name for i in body.initializer}
             for inner in body.node:
-                found += [name for name in values_read(inner) if name not in local]
+                names += [name for name in values_read(inner) if name not in local]
                 local.update(inner.output)
-            found += [v.name for v in body.output if v.name not in local]
-    return list(dict.fromkeys(found))
+            names += [v.name for v in body.output if v.name not in local]
+    return list(dict.fromkeys(names))
 
 
 class _Content:
-    """What one segment holds, as node positions and value names."""
+    """Contents of one segment: node positions and value names."""
 
     def __init__(self, segment: int) -> None:
         self.segment = segment
@@ -197,7 +198,7 @@ def _piece(
     content: _Content,
     leaving: tuple[str, ...],
     types: Mapping[str, onnx.ValueInfoProto],
-) -> Piece:
+) -> SubModel:
     source = index.model
     model = onnx.ModelProto(
         ir_version=max(source.ir_version, MIN_IR_VERSION),
@@ -223,4 +224,4 @@ def _piece(
     graph.output.extend(types[name] for name in leaving)
     inner = [n for n in content.makes if n in index.value_info and n not in leaving]
     graph.value_info.extend(index.value_info[name] for name in inner)
-    return Piece(content.segment, model, reads, leaving, tuple(content.ops))
+    return SubModel(content.segment, model, reads, leaving, tuple(content.ops))

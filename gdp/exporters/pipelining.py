@@ -20,7 +20,7 @@ IDLE = 0.2
 
 
 @dataclass(frozen=True)
-class Stage:
+class RankStage:
     """One rank's part of the program."""
 
     begins_at: str  # module path, whose call begins the stage; empty for the first
@@ -32,16 +32,23 @@ class Stage:
 
 def stages_of(
     graph: OpGraph, placement: Placement, cluster: Cluster, cuts: Mapping[int, str]
-) -> list[Stage]:
-    """The stages in order; `cuts`: where stages may begin, and how the module there is called.
+) -> list[RankStage]:
+    """Stages of a placement in order.
 
-    Raises `PlacementError` naming what split points cannot say.
+    Args:
+        graph: Graph of the module.
+        placement: Its placement.
+        cluster: Cluster of the placement.
+        cuts: Ops where stages may begin, with the path of the module that is called there.
+
+    Raises:
+        PlacementError: if split points cannot express the placement.
     """
-    names = _torch_names(cluster)
+    names = ["cpu" if n is None else f"cuda:{n}" for n in cluster.accelerator_numbers]
     ops = np.flatnonzero(~graph.is_io)
     device = placement.device[ops]
     starts = np.flatnonzero(np.diff(device, prepend=-1))
-    found: list[Stage] = []
+    stages: list[RankStage] = []
     used: set[int] = set()
     for start, stop in zip(starts, [*starts[1:], len(ops)], strict=True):
         op, where = int(ops[start]), int(device[start])
@@ -55,22 +62,13 @@ def stages_of(
         used.add(where)
         own = ops[start:stop]
         first = np.unique(graph.weight_id[own], return_index=True)[1]
-        found.append(
-            Stage(cuts[op] if start else "", cluster.device_names[where], names[where],
+        stages.append(
+            RankStage(cuts[op] if start else "", cluster.device_names[where], names[where],
                   len(own), int(graph.weight_bytes[own[first]].sum()))
         )  # fmt: skip
-    if len(found) < 2:
-        raise _cannot(f"everything is on {found[0].device!r}, there is nothing to split")
-    return found
-
-
-def _torch_names(cluster: Cluster) -> list[str]:
-    """Accelerators are numbered in order."""
-    cards = np.cumsum([not device.is_cpu for device in cluster.devices]) - 1
-    return [
-        "cpu" if device.is_cpu else f"cuda:{card}"
-        for device, card in zip(cluster.devices, cards, strict=True)
-    ]
+    if len(stages) < 2:
+        raise _cannot(f"everything is on {stages[0].device!r}, there is nothing to split")
+    return stages
 
 
 def idle_share(stages: int, microbatches: int) -> float:
@@ -97,10 +95,10 @@ def export_pipelining(
     cluster: Cluster,
     cuts: Mapping[int, str],
     output: Path,
-    permit: OverwritePolicy = OWN_FILES_ONLY,
+    overwrite: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write `pipeline.json` (split points, the device of each stage, how many microbatches) and
-    `run.py`, which executes and checks it; see `gdp.files.writing` for `permit`."""
+    `run.py`, which executes and checks it; see `gdp.files.writing` for `overwrite`."""
     stages = stages_of(graph, placement, cluster, cuts)
     count = len(stages)
     data = msgspec.json.encode({
@@ -110,7 +108,7 @@ def export_pipelining(
         "microbatches": next(n for n in range(1, 1 << 20) if idle_share(count, n) <= IDLE),
         "idle_share": {str(n): round(idle_share(count, n), 3) for n in _COUNTS},
     })  # fmt: skip
-    with new_contents(output, "export to pipelining", permit) as folder:
+    with new_contents(output, "export to pipelining", overwrite) as folder:
         (folder / "pipeline.json").write_bytes(msgspec.json.format(data, indent=1) + b"\n")
         (folder / "run.py").write_text(_RUNNER.read_text())
     return [output / "pipeline.json", output / "run.py"]

@@ -43,8 +43,8 @@ class Tensors(torch.nn.Module):
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
         args, kwargs = tree_unflatten(leaves, self.tree)
-        found = tree_flatten(self.module(*args, **kwargs))[0]
-        return tuple(leaf for leaf in found if isinstance(leaf, torch.Tensor))
+        outputs = tree_flatten(self.module(*args, **kwargs))[0]
+        return tuple(leaf for leaf in outputs if isinstance(leaf, torch.Tensor))
 
 
 def load(weights):
@@ -120,20 +120,20 @@ def finish(device):
 
 def seconds_of(call, rounds, device, before=lambda: None):
     """Seconds of each round, behind one that is not counted."""
-    found = []
+    seconds = []
     for _ in range(rounds + 1):
         before()
         finish(device)
         start_s = time.perf_counter()
         call()
         finish(device)
-        found.append(time.perf_counter() - start_s)
-    return found[1:]
+        seconds.append(time.perf_counter() - start_s)
+    return seconds[1:]
 
 
-def largest_differences(found, wanted):
+def largest_differences(computed, wanted):
     """(absolute, as a share of the largest magnitude) over all outputs."""
-    pairs = [(f.double(), w.double()) for f, w in zip(found, wanted, strict=True)]
+    pairs = [(f.double(), w.double()) for f, w in zip(computed, wanted, strict=True)]
     absolute = [float((f - w).abs().max()) if f.numel() else 0.0 for f, w in pairs]
     scale = [max(float(w.abs().max()), 1e-30) if w.numel() else 1.0 for _, w in pairs]
     return max(absolute), max(a / s for a, s in zip(absolute, scale, strict=True))
@@ -163,15 +163,15 @@ def work(rank, world, init, options):
             whole.module.get_submodule(path).register_forward_pre_hook(lambda *_: pipe_split())
         cut = pipeline(whole, tuple(samples[0]), split_policy=sendable)
         schedule = ScheduleGPipe(cut.build_stage(rank, device), options.microbatches)
-        made = []
+        answers = []
 
         def step():
-            made[:] = [schedule.step(*joined) if rank == 0 else schedule.step()]
+            answers[:] = [schedule.step(*joined) if rank == 0 else schedule.step()]
 
         times = seconds_of(step, options.rounds, device, before=dist.barrier)
     if last:
-        found = made[0] if isinstance(made[0], list | tuple) else [made[0]]
-        absolute, relative = largest_differences(found, wanted)
+        computed = answers[0] if isinstance(answers[0], list | tuple) else [answers[0]]
+        absolute, relative = largest_differences(computed, wanted)
         print(json.dumps({
             "stages": world, "microbatches": options.microbatches, "device": device.type,
             "outputs_equal": relative <= TOLERANCE,

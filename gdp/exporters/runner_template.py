@@ -65,12 +65,12 @@ def work(segment, device, turns, session, sources, sinks):
         if (values := collect(i, sources)) is None:
             break
         feeds = {name: values[name] for name in segment["inputs"]}
-        made = session.run_with_ort_values(segment["outputs"], feeds)
-        hand_over(dict(zip(segment["outputs"], made, strict=True)), i, sinks)
+        results = session.run_with_ort_values(segment["outputs"], feeds)
+        hand_over(dict(zip(segment["outputs"], results, strict=True)), i, sinks)
 
 
 def plan(samples):
-    """What each thread does, by (segment, its place among those that take turns)."""
+    """Tasks of the threads, by (segment, its place among those that take turns)."""
     tasks: dict[tuple[str, int], tuple] = {("feed", 0): (feed, samples)}
     for segment in MANIFEST["segments"]:
         own = [MANIFEST["devices"][d] for d in (segment["device"], *segment["others"])]

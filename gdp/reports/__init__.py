@@ -1,1 +1,1 @@
-"""What people look at: the page of a placement, its trace, and why an op is where it is."""
+"""Pages and traces of placements for people."""

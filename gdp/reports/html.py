@@ -20,7 +20,7 @@ from gdp.methods.portfolio import HEURISTICS
 from gdp.reports import tables
 from gdp.reports.modules import module_tree
 from gdp.reports.payload import payload
-from gdp.reports.view import View
+from gdp.reports.view import PlacementView
 from gdp.sim.objectives import find_objective
 from gdp.units import format_bytes, format_seconds
 
@@ -28,7 +28,7 @@ SCRIPTS = ("base.js", "timeline.js", "memory.js", "modules.js", "page.js")
 
 
 def write_report(
-    view: View,
+    view: PlacementView,
     result: Mapping[str, Any],
     path: str | os.PathLike[str],
     measured: Mapping[str, Any] | None = None,
@@ -38,7 +38,7 @@ def write_report(
 
 
 def report_html(
-    view: View, result: Mapping[str, Any], measured: Mapping[str, Any] | None = None
+    view: PlacementView, result: Mapping[str, Any], measured: Mapping[str, Any] | None = None
 ) -> str:
     """The page's text. `result` holds the fields of `Result.to_json`, `measured` those of
     `RunReport.to_json` where the placement was executed."""
@@ -78,12 +78,12 @@ def report_html(
 def _environment() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("gdp.reports", "page"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters |= {"seconds": format_seconds, "bytes": format_bytes}
-    return made
+    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes}
+    return environment
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from gdp.reports.view import View, module_path
+from gdp.reports.view import PlacementView, module_path
 
 FEW = 24
 """Groups that a table or a set of colours can show."""
@@ -30,7 +30,7 @@ class ModuleTree:
         return ".".join(reversed(parts))
 
 
-def module_tree(view: View) -> ModuleTree:
+def module_tree(view: PlacementView) -> ModuleTree:
     """The tree of the kernels' module paths, children in the order of their first op."""
     graph = view.problem.graph
     by_type = not any(graph.scope[op] for op in np.flatnonzero(view.is_work))
@@ -48,7 +48,7 @@ def module_tree(view: View) -> ModuleTree:
     return ModuleTree(tuple(names), tuple(parent), module_of, by_type)
 
 
-def layers(tree: ModuleTree, view: View) -> tuple[list[str], Int[np.ndarray, "M"]]:
+def layers(tree: ModuleTree, view: PlacementView) -> tuple[list[str], Int[np.ndarray, "M"]]:
     """Names of few groups of kernels, and the group of each kernel: the deepest level of the tree
     with at most `FEW` modules. Where that is one module of many alike, as of a deep stack of
     layers, the groups are their parts, whatever the layer: `model.layers.*.attention`.

@@ -1,4 +1,4 @@
-"""What the page draws from, as columns of plain JSON: ops, transfers, memory, modules.
+"""Data of a page's charts as columns of JSON: ops, transfers, memory, modules.
 
 Times are whole nanoseconds, so that they are short as text; sizes are bytes.
 """
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.reports.modules import ModuleTree, layers
-from gdp.reports.view import View, lanes, op_label
+from gdp.reports.view import PlacementView, lanes, op_label
 from gdp.sim.memory import Held, held_over_time, weights_held
 
 MAX_DRAWN = 20_000
@@ -20,7 +20,7 @@ MAX_STEPS = 4_000
 """Instants of a memory curve: beyond, each of so many spans shows what it holds at its fullest."""
 
 
-def payload(view: View, tree: ModuleTree) -> dict[str, Any]:
+def payload(view: PlacementView, tree: ModuleTree) -> dict[str, Any]:
     """Everything that the page's scripts are given."""
     cluster = view.problem.cluster
     finite = bool(np.isfinite(view.end_s))
@@ -50,26 +50,25 @@ def _ns(seconds: Float[np.ndarray, "K"]) -> list[int]:
     return np.round(seconds * 1e9).astype(np.int64).tolist()
 
 
-def memory_curves(view: View) -> list[Held]:
-    """What each device holds from each instant on, the ways one after the other. A member of a team
-    holds its weights while others serve, too."""
+def memory_curves(view: PlacementView) -> list[Held]:
+    """Bytes held by each device over time, for one way after the other. A replica holds its weights
+    while others of its group serve, too."""
     weights = np.stack([weights_held(way.problem, way.device) for way in view.ways])
     rest = weights.max(axis=0) - weights
-    found = [held_over_time(way.problem, way.schedule, way.device) for way in view.ways]
+    curves = [held_over_time(way.problem, way.schedule, way.device) for way in view.ways]
     return [
         Held(
             _joined(
-                held[d].time_s + way.since_s for way, held in zip(view.ways, found, strict=True)
+                held[d].time_s + way.since_s for way, held in zip(view.ways, curves, strict=True)
             ),
-            _joined(held[d].held_bytes + more[d] for held, more in zip(found, rest, strict=True)),
+            _joined(held[d].held_bytes + more[d] for held, more in zip(curves, rest, strict=True)),
         )
         for d in range(view.problem.num_devices)
     ]
 
 
-def _longest(view: View) -> tuple[Int[np.ndarray, "K"], int]:
-    """The kernels that are drawn of each way, and how many are not: those that never run among
-    these."""
+def _longest(view: PlacementView) -> tuple[Int[np.ndarray, "K"], int]:
+    """Kernels that are drawn of each way, and the number of all others."""
     schedule, most = view.schedule, MAX_DRAWN // len(view.ways)
     ran = np.flatnonzero(view.is_work & np.isfinite(schedule.finish_s))
     if len(ran) <= most:
@@ -79,7 +78,7 @@ def _longest(view: View) -> tuple[Int[np.ndarray, "K"], int]:
     return np.sort(kept), int(view.is_work.sum()) - most
 
 
-def _ops(view: View, tree: ModuleTree, kept: Int[np.ndarray, "K"]) -> dict[str, Any]:
+def _ops(view: PlacementView, tree: ModuleTree, kept: Int[np.ndarray, "K"]) -> dict[str, Any]:
     """The kernels of every way, one way after the other."""
     graph, count = view.problem.graph, len(view.ways)
     ops = np.tile(kept, count)
@@ -104,7 +103,7 @@ def _ops(view: View, tree: ModuleTree, kept: Int[np.ndarray, "K"]) -> dict[str, 
     }
 
 
-def _transfers(view: View) -> dict[str, Any]:
+def _transfers(view: PlacementView) -> dict[str, Any]:
     lane, names = lanes(view)
     parts = [_drawn(way, mine) for way, mine in zip(view.ways, lane, strict=True)]
     columns = {key: [x for part in parts for x in part[key]] for key in parts[0] if key != "label"}
@@ -112,7 +111,7 @@ def _transfers(view: View) -> dict[str, Any]:
     return {"channels": names, "label": labels, **columns}
 
 
-def _drawn(way: View, lane: Int[np.ndarray, "X"]) -> dict[str, list[Any]]:
+def _drawn(way: PlacementView, lane: Int[np.ndarray, "X"]) -> dict[str, list[Any]]:
     """The columns of one way's transfers, the longest of them where there are many."""
     graph, sent = way.problem.graph, way.schedule.transfers
     drawn = np.flatnonzero(np.isfinite(sent.arrive_s))
@@ -134,7 +133,7 @@ def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
     return np.concatenate(list(parts))
 
 
-def _of_samples(view: View, labels: list[list[str]]) -> list[str]:
+def _of_samples(view: PlacementView, labels: list[list[str]]) -> list[str]:
     """The labels of all ways, which name the sample where there is more than one."""
     if len(view.ways) == 1:
         return labels[0]

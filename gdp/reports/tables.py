@@ -11,17 +11,20 @@ from jaxtyping import Float, Int
 
 from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.reports.modules import FEW, ModuleTree, layers
-from gdp.reports.view import View, op_label
+from gdp.reports.view import PlacementView, op_label
+from gdp.sim.objectives import find_objective
 
 MAX_ROWS = 200
 """Of a table that people read; what is left out is counted."""
 
 
 def device_rows(
-    view: View, peak_bytes: Mapping[str, int], period_s: float | None = None
+    view: PlacementView, peak_bytes: Mapping[str, int], period_s: float | None = None
 ) -> list[dict[str, Any]]:
-    """What each device does for the samples that are shown; `peak_bytes` are those of the
-    objective, by name. With a period, its share is that of a full pipeline."""
+    """Rows of the devices for the samples shown; `peak_bytes` are those of the objective, by name.
+
+    With a period, shares of busy time are those of a full pipeline.
+    """
     span_s = view.end_s if period_s is None else period_s * len(view.ways)
     ops, kernels = view.counts()
     busy = np.sum([way.schedule.busy_s for way in view.ways], axis=0)
@@ -45,13 +48,13 @@ def device_rows(
     return rows
 
 
-def cut_rows(view: View) -> list[dict[str, Any]]:
+def cut_rows(view: PlacementView) -> list[dict[str, Any]]:
     """Every tensor that is sent, of each way that samples take, the longest transfer first."""
     rows = [row for k, way in enumerate(view.ways, start=1) for row in _cut(way, k)]
     return sorted(rows, key=lambda row: (-row["seconds"], -row["bytes"]))
 
 
-def _cut(view: View, sample: int) -> Iterator[dict[str, Any]]:
+def _cut(view: PlacementView, sample: int) -> Iterator[dict[str, Any]]:
     graph, names, sent = view.problem.graph, view.problem.cluster.device_names, view.schedule
     transfers = sent.transfers
     by_tensor = np.searchsorted(np.sort(graph.use_tensor), np.arange(graph.num_tensors + 1))
@@ -72,7 +75,9 @@ def _cut(view: View, sample: int) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def time_by(view: View, labels: Sequence[str], group: Int[np.ndarray, "M"]) -> list[dict[str, Any]]:
+def time_by(
+    view: PlacementView, labels: Sequence[str], group: Int[np.ndarray, "M"]
+) -> list[dict[str, Any]]:
     """Seconds of the kernels of each group on each device, the costliest group first; what comes
     after the first `FEW` is one row."""
     work, seconds = view.is_work, _seconds(view)
@@ -95,18 +100,18 @@ def _time_row(label: str, by_device_s: Float[np.ndarray, "D"], kernels: int) -> 
     }  # fmt: skip
 
 
-def breakdowns(view: View, tree: ModuleTree) -> dict[str, list[dict[str, Any]]]:
-    """Where the time goes: by op type and, where the model names them, by module."""
+def breakdowns(view: PlacementView, tree: ModuleTree) -> dict[str, list[dict[str, Any]]]:
+    """Time by op type and, if the model names them, by module."""
     types = sorted(set(view.problem.graph.op_types))
     index = {name: i for i, name in enumerate(types)}
     type_of = np.array([index[name] for name in view.problem.graph.op_types])
-    found = {"op type": time_by(view, types, type_of)}
+    tables = {"op type": time_by(view, types, type_of)}
     if not tree.by_type:
-        found["module"] = time_by(view, *layers(tree, view))
-    return found
+        tables["module"] = time_by(view, *layers(tree, view))
+    return tables
 
 
-def costliest_rows(view: View) -> list[dict[str, Any]]:
+def costliest_rows(view: PlacementView) -> list[dict[str, Any]]:
     """The kernels that take longest."""
     graph, seconds, names = view.problem.graph, _seconds(view), view.problem.cluster.device_names
     serving = {team[0]: ", ".join(names[d] for d in team) for team in view.teams}
@@ -122,8 +127,8 @@ def costliest_rows(view: View) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _seconds(view: View) -> Float[np.ndarray, "M"]:
-    """How long each kernel takes; 0 where it never starts."""
+def _seconds(view: PlacementView) -> Float[np.ndarray, "M"]:
+    """Seconds of each kernel; 0 if it never starts."""
     schedule = view.schedule
     ran = np.isfinite(schedule.finish_s)
     return np.where(ran, np.where(ran, schedule.finish_s, 0.0) - np.where(
@@ -131,10 +136,8 @@ def _seconds(view: View) -> Float[np.ndarray, "M"]:
 
 
 def speed_ups(result: Mapping[str, Any], heuristics: Sequence[str]) -> dict[str, Any]:
-    """How much faster than the best single device and than the best heuristic, by the simulator.
-
-    None where no such placement fits in memory.
-    """
+    """Simulated speed-up over the best single device and over the best heuristic; None if no such
+    placement fits in memory."""
     value_s = value_of(result)
     fits = {c["method"]: c["value_s"] for c in result["candidates"] if c["feasible"]}
     single_s = fits.get("single")
@@ -149,4 +152,4 @@ def speed_ups(result: Mapping[str, Any], heuristics: Sequence[str]) -> dict[str,
 
 def value_of(result: Mapping[str, Any]) -> float:
     """The seconds that the result's objective minimises."""
-    return result["latency_s"] if result["objective"] == "latency" else result["period_s"]
+    return result["period_s" if find_objective(result["objective"]).pipelined else "latency_s"]

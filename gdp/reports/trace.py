@@ -14,14 +14,14 @@ from jaxtyping import Int
 
 from gdp.files.writing import write_atomic
 from gdp.reports.payload import memory_curves
-from gdp.reports.view import View, lanes, op_label
+from gdp.reports.view import PlacementView, lanes, op_label
 
 DEVICES, CHANNELS = 0, 1
 """Processes of the trace: their threads are devices, and channels."""
 Event = dict[str, Any]
 
 
-def trace_events(view: View) -> list[Event]:
+def trace_events(view: PlacementView) -> list[Event]:
     """Tracks of devices, of channels in use, and of memory; times in microseconds.
 
     Complete events ("X") for ops and transfers, flow arrows ("s", "f") from the op that makes a
@@ -44,7 +44,7 @@ def _lasts(start_s: float, end_s: float) -> dict[str, float]:
     return {"ts": start / 1e3, "dur": (end - start) / 1e3}
 
 
-def _names(view: View) -> Iterator[Event]:
+def _names(view: PlacementView) -> Iterator[Event]:
     cluster = view.problem.cluster
     for pid, name in ((DEVICES, "devices"), (CHANNELS, "channels")):
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
@@ -59,7 +59,7 @@ def _names(view: View) -> Iterator[Event]:
         }  # fmt: skip
 
 
-def _ops(view: View) -> Iterator[Event]:
+def _ops(view: PlacementView) -> Iterator[Event]:
     graph, schedule = view.problem.graph, view.schedule
     for op in np.flatnonzero(view.is_work & np.isfinite(schedule.finish_s)).tolist():
         yield {
@@ -76,7 +76,7 @@ def _ops(view: View) -> Iterator[Event]:
         }  # fmt: skip
 
 
-def _transfers(view: View, lane: Int[np.ndarray, "X"], way: str) -> Iterator[Event]:
+def _transfers(view: PlacementView, lane: Int[np.ndarray, "X"], way: str) -> Iterator[Event]:
     graph, cluster, schedule = view.problem.graph, view.problem.cluster, view.schedule
     sent, names, since_s = schedule.transfers, cluster.device_names, view.since_s
     use_of = np.argsort(graph.use_tensor, kind="stable")
@@ -123,7 +123,7 @@ def _arrow(name: str, source: tuple[int, int, float], to: tuple[int, int, float]
     return ends
 
 
-def _memory(view: View) -> Iterator[Event]:
+def _memory(view: PlacementView) -> Iterator[Event]:
     if not np.isfinite(view.end_s):
         return
     curves = memory_curves(view)
@@ -135,7 +135,7 @@ def _memory(view: View) -> Iterator[Event]:
             }  # fmt: skip
 
 
-def write_trace(view: View, path: str | os.PathLike[str]) -> None:
+def write_trace(view: PlacementView, path: str | os.PathLike[str]) -> None:
     """Write the trace as JSON."""
     cluster, schedule = view.problem.cluster, view.schedule
     finite = bool(np.isfinite(schedule.latency_s))

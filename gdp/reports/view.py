@@ -1,4 +1,4 @@
-"""What is shown of a placement: its schedule, over ops that have names people know.
+"""Simulated schedule of a placement, over ops with names that people know.
 
 Axes: N ops of the model, M fused ops (what a runtime executes as one kernel), D devices.
 """
@@ -20,7 +20,7 @@ _MANY_LINKS = 3
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class PlacementView:
     """A simulated placement and the model that it is of."""
 
     model: OpGraph
@@ -29,11 +29,13 @@ class View:
     device: Int[np.ndarray, "M"]
     group_of: Int[np.ndarray, "N"]  # the fused op that holds each op of the model
     teams: Teams = ()  # of replicated stages, whose members take samples in turn
-    others: tuple["View", ...] = ()  # the ways of the samples that follow, until they repeat
+    others: tuple[
+        "PlacementView", ...
+    ] = ()  # the ways of the samples that follow, until they repeat
     since_s: float = 0.0  # when this sample starts, where they are shown one after the other
 
     @property
-    def ways(self) -> tuple["View", ...]:
+    def ways(self) -> tuple["PlacementView", ...]:
         """One view for each way that a sample takes: this one, then those of other members."""
         return (self, *self.others)
 
@@ -45,7 +47,7 @@ class View:
 
     @cached_property
     def ops_in(self) -> Int[np.ndarray, "M"]:
-        """How many ops of the model each fused op holds; inputs and outputs count as none."""
+        """Number of the model's ops in each fused op; inputs and outputs count as none."""
         real = self.group_of[~self.model.is_io]
         return np.bincount(real, minlength=self.problem.num_ops)
 
@@ -85,7 +87,7 @@ def module_path(scope: str) -> tuple[str, ...]:
     return tuple(part for part in re.split(r"[/.]", scope) if part)
 
 
-def lanes(view: View) -> tuple[list[Int[np.ndarray, "_"]], list[str]]:
+def lanes(view: PlacementView) -> tuple[list[Int[np.ndarray, "_"]], list[str]]:
     """The lane of each transfer of each way, and the names of the lanes: one for each channel in
     use.
 
@@ -96,7 +98,7 @@ def lanes(view: View) -> tuple[list[Int[np.ndarray, "_"]], list[str]]:
     return [_lanes(way, index) for way in view.ways], list(index)
 
 
-def _lanes(view: View, index: dict[str, int]) -> Int[np.ndarray, "X"]:
+def _lanes(view: PlacementView, index: dict[str, int]) -> Int[np.ndarray, "X"]:
     cluster, sent = view.problem.cluster, view.schedule.transfers
     channels, names = channel_names(cluster), cluster.device_names
     free_s: dict[tuple[int, int], list[float]] = {}

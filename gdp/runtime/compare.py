@@ -1,7 +1,8 @@
-"""Compares what the pieces of a cut model computed with what the uncut one did."""
+"""Comparison of tensors that a cut model computed with those of the uncut one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +18,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Repeatable:
-    """What can be expected to come out alike, by name of a value of the model."""
+    """Values of a model that are not repeatable exactly, by name."""
 
     random_ops: tuple[str, ...] = ()  # "RandomNormal 'noise'"
     random: frozenset[str] = frozenset()  # drawn, or computed from what was drawn
@@ -27,7 +28,7 @@ class Repeatable:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far tensors are from the reference."""
+    """Differences of tensors from the reference."""
 
     equal: bool  # every tensor within the tolerance
     max_abs_diff: float
@@ -35,53 +36,70 @@ class Comparison:
     worst: str  # the tensor of the largest relative difference
     tensors: int
 
+    def report_fields(self) -> dict[str, Any]:
+        """Fields of `gdp.runtime.report.RunReport`."""
+        return {
+            "outputs_equal": self.equal, "max_abs_diff": self.max_abs_diff,
+            "max_relative_diff": self.max_relative_diff, "compared_tensors": self.tensors,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True)
-class Verdict(Comparison):
-    """A cut model beside the uncut one. `equal` is of all that was compared."""
+class OutputCheck(Comparison):
+    """Comparison of a cut model with the uncut one; `equal` covers all compared tensors."""
 
     outputs_equal: bool | None  # None: every output is random
     inner_equal: bool  # the tensors between pieces
     random_ops: tuple[str, ...]  # what they reach cannot be compared
 
+    def report_fields(self) -> dict[str, Any]:
+        """Fields of `gdp.runtime.report.RunReport`."""
+        return super().report_fields() | {
+            "outputs_equal": self.outputs_equal, "inner_equal": self.inner_equal,
+            "worst_tensor": self.worst, "random_ops": self.random_ops,
+        }  # fmt: skip
+
 
 def judge(
-    pairs: Sequence[tuple[Arrays, Arrays]], outputs: Sequence[str], known: Repeatable
-) -> Verdict:
-    """Each sample's tensors from the uncut model beside those from the pieces: the outputs by their
-    type, those between pieces with a step of the quantisers before them."""
+    pairs: Sequence[tuple[Arrays, Arrays]], outputs: Sequence[str], repeatable: Repeatable
+) -> OutputCheck:
+    """Compare each sample's tensors of the uncut model with those of the pieces.
+
+    Outputs may differ as their type allows, tensors between pieces also by a step of the quantisers
+    before them.
+    """
     parts: dict[bool, list[Comparison]] = {True: [], False: []}
-    for expected, found in pairs:
+    for expected, computed in pairs:
         for is_output, kept in parts.items():
             wanted = {
                 name: array
                 for name, array in expected.items()
-                if (name in outputs) == is_output and name not in known.random
+                if (name in outputs) == is_output and name not in repeatable.random
             }
             if wanted:
-                kept.append(compare(wanted, found, known, is_output=is_output))
+                kept.append(compare(wanted, computed, repeatable, is_output=is_output))
     of_outputs, of_inner = (merge_comparisons(kept) if kept else None for kept in parts.values())
     both = merge_comparisons([*parts[True], *parts[False]] or [_NOTHING])
-    return Verdict(
+    return OutputCheck(
         **vars(both),
         outputs_equal=None if of_outputs is None else of_outputs.equal,
         inner_equal=of_inner is None or of_inner.equal,
-        random_ops=known.random_ops if known.random else (),
+        random_ops=repeatable.random_ops if repeatable.random else (),
     )
 
 
 def compare(
     expected: Arrays,
-    found: Arrays,
-    known: Repeatable = Repeatable(),  # frozen, and empty
+    computed: Arrays,
+    repeatable: Repeatable = Repeatable(),  # frozen, and empty
     *,
     is_output: bool = True,
 ) -> Comparison:
     """The largest differences over the tensors of `expected`."""
     equal, worst, max_abs, max_relative = True, "", 0.0, 0.0
     for name, array in expected.items():
-        allowed = _allowed(array, known.step.get(name), is_output=is_output)
-        difference, relative = _difference(array, found[name], allowed)
+        allowed = _allowed(array, repeatable.step.get(name), is_output=is_output)
+        difference, relative = _difference(array, computed[name], allowed)
         equal &= difference <= allowed
         max_abs = max(max_abs, difference)
         if relative > max_relative or not worst:
@@ -134,14 +152,14 @@ def _wide(array: np.ndarray) -> type:
     return np.complex128 if np.iscomplexobj(array) else np.float64
 
 
-def _difference(expected: np.ndarray, found: np.ndarray, allowed: float) -> tuple[float, float]:
+def _difference(expected: np.ndarray, computed: np.ndarray, allowed: float) -> tuple[float, float]:
     """The largest absolute difference, and its share of the largest magnitude; infinite for
     integers that differ more than they may."""
-    if expected.shape != found.shape or expected.dtype != found.dtype:
+    if expected.shape != computed.shape or expected.dtype != computed.dtype:
         return np.inf, np.inf
     if expected.size == 0:
         return 0.0, 0.0
-    a, b = expected.astype(_wide(expected)), found.astype(_wide(found))
+    a, b = expected.astype(_wide(expected)), computed.astype(_wide(computed))
     finite = np.isfinite(a)
     # Infinities and NaNs must be the same ones in the same places.
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):

@@ -1,4 +1,4 @@
-"""The order in which workers take the pieces of several samples, so that none of them starves."""
+"""Cyclic schedules: the order in which workers run the stages of several samples."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 MAX_IN_FLIGHT = 16
 MOST_UNROLLED = 5000
-"""Stages of the samples after which turns repeat: more are not worth a schedule."""
+"""Longest replica cycle, in stages, for which an explicit schedule is built."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Cycle:
     samples: int = 1  # after which it repeats
 
     def due(self, sample: int, stage: int) -> float:
-        """When a stage of a sample is due: of the ready ones, the worker takes the first."""
+        """Due time of a stage of a sample; a worker runs the ready stage that is due first."""
         turn, place = divmod(sample, self.samples)
         stages = len(self.due_s) // self.samples
         return turn * self.samples * self.period_s + self.due_s[place * stages + stage]
@@ -34,8 +34,8 @@ def turn_schedule(
 ) -> Cycle:
     """A cycle in which the workers of each stage take samples in turn.
 
-    As `cyclic_schedule` of the stages of as many samples as it takes until the turns repeat, for
-    which they count as independent stages of one. Where that is long, the oldest sample goes first.
+    `cyclic_schedule` of the stages of all samples until the turns repeat, as independent stages of
+    one sample. If these are too many, the oldest sample goes first.
 
     >>> turn_schedule([(0, 1)], [2.0], [[]])
     Cycle(period_s=1.0, due_s=(0.0, 0.0), in_flight=4, samples=2)
@@ -61,7 +61,7 @@ def turn_schedule(
 
 
 def _most_in_flight(samples: int, workers: int) -> int:
-    """So many samples, up to the limit; as many as there are workers in any case."""
+    """Samples in flight up to the limit, but at least as many as there are workers."""
     return min(samples, max(MAX_IN_FLIGHT, workers))
 
 

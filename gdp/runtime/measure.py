@@ -1,4 +1,4 @@
-"""Measures how fast contenders run: one loop and one statistic for every runtime.
+"""Measurement of contenders: one loop and one statistic for every runtime.
 
 Contenders take turns in rounds, so that what disturbs the machine disturbs all of them. In every
 round a contender's pipeline fills, and what completes from then until the last sample has entered
@@ -37,7 +37,7 @@ Progress = Callable[[str, float | None], None]
 
 @dataclass(frozen=True)
 class Measuring:
-    """How a placement and its baselines are measured."""
+    """Settings of measuring a placement and its baselines."""
 
     seconds: float = MEASURE_SECONDS  # at most; one round of slow models may take longer
     seed: int = 0  # of inputs, and of weights that a model lacks
@@ -56,8 +56,8 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Quota:
-    """When one round of a contender ends: after so many completions and seconds of the full
-    pipeline, or when the cap is over."""
+    """End of one round of a contender: after so many completions and seconds of the full pipeline,
+    or at the cap."""
 
     completions: int
     seconds: float
@@ -65,7 +65,7 @@ class Quota:
     per_slot: int = PER_SLOT  # samples let in whatever the cap
 
     def wants(self, entered: int, slots: int, since_start_s: float, since_full_s: float) -> bool:
-        """Whether another sample is let in.
+        """True if another sample is let in.
 
         `slots` samples fill a pipeline, and as many are in it when the last one has entered;
         neither count. `per_slot` times as many are let in whatever the cap: the slowest model too
@@ -93,7 +93,7 @@ class Contender(Protocol):
         ...
 
     def run(self, quota: Quota) -> tuple[Trace, ...]:
-        """What happened in each pipeline until the quota was met."""
+        """Run samples until the quota is met; one trace for each pipeline."""
         ...
 
 
@@ -145,12 +145,12 @@ def measure(contenders: Mapping[str, Contender], measuring: Measuring) -> dict[s
         for name in names[rounds % len(names) :] + names[: rounds % len(names)]:
             spent_s += runs[name].add(name, cap_s)
         left_s = measuring.seconds - spent_s
-        said = f"measuring {ways}, round {rounds + 1}, at most {max(left_s, 0.0):.0f} s left"
-        measuring.say(said, min(spent_s / measuring.seconds, 1.0))
-        found = {name: own.summary(measuring.precision) for name, own in runs.items()}
-        is_precise = rounds + 1 >= MIN_BLOCKS and not any(one.is_capped for one in found.values())
+        message = f"measuring {ways}, round {rounds + 1}, at most {max(left_s, 0.0):.0f} s left"
+        measuring.say(message, min(spent_s / measuring.seconds, 1.0))
+        summaries = {name: own.summary(measuring.precision) for name, own in runs.items()}
+        is_precise = rounds + 1 >= MIN_BLOCKS and not any(s.is_capped for s in summaries.values())
         if is_precise or left_s < spent_s - began_s:
-            return found
+            return summaries
 
 
 def span_s(traces: Sequence[Trace]) -> float:

@@ -97,9 +97,9 @@ def replicas_s(prediction: Prediction, objective: str) -> tuple[float, float] | 
     """Predicted seconds as of `uncut_s`, with a copy of the model on every device that may run all
     of it, and samples dealt out."""
     copies = [
-        found
+        seconds
         for d in range(prediction.problem.num_devices)
-        if (found := uncut_s(prediction, objective, d)) is not None
+        if (seconds := uncut_s(prediction, objective, d)) is not None
     ]
     if not copies:
         return None

@@ -1,4 +1,4 @@
-"""What an execution measured, as a record, and what its user can do about it."""
+"""Record of an execution, with its verdict, warnings and advice."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -6,10 +6,11 @@ from typing import Any
 
 from gdp.runtime.measure import Measured, Measuring
 from gdp.runtime.statistics import TOO_WIDE, Estimate
+from gdp.sim.objectives import find_objective
 
 PLACED, SINGLE, DEFAULT, REPLICAS = "placed", "single_device", "runtime_default", "replicas"
 SIMPLEST = (SINGLE, DEFAULT, REPLICAS, PLACED)
-"""What to prefer where measurements see no difference."""
+"""Order of preference for contenders that measurements cannot tell apart."""
 ADVICE = {
     PLACED: "run the placement (gdp export)",
     SINGLE: "run the model on one device and leave the others free",
@@ -17,7 +18,7 @@ ADVICE = {
     REPLICAS: "run a copy of the whole model on every device",
 }
 QUIETER = "close other programs or add --measure-seconds"
-"""What narrows intervals."""
+"""Advice against wide intervals."""
 SHORTFALL = 0.95
 """A placement below this share of its prediction or of an uncut model is remarked on."""
 
@@ -50,8 +51,8 @@ class SegmentTime:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Which contender was fastest, for one objective."""
+class FastestContender:
+    """The fastest contender for one objective."""
 
     fastest: str
     runner_up: str  # empty where there is one contender
@@ -62,14 +63,14 @@ class Verdict:
 
     @property
     def significant(self) -> bool:
-        """Whether the intervals of the fastest and the runner-up do not meet."""
+        """True if the intervals of the fastest and the runner-up do not meet."""
         return self.beyond_interval > 0
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """What an execution measured. Latency is of single samples, throughput of the full pipeline;
-    both are medians over blocks of samples, with 95% intervals of their order statistics."""
+    """Record of an execution. Latency is of single samples, throughput of the full pipeline; both
+    are medians over blocks of samples, with 95% intervals of their order statistics."""
 
     model: str
     objective: str
@@ -134,10 +135,16 @@ def measured_fields(
     placed: Row,
     baselines: Mapping[str, Row],
     measuring: Measuring,
+    expected: Mapping[str, tuple[float, float] | None] | None = None,
 ) -> dict[str, Any]:
-    """The fields of a report that the measured rows say; `predicted` are seconds of a sample alone,
-    and of the period."""
-    said = verdict(objective, {PLACED: placed} | dict(baselines))
+    """Fields of a report from measured rows.
+
+    `predicted` and `expected` are seconds of a sample alone and per sample of many, of the
+    placement and of baselines.
+    """
+    expected = expected or {}
+    baselines = {name: with_prediction(row, expected.get(name)) for name, row in baselines.items()}
+    fastest = verdict(objective, {PLACED: placed} | dict(baselines))
     return {
         "objective": objective,
         "predicted_latency_s": predicted[0],
@@ -149,12 +156,12 @@ def measured_fields(
         "completions": placed.completions,
         "is_capped": placed.is_capped,
         "baselines": dict(baselines),
-        "fastest": said.fastest,
-        "runner_up": said.runner_up,
-        "advantage": said.advantage,
-        "advantage_beyond_interval": said.beyond_interval,
-        "significant": said.significant,
-        "prefer": said.prefer,
+        "fastest": fastest.fastest,
+        "runner_up": fastest.runner_up,
+        "advantage": fastest.advantage,
+        "advantage_beyond_interval": fastest.beyond_interval,
+        "significant": fastest.significant,
+        "prefer": fastest.prefer,
         "warnings": tuple(warnings(objective, predicted, placed, baselines)),
         "measure_seconds": measuring.seconds,
         "rounds": placed.rounds,
@@ -162,17 +169,17 @@ def measured_fields(
     }
 
 
-def verdict(objective: str, rows: Mapping[str, Row]) -> Verdict:
-    """Which contender was fastest, and whether its interval ends before the next one's begins.
+def verdict(objective: str, rows: Mapping[str, Row]) -> FastestContender:
+    """The fastest contender, and the distance of its interval from the next one's.
 
     For a latency replicas do not compete: one of them is a single device. Where intervals meet and
     all of these are narrow, the contenders are level and the simplest is preferred; where one of
     them is wider than `TOO_WIDE`, noise may hide a difference and none is.
     """
     speeds = {
-        name: speed(objective, found)
-        for name, found in rows.items()
-        if objective == "throughput" or name != REPLICAS
+        name: speed(objective, row)
+        for name, row in rows.items()
+        if find_objective(objective).pipelined or name != REPLICAS
     }
     order = sorted(speeds, key=lambda name: -speeds[name].value)
     first = speeds[order[0]]
@@ -180,11 +187,11 @@ def verdict(objective: str, rows: Mapping[str, Row]) -> Verdict:
     hidden = len(level) > 1 and any(speeds[name].is_noisy for name in level)
     prefer = "" if hidden else min(level, key=SIMPLEST.index)
     if len(order) == 1:
-        return Verdict(order[0], "", 0.0, 0.0, prefer)
+        return FastestContender(order[0], "", 0.0, 0.0, prefer)
     second = speeds[order[1]]
     # The runner-up is the next in the order, but another interval may reach further.
     highest = max(speeds[name].high for name in order[1:])
-    return Verdict(
+    return FastestContender(
         fastest=order[0],
         runner_up=order[1],
         advantage=first.value / second.value - 1.0,
@@ -193,37 +200,37 @@ def verdict(objective: str, rows: Mapping[str, Row]) -> Verdict:
     )
 
 
-def speed(objective: str, found: Row) -> Estimate:
+def speed(objective: str, row: Row) -> Estimate:
     """Samples per second of a row: its throughput, or one over its latency."""
-    if objective == "throughput":
-        return Estimate(found.throughput_per_s, *found.throughput_interval_per_s)
-    low, high = found.latency_interval_s
-    return Estimate(1.0 / found.latency_s, 1.0 / high, 1.0 / low)
+    if find_objective(objective).pipelined:
+        return Estimate(row.throughput_per_s, *row.throughput_interval_per_s)
+    low, high = row.latency_interval_s
+    return Estimate(1.0 / row.latency_s, 1.0 / high, 1.0 / low)
 
 
 def warnings(
     objective: str, predicted: tuple[float, float], placed: Row, baselines: Mapping[str, Row]
 ) -> list[str]:
-    """What a reader of the table must know: noise, and a placement that falls short by more than
-    noise explains."""
+    """Warnings for readers of the table: noise, and a placement that falls short by more than noise
+    explains."""
     rows = {PLACED: placed} | dict(baselines)
-    said = []
+    messages = []
     noisy = {n: width for n, r in rows.items() if (width := _width(objective, r)) > TOO_WIDE}
     if noisy:
         name = max(noisy, key=lambda n: noisy[n])
-        said.append(f"the 95% interval of {words(name)} is {noisy[name]:.0%} wide; {QUIETER}")
+        messages.append(f"the 95% interval of {words(name)} is {noisy[name]:.0%} wide; {QUIETER}")
     own = speed(objective, placed)
-    foretold = 1.0 / predicted[1 if objective == "throughput" else 0]
+    foretold = 1.0 / predicted[find_objective(objective).pipelined]
     if own.value < SHORTFALL * foretold and own.high < foretold:
-        said.append(f"the placement runs at {own.value / foretold:.2f} of its predicted speed")
-    said += _slower(objective, rows)
+        messages.append(f"the placement runs at {own.value / foretold:.2f} of its predicted speed")
+    messages += _slower(objective, rows)
     uncut = [name for name in (SINGLE, DEFAULT) if name in rows]
     best = max(uncut, key=lambda name: speed(objective, rows[name]).value, default="")
     if best and own.high < (other := speed(objective, rows[best])).low:
         ratio = own.value / other.value
         if ratio < SHORTFALL:
-            said.append(f"the placement runs at {ratio:.2f} of the speed of {words(best)}")
-    return said
+            messages.append(f"the placement runs at {ratio:.2f} of the speed of {words(best)}")
+    return messages
 
 
 def _slower(objective: str, rows: Mapping[str, Row]) -> list[str]:
@@ -238,7 +245,7 @@ def _slower(objective: str, rows: Mapping[str, Row]) -> list[str]:
         "times as fast. Run the whole model on one device (gdp place --method single)"
     )
     single = rows[SINGLE]
-    throughput = objective == "throughput"
+    throughput = find_objective(objective).pipelined
     expected = single.predicted_throughput_per_s if throughput else single.predicted_latency_s
     if expected is not None:
         alone = expected if throughput else 1.0 / expected
@@ -256,14 +263,14 @@ def _slower(objective: str, rows: Mapping[str, Row]) -> list[str]:
 def advice(report: Mapping[str, Any]) -> str:
     """The last line of `gdp run`: what was fastest, by how much, and what to do."""
     rows = {PLACED: report} | dict(report["baselines"])
-    throughput = report["objective"] == "throughput"
+    throughput = find_objective(report["objective"]).pipelined
 
     def value(name: str) -> str:
         if throughput:
-            found = rows[name].get("throughput_per_s", report["measured_throughput_per_s"])
-            return f"{found:.1f} samples/s"
-        found = rows[name].get("latency_s", report["measured_latency_s"])
-        return f"{found * 1e3:.3f} ms"
+            measured = rows[name].get("throughput_per_s", report["measured_throughput_per_s"])
+            return f"{measured:.1f} samples/s"
+        measured = rows[name].get("latency_s", report["measured_latency_s"])
+        return f"{measured * 1e3:.3f} ms"
 
     fastest, second = report["fastest"], report["runner_up"]
     if not second:
@@ -287,14 +294,14 @@ def words(name: str) -> str:
     return "the placement" if name == PLACED else name.replace("_", " ")
 
 
-def _width(objective: str, found: Row) -> float:
-    if objective == "throughput":
-        return Estimate(found.throughput_per_s, *found.throughput_interval_per_s).width
-    return Estimate(found.latency_s, *found.latency_interval_s).width
+def _width(objective: str, row: Row) -> float:
+    if find_objective(objective).pipelined:
+        return Estimate(row.throughput_per_s, *row.throughput_interval_per_s).width
+    return Estimate(row.latency_s, *row.latency_interval_s).width
 
 
-def foretold(measured: Row, seconds: tuple[float, float] | None) -> Row:
-    """A row with its prediction: seconds of a sample alone, and per sample of many."""
+def with_prediction(measured: Row, seconds: tuple[float, float] | None) -> Row:
+    """The row with predicted seconds of a sample alone and per sample of many, if there are any."""
     if seconds is None:
         return measured
     return replace(

@@ -1,4 +1,4 @@
-"""What a run of samples says: its steady rate, confidence intervals, and what physics forbids."""
+"""Statistics of a run of samples: steady rate, confidence intervals, physical limits."""
 
 import functools
 import math
@@ -23,7 +23,7 @@ _CLOCK = 1e-3  # how far sums of times may exceed what they are part of: clocks 
 
 @dataclass(frozen=True)
 class Trace:
-    """What happened in one run, samples in order of completion."""
+    """Events of one run, samples in order of completion."""
 
     start_s: tuple[float, ...]  # when each sample entered
     finish_s: tuple[float, ...]  # when its last output was there
@@ -49,7 +49,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Span:
+class CompletionWindow:
     """The completions of one trace that count: positions, and the times of all of them."""
 
     first: int  # starts the clock; -1 where the entry of the first sample does
@@ -69,9 +69,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Count:
-    """What counts of one round: one span for each pipeline that ran side by side."""
+    """Counted completions of one round: a window for each pipeline that ran side by side."""
 
-    of_trace: tuple[Span, ...]
+    of_trace: tuple[CompletionWindow, ...]
 
     @property
     def completions(self) -> int:
@@ -110,16 +110,17 @@ def count(traces: Sequence[Trace], slots: int) -> Count:
         last = int(np.searchsorted(finish_s, until_s, side="right")) - 1
         if last - first < PER_SLOT * slots:
             return Count(_whole(traces))
-        spans.append(Span(first, last, finish_s[first : last + 1]))
+        spans.append(CompletionWindow(first, last, finish_s[first : last + 1]))
     return Count(tuple(spans))
 
 
-def _whole(traces: Sequence[Trace]) -> tuple[Span, ...]:
+def _whole(traces: Sequence[Trace]) -> tuple[CompletionWindow, ...]:
     """All samples, from the first that entered any of the pipelines to the last of them all."""
     begin_s = min(min(trace.start_s) for trace in traces)
     end_s = max(trace.finish_s[-1] for trace in traces)
     return tuple(
-        Span(-1, len(t.finish_s) - 1, np.array([begin_s, *t.finish_s[:-1], end_s])) for t in traces
+        CompletionWindow(-1, len(t.finish_s) - 1, np.array([begin_s, *t.finish_s[:-1], end_s]))
+        for t in traces
     )
 
 
@@ -138,7 +139,7 @@ class Estimate:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the machine was too noisy to tell small differences."""
+        """True if the machine was too noisy to tell small differences."""
         return not self.width <= TOO_WIDE
 
 
@@ -213,15 +214,17 @@ def check_physics(name: str, traces: Sequence[Trace], counted: Count, slots: int
             raise _forbidden(name, f"{slots} slots", span, float(held_s[inside].mean()), slots)
 
 
-def _mean_s(runs: Sequence[tuple[float, float]], span: Span) -> float:
+def _mean_s(runs: Sequence[tuple[float, float]], span: CompletionWindow) -> float:
     """Mean seconds of the runs that ended while the span was counted."""
-    found = np.array(runs)
-    ended = (found[:, 1] > span.finish_s[0]) & (found[:, 1] <= span.finish_s[-1])
-    seconds = found[:, 1] - found[:, 0]
+    times = np.array(runs)
+    ended = (times[:, 1] > span.finish_s[0]) & (times[:, 1] <= span.finish_s[-1])
+    seconds = times[:, 1] - times[:, 0]
     return float(seconds[ended].mean() if ended.any() else seconds.mean())
 
 
-def _forbidden(name: str, who: str, span: Span, busy_s: float, many: int) -> MeasurementError:
+def _forbidden(
+    name: str, who: str, span: CompletionWindow, busy_s: float, many: int
+) -> MeasurementError:
     rate = span.samples / span.seconds
     return MeasurementError(
         f"{name}: {rate:.4g} samples/s were counted, but {who} busy for {busy_s * 1e3:.4g} ms a "

@@ -172,8 +172,8 @@ WRONG = [
 REFUSING = """
 import io, json, sys
 from contextlib import redirect_stderr
-from gdp.cli import first_run, startup
-startup.prepare_process()
+from gdp.cli import first_run, program
+program.prepare_process()
 from gdp.cli.main import cli
 from gdp.cli.program import run
 first_run.compile_groups = lambda *groups: print("compiled before refusing", file=sys.stderr)

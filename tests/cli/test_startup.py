@@ -8,9 +8,9 @@ import gdp
 
 SCRIPT = """
 import sys
-from gdp.cli import startup
-startup.prepare_process()
-startup.prepare_process()
+from gdp.cli import program
+program.prepare_process()
+program.prepare_process()
 assert sum(type(finder).__name__ == "_Deferring" for finder in sys.meta_path) == 1
 from gdp.models import load
 from gdp.importers.onnx.model import load_onnx

@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp.cluster.detect import local_cluster
+from gdp.cluster.detect import local_cluster, read_topology
 from gdp.cluster.file import cluster_toml, parse_max_memory, read_cluster, with_max_memory
 from gdp.cluster.presets import cluster_preset, device_names, device_preset
-from gdp.cluster.topology import read_topology
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.errors import ClusterError
 

@@ -8,7 +8,7 @@ from tiny import plain_graph, unit_cluster
 
 from gdp.graph.op_graph import INPUT
 from gdp.problem.problem import make_problem
-from gdp.reports.view import View
+from gdp.reports.view import PlacementView
 from gdp.sim.latency import simulate
 
 NASTY = "a<script>alert('x')</script>&\"b"
@@ -32,7 +32,7 @@ RESULT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def shown_view() -> View:
+def shown_view() -> PlacementView:
     """in -> a -> b on d1 -> c: a 1 s, 1 s to send, b 2 s, 1 s to send, c 3 s; weights 2, 3, 4.
 
     The model has five ops, two of which are fused to c. Modules: m.one holds a, m.two b and c.
@@ -46,4 +46,4 @@ def shown_view() -> View:
     compute_s = np.array([[0.0, np.inf], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
     problem = make_problem(fused, unit_cluster(2, memory_bytes=10), compute_s)
     group_of = np.array([0, 1, 2, 3, 3])
-    return View(model, problem, simulate(problem, DEVICE), DEVICE, group_of)
+    return PlacementView(model, problem, simulate(problem, DEVICE), DEVICE, group_of)

@@ -14,7 +14,7 @@ from tiny import plain_graph, random_problem, unit_cluster
 from gdp.cluster.types import NO_CHANNEL
 from gdp.problem.problem import make_problem
 from gdp.reports.trace import trace_events, write_trace
-from gdp.reports.view import View
+from gdp.reports.view import PlacementView
 from gdp.sim.latency import simulate
 
 COMMON = {"ph", "name", "pid"}
@@ -66,13 +66,13 @@ def violations(events: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def random_view(seed: int) -> View:
+def random_view(seed: int) -> PlacementView:
     problem = random_problem(seed)
     rng = np.random.default_rng(seed)
     rows = [rng.choice(np.flatnonzero(row)) for row in problem.group_allowed]
     device = np.array(rows)[problem.group]
     every = np.arange(problem.num_ops)
-    return View(problem.graph, problem, simulate(problem, device), device, every)
+    return PlacementView(problem.graph, problem, simulate(problem, device), device, every)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -136,7 +136,7 @@ def test_copies_that_overlap_are_on_tracks_of_their_own() -> None:
     tracks, names = [], []
     for machine in (cluster, free):
         problem = make_problem(graph, machine, compute_s)
-        view = View(graph, problem, simulate(problem, device), device, np.arange(6))
+        view = PlacementView(graph, problem, simulate(problem, device), device, np.arange(6))
         events = trace_events(view)
         assert violations(events) == []
         tracks.append([e["tid"] for e in events if e["ph"] == "X" and e["cat"] == "transfer"])

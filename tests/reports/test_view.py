@@ -16,17 +16,17 @@ from gdp.reports import tables
 from gdp.reports.modules import layers, module_tree
 from gdp.reports.payload import payload
 from gdp.reports.trace import trace_events
-from gdp.reports.view import View, channel_names, op_label
+from gdp.reports.view import PlacementView, channel_names, op_label
 from gdp.sim.latency import simulate
 
 
-def modules(scopes: list[str]) -> View:
+def modules(scopes: list[str]) -> PlacementView:
     """A chain with an op in each of these modules, on the first of two devices."""
     n = len(scopes)
     graph = plain_graph(n, [(i, i + 1) for i in range(n - 1)], scope=scopes)
     problem = make_problem(graph, unit_cluster(), np.ones((n, 2)))
     device = np.zeros(n, dtype=np.int64)
-    return View(graph, problem, simulate(problem, device), device, np.arange(n))
+    return PlacementView(graph, problem, simulate(problem, device), device, np.arange(n))
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from gdp.errors import ClusterError, ModelError
 from gdp.graph.file import save_graph
 from gdp.models import load, traced_model
 from gdp.placement import make_placement, save_placement
-from gdp.runtime.jax.devices import jax_devices
-from gdp.runtime.jax.program import CutProgram, Layout
-from gdp.runtime.jax.run import run_jax
+from gdp.runtime.jax.program import Layout, SegmentedJaxProgram
+from gdp.runtime.jax.run import jax_devices, run_jax
 from gdp.runtime.jax.values import argument_values, as_numpy
 
 TESTS = Path(__file__).parents[1]
@@ -117,7 +116,7 @@ def test_segments_of_few_ops_compute_the_same(name: str, ops: int) -> None:
     recorded = model.record()
     arguments = argument_values(model, seed=3)
     segment = np.arange(recorded.graph.num_ops) // ops
-    program = CutProgram(recorded, layout_of(segment), arguments)
+    program = SegmentedJaxProgram(recorded, layout_of(segment), arguments)
     assert len(program.pieces) == len(set(segment[~recorded.graph.is_io]))
     expected = [as_numpy(array) for array in model.uncut()(*arguments)]
     for found, wanted in zip(program.run(), expected, strict=True):

@@ -8,7 +8,7 @@ from tiny import plain_graph
 
 from gdp.cluster.types import Cluster
 from gdp.errors import ClusterError
-from gdp.runtime.jax.devices import jax_devices
+from gdp.runtime.jax.run import jax_devices
 from gdp.runtime.jax.values import RELATIVE_TOLERANCE, _drawn, tolerance
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gdp.errors import MeasurementError
-from gdp.runtime.issued import Issued
+from gdp.runtime.async_execution import AsyncExecution
 from gdp.runtime.measure import PRECISION, SLICE_S, Measuring, Quota, measure, span_s
 from gdp.runtime.statistics import MIN_BLOCKS, PER_SLOT, Trace
 
@@ -162,7 +162,7 @@ class Device:
 @pytest.mark.parametrize("slots", [1, 2, 5])
 def test_jax_programs_are_measured_by_the_same_loop(slots: int) -> None:
     device = Device(0.25)
-    issued = Issued((device.issue,), slots, device.wait, lambda: device.now_s)
+    issued = AsyncExecution((device.issue,), slots, device.wait, lambda: device.now_s)
     (trace,) = issued.run(Quota(100, 2.0, 1e6))
     assert len(trace.finish_s) >= 100 + 2 * slots
     starts, finishes = np.sort(trace.start_s), np.sort(trace.finish_s)
@@ -173,6 +173,6 @@ def test_jax_programs_are_measured_by_the_same_loop(slots: int) -> None:
 
 
 def test_measuring_jax_programs_imports_no_onnx() -> None:
-    code = "import sys, gdp.runtime.issued as m; print([n for n in sys.modules if 'onnx' in n])"
+    code = "import sys, gdp.runtime.async_execution; print([n for n in sys.modules if 'onnx' in n])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -12,7 +12,14 @@ from gdp.cluster.types import make_cluster
 from gdp.errors import ClusterError
 from gdp.runtime.cycle import Cycle
 from gdp.runtime.measure import Quota
-from gdp.runtime.ort.pipeline import Pipeline, Serving, SideBySide, Slot, Stage, make_slot
+from gdp.runtime.ort.pipeline import (
+    PipelineExecutor,
+    Serving,
+    SessionStage,
+    SideBySide,
+    Slot,
+    make_slot,
+)
 from gdp.runtime.ort.sessions import can_pin, core_of_device, pinned, usable_cores
 from gdp.runtime.ort.telemetry import ort
 
@@ -31,17 +38,17 @@ def session(op_type: str, inputs: list[str], output: str) -> ort.InferenceSessio
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-def diamond() -> list[Stage]:
+def diamond() -> list[SessionStage]:
     """x -> a = -x; b = -a and c = |a| on two workers; y = b + c: twice the positive part of x."""
     return [
-        Stage(0, session("Neg", ["x"], "a"), ("x",), ("a",), readers=(1, 2)),
-        Stage(0, session("Neg", ["a"], "b"), ("a",), ("b",), readers=(3,), waits_for=1),
-        Stage(1, session("Abs", ["a"], "c"), ("a",), ("c",), readers=(3,), waits_for=1),
-        Stage(1, session("Add", ["b", "c"], "y"), ("b", "c"), ("y",), waits_for=2),
+        SessionStage(0, session("Neg", ["x"], "a"), ("x",), ("a",), readers=(1, 2)),
+        SessionStage(0, session("Neg", ["a"], "b"), ("a",), ("b",), readers=(3,), waits_for=1),
+        SessionStage(1, session("Abs", ["a"], "c"), ("a",), ("c",), readers=(3,), waits_for=1),
+        SessionStage(1, session("Add", ["b", "c"], "y"), ("b", "c"), ("y",), waits_for=2),
     ]
 
 
-def slots_of(stages: list[Stage], count: int) -> tuple[list[Slot], list[np.ndarray]]:
+def slots_of(stages: list[SessionStage], count: int) -> tuple[list[Slot], list[np.ndarray]]:
     like = {name: ort.OrtValue.ortvalue_from_numpy(np.zeros(4, np.float32)) for name in "abcy"}
     rng = np.random.default_rng(0)
     feeds = [rng.standard_normal(4).astype(np.float32) for _ in range(count)]
@@ -52,7 +59,7 @@ def slots_of(stages: list[Stage], count: int) -> tuple[list[Slot], list[np.ndarr
 def test_every_slot_holds_the_result_of_its_own_input(count: int) -> None:
     stages = diamond()
     slots, feeds = slots_of(stages, count)
-    with Pipeline(stages, slots, [(CORE,), (CORE,)]) as pipeline:
+    with PipelineExecutor(stages, slots, [(CORE,), (CORE,)]) as pipeline:
         trace = pipeline.run(40)
     for slot, feed in zip(slots, feeds, strict=True):
         np.testing.assert_array_equal(slot.read("y"), 2 * np.maximum(feed, 0))
@@ -72,7 +79,7 @@ def test_workers_that_take_samples_in_turn_serve_every_second_one(count: int) ->
     stages[0] = dataclasses.replace(stages[0], others=(Serving(3, session("Neg", ["x"], "a")),))
     served: dict[int, list[int]] = {}
     slots, feeds = slots_of(stages, count)
-    with Pipeline(stages, slots, [(CORE,)] * 4) as pipeline:
+    with PipelineExecutor(stages, slots, [(CORE,)] * 4) as pipeline:
         run = pipeline._run_stage
 
         def seen(worker: int, heap: list, position: int, slot: int) -> None:
@@ -92,7 +99,7 @@ def test_workers_that_take_samples_in_turn_serve_every_second_one(count: int) ->
 def test_no_more_samples_are_in_flight_than_slots() -> None:
     stages = diamond()
     slots, _ = slots_of(stages, 3)
-    with Pipeline(stages, slots, [(CORE,), (CORE,)]) as pipeline:
+    with PipelineExecutor(stages, slots, [(CORE,), (CORE,)]) as pipeline:
         trace = pipeline.run(30)
     starts, finishes = np.sort(trace.start_s), np.sort(trace.finish_s)
     assert (starts[3:] >= finishes[:-3]).all()
@@ -101,7 +108,7 @@ def test_no_more_samples_are_in_flight_than_slots() -> None:
 def test_samples_are_let_in_until_the_time_given_and_then_the_pipeline_runs_dry() -> None:
     stages = diamond()
     slots, _ = slots_of(stages, 2)
-    with Pipeline(stages, slots, [(CORE,), (CORE,)]) as pipeline:
+    with PipelineExecutor(stages, slots, [(CORE,), (CORE,)]) as pipeline:
         pipeline.start(Quota(0, 0.05, 100.0))
         trace = pipeline.wait()
         assert trace.finish_s[-1] - trace.finish_s[1] >= 0.05
@@ -112,15 +119,15 @@ def test_samples_are_let_in_until_the_time_given_and_then_the_pipeline_runs_dry(
 def test_the_cap_ends_a_run_that_has_not_met_its_quota() -> None:
     stages = diamond()
     slots, _ = slots_of(stages, 2)
-    with Pipeline(stages, slots, [(CORE,), (CORE,)]) as pipeline:
+    with PipelineExecutor(stages, slots, [(CORE,), (CORE,)]) as pipeline:
         pipeline.start(Quota(10**9, 100.0, 0.05))
         assert 7 <= len(pipeline.wait().finish_s) < 10**6
 
 
 def test_pipelines_side_by_side_share_the_quota() -> None:
     stages, others = diamond(), diamond()
-    first = Pipeline(stages, slots_of(stages, 1)[0], [(CORE,), (CORE,)])
-    second = Pipeline(others, slots_of(others, 1)[0], [(CORE,), (CORE,)])
+    first = PipelineExecutor(stages, slots_of(stages, 1)[0], [(CORE,), (CORE,)])
+    second = PipelineExecutor(others, slots_of(others, 1)[0], [(CORE,), (CORE,)])
     with first, second:
         both = SideBySide((first, second))
         assert both.slots == 2
@@ -131,7 +138,7 @@ def test_threads_end_with_the_context() -> None:
     before = threading.active_count()
     stages = diamond()
     slots, _ = slots_of(stages, 2)
-    with Pipeline(stages, slots, [(CORE,), (CORE,)]) as pipeline:
+    with PipelineExecutor(stages, slots, [(CORE,), (CORE,)]) as pipeline:
         pipeline.run(4)
         assert threading.active_count() == before + 2
     assert threading.active_count() == before
@@ -155,10 +162,12 @@ class Broken:
 
 def test_what_a_stage_raises_reaches_the_caller() -> None:
     stages = diamond()
-    stages[2] = Stage(1, Broken(stages[2].session), ("a",), ("c",), readers=(3,), waits_for=1)
+    stages[2] = SessionStage(
+        1, Broken(stages[2].session), ("a",), ("c",), readers=(3,), waits_for=1
+    )
     slots, _ = slots_of(stages, 2)
     with (
-        Pipeline(stages, slots, [(CORE,), (CORE,)]) as pipeline,
+        PipelineExecutor(stages, slots, [(CORE,), (CORE,)]) as pipeline,
         pytest.raises(RuntimeError, match="out of luck"),
     ):
         pipeline.run(10)
@@ -186,12 +195,14 @@ def test_the_stage_that_is_due_first_goes_first(cycle: Cycle | None, expected: l
             self.real.run_with_iobinding(binding)
 
     stages = [
-        Stage(0, Recorder("first", session("Neg", ["x"], "a")), ("x",), ("a",), readers=(1,)),
-        Stage(0, Recorder("last", session("Neg", ["a"], "y")), ("a",), ("y",), waits_for=1),
+        SessionStage(
+            0, Recorder("first", session("Neg", ["x"], "a")), ("x",), ("a",), readers=(1,)
+        ),
+        SessionStage(0, Recorder("last", session("Neg", ["a"], "y")), ("a",), ("y",), waits_for=1),
     ]
     like = {name: ort.OrtValue.ortvalue_from_numpy(np.zeros(4, np.float32)) for name in "ay"}
     slots = [make_slot(stages, {"x": np.ones(4, np.float32)}, like) for _ in range(2)]
-    pipeline = Pipeline(stages, slots, [(CORE,)], cycle)
+    pipeline = PipelineExecutor(stages, slots, [(CORE,)], cycle)
     pipeline.start(Quota(0, 0.0, 0.0))  # both samples wait before the worker starts
     with pipeline:
         pipeline.wait()

@@ -13,14 +13,12 @@ from gdp.cluster.types import make_cluster
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
-from gdp.runtime.compare import Verdict
+from gdp.runtime.compare import OutputCheck
 from gdp.runtime.ort import run
 from gdp.runtime.ort.inputs import make_inputs
-from gdp.runtime.ort.run import check_outputs, prepare
-from gdp.runtime.ort.sessions import usable_cores
+from gdp.runtime.ort.run import check_outputs, cut_plan, prepare
+from gdp.runtime.ort.sessions import from_array, to_array, usable_cores
 from gdp.runtime.ort.source import load_source
-from gdp.runtime.ort.stages import cut_plan
-from gdp.runtime.ort.values import from_array, to_array
 from gdp.runtime.plan import roofline_prediction
 
 FLOAT, INT64, BOOL, BFLOAT16 = (
@@ -45,7 +43,7 @@ def saved(
     return path
 
 
-def checked(path: Path, graph: OpGraph, device: np.ndarray) -> Verdict:
+def checked(path: Path, graph: OpGraph, device: np.ndarray) -> OutputCheck:
     """The pieces of a placement on two workers, which may share a core, beside the whole model."""
     cluster = make_cluster("two", [device_preset("cpu-core", f"core{i}") for i in range(2)])
     source = load_source(path)
@@ -55,7 +53,7 @@ def checked(path: Path, graph: OpGraph, device: np.ndarray) -> Verdict:
     return check_outputs(prepare(source, graph, plan, [CORES[0], CORES[-1]], 0))
 
 
-def everywhere(path: Path) -> list[Verdict]:
+def everywhere(path: Path) -> list[OutputCheck]:
     """Every op alone on the second device, and all ops on the first."""
     graph = load_onnx(path)
     works = np.flatnonzero(~graph.is_io)

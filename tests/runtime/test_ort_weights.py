@@ -15,8 +15,14 @@ from gdp.errors import ModelError
 from gdp.importers.onnx.model import load_onnx
 from gdp.placement import make_placement
 from gdp.runtime.ort.sessions import make_session
-from gdp.runtime.ort.source import Source, load_source, randomised
-from gdp.runtime.ort.weights import external_locations, randomise_weights, with_weights
+from gdp.runtime.ort.source import (
+    Source,
+    external_locations,
+    load_source,
+    randomise_weights,
+    randomised,
+    with_weights,
+)
 
 CORE = f"core{min(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else 0}"
 

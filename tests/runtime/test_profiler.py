@@ -12,8 +12,14 @@ from gdp.errors import ClusterError
 from gdp.importers.onnx.model import load_onnx
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
-from gdp.runtime.profile.kernels import HELPERS, kernel_nodes, tagged
-from gdp.runtime.profile.ort import ProfileConfig, profile_models, profile_source
+from gdp.runtime.profile.ort import (
+    HELPERS,
+    ProfileConfig,
+    kernel_nodes,
+    profile_models,
+    profile_source,
+    tagged,
+)
 from gdp.runtime.profile.record import statistic
 
 QUICK = ProfileConfig(rounds=2, seconds=0.02, min_runs=2, max_runs=3)

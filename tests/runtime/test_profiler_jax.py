@@ -102,7 +102,7 @@ def test_a_quick_profile_takes_the_median_of_the_best_round(
     runs = itertools.chain([4.0] * len(chosen), *(r * len(chosen) for r in rounds))
     spent = itertools.chain.from_iterable((0.0, s) for s in itertools.chain(runs, repeat(1.0)))
     clock = SimpleNamespace(perf_counter=itertools.accumulate(spent).__next__)
-    monkeypatch.setattr("gdp.runtime.profile.jax.time", clock)
+    monkeypatch.setattr("gdp.runtime.profile.record.time", clock)
     made = quick_profile(chosen, rounds=2, seconds=0.01)
     assert [model.latency_s for model in made.models] == [4.0] * len(chosen)
     assert [model.kernels[0].seconds for model in made.models] == [4.0] * len(chosen)

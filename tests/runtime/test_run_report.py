@@ -11,7 +11,7 @@ from gdp.cli.text import run_text
 from gdp.problem.problem import make_problem
 from gdp.runtime.measure import Measuring
 from gdp.runtime.plan import Prediction, replicas_s, uncut_s
-from gdp.runtime.report import PLACED, Row, advice, foretold, measured_fields, verdict
+from gdp.runtime.report import PLACED, Row, advice, measured_fields, verdict, with_prediction
 from gdp.runtime.statistics import estimate
 
 
@@ -152,7 +152,7 @@ def test_the_text_shows_intervals_and_ends_with_advice() -> None:
 
 def test_a_placement_slower_than_one_device_is_told_so_with_the_way_out() -> None:
     """10 against 20 samples/s: twice as fast; the costs say 19 for one device, 5% off, or 8."""
-    right, wrong = (foretold(row(20, 0.2), (0.1, 1 / rate)) for rate in (19.9, 8.0))
+    right, wrong = (with_prediction(row(20, 0.2), (0.1, 1 / rate)) for rate in (19.9, 8.0))
     said = fields(row(10, 0.2), {"single_device": right})["warnings"]
     (slow,) = [text for text in said if "slower than one device" in text]
     assert "which is 2.00 times as fast" in slow
@@ -166,7 +166,7 @@ def test_a_placement_slower_than_one_device_is_told_so_with_the_way_out() -> Non
 
 
 def test_the_prediction_of_a_baseline_stands_beside_its_measurement() -> None:
-    single = foretold(row(20, 0.2), (0.04, 0.05))
+    single = with_prediction(row(20, 0.2), (0.04, 0.05))
     report = {
         **fields(row(10, 0.2), {"single_device": single, "runtime_default": row(15, 0.2)}),
         "model": "m", "cluster": "c", "samples_in_flight": 1, "outputs_equal": True,

@@ -37,7 +37,7 @@ def model() -> TorchModel:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_placement_computes_the_same(seed: int) -> None:
-    from gdp.runtime.pytorch.program import CutProgram, Workers, output_nodes, pieces
+    from gdp.runtime.pytorch.program import SegmentedTorchProgram, Workers, output_nodes, pieces
     from gdp.runtime.pytorch.run import values
 
     net = model()
@@ -54,7 +54,7 @@ def test_any_placement_computes_the_same(seed: int) -> None:
     given |= {n: net.args[0] for n in given if n.name == "ids"}
     workers = Workers([cpu, cpu], [None, None])
     try:
-        found = CutProgram(made, workers, given, output_nodes(recorded), 0).run()
+        found = SegmentedTorchProgram(made, workers, given, output_nodes(recorded), 0).run()
     finally:
         workers.close()
     expected = net.module(*net.args)
@@ -85,7 +85,12 @@ def test_a_run_reports_what_was_executed() -> None:
 
 
 def test_inputs_that_a_module_branches_on_are_those_that_it_is_run_with() -> None:
-    from gdp.runtime.pytorch.program import CutProgram, Workers, output_nodes, whole_piece
+    from gdp.runtime.pytorch.program import (
+        SegmentedTorchProgram,
+        Workers,
+        output_nodes,
+        whole_piece,
+    )
     from gdp.runtime.pytorch.run import values
 
     class Branches(nn.Module):
@@ -99,7 +104,7 @@ def test_inputs_that_a_module_branches_on_are_those_that_it_is_run_with() -> Non
     try:
         whole = whole_piece(recorded, cpu)
         given, _ = values(recorded, 0)
-        (found,) = CutProgram([whole], workers, given, output_nodes(recorded), 0).run()
+        (found,) = SegmentedTorchProgram([whole], workers, given, output_nodes(recorded), 0).run()
     finally:
         workers.close()
     assert found.tolist() == [9.0, 12.0]

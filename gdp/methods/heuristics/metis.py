@@ -18,9 +18,9 @@ from gdp.methods.scoring import (
     nearest_allowed,
     unsupported,
 )
+from gdp.native_stdout import redirect_native_stdout
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.quiet import silent_stdout
 from gdp.sim.objectives import objective_of
 from gdp.version import install_command
 
@@ -131,7 +131,7 @@ def _partition(
     vertex = vertex if vertex.sum() > 0 else np.ones(len(vertex))
     scale = _TOTAL_WEIGHT / float(vertex.sum())
     options = library.Options(seed=seed % (1 << 31))
-    with silent_stdout():
+    with redirect_native_stdout():
         _, part = library.part_graph(
             len(share),
             library.CSRAdjacency(start, neighbour),

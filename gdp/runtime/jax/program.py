@@ -1,4 +1,4 @@
-"""Cuts a recorded JAX program into jitted functions, one per segment, and runs them.
+"""Recorded JAX programs cut into jitted functions, one per segment.
 
 A value that no op of the graph makes (a view of weights or constants) is computed in every segment
 that reads it, from weights that lie on that segment's device. All calls and transfers are issued
@@ -17,24 +17,13 @@ from gdp.graph.op_graph import OUTPUT
 from gdp.importers.jax.jaxpr import JaxStep
 from gdp.importers.jax.model import RecordedJax
 from gdp.importers.program import Stacked, Value
+from gdp.runtime.async_execution import ProgramSegment
 from gdp.runtime.jax.values import as_numpy, stacked
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
-    """One segment as a function of its own."""
-
-    segment: int
-    device: int  # index into the cluster's devices
-    ops: int
-    function: Callable[..., Sequence[Any]]
-    reads: tuple[Value, ...]
-    makes: tuple[Value, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class Layout:
-    """Where segments run, and in which order. Axes: N ops, S segments."""
+    """Devices and order of segments. Axes: N ops, S segments."""
 
     segment: Int[np.ndarray, "N"]
     segment_device: Int[np.ndarray, "S"]  # index into the devices
@@ -56,7 +45,7 @@ class _Call:
     sends: tuple[_Send, ...]  # when it has been issued
 
 
-class CutProgram:
+class SegmentedJaxProgram:
     """The pieces of a program, the weights on their devices, and every transfer between them."""
 
     def __init__(self, recorded: RecordedJax, layout: Layout, arguments: Sequence[Any]) -> None:
@@ -72,7 +61,7 @@ class CutProgram:
         self._first = tuple(send for value in inputs for send in sends.get(value, ()))
         self._calls = [
             _Call(
-                piece.function,
+                piece.call,
                 tuple(self._at(value, piece.device) for value in piece.reads),
                 tuple(self._at(value, piece.device) for value in piece.makes),
                 tuple(send for value in piece.makes for send in sends.get(value, ())),
@@ -120,9 +109,9 @@ class CutProgram:
         return {
             value: tuple(
                 (self._at(value, home[value]), self._at(value, device), layout.devices[device])
-                for device in found
+                for device in destinations
             )
-            for value, found in readers.items()
+            for value, destinations in readers.items()
         }
 
     def issue(self) -> list[Any]:
@@ -138,8 +127,8 @@ class CutProgram:
         for source, target, device in self._first:
             arrays[target] = jax.device_put(arrays[source], device)
         for call in self._calls:
-            made = call.function(*[arrays[slot] for slot in call.reads])
-            for slot, array in zip(call.makes, made, strict=True):
+            results = call.function(*[arrays[slot] for slot in call.reads])
+            for slot, array in zip(call.makes, results, strict=True):
                 arrays[slot] = array
             for source, target, device in call.sends:
                 arrays[target] = jax.device_put(arrays[source], device)
@@ -162,7 +151,7 @@ class CutProgram:
         ]
 
     def arguments_of_pieces(self) -> list[list[Any]]:
-        """What every piece is called with, of one complete run, to time it alone."""
+        """Arguments of every segment in one complete run, to time it alone."""
         arrays, _ = self._issue()
         return [[arrays[slot] for slot in call.reads] for call in self._calls]
 
@@ -179,7 +168,7 @@ def _leaving(recorded: RecordedJax) -> set[Value]:
     return {v for v in _flat(recorded.outputs) if recorded.op_of.get(v.maker, -1) in makers}
 
 
-def _pieces(recorded: RecordedJax, layout: Layout, given: set[Value]) -> list[Piece]:
+def _pieces(recorded: RecordedJax, layout: Layout, given: set[Value]) -> list[ProgramSegment]:
     """The pieces in the order in which they run; views that are results come last, on the host."""
     maker = {value: step for step in recorded.steps for value in step.outs}
     wanted = [value for value in _flat(recorded.outputs) if value in maker]
@@ -224,7 +213,7 @@ def _piece(
     maker: Mapping[Value, JaxStep],
     layout: Layout,
     given: set[Value],
-) -> Piece:
+) -> ProgramSegment:
     """The function of some steps, with the views that they read."""
     inside: dict[JaxStep, None] = {}
     reads: dict[Value, None] = {}
@@ -245,11 +234,11 @@ def _piece(
             include(step)
     function = _jitted(tuple(inside), tuple(reads), tuple(makes), layout.devices[device])
     ops = len({step.maker for step in steps} - {-1})
-    return Piece(segment, device, ops, function, tuple(reads), tuple(makes))
+    return ProgramSegment(segment, device, ops, function, tuple(reads), tuple(makes))
 
 
 def _is_literal(value: Value, given: set[Value]) -> bool:
-    """Whether a value that nothing makes is a number to compile in, not an array to hold."""
+    """True if a value that nothing makes is a number to compile in, not an array to hold."""
     if value in given or value.maker >= 0:
         return False
     if value.known is None:
@@ -264,8 +253,10 @@ def _jitted(
     import jax.numpy as jnp
 
     def literal(value: Value) -> Any:
-        known = value.known
-        return known if hasattr(known, "dtype") else np.asarray(known, jnp.dtype(value.dtype))
+        constant = value.known
+        if hasattr(constant, "dtype"):
+            return constant
+        return np.asarray(constant, jnp.dtype(value.dtype))
 
     def piece(*arrays: Any) -> list[Any]:
         env = dict(zip(reads, arrays, strict=True))

@@ -8,13 +8,18 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
-from gdp.errors import ModelError
+from gdp.errors import ClusterError, ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.model import JaxModel, RecordedJax
+from gdp.runtime.async_execution import (
+    SEGMENT_RUNS,
+    AsyncExecution,
+    measured_rows,
+    pieces_cycle,
+    versions,
+)
 from gdp.runtime.compare import Comparison, compare
-from gdp.runtime.issued import SEGMENT_RUNS, Issued, measured_rows, pieces_cycle, versions
-from gdp.runtime.jax.devices import block_until_ready, jax_devices
-from gdp.runtime.jax.program import CutProgram, Layout
+from gdp.runtime.jax.program import Layout, SegmentedJaxProgram
 from gdp.runtime.jax.values import argument_values, as_numpy, tolerance
 from gdp.runtime.measure import Measuring
 from gdp.runtime.plan import (
@@ -32,7 +37,6 @@ from gdp.runtime.report import (
     SINGLE,
     RunReport,
     SegmentTime,
-    foretold,
     measured_fields,
 )
 
@@ -61,7 +65,7 @@ def run_jax(
     plan = make_plan(predict, objective)
     layout = Layout(plan.segment, plan.segment_device, plan.order, devices, cluster.host)
     measuring.say(f"compiling {len(plan.segment_device)} pieces and the uncut function")
-    program = CutProgram(recorded, layout, arguments)
+    program = SegmentedJaxProgram(recorded, layout, arguments)
     whole = Uncut(model, recorded, arguments, devices[cluster.host])
     singles = whole.singles(cluster, devices)
     comparison = _compare(whole, program, recorded, devices)
@@ -70,23 +74,18 @@ def run_jax(
     contenders |= whole.defaults(devices, trains=model.trains)
     rows = measured_rows(contenders, measuring)
     best = min(singles, key=lambda name: rows[name].latency_s, default="")
-    baselines = {DEFAULT: DEFAULT, REPLICAS: REPLICAS} | ({SINGLE: best} if best else {})
+    names = {DEFAULT: DEFAULT, REPLICAS: REPLICAS} | ({SINGLE: best} if best else {})
     expected = {REPLICAS: replicas_s(predict, objective)}
     if best:
         expected[SINGLE] = uncut_s(predict, objective, cluster.device_names.index(best))
     return RunReport(
         **measured_fields(
-            objective,
-            (plan.latency_s, plan.period_s),
-            rows[PLACED],
-            {k: foretold(rows[n], expected.get(k)) for k, n in baselines.items() if n in rows},
-            measuring,
+            objective, (plan.latency_s, plan.period_s), rows[PLACED],
+            {k: rows[n] for k, n in names.items() if n in rows}, measuring, expected,
         ),
         model=graph.name,
-        outputs_equal=comparison.max_relative_diff <= tolerance(graph, devices),
-        max_abs_diff=comparison.max_abs_diff,
-        max_relative_diff=comparison.max_relative_diff,
-        compared_tensors=comparison.tensors,
+        **comparison.report_fields()
+        | {"outputs_equal": comparison.max_relative_diff <= tolerance(graph, devices)},
         random_weights=_has_shapes(model),
         segments=_segments(program, plan, cluster),
         samples_in_flight=slots,
@@ -94,11 +93,11 @@ def run_jax(
         pinned=False,
         note=_note(devices, whole, best),
         versions=versions("jax", "jaxlib", "numpy"),
-    )
+    )  # fmt: skip
 
 
-def _issued(slots: int, *issues: Callable[[], Any]) -> Issued:
-    return Issued(issues, slots, block_until_ready)
+def _issued(slots: int, *issues: Callable[[], Any]) -> AsyncExecution:
+    return AsyncExecution(issues, slots, block_until_ready)
 
 
 class Uncut:
@@ -144,37 +143,37 @@ class Uncut:
             given = list(held)
             for i in sent:
                 given[i] = jax.device_put(held[i], device)
-            made = function(*given)
+            results = function(*given)
             if device == self.host:
-                return list(made)
+                return list(results)
             leaving = slice(0, self.results_to_host)
-            return [*jax.device_put(made[leaving], self.host), *made[len(made[leaving]) :]]
+            return [*jax.device_put(results[leaving], self.host), *results[len(results[leaving]) :]]
 
         jax.block_until_ready(issue())
         return issue
 
-    def singles(self, cluster: Cluster, devices: Sequence[Any]) -> dict[str, Issued]:
+    def singles(self, cluster: Cluster, devices: Sequence[Any]) -> dict[str, AsyncExecution]:
         """One device of each kind."""
-        found: dict[str, Issued] = {}
+        contenders: dict[str, AsyncExecution] = {}
         kinds = set()
         for description, device in zip(cluster.devices, devices, strict=True):
             if description.kind not in kinds and (issue := self.on(device)) is not None:
-                found[description.name] = _issued(2, issue)
+                contenders[description.name] = _issued(2, issue)
             kinds.add(description.kind)
-        return found
+        return contenders
 
-    def defaults(self, devices: Sequence[Any], *, trains: bool) -> dict[str, Issued]:
+    def defaults(self, devices: Sequence[Any], *, trains: bool) -> dict[str, AsyncExecution]:
         """JAX's own choice of device, and a copy on every device that takes samples in turn.
         Copies of a training step would train several models, so there are none."""
         import jax
 
-        found = {}
+        contenders = {}
         if (issue := self.on(jax.local_devices()[0])) is not None:
-            found[DEFAULT] = _issued(2, issue)
+            contenders[DEFAULT] = _issued(2, issue)
         copies = [issue for device in devices if (issue := self.on(device)) is not None]
         if copies and not trains:
-            found[REPLICAS] = _issued(2 * len(copies), *copies)
-        return found
+            contenders[REPLICAS] = _issued(2 * len(copies), *copies)
+        return contenders
 
     def reference(self, devices: Sequence[Any]) -> list[np.ndarray]:
         """The leaves of the results, computed on the first device that can."""
@@ -197,22 +196,22 @@ def _recorded(model: JaxModel, graph: OpGraph) -> RecordedJax:
 
 
 def _compare(
-    whole: Uncut, program: CutProgram, recorded: RecordedJax, devices: Sequence[Any]
+    whole: Uncut, program: SegmentedJaxProgram, recorded: RecordedJax, devices: Sequence[Any]
 ) -> Comparison:
-    expected, found = whole.reference(devices), program.run()
+    expected, computed = whole.reference(devices), program.run()
     names = [f"output {i}" for i in range(len(recorded.outputs))]
-    return compare(dict(zip(names, expected, strict=True)), dict(zip(names, found, strict=True)))
+    return compare(dict(zip(names, expected, strict=True)), dict(zip(names, computed, strict=True)))
 
 
 def _segments(
-    program: CutProgram, plan: ExecutionPlan, cluster: Cluster
+    program: SegmentedJaxProgram, plan: ExecutionPlan, cluster: Cluster
 ) -> tuple[SegmentTime, ...]:
     """Every piece alone, with its arguments on its device: medians."""
     arguments = program.arguments_of_pieces()
     spent = np.empty((SEGMENT_RUNS, len(program.pieces)))
     for i, j in np.ndindex(*spent.shape):
         start_s = time.perf_counter()
-        block_until_ready(program.pieces[j].function(*arguments[j]))
+        block_until_ready(program.pieces[j].call(*arguments[j]))
         spent[i, j] = time.perf_counter() - start_s
     measured = np.median(spent, axis=0).tolist()
     return tuple(
@@ -240,3 +239,42 @@ def _has_shapes(model: JaxModel) -> bool:
 
     leaves = jax.tree.leaves(model.args)
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+
+
+MORE_CPU_DEVICES = "XLA_FLAGS=--xla_force_host_platform_device_count"
+
+
+def jax_devices(cluster: Cluster) -> tuple[Any, ...]:
+    """JAX's devices for those of a cluster, in order: CPU devices for kinds `cpu...`, else
+    accelerators.
+
+    Raises:
+        ClusterError: if JAX has fewer of them than the cluster.
+    """
+    import jax
+
+    try:
+        cpus = list(jax.local_devices(backend="cpu"))
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        cpus = []
+    accelerators = [device for device in jax.local_devices() if device.platform != "cpu"]
+    wanted = sum(device.is_cpu for device in cluster.devices)
+    if wanted > len(cpus):
+        raise ClusterError(
+            f"cluster {cluster.name!r} has {wanted} CPU devices, JAX has {len(cpus)} here; split "
+            f"the CPU with {MORE_CPU_DEVICES}={wanted}, or name a cluster with fewer"
+        )
+    if cluster.num_devices - wanted > len(accelerators):
+        raise ClusterError(
+            f"cluster {cluster.name!r} has {cluster.num_devices - wanted} accelerators, JAX sees "
+            f"{len(accelerators)} here; install JAX for them, or name a cluster that fits"
+        )
+    free = {True: iter(cpus), False: iter(accelerators)}
+    return tuple(next(free[device.is_cpu]) for device in cluster.devices)
+
+
+def block_until_ready(tree: Any) -> None:
+    """Wait until all arrays have been computed."""
+    import jax
+
+    jax.block_until_ready(tree)

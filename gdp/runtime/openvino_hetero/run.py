@@ -18,20 +18,14 @@ from gdp.cluster.types import CORE_KIND, Cluster
 from gdp.errors import ClusterError, ModelError
 from gdp.exporters.openvino_plan import hetero_plan
 from gdp.graph.op_graph import OpGraph
-from gdp.runtime.compare import Arrays, Verdict, judge
-from gdp.runtime.issued import Issued, beside_baselines, measured_rows, versions
+from gdp.runtime.async_execution import AsyncExecution, measured_rows, versions
+from gdp.runtime.compare import Arrays, OutputCheck, judge
 from gdp.runtime.measure import Measuring
 from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.repeatable import repeatable
 from gdp.runtime.ort.source import Source, load_source, randomised
-from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan, roofline_prediction
-from gdp.runtime.report import (
-    DEFAULT,
-    PLACED,
-    SINGLE,
-    RunReport,
-    SegmentTime,
-)
+from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan, roofline_prediction, uncut_s
+from gdp.runtime.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime, measured_fields
 from gdp.sim.segments import segments
 from gdp.version import install_command
 
@@ -78,18 +72,17 @@ def run_openvino(
         ),
         DEFAULT: core.compile_model(_read(core, source, feeds), host, _F32),
     }
-    verdict = _verdict(source, compiled, feeds)
+    check = _check(source, compiled, feeds)
     slots = len(split["order"]) + 1
     rows = measured_rows({n: _issued(m, feeds, slots) for n, m in compiled.items()}, measuring)
     return RunReport(
-        **beside_baselines(objective, plan, rows, predict, cluster.host, measuring),
+        **measured_fields(
+            objective, (plan.latency_s, plan.period_s), rows[PLACED],
+            {name: rows[name] for name in (SINGLE, DEFAULT)},
+            measuring, {SINGLE: uncut_s(predict, objective, cluster.host)},
+        ),
         model=graph.name,
-        outputs_equal=verdict.outputs_equal,
-        worst_tensor=verdict.worst,
-        random_ops=verdict.random_ops,
-        max_abs_diff=verdict.max_abs_diff,
-        max_relative_diff=verdict.max_relative_diff,
-        compared_tensors=verdict.tensors,
+        **check.report_fields(),
         random_weights=bool(source.weights),
         segments=_segments(placed(PERF_COUNT=True), feeds, graph, device, plan, cluster),
         samples_in_flight=slots,
@@ -183,7 +176,7 @@ def _placed(
     return compiled
 
 
-def _issued(compiled: Any, feeds: Arrays, slots: int) -> Issued:
+def _issued(compiled: Any, feeds: Arrays, slots: int) -> AsyncExecution:
     """Requests that take samples in turn, as many as are on their way at once."""
     turns = itertools.cycle([compiled.create_infer_request() for _ in range(slots)])
 
@@ -192,16 +185,16 @@ def _issued(compiled: Any, feeds: Arrays, slots: int) -> Issued:
         request.start_async(dict(feeds), share_inputs=True)
         return request
 
-    return Issued((issue,), slots, lambda request: request.wait())
+    return AsyncExecution((issue,), slots, lambda request: request.wait())
 
 
-def _verdict(source: Source, compiled: Mapping[str, Any], feeds: Arrays) -> Verdict:
+def _check(source: Source, compiled: Mapping[str, Any], feeds: Arrays) -> OutputCheck:
     """The outputs of the placed model beside those of the uncut one on the host."""
     names = [value.name for value in source.model.graph.output]
 
     def outputs(model: Any) -> dict[str, np.ndarray]:
-        made = model(dict(feeds))
-        return {name: np.array(made[i]) for i, name in enumerate(names)}
+        results = model(dict(feeds))
+        return {name: np.array(results[i]) for i, name in enumerate(names)}
 
     pair = outputs(compiled[SINGLE]), outputs(compiled[PLACED])
     return judge([pair], names, repeatable(source.model))
@@ -216,13 +209,13 @@ def _segments(
     spent: list[dict[int, float]] = []
     for _ in range(rounds):
         request.infer(dict(feeds))
-        found: dict[int, float] = {}
+        seconds: dict[int, float] = {}
         for op in request.profiling_info:
             # HETERO names its sub-models in front of the op, a single device does not.
             head = op.node_name.partition(":")[0]
             number = int(head[8:]) if head.startswith("subgraph") and head[8:].isdigit() else 0
-            found[number] = found.get(number, 0.0) + op.real_time.total_seconds()
-        spent.append(found)
+            seconds[number] = seconds.get(number, 0.0) + op.real_time.total_seconds()
+        spent.append(seconds)
     works, segment = ~graph.is_io, segments(graph, device)
     source, reader = graph.edges
     rows = []
@@ -239,7 +232,7 @@ def _segments(
                 input_bytes=int(graph.tensor_bytes[reads].sum()),
                 output_bytes=int(graph.tensor_bytes[makes].sum()),
                 predicted_s=plan.segment_s[int(plan.segment[first])],
-                measured_s=float(np.median([found.get(number, 0.0) for found in spent])),
+                measured_s=float(np.median([seconds.get(number, 0.0) for seconds in spent])),
             )
         )
     return tuple(rows)

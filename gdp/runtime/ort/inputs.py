@@ -29,7 +29,7 @@ def make_inputs(model: onnx.ModelProto, graph: OpGraph, seed: int) -> dict[str, 
     held = {i.name for i in model.graph.initializer}
     rng = np.random.default_rng(seed)
     bounds = _index_bounds(model.graph)
-    found = {}
+    feeds = {}
     for value in model.graph.input:
         if value.name in held:
             continue
@@ -39,14 +39,14 @@ def make_inputs(model: onnx.ModelProto, graph: OpGraph, seed: int) -> dict[str, 
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
         shape = _input_shape(value, graph)
         if dtype == np.bool_:
-            found[value.name] = np.ones(shape, dtype=dtype)
+            feeds[value.name] = np.ones(shape, dtype=dtype)
         elif np.issubdtype(dtype, np.integer):
             drawn = np.minimum(rng.integers(2, size=shape), bounds.get(value.name, 2) - 1)
-            found[value.name] = np.asarray(drawn, dtype)  # of one number, NumPy makes a scalar
+            feeds[value.name] = np.asarray(drawn, dtype)  # of one number, NumPy makes a scalar
         else:
             drawn = rng.standard_normal(shape, dtype=np.float32)
-            found[value.name] = np.asarray(drawn, dtype)
-    return found
+            feeds[value.name] = np.asarray(drawn, dtype)
+    return feeds
 
 
 def _input_shape(value: onnx.ValueInfoProto, graph: OpGraph) -> tuple[int, ...]:
@@ -72,9 +72,9 @@ def _index_bounds(graph: onnx.GraphProto) -> dict[str, int]:
     nodes = list(_all_nodes(graph))
     for node in reversed(nodes):  # readers before makers, so that one pass is enough
         if node.op_type in _HANDS_ON:
-            made = [bounds[name] for name in node.output if name in bounds]
-            for name in node.input if made else ():
-                bounds[name] = min(bounds.get(name, min(made)), *made)
+            output_bounds = [bounds[name] for name in node.output if name in bounds]
+            for name in node.input if output_bounds else ():
+                bounds[name] = min(bounds.get(name, min(output_bounds)), *output_bounds)
         for index, data in _LOOK_UP.get(node.op_type, ()):
             if max(index, data) < len(node.input) and node.input[data] in shapes:
                 name = node.input[index]
@@ -120,3 +120,12 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 def bodies(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
     """The subgraphs that an attribute holds."""
     return [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+
+
+def constant_tensors(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Initialisers and values of `Constant` nodes, by name."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            tensors.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+    return tensors

@@ -1,4 +1,4 @@
-"""Runs the pieces of a cut model, one thread per core, with several samples in flight.
+"""Execution of the pieces of a cut model, one thread per core, several samples in flight.
 
 Every sample in flight has a slot: its own tensors, allocated once and bound to the sessions, so
 that a piece reads what another wrote without a copy. A worker runs, of the pieces that are ready on
@@ -23,8 +23,7 @@ import numpy as np
 from gdp.errors import ModelError
 from gdp.runtime.cycle import Cycle
 from gdp.runtime.measure import Quota
-from gdp.runtime.ort.sessions import pinned
-from gdp.runtime.ort.values import from_array, to_array
+from gdp.runtime.ort.sessions import from_array, pinned, to_array
 from gdp.runtime.statistics import Trace
 
 
@@ -36,7 +35,7 @@ class Serving(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stage:
+class SessionStage:
     """A piece of a model with its session, and who waits for it."""
 
     worker: int
@@ -67,7 +66,7 @@ class Slot:
 
 
 def make_slot(
-    stages: Sequence[Stage], feeds: Mapping[str, np.ndarray], like: Mapping[str, Any]
+    stages: Sequence[SessionStage], feeds: Mapping[str, np.ndarray], like: Mapping[str, Any]
 ) -> Slot:
     """A slot that holds the feeds; `like` gives every tensor that a stage makes, as an OrtValue of
     the same type and shape."""
@@ -83,17 +82,17 @@ def make_slot(
     return Slot(values, tuple(_bindings(stage, values) for stage in stages))
 
 
-def _bindings(stage: Stage, values: Mapping[str, Any]) -> tuple[Any, ...]:
+def _bindings(stage: SessionStage, values: Mapping[str, Any]) -> tuple[Any, ...]:
     """The tensors of a slot bound to every session of a stage."""
-    found = []
+    bindings = []
     for _, session in stage.serving:
         binding = session.io_binding()
         for name in stage.inputs:
             binding.bind_ortvalue_input(name, values[name])
         for name in stage.outputs:
             binding.bind_ortvalue_output(name, values[name])
-        found.append(binding)
-    return tuple(found)
+        bindings.append(binding)
+    return tuple(bindings)
 
 
 _STRING = 8  # onnx.TensorProto.STRING
@@ -101,12 +100,12 @@ _STRING = 8  # onnx.TensorProto.STRING
 _Item = tuple[float, int, int, int, int]  # (due, rank, sequence, stage, slot), smallest first
 
 
-class Pipeline:
+class PipelineExecutor:
     """Workers that run stages. Use as a context: the threads end with it."""
 
     def __init__(
         self,
-        stages: Sequence[Stage],
+        stages: Sequence[SessionStage],
         slots: Sequence[Slot],
         cores: Sequence[Sequence[int]],  # of each worker
         cycle: Cycle | None = None,  # when stages are due; without it the oldest sample goes first
@@ -125,7 +124,7 @@ class Pipeline:
         self._error: BaseException | None = None
         self._reset(Quota(0, 0.0, 0.0))
 
-    def __enter__(self) -> "Pipeline":
+    def __enter__(self) -> "PipelineExecutor":
         for thread in self._threads:
             thread.start()
         return self
@@ -155,7 +154,7 @@ class Pipeline:
             self._enter(slot)
 
     def wait(self) -> Trace:
-        """What happened; raises what a stage raised."""
+        """Wait until all samples are done; raises the exception of a stage."""
         self._done.wait()
         if self._error is not None:
             raise self._error
@@ -207,17 +206,17 @@ class Pipeline:
             self._inbox[worker].put(item)
 
     def _items(self, ready: Sequence[int], slot: int) -> list[tuple[int, _Item]]:
-        found = []
+        items = []
         for position in ready:
             self._sequence += 1
             sample, serving = self._sample_of[slot], self._serving[position]
             due_s = self._cycle.due(sample, position)
             item = (due_s, self._stages[position].rank, self._sequence, position, slot)
-            found.append((serving[sample % len(serving)].worker, item))
-        return found
+            items.append((serving[sample % len(serving)].worker, item))
+        return items
 
     def _work(self, worker: int) -> None:
-        """What each thread does until it is told to end."""
+        """Run due stages until the end is requested; the body of each thread."""
         cores = self._cores[worker]
         place: AbstractContextManager[None] = pinned(cores) if cores else nullcontext()
         heap: list[_Item] = []
@@ -294,7 +293,7 @@ def _next_item(inbox: "queue.SimpleQueue[_Item | None]", heap: list[_Item]) -> _
 class SideBySide:
     """Pipelines that run at once, each on samples of its own: one, or the replicas of a model."""
 
-    pipelines: tuple[Pipeline, ...]
+    pipelines: tuple[PipelineExecutor, ...]
 
     @property
     def slots(self) -> int:
@@ -302,7 +301,7 @@ class SideBySide:
         return sum(pipeline.num_slots for pipeline in self.pipelines)
 
     def run(self, quota: Quota) -> tuple[Trace, ...]:
-        """What happened in each pipeline until each had its share of the quota."""
+        """Run all pipelines until each has its share of the quota; one trace for each."""
         share = replace(quota, completions=-(-quota.completions // len(self.pipelines)))
         for pipeline in self.pipelines:
             pipeline.start(share)

@@ -1,4 +1,4 @@
-"""What of a model's values can be expected to come out alike when it is cut and run again.
+"""Values of a model that differ when it is cut and run again.
 
 Other fusions add up in another order. A quantiser turns such a last digit into a whole step of its
 scale, and whatever is computed from it may be off by as much; a random operator draws anew.
@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from gdp.runtime.compare import Repeatable
-from gdp.runtime.ort.inputs import bodies
+from gdp.runtime.ort.inputs import bodies, constant_tensors
 
 _RANDOM = {
     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
@@ -21,7 +21,7 @@ _TRAINING = {"Dropout": 2, "BiasDropout": 4, "BitmaskDropout": 2, "BitmaskBiasDr
 
 
 def repeatable(model: onnx.ModelProto) -> Repeatable:
-    """Follow the random operators and the quantisers of a model to what depends on them."""
+    """Values that depend on random operators or quantisers of a model."""
     from gdp.exporters.ort_cut import values_read
 
     constants = _constants(model.graph)
@@ -48,9 +48,9 @@ def _random_kinds(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> 
         yield f"{node.op_type} in training mode"
     for attribute in node.attribute:
         for body in bodies(attribute):
-            known = {**constants, **_constants(body)}
+            inner_constants = {**constants, **_constants(body)}
             for inner in body.node:
-                yield from _random_kinds(inner, known)
+                yield from _random_kinds(inner, inner_constants)
 
 
 def _is_training(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> bool:
@@ -65,7 +65,7 @@ def _is_training(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> b
 
 
 def _step(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> float:
-    """What a dequantised value moves by when its integer moves by one."""
+    """Change of a dequantised value when its integer changes by one."""
     if node.op_type != "DequantizeLinear" or len(node.input) < 2:
         return 0.0
     scale = constants.get(node.input[1])
@@ -74,13 +74,9 @@ def _step(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> float:
 
 def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     """The data of small tensors inside the file."""
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            tensors.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
     return {
         name: onnx.numpy_helper.to_array(tensor)
-        for name, tensor in tensors.items()
+        for name, tensor in constant_tensors(graph).items()
         if tensor.data_location != onnx.TensorProto.EXTERNAL
         and tensor.data_type != onnx.TensorProto.STRING
         and int(np.prod(tensor.dims)) <= _SMALL

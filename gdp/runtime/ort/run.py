@@ -1,4 +1,4 @@
-"""Executes a placement of an ONNX model with ONNX Runtime, and measures it beside its baselines."""
+"""Execution of ONNX models by ONNX Runtime: a placement and its baselines, measured."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,34 +7,80 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import onnx
 from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
+from gdp.errors import ModelError
+from gdp.exporters.ort_cut import Cut, cut_model
 from gdp.graph.op_graph import OpGraph
-from gdp.runtime.compare import Repeatable, Verdict, judge
-from gdp.runtime.cycle import Cycle
+from gdp.runtime.compare import Arrays, OutputCheck, Repeatable, judge
+from gdp.runtime.cycle import Cycle, turn_schedule
 from gdp.runtime.measure import Measured, Measuring, measure
 from gdp.runtime.ort.inputs import make_inputs
-from gdp.runtime.ort.pipeline import Pipeline, SideBySide, Slot, Stage, make_slot
-from gdp.runtime.ort.reference import reference_values
+from gdp.runtime.ort.pipeline import (
+    PipelineExecutor,
+    Serving,
+    SessionStage,
+    SideBySide,
+    Slot,
+    make_slot,
+)
 from gdp.runtime.ort.repeatable import repeatable
-from gdp.runtime.ort.sessions import can_pin, core_of_device, versions
+from gdp.runtime.ort.sessions import (
+    can_pin,
+    core_of_device,
+    from_array,
+    make_session,
+    pinned,
+    to_array,
+    versions,
+)
 from gdp.runtime.ort.source import Source, load_source, randomised
-from gdp.runtime.ort.stages import CutPlan, cut_plan, make_stages, plan_cycle, whole_stage
-from gdp.runtime.ort.values import to_array
-from gdp.runtime.plan import Prediction, replicas_s, roofline_prediction, uncut_s
+from gdp.runtime.plan import (
+    ExecutionPlan,
+    Prediction,
+    make_plan,
+    replicas_s,
+    roofline_prediction,
+    uncut_s,
+)
 from gdp.runtime.report import (
     DEFAULT,
     REPLICAS,
     SINGLE,
     RunReport,
     SegmentTime,
-    foretold,
     measured_fields,
     row,
 )
 
 ONE, FULL = "the placement, one sample at a time", "the placement"
+
+
+@dataclass(frozen=True, eq=False)
+class CutPlan(ExecutionPlan):
+    """A plan with the model cut as it says; a segment may be several pieces."""
+
+    cut: Cut
+
+    @property
+    def piece_device(self) -> list[int]:
+        """The device of each piece."""
+        return [int(self.segment_device[piece.segment]) for piece in self.cut.pieces]
+
+    @property
+    def piece_s(self) -> list[float]:
+        """Predicted seconds of each piece, dispatch included."""
+        return [self.segment_s[piece.segment] for piece in self.cut.pieces]
+
+
+def cut_plan(
+    model: onnx.ModelProto, graph: OpGraph, prediction: Prediction, objective: str
+) -> CutPlan:
+    """The model cut for an objective."""
+    plan = make_plan(prediction, objective)
+    return CutPlan(**vars(plan), cut=cut_model(model, graph, plan.segment))
 
 
 @dataclass(frozen=True)
@@ -44,7 +90,7 @@ class Prepared:
     source: Source
     cores: tuple[int, ...]  # of each device
     plan: CutPlan
-    stages: list[Stage]
+    stages: list[SessionStage]
     workers: list[tuple[int, ...]]  # cores of each
     slots: list[Slot]
     feeds: list[dict[str, np.ndarray]]  # of each slot
@@ -52,13 +98,13 @@ class Prepared:
     cycle: Cycle
     known: Repeatable  # what of the model can be compared, and how closely
 
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> PipelineExecutor:
         """As many samples in flight as keep every worker busy."""
-        return Pipeline(self.stages, self.slots, self.workers, self.cycle)
+        return PipelineExecutor(self.stages, self.slots, self.workers, self.cycle)
 
-    def one_at_a_time(self) -> Pipeline:
-        """The same stages with one sample in flight, for latency."""
-        return Pipeline(self.stages, self.slots[:1], self.workers)
+    def one_at_a_time(self) -> PipelineExecutor:
+        """The stages with one sample in flight, for latency."""
+        return PipelineExecutor(self.stages, self.slots[:1], self.workers)
 
 
 def run_onnx(
@@ -94,25 +140,13 @@ def run_onnx(
     expected = {
         SINGLE: uncut_s(predict, objective, cluster.host), REPLICAS: replicas_s(predict, objective)
     }  # fmt: skip
-    baselines = {
-        name: foretold(row(times[name]), expected.get(name)) for name in (SINGLE, DEFAULT, REPLICAS)
-    }
     return RunReport(
         **measured_fields(
-            objective,
-            (plan.latency_s, plan.period_s),
-            row(times[ONE], times[FULL]),
-            baselines,
-            measuring,
+            objective, (plan.latency_s, plan.period_s), row(times[ONE], times[FULL]),
+            {name: row(times[name]) for name in (SINGLE, DEFAULT, REPLICAS)}, measuring, expected,
         ),
         model=graph.name,
-        outputs_equal=comparison.outputs_equal,
-        inner_equal=comparison.inner_equal,
-        worst_tensor=comparison.worst,
-        random_ops=comparison.random_ops,
-        max_abs_diff=comparison.max_abs_diff,
-        max_relative_diff=comparison.max_relative_diff,
-        compared_tensors=comparison.tensors,
+        **comparison.report_fields(),
         random_weights=bool(source.weights),
         segments=_segments(ready, cluster, times[ONE]),
         samples_in_flight=len(ready.slots),
@@ -120,7 +154,7 @@ def run_onnx(
         pinned=can_pin(),
         note="" if can_pin() else "this platform has no core affinity: threads ran unpinned",
         versions=versions(),
-    )
+    )  # fmt: skip
 
 
 def prepare(
@@ -149,22 +183,22 @@ def _prepared(
     )
 
 
-def check_outputs(ready: Prepared) -> Verdict:
+def check_outputs(ready: Prepared) -> OutputCheck:
     """Every output and crossing tensor of every sample against the uncut model, with the pipeline
     full, so that a sample that reads another one's tensors shows.
 
     Where tensors between pieces differ behind a quantiser, sessions that round no floats to 8 bits
     decide: with those, a right cut is equal."""
-    found = _judged(ready)
-    if found.inner_equal or not ready.known.step:
-        return found
+    check = _judged(ready)
+    if check.inner_equal or not ready.known.step:
+        return check
     exact = replace(ready.source, exact=True)
     inner = _judged(_prepared(exact, ready.plan, ready.cores, ready.feeds, ready.cycle))
-    equal = inner.inner_equal and found.outputs_equal is not False
-    return replace(found, inner_equal=inner.inner_equal, equal=equal)
+    equal = inner.inner_equal and check.outputs_equal is not False
+    return replace(check, inner_equal=inner.inner_equal, equal=equal)
 
 
-def _judged(ready: Prepared) -> Verdict:
+def _judged(ready: Prepared) -> OutputCheck:
     with ready.pipeline() as pipeline:
         pipeline.run(3 * len(ready.slots) + 1)
     pairs = [
@@ -181,10 +215,10 @@ def _contenders(
     """The placement and its baselines, with their threads waiting for work."""
     with ExitStack() as stack:
 
-        def whole(own: Sequence[int]) -> Pipeline:
+        def whole(own: Sequence[int]) -> PipelineExecutor:
             stages, workers = whole_stage(source, own)
             slot = make_slot(stages, ready.feeds[0], ready.expected[0])
-            return stack.enter_context(Pipeline(stages, [slot], workers))
+            return stack.enter_context(PipelineExecutor(stages, [slot], workers))
 
         one = stack.enter_context(ready.one_at_a_time())
         full = stack.enter_context(ready.pipeline())
@@ -219,3 +253,82 @@ def _segments(ready: Prepared, cluster: Cluster, one: Measured) -> tuple[Segment
             plan.cut.pieces, plan.piece_device, plan.piece_s, one.stage_s, strict=True
         )
     )
+
+
+def make_stages(
+    plan: CutPlan, source: Source, cores: Sequence[int]
+) -> tuple[list[SessionStage], list[tuple[int, ...]]]:
+    """A stage with its session for every piece, and the cores of the workers that run them."""
+    used = sorted({d for device in plan.piece_device for d in plan.devices_of(device)})
+    worker = {device: i for i, device in enumerate(used)}
+    maker = plan.cut.maker()
+    sources = [{maker[n] for n in piece.inputs if n in maker} for piece in plan.cut.pieces]
+    stages = []
+    for i, (piece, device) in enumerate(zip(plan.cut.pieces, plan.piece_device, strict=True)):
+        serving = []
+        for member in plan.devices_of(device):
+            with pinned([cores[member]]):
+                serving.append(Serving(worker[member], make_session(piece.model, source)))
+        stages.append(
+            SessionStage(
+                worker=serving[0].worker,
+                session=serving[0].session,
+                inputs=piece.inputs,
+                outputs=piece.outputs,
+                readers=tuple(j for j, reads in enumerate(sources) if i in reads),
+                waits_for=len(sources[i]),
+                others=tuple(serving[1:]),
+            )
+        )
+    return stages, [(cores[device],) for device in used]
+
+
+def plan_cycle(plan: CutPlan) -> Cycle:
+    """Cyclic schedule of the pieces, by their predicted seconds."""
+    maker = plan.cut.maker()
+    sources = [sorted({maker[n] for n in piece.inputs if n in maker}) for piece in plan.cut.pieces]
+    return turn_schedule(
+        [plan.devices_of(device) for device in plan.piece_device], plan.piece_s, sources
+    )
+
+
+def whole_stage(
+    source: Source, cores: Sequence[int]
+) -> tuple[list[SessionStage], list[tuple[int, ...]]]:
+    """The uncut model as one stage, with one runtime thread per core."""
+    # The runtime's own threads inherit the cores of the thread that makes the session.
+    with pinned(cores):
+        session = make_session(source.model, source, threads=len(cores))
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    names = [tuple(value.name for value in values) for values in (inputs, outputs)]
+    return [SessionStage(0, session, *names)], [tuple(cores)]
+
+
+def reference_values(
+    source: Source, names: Sequence[str], feeds: Sequence[Arrays]
+) -> list[dict[str, Any]]:
+    """Of each feed, the named tensors of the uncut model as OrtValues.
+
+    Raises `ModelError` when the model cannot run on the feeds.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(source.model)
+    outputs = {value.name for value in model.graph.output}
+    model.graph.output.extend(
+        onnx.ValueInfoProto(name=name) for name in names if name not in outputs
+    )
+    session = make_session(model, source)
+    wanted = {value.name for value in session.get_inputs()}
+    references = []
+    for feed in feeds:
+        values = {name: from_array(array) for name, array in feed.items() if name in wanted}
+        try:
+            results = session.run_with_ort_values(list(names), values)
+        except Exception as error:  # onnxruntime raises classes of its own, most undocumented
+            reason = " ".join(str(error).split())
+            raise ModelError(
+                f"model {source.model.graph.name!r} does not run, uncut, on inputs that are made "
+                f"up (integers 0 and 1, normal floats): {reason}"
+            ) from None
+        references.append(dict(zip(names, results, strict=True)))
+    return references

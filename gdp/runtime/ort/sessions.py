@@ -1,5 +1,6 @@
-"""ONNX Runtime sessions: how they are made, pinned and fed. Everything here runs on CPU cores."""
+"""ONNX Runtime sessions on pinned CPU cores, and arrays as OrtValues."""
 
+import ctypes
 import functools
 import os
 import re
@@ -13,8 +14,7 @@ import onnx
 
 from gdp.cluster.types import CORE_KIND, Cluster
 from gdp.errors import ClusterError, ModelError
-from gdp.runtime.ort.source import Source
-from gdp.runtime.ort.weights import external_locations
+from gdp.runtime.ort.source import Source, external_locations
 
 
 def core_of_device(cluster: Cluster) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ def core_of_device(cluster: Cluster) -> tuple[int, ...]:
 
 
 def can_pin() -> bool:
-    """Whether this platform pins threads to cores (Linux does, macOS and Windows do not)."""
+    """True if this platform pins threads to cores (Linux does, macOS and Windows do not)."""
     return hasattr(os, "sched_setaffinity")
 
 
@@ -72,22 +72,32 @@ def make_session(
     source: Source,
     *,
     threads: int = 1,
+    optimised: Path | None = None,
     profile: Path | None = None,
-    level: str = "all",
 ) -> Any:
-    """An `onnxruntime.InferenceSession` of a model that was cut from a source, or of all of it."""
+    """An `onnxruntime.InferenceSession` of a source's model, or of a part of it.
+
+    Args:
+        model: The source's model, or a part that was cut from it.
+        source: Source that holds the weights.
+        threads: Threads of one kernel.
+        optimised: File for the optimised form of the model.
+        profile: Beginning of the file name of measured kernel times.
+    """
     from gdp.runtime.ort.telemetry import ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = {
-        "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-        "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-        "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    }[level]
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3  # errors; warnings repeat for every piece of a model
+    if optimised is not None:
+        options.optimized_model_filepath = str(optimised)
+        # Weights in a file of their own: protobuf cannot hold 2 GB, and nobody reads them.
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", "weights.bin"
+        )
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
@@ -116,3 +126,23 @@ def versions() -> dict[str, str]:
     from gdp.runtime.ort.telemetry import ort
 
     return {"onnxruntime": ort.__version__, "onnx": onnx.__version__, "numpy": np.__version__}
+
+
+def to_array(value: Any) -> np.ndarray:
+    """A copy of an OrtValue's tensor: its memory may be written again."""
+    kind = value.element_type()
+    if onnx.helper.tensor_dtype_to_np_dtype(kind).isbuiltin == 1:
+        return np.array(value.numpy())
+    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    tensor = onnx.TensorProto(data_type=kind, dims=value.shape(), raw_data=raw)
+    return np.array(onnx.numpy_helper.to_array(tensor))
+
+
+def from_array(array: np.ndarray) -> Any:
+    """An OrtValue of a tensor; its memory is the array's own where NumPy knows the type."""
+    from gdp.runtime.ort.telemetry import ort
+
+    if array.dtype.isbuiltin == 1:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, kind)

@@ -1,4 +1,4 @@
-"""Measures JAX functions on one device, segment by segment, each compiled as it would be when cut.
+"""Profiles of JAX functions on one device, segment by segment, each compiled as when cut.
 
 A compiler fuses what it compiles together, so single primitives cannot be timed. A function's
 jaxpr is cut into runs of equations; every run is jitted and timed by itself, and recorded as one
@@ -6,19 +6,18 @@ kernel of a model of its own. The whole function is timed beside them.
 """
 
 import datetime
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gdp.cluster.presets import device_names, device_preset
+from gdp.cluster.presets import device_preset, preset_of_model
 from gdp.costs.learned import SEGMENT_OPS
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
 from gdp.importers.jax.model import JaxModel
-from gdp.runtime.profile.record import statistic
+from gdp.runtime.profile.record import bandwidth, runs_within, statistic, timed, timed_rounds
 
 EQUATIONS = SEGMENT_OPS
 """Of one segment, about: a layer or less."""
@@ -68,24 +67,22 @@ def jax_device(platform: str) -> Any:
     try:
         return jax.devices(platform)[0]
     except RuntimeError:
-        found = sorted({d.platform for d in jax.devices()})
+        platforms = sorted({d.platform for d in jax.devices()})
         raise ClusterError(
-            f"JAX has no device of platform {platform!r} here; it has {', '.join(found)}"
+            f"JAX has no device of platform {platform!r} here; it has {', '.join(platforms)}"
         ) from None
 
 
 def kind_of(platform: str, model: str) -> str:
-    """The kind that clusters call a JAX device: that of the preset whose name is in the device's.
+    """Kind of a JAX device in clusters: that of the preset whose name is in the device's.
 
     >>> kind_of("gpu", "NVIDIA A100-SXM4-80GB"), kind_of("cpu", "cpu"), kind_of("gpu", "Unheard of")
     ('a100', 'cpu', 'gpu')
     """
     if platform == "cpu":
         return "cpu"
-    word = model.lower().replace(" ", "").replace("-", "")
-    presets = [p for p in device_names() if not p.startswith("cpu")]
-    named = [p for p in presets if p.replace("-", "") in word]
-    return device_preset(max(named, key=len)).kind if named else platform
+    preset = preset_of_model(model)
+    return platform if preset is None else device_preset(preset).kind
 
 
 def profile_function(
@@ -104,12 +101,12 @@ def profile_function(
     values = tuple(jax.device_put(materialise(a), device) for a in arguments)
     parts = [Segment(name, fn, values), *cut(fn, values, name, equations)]
     share = seconds / max(len(parts), 1)
-    found = []
+    models = []
     for part in parts:
         model = _measure(part, family, device, rounds, max(share, 0.02))
         if model is not None:
-            found.append(model)
-    return found
+            models.append(model)
+    return models
 
 
 def materialise(tree: Any) -> Any:
@@ -145,15 +142,16 @@ def cut(fn: Callable[..., Any], values: Sequence[Any], name: str, equations: int
             break
         closed = inner
     jaxpr = closed.jaxpr
-    known: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    known.update(zip(jaxpr.invars, flat, strict=True))
+    values_of: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    values_of.update(zip(jaxpr.invars, flat, strict=True))
     outputs = {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}
     segments = []
     for first in range(0, len(jaxpr.eqns), equations):
         chunk = jaxpr.eqns[first : first + equations]
         later = outputs | {v for e in jaxpr.eqns[first + equations :] for v in _variables(e.invars)}
-        made = {v for e in chunk for v in e.outvars}
-        reads = list(dict.fromkeys(v for e in chunk for v in _variables(e.invars) if v not in made))
+        results = {v for e in chunk for v in e.outvars}
+        variables = (v for e in chunk for v in _variables(e.invars))
+        reads = list(dict.fromkeys(v for v in variables if v not in results))
         gives = [v for e in chunk for v in e.outvars if v in later]
         if not gives:
             continue
@@ -162,9 +160,9 @@ def cut(fn: Callable[..., Any], values: Sequence[Any], name: str, equations: int
             debug_info=jaxpr.debug_info,
         )  # fmt: skip
         function = jax.jit(core.jaxpr_as_fun(core.ClosedJaxpr(piece, ())))
-        arguments = tuple(known[v] for v in reads)
+        arguments = tuple(values_of[v] for v in reads)
         segments.append(Segment(f"{name}/{first}", function, arguments))
-        known.update(zip(gives, function(*arguments), strict=True))
+        values_of.update(zip(gives, function(*arguments), strict=True))
     return segments
 
 
@@ -193,37 +191,15 @@ def _measure(
         jax.block_until_ready(compiled(*arguments))
 
     run()
-    times = _rounds(run, rounds, seconds)
+    times = timed_rounds(run, rounds, seconds)
     least_s, spread = statistic(times)
     kernel = Kernel(part.name, "jit", ops, least_s, spread)
     return ProfiledModel(part.name, family, graph, least_s, (kernel,), times.shape[1], rounds)
 
 
-def _rounds(run: Callable[[], None], rounds: int, seconds: float) -> np.ndarray:
-    runs = _runs(run, seconds / rounds)
-    return np.array([_round(run, runs) for _ in range(rounds)])
-
-
-def _runs(run: Callable[[], None], seconds: float) -> int:
-    """How many fill so many seconds."""
-    start_s = time.perf_counter()
-    run()
-    once_s = max(time.perf_counter() - start_s, 1e-6)
-    return int(np.clip(seconds / once_s, 3, 500))
-
-
-def _round(run: Callable[[], None], runs: int) -> np.ndarray:
-    found = np.empty(runs)
-    for i in range(runs):
-        start_s = time.perf_counter()
-        run()
-        found[i] = time.perf_counter() - start_s
-    return found
-
-
 def _between_cpus(call_s: float, rounds: int) -> Overheads:
-    """What a copy to JAX's next CPU device takes, where there is one: a chain of calls that
-    alternates between two devices against the same chain on one."""
+    """Time of a copy to JAX's next CPU device, if there is one: of a chain of calls that alternates
+    between two devices, less that of the chain on one."""
     import jax
     import jax.numpy as jnp
 
@@ -247,14 +223,13 @@ def _between_cpus(call_s: float, rounds: int) -> Overheads:
             jax.block_until_ready(value)
 
         run()
-        return statistic(_rounds(run, rounds, 0.2))[0]
+        return statistic(timed_rounds(run, rounds, 0.2))[0]
 
     extra_s = [(chain_s(size, 1) - chain_s(size, 0)) / (hops - 1) for size in _SIZES_BYTES[:-1]]
-    slope = np.polyfit(_SIZES_BYTES[:-1], extra_s, 1)[0]
     return Overheads(
         session_s=call_s,
         handover_s=max(float(np.median(extra_s[:2])), 0.0),
-        handover_bytes_per_s=float(1 / max(slope, 1e-11)),
+        handover_bytes_per_s=bandwidth(_SIZES_BYTES[:-1], extra_s, 1e11),
     )
 
 
@@ -292,9 +267,9 @@ def quick_profile(
 
         run()
         ready.append(run)
-    counts = [_runs(run, seconds / rounds) for run in ready]
+    counts = [runs_within(run, seconds / rounds) for run in ready]
     # All models in every round: what disturbs the machine for a while spoils a round of each.
-    times = list(zip(*([_round(run, n) for run, n in zip(ready, counts, strict=True)]
+    times = list(zip(*([timed(run, n) for run, n in zip(ready, counts, strict=True)]
                        for _ in range(rounds)), strict=True))  # fmt: skip
     models = []
     for (family, model), own in zip(entries, map(np.array, times), strict=True):
@@ -327,7 +302,7 @@ def transfer_overheads(device: Any, rounds: int = 5) -> Overheads:
     tiny = jax.device_put(jnp.zeros(1), device)
     add = jax.jit(lambda x: x + 1)
     jax.block_until_ready(add(tiny))
-    call_s = statistic(_rounds(lambda: jax.block_until_ready(add(tiny)), rounds, 0.1))[0]
+    call_s = statistic(timed_rounds(lambda: jax.block_until_ready(add(tiny)), rounds, 0.1))[0]
     if device.platform == "cpu":
         return _between_cpus(call_s, rounds)
     seconds = []
@@ -338,8 +313,6 @@ def transfer_overheads(device: Any, rounds: int = 5) -> Overheads:
             jax.block_until_ready(jax.device_put(host, device))
 
         send()
-        seconds.append(statistic(_rounds(send, rounds, 0.2))[0])
-    slope = np.polyfit(_SIZES_BYTES[2:], seconds[2:], 1)[0]
-    return Overheads(
-        session_s=call_s, handover_s=seconds[0], handover_bytes_per_s=float(1 / max(slope, 1e-13))
-    )
+        seconds.append(statistic(timed_rounds(send, rounds, 0.2))[0])
+    rate = bandwidth(_SIZES_BYTES[2:], seconds[2:])
+    return Overheads(session_s=call_s, handover_s=seconds[0], handover_bytes_per_s=rate)

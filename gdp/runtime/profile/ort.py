@@ -1,4 +1,4 @@
-"""Measures models on one core with ONNX Runtime: every kernel, and the whole without the profiler.
+"""Profiles by ONNX Runtime on one core: every kernel, and the whole without the profiler.
 
 Kernels are timed at the level that users run (all); `profiler_kernels` says which ops each of them
 stands for. Rounds with and without the profiler alternate. The statistic of a round is the mean of
@@ -10,8 +10,8 @@ import datetime
 import json
 import logging
 import os
+import re
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,18 +24,16 @@ from gdp.costs.profile import Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
 from gdp.graph.op_graph import OpGraph
 from gdp.runtime.ort.inputs import make_inputs
-from gdp.runtime.ort.sessions import pinned, usable_cores, versions
+from gdp.runtime.ort.sessions import make_session, pinned, usable_cores, versions
 from gdp.runtime.ort.source import Source, load_source, randomised
-from gdp.runtime.ort.weights import external_locations
-from gdp.runtime.profile.kernels import HELPERS, kernel_nodes, tagged
-from gdp.runtime.profile.record import statistic, this_core
+from gdp.runtime.profile.record import statistic, this_core, timed
 
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """How long and where to measure."""
+    """Duration and cores of measuring."""
 
     core: int = 0  # the first of `threads` usable cores
     threads: int = 1
@@ -68,12 +66,12 @@ def profile_models(
 
     config = config or ProfileConfig()
     require_core(config.core)
-    found = []
+    profiles = []
     for name, family, path in models:
         if progress is not None:
             progress(name)
         graph = load_onnx(str(path), dict(dims or {}))
-        found.append(profile_source(load_source(path), graph, name, family, config))
+        profiles.append(profile_source(load_source(path), graph, name, family, config))
     return Profile(
         device=this_core(config.threads),
         runtime="onnxruntime",
@@ -81,13 +79,13 @@ def profile_models(
         level="all",
         versions=dict(versions()),
         date=datetime.date.today().isoformat(),
-        models=tuple(found),
+        models=tuple(profiles),
         overheads=measure_all_overheads(config) if overheads else Overheads(),
     )
 
 
 def measure_all_overheads(config: ProfileConfig) -> Overheads:
-    """What sessions and hand-overs cost on the configured core and its first neighbour."""
+    """Costs of sessions and hand-overs on the configured core and its first neighbour."""
     from gdp.runtime.profile.overheads import measure_overheads
 
     others = sorted(usable_cores() - {config.core})
@@ -121,17 +119,19 @@ def profile_source(
     source = randomised(source, config.seed)
     feeds = make_inputs(source.model, graph, config.seed)
     with tempfile.TemporaryDirectory() as folder, pinned(cores_of(config)):
-        plain = _session(source, source.model, config)
+        plain = make_session(source.model, source, threads=config.threads)
         copy = tagged(source.model)
         saved, prefix = Path(folder) / "optimised.onnx", Path(folder) / "times"
-        profiled = _session(source, copy, config, saved=saved, profile=prefix)
+        profiled = make_session(
+            copy, source, threads=config.threads, optimised=saved, profile=prefix
+        )
         optimised = onnx.load(saved, load_external_data=False)
         run_plain, run_profiled = _runner(plain, feeds), _runner(profiled, feeds)
         runs = _count(run_plain, config)
         rounds = []
         for _ in range(config.rounds):
-            rounds.append(_times(run_plain, runs))
-            _times(run_profiled, runs)
+            rounds.append(timed(run_plain, runs))
+            timed(run_profiled, runs)
         path = profiled.end_profiling()
         times = _kernel_times(Path(path), config.rounds, runs)
     ops = _ops_of_nodes(source.model, graph)
@@ -154,44 +154,6 @@ def _name(nodes: list[int], model: onnx.ModelProto, kernel: onnx.NodeProto) -> s
     return model.graph.node[nodes[0]].name if nodes else kernel.op_type
 
 
-def _session(
-    source: Source,
-    model: onnx.ModelProto,
-    config: ProfileConfig,
-    *,
-    saved: Path | None = None,
-    profile: Path | None = None,
-) -> Any:
-    """A session at level all that saves its optimised form and its times where asked."""
-    from gdp.runtime.ort.telemetry import ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = config.threads
-    options.inter_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 3
-    if saved is not None:
-        options.optimized_model_filepath = str(saved)
-        # Weights beside the file: protobuf cannot hold 2 GB, and nobody reads them.
-        options.add_session_config_entry(
-            "session.optimized_model_external_initializers_file_name", "weights.bin"
-        )
-    if profile is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(profile)
-    if external_locations(model):
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(source.folder)
-        )
-    held = [i.name for i in model.graph.initializer if i.name in source.weights]
-    values = [ort.OrtValue.ortvalue_from_numpy(source.weights[name]) for name in held]
-    if held:
-        options.add_external_initializers(held, values)
-    return ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-
-
 def _runner(session: Any, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]:
     """A call with everything bound beforehand, as the runtime of cut models does it."""
     from gdp.runtime.ort.telemetry import ort
@@ -204,42 +166,33 @@ def _runner(session: Any, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]
         binding.bind_output(value.name, "cpu")
     session.run_with_iobinding(binding)
     # The first run allocates; from now on outputs are written where they were.
-    for value, made in zip(session.get_outputs(), binding.get_outputs(), strict=True):
-        binding.bind_ortvalue_output(value.name, made)
+    for value, output in zip(session.get_outputs(), binding.get_outputs(), strict=True):
+        binding.bind_ortvalue_output(value.name, output)
     return lambda: session.run_with_iobinding(binding)
 
 
 def _count(run: Callable[[], None], config: ProfileConfig) -> int:
     """Runs per round, from three that also warm up."""
-    seconds = float(_times(run, 3).min())
+    seconds = float(timed(run, 3).min())
     share = config.seconds / (2 * config.rounds)
     return int(np.clip(share / max(seconds, 1e-7), config.min_runs, config.max_runs))
 
 
-def _times(run: Callable[[], None], runs: int) -> np.ndarray:
-    seconds = np.empty(runs)
-    for i in range(runs):
-        start_s = time.perf_counter()
-        run()
-        seconds[i] = time.perf_counter() - start_s
-    return seconds
-
-
 def _kernel_times(path: Path, rounds: int, runs: int) -> dict[str, np.ndarray]:
     """Of every kernel by name, its seconds [rounds, runs]; runs that warmed up are left out."""
-    found: dict[str, list[float]] = {}
+    seconds_of: dict[str, list[float]] = {}
     for event in json.loads(path.read_text()):
         name = event.get("name", "")
         if event.get("cat") == "Node" and name.endswith("_kernel_time"):
-            found.setdefault(name.removesuffix("_kernel_time"), []).append(event["dur"] * 1e-6)
+            seconds_of.setdefault(name.removesuffix("_kernel_time"), []).append(event["dur"] * 1e-6)
     os.unlink(path)
     wanted = rounds * runs
-    short = [name for name, seconds in found.items() if len(seconds) < wanted]
+    short = [name for name, seconds in seconds_of.items() if len(seconds) < wanted]
     if short:
         LOG.warning("%d kernels ran less often than the model; they are left out", len(short))
     return {
         name: np.array(seconds[-wanted:]).reshape(rounds, runs)
-        for name, seconds in found.items()
+        for name, seconds in seconds_of.items()
         if len(seconds) >= wanted
     }
 
@@ -251,3 +204,105 @@ def _ops_of_nodes(model: onnx.ModelProto, graph: OpGraph) -> dict[int, int]:
         for i, node in enumerate(model.graph.node)
         if node.name in graph.op_index
     }
+
+
+_TAG = re.compile(r"gdp([0-9]+)_")
+HELPERS = frozenset({"ReorderInput", "ReorderOutput"})
+"""Kernels that only change a tensor's layout for a neighbour."""
+
+
+def tagged(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose nodes are named by position, so that their names are found in kernels' names."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for i, node in enumerate(copy.graph.node):
+        node.name = f"gdp{i}_"
+    return copy
+
+
+def kernel_nodes(model: onnx.ModelProto, optimised: onnx.ModelProto) -> list[list[int]]:
+    """For every node of the optimised form, the nodes of the tagged model that it stands for.
+
+    A helper gets the nodes of the kernel it serves. Nodes folded away belong to no kernel.
+    """
+    return _Matching(model.graph, optimised.graph).match()
+
+
+class _Matching:
+    """The two graphs by name, and who claims which node."""
+
+    def __init__(self, graph: onnx.GraphProto, optimised: onnx.GraphProto) -> None:
+        self.nodes = list(graph.node)
+        self.kernels = list(optimised.node)
+        self.maker = {name: i for i, n in enumerate(self.nodes) for name in n.output if name}
+        self.kernel_of_value = {n: k for k, x in enumerate(self.kernels) for n in x.output if n}
+        self.owner: dict[int, int] = {}
+
+    def match(self) -> list[list[int]]:
+        """Nodes of the model by kernel, in order of kernels."""
+        for k, kernel in enumerate(self.kernels):
+            for tag in _TAG.findall(kernel.name):
+                self.owner.setdefault(int(tag), k)
+        ends = [self._ends(kernel) for kernel in self.kernels]
+        boundary = set(self.kernel_of_value)
+        for k, nodes in enumerate(ends):
+            for node in nodes:
+                boundary.update(self.nodes[node].output)
+                self.owner.setdefault(node, k)
+        for k, nodes in enumerate(ends):
+            for node in {*nodes, *(int(tag) for tag in _TAG.findall(self.kernels[k].name))}:
+                if self.owner.get(node) == k:
+                    self._claim_behind(node, k, boundary)
+        self._claim_rest()
+        of_kernel: list[list[int]] = [[] for _ in self.kernels]
+        for node, k in sorted(self.owner.items()):
+            of_kernel[k].append(node)
+        return [nodes or self._served(k, of_kernel) for k, nodes in enumerate(of_kernel)]
+
+    def _ends(self, kernel: onnx.NodeProto) -> list[int]:
+        """The nodes that make what the kernel makes."""
+        if kernel.op_type in HELPERS:
+            return []
+        # A kernel in a blocked layout is named after the tensor that it made before it was moved
+        # there; additions and activations that it took up later follow in `_claim_rest`.
+        blocked = re.fullmatch(r"(.*?)(_bn|_mul)?_nchwc(_[0-9]+)?", kernel.name)
+        names = [blocked[1]] if blocked else list(kernel.output)
+        return [self.maker[name] for name in names if name in self.maker]
+
+    def _claim_behind(self, node: int, k: int, boundary: set[str]) -> None:
+        """Claim what leads to a node, as far back as the tensors that some kernel makes, or as the
+        node that gave the kernel its type."""
+        core = self.kernels[k].op_type.removeprefix("Fused")
+        stack = [node]
+        while stack:
+            here = self.nodes[stack.pop()]
+            if here.op_type == core:
+                continue
+            for name in here.input:
+                before = self.maker.get(name)
+                if before is not None and name not in boundary and before not in self.owner:
+                    self.owner[before] = k
+                    stack.append(before)
+
+    def _claim_rest(self) -> None:
+        """Nodes in no kernel yet follow the last kernel they read from: additions and activations
+        that a fusion took up, and dropped views."""
+        for i, node in enumerate(self.nodes):
+            if i not in self.owner:
+                before = [self.maker[n] for n in node.input if n in self.maker]
+                owners = [self.owner[b] for b in before if b in self.owner]
+                if owners:
+                    self.owner[i] = max(owners)
+
+    def _served(self, k: int, of_kernel: list[list[int]]) -> list[int]:
+        """The nodes of the kernel that a helper works for: the maker's, or the first reader's."""
+        kernel = self.kernels[k]
+        made_by = [self.kernel_of_value.get(name) for name in kernel.input]
+        makers = [of_kernel[m] for m in made_by if m is not None and of_kernel[m]]
+        readers = [
+            of_kernel[r]
+            for r, other in enumerate(self.kernels)
+            if of_kernel[r] and set(other.input) & set(kernel.output)
+        ]
+        order = readers + makers if kernel.op_type == "ReorderInput" else makers + readers
+        return order[0] if order else []

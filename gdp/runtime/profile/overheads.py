@@ -1,22 +1,21 @@
-"""What executing a cut model costs beside its kernels: session calls, cuts, and hand-overs.
+"""Overheads of executing a cut model: session calls, cuts, and hand-overs between cores.
 
-Measured with the same workers and queues that execute placements.
+Measured with the workers and queues that execute placements.
 """
 
 import itertools
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from gdp.costs.profile import Overheads
-from gdp.runtime.ort.pipeline import Pipeline, Stage, make_slot
+from gdp.runtime.ort.pipeline import PipelineExecutor, SessionStage, make_slot
 from gdp.runtime.ort.sessions import make_session, pinned
 from gdp.runtime.ort.source import Source
+from gdp.runtime.profile.record import timed
 
 SIZES_BYTES = (1 << 8, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _SAMPLES = 60
@@ -54,27 +53,37 @@ def measure_overheads(core: int, other: int | None, rounds: int = 5) -> Overhead
     )
 
 
+def _chain(
+    models: Sequence[onnx.ModelProto], cores: Sequence[int], feed: np.ndarray
+) -> PipelineExecutor:
+    """Models in a row, x0 to x1 to x2 and so on, each on its core, with one sample in flight."""
+    from gdp.runtime.ort.telemetry import ort
+
+    used = list(dict.fromkeys(cores))
+    stages = []
+    for i, (model, core) in enumerate(zip(models, cores, strict=True)):
+        with pinned([core]):
+            session = make_session(model, Source(model, Path()))
+        stages.append(
+            SessionStage(
+                worker=used.index(core), session=session, inputs=(f"x{i}",),
+                outputs=(f"x{i + 1}",), readers=(i + 1,) if i + 1 < len(models) else (),
+                waits_for=min(i, 1),
+            )
+        )  # fmt: skip
+    like = ort.OrtValue.ortvalue_from_numpy(feed)
+    slot = make_slot(stages, {"x0": feed}, {f"x{i + 1}": like for i in range(len(models))})
+    return PipelineExecutor(stages, [slot], [(core,) for core in used])
+
+
 def chain_latency_s(cores: Sequence[int], size_bytes: int, rounds: int) -> float:
-    """Seconds for one sample through a chain of sessions, each of which scales a tensor by 1.
+    """Seconds for one sample through a chain of sessions, each of which negates a tensor.
 
     The smallest over rounds of the median over samples.
     """
-    elements = max(1, size_bytes // 4)
-    used = sorted(set(cores))
-    stages = []
-    source = Source(_scale_model(1, elements), Path())
-    for i, core in enumerate(cores):
-        with pinned([core]):
-            session = make_session(_scale_model(1, elements, f"x{i}", f"x{i + 1}"), source)
-        stages.append(
-            Stage(
-                worker=used.index(core), session=session, inputs=(f"x{i}",),
-                outputs=(f"x{i + 1}",), readers=(i + 1,) if i + 1 < len(cores) else (),
-                waits_for=0 if i == 0 else 1,
-            )
-        )  # fmt: skip
-    slot = make_slot(stages, {"x0": np.zeros(elements, np.float32)}, _like(len(cores), (elements,)))
-    with Pipeline(stages, [slot], [(core,) for core in used]) as pipeline:
+    feed = np.zeros(max(1, size_bytes // 4), np.float32)
+    models = [_row_model("Neg", 1, feed.shape, f"x{i}", f"x{i + 1}") for i in range(len(cores))]
+    with _chain(models, cores, feed) as pipeline:
         pipeline.run(4)
         return min(pipeline.run(_SAMPLES).latency_s for _ in range(rounds))
 
@@ -88,7 +97,7 @@ def measure_cut_s(core: int, other: int, rounds: int = 5, samples: int = _SAMPLE
     The median over rounds, in which both take turns, of the difference of medians.
     """
     few, many = (cut_chain([core, other], pieces) for pieces in CUT_PIECES)
-    found = []
+    cut_s = []
     with few, many:
         for pipeline in (few, many):
             pipeline.run(4)
@@ -97,58 +106,29 @@ def measure_cut_s(core: int, other: int, rounds: int = 5, samples: int = _SAMPLE
                 sum(float(np.median(own)) for own in pipeline.run(samples).stage_s)
                 for pipeline in (few, many)
             ]
-            found.append((busy_s[1] - busy_s[0]) / (CUT_PIECES[1] - CUT_PIECES[0]))
-    return max(float(np.median(found)), 0.0)
+            cut_s.append((busy_s[1] - busy_s[0]) / (CUT_PIECES[1] - CUT_PIECES[0]))
+    return max(float(np.median(cut_s)), 0.0)
 
 
-def cut_chain(cores: Sequence[int], pieces: int) -> Pipeline:
+def cut_chain(cores: Sequence[int], pieces: int) -> PipelineExecutor:
     """`CUT_LAYERS` products of matrices, cut in pieces that the cores take in turn."""
-    layers = CUT_LAYERS // pieces
-    rng = np.random.default_rng(0)
-    stages = []
+    layers, shape = CUT_LAYERS // pieces, (_CUT_ROWS, _CUT_WIDTH)
+    # Random weights that keep the size of their input.
+    rng, deviation = np.random.default_rng(0), 1 / np.sqrt(_CUT_WIDTH)
+    models = []
     for i in range(pieces):
-        model = _product_model(layers, f"x{i}", f"x{i + 1}", rng)
-        with pinned([cores[i % len(cores)]]):
-            session = make_session(model, Source(model, Path()))
-        stages.append(
-            Stage(
-                worker=i % len(cores), session=session, inputs=(f"x{i}",),
-                outputs=(f"x{i + 1}",), readers=(i + 1,) if i + 1 < pieces else (),
-                waits_for=0 if i == 0 else 1,
-            )
-        )  # fmt: skip
-    shape = (_CUT_ROWS, _CUT_WIDTH)
-    slot = make_slot(stages, {"x0": np.ones(shape, np.float32)}, _like(pieces, shape))
-    return Pipeline(stages, [slot], [(core,) for core in cores])
-
-
-def _product_model(layers: int, first: str, last: str, rng: np.random.Generator) -> onnx.ModelProto:
-    """Matrix products in a row, with random weights that keep the size of their input."""
-    names = [first, *(f"m{i}" for i in range(layers - 1)), last]
-    shape = (_CUT_WIDTH, _CUT_WIDTH)
-    weights = [rng.standard_normal(shape) / np.sqrt(_CUT_WIDTH) for _ in range(layers)]
-    value = [_CUT_ROWS, _CUT_WIDTH]
-    return helper.make_model(
-        helper.make_graph(
-            [
-                helper.make_node("MatMul", [a, f"w{i}"], [b], name=f"n{i}")
-                for i, (a, b) in enumerate(itertools.pairwise(names))
-            ],
-            "products",
-            [helper.make_tensor_value_info(first, TensorProto.FLOAT, value)],
-            [helper.make_tensor_value_info(last, TensorProto.FLOAT, value)],
-            [numpy_helper.from_array(w.astype(np.float32), f"w{i}") for i, w in enumerate(weights)],
-        ),
-        ir_version=8,
-        opset_imports=[helper.make_opsetid("", 17)],
-    )
+        drawn = rng.standard_normal((layers, _CUT_WIDTH, _CUT_WIDTH)) * deviation
+        weights = list(drawn.astype(np.float32))
+        models.append(_row_model("MatMul", layers, shape, f"x{i}", f"x{i + 1}", weights))
+    own = [cores[i % len(cores)] for i in range(pieces)]
+    return _chain(models, own, np.ones(shape, np.float32))
 
 
 def _kernel_s(core: int, rounds: int) -> float:
     """Seconds that one more kernel of no work adds to a session."""
     few, many = 2, 66
     with pinned([core]):
-        seconds = [_run_s(_scale_model(count, 1), rounds) for count in (few, many)]
+        seconds = [_run_s(_row_model("Neg", count, (1,)), rounds) for count in (few, many)]
     return max((seconds[1] - seconds[0]) / (many - few), 0.0)
 
 
@@ -160,35 +140,29 @@ def _run_s(model: onnx.ModelProto, rounds: int) -> float:
     value = ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32))
     binding.bind_ortvalue_input(session.get_inputs()[0].name, value)
     binding.bind_output(session.get_outputs()[0].name, "cpu")
-    seconds = np.empty((rounds, 200))
-    for i in range(rounds):
-        for j in range(200):
-            start_s = time.perf_counter()
-            session.run_with_iobinding(binding)
-            seconds[i, j] = time.perf_counter() - start_s
-    return float(np.median(seconds, axis=1).min())
+    return min(
+        float(np.median(timed(lambda: session.run_with_iobinding(binding), 200)))
+        for _ in range(rounds)
+    )
 
 
-def _scale_model(nodes: int, elements: int, first: str = "x", last: str = "y") -> onnx.ModelProto:
-    """`nodes` element-wise kernels in a row that no optimisation removes."""
+def _row_model(
+    op_type: str, nodes: int, shape: tuple[int, ...], first: str = "x", last: str = "y",
+    weights: Sequence[np.ndarray] = (),
+) -> onnx.ModelProto:  # fmt: skip
+    """Kernels in a row that no optimisation removes, each with its weight where there are any."""
     names = [first, *(f"m{i}" for i in range(nodes - 1)), last]
     return helper.make_model(
         helper.make_graph(
             [
-                helper.make_node("Neg", [a], [b], name=f"n{i}")
+                helper.make_node(op_type, [a, *([f"w{i}"] * bool(len(weights)))], [b], name=f"n{i}")
                 for i, (a, b) in enumerate(itertools.pairwise(names))
             ],
-            "chain",
-            [helper.make_tensor_value_info(first, TensorProto.FLOAT, [elements])],
-            [helper.make_tensor_value_info(last, TensorProto.FLOAT, [elements])],
+            "row",
+            [helper.make_tensor_value_info(first, TensorProto.FLOAT, shape)],
+            [helper.make_tensor_value_info(last, TensorProto.FLOAT, shape)],
+            [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)],
         ),
         ir_version=8,
         opset_imports=[helper.make_opsetid("", 17)],
     )
-
-
-def _like(stages: int, shape: tuple[int, ...]) -> dict[str, Any]:
-    from gdp.runtime.ort.telemetry import ort
-
-    value = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32))
-    return {f"x{i + 1}": value for i in range(stages)}

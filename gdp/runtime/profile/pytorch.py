@@ -1,4 +1,4 @@
-"""Measures PyTorch modules on one device as they run eagerly: every op, and the whole.
+"""Profiles of PyTorch modules on one device as they run eagerly: every op, and the whole.
 
 The exported program is executed node by node, so that every op finds the caches that its
 predecessors left; on the CPU a clock is read around each, on CUDA an event lies between two, which
@@ -18,7 +18,7 @@ from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, Profiled
 from gdp.errors import ClusterError
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
 from gdp.runtime.profile.jax import kind_of
-from gdp.runtime.profile.record import statistic, this_core
+from gdp.runtime.profile.record import bandwidth, statistic, this_core, timed_rounds
 from gdp.runtime.pytorch.program import Workers, moved, on_device, whole_piece
 from gdp.runtime.pytorch.run import values
 
@@ -44,7 +44,7 @@ def profile_modules(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        made = [profile_module(model, name, family, place, rounds, seconds)
+        profiles = [profile_module(model, name, family, place, rounds, seconds)
                 for name, family, model in models]  # fmt: skip
         extra = transfer_overheads(place, rounds) if overheads else Overheads()
     finally:
@@ -52,7 +52,7 @@ def profile_modules(
     return Profile(
         device=_record(place), runtime="torch", threads=1, level="eager",
         versions={"torch": str(torch.__version__), "numpy": np.__version__},
-        date=datetime.date.today().isoformat(), models=tuple(made), overheads=extra,
+        date=datetime.date.today().isoformat(), models=tuple(profiles), overheads=extra,
     )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def profile_module(
     arguments = [given[node] for node in whole.reads]
     nodes = [node for node in recorded.program.graph.nodes if node.op == "call_function"]
     with torch.inference_mode():
-        times = _repeated(lambda: whole.module(*arguments), device, rounds, seconds / 2)
+        times = _repeated(lambda: whole.call(*arguments), device, rounds, seconds / 2)
         latency_s = statistic(times)[0]
         runs = int(np.clip(seconds / 2 / rounds / max(latency_s, 1e-6), 1, MAX_RUNS))
         last_use = _last_uses(nodes)
@@ -137,13 +137,13 @@ def run_nodes(
 
 
 def _last_uses(nodes: Sequence[Any]) -> dict[Any, list[Any]]:
-    """What nobody reads any more behind each node; weights and inputs stay."""
+    """Values whose last reader is each node; weights and inputs stay."""
     last = {source: node for node in nodes for source in node.all_input_nodes}
-    found: dict[Any, list[Any]] = {}
+    dead_after: dict[Any, list[Any]] = {}
     for source, node in last.items():
         if source.op == "call_function":
-            found.setdefault(node, []).append(source)
-    return found
+            dead_after.setdefault(node, []).append(source)
+    return dead_after
 
 
 def _kernels(
@@ -178,16 +178,13 @@ def _repeated(
     """Seconds of every call, behind one that is not counted."""
     import torch
 
-    def once() -> float:
-        start_s = time.perf_counter()
+    def finished() -> None:
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return time.perf_counter() - start_s
 
-    once()
-    runs = int(np.clip(seconds / rounds / max(once(), 1e-6), 2, MAX_RUNS))
-    return np.array([[once() for _ in range(runs)] for _ in range(rounds)])
+    finished()
+    return timed_rounds(finished, rounds, seconds, 2, MAX_RUNS)
 
 
 def transfer_overheads(device: Any, rounds: int = 5) -> Overheads:
@@ -207,17 +204,15 @@ def transfer_overheads(device: Any, rounds: int = 5) -> Overheads:
     if device.type == "cpu":
         return Overheads(session_s=call_s)
     seconds = copy_seconds(device, rounds)
-    slope = np.polyfit(SIZES_BYTES[2:], seconds[2:], 1)[0]
-    return Overheads(
-        session_s=call_s, handover_s=seconds[0], handover_bytes_per_s=float(1 / max(slope, 1e-13))
-    )
+    rate = bandwidth(SIZES_BYTES[2:], seconds[2:])
+    return Overheads(session_s=call_s, handover_s=seconds[0], handover_bytes_per_s=rate)
 
 
 def copy_seconds(device: Any, rounds: int = 5, back: bool = False) -> list[float]:
     """Seconds of copies of `SIZES_BYTES` to the device as placements make them, or back."""
     import torch
 
-    found = []
+    seconds = []
     for size in SIZES_BYTES:
         tensor = torch.zeros(size // 4)
         source, target = (tensor.to(device), torch.device("cpu")) if back else (tensor, device)
@@ -225,5 +220,5 @@ def copy_seconds(device: Any, rounds: int = 5, back: bool = False) -> list[float
         def copy(source: Any = source, target: Any = target) -> None:
             moved(source, target)
 
-        found.append(statistic(_repeated(copy, device, rounds, 0.2))[0])
-    return found
+        seconds.append(statistic(_repeated(copy, device, rounds, 0.2))[0])
+    return seconds

@@ -1,13 +1,16 @@
-"""What all profiles record alike: the core that was measured on, the statistic of the times."""
+"""Timing that all profilers share, its statistic, and the record of the core it ran on."""
 
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 
 from gdp.costs.profile import DeviceRecord
 
 CPU_FEATURES = ("avx", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "sve")
-"""What kernels for CPUs are chosen by."""
+"""Vector extensions by which kernels for CPUs are chosen."""
 
 
 def this_core(threads: int = 1) -> DeviceRecord:
@@ -38,3 +41,31 @@ def statistic(times: np.ndarray) -> tuple[float, float]:
     fast = np.sort(times, axis=1)[:, : max(1, times.shape[1] // 4)].mean(axis=1)
     least = float(fast.min())
     return least, (float(np.median(fast)) / least - 1.0) if least > 0 else 0.0
+
+
+def timed(run: Callable[[], object], runs: int) -> Float[np.ndarray, "T"]:
+    """Seconds of each of so many calls."""
+    seconds = np.empty(runs)
+    for i in range(runs):
+        start_s = time.perf_counter()
+        run()
+        seconds[i] = time.perf_counter() - start_s
+    return seconds
+
+
+def runs_within(run: Callable[[], object], seconds: float, least: int = 3, most: int = 500) -> int:
+    """Number of calls that fill so many seconds, from the time of one."""
+    return int(np.clip(seconds / max(float(timed(run, 1)[0]), 1e-6), least, most))
+
+
+def timed_rounds(
+    run: Callable[[], object], rounds: int, seconds: float, least: int = 3, most: int = 500
+) -> Float[np.ndarray, "R T"]:
+    """Seconds of every call in rounds that together take about `seconds`."""
+    runs = runs_within(run, seconds / rounds, least, most)
+    return np.array([timed(run, runs) for _ in range(rounds)])
+
+
+def bandwidth(sizes_bytes: Sequence[int], seconds: Sequence[float], most: float = 1e13) -> float:
+    """Bytes per second by the slope of seconds over sizes."""
+    return float(1.0 / max(np.polyfit(sizes_bytes, seconds, 1)[0], 1.0 / most))

@@ -1,4 +1,4 @@
-"""Cuts an exported PyTorch program into graph modules, one per segment, and runs them.
+"""Exported PyTorch programs cut into graph modules, one per segment.
 
 A view is taken in every segment that reads it, from its base. Every device has a worker of its own,
 pinned to a core where the device is one; a segment starts when what it reads is there.
@@ -7,7 +7,6 @@ pinned to a core where the device is one; a segment starts when what it reads is
 import concurrent.futures
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,18 +14,7 @@ from jaxtyping import Int
 
 from gdp.errors import ModelError
 from gdp.importers.pytorch.model import RecordedTorch
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """One segment as a graph module; reads and makes are nodes of the exported program."""
-
-    segment: int
-    device: int
-    ops: int
-    module: Any
-    reads: tuple[Any, ...]
-    makes: tuple[Any, ...]
+from gdp.runtime.async_execution import ProgramSegment
 
 
 def pieces(
@@ -35,7 +23,7 @@ def pieces(
     segment_device: Sequence[int],
     order: Sequence[int],
     devices: Sequence[Any],
-) -> list[Piece]:
+) -> list[ProgramSegment]:
     """The pieces in the order in which they run."""
     graph = recorded.program.graph
     of_node = {
@@ -52,15 +40,15 @@ def pieces(
     # Results that are views are taken on the device of their base.
     wanted = {source for b in built.values() for source in b.reads if source.op != "placeholder"}
     wanted |= {base for node in results for base in _bases(node, of_node)}
-    made = []
+    segments = []
     for s in order:
         if s in built:
             makes = tuple(node for node in built[s].tensors() if node in wanted)
-            made.append(
-                Piece(s, int(segment_device[s]), len(steps[s]), built[s].module(makes),
+            segments.append(
+                ProgramSegment(s, int(segment_device[s]), len(steps[s]), built[s].module(makes),
                       tuple(built[s].reads), makes)
             )  # fmt: skip
-    return made
+    return segments
 
 
 def output_nodes(recorded: RecordedTorch) -> list[Any]:
@@ -73,7 +61,7 @@ def output_nodes(recorded: RecordedTorch) -> list[Any]:
 
 
 def _is_element(node: Any, of_node: Mapping[Any, int]) -> bool:
-    """Whether a node is one of several results of an op."""
+    """True for one of several results of an op."""
     import operator
 
     return node.target is operator.getitem and node.args[0] in of_node
@@ -103,13 +91,10 @@ class _Builder:
             self._copy(node)
 
     def tensors(self) -> list[Any]:
-        """What this segment may hand on: its ops, and the elements of those with several results.
-
-        An element is taken here, where its op runs.
-        """
+        """Tensors that this segment may send: the results of its ops, element by element."""
         users = [user for node in self.own for user in node.users]
-        found = [node for node in self.own if not isinstance(node.meta["val"], list | tuple)]
-        return found + [user for user in users if _is_element(user, self.of_node)]
+        single = [node for node in self.own if not isinstance(node.meta["val"], list | tuple)]
+        return single + [user for user in users if _is_element(user, self.of_node)]
 
     def module(self, makes: Sequence[Any]) -> Any:
         """A `GraphModule` that returns these nodes; called once, as it ends the graph."""
@@ -153,11 +138,11 @@ def on_device(arguments: Any, device: Any) -> Any:
     return map_aggregate(arguments, lambda x: device if isinstance(x, torch.device) else x)
 
 
-def whole_piece(recorded: RecordedTorch, device: Any) -> Piece:
+def whole_piece(recorded: RecordedTorch, device: Any) -> ProgramSegment:
     """The uncut program on one device."""
     one = np.zeros(recorded.graph.num_ops, np.int64)
-    (made,) = pieces(recorded, one, [0], [0], [device])
-    return made
+    (whole,) = pieces(recorded, one, [0], [0], [device])
+    return whole
 
 
 class Workers:
@@ -192,21 +177,21 @@ def _settle(core: int | None) -> None:
         os.sched_setaffinity(0, {core})
 
 
-class CutProgram:
+class SegmentedTorchProgram:
     """The pieces on their devices, and every transfer between them."""
 
     def __init__(
-        self, made: Sequence[Piece], workers: Workers, given: Mapping[Any, Any],
+        self, segments: Sequence[ProgramSegment], workers: Workers, given: Mapping[Any, Any],
         results: Sequence[Any], host: int,
     ) -> None:  # fmt: skip
-        self.pieces, self.workers, self.given = list(made), workers, dict(given)
+        self.pieces, self.workers, self.given = list(segments), workers, dict(given)
         self.results, self.host = list(results), host
-        self.maker = {node: k for k, piece in enumerate(made) for node in piece.makes}
-        inputs = {n for piece in made for n in piece.reads if n.op == "placeholder"}
+        self.maker = {node: k for k, piece in enumerate(segments) for node in piece.makes}
+        inputs = {n for piece in segments for n in piece.reads if n.op == "placeholder"}
         held = {n for n in inputs if n in self.given}
         self.resident = {
             (node, piece.device): self.given[node].to(workers.devices[piece.device])
-            for piece in made
+            for piece in segments
             for node in piece.reads
             if node in held
         }
@@ -218,13 +203,13 @@ class CutProgram:
             running.append(self.workers.submit(piece.device, self._task(piece, list(running))))
         return [running[self.maker[node]] for node in self.results if node in self.maker]
 
-    def _task(self, piece: Piece, running: list[Any]) -> Callable[[], dict[Any, Any]]:
+    def _task(self, piece: ProgramSegment, running: list[Any]) -> Callable[[], dict[Any, Any]]:
         import torch
 
         def task() -> dict[Any, Any]:
             with torch.inference_mode():
                 arguments = [self._argument(node, piece.device, running) for node in piece.reads]
-                return dict(zip(piece.makes, piece.module(*arguments), strict=True))
+                return dict(zip(piece.makes, piece.call(*arguments), strict=True))
 
         return task
 
@@ -236,10 +221,10 @@ class CutProgram:
 
     def run(self) -> list[Any]:
         """The results of one sample, on the host."""
-        found = self.issue()
-        made = iter(found)
+        futures = self.issue()
+        remaining = iter(futures)
         return [
-            moved(next(made).result()[node], self.workers.devices[self.host]).detach()
+            moved(next(remaining).result()[node], self.workers.devices[self.host]).detach()
             for node in self.results
             if node in self.maker
         ]

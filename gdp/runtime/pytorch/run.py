@@ -12,31 +12,24 @@ from gdp.cluster.types import Cluster
 from gdp.errors import ClusterError, ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
-from gdp.runtime.compare import compare
-from gdp.runtime.issued import (
+from gdp.runtime.async_execution import (
     SEGMENT_RUNS,
-    Issued,
-    beside_baselines,
+    AsyncExecution,
     measured_rows,
     pieces_cycle,
     versions,
 )
+from gdp.runtime.compare import compare
 from gdp.runtime.measure import Measuring
-from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan, roofline_prediction
+from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan, roofline_prediction, uncut_s
 from gdp.runtime.pytorch.program import (
-    CutProgram,
+    SegmentedTorchProgram,
     Workers,
     output_nodes,
     pieces,
     whole_piece,
 )
-from gdp.runtime.report import (
-    DEFAULT,
-    PLACED,
-    SINGLE,
-    RunReport,
-    SegmentTime,
-)
+from gdp.runtime.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime, measured_fields
 
 
 def run_torch(
@@ -63,12 +56,12 @@ def run_torch(
     measuring.say(f"cutting the module into {len(plan.segment_device)} pieces")
     given, drawn = values(recorded, measuring.seed)
     results = output_nodes(recorded)
-    made = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)
+    cut = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)
     best = _single(predict)
     pools = {PLACED: Workers(devices, cores), SINGLE: Workers([devices[best]], [cores[best]]),
              DEFAULT: Workers([devices[best]], [None])}  # fmt: skip
     try:
-        placed = CutProgram(made, pools[PLACED], given, results, cluster.host)
+        placed = SegmentedTorchProgram(cut, pools[PLACED], given, results, cluster.host)
         programs = {PLACED: placed} | {
             name: _whole(recorded, devices[best], pools[name], given) for name in (SINGLE, DEFAULT)
         }
@@ -76,7 +69,7 @@ def run_torch(
         slots = pieces_cycle(placed.pieces, plan).in_flight
         rows = measured_rows(
             {
-                n: Issued((p.issue,), slots if n == PLACED else 2, _wait)
+                n: AsyncExecution((p.issue,), slots if n == PLACED else 2, _wait)
                 for n, p in programs.items()
             },
             measuring,
@@ -86,12 +79,13 @@ def run_torch(
         for pool in pools.values():
             pool.close()
     return RunReport(
-        **beside_baselines(objective, plan, rows, predict, best, measuring),
+        **measured_fields(
+            objective, (plan.latency_s, plan.period_s), rows[PLACED],
+            {name: rows[name] for name in (SINGLE, DEFAULT)},
+            measuring, {SINGLE: uncut_s(predict, objective, best)},
+        ),
         model=graph.name,
-        outputs_equal=comparison.equal,
-        max_abs_diff=comparison.max_abs_diff,
-        max_relative_diff=comparison.max_relative_diff,
-        compared_tensors=comparison.tensors,
+        **comparison.report_fields(),
         random_weights=drawn,
         segments=segments,
         samples_in_flight=slots,
@@ -138,7 +132,7 @@ def values(recorded: RecordedTorch, seed: int) -> tuple[dict[Any, Any], bool]:
     targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers,
                **signature.inputs_to_lifted_tensor_constants}  # fmt: skip
     examples = _examples(program)
-    found: dict[Any, Any] = {}
+    tensors: dict[Any, Any] = {}
     tied: dict[int, Any] = {}
     drawn = False
     for node in program.graph.nodes:
@@ -148,18 +142,18 @@ def values(recorded: RecordedTorch, seed: int) -> tuple[dict[Any, Any], bool]:
         target = targets.get(node.name)
         held = program.state_dict.get(target, program.constants.get(target)) if target else None
         if held is not None and _has_data(held):
-            found[node] = held.detach()
+            tensors[node] = held.detach()
             continue
         if node.name in examples:
-            found[node] = examples[node.name]
+            tensors[node] = examples[node.name]
             continue
         drawn |= held is not None
         # Tied weights are one tensor.
         key = id(node) if held is None else int(held.untyped_storage()._cdata)
         if key not in tied:
             tied[key] = _drawn(shape, held is not None, generator)
-        found[node] = tied[key]
-    return found, drawn
+        tensors[node] = tied[key]
+    return tensors, drawn
 
 
 def _has_data(tensor: Any) -> bool:
@@ -194,18 +188,20 @@ def _drawn(like: Any, is_weight: bool, generator: Any) -> Any:
         return torch.ones(shape, dtype=torch.bool)
     if not like.dtype.is_floating_point:
         return torch.randint(2, shape, generator=generator, dtype=like.dtype)
-    made = torch.randn(shape, generator=generator)
+    tensor = torch.randn(shape, generator=generator)
     if is_weight and len(shape) < 2:
-        made = 0.5 + 0.1 * made.abs()
+        tensor = 0.5 + 0.1 * tensor.abs()
     elif is_weight:
-        made = made / shape[-1] ** 0.5
-    return made.to(like.dtype)
+        tensor = tensor / shape[-1] ** 0.5
+    return tensor.to(like.dtype)
 
 
-def _whole(recorded: RecordedTorch, device: Any, pool: Workers, given: Any) -> CutProgram:
+def _whole(
+    recorded: RecordedTorch, device: Any, pool: Workers, given: Any
+) -> SegmentedTorchProgram:
     """The module uncut on one device."""
     whole = whole_piece(recorded, device)
-    return CutProgram([whole], pool, given, output_nodes(recorded), 0)
+    return SegmentedTorchProgram([whole], pool, given, output_nodes(recorded), 0)
 
 
 def _single(predict: Prediction) -> int:
@@ -237,30 +233,30 @@ def _named(tensors: Sequence[Any]) -> Mapping[str, np.ndarray]:
 
 
 def _segments(
-    program: CutProgram, plan: ExecutionPlan, cluster: Cluster
+    program: SegmentedTorchProgram, plan: ExecutionPlan, cluster: Cluster
 ) -> tuple[SegmentTime, ...]:
     """Every piece alone, on its worker: medians."""
-    made: dict[Any, Any] = {}
-    found = []
+    computed: dict[Any, Any] = {}
+    times = []
     for piece in program.pieces:
-        arguments = [program.resident.get((n, piece.device), made.get(n)) for n in piece.reads]
+        arguments = [program.resident.get((n, piece.device), computed.get(n)) for n in piece.reads]
         spent, outs = [], ()
         for _ in range(SEGMENT_RUNS):
             start_s = time.perf_counter()
-            outs = program.workers.submit(piece.device, _call(piece.module, arguments)).result()
+            outs = program.workers.submit(piece.device, _call(piece.call, arguments)).result()
             spent.append(time.perf_counter() - start_s)
-        made.update(zip(piece.makes, outs, strict=True))
+        computed.update(zip(piece.makes, outs, strict=True))
         sent = [n for n in piece.reads if n in program.maker]
-        found.append(
+        times.append(
             SegmentTime(
                 device=cluster.device_names[piece.device], ops=piece.ops,
-                input_bytes=sum(_nbytes(made[n]) for n in sent),
+                input_bytes=sum(_nbytes(computed[n]) for n in sent),
                 output_bytes=sum(map(_nbytes, outs)),
                 predicted_s=plan.segment_s[piece.segment],
                 measured_s=float(np.median(spent)),
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(times)
 
 
 def _call(module: Any, arguments: Sequence[Any]) -> Any:

@@ -1,16 +1,16 @@
-"""Programs that are started sample by sample, of libraries that do not tell what devices do."""
+"""Asynchronous execution sample by sample, by libraries that do not report stages."""
 
 import collections
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from gdp.runtime.cycle import Cycle, cyclic_schedule
 from gdp.runtime.measure import Measuring, Quota, measure
-from gdp.runtime.plan import ExecutionPlan, Prediction, uncut_s
-from gdp.runtime.report import DEFAULT, PLACED, SINGLE, Row, foretold, measured_fields, row
+from gdp.runtime.plan import ExecutionPlan
+from gdp.runtime.report import Row, row
 from gdp.runtime.statistics import Trace
 
 SEGMENT_RUNS = 11
@@ -18,8 +18,8 @@ SEGMENT_RUNS = 11
 
 
 @dataclass(frozen=True)
-class Issued:
-    """Ways to start one sample, taken in turn, and how many samples may be on their way at once.
+class AsyncExecution:
+    """Functions that enqueue one sample, taken in turn, and the number of samples in flight.
 
     Traces hold samples without stages.
     """
@@ -52,7 +52,7 @@ class Issued:
                 full_s = now_s
 
 
-def measured_rows(contenders: Mapping[str, Issued], measuring: Measuring) -> dict[str, Row]:
+def measured_rows(contenders: Mapping[str, AsyncExecution], measuring: Measuring) -> dict[str, Row]:
     """Every contender's throughput with all its slots full, and its latency one sample at a time.
 
     Raises `MeasurementError` when a measured rate is impossible.
@@ -65,50 +65,20 @@ def measured_rows(contenders: Mapping[str, Issued], measuring: Measuring) -> dic
     return {name: row(times[f"{name}, one sample"], times[name]) for name in contenders}
 
 
-@runtime_checkable
-class CutPiece(Protocol):
-    """One segment of a cut program, or what brings arguments to their devices."""
+@dataclass(frozen=True, eq=False)
+class ProgramSegment:
+    """One segment of a cut program as a function of its own."""
 
-    @property
-    def segment(self) -> int:
-        """Of the plan; negative where there is none."""
-        ...
-
-    @property
-    def device(self) -> int:
-        """Index into the cluster's devices."""
-        ...
-
-    @property
-    def reads(self) -> Sequence[Any]:
-        """Values, some of which other pieces make."""
-        ...
-
-    @property
-    def makes(self) -> Sequence[Any]:
-        """Values that no other piece makes."""
-        ...
+    segment: int  # of the plan; negative for views that are results
+    device: int  # index into the cluster's devices
+    ops: int
+    call: Callable[..., Sequence[Any]]  # from the values that it reads to those that it makes
+    reads: tuple[Any, ...]
+    makes: tuple[Any, ...]  # values that no other segment makes
 
 
-def beside_baselines(
-    objective: str,
-    plan: ExecutionPlan,
-    rows: Mapping[str, Row],
-    predict: Prediction,
-    single: int,
-    measuring: Measuring,
-) -> dict[str, Any]:
-    """Fields of a report: the placement, the device that is the single one with its prediction, and
-    the runtime's default."""
-    alone = foretold(rows[SINGLE], uncut_s(predict, objective, single))
-    return measured_fields(
-        objective, (plan.latency_s, plan.period_s), rows[PLACED],
-        {SINGLE: alone, DEFAULT: rows[DEFAULT]}, measuring,
-    )  # fmt: skip
-
-
-def pieces_cycle(pieces: Sequence[CutPiece], plan: ExecutionPlan) -> Cycle:
-    """A cycle of the pieces, for the samples that keep every device busy."""
+def pieces_cycle(pieces: Sequence[ProgramSegment], plan: ExecutionPlan) -> Cycle:
+    """Cyclic schedule of the segments, with samples in flight that keep every device busy."""
     maker = {value: k for k, piece in enumerate(pieces) for value in piece.makes}
     return cyclic_schedule(
         [piece.device for piece in pieces],
@@ -118,7 +88,7 @@ def pieces_cycle(pieces: Sequence[CutPiece], plan: ExecutionPlan) -> Cycle:
 
 
 def versions(*names: str) -> dict[str, str]:
-    """Of installed distributions."""
+    """Versions of installed distributions."""
     from importlib.metadata import version
 
     return {name: version(name) for name in names}

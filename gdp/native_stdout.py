@@ -1,4 +1,4 @@
-"""Keeps what libraries' C code prints off standard output, which may be carrying JSON."""
+"""Redirection of text that native libraries print to standard output, which may carry JSON."""
 
 import contextlib
 import os
@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def silent_stdout() -> Iterator[None]:
-    """Within, file descriptor 1 leads nowhere; METIS and HiGHS report details there that are no
-    errors to us."""
+def redirect_native_stdout() -> Iterator[None]:
+    """Discard output to file descriptor 1: METIS and HiGHS report details there, no errors."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:

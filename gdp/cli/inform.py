@@ -1,0 +1,177 @@
+"""`gdp explain`, `inspect`, `devices` and `doctor`."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from gdp.cli import options
+from gdp.cli.show import show
+
+SHOWN = 12
+"""Transfers and kernels that the text lists; `--json` has all."""
+
+
+@click.command()
+@click.argument("placement")
+@options.named_model
+@options.cluster
+@click.option("--op", metavar="GLOB", help="Ops or scopes that match, as in --pin.")
+@click.option("--scope", metavar="a.b.c", help="All ops of a module and of those in it.")
+@options.objective
+@options.costs
+@options.constraints
+@options.as_json
+def explain(
+    placement: str, model: options.ModelOptions, cluster: options.ClusterOptions, op: str | None,
+    scope: str | None, objective: str, costs: str | None, constraints: options.ConstraintOptions,
+) -> None:  # fmt: skip
+    """Why ops are where they are: time here and elsewhere, what moving them alone would change.
+
+    Constraints are those that the model was placed with: a placement does not hold them.
+    """
+    from gdp.commands.explanation import explain as explain_ops
+    from gdp.placement import load_placement
+
+    if (op is None) == (scope is None):
+        raise ValueError("give --op GLOB or --scope MODULE, one of them")
+    graph = model.load()
+    explanation = explain_ops(
+        graph, load_placement(placement), cluster.load(), op=op, scope=scope,
+        objective=objective, costs=costs, constraints=constraints.read(),
+    )  # fmt: skip
+    show(explanation, lambda: explained_text(explanation))
+
+
+def explained_text(explanation: Mapping[str, Any]) -> str:
+    """Text of `gdp explain`."""
+    from gdp.cli.text import shown, table
+    from gdp.units import format_bytes, format_seconds
+
+    rows = []
+    for row in explanation["devices"]:
+        change = row["change_s"]
+        rows.append(
+            [
+                row["device"] + (f" ({row['holds']} here)" if row["holds"] else ""),
+                "-" if row["compute_s"] == float("inf") else format_seconds(row["compute_s"]),
+                "-" if row["value_s"] is None else format_seconds(row["value_s"]),
+                "-" if change is None else f"{change / max(explanation['value_s'], 1e-30):+.2%}",
+                "yes" if row["feasible"] else "no",
+            ]
+        )
+    kernels, objective = explanation["kernels"], explanation["objective"]
+    more = f" and {len(kernels) - SHOWN} more" if len(kernels) > SHOWN else ""
+    lines = [
+        f"{explanation['matches']}: {_count(explanation['ops'], 'op')}, run as "
+        f"{_count(len(kernels), 'kernel')}: "
+        f"{', '.join(kernels[:SHOWN])}{more}",
+        table(
+            ["device", "takes there", f"{objective} if moved", "change", "fits"],
+            rows,
+        ),
+    ]
+    if along := explanation["moved_along"]:
+        lines.append(f"along with them moves what shares their device: {len(along)} more, first "
+                     f"{along[0]}")  # fmt: skip
+    sent = explanation["transfers"]
+    if sent:
+        total = sum(row["bytes"] for row in sent)
+        lines += [
+            f"{_count(len(sent), 'transfer')} of what they make or read, {format_bytes(total)}",
+            table(
+                ["made by", "", "from", "to", "bytes", "takes"],
+                [
+                    [r["made_by"], r["direction"], r["source"], r["destination"],
+                     format_bytes(r["bytes"]), format_seconds(r["seconds"])]
+                    for r in sent[:SHOWN]
+                ],
+            ),
+        ]  # fmt: skip
+    else:
+        lines.append("nothing that they make or read is sent")
+    return shown([*lines, *explanation["limits"]])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+@click.command()
+@options.model
+@click.option("--ops", is_flag=True, help="List every op.")
+@options.as_json
+def inspect(model: options.ModelOptions, ops: bool) -> None:
+    """Show ops, FLOPs, bytes, and the ops that are only estimated."""
+    from gdp.cli.text import inspection_text
+    from gdp.commands.inspection import inspect_model
+
+    summary = inspect_model(model.spec, model.dims, ops=ops)
+    show(summary, lambda: inspection_text(summary))
+
+
+@click.command()
+@options.outputs(
+    cluster=options.written(
+        "-o", "--output", metavar="cluster.toml", help="Write a cluster file to edit."
+    )
+)
+@options.cluster
+@options.as_json
+def devices(cluster: options.ClusterOptions, outputs: options.Outputs) -> None:
+    """Show what this machine (or a cluster) has."""
+    from gdp.cli.text import cluster_json, cluster_text
+    from gdp.cluster.file import write_cluster
+
+    machine = cluster.load()
+    outputs.require(cluster.cluster)
+    if path := outputs.paths.get("cluster"):
+        write_cluster(machine, path)
+    show(cluster_json(machine), lambda: cluster_text(machine))
+
+
+@click.command()
+@options.as_json
+def doctor() -> None:
+    """Show what is installed, which devices and runtimes are seen, what fails and what to do.
+
+    Exits with 1 where something fails that gdp needs.
+    """
+    from gdp.commands.doctor import examine
+
+    checks = examine()
+    show(checks, lambda: doctor_text(checks))
+    if not checks["healthy"]:
+        sys.exit(1)
+
+
+def doctor_text(report: Mapping[str, Any]) -> str:
+    """Text of `gdp doctor`: a block for each area, then advice."""
+    from gdp.cli.text import shown, table
+
+    lines = [f"gdp {report['gdp']}, Python {report['python']}, {report['platform']}"]
+    for area in dict.fromkeys(check["area"] for check in report["checks"]):
+        checks = [check for check in report["checks"] if check["area"] == area]
+        width = max(len(check["name"]) for check in checks)
+        lines += ["", area]
+        lines += [
+            f"  {check['status']:4}  {check['name'].ljust(width)}  {check['found']}"
+            for check in checks
+        ]
+    todo: dict[str, list[str]] = {}
+    for check in report["checks"]:
+        if check["advice"] and check["status"] != "ok":
+            todo.setdefault(check["advice"], []).append(check["name"])
+    if todo:
+        rows = [[", ".join(names), advice] for advice, names in todo.items()]
+        lines += ["", table(["what to do", ""], rows)]
+    lines += ["", _verdict(report)]
+    return shown(lines)
+
+
+def _verdict(report: Mapping[str, Any]) -> str:
+    """The last line; extras that are not installed do not count."""
+    if not report["healthy"]:
+        return "something that gdp needs fails"
+    return "gdp works; see the warnings" if report["warns"] else "all is well"

@@ -17,19 +17,24 @@ def model_label(model: Model) -> str:
     return model.name if isinstance(model, OpGraph | Traceable) else str(model)
 
 
+def require_executable(model: Model) -> None:
+    """Raise `ModelError` for a graph without anything to execute; traces nothing."""
+    if not (is_onnx(model) or is_traced(model) or isinstance(model, Traceable)):
+        raise ModelError(
+            f"{model_label(model)!r} holds a graph only; `gdp run` needs an ONNX file, "
+            "a JAX function or a PyTorch module"
+        )
+
+
 def executable_model(model: Model) -> "tuple[str, Model | JaxModel | TorchModel]":
     """Kind of a model ("onnx", "jax" or "torch"), and the object that runtimes of it execute.
 
     Raises:
         ModelError: if the model is a graph without anything to execute.
     """
+    require_executable(model)
     if is_onnx(model):
         return "onnx", model
-    if not isinstance(model, Traceable) and not is_traced(model):
-        raise ModelError(
-            f"{model_label(model)!r} holds a graph only; `gdp run` needs an ONNX file, "
-            "a JAX function or a PyTorch module"
-        )
     from gdp.importers.jax.model import JaxModel
 
     code = model if isinstance(model, Traceable) else traced_model(spec_of(model))

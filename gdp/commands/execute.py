@@ -9,7 +9,7 @@ from gdp import api
 from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.accelerate import PlannedPlacement, cluster_with_offload, whole_modules
-from gdp.commands.code_models import executable_model, model_label
+from gdp.commands.code_models import executable_model, model_label, require_executable
 from gdp.commands.registry import EXPORTERS, PLANNING_TARGETS, RUNTIMES, ExportJob, Runtime
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
@@ -88,7 +88,7 @@ def run(
         graph = load(model, bound, room_bytes=room)
     _require_runtime(runtime)
     kind, executable = executable_model(model)
-    row = _runtime(model, kind, runtime)
+    row = _runtime(model, (kind,), runtime)
     if placement is not None:
         placed = load_placement(placement)
     else:
@@ -117,9 +117,9 @@ def _require_runtime(name: str | None) -> None:
         raise ValueError(f"no runtime {name!r}; there are {', '.join(RUNTIMES)}")
 
 
-def _runtime(model: Model, kind: str, name: str | None) -> Runtime:
-    """Row of the runtime with a name, or of the first that executes models of this kind."""
-    rows = {row.name: row for row in RUNTIMES.values() if row.executes == kind}
+def _runtime(model: Model, kinds: Sequence[str], name: str | None) -> Runtime:
+    """Row of the runtime with a name, or of the first that executes models of these kinds."""
+    rows = {row.name: row for row in RUNTIMES.values() if row.executes in kinds}
     if name is not None and name not in rows:
         raise ModelError(f"{name} does not execute {model_label(model)!r}; {', '.join(rows)} does")
     return next(iter(rows.values())) if name is None else rows[name]
@@ -128,8 +128,9 @@ def _runtime(model: Model, kind: str, name: str | None) -> Runtime:
 def runnable(model: Model, placing: Placing, runtime: str | None = None) -> Placing:
     """Options under which `gdp.place` returns placements that the model's runtime executes."""
     _require_runtime(runtime)
-    # Code is not traced for this: no runtime of it replicates stages.
-    if is_onnx(model) and _runtime(model, "onnx", runtime).replicates:
+    require_executable(model)
+    # Code is not traced here: which runtime of it is the right one is known later.
+    if _runtime(model, ("onnx",) if is_onnx(model) else ("jax", "torch"), runtime).replicates:
         return placing
     constraints = of_kind(placing.get("constraints"), Constraints, "constraints")
     return {**placing, "constraints": replace(constraints, replicas=False)}

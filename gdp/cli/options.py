@@ -319,7 +319,7 @@ class ObjectiveChoice(click.Choice):
         self.others = others
 
     @property
-    def choices(self) -> Sequence[str]:
+    def choices(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Names that the user may write."""
         from gdp.sim.objectives import link_objectives
 

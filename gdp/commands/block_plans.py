@@ -83,7 +83,8 @@ def _best_row(
         best.append(values.min(axis=0))
         back.append((values.argmin(axis=0), before))
     k = int(np.argmin([values[blocks] for values in best]))
-    value, j, row = best[k][blocks], blocks, []
+    value, j = complex(best[k][blocks]), blocks
+    row: Row = []
     while k >= 0 and np.isfinite(value):
         start = int(back[k][0][j])
         row.append((start, j, order[k]))

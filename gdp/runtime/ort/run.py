@@ -299,9 +299,9 @@ def whole_stage(
     # The runtime's own threads inherit the cores of the thread that makes the session.
     with pinned(cores):
         session = make_session(source.model, source, threads=len(cores))
-    inputs, outputs = session.get_inputs(), session.get_outputs()
-    names = [tuple(value.name for value in values) for values in (inputs, outputs)]
-    return [SessionStage(0, session, *names)], [tuple(cores)]
+    inputs = tuple(value.name for value in session.get_inputs())
+    outputs = tuple(value.name for value in session.get_outputs())
+    return [SessionStage(0, session, inputs, outputs)], [tuple(cores)]
 
 
 def reference_values(

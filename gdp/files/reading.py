@@ -7,6 +7,7 @@ decoded into types, so that an error names the field by msgspec's path (`$.devic
 import gzip
 import io
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -27,6 +28,16 @@ MAX_TOML_BYTES = 1 << 24
 """Most bytes of a TOML file, which is parsed in Python; 300 devices with all links make 12 MB."""
 MAX_VALUES = 1 << 24
 """Most values of a JSON file, each of which may take 64 bytes of memory."""
+MAX_KEY_PARTS = 64
+"""Most parts of a dotted TOML key, whose parser takes quadratic time; gdp writes 6 at most."""
+
+# A string or a comment; one left open ends with the file, since no parser reads beyond it.
+_TOML_STRING = re.compile(
+    rb'"""[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*(?:""")?|\'\'\'[^\']*(?:\'(?!\'\')[^\']*)*(?:\'\'\')?'
+    rb'|"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|\'[^\'\n]*\'?|#[^\n]*',
+    re.DOTALL,
+)
+_DOTTED_KEY = re.compile(rb'(?<![\w"-])(?:(?:[\w-]++|"")[ \t]*+\.[ \t]*+){%d}' % MAX_KEY_PARTS)
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,10 @@ def read_toml(path: str | os.PathLike[str], kind: Kind, type_: type[T]) -> T:
 
 def decode_toml(data: bytes, kind: Kind, type_: type[T], where: str) -> T:
     """TOML bytes as a value of a type; unknown keys are errors, too."""
+    if _DOTTED_KEY.search(_TOML_STRING.sub(b'""', data)):
+        raise kind.exception(
+            f"{where} is not a {kind.name}: a key has more than {MAX_KEY_PARTS} parts"
+        )
     raw = _parsed(lambda: msgspec.toml.decode(data), kind, where)
     return convert(raw, kind, type_, where)
 

@@ -75,6 +75,14 @@ def test_a_file_that_is_nested_too_deeply_is_one_line() -> None:
         decode_toml(b"a = " + b"[" * 100_000, KIND, dict, "f")
 
 
+def test_a_dotted_key_of_many_parts_is_one_line() -> None:
+    """Its parser would take minutes."""
+    with pytest.raises(ModelError, match="f is not a made-up file: a key has more than 64 parts"):
+        decode_toml(b".".join([b"a"] * 100_000) + b" = 1", KIND, dict, "f")
+    dots = ".a" * 100
+    assert decode_toml(f"a = '{dots}' # {dots}\n".encode(), KIND, dict, "f") == {"a": dots}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

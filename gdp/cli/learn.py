@@ -104,7 +104,7 @@ def pretrain(
 
 
 @dataclass(frozen=True)
-class FinetuneOptions:
+class FinetuneFlags:
     """Reward of a placement, and number of placements."""
 
     reward: Literal["simulated", "measured"] = options.option(
@@ -145,12 +145,12 @@ class FinetuneOptions:
 @options.objective
 @options.trained
 @options.constraints
-@options.handing_a("tuning", FinetuneOptions)
+@options.handing_a("tuning", FinetuneFlags)
 @options.outputs(policy=options.required(metavar="CHECKPOINT"))
 @options.as_json
 def finetune(
     model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
-    trained: options.TrainedFiles, constraints: options.ConstraintOptions, tuning: FinetuneOptions,
+    trained: options.TrainedFiles, constraints: options.ConstraintOptions, tuning: FinetuneFlags,
     outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Adapt the policy to one model and cluster; writes a checkpoint for `gdp place`.

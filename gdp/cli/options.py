@@ -319,14 +319,16 @@ class ObjectiveChoice(click.Choice):
         self.others = others
 
     @property
-    def choices(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def choices(self) -> tuple[str, ...]:
         """Names that the user may write."""
         from gdp.sim.objectives import link_objectives
 
         return (*link_objectives(), *self.others)
 
-    @choices.setter
-    def choices(self, _: Sequence[str]) -> None: ...
+    @choices.setter  # click.Choice sets it
+    def choices(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, _: Sequence[str]
+    ) -> None: ...
 
 
 objective = click.option(

@@ -14,11 +14,11 @@ def formats() -> dict[str, type[msgspec.Struct]]:
     from gdp.graph import file as graph_file
 
     return {
-        "placement": placement._File,
+        "placement": placement._File,  # noqa: SLF001
         "cluster": ClusterEntry,
-        "constraints": constraints._File,
-        "graph": graph_file._File,
-        "profile": profile._File,
+        "constraints": constraints._File,  # noqa: SLF001
+        "graph": graph_file._File,  # noqa: SLF001
+        "profile": profile._File,  # noqa: SLF001
         "onnxruntime-manifest": OnnxRuntimeManifest,
     }
 

@@ -302,12 +302,16 @@ def compare(
     """Place a model by several methods, each with the same budget.
 
     Args:
+        model: As in `place`.
+        cluster: As in `place`.
+        objective: As in `place`.
         names: Methods to compare. Default: all.
+        costs: As in `place`.
         search: Budget and seed of each method. Its simplicity is ignored: values are compared, and
             none is traded for fewer transfers.
+        checkpoint: As in `place`.
+        constraints: As in `place`.
         progress: Called with the name of each method before it runs.
-
-    The other arguments are those of `place`.
 
     Returns:
         By method, its `Result`, or the reason (a string) why it has none. All results carry the

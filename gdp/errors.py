@@ -17,7 +17,7 @@ def of_kind(value: T | None, kind: type[T], name: str) -> T:
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks: names in files may hold any.
+    r"""The text without line breaks: names in files may hold any.
 
     >>> one_line("no op 'a\\nb'")
     "no op 'a b'"

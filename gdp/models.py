@@ -134,8 +134,9 @@ def python_function(spec: str) -> object:
     if not separator or not module_name or not function_name:
         raise ModelError(f"{spec!r} must look like python:package.module:function")
     # The console script does not look where it was started; `python -m` does.
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    here = str(Path.cwd())
+    if "" not in sys.path and here not in sys.path:
+        sys.path.append(here)
     from gdp.importers.program import users_code
 
     # What a user's module or function raises is theirs, whatever it is.

@@ -19,7 +19,7 @@ def shipped(path: str | os.PathLike[str]) -> str:
     commands name files by their place in a checkout."""
     name = os.fspath(path)
     parts = Path(name).parts
-    if os.path.exists(name) or not parts or Path(name).is_absolute():
+    if Path(name).exists() or not parts or Path(name).is_absolute():
         return name
     found = data_path(*(parts[1:] if parts[0] == "data" and parts[1:] else parts))
     return str(found) if found.exists() else name

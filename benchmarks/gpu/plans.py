@@ -207,7 +207,9 @@ def their_map(module: Any, box: Cluster) -> dict[str, Any]:
     for device, name in zip(box.devices, hugging_face_names(box), strict=True):
         limits[name] = device.memory_bytes
     return infer_auto_device_map(
-        module, max_memory=limits, no_split_module_classes=list(module._no_split_modules or ())
+        module,
+        max_memory=limits,
+        no_split_module_classes=list(module._no_split_modules or ()),  # noqa: SLF001
     )
 
 

@@ -102,7 +102,6 @@ class ModelOptions:
 
     def load(self, room_bytes: int | None = None) -> "OpGraph":
         """Import the model by `gdp.models.load`; on a terminal, report the stages of tracing."""
-
         from gdp.cli.show import told
         from gdp.models import load, with_dims
 
@@ -133,7 +132,6 @@ class ClusterOptions:
 
     def load(self) -> "Cluster":
         """The file, preset or this machine, under the memory limits; raises `ClusterError`."""
-
         from gdp.cluster.file import parse_max_memory, with_max_memory
         from gdp.cluster.types import Cluster
 
@@ -162,7 +160,6 @@ class SearchOptions:
 
     def search(self, progress: Callable[[float, float], None] | None = None) -> "Search":
         """The search budget; `progress` gets the share of it that is used and the best value."""
-
         from gdp.methods.base import Search
 
         try:
@@ -229,7 +226,6 @@ class ConstraintOptions:
 
     def read(self) -> "Constraints":
         """The rules of the file, then those of the flags; raises `GdpError` on a bad rule."""
-
         from gdp.constraints import Constraints, merge, parse_pin, read_constraints
 
         rules = {}

@@ -93,7 +93,7 @@ def settle(rank, world, on_cpu):
 
 def sendable(traced):
     """The program with copies of what crosses a split and is not contiguous, such as expanded
-    masks: ranks can send and receive nothing else. (`SplitPoint`s alone would do without these.)"""
+    masks: ranks can send and receive nothing else. `SplitPoint`s alone would need no copies."""
     stage, stage_of = 0, {}
     for node in traced.graph.nodes:
         stage += "pipe_split" in str(node.target)
@@ -114,6 +114,7 @@ def sendable(traced):
 
 
 def finish(device):
+    """Wait until the device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -184,6 +185,7 @@ def work(rank, world, init, options):
 
 
 def main():
+    """Run the pipeline that this folder holds."""
     parser = argparse.ArgumentParser(description="Run the pipeline in this folder.")
     parser.add_argument("--microbatches", type=int, default=PLAN["microbatches"])
     parser.add_argument("--rounds", type=int, default=5)
@@ -195,7 +197,7 @@ def main():
     if "RANK" in os.environ:
         work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://", options)
         return
-    if os.path.exists("/sys/class/net/lo"):
+    if Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all processes are here
     with tempfile.TemporaryDirectory() as folder:
         init = f"file://{folder}/ranks"

@@ -31,7 +31,7 @@ class _Library(JITCodeLibrary):
 
     def _optimize_functions(self, ll_module: Any) -> None:
         # The passes over the module contain those over its functions.
-        ll_module.data_layout = self._codegen._data_layout
+        ll_module.data_layout = self._codegen._data_layout  # noqa: SLF001
 
     def _optimize_final_module(self) -> None:
         if not self.inner:
@@ -47,7 +47,7 @@ class _Library(JITCodeLibrary):
 
     def _module_of_environments(self) -> Any:
         """A module without code. numba writes a kernel's environment to its address."""
-        lines = [str(self._codegen._create_empty_module(self.name))]
+        lines = [str(self._codegen._create_empty_module(self.name))]  # noqa: SLF001
         for variable in self._final_module.global_variables:
             if variable.name.startswith("_ZN08NumbaEnv"):
                 lines.append(f"@{variable.name} = common global i64 0")
@@ -99,7 +99,7 @@ class _Compiler(CompilerBase):
             (_Lowering, name) if made is NativeLowering else (made, name)
             for made, name in passes.passes
         ]
-        passes._finalized = False
+        passes._finalized = False  # noqa: SLF001
         passes.finalize()
         return [passes]
 

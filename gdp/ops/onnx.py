@@ -47,6 +47,7 @@ Formula = Callable[[NodeView], Number]
 
 
 def per_input(flop: Number) -> Formula:
+    """FLOPs per element of the first input."""
     return lambda view: flop * view.in_elements(0)
 
 
@@ -178,6 +179,7 @@ def _variadic(view: NodeView) -> Number:
 
 
 def pool(view: NodeView) -> Number:
+    """One operation per element of the window, or of the whole image, for each output."""
     kernel = view.attribute("kernel_shape") or view.shape(0)[2:]
     return float(view.out_elements * math.prod(kernel))
 

@@ -93,7 +93,7 @@ def derived(
 
     @functools.wraps(make)
     def known(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        made, key = problem._known, (make, args, tuple(sorted(kwargs.items())))
+        made, key = problem._known, (make, args, tuple(sorted(kwargs.items())))  # noqa: SLF001
         if key not in made:
             made[key] = make(problem, *args, **kwargs)
         return made[key]

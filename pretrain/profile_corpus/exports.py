@@ -7,7 +7,6 @@ Needs the extra `corpus`: torch, transformers, onnxscript.
 import contextlib
 import io
 import logging
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
@@ -216,9 +215,9 @@ def export(entry: Export, folder: Path, seed: int = 0) -> Path:
 
     torch.manual_seed(seed)
     config = getattr(transformers, entry.config)(**entry.options)
-    config._attn_implementation = "eager"
+    config._attn_implementation = "eager"  # noqa: SLF001
     if entry.family == "mixtral":
-        config._experts_implementation = "batched_mm"  # the one form that exports
+        config._experts_implementation = "batched_mm"  # the one form that exports  # noqa: SLF001
     model = getattr(transformers, entry.model)(config).eval()
     names = [name for name, _ in entry.inputs]
     feeds = tuple(
@@ -257,5 +256,5 @@ def write(module: Any, feeds: tuple[Any, ...], path: Path) -> Path:
         weights = sum(p.numel() * p.element_size() for p in module.parameters())
         program.save(str(made), external_data=weights > 128 << 20)
         for written in sorted(Path(staging).iterdir(), key=lambda found: found == made):
-            os.replace(written, path.parent / written.name)  # the model last: it says that all is
+            written.replace(path.parent / written.name)  # the model last: it says that all is
     return path

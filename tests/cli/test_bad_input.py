@@ -43,9 +43,7 @@ def test_a_graph_file_out_of_range(run: Run, model: Path, changes: dict, field: 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 def test_a_deep_graph_file(run: Run, model: Path, opening: str) -> None:
     model.write_text(opening * 100_000)
-    assert "small.json is not a graph file: it is nested too deeply" in refused(
-        run, "inspect", model
-    )
+    assert "small.json is not a graph file: " in refused(run, "inspect", model)
 
 
 def test_a_gzip_bomb_is_refused_unread(run: Run, tmp_path: Path) -> None:

@@ -101,9 +101,9 @@ def tensor_data(tensor: ir.TensorProtocol | None) -> np.ndarray | None:
 
 
 def _is_file(tensor: ir.ExternalTensor) -> bool:
-    import os
+    from pathlib import Path
 
-    return os.path.isfile(tensor.path)
+    return Path(tensor.path).is_file()
 
 
 def _shape(view: NodeView) -> Arrays | None:

@@ -64,7 +64,7 @@ def _require_real_constants(program: Any, label: str) -> None:
 
     constants = dict(program.graph_signature.inputs_to_lifted_tensor_constants)
     for node in filter(_writes, _all_nodes(program.graph_module)):
-        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):  # noqa: SLF001
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             name = constants.get(_base_of_view(value).name, "")

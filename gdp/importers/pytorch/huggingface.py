@@ -173,7 +173,7 @@ class HuggingFaceModel(TorchModel):
             ) -> Any:
                 leaves = tree_leaves((args, kwargs or {}))
                 read.update(_storage(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
-                if func is torch.ops.aten._local_scalar_dense.default:
+                if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001
                     # Nothing is known of a number on the meta device; zero leads on as any does.
                     return torch.zeros((), dtype=args[0].dtype, device="cpu").item()
                 return func(*args, **(kwargs or {}))
@@ -192,7 +192,7 @@ def _on_meta(leaf: Any) -> Any:
 
 
 def _storage(tensor: Any) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:

@@ -394,7 +394,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _storage(tensor: Any) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def require_function(node: Any, label: str) -> None:

@@ -189,7 +189,7 @@ def _identity(program: Any, name: str) -> object:
         tensor = program.constants.get(
             target or signature.inputs_to_lifted_tensor_constants.get(name)
         )
-    return name if tensor is None else int(tensor.untyped_storage()._cdata)
+    return name if tensor is None else int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def torch_model(returned: object, name: str) -> TorchModel:

@@ -1,4 +1,4 @@
-"""The dynamic program over pairs of down-sets. Loads numba: import it inside functions.
+r"""The dynamic program over pairs of down-sets. Loads numba: import it inside functions.
 
     best(I, u) = min over J inside I and replica groups k of max(best(J, u - k), cost_k(I \\ J))
 

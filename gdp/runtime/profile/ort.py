@@ -9,7 +9,6 @@ smallest counts, because other work on the machine only ever adds time.
 import datetime
 import json
 import logging
-import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -185,7 +184,7 @@ def _kernel_times(path: Path, rounds: int, runs: int) -> dict[str, np.ndarray]:
         name = event.get("name", "")
         if event.get("cat") == "Node" and name.endswith("_kernel_time"):
             seconds_of.setdefault(name.removesuffix("_kernel_time"), []).append(event["dur"] * 1e-6)
-    os.unlink(path)
+    Path(path).unlink()
     wanted = rounds * runs
     short = [name for name, seconds in seconds_of.items() if len(seconds) < wanted]
     if short:

@@ -98,7 +98,6 @@ class _Builder:
 
     def module(self, makes: Sequence[Any]) -> Any:
         """A `GraphModule` that returns these nodes; called once, as it ends the graph."""
-
         import torch
 
         self.graph.output(tuple(self._copy(node) for node in makes))

@@ -149,7 +149,7 @@ def values(recorded: RecordedTorch, seed: int) -> tuple[dict[Any, Any], bool]:
             continue
         drawn |= held is not None
         # Tied weights are one tensor.
-        key = id(node) if held is None else int(held.untyped_storage()._cdata)
+        key = id(node) if held is None else int(held.untyped_storage()._cdata)  # noqa: SLF001
         if key not in tied:
             tied[key] = _drawn(shape, held is not None, generator)
         tensors[node] = tied[key]

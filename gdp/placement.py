@@ -47,7 +47,7 @@ class Placement:
 
     @property
     def ops_on(self) -> dict[str, int]:
-        """How many ops each device has; those of a team count for each of its members."""
+        """Number of ops on each device; ops of a replica group count for each of its members."""
         counts = np.bincount(self.device, minlength=len(self.device_names))
         for team in self.teams:
             counts[list(team)] = counts[team[0]]
@@ -68,7 +68,7 @@ class Placement:
 
 @runtime_checkable
 class HasPlacement(Protocol):
-    """What a placement came with, such as a `Result`."""
+    """An object that carries a placement, such as a `Result`."""
 
     @property
     def placement(self) -> Placement:
@@ -77,7 +77,7 @@ class HasPlacement(Protocol):
 
 
 Placed = str | os.PathLike[str] | Placement | HasPlacement
-"""What every library call takes as a placement."""
+"""Everything that library calls accept as a placement: a path, a placement, a result."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -124,7 +124,7 @@ def make_placement(
 
 
 def team_faults(teams: Teams, num_devices: int) -> Iterable[str]:
-    """What is wrong with teams by themselves."""
+    """Violations of the replica groups, whatever the cluster."""
     members = [d for team in teams for d in team]
     for team in teams:
         if len(team) < 2 or list(team) != sorted(set(team)):
@@ -198,7 +198,7 @@ def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
 
 
 def _team_misfits(placement: Placement, graph: OpGraph, cluster: Cluster) -> Iterable[str]:
-    """What keeps the teams of a placement from serving a graph on a cluster."""
+    """Violations of the replica groups of a placement on a graph and a cluster."""
     if graph.is_backward.any():
         yield f"graph {graph.name!r} is a training step, whose stages cannot be replicated"
     names = cluster.device_names

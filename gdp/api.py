@@ -242,7 +242,7 @@ def _result(
         phases=phases.seconds,
         seed=search.seed,
         costs=prepared.costs,
-        notes=answer.told,
+        notes=answer.messages,
         counts=_counts(graph, placement),
     )
 

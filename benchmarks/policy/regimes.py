@@ -37,7 +37,7 @@ from gdp.learn.instances import Instance, limit_memory, make
 from gdp.learn.problems import Problems
 from gdp.methods.base import Answer, Method, Search
 from gdp.methods.portfolio import HEURISTICS, auto
-from gdp.methods.priorities import rate
+from gdp.methods.priorities import evaluate_rules
 from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import incumbents
 from gdp.policy.method import place_with_policy, policy_candidate
@@ -157,7 +157,7 @@ def heuristics(problem: Problem, seed: int) -> tuple[float, int]:
 def advisers(problem: Problem, seed: int) -> tuple[float, int]:
     """What the policy starts from, under all rules of priority, and the heuristics."""
     value_s, spent = heuristics(problem, seed)
-    rated = rate(problem, incumbents(problem))
+    rated = evaluate_rules(problem, incumbents(problem))
     fits = np.where(rated.overflow == 0, rated.seconds, np.inf)
     return min(value_s, float(fits.min())), spent + rated.evaluations
 

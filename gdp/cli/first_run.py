@@ -23,7 +23,7 @@ from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import make_graph
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim.batch import num_threads
+from gdp.sim.latency import num_threads
 from gdp.sim.objectives import find_objective
 
 USING_POLICY = ("auto", "policy")

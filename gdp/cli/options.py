@@ -281,7 +281,7 @@ constraints = handing_a("constraints", ConstraintOptions)
 
 
 def _engine(processes: int | None, ray: str | None) -> "Engine":
-    from gdp.sim.batch import num_threads
+    from gdp.sim.latency import num_threads
     from gdp.tasks import Engine
 
     return Engine(processes or num_threads(), ray)

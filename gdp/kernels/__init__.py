@@ -1,1 +1,1 @@
-"""How kernels are compiled, kept and given their arrays."""
+"""Compilation, cache and arguments of kernels."""

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: to be asked before the first of them is declared.
+"""Cache of compiled kernels; imported before the first kernel is declared.
 
 numba ends a program over a file of its cache that is cut short, at every start until somebody
 deletes it, and over a disk that is full. Kernels of gdp are compiled again there.
@@ -25,7 +25,7 @@ def _probe() -> None:
 
 
 def keeps_compiled() -> bool:
-    """Whether compiled kernels can be kept, if need be in a folder that ends with the process.
+    """True if compiled kernels can be kept, if need be in a folder that ends with the process.
 
     numba keeps them beside the source or in the user's cache folder, and refuses to compile at all
     where it can write to neither: a package installed by root, used by somebody without a home.

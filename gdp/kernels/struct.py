@@ -38,7 +38,7 @@ class Struct(types.Type):
 
     @property
     def key(self) -> Any:
-        """What makes two of these types equal."""
+        """Identity of the type: two with equal keys are one."""
         return self.cls, self.fields
 
     def position(self, attr: str) -> int:
@@ -105,7 +105,7 @@ def _unbox(typ: Struct, obj: Any, c: Any) -> NativeValue:
 
 
 def _launder(builder: Any, pointer: Any) -> Any:
-    """The same pointer, of which LLVM does not know where it points.
+    """Hide from LLVM where a pointer points.
 
     What is read through it is declared to be constant, and is: but only from here on, so that the
     stores above must neither be seen as other content of the same memory nor be moved below.

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.methods.base import Assignment
-from gdp.methods.priorities import RULES, Rated, Rule, rank_under, rate, rules_of
+from gdp.methods.priorities import RULES, BestRules, Rule, evaluate_rules, rank_under, rules_of
 from gdp.policy.evaluate import best_row, cost
 from gdp.problem.problem import Problem
 
@@ -72,7 +72,7 @@ class PlacementEvaluator:
 
         Of equal rows only the first counts as unseen.
         """
-        rated = rate(self.problem, devices)
+        rated = evaluate_rules(self.problem, devices)
         keys = [device.tobytes() for device in devices]
         first = {key: k for k, key in reversed(list(enumerate(keys)))}
         old = np.array([key in self.known or first[key] != k for k, key in enumerate(keys)])
@@ -99,21 +99,21 @@ class PlacementEvaluator:
         """Costs of placements not seen before."""
         if self.reward is not None:
             return np.array([self._measured(device, self.reward) for device in devices])
-        rated = rate(self.problem, devices, rules)
+        rated = evaluate_rules(self.problem, devices, rules)
         self.evaluations += rated.evaluations
         cost_s = cost(self.problem, rated)
         self._keep(devices, cost_s, rated)
         row = best_row(rated.seconds, rated.overflow)
         others: tuple[Rule, ...] = tuple(r for r in rules_of(self.problem) if r not in rules)
         if others and cost_s[row] < NEAR * self.best_s:
-            again = rate(self.problem, devices[[row]], others)
+            again = evaluate_rules(self.problem, devices[[row]], others)
             self.evaluations += again.evaluations
             self._keep(devices[[row]], cost(self.problem, again), again)
             cost_s[row] = min(cost_s[row], cost(self.problem, again)[0])
         return cost_s
 
     def _keep(
-        self, devices: Int[np.ndarray, "K N"], cost_s: Float[np.ndarray, "K"], rated: Rated
+        self, devices: Int[np.ndarray, "K N"], cost_s: Float[np.ndarray, "K"], rated: BestRules
     ) -> None:
         """Update the best feasible placement."""
         key = np.where(rated.overflow == 0, cost_s, np.inf)
@@ -124,7 +124,7 @@ class PlacementEvaluator:
 
     def _measured(self, device: Int[np.ndarray, "N"], reward: Reward) -> float:
         """Measured seconds of one placement, under the rule that the simulator prefers."""
-        rated = rate(self.problem, device[None])
+        rated = evaluate_rules(self.problem, device[None])
         rule = RULES[int(rated.rule[0])]
         self.evaluations += 1
         run = Assignment(device.copy(), rank_under(self.problem, device, rule))

@@ -54,7 +54,7 @@ from gdp.policy.policy import Policy, default_checkpoint, keep_placement, load_p
 from gdp.policy.repair import fitting_greedy
 from gdp.policy.view.batching import Batch
 from gdp.problem.problem import Problem
-from gdp.sim.batch import num_threads
+from gdp.sim.latency import num_threads
 from gdp.sim.score import values
 
 Freedom = Literal["gates_first", "gates", "all"]

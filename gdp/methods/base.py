@@ -22,7 +22,7 @@ class Assignment:
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """How long and from where a method may search. The seconds end a search, no more than that."""
+    """Budget and start of a search. `seconds` only stops it; it does not change its path."""
 
     seed: int = 0
     seconds: float | None = 5.0  # wall clock, after imports and compilation; None: no limit
@@ -64,7 +64,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a method found. `assignment` is None only where nothing fits, with the reason."""
+    """Result of a method. `assignment` is None only where nothing fits, with the reason."""
 
     assignment: Assignment | None
     reason: str = ""  # why there is no assignment, or what limits the answer (heuristic, cut short)
@@ -73,12 +73,12 @@ class Answer:
     proven_optimal: bool = False
     evaluations: int = 0
     candidates: tuple[Candidate, ...] = ()  # what the answer was chosen from
-    seen: tuple[Assignment, ...] = ()  # their placements, of those that fit
+    evaluated: tuple[Assignment, ...] = ()  # their placements, of those that fit
     notes: tuple[str, ...] = ()  # what is worth telling the user
     simplicity_cost: float = 0.0  # share of the best value that fewer cuts cost
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """The notes, or where there are none the reason."""
         return self.notes or ((self.reason,) if self.reason else ())
 

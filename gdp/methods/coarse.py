@@ -12,8 +12,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Assignment
 from gdp.methods.ranks import upward_rank
 from gdp.problem.arrays import arrays_of
-from gdp.problem.contract import contracted
-from gdp.problem.problem import Problem, derived
+from gdp.problem.problem import Problem, cached_on_problem, contracted
 from gdp.sim.objectives import objective_of
 
 _MOST_LEFT = 0.75  # a coarse problem has at most this share of the ops
@@ -86,7 +85,7 @@ def agreement(graph: OpGraph, parents: Sequence[Int[np.ndarray, "N"]]) -> Float[
     return (device[:, maker] == device[:, graph.use_op]).mean(axis=0)
 
 
-@derived
+@cached_on_problem
 def coarse_problem(problem: Problem, max_ops: int) -> Coarse | None:
     """`coarsened`, kept in the problem."""
     return coarsened(problem, max_ops)

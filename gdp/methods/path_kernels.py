@@ -62,3 +62,17 @@ def path_seconds(a, order, cost_s, latency_s, s_per_byte, devices, up_s, down_s)
                     seconds += a.tensor_bytes[t] * s_per_byte[there, here]
                 longest = max(longest, seconds)
             down[op] = longest
+
+
+@numba.njit(**BARE)
+@typing.no_type_check
+def fill_upward_ranks(a, mean_compute_s, mean_send_s, rank):
+    """rank(i) = mean_compute(i) + max over tensors t of i and readers j of (send(t) + rank(j))."""
+    num_ops = mean_compute_s.shape[0]
+    for i in range(num_ops - 1, -1, -1):
+        longest = 0.0
+        for x in range(a.out_start[i], a.out_start[i + 1]):
+            t = a.out_tensor[x]
+            for y in range(a.use_start[t], a.use_start[t + 1]):
+                longest = max(longest, mean_send_s[t] + rank[a.use_op[y]])
+        rank[i] = mean_compute_s[i] + longest

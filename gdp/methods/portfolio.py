@@ -21,9 +21,10 @@ from gdp.methods.heuristics.modules import modules
 from gdp.methods.heuristics.multilevel import multilevel
 from gdp.methods.heuristics.simple import round_robin, single
 from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
-from gdp.methods.scoring import Scored, compile_once, is_compiling, unsupported
+from gdp.methods.scoring import Evaluated, compile_once, is_compiling, unsupported
+from gdp.methods.search.budget import AHEAD_SHARE, BEHIND_SHARE, CANDIDATE_SHARE, PROGRAM_SHARE
 from gdp.methods.search.local_search import as_answer, compile_for_large, improve, local_search
-from gdp.methods.search.merged import search_teams
+from gdp.methods.search.replica_groups import search_teams
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, objective_of
 from gdp.sim.replicas import may_replicate
@@ -49,12 +50,8 @@ PROGRAMS: tuple[tuple[str, Callable[[Problem], bool], Method], ...] = (
     ("period_fit", period_applies, period_fit),
     ("latency_fit", latency_applies, latency_fit),
 )
-"""What goes beyond search where memory binds, and when it does."""
-# Share of what is left of the seconds that all candidates together may take.
-_CANDIDATE_SHARE = 0.6
-# Shares of the seconds left after them, for pipelines with replicated stages: the program along
-# linear orders, then search where teams are ahead of plain heuristics, or near (times as long).
-_PROGRAM_SHARE, _AHEAD_SHARE, _BEHIND_SHARE, _NEAR = 0.2, 0.5, 0.15, 1.25
+"""Programs that go beyond search where memory binds, and when each applies."""
+_NEAR = 1.25  # replica groups that take at most so many times as long are searched
 _SAME = 1.0 - 1e-9  # sums are added up in different orders
 
 
@@ -75,11 +72,11 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     for name, _, method in programs:
         compile_once(name, method, problem.objective)
     clock = Clock(search.seconds)
-    limit = Clock(clock.left_s(_CANDIDATE_SHARE))
+    limit = Clock(clock.left_s(CANDIDATE_SHARE))
     tried: list[Candidate] = []
-    fitting: list[Scored] = []
+    fitting: list[Evaluated] = []
     spent: list[int] = []
-    replicated: Scored | None = None
+    replicated: Evaluated | None = None
     try:
         rows = (*HEURISTICS, *extra, *((name, method) for name, _, method in programs))
         _run_all(problem, rows, search, limit, tried, fitting, spent)
@@ -96,8 +93,10 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
             raise
         best = min(fitting, key=lambda scored: scored.key)
         answer = Answer(best.assignment, reason="interrupted", evaluations=sum(spent))
-    seen = tuple(scored.assignment for scored in fitting)
-    return replace(answer, candidates=tuple(tried), seen=seen, notes=_notes(problem, answer))
+    evaluated = tuple(scored.assignment for scored in fitting)
+    return replace(
+        answer, candidates=tuple(tried), evaluated=evaluated, notes=_notes(problem, answer)
+    )
 
 
 def in_turn(rows: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:
@@ -107,7 +106,7 @@ def in_turn(rows: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:
 
 def _run_all(
     problem: Problem, rows: Sequence[tuple[str, Method]], search: Search, limit: Clock,
-    tried: list[Candidate], fitting: list[Scored], spent: list[int],
+    tried: list[Candidate], fitting: list[Evaluated], spent: list[int],
 ) -> None:  # fmt: skip
     """Run all candidates as far as the time goes; evaluations are added to `spent`.
 
@@ -116,7 +115,7 @@ def _run_all(
     """
     order = [name for name, _ in rows]
     known: dict[str, Answer] = {}
-    met: dict[str, Scored] = {}
+    met: dict[str, Evaluated] = {}
     try:
         for name, method in in_turn(rows):
             if met and limit.is_over():
@@ -136,7 +135,7 @@ def _run_all(
 
 
 def heuristic_candidates(problem: Problem, seed: int = 0) -> tuple[Candidate, ...]:
-    """What the heuristics alone would answer: the yardstick of a placement made elsewhere."""
+    """Answer of the heuristics alone: the yardstick of a placement made elsewhere."""
     if unsupported(problem, "auto") is not None:
         return ()
     tried: list[Candidate] = []
@@ -151,7 +150,7 @@ def heuristic_candidates(problem: Problem, seed: int = 0) -> tuple[Candidate, ..
 
 def _try(
     problem: Problem, name: str, method: Method, search: Search, clock: Clock
-) -> tuple[Candidate, Scored | None, Answer | None]:
+) -> tuple[Candidate, Evaluated | None, Answer | None]:
     """One candidate's row, its placement if it has one that fits, and its answer."""
     began_s = time.perf_counter()
     inner = Search(seed=search.seed, seconds=clock.left_s(), known=search.known)
@@ -166,13 +165,13 @@ def _try(
         problem, answer.assignment.device, answer.assignment.rank, answer.assignment.teams
     )
     row = _candidate(name, judged, took_s, answer.reason)
-    scored = Scored(answer.assignment, judged.overflow_bytes, judged.value_s)
+    scored = Evaluated(answer.assignment, judged.overflow_bytes, judged.value_s)
     return row, scored if judged.feasible else None, answer
 
 
 def _with_teams(
-    problem: Problem, fitting: list[Scored], search: Search, clock: Clock, tried: list[Candidate]
-) -> tuple[Scored | None, Answer | None, int]:
+    problem: Problem, fitting: list[Evaluated], search: Search, clock: Clock, tried: list[Candidate]
+) -> tuple[Evaluated | None, Answer | None, int]:
     """(the best pipeline with replicated stages, the answer that proves that none at all is better,
     evaluations spent).
 
@@ -182,12 +181,12 @@ def _with_teams(
     they are ahead of what heuristics found.
     """
     began_s = time.perf_counter()
-    row, best, program = _try(problem, "replicas", _replicas, search, clock.part(_PROGRAM_SHARE))
+    row, best, program = _try(problem, "replicas", _replicas, search, clock.part(PROGRAM_SHARE))
     spent = 0 if program is None else program.evaluations
     proven = best is not None and program is not None and program.proven_optimal
     if not proven:
         plain_s = min((scored.value_s for scored in fitting), default=np.inf)
-        share = _AHEAD_SHARE if best is not None and best.value_s < plain_s else _BEHIND_SHARE
+        share = AHEAD_SHARE if best is not None and best.value_s < plain_s else BEHIND_SHARE
         count = None if search.evaluations is None else search.evaluations // 2
         few = replace(search, seconds=clock.left_s(share), evaluations=count)
         best, more = search_teams(problem, best, few, plain_s * _NEAR, auto)
@@ -205,13 +204,13 @@ def _replicas(problem: Problem, search: Search) -> Answer:
     return replicated_pipeline(problem, search, linear_only=True)
 
 
-def _better(problem: Problem, answer: Answer, replicated: Scored | None) -> Answer:
+def _better(problem: Problem, answer: Answer, replicated: Evaluated | None) -> Answer:
     """The answer, or the one with replicated stages where that is better."""
     if replicated is None:
         return answer
     if answer.assignment is not None:
-        found = score(problem, answer.assignment.device, answer.assignment.rank)
-        if (found.overflow_bytes, found.value_s) <= replicated.key:
+        evaluation = score(problem, answer.assignment.device, answer.assignment.rank)
+        if (evaluation.overflow_bytes, evaluation.value_s) <= replicated.key:
             return answer
     return replace(answer, assignment=replicated.assignment, reason="")
 
@@ -229,7 +228,7 @@ def _without(name: str, seconds: float, reason: str) -> Candidate:
 
 def _improved(
     problem: Problem,
-    fitting: list[Scored],
+    fitting: list[Evaluated],
     search: Search,
     clock: Clock,
     used: int,
@@ -252,9 +251,9 @@ def _improved(
     return replace(answer, evaluations=answer.evaluations + used)
 
 
-def _distinct(scored: list[Scored]) -> list[Scored]:
+def _distinct(scored: list[Evaluated]) -> list[Evaluated]:
     """Without repetitions of the same devices."""
-    kept: list[Scored] = []
+    kept: list[Evaluated] = []
     for entry in scored:
         if not any((entry.assignment.device == k.assignment.device).all() for k in kept):
             kept.append(entry)
@@ -265,8 +264,8 @@ def _notes(problem: Problem, answer: Answer) -> tuple[str, ...]:
     """For a pipeline: whether plain replicas of the model would be faster."""
     if not objective_of(problem).pipelined or answer.assignment is None:
         return ()
-    found = answer.assignment
-    period_s = score(problem, found.device, found.rank, found.teams).period_s
+    assignment = answer.assignment
+    period_s = score(problem, assignment.device, assignment.rank, assignment.teams).period_s
     replicas_s, holders = replica_period_s(problem)
     if holders < 2 or replicas_s >= period_s * _SAME:
         return ()

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from gdp.methods.base import Assignment
 from gdp.methods.ranks import as_rank
-from gdp.methods.scoring import Scored, score_all
+from gdp.methods.scoring import Evaluated, score_all
 from gdp.methods.timing import links, priority, timing
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
@@ -39,7 +39,7 @@ def ranks(
 ) -> Int[np.ndarray, "R K N"]:
     """The rank of every op under each rule; equal ranks mean first ready, first served."""
     count, n = devices.shape
-    found = np.zeros((len(rules), count, n), dtype=np.int64)
+    rank_rows = np.zeros((len(rules), count, n), dtype=np.int64)
     up_s, down_s = np.zeros((count, n)), np.zeros((count, n))
     if "placed" in rules or "critical" in rules:
         from gdp.methods.path_kernels import path_seconds
@@ -50,14 +50,14 @@ def ranks(
         )
     for row, rule in enumerate(rules):
         if rule == "upward":
-            found[row] = priority(problem)
+            rank_rows[row] = priority(problem)
         elif rule == "program":
-            found[row] = np.arange(n)
+            rank_rows[row] = np.arange(n)
         elif rule == "placed":
-            found[row] = [as_rank(key) for key in -up_s]
+            rank_rows[row] = [as_rank(key) for key in -up_s]
         elif rule == "critical":
-            found[row] = [as_rank(key) for key in -(up_s + down_s)]
-    return found
+            rank_rows[row] = [as_rank(key) for key in -(up_s + down_s)]
+    return rank_rows
 
 
 def rank_under(
@@ -69,8 +69,8 @@ def rank_under(
     return ranks(problem, device[None], (rule,))[0, 0]
 
 
-class Rated(NamedTuple):
-    """What the simulator says of placements, each under the best of the rules tried."""
+class BestRules(NamedTuple):
+    """Evaluation of placements, each under the best of the rules tried."""
 
     seconds: Float[np.ndarray, "K"]  # of the objective
     overflow: Int[np.ndarray, "K"]  # bytes over device memory
@@ -78,9 +78,9 @@ class Rated(NamedTuple):
     evaluations: int  # runs of the simulator
 
 
-def rate(
+def evaluate_rules(
     problem: Problem, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] | None = None
-) -> Rated:
+) -> BestRules:
     """Simulate placements under each rule: the least overflow counts, then the least seconds.
 
     Without `rules`, under all that can make a difference for the objective.
@@ -96,11 +96,11 @@ def rate(
     best = np.lexsort((seconds, overflow), axis=0)[0]
     column = np.arange(count)
     index = np.array([RULES.index(rule) for rule in rules])
-    return Rated(seconds[best, column], overflow[best, column], index[best], seconds.size)
+    return BestRules(seconds[best, column], overflow[best, column], index[best], seconds.size)
 
 
-def under_rules(problem: Problem, scored: Scored) -> Scored:
-    """The same devices under their own ranks or the rule that suits them best: never worse."""
+def best_priority_rule(problem: Problem, scored: Evaluated) -> Evaluated:
+    """Keep the devices, under their own ranks or the best rule: never worse."""
     if not objective_of(problem).ordered:
         return scored
     device = scored.assignment.device

@@ -19,7 +19,7 @@ def longest_s(
     a: Arrays, op_s: Float[np.ndarray, "N"], send_s: Float[np.ndarray, "T"]
 ) -> Float[np.ndarray, "N"]:
     """Seconds from the start of each op to the end, on the longest path, transfers included."""
-    from gdp.methods.ranks_kernels import fill_upward_ranks
+    from gdp.methods.path_kernels import fill_upward_ranks
 
     seconds = np.zeros(len(op_s))
     fill_upward_ranks(a, op_s, send_s, seconds)

@@ -15,9 +15,17 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.methods.annealing.annealer import anneal_to_fit
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.priorities import under_rules
+from gdp.methods.priorities import best_priority_rule
 from gdp.methods.ranks import ranks_to_try
-from gdp.methods.scoring import Scored, best_of, best_two, expand, missing_text, proven_misfit
+from gdp.methods.scoring import (
+    Evaluated,
+    best_of,
+    best_two,
+    expand,
+    group_weight_bytes,
+    missing_text,
+    proven_misfit,
+)
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import peaks
@@ -30,7 +38,7 @@ _ANNEALED = 20_000
 _ANNEALED_OPS = 20_000_000
 
 
-def settle(
+def repair_and_select(
     problem: Problem,
     search: Search,
     assignments: Iterable[Assignment],
@@ -43,15 +51,15 @@ def settle(
     """
     clock = clock or Clock(search.seconds)
     best, over = best_two(problem, assignments, clock)
-    best = under_rules(problem, best)
+    best = best_priority_rule(problem, best)
     if over is not None and not clock.is_over():  # under another rule it may fit, and be faster
-        other = under_rules(problem, replace(over, evaluations=best.evaluations))
+        other = best_priority_rule(problem, replace(over, evaluations=best.evaluations))
         best = replace(min(best, other, key=lambda s: s.key), evaluations=other.evaluations)
     if best.overflow_bytes == 0:
         return Answer(best.assignment, evaluations=best.evaluations)
     if (proof := proven_misfit(problem)) is not None:
         return Answer(None, reason=proof, evaluations=best.evaluations)
-    fixed = under_rules(problem, repair(problem, best, clock, search.seed))
+    fixed = best_priority_rule(problem, repair(problem, best, clock, search.seed))
     if fixed.overflow_bytes == 0:
         return Answer(
             fixed.assignment,
@@ -67,8 +75,8 @@ def settle(
 
 
 def repair(
-    problem: Problem, start: Scored, clock: Clock, seed: int, annealed: int = _ANNEALED
-) -> Scored:
+    problem: Problem, start: Evaluated, clock: Clock, seed: int, annealed: int = _ANNEALED
+) -> Evaluated:
     """The first placement found that fits, or the one of least overflow; the same for one seed.
 
     Annealing, the last resort, simulates at most `annealed` placements.
@@ -82,15 +90,17 @@ def repair(
             if candidate.key < best.key:
                 best = candidate
             if best.overflow_bytes == 0 or clock.is_over():
-                return Scored(best.assignment, best.overflow_bytes, best.value_s, count)
+                return Evaluated(best.assignment, best.overflow_bytes, best.value_s, count)
     most = min(annealed, max(1, _ANNEALED_OPS // problem.num_ops))
     candidate = anneal_to_fit(problem, best.assignment, clock, seed, most)
     if candidate.key < best.key:
         best = candidate
-    return Scored(best.assignment, best.overflow_bytes, best.value_s, count + candidate.evaluations)
+    return Evaluated(
+        best.assignment, best.overflow_bytes, best.value_s, count + candidate.evaluations
+    )
 
 
-def _stages(problem: Problem, start: Scored) -> Iterator[Iterator[list[Assignment]]]:
+def _stages(problem: Problem, start: Evaluated) -> Iterator[Iterator[list[Assignment]]]:
     """Generators of batches of proposals; later ones cost more of the start's structure."""
     ranks = ranks_to_try(problem)
     group_device = start.assignment.device[arrays_of(problem).group_op[_first(problem)]]
@@ -104,9 +114,7 @@ def _first(problem: Problem) -> Int[np.ndarray, "G"]:
 
 
 def _shedding(
-    problem: Problem,
-    group_device: Int[np.ndarray, "G"],
-    ranks: list[Int[np.ndarray, "N"] | None],
+    problem: Problem, group_device: Int[np.ndarray, "G"], ranks: list[Int[np.ndarray, "N"] | None]
 ) -> Iterator[list[Assignment]]:
     """Move groups off devices that the simulator finds overfull, again and again."""
     from gdp.methods.repair_kernels import shed
@@ -154,11 +162,9 @@ def _packing(
 
 
 def _group_bytes(problem: Problem) -> Float[np.ndarray, "G"]:
-    """What moving each group frees at least: its weights and what it makes."""
+    """Bytes that moving each group frees at least: its weights and what it makes."""
     a = arrays_of(problem)
-    size = np.zeros(problem.num_groups)
-    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
-    np.add.at(size, owner, a.weight_bytes[a.group_weight])
+    size = group_weight_bytes(problem).astype(float)
     np.add.at(size, a.group[a.producer], a.tensor_bytes)
     return size
 

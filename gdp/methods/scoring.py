@@ -1,7 +1,7 @@
-"""Hard constraints, for every method: scoring candidates, what is missing, and who may go where.
+"""Hard constraints, for every method: evaluation of candidates, missing memory, allowed devices.
 
-A method proposes assignments and hands them to `settle`, which scores them by the simulator and,
-where memory overflows, repairs the best one (`gdp.methods.repair`).
+A method proposes assignments and hands them to `repair_and_select`, which has the simulator
+evaluate them and, where memory overflows, repairs the best one (`gdp.methods.repair`).
 """
 
 from collections.abc import Iterable
@@ -15,9 +15,9 @@ from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, derived, make_problem
+from gdp.problem.problem import Problem, cached_on_problem, make_problem
 from gdp.sim.objectives import link_objectives, objective_of
-from gdp.sim.score import score, values
+from gdp.sim.score import score
 from gdp.units import format_bytes
 
 # Ops simulated between two looks at the clock: about 50 ms.
@@ -25,8 +25,8 @@ _OPS_PER_LOOK = 200_000
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """An assignment and what the simulator says of it."""
+class Evaluated:
+    """An assignment with its value and overflow by the simulator."""
 
     assignment: Assignment
     overflow_bytes: int
@@ -55,35 +55,37 @@ def refusal(problem: Problem, name: str, known: Iterable[str], hint: str = "") -
     )
 
 
-def score_all(problem: Problem, assignments: list[Assignment]) -> list[Scored]:
-    """What the simulator says of each assignment, in order."""
-    scored: dict[int, Scored] = {}
+def score_all(problem: Problem, assignments: list[Assignment]) -> list[Evaluated]:
+    """Evaluate each assignment, in order."""
+    scored: dict[int, Evaluated] = {}
     for ranked in (False, True):
         chosen = [i for i, x in enumerate(assignments) if (x.rank is not None) == ranked]
         if not chosen:
             continue
         devices = np.stack([assignments[i].device for i in chosen])
         ranks = [x for i in chosen if (x := assignments[i].rank) is not None]
-        value_s, overflow = values(problem, devices, np.stack(ranks) if ranked else None)
+        value_s, overflow = objective_of(problem).values(
+            problem, devices, np.stack(ranks) if ranked else None
+        )
         for k, i in enumerate(chosen):
-            scored[i] = Scored(assignments[i], int(overflow[k]), float(value_s[k]))
+            scored[i] = Evaluated(assignments[i], int(overflow[k]), float(value_s[k]))
     return [scored[i] for i in range(len(assignments))]
 
 
 def best_of(
     problem: Problem, assignments: Iterable[Assignment], clock: Clock | None = None
-) -> Scored:
+) -> Evaluated:
     """The best of at least one assignment; when the clock runs out, of those scored by then."""
     return best_two(problem, assignments, clock)[0]
 
 
 def best_two(
     problem: Problem, assignments: Iterable[Assignment], clock: Clock | None = None
-) -> tuple[Scored, Scored | None]:
+) -> tuple[Evaluated, Evaluated | None]:
     """(`best_of`, with the evaluations of all; what overflows least, where the best fits)."""
     at_once = max(1, _OPS_PER_LOOK // problem.num_ops)
-    best: Scored | None = None
-    over: Scored | None = None
+    best: Evaluated | None = None
+    over: Evaluated | None = None
     count = 0
     waiting: list[Assignment] = []
 
@@ -107,8 +109,8 @@ def best_two(
         flush()
     if best is None:
         raise ValueError("best_of needs at least one assignment")
-    found = Scored(best.assignment, best.overflow_bytes, best.value_s, count)
-    return found, None if best.overflow_bytes > 0 else over
+    chosen = Evaluated(best.assignment, best.overflow_bytes, best.value_s, count)
+    return chosen, None if best.overflow_bytes > 0 else over
 
 
 def expand(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int[np.ndarray, "N"]:
@@ -116,7 +118,7 @@ def expand(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int[np.ndarr
     return group_device[problem.group]
 
 
-@derived
+@cached_on_problem
 def group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
     """Compute seconds of each group on each device, dispatch per op included; inf where barred."""
     a = arrays_of(problem)
@@ -125,6 +127,17 @@ def group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
     seconds[~problem.group_allowed] = np.inf
     seconds.setflags(write=False)
     return seconds
+
+
+@cached_on_problem
+def group_weight_bytes(problem: Problem) -> Int[np.ndarray, "G"]:
+    """Bytes of the distinct weights of each group."""
+    a = arrays_of(problem)
+    held = np.zeros(problem.num_groups, dtype=np.int64)
+    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
+    np.add.at(held, owner, a.weight_bytes[a.group_weight])
+    held.setflags(write=False)
+    return held
 
 
 def nearest_allowed(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int[np.ndarray, "G"]:
@@ -138,7 +151,7 @@ def nearest_allowed(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int
 
 
 def missing_text(problem: Problem, assignment: Assignment) -> str:
-    """Which devices an assignment overfills and by how much, largest first.
+    """Text of the devices that an assignment overfills and by how much, largest first.
 
     For instance "1.20 GiB on gpu0 (needs 3.20 GiB of 2.00 GiB)".
     """
@@ -160,11 +173,9 @@ def proven_misfit(problem: Problem) -> str | None:
        where it may take no time, what it reads may be gone when its outputs are made.
     2. Weights whose ops are all confined to some devices need room on those devices together.
     """
-    a, graph = arrays_of(problem), problem.graph
+    graph = problem.graph
     capacity = [int(x) for x in problem.cluster.memory_bytes]
-    held = np.zeros(problem.num_groups, dtype=np.int64)
-    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
-    np.add.at(held, owner, a.weight_bytes[a.group_weight])
+    held = group_weight_bytes(problem)
     need = held[problem.group]
     np.add.at(need, graph.use_op, graph.tensor_bytes[graph.use_tensor])
     np.add.at(need, graph.producer, graph.tensor_bytes)
@@ -180,14 +191,13 @@ def proven_misfit(problem: Problem) -> str | None:
             f"one device, the largest it may use holds {format_bytes(room[problem.group[op]])}: "
             f"{format_bytes(short[op])} missing"
         )
-    return _confined_weights(problem, owner, capacity)
+    return _confined_weights(problem, capacity)
 
 
-def _confined_weights(
-    problem: Problem, owner: Int[np.ndarray, "M"], capacity: list[int]
-) -> str | None:
+def _confined_weights(problem: Problem, capacity: list[int]) -> str | None:
     """The second argument of `proven_misfit`, for each set of devices that binds some group."""
     a = arrays_of(problem)
+    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
     homes = np.unique(problem.group_allowed, axis=0)
     for home in [np.ones(problem.num_devices, dtype=bool), *homes]:
         inside = ~(problem.group_allowed & ~home).any(axis=1)
@@ -229,7 +239,7 @@ def compile_once(name: str, method: Method, objective: str | None = None) -> Non
 
 
 def is_compiling() -> bool:
-    """Whether `compile_once` runs a method: such a run leaves out what is rarely used."""
+    """True while `compile_once` runs a method: such a run leaves out what is rarely used."""
     return bool(_COMPILING)
 
 

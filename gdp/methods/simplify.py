@@ -28,14 +28,14 @@ from gdp.sim.score import score, values
 from gdp.sim.segments import segments
 
 OPS_SIMULATED, OPS_SWEPT = 2_000_000, 500_000
-"""What a simplification may simulate and look at in all, about a second; counted, so that it
+"""Ops that a simplification may simulate and look at in all, about a second; counted, so that it
 repeats."""
 _LEAST, _MOST = 64, 2000
 _FRONT = 5  # moves kept of one island towards one device
 _AT_ONCE = 256
 
 
-class Plan(NamedTuple):
+class CountedPlacement(NamedTuple):
     """A placement that fits, and how complicated it is."""
 
     assignment: Assignment
@@ -53,8 +53,8 @@ class Plan(NamedTuple):
 class Simplified:
     """The simplest placement within the tolerance, beside the best."""
 
-    plan: Plan
-    best: Plan
+    plan: CountedPlacement
+    best: CountedPlacement
     evaluations: int
 
     @property
@@ -79,16 +79,16 @@ def simplify(
     budget = _Budget(problem, evaluations)
     (top,) = _fitting(problem, [best], budget)
     limit_s = top.value_s * (1.0 + tolerance)
-    known = [
+    within = [
         plan
         for plan in _fitting(problem, [*single_assignments(problem), *seen], budget)
         if plan.value_s <= limit_s and _no_more(plan, top)
     ]
-    found = [top, *known]
-    simplest = min(found, key=lambda plan: plan.key)
+    candidates = [top, *within]
+    simplest = min(candidates, key=lambda plan: plan.key)
     for start in [top] if simplest is top else [simplest, top]:
-        found.append(_walk(problem, start, limit_s, budget))
-    return Simplified(min(found, key=lambda plan: plan.key), top, budget.used)
+        candidates.append(_walk(problem, start, limit_s, budget))
+    return Simplified(min(candidates, key=lambda plan: plan.key), top, budget.used)
 
 
 def simpler(problem: Problem, answer: Answer, search: Search) -> Answer:
@@ -102,12 +102,12 @@ def simpler(problem: Problem, answer: Answer, search: Search) -> Answer:
         return answer  # cut by the pipelines' program, into as few stages as it has teams for
     if not score(problem, best.device, best.rank).feasible:
         return answer
-    found = simplify(problem, best, search.simplicity, answer.seen, search.evaluations)
-    answer = replace(answer, evaluations=answer.evaluations + found.evaluations)
-    plan, top = found.plan, found.best
+    simplified = simplify(problem, best, search.simplicity, answer.evaluated, search.evaluations)
+    answer = replace(answer, evaluations=answer.evaluations + simplified.evaluations)
+    plan, top = simplified.plan, simplified.best
     if plan.key >= top.key:
         return answer
-    cost = f"costs {found.cost:.2%}" if found.cost > 0 else "costs nothing"
+    cost = f"costs {simplified.cost:.2%}" if simplified.cost > 0 else "costs nothing"
     note = (
         f"simplified to {plan.pieces} pieces and {plan.transfers} transfers from {top.pieces} and "
         f"{top.transfers}, which {cost}: simplicity 0 answers {problem.unit.text(top.value_s)}"
@@ -115,9 +115,9 @@ def simpler(problem: Problem, answer: Answer, search: Search) -> Answer:
     return replace(
         answer,
         assignment=plan.assignment,
-        proven_optimal=answer.proven_optimal and found.cost <= 0,
-        notes=(*answer.told, note),
-        simplicity_cost=max(0.0, found.cost),
+        proven_optimal=answer.proven_optimal and simplified.cost <= 0,
+        notes=(*answer.messages, note),
+        simplicity_cost=max(0.0, simplified.cost),
     )
 
 
@@ -136,12 +136,14 @@ class _Budget:
         return max(0, self.limit - self.used)
 
 
-def _no_more(plan: Plan, than: Plan) -> bool:
+def _no_more(plan: CountedPlacement, than: CountedPlacement) -> bool:
     return plan.transfers <= than.transfers and plan.pieces <= than.pieces
 
 
-def _fitting(problem: Problem, assignments: Iterable[Assignment], budget: _Budget) -> list[Plan]:
-    """Those that fit and keep the constraints, each once."""
+def _fitting(
+    problem: Problem, assignments: Iterable[Assignment], budget: _Budget
+) -> list[CountedPlacement]:
+    """Placements that fit and keep the constraints, each once."""
     kept: dict[bytes, Assignment] = {}
     ops = np.arange(problem.num_ops)
     for assignment in assignments:
@@ -150,7 +152,7 @@ def _fitting(problem: Problem, assignments: Iterable[Assignment], budget: _Budge
     scored = score_all(problem, list(kept.values())[: max(1, budget.left)])
     budget.used += len(scored)
     return [
-        Plan(
+        CountedPlacement(
             entry.assignment,
             entry.value_s,
             count_transfers(problem, entry.assignment.device),
@@ -175,7 +177,9 @@ def count_pieces(problem: Problem, device: Int[np.ndarray, "N"]) -> int:
     return len(np.unique(segments(problem.graph, device)[works]))
 
 
-def _walk(problem: Problem, start: Plan, limit_s: float, budget: _Budget) -> Plan:
+def _walk(
+    problem: Problem, start: CountedPlacement, limit_s: float, budget: _Budget
+) -> CountedPlacement:
     """The plan after moves that each leave fewer transfers, the cheapest first."""
     now = start
     while budget.left > 0:
@@ -204,7 +208,7 @@ class _Move(NamedTuple):
 
 
 def _rated(
-    problem: Problem, now: Plan, options: list[_Move], limit_s: float, budget: _Budget
+    problem: Problem, now: CountedPlacement, options: list[_Move], limit_s: float, budget: _Budget
 ) -> list[tuple[float, int]]:
     """(seconds lost per transfer saved, move) of the moves that fit, the cheapest first."""
     rated: list[tuple[float, int]] = []
@@ -223,7 +227,9 @@ def _rated(
     return sorted(rated)
 
 
-def _moved(problem: Problem, now: Plan, move: _Move, limit_s: float, budget: _Budget) -> Plan:
+def _moved(
+    problem: Problem, now: CountedPlacement, move: _Move, limit_s: float, budget: _Budget
+) -> CountedPlacement:
     """The plan with this move, or as it was where that is not simpler or too slow."""
     device = now.assignment.device.copy()
     if (device[move.ops] != move.source).any():
@@ -240,7 +246,7 @@ def _moved(problem: Problem, now: Plan, move: _Move, limit_s: float, budget: _Bu
     pieces = count_pieces(problem, device)
     if pieces > now.pieces:
         return now
-    return Plan(Assignment(device, rank), float(value_s[0]), transfers, pieces)
+    return CountedPlacement(Assignment(device, rank), float(value_s[0]), transfers, pieces)
 
 
 def _moves(problem: Problem, device: Int[np.ndarray, "N"], budget: _Budget) -> Iterator[_Move]:
@@ -266,18 +272,18 @@ def _islands(problem: Problem, device: Int[np.ndarray, "N"]) -> list[list[int]]:
     same = (device[src] == device[dst]) & ~graph.is_io[src] & ~graph.is_io[dst]
     size = problem.num_groups
     label = components(group[src[same]], group[dst[same]], size)
-    found: dict[int, list[int]] = {}
+    islands: dict[int, list[int]] = {}
     first_op = np.unique(group, return_index=True)[1]
     fixed = np.zeros(size, dtype=bool)
     fixed[group[graph.is_io]] = True
     for g in np.argsort(first_op, kind="stable").tolist():
         if not fixed[g]:
-            found.setdefault(int(label[g]), []).append(g)
-    return list(found.values())
+            islands.setdefault(int(label[g]), []).append(g)
+    return list(islands.values())
 
 
 class _Counting:
-    """How many transfers are left when groups move one after the other: O(degree) a move."""
+    """Counter of the transfers left when groups move one after the other: O(degree) a move."""
 
     def __init__(self, problem: Problem, device: Int[np.ndarray, "N"]) -> None:
         a, graph = arrays_of(problem), problem.graph
@@ -293,12 +299,12 @@ class _Counting:
 
     def neighbours(self, groups: list[int], source: int) -> set[int]:
         """The devices that these groups exchange tensors with."""
-        found: set[int] = set()
+        devices: set[int] = set()
         for g in groups:
             for op in self.group_ops[g]:
-                found.update(self.device[self.producer[t]] for t in self.reads[op])
-                found.update(self.device[r] for t in self.makes[op] for r in self.readers[t])
-        return found - {source}
+                devices.update(self.device[self.producer[t]] for t in self.reads[op])
+                devices.update(self.device[r] for t in self.makes[op] for r in self.readers[t])
+        return devices - {source}
 
     def sweep(self, groups: list[int], source: int, target: int) -> Iterator[_Move]:
         """The first k groups moved to the target, for the few k that leave ever fewer transfers."""

@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from gdp.graph.index import inverse
 from gdp.methods.ranks import longest_s, mean_send_s
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, derived
+from gdp.problem.problem import Problem, cached_on_problem
 
 
-class Timing(NamedTuple):
+class PathTimes(NamedTuple):
     """Seconds behind the features; the decoder uses them too."""
 
     cost_s: Float[np.ndarray, "N D"]  # dispatch per op included; 0 where not allowed
@@ -41,8 +41,8 @@ def mean_link(problem: Problem) -> tuple[float, float]:
     )
 
 
-@derived
-def timing(problem: Problem) -> Timing:
+@cached_on_problem
+def timing(problem: Problem) -> PathTimes:
     """The times of a problem."""
     a = arrays_of(problem)
     cost_s = np.where(problem.allowed, a.compute_s, 0.0)
@@ -52,7 +52,7 @@ def timing(problem: Problem) -> Timing:
     scale_s = float(mean_cost_s[works].mean()) if works.any() else max(mean_link(problem)[1], 1e-9)
     up_s = longest_s(a, mean_cost_s, send_s)
     order = np.lexsort((np.arange(problem.num_ops), -up_s))
-    return Timing(cost_s, mean_cost_s, send_s, scale_s, up_s, order)
+    return PathTimes(cost_s, mean_cost_s, send_s, scale_s, up_s, order)
 
 
 def pairs(problem: Problem) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"]]:

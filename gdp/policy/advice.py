@@ -16,10 +16,10 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Search
-from gdp.methods.priorities import rate
+from gdp.methods.priorities import evaluate_rules
 from gdp.methods.timing import timing
 from gdp.policy.evaluate import cost
-from gdp.problem.problem import Problem, derived
+from gdp.problem.problem import Problem, cached_on_problem
 from gdp.problem.symmetry import canonical
 from gdp.sim.objectives import objective_of
 
@@ -88,14 +88,14 @@ def asked(problem: Problem) -> Mapping[str, Answer]:
     return _own(problem)
 
 
-@derived
+@cached_on_problem
 def _answers(problem: Problem) -> dict[str, Answer]:
     """Answers that are known already."""
     del problem
     return {}
 
 
-@derived
+@cached_on_problem
 def _limits(problem: Problem) -> list[Clock]:
     """Time limits of heuristics that are run now; empty without a limit."""
     del problem
@@ -107,7 +107,7 @@ def _left_s(problem: Problem) -> float | None:
     return limits[-1].left_s() if limits else None
 
 
-@derived
+@cached_on_problem
 def _own(problem: Problem) -> dict[str, Answer]:
     """Answers of heuristics that were run here."""
     del problem
@@ -129,13 +129,13 @@ def _answer(problem: Problem, name: str) -> Answer | None:
     return known[name]
 
 
-@derived
+@cached_on_problem
 def _asked(problem: Problem) -> tuple[Advice, Int[np.ndarray, "K N"]]:
     """(the advice, all that was tried, the best first)."""
     placed = [_placed(problem, name) for name in ADVISERS]
     more = [_multilevel(problem), _pipeline(problem)]
     rows = np.stack([row for row in [*placed, *more] if row is not None])
-    rated = rate(problem, rows)
+    rated = evaluate_rules(problem, rows)
     cost_s = cost(problem, rated)
     best = int(np.argmin(cost_s))
     order = [best, *np.cumsum([row is not None for row in placed]) - 1]
@@ -150,7 +150,7 @@ def _asked(problem: Problem) -> tuple[Advice, Int[np.ndarray, "K N"]]:
 def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]) -> Advice:
     """The advice with another placement as the incumbent."""
     device = canonical(problem, device, timing(problem).order)
-    rated = rate(problem, device[None])
+    rated = evaluate_rules(problem, device[None])
     rows, cost_s = found.device.copy(), found.cost_s.copy()
     rows[0], cost_s[0] = device, cost(problem, rated)[0]
     return Advice(rows, cost_s, int(rated.rule[0]))

@@ -13,7 +13,7 @@ from gdp.methods.timing import links, timing
 from gdp.policy.model.config import Head
 from gdp.policy.view.decode_problem import NUM_PAIR_FEATURES, SHARED, DecodeProblem
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, derived
+from gdp.problem.problem import Problem, cached_on_problem
 from gdp.problem.symmetry import twins
 from gdp.sim.objectives import objective_of
 
@@ -83,7 +83,7 @@ def decode(
     return Rollout(device, log_probability, taken, legal, feats)
 
 
-@derived
+@cached_on_problem
 def prepare(
     problem: Problem, *, mask_memory: bool = True, mask_alike: bool = True
 ) -> DecodeProblem:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.methods.base import Assignment
-from gdp.methods.priorities import RULES, Rated, Rule, rank_under, rate
+from gdp.methods.priorities import RULES, BestRules, Rule, evaluate_rules, rank_under
 from gdp.problem.problem import Problem
 
 
@@ -15,13 +15,13 @@ def evaluate(
     problem: Problem, devices: Int[np.ndarray, "K N"]
 ) -> tuple[Float[np.ndarray, "K"], Int[np.ndarray, "K"]]:
     """(seconds of the objective, bytes over device memory) of each placement."""
-    rated = rate(problem, devices)
+    rated = evaluate_rules(problem, devices)
     return rated.seconds, rated.overflow
 
 
 def assignment(problem: Problem, device: Int[np.ndarray, "N"]) -> Assignment:
     """An assignment of devices with the best priority rule."""
-    rule = RULES[int(rate(problem, device[None]).rule[0])]
+    rule = RULES[int(evaluate_rules(problem, device[None]).rule[0])]
     return Assignment(device, rank_under(problem, device, rule))
 
 
@@ -33,11 +33,11 @@ def judge(
     problem: Problem, devices: Int[np.ndarray, "K N"], rules: tuple[Rule, ...] | None = None
 ) -> tuple[Float[np.ndarray, "K"], Bool[np.ndarray, "K"]]:
     """(cost in seconds, fits in memory?) of placements; overflow raises the cost."""
-    rated = rate(problem, devices, rules)
+    rated = evaluate_rules(problem, devices, rules)
     return cost(problem, rated), rated.overflow == 0
 
 
-def cost(problem: Problem, rated: Rated) -> Float[np.ndarray, "K"]:
+def cost(problem: Problem, rated: BestRules) -> Float[np.ndarray, "K"]:
     """Seconds of the objective, raised by memory overflow."""
     capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).sum())
     return rated.seconds * (1.0 + OVERFLOW_WEIGHT * rated.overflow / capacity)

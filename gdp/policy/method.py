@@ -12,16 +12,15 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.methods.priorities import RULES, rate, rules_of, under_rules
-from gdp.methods.scoring import Scored, best_of, missing_text
+from gdp.methods.priorities import RULES, best_priority_rule, evaluate_rules, rules_of
+from gdp.methods.scoring import Evaluated, best_of, missing_text
 from gdp.policy.advice import advise, asked, heuristic_answers, incumbents
 from gdp.policy.evaluate import assignment
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, recall_placement
 from gdp.policy.propose import Proposals, propose
 from gdp.policy.relink import Relinked, relink
 from gdp.policy.repair import move_until_fits
-from gdp.problem.contract import contracted
-from gdp.problem.problem import Problem
+from gdp.problem.problem import Problem, contracted
 from gdp.sim.objectives import memory_binds, objective_of
 
 LOG = logging.getLogger(__name__)
@@ -108,7 +107,7 @@ def _decoded(
     if overflow > 0:
         device, more = move_until_fits(small, device, seed=search.seed, clock=clock)
         spent += more
-    decoded = under_rules(problem, best_of(problem, [Assignment(widen(device))]))
+    decoded = best_priority_rule(problem, best_of(problem, [Assignment(widen(device))]))
     best, spent = decoded, spent + decoded.evaluations
     if others is not None:
         best = min(decoded, others, key=lambda scored: scored.key)
@@ -140,7 +139,7 @@ def _relinked(
     left = None if most is None else (most - found.evaluations) // 2
     given, spent = incumbents(problem) if policy.config.advice else devices[:0], 0
     if len(given) and (left is None or left >= len(given) * len(rules_of(problem))):
-        rated = rate(problem, given)
+        rated = evaluate_rules(problem, given)
         devices = np.concatenate([devices, given])
         seconds = np.concatenate([seconds, rated.seconds])
         overflow = np.concatenate([overflow, rated.overflow])
@@ -198,15 +197,14 @@ def _is(folder: Path) -> bool:
 
 
 def _polished(
-    problem: Problem, start: Scored, seed: int, left: int | None, clock: Clock
-) -> tuple[Scored, int]:
+    problem: Problem, start: Evaluated, seed: int, left: int | None, clock: Clock
+) -> tuple[Evaluated, int]:
     """(what a short search finds from a placement, evaluations spent): moves over priorities and
     devices find what no rule of decoding does.
 
     A placement that does not fit is mended whatever is `left` of the evaluations.
     """
-    from gdp.methods.search.again import improve_again
-    from gdp.methods.search.local_search import improve
+    from gdp.methods.search.local_search import improve, multi_restart
 
     if problem.tensor_s is not None:
         return start, 0
@@ -222,7 +220,7 @@ def _polished(
     search = Search(seed=seed, seconds=None, evaluations=steps)
     first = replace(start, evaluations=0)
     if pipelined and memory_binds(problem) and left is None:
-        best = improve_again(problem, first, search, clock)
+        best = multi_restart(problem, first, search, clock)
     else:
         best = improve(problem, [first], search, clock)
     return min(start, best, key=lambda scored: scored.key), best.evaluations

@@ -24,7 +24,7 @@ from gdp.policy.decode import DecodeProblem, prepare
 from gdp.policy.model.config import Head, NetworkConfig, Params, nested, shapes
 from gdp.policy.model.inference import encode
 from gdp.policy.view.features import Features, FeatureSet, features
-from gdp.problem.problem import Problem, derived
+from gdp.problem.problem import Problem, cached_on_problem
 from gdp.resources import data_path
 
 WIDE = "<i4"
@@ -93,13 +93,13 @@ if TYPE_CHECKING:
     from gdp.policy.view.batching import Batch
 
 
-@derived
+@cached_on_problem
 def _features(problem: Problem, kind: FeatureSet, advised: bool) -> Features:
     """Input features of the network, with or without advice."""
     return features(problem, kind, advice(problem) if advised else None)
 
 
-@derived
+@cached_on_problem
 def _batch(problem: Problem, kind: FeatureSet, advised: bool) -> "Batch":
     """Padded JAX arrays of the input features."""
     from gdp.policy.view.batching import on_device, pad

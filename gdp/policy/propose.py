@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import Clock
-from gdp.methods.priorities import Rated, rate, rules_of
+from gdp.methods.priorities import BestRules, evaluate_rules, rules_of
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.decode import DecodeProblem, decode
 from gdp.policy.evaluate import best_row
@@ -20,7 +20,7 @@ from gdp.policy.model.config import Head
 from gdp.policy.policy import Policy
 from gdp.policy.repair import fitting_greedy
 from gdp.problem.problem import Problem
-from gdp.sim.batch import num_threads
+from gdp.sim.latency import num_threads
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 """Temperatures of a round of samples: cool ones are better on average, warm ones more diverse."""
@@ -64,7 +64,7 @@ def propose(
     work = _Work(policy, problem, seed, clock or Clock(None), most)
     work.greedy()
     given = incumbents(problem) if policy.config.advice else None
-    advised = None if given is None else rate(problem, given[:1])
+    advised = None if given is None else evaluate_rules(problem, given[:1])
     if given is not None and advised is not None:
         work.spent += advised.evaluations
         work.greedy_around(given[1 : min(count, 1 + work.most_of(2))])
@@ -92,7 +92,7 @@ class _Work:
         self.threads = num_threads() if problem.num_ops > 2000 else 1
         self.limits: Float[np.ndarray, "D"] | None = None
         self.devices: list[Int[np.ndarray, "K N"]] = []
-        self.rated: list[Rated] = []
+        self.rated: list[BestRules] = []
 
     @property
     def count(self) -> int:
@@ -181,4 +181,4 @@ class _Work:
     def _add(self, devices: Sequence[Int[np.ndarray, "N"]]) -> None:
         if devices:
             self.devices.append(np.stack(devices))
-            self.rated.append(rate(self.problem, self.devices[-1]))
+            self.rated.append(evaluate_rules(self.problem, self.devices[-1]))

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.clock import Clock
-from gdp.methods.priorities import RULES, rate, rules_of
+from gdp.methods.priorities import RULES, evaluate_rules, rules_of
 from gdp.methods.timing import timing
 from gdp.problem.problem import Problem
 
@@ -65,7 +65,7 @@ class _Work:
 
     def __init__(self, problem: Problem, device: Int[np.ndarray, "N"], most: int) -> None:
         self.problem, self.device, self.most = problem, device, most
-        rated = rate(problem, device[None])
+        rated = evaluate_rules(problem, device[None])
         self.rules = (RULES[int(rated.rule[0])],)
         self.key = (int(rated.overflow[0]), float(rated.seconds[0]))
         self.spent = rated.evaluations
@@ -86,7 +86,7 @@ class _Work:
             self.device, self.key = together[best], keys[best]
 
     def _keys(self, devices: Int[np.ndarray, "P N"]) -> list[tuple[int, float]]:
-        rated = rate(self.problem, devices, self.rules)
+        rated = evaluate_rules(self.problem, devices, self.rules)
         self.spent += rated.evaluations
         return list(zip(rated.overflow.tolist(), rated.seconds.tolist(), strict=True))
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.methods.base import Assignment
 from gdp.methods.heuristics.list_schedule import lowered, missing_bytes
-from gdp.methods.priorities import RULES, rank_under, rate, rules_of
+from gdp.methods.priorities import RULES, evaluate_rules, rank_under, rules_of
 from gdp.methods.timing import timing
 from gdp.policy.decode import DecodeProblem, decode
 from gdp.policy.evaluate import best_row, evaluate
@@ -50,7 +50,7 @@ def fitting_greedy(
         if attempt:
             limit = lowered(limit, missing, capacity, attempt - 1)
             under, device = greedy(limit)
-        rated = rate(problem, device[None])
+        rated = evaluate_rules(problem, device[None])
         spent += rules
         if rated.overflow[0] == 0:
             return under, device, spent

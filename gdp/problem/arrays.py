@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.graph.index import lists
 from gdp.graph.op_graph import INPUT
-from gdp.problem.problem import Problem, derived
+from gdp.problem.problem import Problem, cached_on_problem
 
 
 class Arrays(NamedTuple):
@@ -47,7 +47,7 @@ class Arrays(NamedTuple):
     memory_bytes: Int[np.ndarray, "D"]
 
 
-@derived
+@cached_on_problem
 def arrays_of(problem: Problem) -> Arrays:
     """The flat arrays of a problem. O((N + E) log + N D)."""
     graph, cluster = problem.graph, problem.cluster

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import InfeasibleError
-from gdp.graph.groups import all_per_group, merge_ids
+from gdp.graph.groups import all_per_group, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
 from gdp.units import format_seconds
 
@@ -34,7 +34,7 @@ SECONDS = TimeUnit()
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What every method is given. Axes: N ops, T tensors, E uses, D devices.
+    """Input of every method. Axes: N ops, T tensors, E uses, D devices.
 
     Times are seconds as `make_problem` makes it, and whole ticks as methods get it: then
     `unit.seconds` converts them (see `gdp.problem.ticks`).
@@ -51,11 +51,11 @@ class Problem:
     tensor_s: Float[np.ndarray, "T"] | None = None
     replicas: bool = False  # whether devices may take samples in turn; see gdp.sim.replicas
     unit: TimeUnit = SECONDS
-    _known: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)  # see `derived`
+    _cache: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)  # see `derived`
 
     def __getstate__(self) -> dict[str, Any]:
         """The problem alone: what is derived from it is made again where it is unpickled."""
-        return vars(self) | {"_known": {}}
+        return vars(self) | {"_cache": {}}
 
     @property
     def num_ops(self) -> int:
@@ -74,11 +74,11 @@ class Problem:
 
     @functools.cached_property
     def group_allowed(self) -> Bool[np.ndarray, "G D"]:
-        """Where each group may go: where all of its ops may."""
+        """Allowed devices of each group: those that all of its ops may use."""
         return all_per_group(self.allowed, self.group)
 
 
-def derived(
+def cached_on_problem(
     make: Callable[Concatenate[Problem, P], T],
 ) -> Callable[Concatenate[Problem, P], T]:
     """A function of a problem whose result is kept in the problem, once per further arguments.
@@ -86,19 +86,19 @@ def derived(
     Arguments after the problem must be hashable, and the result is shared: nobody may change it.
     Two threads that ask at once may both compute it.
 
-    >>> @derived
+    >>> @cached_on_problem
     ... def fastest_s(problem: Problem) -> float:
     ...     return float(problem.compute_s.min(axis=1).sum())
     """
 
     @functools.wraps(make)
-    def known(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        made, key = problem._known, (make, args, tuple(sorted(kwargs.items())))  # noqa: SLF001
-        if key not in made:
-            made[key] = make(problem, *args, **kwargs)
-        return made[key]
+    def cached(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        store, key = problem._cache, (make, args, tuple(sorted(kwargs.items())))  # noqa: SLF001
+        if key not in store:
+            store[key] = make(problem, *args, **kwargs)
+        return store[key]
 
-    return known
+    return cached
 
 
 def make_problem(
@@ -150,3 +150,29 @@ def make_problem(
             f"first {graph.op_names[members[0]]!r} and {graph.op_names[members[-1]]!r}"
         )
     return problem
+
+
+def contracted(
+    problem: Problem,
+    graph: OpGraph,
+    part: Int[np.ndarray, "N"],
+    *,
+    compute_s: Float[np.ndarray, "N D"] | None = None,
+    cluster: Cluster | None = None,
+) -> Problem:
+    """The problem over `graph`, whose op m stands for the ops of part m and takes their time.
+
+    A part may go where all of its ops may, and shares a device with the parts that any of its ops
+    are tied to. Costs and cluster are the problem's own unless given. For the objectives of the
+    event simulator, which need no `tensor_s`. Raises `InfeasibleError` where parts that are tied
+    have no device in common.
+    """
+    return make_problem(
+        graph,
+        problem.cluster if cluster is None else cluster,
+        sum_per_group(problem.compute_s if compute_s is None else compute_s, part),
+        problem.objective,
+        allowed=all_per_group(problem.allowed, part),
+        together=joined(part, problem.group),
+        unit=problem.unit,
+    )

@@ -8,11 +8,11 @@ equivalences, given as matrices. Axes: N ops, D devices.
 import numpy as np
 from jaxtyping import Bool, Int
 
-from gdp.problem.problem import Problem, derived
+from gdp.problem.problem import Problem, cached_on_problem
 
 
 def same(*traits: np.ndarray) -> Bool[np.ndarray, "D D"]:
-    """Which devices agree in every trait; a trait is an array whose last axis are the devices.
+    """Pairs of devices that agree in every trait; the last axis of a trait are the devices.
 
     >>> same(np.array([1, 2, 1]), np.array([[0.5, 0.5, 0.5], [3.0, 1.0, 3.0]])).astype(int)
     array([[1, 0, 1],
@@ -39,9 +39,9 @@ def classes_of(alike: Bool[np.ndarray, "D D"]) -> list[list[int]]:
     return [np.flatnonzero(first == d).tolist() for d in np.unique(first)]
 
 
-@derived
+@cached_on_problem
 def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
-    """Which devices can be exchanged such that links stay as they are and channels are renamed."""
+    """Pairs of devices whose exchange leaves links as they are and renames channels."""
     cluster, d = problem.cluster, problem.num_devices
     alike = np.eye(d, dtype=bool)
     off = ~alike
@@ -68,7 +68,7 @@ def is_host(problem: Problem) -> Bool[np.ndarray, "D"]:
     return host & bool(problem.graph.is_io.any())
 
 
-@derived
+@cached_on_problem
 def twins(problem: Problem) -> Int[np.ndarray, "D"]:
     """For each device the next lower one that is exactly alike, or -1.
 
@@ -91,7 +91,7 @@ def twins(problem: Problem) -> Int[np.ndarray, "D"]:
 def canonical(
     problem: Problem, device: Int[np.ndarray, "N"], order: Int[np.ndarray, "N"]
 ) -> Int[np.ndarray, "N"]:
-    """The same placement with devices that are alike renamed by first use, ops taken in `order`."""
+    """Rename devices that are alike by first use, ops taken in `order`."""
     twin = twins(problem)
     label = np.arange(problem.num_devices)
     for i in np.flatnonzero(twin >= 0):

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float
 
-from gdp.problem.problem import Problem, TimeUnit, derived
+from gdp.problem.problem import Problem, TimeUnit, cached_on_problem
 
 _EXACT_BITS = 52  # whole numbers below 2**52, and sums of two of them, are exact
 _DIVISOR_BITS = 32  # a common divisor is looked for down to this share of all the work
@@ -39,7 +39,7 @@ def send_time(latency, size_bytes, rate, round_to):
     return (latency + size_bytes / rate + round_to) - round_to
 
 
-@derived
+@cached_on_problem
 def in_ticks(problem: Problem) -> Problem:
     """The problem with all its times in whole ticks; `unit` says how long they are.
 

@@ -51,9 +51,7 @@ def finish_s(
 
 
 def values(
-    problem: Problem,
-    devices: Int[np.ndarray, "B N"],
-    ranks: Int[np.ndarray, "..."] | None = None,
+    problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None = None
 ) -> tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]:
     """(latency in seconds, bytes over device memory) of each placement; `ranks` is [N] or [B, N].
 

@@ -4,7 +4,7 @@ For kernels that simulate many placements (local search, roll-outs), inside numb
 
     from gdp.sim.engine import arrays, workspace
     from gdp.sim.kernels.engine import set_order
-    from gdp.sim.kernels.memory import evaluate
+    from gdp.sim.kernels.evaluate import evaluate
     flat, work = arrays(problem), workspace(problem)  # one workspace per thread
     latency_s, overflow = evaluate(flat, work, device, False)  # in a kernel, not in Python
 
@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float, Int, UInt
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OUTPUT
 from gdp.problem.arrays import Arrays, arrays_of
-from gdp.problem.problem import Problem, derived
+from gdp.problem.problem import Problem, cached_on_problem
 from gdp.problem.ticks import send_time
 
 CHUNK = 64  # arrivals per chunk of a lane, a power of two; see Workspace.entry_s
@@ -84,7 +84,7 @@ class EngineArrays(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """What one simulation writes. One per thread; the content between calls is unspecified.
+    """Memory of one simulation. One per thread; the content between calls is unspecified.
 
     A lane is a pair (source, destination) of devices. Channels are first come first served, so a
     transfer's arrival is known when it is requested and the arrivals of a lane never overtake: a
@@ -125,7 +125,7 @@ class Workspace(NamedTuple):
     peak_bytes: Int[np.ndarray, "D"]
 
 
-@derived
+@cached_on_problem
 def arrays(problem: Problem) -> EngineArrays:
     """The problem's flat arrays. O(N D + E log E)."""
     graph, cluster, a = problem.graph, problem.cluster, arrays_of(problem)
@@ -191,7 +191,7 @@ def _channels(cluster: Cluster) -> Int[np.ndarray, "D D"]:
 
 
 def _is_direct(cluster: Cluster, channel: Int[np.ndarray, "D D"], a: Arrays) -> bool:
-    """Whether the arrivals of what a device sends depend on nothing but its own finishes."""
+    """True if arrivals of what a device sends depend on its own finishes alone."""
     source, to = np.nonzero(~np.eye(cluster.num_devices, dtype=bool))
     smallest = a.tensor_bytes.min(initial=np.iinfo(np.int64).max)
     rates = a.latency_s[source, to], float(smallest), a.bytes_per_s[source, to]

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from gdp.cluster.types import Cluster
 from gdp.graph.op_graph import OpGraph
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, derived
+from gdp.problem.problem import Problem, cached_on_problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 
 
@@ -46,7 +46,7 @@ def is_cpu(problem: Problem) -> Bool[np.ndarray, "D"]:
     return np.array([device.is_cpu for device in problem.cluster.devices], dtype=bool)
 
 
-@derived
+@cached_on_problem
 def load_arrays(problem: Problem) -> LoadArrays:
     """The flat arrays of a problem."""
     graph, a = problem.graph, arrays_of(problem)

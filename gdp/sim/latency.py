@@ -1,14 +1,29 @@
-"""Latency: the event-driven time of one inference or training step."""
+"""Latency of one inference or training step, by events; many placements at once, over the cores.
 
+Each thread simulates in a workspace of its own.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
-from gdp.sim.batch import borrowed, checked_devices, split
-from gdp.sim.engine import Workspace, arrays
+from gdp.sim.engine import Workspace, arrays, workspace
+
+_SMALL = 20_000
+"""Ops simulated below which a thread costs more than it saves (about half a millisecond)."""
+
+_LOCK = threading.Lock()
+_IDLE: WeakKeyDictionary[Problem, list[Workspace]] = WeakKeyDictionary()
+"""Workspaces that no thread uses; guarded by the lock."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +39,10 @@ class Transfers:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """What ran when. Where an op cannot run on its device, it and what waits for it end at inf."""
+    """Times of all ops and transfers.
+
+    Where an op cannot run on its device, it and what waits for it end at inf.
+    """
 
     start_s: Float[np.ndarray, "N"]
     finish_s: Float[np.ndarray, "N"]
@@ -38,7 +56,7 @@ def simulate(
     problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None = None
 ) -> Schedule:
     """The schedule of one placement; see `latencies` for ranks. O((N + E) D)."""
-    from gdp.sim.kernels.batch import evaluate_all
+    from gdp.sim.kernels.evaluate import evaluate_all
 
     problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
     placed = checked_devices(problem, device[None], None)
@@ -77,7 +95,7 @@ def latencies(
     A device takes the ready op of smallest rank, ties by op id; without ranks, or where all of a
     placement's ranks are equal, the op that was ready first, ties by op id.
     """
-    from gdp.sim.kernels.batch import evaluate_all
+    from gdp.sim.kernels.evaluate import evaluate_all
 
     problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
     placed = checked_devices(problem, devices, threads)
@@ -99,9 +117,7 @@ def latencies(
 
 
 def rank_rows(
-    problem: Problem,
-    ranks: Int[np.ndarray, "N"] | Int[np.ndarray, "B N"] | None,
-    count: int,
+    problem: Problem, ranks: Int[np.ndarray, "N"] | Int[np.ndarray, "B N"] | None, count: int
 ) -> Int[np.ndarray, "rows N"]:
     """Ranks as no row, one row for all placements, or one row for each."""
     if ranks is None:
@@ -115,9 +131,7 @@ def rank_rows(
     return rows
 
 
-def orders_of(
-    rows: Int[np.ndarray, "K N"],
-) -> tuple[Int[np.ndarray, "K N"], Bool[np.ndarray, "K"]]:
+def orders_of(rows: Int[np.ndarray, "K N"]) -> tuple[Int[np.ndarray, "K N"], Bool[np.ndarray, "K"]]:
     """The ops by rank, ties by id; and whether some ranks differ, without which they say nothing.
 
     >>> orders_of(np.array([[3, 1, 1], [2, 2, 2]]))
@@ -125,3 +139,70 @@ def orders_of(
            [0, 1, 2]]), array([ True, False]))
     """
     return np.argsort(rows, axis=1, kind="stable"), (rows != rows[:, :1]).any(axis=1)
+
+
+@contextlib.contextmanager
+def borrowed(problem: Problem) -> Iterator[Workspace]:
+    """A workspace that no other thread uses meanwhile; made when none is idle."""
+    with _LOCK:
+        idle = _IDLE.setdefault(problem, [])
+        work = idle.pop() if idle else None
+    if work is None:
+        work = workspace(problem)
+    try:
+        yield work
+    finally:
+        with _LOCK:
+            idle.append(work)
+
+
+def num_threads() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def checked_devices(
+    problem: Problem, devices: Int[np.ndarray, "B N"], threads: int | None
+) -> Int[np.ndarray, "B N"]:
+    """Device indices as kernels want them; raises `ValueError` where they do not fit."""
+    if devices.shape[1] != problem.num_ops:
+        raise ValueError(f"placements have {devices.shape[1]} ops, the graph {problem.num_ops}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    if devices.size and (devices.min() < 0 or devices.max() >= problem.num_devices):
+        raise ValueError(f"device indices must lie in 0..{problem.num_devices - 1}")
+    return np.ascontiguousarray(devices, dtype=np.int32)
+
+
+def split(
+    problem: Problem, count: int, threads: int | None, run: Callable[[Workspace, int, int], None]
+) -> None:
+    """Call `run(workspace, first, end)` over 0..count, in as many threads as pay.
+
+    Placements differ in cost, so each thread takes many small pieces.
+    """
+    threads = num_threads() if threads is None else threads
+    threads = min(threads, count, 1 + count * problem.num_ops // _SMALL)
+    if threads <= 1:
+        with borrowed(problem) as work:
+            run(work, 0, count)
+        return
+    bounds = np.linspace(0, count, min(count, 8 * threads) + 1).astype(int)
+    pieces = iter(list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)))
+
+    def work_off() -> None:
+        with borrowed(problem) as work:
+            while True:
+                with _LOCK:
+                    piece = next(pieces, None)
+                if piece is None:
+                    return
+                run(work, *piece)
+
+    with ThreadPoolExecutor(threads - 1) as pool:
+        others = [pool.submit(work_off) for _ in range(threads - 1)]
+        work_off()
+        for other in others:
+            other.result()

@@ -1,4 +1,4 @@
-"""Memory: what each device holds at its fullest, in bytes.
+"""Peak memory of each device, in bytes.
 
 One run (latency). Weights, and optimizer state with them, are there throughout, each weight id once
 per device. A tensor is held
@@ -27,15 +27,15 @@ from jaxtyping import Float, Int
 
 from gdp.graph.op_graph import OUTPUT
 from gdp.problem.problem import Problem
-from gdp.sim.batch import borrowed, checked_devices
 from gdp.sim.engine import arrays
+from gdp.sim.latency import borrowed, checked_devices
 
 if TYPE_CHECKING:
     from gdp.sim.latency import Schedule
 
 
 class Held(NamedTuple):
-    """What one device holds over a run: from each instant to the next. Axis: K instants."""
+    """Bytes on one device over a run: from each instant to the next. Axis: K instants."""
 
     time_s: Float[np.ndarray, "K"]  # ascending, from 0
     held_bytes: Int[np.ndarray, "K"]
@@ -52,18 +52,18 @@ def latency_peaks(
 
 def pipeline_peaks(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "D"]:
     """Peak bytes of each device in a full pipeline."""
-    from gdp.sim.kernels import memory
+    from gdp.sim.kernels import evaluate
 
     placed = checked_devices(problem, device[None], None)[0]
     with borrowed(problem) as work:
-        memory.pipeline_peaks(arrays(problem), work, placed)
+        evaluate.pipeline_peaks(arrays(problem), work, placed)
         return work.peak_bytes.copy()
 
 
 def held_over_time(
     problem: Problem, schedule: "Schedule", device: Int[np.ndarray, "N"]
 ) -> list[Held]:
-    """What each device holds at every instant of one run; its largest value is the peak.
+    """Bytes on each device at every instant of one run; the largest value is the peak.
 
     For people to look at; searches use the kernels, which find the same peaks. Where the run never
     ends, the weights alone.

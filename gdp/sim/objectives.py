@@ -1,4 +1,4 @@
-"""What a placement can be good at: a table with a row for each objective.
+"""Table of the objectives, and their evaluation.
 
 Everything here and above asks a row for what it is, never for its name. What only some objectives
 have (bounds, exact programs, compiled annealers) is a table of its own, keyed by name, on the floor
@@ -8,18 +8,19 @@ that has it: `gdp.bounds.best.BOUNDS`, `gdp.methods.exact.method.PROGRAMS`,
 Axes: N ops, D devices, B placements.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim import block_latency, host_load
-from gdp.sim.latency import latencies, simulate
+from gdp.sim.engine import Workspace, arrays
+from gdp.sim.latency import Schedule, checked_devices, latencies, simulate, split
 from gdp.sim.memory import latency_peaks, overflow_bytes, pipeline_peaks
-from gdp.sim.processors import serial_s, shares_processor
-from gdp.sim.throughput import periods
 
 Rank = Int[np.ndarray, "N"] | None
 Values = tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]
@@ -27,7 +28,7 @@ Values = tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """What the simulator says of one placement. Seconds hold even where memory does not fit."""
+    """Evaluation of one placement. Seconds hold even where memory does not fit."""
 
     latency_s: float  # one inference or training step
     period_s: float  # between two samples of a full pipeline
@@ -37,7 +38,7 @@ class Score:
 
     @property
     def feasible(self) -> bool:
-        """Whether every device can hold what it is given."""
+        """True if every device can hold what it is given."""
         return self.overflow_bytes == 0
 
     def __str__(self) -> str:
@@ -47,32 +48,17 @@ class Score:
         return f"infeasible: {self.overflow_bytes / 2**30:.2f} GiB over device memory ({text})"
 
 
-@runtime_checkable
-class Evaluate(Protocol):
-    """The value and the overflow in bytes of each placement; ranks are [N] or [B, N]."""
-
-    def __call__(
-        self,
-        problem: Problem,
-        devices: Int[np.ndarray, "B N"],
-        ranks: Int[np.ndarray, "..."] | None = None,
-        /,
-    ) -> Values: ...
-
-
-@runtime_checkable
-class Judge(Protocol):
-    """The score of one placement."""
-
-    def __call__(self, problem: Problem, device: Int[np.ndarray, "N"], rank: Rank, /) -> Score: ...
+EvaluateMany = Callable[..., Values]
+"""(problem, devices [B, N], ranks [N] or [B, N] or None): value and overflow in bytes of each."""
+EvaluateOne = Callable[[Problem, Int[np.ndarray, "N"], Rank], Score]
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised, and what methods have to know of it."""
+    """An objective and the properties that methods depend on."""
 
-    values: Evaluate
-    score: Judge
+    values: EvaluateMany  # of many placements
+    score: EvaluateOne  # all that is known of one
     quantity: str  # what its value is called
     ordered: bool  # priorities of ops change its value
     pipelined: bool  # of a full pipeline; else of one sample alone
@@ -81,7 +67,7 @@ class Objective:
 
     @property
     def copies(self) -> float:
-        """How often a device holds a tensor that it receives: while one is read, one arrives."""
+        """Copies of a received tensor on its device: while one is read, one arrives."""
         return 2.0 if self.pipelined else 1.0
 
 
@@ -113,12 +99,54 @@ def peaks(
 
 
 def memory_binds(problem: Problem) -> bool:
-    """Whether placements of the event simulator can overflow a device at all."""
-    from gdp.sim.engine import arrays
-
+    """True if placements of the event simulator can overflow a device at all."""
     flat = arrays(problem)
     pipeline = objective_of(problem).memory == "pipeline"
     return bool(flat.pipeline_memory_binds if pipeline else flat.memory_binds)
+
+
+def periods(
+    problem: Problem, devices: Int[np.ndarray, "B N"], threads: int | None = None
+) -> tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]:
+    """Period in seconds and overflow in bytes of each placement, over all cores by default.
+
+    period = max over devices of (compute + dispatch) and over channels of (sum of transfer times),
+    per sample: in steady state every device and channel works on some sample, so the busiest one
+    sets the pace. A tensor is sent once to each device that reads it; latency occupies the channel.
+    Memory is that of `gdp.sim.memory.pipeline_peaks`. O(N + E) a placement.
+    """
+    from gdp.sim.kernels.evaluate import evaluate_periods
+
+    problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
+    placed = checked_devices(problem, devices, threads)
+    flat = arrays(problem)
+    period_s, overflow_bytes = np.empty(len(placed)), np.empty(len(placed), dtype=np.int64)
+
+    def run(work: Workspace, first: int, end: int) -> None:
+        evaluate_periods(flat, work, placed, first, end, period_s, overflow_bytes)
+
+    split(problem, len(placed), threads, run)
+    return period_s * unit_s, overflow_bytes
+
+
+def shares_processor(problem: Problem) -> bool:
+    """True if two devices are one processor."""
+    named = [device.processor for device in problem.cluster.devices if device.processor]
+    return len(set(named)) < len(named)
+
+
+def serial_s(problem: Problem, schedule: Schedule) -> float:
+    """Seconds that the busiest shared processor is busy for; 0 where there is none."""
+    if not shares_processor(problem):
+        return 0.0
+    name = np.array([device.processor for device in problem.cluster.devices])
+    sent = schedule.transfers
+    busiest_s = 0.0
+    for own in set(name.tolist()) - {""}:
+        inside = (name[sent.source] == own) & (name[sent.destination] == own)
+        copies_s = float((sent.arrive_s - sent.start_s)[inside].sum())
+        busiest_s = max(busiest_s, float(schedule.busy_s[name == own].sum()) + copies_s)
+    return busiest_s
 
 
 def _latency_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
@@ -148,39 +176,33 @@ def _load_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> S
 
 
 def _block_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
-    judged = _load_score(problem, device, rank)
-    return replace(judged, value_s=judged.latency_s)
+    evaluation = _load_score(problem, device, rank)
+    return replace(evaluation, value_s=evaluation.latency_s)
 
 
 def _latencies(
-    problem: Problem,
-    devices: Int[np.ndarray, "B N"],
-    ranks: Int[np.ndarray, "..."] | None = None,
+    problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None = None
 ) -> Values:
     return _at_least(problem, devices, latencies(problem, devices, ranks))
 
 
 def _periods(
-    problem: Problem,
-    devices: Int[np.ndarray, "B N"],
-    ranks: Int[np.ndarray, "..."] | None = None,
+    problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None = None
 ) -> Values:
     del ranks  # a full pipeline has no order
     return _at_least(problem, devices, periods(problem, devices))
 
 
-def _at_least(problem: Problem, devices: Int[np.ndarray, "B N"], found: Values) -> Values:
-    """What devices of one processor take one after the other counts too."""
+def _at_least(problem: Problem, devices: Int[np.ndarray, "B N"], evaluated: Values) -> Values:
+    """Raise values to what devices of one processor take one after the other."""
     if not shares_processor(problem):
-        return found
+        return evaluated
     least_s = [serial_s(problem, simulate(problem, device)) for device in devices]
-    return np.maximum(found[0], least_s), found[1]
+    return np.maximum(evaluated[0], least_s), evaluated[1]
 
 
 def _loads(
-    problem: Problem,
-    devices: Int[np.ndarray, "B N"],
-    ranks: Int[np.ndarray, "..."] | None = None,
+    problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None = None
 ) -> Values:
     del ranks
     return host_load.values(problem, devices)

@@ -36,7 +36,7 @@ MAX_CYCLE = 1000
 
 
 def may_replicate(problem: Problem) -> bool:
-    """Whether a placement of a problem may have teams: a pipeline of an inference, and allowed."""
+    """True if a placement may have replica groups: a pipeline of an inference, and allowed."""
     return (
         problem.replicas
         and problem.num_devices > 1
@@ -57,7 +57,7 @@ def cycle_length(teams: Teams) -> int:
 def devices_of_sample(
     problem: Problem, device: Int[np.ndarray, "N"], teams: Teams, sample: int
 ) -> Int[np.ndarray, "N"]:
-    """Where the ops of one sample run."""
+    """Device of each op for one sample."""
     serves = np.arange(problem.num_devices)
     for team in teams:
         serves[team[0]] = team[sample % len(team)]
@@ -68,9 +68,9 @@ def busy_seconds(
     problem: Problem, device: Int[np.ndarray, "N"], teams: Teams
 ) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "C"]]:
     """Busy seconds per sample of each device and of each channel, over a cycle."""
-    from gdp.sim.batch import borrowed, checked_devices
     from gdp.sim.engine import arrays
-    from gdp.sim.kernels.batch import evaluate_periods
+    from gdp.sim.kernels.evaluate import evaluate_periods
+    from gdp.sim.latency import borrowed, checked_devices
 
     cycle = _require(problem, device, teams)
     problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
@@ -98,24 +98,21 @@ def peak_bytes(
     teams: Teams,
     rank: Int[np.ndarray, "N"] | None = None,
 ) -> Int[np.ndarray, "D"]:
-    """What each device holds at its fullest, by the objective's rule of memory."""
+    """Peak bytes of each device, by the objective's rule of memory."""
     _require(problem, device, teams)
     ways = max((len(team) for team in teams), default=1)
-    found = np.stack(
+    peak_rows = np.stack(
         [peaks(problem, devices_of_sample(problem, device, teams, i), rank) for i in range(ways)]
     )
-    most = found.max(axis=0)
+    most = peak_rows.max(axis=0)
     if objective_of(problem).pipelined and any(problem.cluster.host in team for team in teams):
         # The least is that of a sample which another member serves: inputs and outputs alone.
-        most[problem.cluster.host] += found.min(axis=0)[problem.cluster.host]
+        most[problem.cluster.host] += peak_rows.min(axis=0)[problem.cluster.host]
     return most
 
 
 def replicated_score(
-    problem: Problem,
-    device: Int[np.ndarray, "N"],
-    rank: Int[np.ndarray, "N"] | None,
-    teams: Teams,
+    problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None, teams: Teams
 ) -> Score:
     """The score of a placement with teams; raises `ValueError` where the objective has none."""
     from gdp.sim.latency import simulate

@@ -1,4 +1,4 @@
-"""The judge of every method: the value and the memory of a placement, by the problem's objective.
+"""Value and memory of placements, by the problem's objective.
 
 For `max_load` and `block_latency`, which have evaluators of their own, the period of a score is the
 largest load, its latency that of blocks, and its memory that of the weights.

@@ -1,4 +1,4 @@
-"""Segments: what a runtime executes as one sub-model when a placement is cut. Plain graph logic.
+"""Segments: sub-models that a runtime executes when a placement is cut. Plain graph logic.
 
 A runtime that runs cut models starts a segment when all its inputs exist and hands over its outputs
 when it ends, so the graph of segments (the quotient) must have no cycle. Inputs and outputs of the
@@ -52,9 +52,9 @@ def segments(graph: OpGraph, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N
     best = [0] * graph.num_ops
     fewest = len(works) + 1
     for first in sorted({flow.device[op] for op in ready}):
-        found, count = _take_turns(flow, ready, first)
+        turns, count = _take_turns(flow, ready, first)
         if count < fewest:
-            best, fewest = found, count
+            best, fewest = turns, count
     return _with_io(graph, np.array(best, dtype=np.int64))
 
 
@@ -292,7 +292,7 @@ def _neighbours(
 
 
 def _depends_through_others(graph: OpGraph, a: int | np.integer, b: int | np.integer) -> bool:
-    """Whether a path with another op on it joins a to b, so that merging them makes a cycle."""
+    """True if a path with another op on it joins a to b, so that merging them makes a cycle."""
     first, last = min(a, b), max(a, b)  # ids are topological: no path leads back
     src, dst = graph.edges
     reached = np.zeros(graph.num_ops, dtype=bool)

@@ -7,7 +7,7 @@ from tiny import random_problem
 
 from gdp.graph.fuse import coarsen
 from gdp.graph.groups import all_per_group, joined, merge_ids, sum_per_group
-from gdp.problem.contract import contracted
+from gdp.problem.problem import contracted
 
 
 @pytest.mark.parametrize("seed", range(20))

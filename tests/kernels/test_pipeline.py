@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numba.core.compiler import Flags
 
-from gdp.kernels import pipeline
+from gdp.kernels import options as pipeline
 from gdp.kernels.options import BARE, INNER
 
 

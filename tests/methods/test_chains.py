@@ -12,7 +12,7 @@ from gdp.learn.instances import Instance, make
 from gdp.learn.problems import load_problems
 from gdp.methods.base import Assignment, Search
 from gdp.methods.repair import repair
-from gdp.methods.scoring import Scored, best_of, score_all
+from gdp.methods.scoring import Evaluated, best_of, score_all
 from gdp.methods.search.budget import SearchConfig, side_by_side
 from gdp.methods.search.local_search import improve, local_search, simple_assignments
 from gdp.problem.problem import Problem, make_problem
@@ -22,12 +22,12 @@ from gdp.sim.score import score, values
 FOREVER = Clock(None)
 
 
-def begun(problem: Problem) -> Scored:
+def begun(problem: Problem) -> Evaluated:
     device = problem.group_allowed.argmax(axis=1)[problem.group]
     return score_all(problem, [Assignment(device)])[0]
 
 
-def searched(problem: Problem, chains: int, evaluations: int, config: SearchConfig) -> Scored:
+def searched(problem: Problem, chains: int, evaluations: int, config: SearchConfig) -> Evaluated:
     search = Search(seed=3, seconds=None, evaluations=evaluations, chains=chains)
     return improve(problem, [begun(problem)], search, FOREVER, config)
 

@@ -11,7 +11,7 @@ from gdp.methods.base import Assignment, Search
 from gdp.methods.fix_and_optimise import latency as fit
 from gdp.methods.fix_and_optimise.latency import applies, latency_fit, region
 from gdp.methods.portfolio import auto
-from gdp.methods.scoring import Scored, best_of
+from gdp.methods.scoring import Evaluated, best_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import memory_binds
 from gdp.sim.score import score, values
@@ -80,7 +80,7 @@ def test_never_worse_than_its_start_and_repeats(num_devices: int) -> None:
     assert bound >= 3
 
 
-def best_on(problem: Problem, device: np.ndarray) -> Scored:
+def best_on(problem: Problem, device: np.ndarray) -> Evaluated:
     return best_of(problem, [Assignment(device)])
 
 
@@ -119,7 +119,7 @@ def test_what_was_tried_is_not_proposed_again() -> None:
     best = best_on(problem, np.array([1, 0, 0, 0, 0, 0, 1]))
     model = build_paths(problem, best.value_s / 1000.0, timing_graph(problem, WorkBudget(1.0)))
     tried: list[np.ndarray] = []
-    high = Scored(best.assignment, 1, best.value_s)  # so that no solution is too slow
+    high = Evaluated(best.assignment, 1, best.value_s)  # so that no solution is too slow
     for _ in range(4):
         free = problem.group_allowed
         solved = fit._solved(model, free, tried, high, Clock(None))

@@ -11,12 +11,12 @@ from gdp.cluster.types import NO_CHANNEL
 from gdp.methods.base import Answer, Search
 from gdp.methods.exact.method import without_replicas
 from gdp.methods.portfolio import auto
-from gdp.methods.search.merged import merged, search_teams
+from gdp.methods.search.replica_groups import contract_replicas, search_teams
 from gdp.placement import Teams
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import periods
 from gdp.sim.replicas import may_replicate, period_s
 from gdp.sim.score import score
-from gdp.sim.throughput import periods
 
 
 def drawn(rng: np.random.Generator, num_ops: int, num_devices: int) -> Problem:
@@ -70,7 +70,7 @@ def test_a_team_is_busy_as_one_device_that_is_as_many_times_faster(
     rng = np.random.default_rng(len(channels) + len(teams))
     for _ in range(8):
         problem = alike(rng, channels)
-        option = merged(problem, teams)
+        option = contract_replicas(problem, teams)
         assert option is not None
         size = option.problem.num_devices
         assert size == 6 - sum(len(team) - 1 for team in teams)
@@ -87,7 +87,7 @@ def test_a_team_is_busy_as_one_device_that_is_as_many_times_faster(
 
 def test_one_team_of_all_leaves_nothing_to_search() -> None:
     problem = alike(np.random.default_rng(0), "pairs", 3)
-    assert merged(problem, ((0, 1, 2),)) is None
+    assert contract_replicas(problem, ((0, 1, 2),)) is None
 
 
 def test_the_search_of_teams_gets_its_budget_only_where_it_is_near() -> None:
@@ -137,7 +137,7 @@ def test_search_finds_better_teams_than_the_program_along_linear_orders() -> Non
     from gdp.costs.roofline import roofline
     from gdp.learn.instances import random_graph
     from gdp.methods.pipeline.method import replicated_pipeline
-    from gdp.methods.scoring import Scored
+    from gdp.methods.scoring import Evaluated
     from gdp.problem.problem import make_problem
 
     cluster, graph = cluster_preset("cpu+2xt4"), random_graph("layered-60-3")
@@ -147,7 +147,7 @@ def test_search_finds_better_teams_than_the_program_along_linear_orders() -> Non
     first = replicated_pipeline(problem, Search(seconds=None), linear_only=True).assignment
     assert first is not None
     before = score(problem, first.device, None, first.teams)
-    start = Scored(first, before.overflow_bytes, before.value_s)
+    start = Evaluated(first, before.overflow_bytes, before.value_s)
     search = Search(seconds=None, evaluations=2000)
     best, spent = search_teams(problem, start, search, np.inf, auto)
     assert best is not None

@@ -13,7 +13,7 @@ from gdp.methods.coarse import agreement, coarsened
 from gdp.methods.heuristics import multilevel as module
 from gdp.methods.heuristics.multilevel import LEAST, levels, multilevel
 from gdp.methods.portfolio import HEURISTICS
-from gdp.methods.scoring import Scored
+from gdp.methods.scoring import Evaluated
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
 
@@ -197,6 +197,8 @@ def test_small_graphs_are_recombined_where_memory_is_short_alone(
 
 def test_parents_differ_in_value() -> None:
     """Renamed devices are the same placement."""
-    made = [Scored(Assignment(np.array([k])), 0, value_s) for k, value_s in enumerate((2, 1, 1, 3))]
+    made = [
+        Evaluated(Assignment(np.array([k])), 0, value_s) for k, value_s in enumerate((2, 1, 1, 3))
+    ]
     assert [int(x.assignment.device[0]) for x in module._two_best(made)] == [1, 0]
     assert len(module._two_best(made[1:3])) == 1

@@ -15,7 +15,7 @@ import gdp
 from gdp.bounds.best import best_bound
 from gdp.methods.base import Search
 from gdp.methods.portfolio import HEURISTICS
-from gdp.methods.priorities import rate
+from gdp.methods.priorities import evaluate_rules
 from gdp.methods.table import METHODS
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import OBJECTIVES, Objective, Score, Values
@@ -137,7 +137,9 @@ def test_no_bound_is_claimed() -> None:
 def test_the_policy_rates_placements_by_energy() -> None:
     problem = problem_of(6)
     devices = np.array([[0] * 6, [2] * 6])
-    assert rate(problem, devices).seconds.tolist() == energies(problem, devices)[0].tolist()
+    assert (
+        evaluate_rules(problem, devices).seconds.tolist() == energies(problem, devices)[0].tolist()
+    )
 
 
 def test_place_takes_it_and_an_unknown_name_is_refused_with_the_list() -> None:

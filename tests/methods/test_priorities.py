@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tiny import fork_join, random_problem
 
-from gdp.methods.priorities import RULES, rank_under, ranks, rate, rules_of
+from gdp.methods.priorities import RULES, evaluate_rules, rank_under, ranks, rules_of
 from gdp.methods.timing import links, priority, timing
 from gdp.policy.advice import advice, incumbents
 from gdp.policy.evaluate import assignment, evaluate, judge
@@ -81,7 +81,7 @@ def test_the_best_rule_counts() -> None:
     for seed in range(6):
         problem = random_problem(seed, num_ops=30, num_devices=3)
         devices = random_devices(problem, 5, seed)
-        rated = rate(problem, devices)
+        rated = evaluate_rules(problem, devices)
         by_rule = []
         for rule in rules_of(problem):
             rows = [values(problem, d[None], rank_under(problem, d, rule)) for d in devices]
@@ -97,7 +97,7 @@ def test_the_best_rule_counts() -> None:
 def test_a_period_has_no_priorities() -> None:
     problem = random_problem(1, num_ops=20, num_devices=3, objective="throughput")
     devices = random_devices(problem, 3, 0)
-    assert rate(problem, devices).evaluations == 3
+    assert evaluate_rules(problem, devices).evaluations == 3
     np.testing.assert_array_equal(evaluate(problem, devices)[0], values(problem, devices)[0])
 
 

@@ -9,9 +9,9 @@ from gdp.cluster.types import make_cluster
 from gdp.methods import repair as repair_module
 from gdp.methods.base import Assignment, Search
 from gdp.methods.ranks import depth_first_rank
-from gdp.methods.repair import repair, settle
+from gdp.methods.repair import repair, repair_and_select
 from gdp.methods.scoring import (
-    Scored,
+    Evaluated,
     best_of,
     missing_text,
     nearest_allowed,
@@ -24,13 +24,13 @@ from gdp.sim.score import score
 FOREVER = Clock(None)
 
 
-def start_of(problem: Problem, device: list[int], rank: list[int] | None = None) -> Scored:
+def start_of(problem: Problem, device: list[int], rank: list[int] | None = None) -> Evaluated:
     """A placement as the simulator scores it."""
     order = None if rank is None else np.array(rank)
     return score_all(problem, [Assignment(np.array(device), order)])[0]
 
 
-def fits(problem: Problem, found: Scored) -> bool:
+def fits(problem: Problem, found: Evaluated) -> bool:
     """Whether the placement really fits and keeps the constraints."""
     device, rank = found.assignment.device, found.assignment.rank
     judged = score(problem, device, rank)
@@ -72,7 +72,7 @@ def test_a_fast_placement_that_fits_in_another_order_beats_a_slow_one_that_fits(
     fast = Assignment(np.zeros(5, dtype=np.int64), np.arange(5))
     slow = Assignment(np.ones(5, dtype=np.int64))
     assert score_all(problem, [fast])[0].overflow_bytes > 0
-    answer = settle(problem, Search(seconds=None), [slow, fast], "test")
+    answer = repair_and_select(problem, Search(seconds=None), [slow, fast], "test")
     assert answer.assignment is not None
     assert not answer.assignment.device.any()
     assert score(problem, answer.assignment.device, answer.assignment.rank).value_s == 9.0
@@ -125,7 +125,7 @@ def lumpy(objective: str = "latency") -> Problem:
 def without_annealing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail where the stages before annealing do not suffice."""
 
-    def never(*_: object) -> Scored:
+    def never(*_: object) -> Evaluated:
         raise AssertionError("an earlier stage fits")
 
     monkeypatch.setattr(repair_module, "anneal_to_fit", never)
@@ -191,11 +191,11 @@ def test_random_misfits_are_mended_where_there_is_room(seed: int) -> None:
 def test_settling_says_that_a_placement_was_repaired() -> None:
     problem = lumpy()
     wrong = Assignment(np.zeros(5, dtype=np.int64))
-    answer = settle(problem, Search(seconds=None), [wrong], "blocks")
+    answer = repair_and_select(problem, Search(seconds=None), [wrong], "blocks")
     assert answer.assignment is not None
     assert answer.reason == "blocks overflowed device memory; its placement was repaired"
     right = Assignment(np.array([0, 0, 1, 1, 1]))
-    answer = settle(problem, Search(seconds=None), [wrong, right], "blocks")
+    answer = repair_and_select(problem, Search(seconds=None), [wrong, right], "blocks")
     assert answer.assignment is right
     assert answer.reason == ""
 

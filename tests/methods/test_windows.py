@@ -9,7 +9,7 @@ from tiny import cpu, plain_graph, random_devices, random_problem, unit_cluster
 from gdp.clock import Clock
 from gdp.cluster.types import make_cluster
 from gdp.methods.base import Assignment, Search
-from gdp.methods.scoring import Scored, score_all
+from gdp.methods.scoring import Evaluated, score_all
 from gdp.methods.search.budget import Budget, SearchConfig
 from gdp.methods.search.local_search import improve
 from gdp.methods.search.windows import WindowConfig, WindowSearch, search_windows
@@ -19,7 +19,7 @@ FOREVER = Clock(None)
 SMALL = WindowConfig(state_ops=12, steps=40)
 
 
-def begun(problem: Problem, device: np.ndarray, rank: np.ndarray | None = None) -> Scored:
+def begun(problem: Problem, device: np.ndarray, rank: np.ndarray | None = None) -> Evaluated:
     return score_all(problem, [Assignment(device, rank)])[0]
 
 

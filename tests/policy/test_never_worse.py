@@ -8,8 +8,8 @@ from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.learn.instances import limit_memory
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import HEURISTICS
-from gdp.methods.priorities import RULES, rank_under, under_rules
-from gdp.methods.scoring import Scored, score_all
+from gdp.methods.priorities import RULES, best_priority_rule, rank_under
+from gdp.methods.scoring import Evaluated, score_all
 from gdp.policy.method import place_with_policy
 from gdp.policy.policy import default_checkpoint
 from gdp.problem.problem import Problem
@@ -56,8 +56,8 @@ def test_own_ranks_stay_in_the_running() -> None:
             score_all(problem, [Assignment(device[0], rank) for rank in rows]),
             key=lambda entry: entry.key,
         )
-        rated = under_rules(problem, own)
-        by_rule: list[Scored] = score_all(
+        rated = best_priority_rule(problem, own)
+        by_rule: list[Evaluated] = score_all(
             problem, [Assignment(device[0], rank_under(problem, device[0], r)) for r in RULES]
         )
         assert rated.key == min(own.key, *(entry.key for entry in by_rule))

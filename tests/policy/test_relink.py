@@ -14,7 +14,7 @@ from tiny import (
 )
 
 from gdp.clock import Clock
-from gdp.methods.priorities import RULES, rate, rules_of
+from gdp.methods.priorities import RULES, evaluate_rules, rules_of
 from gdp.methods.timing import timing
 from gdp.policy.relink import parts_of, relink
 from gdp.problem.problem import Problem, make_problem
@@ -35,11 +35,11 @@ def two_chains(length: int, objective: str = "latency") -> Problem:
 def test_two_placements_that_are_half_right_make_one_that_is_right(objective: str) -> None:
     problem = two_chains(8, objective)
     halves = np.stack([np.tile([0, 3], 8), np.tile([2, 1], 8)])
-    rated = rate(problem, halves)
+    rated = evaluate_rules(problem, halves)
     made = relink(problem, halves, rated.seconds, rated.overflow)
     np.testing.assert_array_equal(made.device, np.tile([0, 1], 8))
     assert rated.seconds.tolist() == [24.0, 24.0]
-    assert rate(problem, made.device[None]).seconds[0] == 8.0
+    assert evaluate_rules(problem, made.device[None]).seconds[0] == 8.0
     if objective == "latency":
         # Rules; two parts, alone and together; then, twice, eight ops, all of which do harm.
         assert made.evaluations == len(RULES) + 2 + 2 + 8 + 8
@@ -51,10 +51,10 @@ def test_a_part_makes_it_fit() -> None:
     problem = make_problem(graph, unit_cluster(2), np.tile([[1.0, 2.0]], (3, 1)))
     problem = with_memory(problem, 24)
     devices = np.array([[0, 0, 0], [1, 1, 1]])
-    rated = rate(problem, devices)
+    rated = evaluate_rules(problem, devices)
     assert (rated.overflow > 0).all()
     made = relink(problem, devices, rated.seconds, rated.overflow)
-    assert made.overflow == rate(problem, made.device[None]).overflow[0] == 0
+    assert made.overflow == evaluate_rules(problem, made.device[None]).overflow[0] == 0
 
 
 def grouped(seed: int, objective: str) -> tuple[Problem, np.ndarray]:
@@ -72,11 +72,11 @@ def test_never_worse_within_the_budget_and_of_parts_of_what_was_given(objective:
     better = 0
     for seed in range(60):
         problem, devices = grouped(seed, objective)
-        rated = rate(problem, devices)
+        rated = evaluate_rules(problem, devices)
         best = min(zip(rated.overflow.tolist(), rated.seconds.tolist(), strict=True))
         for most in (None, 40, 0):
             made = relink(problem, devices, rated.seconds, rated.overflow, most=most)
-            found = rate(problem, made.device[None])
+            found = evaluate_rules(problem, made.device[None])
             key = (int(found.overflow[0]), float(found.seconds[0]))
             assert key <= best
             assert found.overflow[0] <= made.overflow
@@ -112,7 +112,7 @@ def test_what_fits_is_begun_from_however_slow_it_is() -> None:
     problem = make_problem(graph, unit_cluster(2), np.array([[1.0, 9.0], [1.0, 9.0]]))
     problem = with_memory(problem, 15)
     devices = np.array([[0, 0], [0, 1]])
-    rated = rate(problem, devices)
+    rated = evaluate_rules(problem, devices)
     made = relink(problem, devices, rated.seconds, rated.overflow, most=0)
     assert made.device.tolist() == [0, 1]
     assert made.overflow == 0
@@ -123,7 +123,7 @@ def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     problem = two_chains(8)
     devices = random_devices(problem, 0, count=6)
-    rated = rate(problem, devices)
+    rated = evaluate_rules(problem, devices)
     counted, values = 0, priorities.values
 
     def counting(*arguments):
@@ -139,7 +139,7 @@ def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_clock_that_is_over_leaves_the_best() -> None:
     problem = fork_join()
     devices = random_devices(problem, 0, count=4)
-    rated = rate(problem, devices)
+    rated = evaluate_rules(problem, devices)
     made = relink(problem, devices, rated.seconds, rated.overflow, clock=Clock(0.0))
     np.testing.assert_array_equal(made.device, devices[np.argmin(rated.seconds)])
     assert made.evaluations == len(rules_of(problem))

@@ -9,7 +9,7 @@ from tiny import fork_join
 from gdp.methods.base import Answer, Search
 from gdp.methods.portfolio import auto
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, derived
+from gdp.problem.problem import Problem, cached_on_problem
 from gdp.sim.engine import arrays
 from gdp.sim.score import score
 
@@ -17,7 +17,7 @@ from gdp.sim.score import score
 def test_a_derived_function_runs_once_per_problem_and_arguments() -> None:
     calls: list[int] = []
 
-    @derived
+    @cached_on_problem
     def times(problem: Problem, factor: int, *, plus: int = 0) -> int:
         calls.append(factor)
         return factor * problem.num_ops + plus

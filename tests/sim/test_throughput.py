@@ -7,7 +7,7 @@ from reference_simulator import pipeline_peaks as wanted_peaks
 from tiny import random_devices, random_problem, without_queues
 
 from gdp.sim.memory import pipeline_peaks
-from gdp.sim.throughput import periods
+from gdp.sim.objectives import periods
 
 
 @pytest.mark.parametrize("free", [False, True])

@@ -36,7 +36,7 @@ from gdp.learn.hsdag.network import (
 from gdp.learn.hsdag.nodes import ColocatedNodes, HsdagConfig, make_nodes
 from gdp.learn.ppo import advantages
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.repair import settle
+from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import unsupported
 from gdp.policy.compilation import use_cache
 from gdp.policy.model.config import Params
@@ -416,7 +416,7 @@ def hsdag(
         params=params, progress=progress,
     )  # fmt: skip
     if found.value_s == float("inf"):
-        answer = settle(problem, search, [Assignment(found.last)], "hsdag")
+        answer = repair_and_select(problem, search, [Assignment(found.last)], "hsdag")
         spent = answer.evaluations + found.evaluations
         return Answer(answer.assignment, reason=answer.reason, evaluations=spent)
     return Answer(

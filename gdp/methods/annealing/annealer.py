@@ -5,7 +5,7 @@ Steps are deterministic: how they are cut into calls, and so the clock, changes 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
@@ -13,13 +13,13 @@ from jaxtyping import Int
 from gdp.clock import Clock
 from gdp.graph.index import inverse
 from gdp.methods.base import Assignment
-from gdp.methods.scoring import Scored, score_all
+from gdp.methods.scoring import Evaluated, score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.score import values
 
 if TYPE_CHECKING:  # the kernels load numba
-    from gdp.methods.annealing.annealer_kernels import Schedule
+    from gdp.methods.annealing.annealer_kernels import CoolingSchedule
 
 # Seconds between two looks at the clock, at most: what Ctrl-C waits for.
 _SLICE_S = 0.05
@@ -27,7 +27,7 @@ _SLICE_S = 0.05
 
 @dataclass(frozen=True)
 class AnnealConfig:
-    """How hot, how long, and what is tried. Temperatures are shares of the start's value."""
+    """Temperatures (shares of the start's value), rounds and kinds of steps."""
 
     hot: float = 1e-3
     cold: float = 1e-4
@@ -54,44 +54,119 @@ FIT = AnnealConfig(hot=1e-2, cold=1e-5, fit=True)
 """For placements that overflow memory."""
 
 
-@runtime_checkable
-class Annealer(Protocol):
-    """One annealing run."""
+class Annealer:
+    """One annealing run: the state and operations that all annealers share."""
+
+    simulates = True  # a step costs a simulation
+    default = AnnealConfig()
+
+    def __init__(self, problem: Problem, start: Evaluated, seed: int) -> None:
+        from gdp.methods.annealing.annealer_kernels import NUM_STEPS, AnnealState
+        from gdp.methods.annealing.moves_kernels import Proposal
+        from gdp.sim.engine import arrays, workspace
+
+        self.problem = problem
+        self.start = start
+        self.methods = arrays_of(problem)
+        self.engine = arrays(problem)
+        self.work = workspace(problem)
+        groups, ops = problem.num_groups, problem.num_ops
+        now = [start.value_s, float(start.overflow_bytes)] * 2
+        self.chain = AnnealState(
+            device=start.assignment.device.astype(np.int32),
+            best_device=start.assignment.device.astype(np.int32),
+            order=np.arange(ops),
+            movable=np.flatnonzero(problem.group_allowed.sum(axis=1) > 1),
+            undo=np.zeros(groups, np.int32),
+            value=np.array(now),
+            count=np.zeros(3, np.int64),
+            kind_share=np.zeros(NUM_STEPS),
+            tried=np.zeros(NUM_STEPS, np.int64),
+            gained=np.zeros(NUM_STEPS, np.int64),
+        )
+        self.proposal = Proposal(
+            group=np.zeros(groups, np.int64),
+            device=np.zeros(groups, np.int64),
+            size=np.zeros(1, np.int64),
+            stamp=np.zeros(groups, np.int64),
+            seen=np.zeros(ops, np.int64),
+            number=np.zeros(1, np.int64),
+            queue=np.zeros(ops, np.int64),
+            random=np.array([seed], dtype=np.uint64),
+        )
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
         """Do some of a round of `of` steps; True where the search is over before that."""
-        ...
+        raise NotImplementedError
+
+    def plan(self, steps: int, config: AnnealConfig) -> "CoolingSchedule":
+        """The schedule of a round of so many steps."""
+        from gdp.methods.annealing.annealer_kernels import CoolingSchedule
+
+        shares = np.array(config.shares)
+        self.chain.kind_share[:] = np.cumsum(shares) / shares.sum()
+        total = float(self.problem.graph.weight_bytes.sum() + self.problem.graph.tensor_bytes.sum())
+        memory = self.problem.cluster.memory_bytes.astype(float)
+        return CoolingSchedule(
+            hot=config.hot,
+            cold=config.cold,
+            steps=steps,
+            value0_s=max(self.start.value_s, 1e-30),
+            bytes0=max(1.0, min(float(memory.mean()), total)),
+            weight_s=1e-3 if config.fit else 1.0,
+            weight_bytes=1.0 if config.fit else config.overflow_price,
+            until_fits=config.fit,
+        )
+
+    def set_order(self, order: Int[np.ndarray, "N"]) -> None:
+        """Make an order of the ops the priorities."""
+        self.work.by_position[:] = order
+        self.work.position[order] = np.arange(len(order))
 
     def restart(self) -> None:
-        """Begin a round, from the best placement so far."""
-        ...
+        """Go on from the best placement."""
+        from gdp.methods.annealing import annealer_kernels as rows
 
-    def best(self) -> Scored:
-        """The best placement so far."""
-        ...
+        c = self.chain
+        c.device[:] = c.best_device
+        c.value[[rows.NOW_S, rows.NOW_BYTES]] = c.value[[rows.BEST_S, rows.BEST_BYTES]]
+        c.count[rows.STEP] = 0
+
+    def best(self) -> Evaluated:
+        """The best placement so far, with the priorities of the start."""
+        return self.best_with(self.start.assignment.rank)
+
+    def best_with(self, rank: Int[np.ndarray, "N"] | None) -> Evaluated:
+        """The best placement so far, with these priorities."""
+        from gdp.methods.annealing.annealer_kernels import BEST_BYTES, BEST_S
+
+        return Evaluated(
+            Assignment(self.chain.best_device.astype(np.int64), rank),
+            int(self.chain.value[BEST_BYTES]),
+            float(self.chain.value[BEST_S]),
+            self.evaluations,
+        )
 
     @property
     def evaluations(self) -> int:
         """Placements simulated so far."""
-        ...
+        from gdp.methods.annealing.annealer_kernels import EVALUATIONS
+
+        return int(self.chain.count[EVALUATIONS])
 
 
-def annealer_of(problem: Problem) -> "AnnealerType":
+def annealer_of(problem: Problem) -> type[Annealer]:
     """The annealer of the problem's objective: compiled, or else one that simulates each step."""
     return ANNEALERS.get(problem.objective, SimulatingAnnealer)
 
 
-def make_annealer(problem: Problem, start: Scored, seed: int) -> Annealer:
+def make_annealer(problem: Problem, start: Evaluated, seed: int) -> Annealer:
     """An annealer for the problem's objective."""
     return annealer_of(problem)(problem, start, seed)
 
 
 def anneal(
-    annealer: Annealer,
-    steps: int,
-    config: AnnealConfig,
-    clock: Clock,
-    evaluations: int | None,
+    annealer: Annealer, steps: int, config: AnnealConfig, clock: Clock, evaluations: int | None
 ) -> bool:
     """One round; True where it ended early, by the clock, the budget or the first fit."""
     annealer.restart()
@@ -116,7 +191,7 @@ def anneal(
 
 def anneal_to_fit(
     problem: Problem, start: Assignment, clock: Clock, seed: int, evaluations: int
-) -> Scored:
+) -> Evaluated:
     """The first placement that fits, or the one of least overflow after `evaluations`."""
     scored = score_all(problem, [start])[0]
     chain = make_annealer(problem, scored, seed)
@@ -130,110 +205,7 @@ def anneal_to_fit(
     return chain.best()
 
 
-class _Run:
-    """What all annealers hold and do alike."""
-
-    simulates = True  # a step costs a simulation
-    default = AnnealConfig()
-
-    def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
-        from gdp.methods.annealing.annealer_kernels import NUM_STEPS, Chain
-        from gdp.methods.annealing.moves_kernels import Proposal
-        from gdp.sim.engine import arrays, workspace
-
-        self.problem = problem
-        self.start = start
-        self.methods = arrays_of(problem)
-        self.engine = arrays(problem)
-        self.work = workspace(problem)
-        groups, ops = problem.num_groups, problem.num_ops
-        now = [start.value_s, float(start.overflow_bytes)] * 2
-        self.chain = Chain(
-            device=start.assignment.device.astype(np.int32),
-            best_device=start.assignment.device.astype(np.int32),
-            order=np.arange(ops),
-            movable=np.flatnonzero(problem.group_allowed.sum(axis=1) > 1),
-            undo=np.zeros(groups, np.int32),
-            value=np.array(now),
-            count=np.zeros(3, np.int64),
-            kind_share=np.zeros(NUM_STEPS),
-            tried=np.zeros(NUM_STEPS, np.int64),
-            gained=np.zeros(NUM_STEPS, np.int64),
-        )
-        self.proposal = Proposal(
-            group=np.zeros(groups, np.int64),
-            device=np.zeros(groups, np.int64),
-            size=np.zeros(1, np.int64),
-            stamp=np.zeros(groups, np.int64),
-            seen=np.zeros(ops, np.int64),
-            number=np.zeros(1, np.int64),
-            queue=np.zeros(ops, np.int64),
-            random=np.array([seed], dtype=np.uint64),
-        )
-
-    def plan(self, steps: int, config: AnnealConfig) -> "Schedule":
-        """The schedule of a round of so many steps."""
-        from gdp.methods.annealing.annealer_kernels import Schedule
-
-        shares = np.array(config.shares)
-        self.chain.kind_share[:] = np.cumsum(shares) / shares.sum()
-        total = float(self.problem.graph.weight_bytes.sum() + self.problem.graph.tensor_bytes.sum())
-        memory = self.problem.cluster.memory_bytes.astype(float)
-        return Schedule(
-            hot=config.hot,
-            cold=config.cold,
-            steps=steps,
-            value0_s=max(self.start.value_s, 1e-30),
-            bytes0=max(1.0, min(float(memory.mean()), total)),
-            weight_s=1e-3 if config.fit else 1.0,
-            weight_bytes=1.0 if config.fit else config.overflow_price,
-            until_fits=config.fit,
-        )
-
-    def set_order(self, order: Int[np.ndarray, "N"]) -> None:
-        """Make an order of the ops the priorities."""
-        self.work.by_position[:] = order
-        self.work.position[order] = np.arange(len(order))
-
-    def restart(self) -> None:
-        """Go on from the best placement."""
-        from gdp.methods.annealing.annealer_kernels import (
-            BEST_BYTES,
-            BEST_S,
-            NOW_BYTES,
-            NOW_S,
-            STEP,
-        )
-
-        c = self.chain
-        c.device[:] = c.best_device
-        c.value[[NOW_S, NOW_BYTES]] = c.value[[BEST_S, BEST_BYTES]]
-        c.count[STEP] = 0
-
-    def best(self) -> Scored:
-        """The best placement so far, with the priorities of the start."""
-        return self.best_with(self.start.assignment.rank)
-
-    def best_with(self, rank: Int[np.ndarray, "N"] | None) -> Scored:
-        """The best placement so far, with these priorities."""
-        from gdp.methods.annealing.annealer_kernels import BEST_BYTES, BEST_S
-
-        return Scored(
-            Assignment(self.chain.best_device.astype(np.int64), rank),
-            int(self.chain.value[BEST_BYTES]),
-            float(self.chain.value[BEST_S]),
-            self.evaluations,
-        )
-
-    @property
-    def evaluations(self) -> int:
-        """Placements simulated so far."""
-        from gdp.methods.annealing.annealer_kernels import EVALUATIONS
-
-        return int(self.chain.count[EVALUATIONS])
-
-
-class SimulatingAnnealer(_Run):
+class SimulatingAnnealer(Annealer):
     """Every step asks the objective for its value, whatever it is; priorities stay the start's."""
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
@@ -256,10 +228,10 @@ class SimulatingAnnealer(_Run):
         return False
 
 
-class LatencyAnnealer(_Run):
+class LatencyAnnealer(Annealer):
     """Every step is one exact simulation, with priorities where the start has some."""
 
-    def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
+    def __init__(self, problem: Problem, start: Evaluated, seed: int) -> None:
         super().__init__(problem, start, seed)
         rank = start.assignment.rank
         self._by_rank = rank is not None and bool((rank != rank[0]).any())
@@ -273,36 +245,26 @@ class LatencyAnnealer(_Run):
         from gdp.methods.annealing.annealer_kernels import anneal_latency
 
         plan = self.plan(of, config)
-        return bool(
-            anneal_latency(
-                self.methods,
-                self.engine,
-                self.work,
-                self.chain,
-                self.proposal,
-                plan,
-                self._by_rank,
-                steps,
-            )
-        )
+        given = self.methods, self.engine, self.work, self.chain, self.proposal
+        return bool(anneal_latency(*given, plan, self._by_rank, steps))
 
     def restart(self) -> None:
         """Begin a round, from the best placement so far."""
         super().restart()
         self.set_order(self.chain.order)
 
-    def best(self) -> Scored:
+    def best(self) -> Evaluated:
         """The best placement so far, with its priorities."""
         return self.best_with(inverse(self.chain.order) if self._by_rank else None)
 
 
-class PeriodAnnealer(_Run):
+class PeriodAnnealer(Annealer):
     """Every step costs what its move changes: O(degree) for each op moved."""
 
     simulates = False
     default = AnnealConfig(first_steps=20_000)
 
-    def __init__(self, problem: Problem, start: Scored, seed: int) -> None:
+    def __init__(self, problem: Problem, start: Evaluated, seed: int) -> None:
         from gdp.methods.annealing.period_moves_kernels import make_loads, new_loads
 
         super().__init__(problem, start, seed)
@@ -324,22 +286,10 @@ class PeriodAnnealer(_Run):
         from gdp.methods.annealing.annealer_kernels import anneal_period
 
         plan = self.plan(of, config)
-        return bool(
-            anneal_period(
-                self.methods,
-                self.engine,
-                self.work,
-                self.chain,
-                self.proposal,
-                self._loads,
-                self._guides,
-                plan,
-                self._order,
-                self._order,
-                config.guide,
-                steps,
-            )
-        )
+        given = self.methods, self.engine, self.work, self.chain, self.proposal
+        orders = self._order, self._order
+        loads = self._loads, self._guides
+        return bool(anneal_period(*given, *loads, plan, *orders, config.guide, steps))
 
     def restart(self) -> None:
         """Begin a round, from the best placement so far."""
@@ -350,10 +300,5 @@ class PeriodAnnealer(_Run):
         self._guides[0] = self._guides[1]
 
 
-AnnealerType = type[SimulatingAnnealer] | type[LatencyAnnealer] | type[PeriodAnnealer]
-
-ANNEALERS: dict[str, AnnealerType] = {
-    "latency": LatencyAnnealer,
-    "throughput": PeriodAnnealer,
-}
+ANNEALERS: dict[str, type[Annealer]] = {"latency": LatencyAnnealer, "throughput": PeriodAnnealer}
 """The compiled annealers."""

@@ -21,20 +21,20 @@ from gdp.methods.annealing.period_moves_kernels import (
     restore_loads,
     save_loads,
 )
-from gdp.sim.kernels.memory import evaluate, overflow, pipeline_peaks
+from gdp.sim.kernels.evaluate import evaluate, overflow, pipeline_peaks
 
 RANK_SWAP = NUM_KINDS  # the kind of step that exchanges two priorities
 NUM_STEPS = NUM_KINDS + 1
 
-# Rows of Chain.value
+# Rows of AnnealState.value
 NOW_S, NOW_BYTES, BEST_S, BEST_BYTES = 0, 1, 2, 3
-# Rows of Chain.count
+# Rows of AnnealState.count
 STEP, EVALUATIONS, IMPROVED = 0, 1, 2
 REBUILD = 1 << 17  # steps after which sums of floats are made anew
 
 
-class Schedule(NamedTuple):
-    """How hot the annealing is, by step, and what an energy is made of."""
+class CoolingSchedule(NamedTuple):
+    """Temperature by step, and the terms of an energy."""
 
     hot: float
     cold: float
@@ -46,7 +46,7 @@ class Schedule(NamedTuple):
     until_fits: bool  # stop at the first placement that fits
 
 
-class Chain(NamedTuple):
+class AnnealState(NamedTuple):
     """One annealing run. Axes: N ops, G groups, M groups with a choice."""
 
     device: np.ndarray  # [N] int32, now
@@ -61,7 +61,7 @@ class Chain(NamedTuple):
     gained: np.ndarray  # [NUM_STEPS] improvements of the best
 
 
-as_struct(Schedule, Chain)
+as_struct(CoolingSchedule, AnnealState)
 
 
 @numba.njit(**INNER_INLINE)
@@ -290,7 +290,7 @@ def pipeline_overflow(a, m, w, c, loads):
 @numba.njit(**BARE)
 @no_type_check
 def anneal_period(m, a, w, c, p, loads, guides, plan, order, place, guide_weight, steps):
-    """As `anneal_latency`, for the period, by what each move changes. True: stop, it fits.
+    """Anneal the period by what each move changes. True: stop, it fits.
 
     `guides` is the current and the best mean square of the loads: the period alone is flat, as most
     moves leave the busiest device alone.

@@ -1,4 +1,4 @@
-"""What the local search tries next: sets of groups and the device that each would move to.
+"""Moves of the local search: sets of groups and the device that each would go to.
 
 A proposal is left in `Proposal.group[:n]` and `Proposal.device[:n]`, each group at most once and
 never to the device it is on. Axes as in `gdp.problem.arrays`.

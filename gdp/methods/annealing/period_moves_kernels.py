@@ -80,7 +80,7 @@ def restore_loads(loads):
 @numba.njit(**INNER_INLINE)
 @no_type_check
 def pays_segment(m, loads, op):
-    """Whether an op opens a segment, for which its device may charge."""
+    """True if an op opens a segment, for which its device may charge."""
     return m.opens[op] or (loads.foreign[op] > 0 and not m.is_io[op])
 
 
@@ -215,7 +215,7 @@ def move_op(m, loads, device, op, new):
 @numba.njit(**INNER_INLINE)
 @no_type_check
 def may_overflow(m, loads):
-    """Whether the upper bound of the memory used is over that of some device."""
+    """True if the upper bound of the memory used is over that of some device."""
     for d in range(loads.room_bytes.shape[0]):  # noqa: SIM110 (a kernel)
         if loads.room_bytes[d] > m.memory_bytes[d]:
             return True

@@ -33,7 +33,7 @@ from gdp.methods.exact.hypergraph import work_bound_s
 from gdp.methods.exact.max_load import least_load
 from gdp.methods.exact.targets import CLOSE, ProofState, close_gap
 from gdp.methods.scoring import (
-    Scored,
+    Evaluated,
     best_of,
     group_seconds,
     proven_misfit,
@@ -272,7 +272,7 @@ def least_period(problem: Problem, search: Search) -> Answer:
     return _simulated(state.best, state.bound_s, state.by)
 
 
-def _fitting_s(scored: Scored) -> float:
+def _fitting_s(scored: Evaluated) -> float:
     """The value; inf where memory overflows."""
     return scored.value_s if scored.overflow_bytes == 0 else np.inf
 
@@ -299,7 +299,7 @@ def least_latency(problem: Problem, search: Search) -> Answer:
     return _simulated(best, solution.bound_s, "CP-SAT over all schedules")
 
 
-def _start(problem: Problem, search: Search) -> tuple[Clock, Scored | Answer]:
+def _start(problem: Problem, search: Search) -> tuple[Clock, Evaluated | Answer]:
     """A good placement to begin with, or the answer that nothing can fit."""
     from gdp.methods.portfolio import auto
 
@@ -327,7 +327,7 @@ def _serial_s(problem: Problem) -> float:
     return float(compute_s.sum() + sent_s.sum() * (problem.num_devices - 1)) or 1.0
 
 
-def _simulated(best: Scored, bound_s: float, by: str) -> Answer:
+def _simulated(best: Evaluated, bound_s: float, by: str) -> Answer:
     """The answer of the event simulator's best placement, and how certain it is."""
     if best.overflow_bytes > 0:
         return Answer(None, reason=_NO_FIT, bound_s=bound_s, bound_by=by)

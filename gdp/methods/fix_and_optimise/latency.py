@@ -33,9 +33,9 @@ from gdp.methods.fix_and_optimise.rounds import (
     solve_in_rounds,
     target_s,
 )
-from gdp.methods.priorities import under_rules
+from gdp.methods.priorities import best_priority_rule
 from gdp.methods.repair import repair
-from gdp.methods.scoring import Scored, best_of, expand
+from gdp.methods.scoring import Evaluated, best_of, expand
 from gdp.methods.search.local_search import improve
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
@@ -72,7 +72,7 @@ def latency_fit(problem: Problem, search: Search) -> Answer:
     )
 
 
-def _improved(problem: Problem, best: Scored, seed: int, clock: Clock) -> Scored:
+def _improved(problem: Problem, best: Evaluated, seed: int, clock: Clock) -> Evaluated:
     """The best of a placement and the solutions of all rounds."""
     count, rng = best.evaluations, np.random.default_rng(seed)
     unit_s = best.value_s / UNIT
@@ -106,7 +106,7 @@ def _least_s(program: LinearProgram, clock: Clock) -> float:
 
 
 def region(
-    problem: Problem, best: Scored, rng: np.random.Generator, k: int
+    problem: Problem, best: Evaluated, rng: np.random.Generator, k: int
 ) -> Bool[np.ndarray, "G D"]:
     """Free devices in round k: two devices for their groups, or all devices for a window.
 
@@ -144,7 +144,7 @@ def _solved(
     program: LinearProgram,
     free: Bool[np.ndarray, "G D"],
     tried: list[Int[np.ndarray, "G"]],
-    best: Scored,
+    best: Evaluated,
     clock: Clock,
 ) -> Solution:
     """HiGHS's answer for a region, better than the best and different from all prior solutions."""
@@ -166,10 +166,10 @@ def _solved(
     return least_whole(program._replace(high=high), between, seconds, _GAP, _NODES)
 
 
-def _polished(problem: Problem, device: Int[np.ndarray, "N"], seed: int, clock: Clock) -> Scored:
+def _polished(problem: Problem, device: Int[np.ndarray, "N"], seed: int, clock: Clock) -> Evaluated:
     """A placement under the rules, repaired and searched on for a few simulations."""
     count = int(np.clip(_POLISHED_OPS // problem.num_ops, *_POLISH))
-    placed = under_rules(problem, best_of(problem, [Assignment(device)]))
+    placed = best_priority_rule(problem, best_of(problem, [Assignment(device)]))
     if placed.overflow_bytes > 0:
         placed = repair(problem, placed, clock, seed, count)
         if placed.overflow_bytes > 0:

@@ -49,8 +49,8 @@ from gdp.methods.fix_and_optimise.rounds import (
     target_s,
 )
 from gdp.methods.repair import repair
-from gdp.methods.scoring import Scored, best_of
-from gdp.methods.search.again import improve_again
+from gdp.methods.scoring import Evaluated, best_of
+from gdp.methods.search.local_search import multi_restart
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.symmetry import classes_of, links_alike, same
@@ -78,7 +78,7 @@ Parts = list[list[int]]
 class PeriodRounds:
     """The state of the rounds: best placement, rows of memory, last solution."""
 
-    best: Scored
+    best: Evaluated
     points: SeparationPoints = NO_POINTS
     solution: PlacementSolution = NOTHING  # of the last rounds, below their `upper_s`
 
@@ -107,10 +107,10 @@ def applies(problem: Problem) -> bool:
 def period_fit(problem: Problem, search: Search) -> Answer:
     """The best pipeline of the program's rounds, from `search.start` or prior answers on."""
 
-    def improve(first: Scored, clock: Clock) -> Scored:
+    def improve(first: Evaluated, clock: Clock) -> Evaluated:
         limits = RoundLimits(_GAP, _NODES, search.seed)
         few = Search(seed=search.seed, seconds=None, evaluations=_SEARCHED)
-        known = PeriodRounds(improve_again(problem, first, few, clock.part(_SEARCH_SHARE)))
+        known = PeriodRounds(multi_restart(problem, first, few, clock.part(_SEARCH_SHARE)))
         if problem.num_devices == 2 or load_program_size(problem) <= _FEW_ENTRIES:
             return solve_rounds(problem, known, clock, limits).best
         coarse = replace(limits, nodes=_SPLIT_NODES)
@@ -165,7 +165,7 @@ def solve_rounds(
     return PeriodRounds(best, points, solution)
 
 
-def _better(best: Scored, other: Scored, evaluations: int = 0) -> Scored:
+def _better(best: Evaluated, other: Evaluated, evaluations: int = 0) -> Evaluated:
     """The better of two placements, with the evaluations of both and some more."""
     count = best.evaluations + other.evaluations + evaluations
     return replace(min(best, other, key=lambda scored: scored.key), evaluations=count)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.scoring import Scored, best_of, expand, missing_text
+from gdp.methods.scoring import Evaluated, best_of, expand, missing_text
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 
@@ -22,7 +22,7 @@ _BETTER = 1.0 - 1e-4  # of the best value: the target of a round
 
 
 def solve_in_rounds(
-    problem: Problem, search: Search, program: str, improve: Callable[[Scored, Clock], Scored]
+    problem: Problem, search: Search, program: str, improve: Callable[[Evaluated, Clock], Evaluated]
 ) -> Answer:
     """Improve the best of the search's start or prior answers, or any placement.
 
@@ -49,7 +49,7 @@ def round_seconds(clock: Clock) -> float | None:
     return None if clock.seconds is None else max(0.2, ROUND_SHARE * clock.remaining_s())
 
 
-def target_s(best: Scored) -> float:
+def target_s(best: Evaluated) -> float:
     """The largest value that improves on a placement; inf while it does not fit."""
     return best.value_s * _BETTER if best.overflow_bytes == 0 else np.inf
 

@@ -9,11 +9,12 @@ from jaxtyping import Bool, Float, Int
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.ranks import upward_rank
-from gdp.methods.repair import settle
+from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
     compile_once,
     expand,
     group_seconds,
+    group_weight_bytes,
     nearest_allowed,
     unsupported,
 )
@@ -41,7 +42,7 @@ def blocks(problem: Problem, search: Search) -> Answer:
         return refusal
     compile_once("blocks", blocks, problem.objective)
     clock = Clock(search.seconds)
-    return settle(problem, search, block_assignments(problem), "blocks", clock)
+    return repair_and_select(problem, search, block_assignments(problem), "blocks", clock)
 
 
 def block_assignments(problem: Problem) -> Iterator[Assignment]:
@@ -138,7 +139,7 @@ def _alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
 
 
 def _device_seconds(problem: Problem) -> Float[np.ndarray, "D"]:
-    """How long each device would take for all it can run, scaled up to everything."""
+    """Seconds of each device for all that it can run, scaled up to everything."""
     seconds = group_seconds(problem)
     may = np.isfinite(seconds)
     fastest = seconds.min(axis=1)
@@ -149,11 +150,8 @@ def _device_seconds(problem: Problem) -> Float[np.ndarray, "D"]:
 
 def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np.ndarray, "G"]]:
     """A device for every group, for each way to cut the sequence."""
-    a = arrays_of(problem)
     seconds = np.where(np.isfinite(x := group_seconds(problem)), x, 0.0)[sequence]
-    held = np.zeros(problem.num_groups, dtype=np.int64)
-    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
-    np.add.at(held, owner, a.weight_bytes[a.group_weight])
+    held = group_weight_bytes(problem)
     work_s = _sums(seconds)
     bytes_up_to = _sums(held[sequence].astype(float)[:, None])[0]
     capacity = problem.cluster.memory_bytes.astype(float)

@@ -10,7 +10,7 @@ from gdp.clock import Clock
 from gdp.graph.index import inverse
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.ranks import as_rank, longest_s, mean_compute_s, mean_send_s, upward_rank
-from gdp.methods.repair import settle
+from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import compile_once, unsupported
 from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem
@@ -48,7 +48,7 @@ def heft(problem: Problem, search: Search) -> Answer:
         return refusal
     compile_once("heft", heft, problem.objective)
     clock = Clock(search.seconds)
-    return settle(problem, search, heft_assignments(problem), "heft", clock)
+    return repair_and_select(problem, search, heft_assignments(problem), "heft", clock)
 
 
 def etf(problem: Problem, search: Search) -> Answer:
@@ -62,7 +62,7 @@ def etf(problem: Problem, search: Search) -> Answer:
         return refusal
     compile_once("etf", etf, problem.objective)
     clock = Clock(search.seconds)
-    return settle(problem, search, etf_assignments(problem), "etf", clock)
+    return repair_and_select(problem, search, etf_assignments(problem), "etf", clock)
 
 
 def critical_path(problem: Problem, search: Search) -> Answer:
@@ -81,8 +81,8 @@ def critical_path(problem: Problem, search: Search) -> Answer:
         return refusal
     compile_once("critical_path", critical_path, problem.objective)
     clock = Clock(search.seconds)
-    made = critical_path_assignments(problem, search.seed)
-    return settle(problem, search, made, "critical_path", clock)
+    candidates = critical_path_assignments(problem, search.seed)
+    return repair_and_select(problem, search, candidates, "critical_path", clock)
 
 
 def heft_assignments(problem: Problem) -> Iterator[Assignment]:
@@ -187,17 +187,17 @@ def reserved_assignments(
     limit = capacity.copy()
     for attempt in range(ROUNDS):
         plan = make(a._replace(memory_bytes=limit.astype(np.int64)))
-        made = Assignment(plan.device, as_rank(plan.start_s))
-        yield made
-        missing = missing_bytes(problem, made)
+        assignment = Assignment(plan.device, as_rank(plan.start_s))
+        yield assignment
+        missing = missing_bytes(problem, assignment)
         if not missing.any():
             return
         limit = lowered(limit, missing, capacity, attempt)
 
 
-def missing_bytes(problem: Problem, made: Assignment) -> Float[np.ndarray, "D"]:
+def missing_bytes(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
     """Bytes by which each device's memory is exceeded."""
-    peak_bytes = peaks(problem, made.device, made.rank)
+    peak_bytes = peaks(problem, assignment.device, assignment.rank)
     return np.maximum(peak_bytes - problem.cluster.memory_bytes, 0.0)
 
 

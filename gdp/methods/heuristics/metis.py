@@ -10,16 +10,16 @@ from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.ranks import upward_rank
-from gdp.methods.repair import settle
+from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
     compile_once,
     expand,
     group_seconds,
+    group_weight_bytes,
     nearest_allowed,
     unsupported,
 )
 from gdp.native_stdout import redirect_native_stdout
-from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
 from gdp.version import install_command
@@ -41,8 +41,8 @@ def metis(problem: Problem, search: Search) -> Answer:
     library = pymetis_library()
     compile_once("metis", metis, problem.objective)
     clock = Clock(search.seconds)
-    made = metis_assignments(problem, library, search.seed)
-    return settle(problem, search, made, "metis", clock)
+    candidates = metis_assignments(problem, library, search.seed)
+    return repair_and_select(problem, search, candidates, "metis", clock)
 
 
 def pymetis_library() -> Any:
@@ -63,10 +63,7 @@ def metis_assignments(problem: Problem, library: Any, seed: int) -> Iterator[Ass
     start, neighbour, weight = _adjacency(problem, movable)
     seconds = group_seconds(problem)
     finite = np.where(np.isfinite(seconds), seconds, 0.0)[movable]
-    a = arrays_of(problem)
-    held = np.zeros(problem.num_groups, dtype=np.int64)
-    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
-    np.add.at(held, owner, a.weight_bytes[a.group_weight])
+    held = group_weight_bytes(problem)
     work = finite.mean(axis=1)
     speed = _speeds(finite)
     memory = problem.cluster.memory_bytes.astype(float)

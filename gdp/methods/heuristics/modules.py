@@ -14,9 +14,9 @@ from gdp.methods.annealing.annealer import AnnealConfig, anneal, make_annealer
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.blocks import device_orders, folded_place
 from gdp.methods.priorities import rank_under, rules_of
-from gdp.methods.repair import settle
+from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
-    Scored,
+    Evaluated,
     best_of,
     compile_once,
     expand,
@@ -25,7 +25,7 @@ from gdp.methods.scoring import (
     unsupported,
 )
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, derived
+from gdp.problem.problem import Problem, cached_on_problem
 
 MOST = 256
 """Modules of a level, at most; a finer level is not tried."""
@@ -63,11 +63,13 @@ def modules(problem: Problem, search: Search) -> Answer:
     best = best_of(problem, module_assignments(problem), clock)
     for level in levels(problem):
         best = _searched(problem, level, best, clock, search.seed)
-    answer = settle(problem, search, [best.assignment], "modules", clock)
+    answer = repair_and_select(problem, search, [best.assignment], "modules", clock)
     return replace(answer, evaluations=answer.evaluations + best.evaluations)
 
 
-def _searched(problem: Problem, level: Level, start: Scored, clock: Clock, seed: int) -> Scored:
+def _searched(
+    problem: Problem, level: Level, start: Evaluated, clock: Clock, seed: int
+) -> Evaluated:
     """The best of a short annealing that moves modules of one level; at worst the start."""
     steps = min(STEPS, PLACED // problem.num_ops)
     tied = tied_by(problem, level)
@@ -105,13 +107,13 @@ def module_assignments(problem: Problem) -> Iterator[Assignment]:
             return
 
 
-@derived
+@cached_on_problem
 def levels(problem: Problem) -> list[Level]:
     """The levels of at most `MOST` modules that differ, coarsest first."""
     paths = [path_of(scope) for scope in problem.graph.scope]
     place, io = folded_place(problem), problem.graph.is_io
     place = np.where(io, np.inf, place)
-    found: list[Level] = []
+    kept: list[Level] = []
     for depth in range(1, 1 + max(1, *map(len, paths))):
         module = merge_ids(problem.group, _labels(problem, [path[:depth] for path in paths]))
         first = np.full(module.max() + 1, np.inf)
@@ -120,13 +122,13 @@ def levels(problem: Problem) -> list[Level]:
         if count > MOST:
             break
         module = inverse(np.argsort(first, kind="stable"))[module]
-        if count < 2 or (found and module.max() == found[-1].module.max()):
+        if count < 2 or (kept and module.max() == kept[-1].module.max()):
             continue
         order = np.argsort(place, kind="stable")
         leader = order[np.unique(module[order], return_index=True)[1]]
         within = [_numbers([paths[op][:above] for op in leader]) for above in range(depth)]
-        found.append(Level(module, within))
-    return found
+        kept.append(Level(module, within))
+    return kept
 
 
 def _numbers(paths: list[tuple[str, ...]]) -> Int[np.ndarray, "K"]:

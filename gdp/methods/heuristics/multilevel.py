@@ -22,9 +22,9 @@ from gdp.methods.heuristics.list_schedule import (
     heft_assignments,
 )
 from gdp.methods.heuristics.metis import metis_assignments, pymetis_library
-from gdp.methods.priorities import rate
-from gdp.methods.repair import settle
-from gdp.methods.scoring import Scored, compile_once, is_compiling, score_all, unsupported
+from gdp.methods.priorities import evaluate_rules
+from gdp.methods.repair import repair_and_select
+from gdp.methods.scoring import Evaluated, compile_once, is_compiling, score_all, unsupported
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds
 
@@ -58,22 +58,22 @@ def multilevel(problem: Problem, search: Search) -> Answer:
     compile_once("multilevel", multilevel, problem.objective)
     clock, spent = Clock(search.seconds), 0
     least = 1 if is_compiling() else LEAST
-    pool: list[Scored] = []
+    pool: list[Evaluated] = []
     again = problem.num_ops >= RECOMBINED or memory_binds(problem)
     for first in FIRST if again else FIRST[:1]:
         parents = [scored.assignment.device for scored in pool]
         for small, part_of in levels(problem, problem.num_ops // first, least, parents):
             if parents and small is problem:
                 break
-            made, tried = _best_of_level(small, search.seed)
-            found = _rated(problem, made[:, part_of])
-            pool = _two_best([*pool, *found])
-            spent += tried + found[0].evaluations
+            devices, tried = _best_of_level(small, search.seed)
+            evaluated = _rated(problem, devices[:, part_of])
+            pool = _two_best([*pool, *evaluated])
+            spent += tried + evaluated[0].evaluations
             if clock.is_over():
                 break
         if clock.is_over() or len(pool) < 2:
             break
-    answer = settle(problem, search, [pool[0].assignment], "multilevel", clock)
+    answer = repair_and_select(problem, search, [pool[0].assignment], "multilevel", clock)
     return replace(answer, evaluations=answer.evaluations + spent)
 
 
@@ -119,17 +119,19 @@ def _assignments(problem: Problem, seed: int) -> Iterator[Assignment]:
         return
 
 
-def _rated(problem: Problem, devices: Int[np.ndarray, "K N"]) -> list[Scored]:
-    """Placements, each under the rule that suits it best; `settle` finds that again. The first
-    bears the evaluations of all."""
-    rated = rate(problem, devices)
-    rows = zip(devices, rated.overflow.tolist(), rated.seconds.tolist(), strict=True)
-    found = [Scored(Assignment(device), over, value_s, 0) for device, over, value_s in rows]
-    found[0] = replace(found[0], evaluations=rated.evaluations)
-    return found
+def _rated(problem: Problem, devices: Int[np.ndarray, "K N"]) -> list[Evaluated]:
+    """Placements, each under its best rule, which `repair_and_select` finds again.
+
+    The first bears the evaluations of all.
+    """
+    best = evaluate_rules(problem, devices)
+    rows = zip(devices, best.overflow.tolist(), best.seconds.tolist(), strict=True)
+    evaluated = [Evaluated(Assignment(device), over, value_s, 0) for device, over, value_s in rows]
+    evaluated[0] = replace(evaluated[0], evaluations=best.evaluations)
+    return evaluated
 
 
-def _two_best(pool: list[Scored]) -> list[Scored]:
+def _two_best(pool: list[Evaluated]) -> list[Evaluated]:
     """The best and the next best of another value: devices that are alike can swap names."""
     ranked = sorted(pool, key=lambda scored: scored.key)
     others = (scored for scored in ranked if scored.key > ranked[0].key)

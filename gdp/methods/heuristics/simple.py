@@ -9,12 +9,13 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.priorities import under_rules
-from gdp.methods.repair import settle
+from gdp.methods.priorities import best_priority_rule
+from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
     best_of,
     expand,
     group_seconds,
+    group_weight_bytes,
     missing_text,
     nearest_allowed,
     unsupported,
@@ -32,7 +33,7 @@ def single(problem: Problem, search: Search) -> Answer:
     if (refusal := unsupported(problem, "single")) is not None:
         return refusal
     del search  # D simulations: nothing to cut short
-    best = under_rules(problem, best_of(problem, single_assignments(problem)))
+    best = best_priority_rule(problem, best_of(problem, single_assignments(problem)))
     if best.overflow_bytes > 0:
         return Answer(
             None,
@@ -58,7 +59,7 @@ def round_robin(problem: Problem, search: Search) -> Answer:
     if (refusal := unsupported(problem, "round_robin")) is not None:
         return refusal
     dealt = Assignment(expand(problem, _deal(problem)))
-    return settle(problem, search, [dealt], "round_robin")
+    return repair_and_select(problem, search, [dealt], "round_robin")
 
 
 def _deal(problem: Problem) -> Int[np.ndarray, "G"]:
@@ -66,9 +67,7 @@ def _deal(problem: Problem) -> Int[np.ndarray, "G"]:
     a = arrays_of(problem)
     num_devices = problem.num_devices
     seconds = group_seconds(problem)
-    heavy = np.zeros(problem.num_groups, dtype=np.int64)
-    owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
-    np.add.at(heavy, owner, a.weight_bytes[a.group_weight])
+    heavy = group_weight_bytes(problem)
     allowed = problem.group_allowed.tolist()
     free = [int(x) for x in a.memory_bytes]
     device = np.empty(problem.num_groups, dtype=np.int64)

@@ -35,7 +35,7 @@ from gdp.methods.pipeline.lattice import (
     work_bound_s,
 )
 from gdp.methods.pipeline.stage_costs import op_group_costs, stage_costs, with_few_states
-from gdp.methods.repair import settle
+from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import missing_text, proven_misfit, tiny_problem
 from gdp.placement import Teams
 from gdp.problem.problem import Problem
@@ -290,7 +290,9 @@ def _random_orders(
 def _simulated(problem: Problem, search: Search, clock: Clock, pipeline: PipelineResult) -> Answer:
     """The pipeline as the event simulator sees it, with less memory for stages if it must be."""
     devices = _with_less_memory(problem, search, clock, pipeline)
-    answer = settle(problem, search, map(Assignment, devices[::-1]), "pipeline_dp", clock)
+    answer = repair_and_select(
+        problem, search, map(Assignment, devices[::-1]), "pipeline_dp", clock
+    )
     if answer.assignment is None or answer.reason:
         return answer
     if answer.assignment.device is not devices[0]:
@@ -394,4 +396,6 @@ def compile_pipelines(linear_only: bool = False) -> None:
     if not linear_only:
         limits = Limits(Clock(None), _MOST_SEEN, _MOST_BYTES)
         best_chain(task.program, np.inf, limits)
-    settle(problem, Search(), [Assignment(np.zeros(problem.num_ops, dtype=np.int64))], "tiny")
+    repair_and_select(
+        problem, Search(), [Assignment(np.zeros(problem.num_ops, dtype=np.int64))], "tiny"
+    )

@@ -1,4 +1,9 @@
-"""How the budget of a search is spent, and what is left of it."""
+"""Budget of a search: its shares, and what is left of it.
+
+The user gives seconds and evaluations (`Search`). A `Clock` counts the seconds, `Budget` both; what
+each phase may take of what is left is written here. Shares of the seconds only: evaluations go to
+the search, but for those that `SearchConfig.coarse_share` gives to a coarser graph.
+"""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -6,15 +11,26 @@ from dataclasses import dataclass
 
 from gdp.clock import Clock
 from gdp.methods.base import Search
-from gdp.methods.scoring import Scored
+from gdp.methods.scoring import Evaluated
+
+CANDIDATE_SHARE = 0.6
+"""Of `auto`: for all candidates together, before the search from the best of them."""
+PROGRAM_SHARE = 0.2
+"""Of what they left, for pipelines with replicated stages along linear orders."""
+AHEAD_SHARE, BEHIND_SHARE = 0.5, 0.15
+"""Then for search of replica groups, where these are ahead of plain heuristics, and elsewhere."""
+LOOK_SHARE = 0.2
+"""Of that, for what heuristics make of one choice of replica groups."""
+OUTSIDE_SHARE = 0.1
+"""Of a search, for a start outside the memory limits."""
 
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """How the budget is spent."""
+    """Shares of the budget and sizes from which graphs are searched otherwise."""
 
     coarse_above: int = 3000  # ops; where steps simulate, larger graphs are searched coarsely first
-    windows_above: int = 3000  # ops; schedules of larger graphs are searched stretch by stretch
+    windows_above: int = 3000  # ops; schedules of larger graphs are searched window by window
     coarse_ratio: int = 4  # ops of a graph to those of the coarse one that is searched before it
     coarse_ops: int = 1000  # groups that are moved and simulated as one, at least
     coarse_share: float = 0.6  # of a graph's budget, for the coarser one
@@ -24,7 +40,7 @@ class SearchConfig:
 
 
 class Budget:
-    """What is left of both budgets, and the best placement for whoever is interrupted."""
+    """Rest of both budgets, and the best placement for whoever is interrupted."""
 
     def __init__(
         self, clock: Clock, search: Search, config: SearchConfig, used: int, share: float = 1.0
@@ -36,17 +52,17 @@ class Budget:
             self.limit = config.max_evaluations
         self.progress = search.progress
         self.chains = search.chains
-        self.best: Scored | None = None
+        self.best: Evaluated | None = None
 
     def left(self) -> int | None:
         """Evaluations left; None: as many as the clock allows."""
         return None if self.limit is None else max(0, self.limit - self.used)
 
     def is_over(self) -> bool:
-        """Whether either budget is spent."""
+        """True if either budget is spent."""
         return self.clock.is_over() or self.left() == 0
 
-    def report(self, best: Scored) -> None:
+    def report(self, best: Evaluated) -> None:
         """Keep the best placement and tell whoever watches."""
         self.best = best
         if self.progress is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from gdp.bounds.work import shared_work_s
 from gdp.clock import Clock
 from gdp.methods.annealing.annealer import (
     AnnealConfig,
@@ -22,22 +23,30 @@ from gdp.methods.heuristics.simple import single_assignments
 from gdp.methods.ranks import upward_rank
 from gdp.methods.repair import repair
 from gdp.methods.scoring import (
-    Scored,
+    Evaluated,
     best_of,
     compile_once,
+    group_seconds,
     missing_text,
     proven_misfit,
     score_all,
     unsupported,
 )
-from gdp.methods.search.budget import Budget, SearchConfig, side_by_side
+from gdp.methods.search.budget import OUTSIDE_SHARE, Budget, SearchConfig, side_by_side
 from gdp.methods.search.windows import WindowSearch, search_windows
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds, objective_of
 
 LOG = logging.getLogger(__name__)
 _ROOM = 1000  # evaluations left, from which a start outside the memory limits is worth its cost
-_OUTSIDE_SHARE = 0.1  # of the seconds, to find one
+
+
+FAR = 2.0
+"""Times what the devices take for the work alone: beyond that `multi_restart` searches again."""
+CHAINS = 3
+"""Searches of `multi_restart`, at most."""
+_STRIDE = 7919
+"""Between the seeds of two chains."""
 
 
 def local_search(problem: Problem, search: Search) -> Answer:
@@ -68,7 +77,7 @@ def local_search(problem: Problem, search: Search) -> Answer:
 
 
 def simple_assignments(problem: Problem) -> Iterator[Assignment]:
-    """What the search looks at for a start where none is given."""
+    """Candidates for a start where none is given."""
     return itertools.chain(
         single_assignments(problem), block_assignments(problem), heft_assignments(problem)
     )
@@ -87,7 +96,7 @@ def compile_for_large(problem: Problem) -> None:
     compile_once("windows", small, problem.objective)
 
 
-def as_answer(problem: Problem, best: Scored, name: str) -> Answer:
+def as_answer(problem: Problem, best: Evaluated, name: str) -> Answer:
     """A scored assignment as an answer: None, with the bytes missing, where it does not fit."""
     if best.overflow_bytes == 0:
         return Answer(best.assignment, evaluations=best.evaluations)
@@ -101,11 +110,11 @@ def as_answer(problem: Problem, best: Scored, name: str) -> Answer:
 
 def improve(
     problem: Problem,
-    starts: list[Scored],
+    starts: list[Evaluated],
     search: Search,
     clock: Clock,
     config: SearchConfig | None = None,
-) -> Scored:
+) -> Evaluated:
     """The best placement found from scored starts within the clock and `search.evaluations`.
 
     The evaluations of the starts count; the result's are those of the starts and the search.
@@ -130,8 +139,8 @@ def improve(
 
 
 def _outside(
-    problem: Problem, starts: list[Scored], budget: Budget, config: SearchConfig
-) -> list[Scored]:
+    problem: Problem, starts: list[Evaluated], budget: Budget, config: SearchConfig
+) -> list[Evaluated]:
     """With little memory, where all starts fit: a simple placement that does not.
 
     Annealing enters the memory limits from there elsewhere than repair does, where placements may
@@ -142,12 +151,12 @@ def _outside(
     left, large = budget.left(), problem.num_ops > config.windows_above
     if (left is not None and left < _ROOM) or (large and annealer_of(problem).simulates):
         return []
-    first = best_of(problem, simple_assignments(problem), budget.clock.part(_OUTSIDE_SHARE))
+    first = best_of(problem, simple_assignments(problem), budget.clock.part(OUTSIDE_SHARE))
     budget.used += first.evaluations
     return [first] if first.overflow_bytes > 0 else []
 
 
-def _with_best_ranks(problem: Problem, starts: list[Scored], budget: Budget) -> list[Scored]:
+def _with_best_ranks(problem: Problem, starts: list[Evaluated], budget: Budget) -> list[Evaluated]:
     """Each start with the priorities that suit it best: its own, none, or upward ranks."""
     if not objective_of(problem).ordered:
         return starts
@@ -171,17 +180,17 @@ def _with_best_ranks(problem: Problem, starts: list[Scored], budget: Budget) -> 
 
 def _search_levels(
     problem: Problem,
-    starts: list[Scored],
+    starts: list[Evaluated],
     search: Search,
     budget: Budget,
-    best: Scored,
+    best: Evaluated,
     config: SearchConfig,
-) -> Scored:
+) -> Evaluated:
     """Search the graph, large ones coarsely first: as METIS does for cuts (Karypis and Kumar 1998,
     doi 10.1137/S1064827595287997), with the simulator as the judge of every level."""
     if annealer_of(problem).simulates and problem.num_ops > config.coarse_above:
-        found = _search_coarse(problem, starts, search, budget, config)
-        starts = [*found, *starts][:2]
+        from_coarse = _search_coarse(problem, starts, search, budget, config)
+        starts = [*from_coarse, *starts][:2]
         best = min(best, *starts, key=lambda scored: scored.key)
     if problem.num_ops > config.windows_above and WindowSearch.serve(problem, best):
         return search_windows(problem, best, search.seed, budget)
@@ -190,12 +199,12 @@ def _search_levels(
 
 def _search(
     problem: Problem,
-    starts: list[Scored],
+    starts: list[Evaluated],
     seed: int,
     budget: Budget,
-    best: Scored,
+    best: Evaluated,
     config: AnnealConfig | None = None,
-) -> Scored:
+) -> Evaluated:
     """Rounds of annealing from every start, then from the chains that keep up."""
     config = config or annealer_of(problem).default
     count = max(len(starts), budget.chains)
@@ -228,8 +237,8 @@ def _round(
     steps: int,
     config: AnnealConfig,
     budget: Budget,
-    best: Scored,
-) -> Scored:
+    best: Evaluated,
+) -> Evaluated:
     """One round of each chain, side by side, with equal shares of the evaluations left."""
     before = sum(chain.evaluations for chain in chains)
     left = budget.left()
@@ -251,12 +260,8 @@ def _round(
 
 
 def _search_coarse(
-    problem: Problem,
-    starts: list[Scored],
-    search: Search,
-    budget: Budget,
-    config: SearchConfig,
-) -> list[Scored]:
+    problem: Problem, starts: list[Evaluated], search: Search, budget: Budget, config: SearchConfig
+) -> list[Evaluated]:
     """Starts for the graph, found by searching a coarser one; the best first."""
     coarse = coarse_problem(problem, max(config.coarse_ops, problem.num_ops // config.coarse_ratio))
     if coarse is None:
@@ -270,8 +275,8 @@ def _search_coarse(
     ]
     begun = sorted(score_all(coarse.problem, projected), key=lambda scored: scored.key)[:2]
     inner.used = len(projected)
-    found = _search_levels(coarse.problem, begun, search, inner, begun[0], config)
-    fine = coarse.expand_all(problem, found.assignment)
+    coarse_best = _search_levels(coarse.problem, begun, search, inner, begun[0], config)
+    fine = coarse.expand_all(problem, coarse_best.assignment)
     budget.used += inner.used + len(fine)
     return sorted(score_all(problem, fine), key=lambda scored: scored.key)[:1]
 
@@ -280,3 +285,24 @@ def coarse_starts(problem: Problem, coarse: Coarse, assignment: Assignment) -> l
     """The coarse placements nearest to a fine one, with and without priorities."""
     device = coarse.project(problem, assignment.device)
     return [Assignment(device), Assignment(device, upward_rank(coarse.problem))]
+
+
+def multi_restart(problem: Problem, first: Evaluated, search: Search, clock: Clock) -> Evaluated:
+    """The best of up to `CHAINS` searches from one placement, each with all of the evaluations.
+
+    Where memory is short, annealing enters the limits somewhere and cannot always leave that
+    corner: of the chains from one start some end several times slower than the others.
+
+    Another is begun while the best takes over `FAR` times as long as all work, shared out at will,
+    and the clock is not over. For objectives whose value is a period or a load.
+    """
+    least_s = shared_work_s(group_seconds(problem))[0]
+    best, spent = first, 0
+    for k in range(CHAINS):
+        chain = replace(search, seed=search.seed + k * _STRIDE)
+        candidate = improve(problem, [replace(first, evaluations=0)], chain, clock)
+        spent += candidate.evaluations
+        best = min(best, candidate, key=lambda scored: scored.key)
+        if clock.is_over() or (best.overflow_bytes == 0 and best.value_s <= FAR * least_s):
+            break
+    return replace(best, evaluations=first.evaluations + spent)

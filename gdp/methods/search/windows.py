@@ -14,7 +14,7 @@ from gdp.clock import Clock
 from gdp.graph.index import inverse
 from gdp.methods.annealing.annealer import AnnealConfig, LatencyAnnealer, anneal, annealer_of
 from gdp.methods.base import Assignment
-from gdp.methods.scoring import Scored
+from gdp.methods.scoring import Evaluated
 from gdp.methods.search.budget import Budget, side_by_side
 from gdp.problem.problem import Problem
 from gdp.sim.latency import simulate
@@ -48,7 +48,7 @@ class WindowSearch:
     """One search by windows; `step` searches one of them."""
 
     def __init__(
-        self, problem: Problem, start: Scored, seed: int, config: WindowConfig | None = None
+        self, problem: Problem, start: Evaluated, seed: int, config: WindowConfig | None = None
     ) -> None:
         from gdp.methods.search.window_kernels import Window
         from gdp.sim.kernels.resume import new_tails, snapshots
@@ -82,7 +82,7 @@ class WindowSearch:
         return annealer_of(problem) is LatencyAnnealer
 
     @staticmethod
-    def serve(problem: Problem, start: Scored) -> bool:
+    def serve(problem: Problem, start: Evaluated) -> bool:
         """True where this search is for the problem and may begin here."""
         return WindowSearch.supports(problem) and start.key < (1, np.inf)
 
@@ -196,26 +196,26 @@ class WindowSearch:
         c.chain.device[:] = c.chain.best_device
         c.set_order(c.chain.order)
 
-    def best(self) -> Scored:
+    def best(self) -> Evaluated:
         """The best placement so far."""
         rank = inverse(self.chain.chain.order)
         device = self.chain.chain.best_device.astype(np.int64)
         overflow = self.chain.start.overflow_bytes
-        return Scored(Assignment(device, rank), overflow, self.value_s, self.evaluations)
+        return Evaluated(Assignment(device, rank), overflow, self.value_s, self.evaluations)
 
 
-def _ranked(problem: Problem, start: Scored) -> Scored:
+def _ranked(problem: Problem, start: Evaluated) -> Evaluated:
     """An equal schedule with priorities: the start's, or the order in which its ops start."""
     if start.assignment.rank is not None:
         return start
     schedule = simulate(problem, start.assignment.device)
     order = np.lexsort((np.arange(problem.num_ops), schedule.finish_s, schedule.start_s))
-    return Scored(
+    return Evaluated(
         Assignment(start.assignment.device, inverse(order)), start.overflow_bytes, start.value_s
     )
 
 
-def search_windows(problem: Problem, start: Scored, seed: int, budget: Budget) -> Scored:
+def search_windows(problem: Problem, start: Evaluated, seed: int, budget: Budget) -> Evaluated:
     """Search windows, and the whole graph, in turns, until the budget ends.
 
     Both kinds of turns cost the same; the one that won more last time is taken three times of four.

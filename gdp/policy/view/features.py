@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 
 from gdp.methods.priorities import RULES, rank_under
 from gdp.methods.ranks import longest_s
-from gdp.methods.timing import Timing, down, links, mean_link, pairs, squash, timing
+from gdp.methods.timing import PathTimes, down, links, mean_link, pairs, squash, timing
 from gdp.policy.advice import ADVISERS, Advice
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, derived
+from gdp.problem.problem import Problem, cached_on_problem
 from gdp.sim.objectives import objective_of
 
 OP_SIZES = (256, 512, 1024, 2048, 4096, 16384, 65536, 262144, 1048576)
@@ -168,7 +168,7 @@ def features(problem: Problem, kind: FeatureSet = "full", found: Advice | None =
     )
 
 
-@derived
+@cached_on_problem
 def _plain(problem: Problem, kind: FeatureSet) -> Features:
     """Features that do not depend on advice."""
     times = timing(problem)
@@ -180,7 +180,7 @@ def _plain(problem: Problem, kind: FeatureSet) -> Features:
 
 
 def _full(
-    problem: Problem, times: Timing, src: Int[np.ndarray, "P"], dst: Int[np.ndarray, "P"]
+    problem: Problem, times: PathTimes, src: Int[np.ndarray, "P"], dst: Int[np.ndarray, "P"]
 ) -> Float[np.ndarray, "N F"]:
     """Costs, transfers, levels, degrees and memory of every op."""
     graph, n = problem.graph, problem.num_ops
@@ -250,7 +250,7 @@ def _published(
     return table
 
 
-def _devices(problem: Problem, times: Timing) -> Float[np.ndarray, "D G"]:
+def _devices(problem: Problem, times: PathTimes) -> Float[np.ndarray, "D G"]:
     """Speed, memory and links of every device relative to the others."""
     cluster, d = problem.cluster, problem.num_devices
     work = ~problem.graph.is_io
@@ -283,7 +283,7 @@ def _devices(problem: Problem, times: Timing) -> Float[np.ndarray, "D G"]:
     return np.stack(columns, axis=1)
 
 
-def _whole(problem: Problem, times: Timing) -> Float[np.ndarray, "H"]:
+def _whole(problem: Problem, times: PathTimes) -> Float[np.ndarray, "H"]:
     """Size, ratio of communication to computation, parallelism, spread of speeds, tightness."""
     graph, d = problem.graph, problem.num_devices
     total = np.where(problem.allowed, times.cost_s, times.mean_cost_s[:, None]).sum(axis=0)

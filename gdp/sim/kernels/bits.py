@@ -44,7 +44,7 @@ def clear_bits(bits):
 @numba.njit(**INNER_INLINE)
 @typing.no_type_check
 def level_starts(row, n):
-    """Where the three levels of set `row` start, and where the set ends."""
+    """Starts of the three levels of set `row`, and its end."""
     low = (n + U63) >> U6
     middle = (low + U63) >> U6
     top = (middle + U63) >> U6

@@ -11,7 +11,7 @@ from gdp.kernels.cache import KEEP
 @numba.njit(cache=KEEP, nogil=True)
 @no_type_check
 def _levels(flat, op_set, which):
-    """How often the paths to each op have left the set and come back, and the op included, [N].
+    """Level of each op: returns to the set on the paths to it, itself included, [N].
 
     level(v) = max(1, max_u level(u) + [u not in S]) in the set S, max(0, max_u level(u)) outside.
     Ops are in topological order, and so are tensors by producer: levels are final when read.

@@ -21,7 +21,8 @@ from gdp.cluster.types import NO_CHANNEL, Cluster
 from gdp.errors import InfeasibleError
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.pipeline.stage_costs import device_classes
-from gdp.methods.scoring import Scored
+from gdp.methods.scoring import Evaluated
+from gdp.methods.search.budget import LOOK_SHARE
 from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.ticks import round_to_ticks
@@ -30,11 +31,10 @@ from gdp.sim.score import score
 Crews = tuple[tuple[int, ...], ...]
 Plain = Callable[[Problem, Search, Sequence[tuple[str, Method]]], Answer]
 """A method, and further ones whose answers it starts from as well."""
-_LOOK_SHARE = 0.2  # of the seconds left, for what heuristics make of one choice of teams
 
 
 @dataclass(frozen=True, eq=False)
-class Merged:
+class ReplicaContraction:
     """A problem with one device for each team."""
 
     whole: Problem
@@ -49,17 +49,17 @@ class Merged:
             stands[list(crew)] = k
         return stands[device]
 
-    def judged(self, device: Int[np.ndarray, "N"]) -> Scored:
+    def judged(self, device: Int[np.ndarray, "N"]) -> Evaluated:
         """A placement on the merged devices, as one of the whole with teams."""
         whole = self.whole
         placed = np.array([crew[0] for crew in self.crews])[device]
         placed = np.where(whole.graph.is_io, whole.cluster.host, placed)
-        found = score(whole, placed, None, self.teams)
+        evaluation = score(whole, placed, None, self.teams)
         assignment = Assignment(placed, None, self.teams)
-        return Scored(assignment, found.overflow_bytes, found.value_s)
+        return Evaluated(assignment, evaluation.overflow_bytes, evaluation.value_s)
 
 
-def merged(problem: Problem, teams: Teams) -> Merged | None:
+def contract_replicas(problem: Problem, teams: Teams) -> ReplicaContraction | None:
     """The problem with each team as one device; None where some op could go nowhere then, or all
     devices are one team, which leaves nothing to search."""
     others = {d for team in teams for d in team[1:]}
@@ -89,12 +89,12 @@ def merged(problem: Problem, teams: Teams) -> Merged | None:
         )  # fmt: skip
     except InfeasibleError:
         return None
-    return Merged(problem, small, teams, crews)
+    return ReplicaContraction(problem, small, teams, crews)
 
 
 def search_teams(
-    problem: Problem, first: Scored | None, search: Search, limit_s: float, plain: Plain
-) -> tuple[Scored | None, int]:
+    problem: Problem, first: Evaluated | None, search: Search, limit_s: float, plain: Plain
+) -> tuple[Evaluated | None, int]:
     """(the best placement with teams that is found, `first` included, evaluations spent).
 
     Looked at are the teams of `first`, and those of all devices of each class; a `plain` method
@@ -102,17 +102,17 @@ def search_teams(
     than `limit_s` seconds.
     """
     clock, best, spent = Clock(search.seconds), first, 0
-    looks: list[tuple[Scored, Merged]] = []
+    looks: list[tuple[Evaluated, ReplicaContraction]] = []
     for option in _options(problem, first):
-        seconds = clock.left_s(_LOOK_SHARE)
+        seconds = clock.left_s(LOOK_SHARE)
         look_only = Search(seed=search.seed, seconds=seconds, evaluations=1)
         answer = plain(option.problem, look_only, ())
         spent += answer.evaluations
-        found = [] if answer.assignment is None else [option.judged(answer.assignment.device)]
+        candidates = [] if answer.assignment is None else [option.judged(answer.assignment.device)]
         if first is not None and first.assignment.teams == option.teams:
-            found.append(first)
-        if found:
-            looks.append((min(found, key=lambda scored: scored.key), option))
+            candidates.append(first)
+        if candidates:
+            looks.append((min(candidates, key=lambda scored: scored.key), option))
     if not looks:
         return best, spent
     look, option = min(looks, key=lambda entry: entry[0].key)
@@ -122,21 +122,21 @@ def search_teams(
         answer = plain(option.problem, inner, [("replicas", lambda small, few: start)])
         spent += answer.evaluations
         if answer.assignment is not None:
-            look = min(look, option.judged(answer.assignment.device), key=lambda found: found.key)
+            look = min(look, option.judged(answer.assignment.device), key=lambda scored: scored.key)
     if look.overflow_bytes == 0 and (best is None or look.key < best.key):
         best = look
     return best, spent
 
 
-def _options(problem: Problem, first: Scored | None) -> list[Merged]:
+def _options(problem: Problem, first: Evaluated | None) -> list[ReplicaContraction]:
     """The teams of a placement, and all devices of each class, the host aside."""
     host = problem.cluster.host
     alike = (tuple(d for d in devices if d != host) for devices in device_classes(problem))
     chosen: list[Teams] = [tuple(sorted(devices for devices in alike if len(devices) > 1))]
     if first is not None:
         chosen.insert(0, first.assignment.teams)
-    made = (merged(problem, teams) for teams in dict.fromkeys(chosen) if teams)
-    return [found for found in made if found is not None]
+    contractions = (contract_replicas(problem, teams) for teams in dict.fromkeys(chosen) if teams)
+    return [option for option in contractions if option is not None]
 
 
 def _cluster(problem: Problem, crews: Crews) -> Cluster:

@@ -1,4 +1,4 @@
-"""Peak memory of a placement per device; `gdp.sim.memory` says what is held when."""
+"""Latency, period and peak memory of placements; the rules of memory are in `gdp.sim.memory`."""
 
 import typing
 
@@ -6,8 +6,9 @@ import numba
 import numpy as np
 
 from gdp.kernels.options import BARE, INNER, INNER_INLINE
+from gdp.sim.engine import OPENS
 from gdp.sim.kernels.direct import run_latency
-from gdp.sim.kernels.engine import run_events
+from gdp.sim.kernels.engine import run_events, set_order, transfer_time
 
 SUM, SCRATCH, NEXT_START, NEXT_FINISH = 0, 1, 2, 3  # columns of Workspace.hold
 
@@ -15,7 +16,7 @@ SUM, SCRATCH, NEXT_START, NEXT_FINISH = 0, 1, 2, 3  # columns of Workspace.hold
 @numba.njit(**INNER)
 @typing.no_type_check
 def evaluate_with(a, w, device, by_rank, always):
-    """As `evaluate`; with `always`, times, transfers and peaks are left in `w`."""
+    """Latency and overflow; with `always`, times, transfers and peaks are left in `w`."""
     record = always or (a.memory_binds and not fits_without_reuse(a, w, device))
     if always:  # transfers in the order of requests
         latency_s = run_events(a, w, device, by_rank, record)
@@ -69,7 +70,7 @@ def weights(a, w, device):
 @numba.njit(**INNER)
 @typing.no_type_check
 def fits_without_reuse(a, w, device):
-    """Whether even all weights and tensors of each device together fit."""
+    """True if even all weights and tensors of each device together fit."""
     weights(a, w, device)
     for i in range(len(a.producer)):
         home = device[a.producer[i]]
@@ -286,3 +287,83 @@ def _devices_after(a, w, device):
                 if w.hold[i, 2] < w.hold[j, 2] < never:
                     w.hold[i, 3] += 1
     return trains
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def period(a, w, device):
+    """The period in seconds; leaves `busy_s` and, per channel, `channel_s` as busy seconds."""
+    w.busy_s[:] = 0.0
+    w.channel_s[:] = 0.0
+    for op in range(len(device)):
+        i = device[op]
+        seconds = a.op_s[op, i]
+        if a.has_segments and a.segment_s[i] > 0.0 and _opens(a, device, op):
+            seconds += a.segment_s[i]
+        w.busy_s[i] += seconds
+    w.sent_to[:] = -1
+    for tensor in range(len(a.producer)):
+        home = device[a.producer[tensor]]
+        for u in range(a.first_use[tensor], a.first_use[tensor + 1]):
+            to = device[a.use_op[u]]
+            if to != home and w.sent_to[to] != tensor:
+                w.sent_to[to] = tensor
+                w.channel_s[a.channel[home, to]] += transfer_time(
+                    a.latency_s[home, to], a.tensor_bytes[tensor], a.bytes_per_s[home, to],
+                    a.round_to,
+                )  # fmt: skip
+    longest_s = 0.0
+    for i in range(len(w.busy_s)):
+        longest_s = max(longest_s, w.busy_s[i])
+    for i in range(len(w.channel_s) - 1):  # the last is of links on which nothing queues
+        longest_s = max(longest_s, w.channel_s[i])
+    return longest_s
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def _opens(a, device, op):
+    """True if an op opens a segment."""
+    if a.is_io[op]:
+        return False
+    opens = (a.state[op] & OPENS) != 0
+    for k in range(a.first_input[op], a.first_input[op + 1]):
+        opens |= device[a.input_op[k]] != device[op]
+    return opens
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def evaluate_period(a, w, device):
+    """Period in seconds and bytes over memory of one placement."""
+    period_s = period(a, w, device)
+    if not a.pipeline_memory_binds:
+        return period_s, np.int64(0)
+    pipeline_peaks(a, w, device)
+    return period_s, overflow(a, w)
+
+
+@numba.njit(**BARE)
+@typing.no_type_check
+def evaluate_all(a, w, devices, orders, ranked, always, latency_s, overflow_bytes):
+    """Latency and overflow of every placement.
+
+    `orders` and `ranked` have no row, one for all placements, or one for each: the ops in order of
+    priority, and whether it counts. With `always`, the last run's times, transfers and peaks are
+    left in `w`.
+    """
+    by_rank = False
+    for b in range(len(devices)):
+        if b < len(ranked):
+            by_rank = ranked[b]
+            if by_rank:
+                set_order(w, orders[b])
+        latency_s[b], overflow_bytes[b] = evaluate_with(a, w, devices[b], by_rank, always)
+
+
+@numba.njit(**BARE)
+@typing.no_type_check
+def evaluate_periods(a, w, devices, first, end, period_s, overflow_bytes):
+    """Period and overflow of placements first..end."""
+    for b in range(first, end):
+        period_s[b], overflow_bytes[b] = evaluate_period(a, w, devices[b])

@@ -168,6 +168,9 @@ def test_a_weight_that_three_ops_share_is_held_once_in_every_stretch() -> None:
         assert found.placement.device.tolist() == wanted
     with pytest.raises(InfeasibleError):
         best_pipeline(graph, box(350), [1, 2, 3, 4, 5], costs=roofline)
+    # The last four hold three weights; without the first reader, two of them still share one.
+    found = best_pipeline(graph, box(250, 350), [2], costs=roofline)
+    assert found.placement.device.tolist() == [1] * 2 + [2] * 4
 
 
 MODEL = """
@@ -200,6 +203,18 @@ class Net(nn.Module):
 def net():
     torch.manual_seed(0)
     return Net().eval(), {"ids": torch.zeros(2, 5, dtype=torch.long), "scale": 0.5}
+
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.early, self.once, self.twice = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        y = self.early(x * 2) + x
+        return torch.relu(self.once(self.twice(self.twice(y))))
+
+def late():
+    return Late().eval(), {"x": torch.zeros(2, 16)}
 """
 
 
@@ -224,6 +239,15 @@ def test_boundaries_are_calls_that_happen_once(spec: str) -> None:
         "layers.0", "layers.1", "layers.2", "layers.3", "head"
     ]  # fmt: skip
     assert all(recorded.graph.scope[op].startswith(path) for op, path in found.items())
+
+
+def test_no_boundary_is_before_a_read_of_the_input_or_at_a_second_call(spec: str) -> None:
+    """`early` is called before the input is read for the last time, `twice` behind it."""
+    from gdp.importers.pytorch.model import boundaries
+    from gdp.models import traced_model
+
+    recorded: Any = traced_model(spec.replace(":net", ":late"))
+    assert list(boundaries(recorded.record()).values()) == ["once"]
 
 
 def test_two_ranks_compute_what_the_module_does(spec: str, tmp_path: Path) -> None:

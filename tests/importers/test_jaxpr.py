@@ -184,6 +184,31 @@ def test_rows_of_a_stacked_weight_are_weights_of_their_own() -> None:
     assert len(set(graph.weight_id[dots].tolist())) == 3
 
 
+def test_rows_of_a_weight_that_is_also_read_whole_are_all_of_it() -> None:
+    graph = trace(lambda w, x: sum(x @ m for m in jnp.unstack(w)) + w.sum(), f32(3, 8, 8),
+                  f32(2, 8), weight_argnums=0)  # fmt: skip
+    readers = [*ops(graph, "dot_general"), *ops(graph, "reduce_sum")]
+    assert graph.weight_bytes[readers].tolist() == [768] * 4
+    assert len(set(graph.weight_id[readers].tolist())) == 1
+
+
+def test_a_constant_that_only_gradients_read_is_of_the_backward_pass() -> None:
+    @jax.custom_vjp
+    def double(x):
+        return x * 2
+
+    double.defvjp(lambda x: (x * 2, jnp.arange(8.0)), lambda row, g: (g * row,))
+
+    def loss(w, x):
+        return (double(x @ w) + jnp.arange(8.0)[::-1]).sum()
+
+    graph = trace_training_step(loss, f32(8, 8), f32(2, 8))
+    src, dst = graph.edges
+    for op in ops(graph, "iota"):
+        assert graph.is_backward[op] == graph.is_backward[dst[src == op]].all()
+    assert sorted(graph.is_backward[ops(graph, "iota")].tolist()) == [False, True]
+
+
 def test_a_training_step_by_its_parts() -> None:
     graph = trace_training_step(mlp_loss, LAYERS, f32(2, 8), optimizer=optax.adam(1e-3))
     forward = [graph.op_types[i] for i in np.flatnonzero(~graph.is_backward & ~graph.is_io)]

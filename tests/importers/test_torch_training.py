@@ -37,6 +37,17 @@ def test_a_step_of_a_small_network_by_hand() -> None:
     assert graph.weight_bytes.sum() == 4 * (8 * 16 + 16 + 16 * 4 + 4)
 
 
+def test_the_gradients_of_a_convolution_cost_what_torch_says() -> None:
+    """The first layer needs those of its weights alone, the second those of its input too."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3))
+    graph = trace_torch_training_step(
+        model, (torch.empty(2, 3, 8, 8, device="meta"),), loss=squared
+    )
+    flop = [f for f, kind in zip(graph.flop, graph.op_types, strict=True)
+            if kind == "convolution_backward"]  # fmt: skip
+    assert sorted(flop) == [2 * (2 * 4 * 6 * 6) * (3 * 9), 2 * 2 * (2 * 5 * 4 * 4) * (4 * 9)]
+
+
 @pytest.mark.parametrize(("optimizer", "copies"), [(None, 1), ("momentum", 2), ("adamw", 3)])
 def test_optimizer_state_counts_beside_the_parameters(optimizer: Any, copies: int) -> None:
     graph = trace_torch_training_step(mlp(), (X,), optimizer=optimizer, loss=squared)

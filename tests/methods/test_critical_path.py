@@ -84,9 +84,11 @@ def test_a_price_keeps_the_links_free() -> None:
 
 
 def test_what_waits_is_counted_in_its_readers_memory() -> None:
-    """Two stored weights of 6 bytes and devices of 10: the second reader goes to the other one."""
+    """Two stored weights of 6 bytes and devices of 10: the second reader goes to the other one,
+    slow as it is."""
     graph = plain_graph(4, [(0, 2), (1, 3)], [0, 0, 0, 0], weight_bytes=[6, 6, 0, 0])
-    problem = make_problem(graph, unit_cluster(2, memory_bytes=10), np.ones((4, 2)))
+    compute_s = np.tile([1.0, 9.0], (4, 1))
+    problem = make_problem(graph, unit_cluster(2, memory_bytes=10), compute_s)
     for assignment in critical_path_assignments(problem, 0):
         assert assignment.device[0] == assignment.device[2] != assignment.device[1]
         assert values(problem, assignment.device[None])[1][0] == 0

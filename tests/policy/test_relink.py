@@ -45,6 +45,21 @@ def test_two_placements_that_are_half_right_make_one_that_is_right(objective: st
         assert made.evaluations == len(RULES) + 2 + 2 + 8 + 8
 
 
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_parts_that_gain_nothing_alone_are_taken_together(objective: str) -> None:
+    """Three chains of 1 s an op on d0, d1 and d2. The best placement has the first two at 3 s an
+    op, the other only the third, at 5 s: one chain alone that is mended leaves the other slow."""
+    length = 4
+    own = np.array([[1, 3, 3, 3, 3, 3], [3, 1, 3, 3, 3, 3], [5, 5, 1, 5, 5, 5]], dtype=float)
+    graph = plain_graph(3 * length, [(i, i + 3) for i in range(3 * length - 3)])
+    problem = make_problem(graph, unit_cluster(6), np.tile(own, (length, 1)), objective)
+    devices = np.stack([np.tile([3, 4, 2], length), np.tile([0, 1, 5], length)])
+    rated = evaluate_rules(problem, devices)
+    assert rated.seconds.tolist() == [12.0, 20.0]
+    made = relink(problem, devices, rated.seconds, rated.overflow)
+    np.testing.assert_array_equal(made.device, np.tile([0, 1, 2], length))
+
+
 def test_a_part_makes_it_fit() -> None:
     """A device holds the weights of two of three ops; both placements put all three on one."""
     graph = plain_graph(3, [(0, 1), (1, 2)], weight_bytes=[10, 10, 10])

@@ -99,8 +99,8 @@ def test_runs_do_not_see_what_earlier_ones_derived() -> None:
     problem, met = fork_join(), []
 
     def run(problem: Problem, evaluations: int, seed: int) -> Run:
-        met.append((dict(problem._known), evaluations, seed))
-        problem._known[("mine",)] = seed
+        met.append((dict(problem._cache), evaluations, seed))
+        problem._cache[("mine",)] = seed
         return Run(1.0, 1, 0.0)
 
     for seed in range(2):

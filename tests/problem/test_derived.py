@@ -42,9 +42,9 @@ def test_what_is_derived_goes_with_the_problem() -> None:
 def test_a_pickled_problem_carries_no_derived_data() -> None:
     problem = fork_join()
     score(problem, problem.group * 0)  # arrays, workspaces
-    assert problem._known
+    assert problem._cache
     again = pickle.loads(pickle.dumps(problem))
-    assert not again._known
+    assert not again._cache
     assert score(again, again.group * 0).latency_s == score(problem, problem.group * 0).latency_s
 
 

@@ -32,7 +32,7 @@ from gdp.prepare import prepare_placement
 from gdp.runtime.plan import Prediction, make_plan
 from gdp.runtime.statistics import estimate
 
-ROUNDS, MAX_RUNS = 5, 50
+ROUNDS, MAX_RUNS = 7, 36
 WARM_UPS = 2
 TOLERANCE = 1e-3
 """Of the largest magnitude of the logits: kernels of other devices add up in another order."""
@@ -109,7 +109,7 @@ def executed(
 
 
 def measured(call: Call, machine: Machine, seconds: float) -> tuple[dict[str, Any], Any]:
-    """Median of rounds with a 95% interval by batch means, the peak on the accelerator, and what
+    """Median of rounds with a 95% interval of order statistics, the peak on the accelerator, and what
     was computed; warmed up, and waited for."""
     import torch
 

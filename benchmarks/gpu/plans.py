@@ -109,7 +109,7 @@ def executed(
 
 
 def measured(call: Call, machine: Machine, seconds: float) -> tuple[dict[str, Any], Any]:
-    """Median of rounds with a 95% interval of order statistics, the peak on the accelerator, and what
+    """Median of rounds with a 95% interval, the peak on the accelerator, and what
     was computed; warmed up, and waited for."""
     import torch
 

@@ -61,7 +61,14 @@ class SchemaInference:
         if not schema.has_type_and_shape_inference_function:
             return [*_without_function(view), *unknown][: view.num_outputs]
         _check_outputs(view)
-        node, types, data = _as_protos(view)
+        node = node_proto(view)
+        facts = zip(node.input, view.inputs, strict=True)
+        types = {name: _to_proto(fact) for name, fact in facts if fact is not None}
+        data = {  # `ascontiguousarray` would make a vector of a scalar
+            name: onnx.numpy_helper.from_array(np.asarray(known, order="C"), name)
+            for name, known in zip(node.input, view.known, strict=True)
+            if name and known is not None
+        }
         try:
             inferred = shape_inference.infer_node_outputs(
                 schema, node, types, data, opset_imports=self.opsets
@@ -118,25 +125,14 @@ def _key(view: NodeView) -> tuple | None:
         return None
 
 
-def _as_protos(
-    view: NodeView,
-) -> tuple[onnx.NodeProto, dict[str, onnx.TypeProto], dict[str, onnx.TensorProto]]:
-    """The node under neutral value names, with the types and the data of its inputs."""
+def node_proto(view: NodeView) -> onnx.NodeProto:
+    """The node under neutral value names: i0, i1, ... and o0, o1, ..."""
     node = onnx.NodeProto(op_type=view.op_type, domain=view.domain)
-    types: dict[str, onnx.TypeProto] = {}
-    data: dict[str, onnx.TensorProto] = {}
-    for i, fact in enumerate(view.inputs):
-        name = "" if fact is None else f"i{i}"
-        node.input.append(name)
-        if fact is not None:
-            types[name] = _to_proto(fact)
-        known = view.known[i]
-        if known is not None:  # `ascontiguousarray` would make a vector of a scalar
-            data[name] = onnx.numpy_helper.from_array(np.asarray(known, order="C"), name)
+    node.input.extend("" if fact is None else f"i{i}" for i, fact in enumerate(view.inputs))
     node.output.extend(f"o{i}" for i in range(view.num_outputs))
     for attribute in view.attributes.values():
         ir.serde.serialize_attribute_into(node.attribute.add(), from_=attribute)
-    return node, types, data
+    return node
 
 
 def _to_proto(fact: Fact) -> onnx.TypeProto:

@@ -1,23 +1,21 @@
 """The data of small constant values: the arithmetic that exporters do on shapes and axes.
 
-Only what depends on no graph input, or on its shape alone, is computed here; anything else, or
-anything larger than `KNOWN_ELEMENTS`, stays unknown.
+Only what depends on no graph input, or on its shape alone, is computed here, by the reference
+implementation of the onnx package; anything else, or anything larger than `KNOWN_ELEMENTS`, stays
+unknown.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
-from gdp.ops.onnx_view import (
-    KNOWN_ELEMENTS,
-    Inferred,
-    NodeView,
-    Tensor,
-    TensorList,
-)
+from gdp.importers.onnx.schema import node_proto
+from gdp.ops.onnx_view import KNOWN_ELEMENTS, Inferred, NodeView, Tensor, TensorList
+from gdp.ops.rule import names
 
 _PLAIN = {
     ir.DataType.BOOL, ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64,
@@ -30,10 +28,10 @@ Arrays = list[np.ndarray]
 
 
 def can_evaluate(view: NodeView) -> bool:
-    """True where `evaluate` has a rule for a node and the data that the rule reads."""
-    if view.domain != "" or view.op_type not in _RULES or "broadcast" in view.attributes:
+    """True where `evaluate` computes the operator of a node and has the data that it reads."""
+    if view.domain != "" or view.op_type not in COMPUTED or "broadcast" in view.attributes:
         return False  # before operator set 7, broadcasting followed an attribute of its own
-    return view.op_type in _BY_SHAPE or all(
+    return view.op_type in _WITHOUT_DATA or all(
         data is not None
         for data, fact in zip(view.known, view.inputs, strict=True)
         if fact is not None
@@ -51,14 +49,33 @@ def evaluate(view: NodeView, inferred: Sequence[Inferred]) -> Arrays | None:
         return None
     try:
         with np.errstate(all="ignore"):
-            # Without elements there is nothing to compute, though what a rule makes on its way
-            # there may be large: x[1000, 1] + y[1, 1000] + z[1, 0].
-            arrays = _empty(inferred) if not any(sizes) else _RULES[view.op_type](view)
-    except (ValueError, IndexError, TypeError, KeyError, OverflowError, MemoryError):
-        return None  # a malformed node: shape inference names what is wrong with it
-    if arrays is None or any(array.size > KNOWN_ELEMENTS for array in arrays):
+            # Without elements there is nothing to compute, though what an operator makes on its
+            # way there may be large: x[1000, 1] + y[1, 1000] + z[1, 0].
+            arrays = _empty(inferred) if not any(sizes) else _computed(view)
+        if arrays is None or any(_is_odd(array) for array in arrays):
+            return None
+    except Exception:  # a malformed node: shape inference names what is wrong with it
         return None
     return arrays
+
+
+def _is_odd(array: np.ndarray) -> bool:
+    return array.size > KNOWN_ELEMENTS or ir.DataType.from_numpy(array.dtype) not in _PLAIN
+
+
+def _computed(view: NodeView) -> Arrays | None:
+    if view.op_type in _WITHOUT_DATA:
+        return _WITHOUT_DATA[view.op_type](view)
+    from onnx.reference import ReferenceEvaluator
+
+    node = node_proto(view)
+    given = [name for name in node.input if name]
+    opset = onnx.helper.make_opsetid("", view.version)
+    function = onnx.helper.make_function("", "node", given, node.output, [node], [opset])
+    data = [array for array in view.known if array is not None]
+    feeds = dict(zip(given, data, strict=True))
+    outputs = ReferenceEvaluator(function).run(None, feeds, attributes={})
+    return [np.asarray(output) for output in outputs]  # pyright: ignore[reportArgumentType]
 
 
 def _most_elements(view: NodeView, guess: Inferred) -> int | None:
@@ -91,19 +108,13 @@ def tensor_data(tensor: ir.TensorProtocol | None) -> np.ndarray | None:
     if tensor is None or tensor.size > KNOWN_ELEMENTS or tensor.dtype not in _PLAIN:
         return None
     if isinstance(tensor, ir.ExternalTensor) and (
-        tensor.dtype not in _INTEGERS or not _is_file(tensor)
+        tensor.dtype not in _INTEGERS or not Path(tensor.path).is_file()
     ):
         return None
     try:
         return tensor.numpy()
     except Exception:  # a file cut short or data of the wrong length: as good as missing
         return None
-
-
-def _is_file(tensor: ir.ExternalTensor) -> bool:
-    from pathlib import Path
-
-    return Path(tensor.path).is_file()
 
 
 def _shape(view: NodeView) -> Arrays | None:
@@ -131,235 +142,29 @@ def _constant(view: NodeView) -> Arrays | None:
     return None
 
 
-def _constant_of_shape(view: NodeView) -> Arrays | None:
-    shape = [int(size) for size in _in(view, 0)]
-    value = view.attribute("value")
-    fill = np.zeros(1, np.float32) if value is None else tensor_data(value)
-    return None if fill is None else [np.full(shape, fill.reshape(-1)[0], dtype=fill.dtype)]
-
-
-def _range(view: NodeView) -> Arrays:
-    start, limit, delta = _range_terms(view)
-    return [np.arange(start, limit, delta, dtype=_in(view, 0).dtype)]
-
-
 def _range_elements(view: NodeView) -> int | None:
     """Inference counts for some types only, and in 64 bits that wrap."""
-    start, limit, delta = (term.item() for term in _range_terms(view))
     try:
+        start, limit, delta = (view.known[i].reshape(-1)[0].item() for i in range(3))  # type: ignore[union-attr]
         return max(math.ceil((limit - start) / delta), 0)
-    except (ZeroDivisionError, OverflowError, ValueError):
+    except (ArithmeticError, LookupError, ValueError):
         return None
 
 
-def _range_terms(view: NodeView) -> list[Any]:  # NumPy scalars
-    return [_in(view, i).reshape(-1)[0] for i in range(3)]
+def _nonzero_elements(view: NodeView) -> int | None:
+    data = view.data(0)
+    return None if data is None else data.size * max(data.ndim, 1)
 
 
-def _cast(view: NodeView) -> Arrays | None:
-    dtype = ir.DataType(view.attribute("to"))
-    return [_in(view, 0).astype(dtype.numpy())] if dtype in _PLAIN else None
-
-
-def _cast_like(view: NodeView) -> Arrays:
-    return [_in(view, 0).astype(_in(view, 1).dtype)]
-
-
-def _gather(view: NodeView) -> Arrays:
-    where, axis = _in(view, 1).astype(np.int64), view.attribute("axis", 0)
-    return [np.asarray(np.take(_in(view, 0), where, axis=axis))]
-
-
-def _gather_nd(view: NodeView) -> Arrays | None:
-    if view.attribute("batch_dims", 0):
-        return None
-    return [np.asarray(_in(view, 0)[tuple(np.moveaxis(_in(view, 1), -1, 0))])]
-
-
-def _scatter_nd(view: NodeView) -> Arrays | None:
-    if view.attribute("reduction", "none") != "none":
-        return None
-    out = _in(view, 0).copy()
-    out[tuple(np.moveaxis(_in(view, 1), -1, 0))] = _in(view, 2)
-    return [out]
-
-
-def _concat(view: NodeView) -> Arrays:
-    return [np.concatenate([d for d in view.known if d is not None], axis=view.attribute("axis"))]
-
-
-def _slice(view: NodeView) -> Arrays | None:
-    data = _in(view, 0)
-    starts, ends = view.ints("starts", 1), view.ints("ends", 2)
-    if starts is None or ends is None:
-        return None
-    axes, steps = view.ints("axes", 3), view.ints("steps", 4)
-    slices = [slice(None)] * data.ndim
-    for i, axis in enumerate(range(len(starts)) if axes is None else axes):
-        step = 1 if steps is None else steps[i]
-        # Going backwards past the first element, NumPy wants None where ONNX has a large negative.
-        end = None if step < 0 and ends[i] < -data.shape[axis] else ends[i]
-        slices[axis] = slice(starts[i], end, step)
-    return [data[tuple(slices)]]
-
-
-def _squeeze(view: NodeView) -> Arrays:
-    axes = view.ints("axes", 1)
-    return [np.squeeze(_in(view, 0), axis=None if axes is None else tuple(axes))]
-
-
-def _unsqueeze(view: NodeView) -> Arrays | None:
-    axes = view.ints("axes", 1)
-    return None if axes is None else [np.expand_dims(_in(view, 0), tuple(axes))]
-
-
-def _reshape(view: NodeView) -> Arrays | None:
-    data, shape = _in(view, 0), view.ints("shape", 1)
-    if shape is None:
-        return None
-    if not view.attribute("allowzero", 0):
-        shape = [data.shape[i] if size == 0 else size for i, size in enumerate(shape)]
-    return [data.reshape(shape)]
-
-
-def _flatten(view: NodeView) -> Arrays:
-    data, axis = _in(view, 0), view.attribute("axis", 1)
-    rows = math.prod(data.shape[: axis if axis >= 0 else data.ndim + axis])
-    return [data.reshape(rows, data.size // rows if rows else 0)]
-
-
-def _transpose(view: NodeView) -> Arrays:
-    return [np.transpose(_in(view, 0), view.attribute("perm"))]
-
-
-def _expand(view: NodeView) -> Arrays:
-    data, shape = _in(view, 0), [int(size) for size in _in(view, 1)]
-    return [data * np.ones(shape, dtype=data.dtype)]
-
-
-def _tile(view: NodeView) -> Arrays:
-    return [np.tile(_in(view, 0), [int(count) for count in _in(view, 1)])]
-
-
-def _split(view: NodeView) -> Arrays | None:
-    data, axis = _in(view, 0), view.attribute("axis", 0)
-    sizes = view.ints("split", 1)
-    if sizes is None:
-        size = -(-data.shape[axis] // view.num_outputs)
-        sizes = [size] * view.num_outputs
-    return list(np.split(data, np.cumsum(sizes)[:-1], axis=axis))
-
-
-def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if a.dtype.kind == "f":
-        return np.asarray(a / b)
-    # ONNX rounds integer quotients towards zero, NumPy down.
-    return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), dtype=a.dtype)
-
-
-def _mod(view: NodeView) -> Arrays:
-    rule = np.fmod if view.attribute("fmod", 0) else np.mod
-    return [np.asarray(rule(_in(view, 0), _in(view, 1)))]
-
-
-def _fold(rule: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[NodeView], Arrays]:
-    """An operator of one or more inputs that combines them from the left."""
-
-    def apply(view: NodeView) -> Arrays:
-        total = _in(view, 0)
-        for data in view.known[1:]:
-            if data is not None:
-                total = np.asarray(rule(total, data))
-        return [total]
-
-    return apply
-
-
-def _each(rule: Callable[[np.ndarray], np.ndarray]) -> Callable[[NodeView], Arrays]:
-    return lambda view: [np.asarray(rule(_in(view, 0)), dtype=_in(view, 0).dtype)]
-
-
-def _reduce(rule: Callable[..., np.ndarray]) -> Callable[[NodeView], Arrays]:
-    def apply(view: NodeView) -> Arrays:
-        data, axes = _in(view, 0), view.ints("axes", 1)
-        if not axes and view.attribute("noop_with_empty_axes", 0):
-            return [data]
-        kept = bool(view.attribute("keepdims", 1))
-        axis = tuple(axes) if axes else None
-        return [np.asarray(rule(data, axis=axis, keepdims=kept), dtype=data.dtype)]
-
-    return apply
-
-
-def _power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(np.power(a, b), dtype=a.dtype)
-
-
-def _in(view: NodeView, index: int) -> np.ndarray:
-    data = view.known[index]
-    if data is None:
-        raise ValueError("a required input is left out")
-    return data
-
-
-_BY_SHAPE = {"Shape", "Size"}
+_WITHOUT_DATA: dict[str, Callable[[NodeView], Arrays | None]] = {
+    "Shape": _shape, "Size": _size, "Constant": _constant,
+}  # fmt: skip
 # Of operators whose output's size depends on data, for which inference may leave it open.
-_AT_MOST: dict[str, Callable[[NodeView], int | None]] = {
-    "NonZero": lambda view: _in(view, 0).size * max(_in(view, 0).ndim, 1),
-    "Range": _range_elements,
-}
-_RULES: dict[str, Callable[[NodeView], Arrays | None]] = {
-    "Shape": _shape,
-    "Size": _size,
-    "Constant": _constant,
-    "ConstantOfShape": _constant_of_shape,
-    "Range": _range,
-    "Cast": _cast,
-    "CastLike": _cast_like,
-    "Gather": _gather,
-    "GatherND": _gather_nd,
-    "ScatterND": _scatter_nd,
-    "Concat": _concat,
-    "Slice": _slice,
-    "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze,
-    "Reshape": _reshape,
-    "Flatten": _flatten,
-    "Transpose": _transpose,
-    "Expand": _expand,
-    "Tile": _tile,
-    "Split": _split,
-    "Identity": _each(lambda a: a),
-    "Add": _fold(np.add),
-    "Sub": _fold(np.subtract),
-    "Mul": _fold(np.multiply),
-    "Div": _fold(_divide),
-    "Mod": _mod,
-    "Pow": _fold(_power),
-    "Min": _fold(np.minimum),
-    "Max": _fold(np.maximum),
-    "Sum": _fold(np.add),
-    "And": _fold(np.logical_and),
-    "Or": _fold(np.logical_or),
-    "Xor": _fold(np.logical_xor),
-    "Equal": _fold(np.equal),
-    "Less": _fold(np.less),
-    "LessOrEqual": _fold(np.less_equal),
-    "Greater": _fold(np.greater),
-    "GreaterOrEqual": _fold(np.greater_equal),
-    "Not": _each(np.logical_not),
-    "Neg": _each(np.negative),
-    "Abs": _each(np.abs),
-    "Sign": _each(np.sign),
-    "Floor": _each(np.floor),
-    "Ceil": _each(np.ceil),
-    "Round": _each(np.round),
-    "Sqrt": _each(np.sqrt),
-    "Reciprocal": _each(np.reciprocal),
-    "Where": lambda view: [np.asarray(np.where(_in(view, 0), _in(view, 1), _in(view, 2)))],
-    "NonZero": lambda view: [np.array(np.nonzero(np.atleast_1d(_in(view, 0))), dtype=np.int64)],
-    "ReduceProd": _reduce(np.prod),
-    "ReduceSum": _reduce(np.sum),
-    "ReduceMax": _reduce(np.max),
-    "ReduceMin": _reduce(np.min),
-}
+_AT_MOST = {"NonZero": _nonzero_elements, "Range": _range_elements}
+COMPUTED = frozenset(_WITHOUT_DATA) | names(
+    "ConstantOfShape Range Cast CastLike Gather GatherND ScatterND Concat Slice Squeeze Unsqueeze "
+    "Reshape Flatten Transpose Expand Tile Split Identity Add Sub Mul Div Mod Pow Min Max Sum And "
+    "Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Not Neg Abs Sign Floor Ceil Round Sqrt "
+    "Reciprocal Where NonZero ReduceProd ReduceSum ReduceMax ReduceMin"
+)
+"""Operators of the standard whose outputs are computed where their inputs are known."""

@@ -9,10 +9,11 @@ import pytest
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
 from gdp.costs.roofline import roofline
+from gdp.learn.recipe import load_recipe
 from gdp.methods.timing import timing
 from gdp.policy.decode import decode, prepare
 from gdp.policy.model import network
-from gdp.policy.model.config import Head, NetworkConfig, published, score
+from gdp.policy.model.config import Head, NetworkConfig, score
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
 from gdp.policy.view.decode_problem import NUM_PAIR_FEATURES, PAIR
@@ -20,6 +21,7 @@ from gdp.problem.problem import Problem, make_problem
 from gdp.problem.symmetry import canonical, twins
 from gdp.sim.score import score as simulated
 
+PUBLISHED = load_recipe("pretrain/recipes/gdp_one.toml")[0].network
 CONFIG = NetworkConfig(width=16, heads=2, sage_layers=1, head_width=8, segment=64)
 
 
@@ -48,7 +50,7 @@ def plain_head(problem: Problem, weight_of_feature: dict[int, float]) -> Head:
 EARLIEST_FINISH = {PAIR.end: -100.0}
 
 
-@pytest.mark.parametrize("config", [CONFIG, published(width=16, heads=2, head_width=8)])
+@pytest.mark.parametrize("config", [CONFIG, replace(PUBLISHED, width=16, heads=2, head_width=8)])
 def test_kernel_network_and_numpy_give_the_same_log_probabilities(config: NetworkConfig) -> None:
     """The three scorers of a pair: numba in the decoder, JAX in training, NumPy in the search."""
     policy = Policy(config, jax.tree.map(lambda x: 1.5 * x, init(config, 0)))

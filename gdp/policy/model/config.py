@@ -1,12 +1,10 @@
-"""Configuration, weights and result of the network, shared by both implementations.
+"""Configuration, weights and result of the network. JAX is not imported here.
 
-`gdp.policy.model.network` implements the network in JAX, for learning; `gdp.policy.model.inference`
-in NumPy, for placing. Neither JAX nor flax is imported here. Axes of the result: K placements,
-N ops, D devices, F pair features, W head width.
+Axes of the result: K placements, N ops, D devices, F pair features, W head width.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -36,7 +34,7 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """The shape of the network. `published()` is GDP's encoder as its paper describes it."""
+    """The shape of the network; `pretrain/recipes/gdp_one.toml` has that of GDP's paper."""
 
     features: FeatureSet = "full"
     pooling: Pooling = "directed"
@@ -68,21 +66,6 @@ _RANGES = {
     "head_width": (1, 1 << 14),
 }  # fmt: skip
 """Allowed ranges; a checkpoint or a recipe may come from anywhere."""
-
-
-def published(**changes: Any) -> NetworkConfig:
-    """GDP's encoder and placer as published: its features, its messages, no advice, no masks."""
-    base: dict[str, Any] = asdict(NetworkConfig()) | {
-        "features": "published",
-        "pooling": "published",
-        "attention_layers": 2,
-        "summaries": False,
-        "residual_gate": False,
-        "advice": False,
-        "mask_memory": False,
-        "mask_alike": False,
-    }
-    return NetworkConfig(**(base | changes))
 
 
 def shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:

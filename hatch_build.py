@@ -8,7 +8,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 CORPUS, INSIDE = Path("data/corpus"), "gdp/_data/corpus"
 MAX_OPS = 2000
-"""Of the shipped recipes. Larger graphs are most of the bytes; `gdp corpus build` makes them."""
+"""Of the shipped recipes. Larger graphs are most of the bytes; a checkout makes them by
+`python -m pretrain.corpus`."""
 
 
 class CustomBuildHook(BuildHookInterface):

@@ -22,15 +22,15 @@ from benchmarks.published.baselines.table import LEARNED
 from benchmarks.published.cases import Case, Row
 from gdp import api
 from gdp.cluster.types import Cluster
-from gdp.corpus.build import traced
-from gdp.corpus.cnn import inception, nas_cells
-from gdp.corpus.families import CorpusGraph
-from gdp.corpus.rnn import gnmt, rnnlm, wavenet
-from gdp.corpus.transformer import transformer_xl
 from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.prepare import prepare_problem
 from gdp.problem.problem import Problem
+from pretrain.corpus.build import traced
+from pretrain.corpus.cnn import inception, nas_cells
+from pretrain.corpus.families import CorpusGraph
+from pretrain.corpus.rnn import gnmt, rnnlm, wavenet
+from pretrain.corpus.transformer import transformer_xl
 
 
 class Workload(NamedTuple):

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gdp.corpus import layers as nn
-from gdp.corpus.layers import Model, Params, parameter_shapes
-from gdp.corpus.transformer import encoder
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.trace import trace
+from pretrain.corpus import layers as nn
+from pretrain.corpus.layers import Model, Params, parameter_shapes
+from pretrain.corpus.transformer import encoder
 
 TOKENS = 8  # of "Hello, my dog is cute", which HSDAG feeds to BERT
 Size = int | tuple[int, int]

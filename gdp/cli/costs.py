@@ -132,8 +132,8 @@ def _quick_jax(measuring: Rounds) -> "Profile":
     JAX reads the number of devices when it is first used.
     """
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-    from gdp.corpus.small import small_models
     from gdp.runtime.profile.jax import quick_profile
+    from gdp.runtime.profile.small_models import small_models
 
     return quick_profile(list(small_models()), measuring.rounds, min(measuring.seconds, 1.0))
 

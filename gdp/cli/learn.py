@@ -1,4 +1,4 @@
-"""`gdp corpus`, `gdp pretrain` and `gdp finetune`."""
+"""`gdp pretrain` and `gdp finetune`."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from gdp.cli import options
-from gdp.cli.program import Verbs
 from gdp.cli.show import show
 
 if TYPE_CHECKING:
-    from gdp.corpus.build import CorpusEntry
     from gdp.learn.finetune import FinetuneConfig
-    from gdp.tasks import Engine
 
 
 @dataclass(frozen=True)
@@ -25,43 +22,6 @@ class ProcessOptions:
     )
     processes: int = options.option("--processes", type=int, default=1)
     process_id: int = options.option("--process-id", type=int, default=0)
-
-
-@click.group(cls=Verbs)
-def corpus() -> None:
-    """The graphs that recipes of `gdp pretrain` read."""
-
-
-@corpus.command()
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("data/corpus"),
-    show_default=True, metavar="FOLDER", help="Where recipes look for it.",
-)  # fmt: skip
-@click.option("--family", "families", multiple=True, help="Only these families of models.")
-@click.option("--limit", type=click.IntRange(min=0), help="Stop after so many new graphs.")
-@click.option("--rebuild", is_flag=True, help="Build what is there, too.")
-@options.engine
-@options.as_json
-def build(
-    output: Path, families: tuple[str, ...], limit: int | None, rebuild: bool, engine: "Engine"
-) -> None:
-    """Trace the models of the corpus and write their graphs and a manifest.
-
-    Started again on the same folder, it builds what is missing.
-    """
-    from gdp.corpus.build import build_missing
-
-    built: list[str] = []
-
-    def say(done: int, count: int, entry: "CorpusEntry") -> None:
-        built.append(entry.name)
-        click.echo(f"gdp: {done}/{count} {entry.name}: {entry.num_ops} ops", err=True)
-
-    manifest = build_missing(output, families, limit, rebuild, say, engine)
-    show(
-        {"folder": str(output), "built": built, "graphs": len(manifest.graphs)},
-        lambda: f"{len(built)} graphs built, {len(manifest.graphs)} in {output}",
-    )
 
 
 @click.command()

@@ -49,7 +49,7 @@ def cli() -> None:
 cli.params.append(verbose_option())
 for verb in (
     place.place, place.compare, place.simulate, place.report, inform.explain, run.run,
-    run.export, inform.inspect, inform.devices, costs.profile, costs.calibrate, learn.corpus,
+    run.export, inform.inspect, inform.devices, costs.profile, costs.calibrate,
     learn.pretrain, learn.finetune, inform.doctor,
 ):  # fmt: skip
     cli.add_command(verb)

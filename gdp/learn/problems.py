@@ -16,7 +16,9 @@ from gdp.learn.instances import Instance, make, random_graph
 from gdp.problem.problem import Problem
 from gdp.resources import shipped
 
-_KIND = Kind("manifest of graphs", GdpError, "build the corpus with `gdp corpus build`")
+_KIND = Kind(
+    "manifest of graphs", GdpError, "data/corpus has one for every graph that travels with gdp"
+)
 
 KEPT = 1500
 """Problems kept in memory, the least recently used leave first."""

@@ -9,9 +9,9 @@ pytest.importorskip("jax")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.published.gdp_cases import WORKLOADS
-from gdp.corpus.build import traced
-from gdp.corpus.families import CorpusGraph
-from gdp.corpus.rnn import gnmt
+from pretrain.corpus.build import traced
+from pretrain.corpus.families import CorpusGraph
+from pretrain.corpus.rnn import gnmt
 
 
 def ops(layers: int, steps: int) -> int:

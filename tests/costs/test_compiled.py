@@ -10,7 +10,6 @@ import pytest
 
 from gdp import api
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.corpus.small import small_models
 from gdp.costs.compiled import (
     PRIOR,
     CompiledCosts,
@@ -27,6 +26,7 @@ from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, Profiled
 from gdp.importers.jax.trace import trace
 from gdp.methods.base import Search
 from gdp.models import load
+from gdp.runtime.profile.small_models import small_models
 
 CALL_S = 5e-6
 KINDS = list(PRIOR)

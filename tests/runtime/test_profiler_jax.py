@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from gdp.cluster.presets import device_preset
-from gdp.corpus.small import small_models
 from gdp.costs.compiled import rates_of
 from gdp.errors import ClusterError
 from gdp.runtime.profile.jax import (
@@ -21,6 +20,7 @@ from gdp.runtime.profile.jax import (
     profile_functions,
     quick_profile,
 )
+from gdp.runtime.profile.small_models import small_models
 
 
 def dense(weights, x):

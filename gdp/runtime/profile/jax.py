@@ -243,7 +243,8 @@ def quick_profile(
     to such a profile.
 
     Args:
-        entries: (family, model) of the functions, such as `gdp.corpus.small.small_models` has them.
+        entries: (family, model) of the functions, such as `small_models` of
+            `gdp.runtime.profile.small_models` has them.
         rounds: in each of which every function is run.
         seconds: for the runs of one function, in all rounds.
         progress: is called with the name of each model before it is compiled.

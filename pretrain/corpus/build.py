@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from gdp.corpus.families import CorpusGraph, corpus_graphs
-from gdp.corpus.layers import Params, parameter_shapes
 from gdp.errors import GdpError
 from gdp.files.reading import Kind, read_json
 from gdp.files.writing import TargetError, write_atomic
@@ -21,6 +19,8 @@ from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
 from gdp.importers.jax.trace import trace, trace_training_step
 from gdp.tasks import HERE, Engine, each
+from pretrain.corpus.families import CorpusGraph, corpus_graphs
+from pretrain.corpus.layers import Params, parameter_shapes
 
 MANIFEST = "manifest.json"
 _KIND = Kind("manifest of a corpus", GdpError)
@@ -158,7 +158,7 @@ def read_manifest(folder: Path) -> CorpusManifest:
         return read_json(path, _KIND, CorpusManifest)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TargetError(f"{str(folder)!r} holds something else than a corpus; give a new folder")
-    return CorpusManifest("gdp corpus build", "Apache-2.0", [])
+    return CorpusManifest("python -m pretrain.corpus", "Apache-2.0", [])
 
 
 def write_manifest(manifest: CorpusManifest, folder: Path) -> None:

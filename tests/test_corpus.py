@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from gdp.cli.main import cli
-from gdp.corpus.build import build, build_missing, compact, read_manifest, traced
-from gdp.corpus.families import FAMILIES, TEST, VALIDATION, corpus_graphs, models
-from gdp.corpus.layers import parameter_shapes
-from gdp.corpus.synthetic import TILED, layered, series_parallel, tiled_chain
 from gdp.files.writing import TargetError
 from gdp.graph.file import load_graph
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.learn.problems import load_problems
+from pretrain.corpus.__main__ import main
+from pretrain.corpus.build import build, build_missing, compact, read_manifest, traced
+from pretrain.corpus.families import FAMILIES, TEST, VALIDATION, corpus_graphs, models
+from pretrain.corpus.layers import parameter_shapes
+from pretrain.corpus.synthetic import TILED, layered, series_parallel, tiled_chain
 
-CORPUS = Path(__file__).parents[2] / "data" / "corpus"
+CORPUS = Path(__file__).parents[1] / "data" / "corpus"
 
 
 def test_the_split_is_by_whole_families() -> None:
@@ -103,8 +103,8 @@ def test_shipped_files_are_those_of_the_manifest() -> None:
 
 
 def test_a_corpus_is_built_until_it_is_whole_and_nothing_twice(tmp_path: Path) -> None:
-    command = ["corpus", "build", "-o", str(tmp_path), "--family", "series_parallel", "--json"]
-    first = CliRunner().invoke(cli, [*command, "--limit", "2"])
+    command = ["-o", str(tmp_path), "--family", "series_parallel"]
+    first = CliRunner().invoke(main, [*command, "--limit", "2"])
     assert first.exit_code == 0, first.output
     told: list[str] = []
     build_missing(tmp_path, ["series_parallel"], 1, progress=lambda *at: told.append(at[2].name))

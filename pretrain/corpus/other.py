@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdp.corpus import layers as nn
-from gdp.corpus.layers import Model, Params
+from pretrain.corpus import layers as nn
+from pretrain.corpus.layers import Model, Params
 
 Built = tuple[Model, Any]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gdp.corpus import cnn, other, rnn, transformer
-from gdp.corpus.synthetic import TILED, layered, series_parallel
+from pretrain.corpus import cnn, other, rnn, transformer
+from pretrain.corpus.synthetic import TILED, layered, series_parallel
 
 VALIDATION = frozenset({"mixer", "multi_modal", "gru_encoder", "densenet", "tiled_gated"})
 TEST = frozenset(

@@ -1,4 +1,0 @@
-"""The graphs that the policy is pre-trained over, traced from models of many families.
-
-`gdp corpus build` makes them; the split into training, validation and test is by whole families.
-"""

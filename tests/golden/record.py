@@ -42,6 +42,8 @@ def main() -> int:
             continue
         began_s = time.process_time()
         found = runs.answer(name)
+        if libraries := runs.traced_with(name):
+            found["traced_with"] = libraries
         if (took_s := time.process_time() - began_s) > LONG_S:
             print(f"# {name} took {took_s:.1f} CPU seconds", file=sys.stderr, flush=True)
         lines = list(answers.differences(kept[name], found)) if name in kept else ["new"]

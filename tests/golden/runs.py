@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,22 @@ NAMES = (*_PLACED, *_FOLLOWED, *CALLS)
 
 def missing(name: str) -> str:
     """The module of an optional extra that a case needs and that is not installed, or ""."""
+    return next((module for module in _needs(name) if find_spec(module) is None), "")
+
+
+def traced_with(name: str) -> dict[str, str]:
+    """Versions of the installed libraries whose own code a case traces: their models change."""
+    return {
+        module: version(module).partition("+")[0]
+        for module in _needs(name)
+        if module in ("torch", "transformers")
+    }
+
+
+def _needs(name: str) -> tuple[str, ...]:
     if name in CALLS:
-        needs = CALLS[name].needs
-    else:
-        needs = _PLACED[_FOLLOWED[name].of if name in _FOLLOWED else name].needs
-    return next((module for module in needs if find_spec(module) is None), "")
+        return CALLS[name].needs
+    return _PLACED[_FOLLOWED[name].of if name in _FOLLOWED else name].needs
 
 
 def answer(name: str) -> dict[str, Any]:

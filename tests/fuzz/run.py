@@ -8,7 +8,7 @@ extreme, nested, cut off, bits flipped; ONNX models are changed as protobufs, Py
 written at random. It is read, and what could be read is used. Findings are: an error that is
 neither a `GdpError` nor a `ValueError`, one of more than a line, one that does not name the file,
 more than 30 CPU seconds, and memory that grows by more than 1 GiB. The seed and the number of a
-mutant make it again. Exits with 1 if there are findings.
+mutant make it again. Ctrl-C ends with the table so far. Exits with 1 if there are findings.
 """
 
 import argparse
@@ -24,7 +24,6 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -182,21 +181,28 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="Save mutants with findings.")
     arguments = parser.parse_args()
     numbers = list(range(arguments.mutants)) if arguments.replay is None else [arguments.replay]
-    count: Counter[str] = Counter()
-    refused: Counter[str] = Counter()
-    findings, slowest_s, started_s = [], 0.0, time.perf_counter()
-    for outcome in outcomes(arguments.seed, numbers, arguments.only, arguments.keep):
-        count[outcome.kind] += 1
-        refused[outcome.kind] += outcome.refused
-        slowest_s = max(slowest_s, outcome.cpu_s)
-        if outcome.finding:
-            findings.append(outcome)
-            print(f"--- mutant {outcome.number} ({outcome.kind})\n{outcome.finding}", flush=True)
-    for kind in sorted(count):
-        print(f"{kind:12} {count[kind]:6} mutants, {refused[kind]:6} refused with a clean error")
+    done: list[Outcome] = []
+    started_s = time.perf_counter()
+    try:
+        for outcome in outcomes(arguments.seed, numbers, arguments.only, arguments.keep):
+            done.append(outcome)
+            if outcome.finding:
+                number = f"--- mutant {outcome.number} ({outcome.kind})"
+                print(f"{number}\n{outcome.finding}", flush=True)
+    except KeyboardInterrupt:
+        print(f"stopped after {len(done)} of {len(numbers)} mutants")
+    for kind in sorted({outcome.kind for outcome in done}):
+        of_kind = [outcome for outcome in done if outcome.kind == kind]
+        print(
+            f"{kind:12} {len(of_kind):6} mutants, {sum(o.refused for o in of_kind):6} refused with "
+            f"a clean error, {sum(bool(o.finding) for o in of_kind):4} findings, slowest "
+            f"{max(o.cpu_s for o in of_kind):6.2f} CPU seconds"
+        )
+    findings = [outcome for outcome in done if outcome.finding]
     print(
-        f"{sum(count.values())} mutants, seed {arguments.seed}: {len(findings)} findings, slowest "
-        f"{slowest_s:.2f} CPU seconds, {time.perf_counter() - started_s:.0f} s in all"
+        f"{len(done)} mutants, seed {arguments.seed}: {len(findings)} findings, slowest "
+        f"{max((o.cpu_s for o in done), default=0.0):.2f} CPU seconds, "
+        f"{time.perf_counter() - started_s:.0f} s in all"
     )
     sys.exit(1 if findings else 0)
 

@@ -30,7 +30,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         return versions[name]
 
     wanted = ["numpy<3,>=2.2", "scipy>=1.15", 'pymetis>=2025; extra == "metis"',
-              "onnx>=1", 'ruff>=0.1; extra == "dev"']  # fmt: skip
+              'ray>=2.50; extra == "cluster"', "onnx>=1",
+              'ruff>=0.1; extra == "dev"']  # fmt: skip
     monkeypatch.setattr(doctor.metadata, "version", version)
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
     return versions
@@ -40,9 +41,10 @@ def test_missing_and_old_libraries_fail_and_extras_do_not(installed: dict[str, s
     checks = list(doctor._libraries())
     assert named(checks) == {
         "numpy": (OK, "2.3.0"), "scipy": (FAIL, "1.0, but >=1.15 is wanted"),
-        "pymetis": (NONE, "not installed"), "onnx": (FAIL, "not installed"),
+        "pymetis": (NONE, "not installed"), "ray": (NONE, "not installed"),
+        "onnx": (FAIL, "not installed"),
     }  # fmt: skip
-    assert {c.area for c in checks} == {"libraries", "extra metis"}
+    assert {c.area for c in checks} == {"libraries", "extra metis", "extra cluster"}
     assert {c.advice for c in checks if c.name == "pymetis"} == {install_command("metis")}
     installed["pymetis"] = "2024.1"
     assert named(list(doctor._libraries()))["pymetis"][0] == WARN

@@ -177,7 +177,7 @@ def _required(function: Callable[..., object]) -> list[str]:
 
 def _said(error: BaseException) -> str:
     """An exception of somebody else's code, with its kind: messages alone may be just a key."""
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def traced_model(spec: str) -> "JaxModel | TorchModel | OpGraph":

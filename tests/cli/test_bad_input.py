@@ -178,6 +178,7 @@ MODULE = """
 def needs(a, b, c=3): ...
 def fails(): raise KeyError("wanted")
 def leaves(): raise SystemExit(3)
+def leaves_quietly(): raise SystemExit
 def text(): return "text"
 def traced():
     def inner(x): return {}["missing"]
@@ -191,6 +192,7 @@ def traced():
         ("needs", "is called without arguments, but needs a, b"),
         ("fails", "the function raised KeyError: 'wanted'"),
         ("leaves", "the function raised SystemExit: 3"),
+        ("leaves_quietly", "the function raised SystemExit\n"),
         ("text", "must return (function, arguments)"),
         ("traced", "KeyError"),
         ("absent", "has no function 'absent'"),
@@ -202,7 +204,7 @@ def test_a_python_function_that_cannot_be_called(
     (tmp_path / "users_module.py").write_text(MODULE)
     (tmp_path / "broken_module.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
-    assert message in refused(run, "inspect", f"python:users_module:{name}")
+    assert message in refused(run, "inspect", f"python:users_module:{name}") + "\n"
     assert "broken_module" in refused(run, "inspect", "python:broken_module:f")
     assert "cannot be imported" in refused(run, "inspect", "python:.x:f")
 

@@ -74,3 +74,34 @@ def test_the_importer_asks_before_transformers_reads(tmp_path: Path) -> None:
     path = written(tmp_path, json.dumps({"model_type": "gpt2", "n_layer": 2**40}))
     with pytest.raises(ModelError, match="n_layer must be from 0 to 1000"):
         load(f"hf:{path}")
+
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 50,
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+}  # fmt: skip
+CONVNEXT = {
+    "model_type": "convnext", "architectures": ["ConvNextForImageClassification"],
+    "depths": [1, 1], "num_stages": 2, "hidden_sizes": [8, 16], "image_size": 2**31 - 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "query"),
+    [
+        (CONVNEXT, ""),
+        (LLAMA, "?batch=2147483647&sequence=2147483647"),
+        (LLAMA, "?batch=2147483647&sequence=2147483647&decode"),
+    ],
+)
+def test_inputs_of_more_bytes_than_can_be_counted_are_refused(
+    fields: dict, query: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    from gdp.models import load
+
+    text = f"hf:{written(tmp_path, json.dumps(fields))}{query}"
+    with pytest.raises(ModelError, match="too large to be counted; ask for fewer") as found:
+        load(text)
+    assert text in str(found.value)
+    assert "\n" not in str(found.value)

@@ -210,7 +210,7 @@ def _advised(error: BaseException) -> str:
             f"inputs, whose way is then taken, or use torch.cond or torch.where ({kind})"
         )
     advice = next((advice for part, advice in _ADVICE.items() if part in f"{kind}: {message}"), "")
-    return f"{kind}: {message}{advice}"
+    return f"{kind}: {message}".removesuffix(": ") + advice
 
 
 _ADVICE = {

@@ -11,6 +11,7 @@ import logging
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -213,14 +214,16 @@ def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:
         stage(f"building the {config.model_type} model without weights")
         with torch.device(device):
             model = _built(transformers, config, task, text, _attention(given, path))
-            inputs = _inputs(torch, config, task, spec)
+            with _countable(text):
+                inputs = _inputs(torch, config, task, spec)
     name = f"{type(model).__name__} {spec.batch}x{spec.sequence}{' decode' if spec.decode else ''}"
     key = _key(spec, document)
     if not spec.decode:
         return HuggingFaceModel(text, model, (), inputs, {"name": name}, key=key)
     if task != "causal-lm":
         raise ModelError(f"{text!r}: only causal-lm models decode with a cache, this is {task}")
-    wrapped, kwargs, held = _decoding(torch, transformers, model, spec)
+    with _countable(text):
+        wrapped, kwargs, held = _decoding(torch, transformers, model, spec)
     options = {"name": name, "held": held}
     return HuggingFaceModel(text, wrapped, (), kwargs, options, prefix="model", key=key)
 
@@ -387,6 +390,20 @@ def _decoding(torch: Any, transformers: Any, model: Any, spec: ConfigSpec) -> tu
             for _ in range(layers)
         ]
     return DecodingStep().eval(), {"input_ids": token, "cache": cache}, ("cache",)
+
+
+@contextmanager
+def _countable(text: str) -> Iterator[None]:
+    """Raise `ModelError` where inputs have more bytes than 64 bits count."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise ModelError(
+            f"{text!r}: its inputs are too large to be counted; ask for fewer samples, tokens or "
+            f"pixels ({_said(error)})"
+        ) from error
 
 
 def _said(error: BaseException) -> str:

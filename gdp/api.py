@@ -420,7 +420,7 @@ def view_of(
     """Simulated schedule of a placed model for display. With replicated stages, one schedule for
     each sample until the assignment of samples to replicas repeats, at most `MAX_WAYS`."""
     from gdp.sim.latency import simulate as simulate_latency
-    from gdp.sim.replicas import cycle_length, devices_of_sample
+    from gdp.sim.score import cycle_length, devices_of_sample
 
     graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
     prepared, device, rank = prepare_placement(graph, placement, cluster, costs=costs)

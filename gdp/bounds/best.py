@@ -31,7 +31,7 @@ from gdp.bounds.work import earliest_ends, shared_work_s
 from gdp.problem.problem import Problem, TimeUnit
 from gdp.problem.ticks import rounding_share
 from gdp.sim.objectives import memory_binds, objective_of
-from gdp.sim.replicas import may_replicate
+from gdp.sim.score import may_replicate
 
 __all__ = ["Bound", "all_bounds", "best_bound"]
 

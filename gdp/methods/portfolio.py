@@ -27,8 +27,7 @@ from gdp.methods.search.local_search import as_answer, compile_for_large, improv
 from gdp.methods.search.replica_groups import search_teams
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, objective_of
-from gdp.sim.replicas import may_replicate
-from gdp.sim.score import score
+from gdp.sim.score import may_replicate, score
 
 LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from gdp.methods.timing import links, priority, timing
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
-from gdp.sim.score import values
 
 Rule = Literal["upward", "placed", "arrival", "program", "critical"]
 
@@ -87,11 +86,12 @@ def evaluate_rules(
     """
     count, n = devices.shape
     rules = rules_of(problem) if rules is None else rules
+    evaluate = objective_of(problem).values
     if objective_of(problem).ordered:
         rows = ranks(problem, devices, rules).reshape(len(rules) * count, n)
-        seconds, overflow = values(problem, np.tile(devices, (len(rules), 1)), rows)
+        seconds, overflow = evaluate(problem, np.tile(devices, (len(rules), 1)), rows)
     else:
-        seconds, overflow = values(problem, devices)
+        seconds, overflow = evaluate(problem, devices)
     seconds, overflow = seconds.reshape(-1, count), overflow.reshape(-1, count)
     best = np.lexsort((seconds, overflow), axis=0)[0]
     column = np.arange(count)

@@ -49,7 +49,7 @@ class Problem:
     # Time to move a tensor between an accelerator and host memory, whatever the devices; only
     # max_load and block_latency have it, the event simulator uses the cluster's links.
     tensor_s: Float[np.ndarray, "T"] | None = None
-    replicas: bool = False  # whether devices may take samples in turn; see gdp.sim.replicas
+    replicas: bool = False  # whether devices may take samples in turn; see gdp.sim.score
     unit: TimeUnit = SECONDS
     _cache: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)  # see `derived`
 

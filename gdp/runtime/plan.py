@@ -11,7 +11,8 @@ from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim.objectives import find_objective, shares_processor
+from gdp.sim.latency import shares_processor
+from gdp.sim.objectives import find_objective
 from gdp.sim.segments import latency_segments, segment_problem, segment_values, segments
 
 

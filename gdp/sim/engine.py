@@ -13,7 +13,7 @@ function for other kernels; it allocates nothing. With `by_rank` True the device
 that the last `set_order(work, order)` left in the workspace, else each takes the op that was ready
 first. Overflow is in bytes, summed over devices; peaks are accounted only where
 memory can bind (`flat.memory_binds`), else it is 0 at no cost.
-`gdp.sim.kernels.direct.run_latency(flat, work, device, by_rank, record) -> float64` is the latency
+`gdp.sim.kernels.engine.run_latency(flat, work, device, by_rank, record) -> float64` is the latency
 alone, likewise for kernels; with `record` it leaves times and transfers in `work`.
 
 This module loads no numba, so that it may be imported anywhere.
@@ -99,7 +99,7 @@ class Workspace(NamedTuple):
     mark: UInt[np.ndarray, "Y"]  # the same for integers
     entry_s: Float[np.ndarray, "Z"]  # when an op gets an input, or all of them; Z >= N
     entry_op: UInt[np.ndarray, "Z"]
-    ready_s: Float[np.ndarray, "N"]  # when an op has the inputs that are known, of kernels.direct
+    ready_s: Float[np.ndarray, "N"]  # when an op has the inputs that are known, of the direct loop
     next_chunk: Int[np.ndarray, "2K"]  # of a chunk; then the one before it on its lane
     position: Int[np.ndarray, "N"]  # of an op in the order of (rank, op)
     by_position: Int[np.ndarray, "N"]  # its inverse

@@ -97,12 +97,12 @@ def latencies(
     """
     from gdp.sim.kernels.evaluate import evaluate_all
 
-    problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
+    whole, unit_s = in_ticks(problem), seconds_per_unit(problem)
     placed = checked_devices(problem, devices, threads)
     count = len(placed)
     rows = rank_rows(problem, ranks, count)
     shared = orders_of(rows[:1])
-    flat = arrays(problem)
+    flat = arrays(whole)
     latency_s, overflow_bytes = np.empty(count), np.empty(count, dtype=np.int64)
 
     def run(work: Workspace, first: int, end: int) -> None:
@@ -112,8 +112,40 @@ def latencies(
             latency_s[first:end], overflow_bytes[first:end],
         )  # fmt: skip
 
-    split(problem, count, threads, run)
-    return latency_s * unit_s, overflow_bytes
+    split(whole, count, threads, run)
+    return at_least_serial(problem, devices, (latency_s * unit_s, overflow_bytes))
+
+
+def shares_processor(problem: Problem) -> bool:
+    """True if two devices are one processor."""
+    named = [device.processor for device in problem.cluster.devices if device.processor]
+    return len(set(named)) < len(named)
+
+
+def serial_s(problem: Problem, schedule: Schedule) -> float:
+    """Seconds that the busiest shared processor is busy for; 0 where there is none."""
+    if not shares_processor(problem):
+        return 0.0
+    name = np.array([device.processor for device in problem.cluster.devices])
+    sent = schedule.transfers
+    busiest_s = 0.0
+    for own in set(name.tolist()) - {""}:
+        inside = (name[sent.source] == own) & (name[sent.destination] == own)
+        copies_s = float((sent.arrive_s - sent.start_s)[inside].sum())
+        busiest_s = max(busiest_s, float(schedule.busy_s[name == own].sum()) + copies_s)
+    return busiest_s
+
+
+def at_least_serial(
+    problem: Problem,
+    devices: Int[np.ndarray, "B N"],
+    evaluated: tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]],
+) -> tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]:
+    """Raise values to what devices of one processor take one after the other."""
+    if not shares_processor(problem):
+        return evaluated
+    least_s = [serial_s(problem, simulate(problem, device)) for device in devices]
+    return np.maximum(evaluated[0], least_s), evaluated[1]
 
 
 def rank_rows(

@@ -19,7 +19,7 @@ from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim import block_latency, host_load
 from gdp.sim.engine import Workspace, arrays
-from gdp.sim.latency import Schedule, checked_devices, latencies, simulate, split
+from gdp.sim.latency import at_least_serial, checked_devices, latencies, serial_s, simulate, split
 from gdp.sim.memory import latency_peaks, overflow_bytes, pipeline_peaks
 
 Rank = Int[np.ndarray, "N"] | None
@@ -129,26 +129,6 @@ def periods(
     return period_s * unit_s, overflow_bytes
 
 
-def shares_processor(problem: Problem) -> bool:
-    """True if two devices are one processor."""
-    named = [device.processor for device in problem.cluster.devices if device.processor]
-    return len(set(named)) < len(named)
-
-
-def serial_s(problem: Problem, schedule: Schedule) -> float:
-    """Seconds that the busiest shared processor is busy for; 0 where there is none."""
-    if not shares_processor(problem):
-        return 0.0
-    name = np.array([device.processor for device in problem.cluster.devices])
-    sent = schedule.transfers
-    busiest_s = 0.0
-    for own in set(name.tolist()) - {""}:
-        inside = (name[sent.source] == own) & (name[sent.destination] == own)
-        copies_s = float((sent.arrive_s - sent.start_s)[inside].sum())
-        busiest_s = max(busiest_s, float(schedule.busy_s[name == own].sum()) + copies_s)
-    return busiest_s
-
-
 def _latency_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
     schedule = simulate(problem, device, rank)
     period_s, _ = periods(problem, device[None])
@@ -180,25 +160,11 @@ def _block_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> 
     return replace(evaluation, value_s=evaluation.latency_s)
 
 
-def _latencies(
-    problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None = None
-) -> Values:
-    return _at_least(problem, devices, latencies(problem, devices, ranks))
-
-
 def _periods(
     problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None = None
 ) -> Values:
     del ranks  # a full pipeline has no order
-    return _at_least(problem, devices, periods(problem, devices))
-
-
-def _at_least(problem: Problem, devices: Int[np.ndarray, "B N"], evaluated: Values) -> Values:
-    """Raise values to what devices of one processor take one after the other."""
-    if not shares_processor(problem):
-        return evaluated
-    least_s = [serial_s(problem, simulate(problem, device)) for device in devices]
-    return np.maximum(evaluated[0], least_s), evaluated[1]
+    return at_least_serial(problem, devices, periods(problem, devices))
 
 
 def _loads(
@@ -210,7 +176,7 @@ def _loads(
 
 OBJECTIVES: dict[str, Objective] = {
     "latency": Objective(
-        values=_latencies, score=_latency_score, quantity="latency",
+        values=latencies, score=_latency_score, quantity="latency",
         ordered=True, pipelined=False, on_links=True, memory="run",
     ),
     "throughput": Objective(

@@ -2,15 +2,46 @@
 
 For `max_load` and `block_latency`, which have evaluators of their own, the period of a score is the
 largest load, its latency that of blocks, and its memory that of the weights.
+
+Replicated stages are devices that take the samples of a full pipeline in turn.
+
+A team (`gdp.placement.Teams`) of r devices runs the ops that are placed on its first member: sample
+i on member i modulo r, so that the runs of consecutive samples overlap. Every member holds the
+weights of all of them. Inputs and outputs of the graph stay on the host. So sample i sees a plain
+placement of its own, `devices_of_sample(i)`, and these repeat after the least common multiple of
+the teams' sizes, a cycle of L samples.
+
+Period: the largest busy time of any device or channel over a cycle, divided by L. Compute and
+dispatch of a team of r so divide by r. A tensor is sent once for each sample, from the member that
+made it to each device that reads it: between teams of r and s devices, each pair that meets carries
+one of lcm(r, s) samples, on its own channel; what goes over a channel that the members share is not
+divided. Nothing is exchanged between the members of a team, as there are no gradients: what
+PipeDream (Narayanan et al. 2019, doi 10.1145/3341301.3359646) and Tarnawski et al. 2020 (arXiv
+2006.16423) add for their weights has no counterpart in inference.
+
+Memory: every member holds what a plain pipeline holds there (`gdp.sim.memory`) when it serves: all
+weights, and two buffers of each tensor that it receives. The host, where it is a member, besides
+holds the inputs that it sends to the other members and the outputs that they send.
+
+Latency: one sample goes one way; the slowest of the ways counts.
 """
+
+import math
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.placement import Teams
+from gdp.placement import Teams, team_faults
 from gdp.problem.problem import Problem
+from gdp.problem.ticks import in_ticks, seconds_per_unit
+from gdp.sim.engine import arrays
+from gdp.sim.latency import borrowed, checked_devices, simulate
+from gdp.sim.memory import overflow_bytes
 from gdp.sim.objectives import Score as Score
-from gdp.sim.objectives import objective_of
+from gdp.sim.objectives import objective_of, peaks
+
+MAX_CYCLE = 1000
+"""Samples after which the ways must repeat: each of them is simulated."""
 
 
 def score(
@@ -19,13 +50,8 @@ def score(
     rank: Int[np.ndarray, "N"] | None = None,
     teams: Teams = (),
 ) -> Score:
-    """The score of one placement. Memory is of one run, or of a full pipeline for throughput.
-
-    Stages of `teams` are replicated: see `gdp.sim.replicas`.
-    """
+    """The score of one placement. Memory is of one run, or of a full pipeline for throughput."""
     if teams:
-        from gdp.sim.replicas import replicated_score
-
         return replicated_score(problem, device, rank, teams)
     return objective_of(problem).score(problem, device, rank)
 
@@ -37,3 +63,111 @@ def values(
 ) -> tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]:
     """Seconds of the problem's objective and overflow in bytes, for each placement."""
     return objective_of(problem).values(problem, devices, ranks)
+
+
+def may_replicate(problem: Problem) -> bool:
+    """True if a placement may have replica groups: a pipeline of an inference, and allowed."""
+    return (
+        problem.replicas
+        and problem.num_devices > 1
+        and objective_of(problem).memory == "pipeline"
+        and not problem.graph.is_backward.any()
+    )
+
+
+def cycle_length(teams: Teams) -> int:
+    """After how many samples the ways through the teams repeat.
+
+    >>> cycle_length(((0, 1), (2, 3, 4)))
+    6
+    """
+    return math.lcm(*(len(team) for team in teams))
+
+
+def devices_of_sample(
+    problem: Problem, device: Int[np.ndarray, "N"], teams: Teams, sample: int
+) -> Int[np.ndarray, "N"]:
+    """Device of each op for one sample."""
+    serves = np.arange(problem.num_devices)
+    for team in teams:
+        serves[team[0]] = team[sample % len(team)]
+    return np.where(problem.graph.is_io, device, serves[device])
+
+
+def busy_seconds(
+    problem: Problem, device: Int[np.ndarray, "N"], teams: Teams
+) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "C"]]:
+    """Busy seconds per sample of each device and of each channel, over a cycle."""
+    from gdp.sim.kernels.evaluate import evaluate_periods
+
+    cycle = _require(problem, device, teams)
+    problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
+    ways = np.stack([devices_of_sample(problem, device, teams, i) for i in range(cycle)])
+    placed = checked_devices(problem, ways, None)
+    flat, value, over = arrays(problem), np.empty(cycle), np.empty(cycle, dtype=np.int64)
+    with borrowed(problem) as work:
+        busy_s, channel_s = np.zeros_like(work.busy_s), np.zeros_like(work.channel_s)
+        for i in range(cycle):
+            evaluate_periods(flat, work, placed, i, i + 1, value, over)
+            busy_s += work.busy_s
+            channel_s += work.channel_s
+    busy_s, channel_s = (seconds / cycle * unit_s for seconds in (busy_s, channel_s))
+    return busy_s, channel_s[:-1]  # the last is of links on which nothing queues
+
+
+def period_s(problem: Problem, device: Int[np.ndarray, "N"], teams: Teams) -> float:
+    """Seconds between two samples of a full pipeline with replicated stages."""
+    return max(float(part.max(initial=0.0)) for part in busy_seconds(problem, device, teams))
+
+
+def peak_bytes(
+    problem: Problem,
+    device: Int[np.ndarray, "N"],
+    teams: Teams,
+    rank: Int[np.ndarray, "N"] | None = None,
+) -> Int[np.ndarray, "D"]:
+    """Peak bytes of each device, by the objective's rule of memory."""
+    _require(problem, device, teams)
+    ways = max((len(team) for team in teams), default=1)
+    peak_rows = np.stack(
+        [peaks(problem, devices_of_sample(problem, device, teams, i), rank) for i in range(ways)]
+    )
+    most = peak_rows.max(axis=0)
+    if objective_of(problem).pipelined and any(problem.cluster.host in team for team in teams):
+        # The least is that of a sample which another member serves: inputs and outputs alone.
+        most[problem.cluster.host] += peak_rows.min(axis=0)[problem.cluster.host]
+    return most
+
+
+def replicated_score(
+    problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None, teams: Teams
+) -> Score:
+    """The score of a placement with teams; raises `ValueError` where the objective has none."""
+    objective = objective_of(problem)
+    if not objective.on_links:
+        raise ValueError(
+            f"objective {problem.objective!r} knows no replicated stages; judge the placement "
+            "for throughput or latency"
+        )
+    period = period_s(problem, device, teams)
+    latency_s = max(
+        simulate(problem, devices_of_sample(problem, device, teams, i), rank).latency_s
+        for i in range(max(len(team) for team in teams))
+    )
+    held = peak_bytes(problem, device, teams, rank)
+    value_s = period if objective.pipelined else latency_s
+    return Score(latency_s, period, overflow_bytes(problem, held), held, value_s)
+
+
+def _require(problem: Problem, device: Int[np.ndarray, "N"], teams: Teams) -> int:
+    """The length of the cycle; raises `ValueError` for teams that cannot serve these devices."""
+    faults = list(team_faults(teams, problem.num_devices))
+    others = np.array([d for team in teams for d in team[1:]], dtype=np.int64)
+    if np.isin(device[~problem.graph.is_io], others).any():
+        faults.append("an op is on a member of a team that is not its first")
+    cycle = cycle_length(teams)
+    if cycle > MAX_CYCLE:
+        faults.append(f"the ways through the teams repeat after {cycle} samples, over {MAX_CYCLE}")
+    if faults:
+        raise ValueError("; ".join(faults))
+    return cycle

@@ -15,8 +15,7 @@ from gdp.methods.search.replica_groups import contract_replicas, search_teams
 from gdp.placement import Teams
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import periods
-from gdp.sim.replicas import may_replicate, period_s
-from gdp.sim.score import score
+from gdp.sim.score import may_replicate, period_s, score
 
 
 def drawn(rng: np.random.Generator, num_ops: int, num_devices: int) -> Problem:
@@ -66,7 +65,7 @@ def alike(rng: np.random.Generator, channels: str, num_devices: int = 6) -> Prob
 def test_a_team_is_busy_as_one_device_that_is_as_many_times_faster(
     channels: str, teams: Teams
 ) -> None:
-    """Against a cycle of samples, each placed by itself, as `gdp.sim.replicas` has it."""
+    """Against a cycle of samples, each placed by itself, as `gdp.sim.score` has it."""
     rng = np.random.default_rng(len(channels) + len(teams))
     for _ in range(8):
         problem = alike(rng, channels)

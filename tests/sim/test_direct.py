@@ -19,7 +19,7 @@ from tiny import (
 from gdp.cluster.types import make_cluster
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.engine import arrays, workspace
-from gdp.sim.kernels.direct import run_latency
+from gdp.sim.kernels.engine import run_latency
 from gdp.sim.latency import latencies
 
 

@@ -8,8 +8,7 @@ import pytest
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import make_graph
 from gdp.problem.problem import make_problem
-from gdp.sim.latency import simulate
-from gdp.sim.objectives import serial_s, shares_processor
+from gdp.sim.latency import serial_s, shares_processor, simulate
 from gdp.sim.score import score, values
 
 

@@ -12,8 +12,7 @@ from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import periods
-from gdp.sim.replicas import may_replicate, peak_bytes, period_s, replicated_score
-from gdp.sim.score import score
+from gdp.sim.score import may_replicate, peak_bytes, period_s, replicated_score, score
 
 TEAMS: list[Teams] = [((0, 1),), ((0, 1, 2),), ((1, 3),), ((0, 2), (1, 3)), ((0, 1), (2, 3, 4))]
 

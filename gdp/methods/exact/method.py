@@ -42,8 +42,7 @@ from gdp.methods.scoring import (
 )
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
-from gdp.sim.replicas import may_replicate
-from gdp.sim.score import score, values
+from gdp.sim.score import may_replicate, score, values
 
 MOST_VARIABLES = 150_000
 """Above this the linear relaxation of the period program alone takes minutes."""

@@ -40,8 +40,7 @@ from gdp.methods.scoring import missing_text, proven_misfit, tiny_problem
 from gdp.placement import Teams
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Objective, objective_of
-from gdp.sim.replicas import MAX_CYCLE, cycle_length, may_replicate
-from gdp.sim.score import score, values
+from gdp.sim.score import MAX_CYCLE, cycle_length, may_replicate, score, values
 
 _MOST_SEEN = 20_000_000  # down-sets; a million takes about half a second
 _MOST_BYTES = 500_000_000

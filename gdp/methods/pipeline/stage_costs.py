@@ -15,7 +15,7 @@ A stage has one device, or a group of like devices that take samples in turn. Ta
 NeurIPS 2020, arXiv 2006.16423, extend the program over down-sets to such replicated stages, as
 PipeDream does (Narayanan et al. 2019, doi 10.1145/3341301.3359646): each of r devices of a class
 serves every r-th sample, so that it is busy for 1 / r of the time of one device.
-`gdp.sim.replicas` has the exact costs.
+`gdp.sim.score` has the exact costs.
 
 Axes: N ops, D devices, C classes of devices, K device groups, M elements, R rows, H hyperedges, L
 lanes.

@@ -8,7 +8,7 @@ FOLDER is a clone of the authors' repository (msr-fiddle/dnn-partitioning), or a
 max-load; those under `latency` for their single-sample latency too. A reference file (JSON, by
 default FOLDER/reference.json where there is one) states the authors' values in ms and seconds.
 
-Each solution is valued by `gdp.sim.host_load` or `gdp.sim.block_latency`, which follow the authors'
+Each solution is valued by `gdp.sim.host_load`, whose objectives follow the authors'
 programs exactly. Each runs in a process of its own, warm: what compilation took is printed apart,
 and MB is the peak of the whole process, with in brackets what the solution added. `gap` is (value -
 bound) / value with a bound on all placements, contiguous or not; "contiguous optimum" in the last
@@ -66,12 +66,12 @@ def solve(path: str, objective: str, method: str, seconds: float, seed: int) -> 
     from gdp.importers.dnn_partitioning import load_dnn_partitioning
     from gdp.methods.base import Search
     from gdp.methods.table import METHODS as table
-    from gdp.sim import block_latency, host_load
+    from gdp.sim import host_load
 
     started_s = time.perf_counter()
     kind = "max_load" if objective == "max_load" else "block_latency"
-    judge = host_load if kind == "max_load" else block_latency
-    _warm(table[method], judge, kind)
+    values = host_load.values if kind == "max_load" else host_load.block_values
+    _warm(table[method], values, kind)
     compiled_s = time.perf_counter() - started_s
     problem = load_dnn_partitioning(path, kind)
     before_mb = _peak_mb()
@@ -89,7 +89,7 @@ def solve(path: str, objective: str, method: str, seconds: float, seed: int) -> 
         if kind == "max_load":
             value_s, overflow = host_load.values(problem, device[None])
         else:
-            value_s, overflow = block_latency.values(problem, device[None], rank)
+            value_s, overflow = host_load.block_values(problem, device[None], rank)
         if overflow[0] or not problem.allowed[range(problem.num_ops), device].all():
             row["reason"] = f"invalid: {overflow[0]} bytes over memory"
         value = float(value_s[0])
@@ -98,7 +98,7 @@ def solve(path: str, objective: str, method: str, seconds: float, seed: int) -> 
     return row
 
 
-def _warm(method: Any, judge: Any, objective: Any) -> None:
+def _warm(method: Any, values: Any, objective: Any) -> None:
     """Compile, by solving two chains of three ops."""
     import numpy as np
 
@@ -118,7 +118,7 @@ def _warm(method: Any, judge: Any, objective: Any) -> None:
         graph, make_cluster("warm", devices), compute_s, objective, tensor_s=np.full(6, 0.5)
     )
     method(problem, Search(seconds=5.0))
-    judge.values(problem, np.zeros((1, 6), dtype=np.int64))
+    values(problem, np.zeros((1, 6), dtype=np.int64))
 
 
 def _peak_mb() -> float:

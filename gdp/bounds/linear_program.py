@@ -117,6 +117,7 @@ class PlacementSolution:
     device: Int[np.ndarray, "V"] | None  # the best found; None: none found
     bound_s: float  # no placement has a smaller value; the value itself where none is below it
     is_complete: bool  # no better one exists
+    rank: Int[np.ndarray, "V"] | None = None  # where the program decides the order, too
 
 
 def read_solution(

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from gdp.errors import ModelError
-from gdp.graph.index import inverse
+from gdp.graph.groups import inverse
 
 INPUT = "Input"
 """Op type of a graph input: no work, fixed to the cluster's host."""

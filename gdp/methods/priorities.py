@@ -13,9 +13,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.methods.base import Assignment
-from gdp.methods.ranks import as_rank
+from gdp.methods.ranks import as_rank, links, priority, timing
 from gdp.methods.scoring import Evaluated, score_all
-from gdp.methods.timing import links, priority, timing
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from gdp.graph.groups import components
-from gdp.graph.index import lists
+from gdp.graph.groups import components, lists
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.simple import single_assignments
 from gdp.methods.scoring import score_all

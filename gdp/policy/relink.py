@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.clock import Clock
 from gdp.methods.priorities import RULES, evaluate_rules, rules_of
-from gdp.methods.timing import timing
+from gdp.methods.ranks import timing
 from gdp.problem.problem import Problem
 
 STAGES = ((1, 8), (16, 4), (32, 3))

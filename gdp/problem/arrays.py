@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.graph.index import lists
+from gdp.graph.groups import lists
 from gdp.graph.op_graph import INPUT
 from gdp.problem.problem import Problem, cached_on_problem
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
-from gdp.sim import block_latency, host_load
+from gdp.sim import host_load
 from gdp.sim.engine import Workspace, arrays
 from gdp.sim.latency import at_least_serial, checked_devices, latencies, serial_s, simulate, split
 from gdp.sim.memory import latency_peaks, overflow_bytes, pipeline_peaks
@@ -149,7 +149,7 @@ def _period_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) ->
 
 
 def _load_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
-    latency_s = float(block_latency.values(problem, device[None], rank)[0][0])
+    latency_s = float(host_load.block_values(problem, device[None], rank)[0][0])
     load_s = float(host_load.values(problem, device[None])[0][0])
     held = host_load.held_bytes(problem, device)
     return Score(latency_s, load_s, overflow_bytes(problem, held), held, load_s)
@@ -190,7 +190,7 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     # Ranks only cut blocks further, which no method here tries.
     "block_latency": Objective(
-        values=block_latency.values, score=_block_score, quantity="latency",
+        values=host_load.block_values, score=_block_score, quantity="latency",
         ordered=False, pipelined=False, on_links=False, memory="weights",
     ),
 }  # fmt: skip

@@ -27,7 +27,7 @@ from gdp.cluster.types import Device, Link, make_cluster
 from gdp.errors import InfeasibleError
 from gdp.methods.base import Answer, Search
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim import block_latency
+from gdp.sim import host_load
 from gdp.sim.score import score, values
 
 EVENT: tuple[str, ...] = ("latency", "throughput")
@@ -279,7 +279,7 @@ def best_called_once_s(problem: Problem) -> float:
     """The least block latency of placements that call every accelerator once."""
     devices = all_devices(problem)
     called = [
-        np.unique(block_latency.blocks(problem, device)[on]).size
+        np.unique(host_load.blocks(problem, device)[on]).size
         for device in devices
         for d in range(problem.num_devices)
         if not problem.cluster.devices[d].is_cpu

@@ -13,16 +13,20 @@ from gdp.bounds.linear_program import PlacementSolution
 from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.methods.base import Answer, Search
-from gdp.methods.exact.block_starts import contiguous_start
-from gdp.methods.exact.blocks import ladder_positions, solve_blocks
-from gdp.methods.exact.hypergraph import LoadHypergraph, load_model, work_bound_s
+from gdp.methods.exact.blocks import contiguous_start, ladder_positions, solve_blocks
+from gdp.methods.exact.hypergraph import (
+    LoadHypergraph,
+    absorb,
+    load_model,
+    reduce_model,
+    work_bound_s,
+)
 from gdp.methods.exact.load_search import _step, fill, flat_nodes, new_state, search_loads
 from gdp.methods.exact.max_load import load_s, polish, solve_loads
 from gdp.methods.exact.method import PROGRAMS, least_block_latency
-from gdp.methods.exact.reduce import absorb, reduce_model
 from gdp.methods.exact.targets import ProofState, close_gap
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim import block_latency, host_load
+from gdp.sim import host_load
 
 FOREVER = Clock(None)
 SEARCH = Search(seconds=None, evaluations=100)
@@ -186,7 +190,7 @@ def least_block_latency_s(problem: Problem, blocks_per_device: int) -> float:
     devices, ranks = pairs[..., 0], pairs[..., 1]
     together = devices == devices[:, [int(np.argmax(problem.group == g)) for g in problem.group]]
     devices, ranks = devices[together.all(axis=1)], ranks[together.all(axis=1)]
-    value_s, overflow = block_latency.values(problem, devices, ranks)
+    value_s, overflow = host_load.block_values(problem, devices, ranks)
     best_s = np.inf
     for b in np.flatnonzero((overflow == 0) & np.isfinite(value_s)):
         if value_s[b] < best_s and most_blocks(problem, devices[b], ranks[b]) <= blocks_per_device:
@@ -195,7 +199,7 @@ def least_block_latency_s(problem: Problem, blocks_per_device: int) -> float:
 
 
 def most_blocks(problem: Problem, device: np.ndarray, rank: np.ndarray | None) -> int:
-    block = block_latency.blocks(problem, device, rank)
+    block = host_load.blocks(problem, device, rank)
     counts = [
         len(np.unique(block[device == d])) for d in np.flatnonzero(~host_load.is_cpu(problem))
     ]
@@ -217,7 +221,7 @@ def test_the_least_latency_of_calls_is_found(blocks_per_device: int) -> None:
             continue
         assert answer.assignment is not None
         device, rank = answer.assignment.device, answer.assignment.rank
-        value_s, overflow = block_latency.values(problem, device[None], rank)
+        value_s, overflow = host_load.block_values(problem, device[None], rank)
         assert overflow[0] == 0
         assert value_s[0] == pytest.approx(best_s, rel=1e-6, abs=1e-9)
         assert answer.bound_s <= best_s * (1 + 1e-9)
@@ -240,7 +244,7 @@ def test_calls_in_a_row_by_hand() -> None:
     )  # fmt: skip
     start = contiguous_start(problem, Clock(0.2), 0)
     assert start is not None
-    assert block_latency.values(problem, start[None])[0][0] == 6.0
+    assert host_load.block_values(problem, start[None])[0][0] == 6.0
     answer = solved(problem)
     assert answer.proven_optimal
     assert answer.bound_s == pytest.approx(6.0, rel=1e-6)

@@ -9,9 +9,8 @@ from tiny import all_devices, plain_graph, random_problem, unit_cluster, with_me
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Assignment, Method, Search
-from gdp.methods.coarse import agreement, coarsened
 from gdp.methods.heuristics import multilevel as module
-from gdp.methods.heuristics.multilevel import LEAST, levels, multilevel
+from gdp.methods.heuristics.multilevel import LEAST, agreement, coarsened, levels, multilevel
 from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.scoring import Evaluated
 from gdp.problem.problem import Problem, make_problem

@@ -20,7 +20,7 @@ from gdp.methods.annealing.annealer import (
     make_annealer,
 )
 from gdp.methods.base import Assignment, Search
-from gdp.methods.coarse import coarse_problem
+from gdp.methods.heuristics.multilevel import coarse_problem
 from gdp.methods.scoring import score_all
 from gdp.methods.search.local_search import SearchConfig, improve, local_search
 from gdp.problem.problem import Problem, make_problem

@@ -15,7 +15,7 @@ from tiny import (
 
 from gdp.clock import Clock
 from gdp.methods.priorities import RULES, evaluate_rules, rules_of
-from gdp.methods.timing import timing
+from gdp.methods.ranks import timing
 from gdp.policy.relink import parts_of, relink
 from gdp.problem.problem import Problem, make_problem
 

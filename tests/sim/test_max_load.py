@@ -10,7 +10,7 @@ from tiny import plain_graph, unit_cluster
 
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim import block_latency, host_load
+from gdp.sim import host_load
 from gdp.sim.score import score, values
 
 KINDS = ("accelerator", "accelerator", "cpu")
@@ -68,16 +68,16 @@ def test_loads_by_hand(device: list[int], wanted: list[float]) -> None:
 )
 def test_latencies_by_hand(device: list[int], wanted: float) -> None:
     problem = chain_problem("block_latency")
-    assert block_latency.values(problem, np.array([device]))[0][0] == wanted
-    assert block_latency.finish_s(problem, np.array(device)).max() == wanted
+    assert host_load.block_values(problem, np.array([device]))[0][0] == wanted
+    assert host_load.block_finish_s(problem, np.array(device)).max() == wanted
 
 
 def test_ranks_cut_a_block_in_two() -> None:
     """a | b, c, d on one accelerator: a stores (1+1), the rest loads a and computes: 2 + 1 + 9."""
     problem = chain_problem("block_latency")
     rank = np.array([0, 1, 1, 1])
-    assert block_latency.values(problem, np.zeros((1, 4), int), rank)[0][0] == 12.0
-    assert block_latency.blocks(problem, np.zeros(4, int), rank).tolist() == [0, 1, 1, 1]
+    assert host_load.block_values(problem, np.zeros((1, 4), int), rank)[0][0] == 12.0
+    assert host_load.blocks(problem, np.zeros(4, int), rank).tolist() == [0, 1, 1, 1]
 
 
 def test_blocks_that_need_each_other_have_no_latency() -> None:
@@ -88,7 +88,7 @@ def test_blocks_that_need_each_other_have_no_latency() -> None:
         graph, make_cluster("two", devices), np.ones((4, 2)), "block_latency",
         tensor_s=np.zeros(4),
     )  # fmt: skip
-    value_s, overflow = block_latency.values(problem, np.array([[0, 1, 0, 1], [0, 1, 1, 0]]))
+    value_s, overflow = host_load.block_values(problem, np.array([[0, 1, 0, 1], [0, 1, 1, 0]]))
     assert value_s.tolist() == [np.inf, 2.0]
     assert overflow.tolist() == [0, 0]
 
@@ -99,8 +99,8 @@ def test_a_tied_weight_is_as_large_as_its_largest_reader_says() -> None:
     graph = replace(graph, weight_id=np.zeros(2, dtype=np.int64))
     cluster = unit_cluster(2, memory_bytes=8)
     problem = make_problem(graph, cluster, np.ones((2, 2)), "max_load", tensor_s=np.ones(1))
-    for judge in (host_load, block_latency):
-        overflow = judge.values(problem, np.array([[0, 0], [0, 1], [1, 0]]))[1]
+    for values_of in (host_load.values, host_load.block_values):
+        overflow = values_of(problem, np.array([[0, 0], [0, 1], [1, 0]]))[1]
         assert overflow.tolist() == [1, 1, 1]
 
 
@@ -117,8 +117,8 @@ def test_tied_weights_count_once_per_device() -> None:
                 key = int(graph.weight_id[op])
                 held[key] = max(held.get(key, 0), int(graph.weight_bytes[op]))
             wanted += max(0, sum(held.values()) - int(limit))
-        for judge in (host_load, block_latency):
-            assert judge.values(problem, device[None])[1][0] == wanted
+        for values_of in (host_load.values, host_load.block_values):
+            assert values_of(problem, device[None])[1][0] == wanted
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -153,7 +153,7 @@ def test_convex_parts_are_one_block_each() -> None:
         problem = load_problem(rng, num_ops=8, accelerators=3, cpus=0, objective="block_latency")
         graph = problem.graph
         device = np.sort(rng.integers(3, size=problem.num_ops))
-        block = block_latency.blocks(problem, device)
+        block = host_load.blocks(problem, device)
         assert len(np.unique(block)) == len(np.unique(device))
         quotient = nx.DiGraph()
         quotient.add_nodes_from(np.unique(block))
@@ -170,7 +170,7 @@ def test_convex_parts_are_one_block_each() -> None:
             out = {t for t, op in uses if op not in ops and graph.producer[t] in ops}
             seconds += sum(problem.tensor_s[t] for t in into | out)
             finish[b] = seconds + max((finish[a] for a in quotient.predecessors(b)), default=0.0)
-        value_s = block_latency.values(problem, device[None])[0][0]
+        value_s = host_load.block_values(problem, device[None])[0][0]
         assert value_s == pytest.approx(max(finish.values()), rel=1e-12)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.clock import Clock
-from gdp.graph.index import inverse
+from gdp.graph.groups import inverse
 from gdp.methods.base import Assignment
 from gdp.methods.scoring import Evaluated, score_all
 from gdp.problem.arrays import arrays_of
@@ -265,7 +265,7 @@ class PeriodAnnealer(Annealer):
     default = AnnealConfig(first_steps=20_000)
 
     def __init__(self, problem: Problem, start: Evaluated, seed: int) -> None:
-        from gdp.methods.annealing.period_moves_kernels import make_loads, new_loads
+        from gdp.methods.annealing.annealer_kernels import make_loads, new_loads
 
         super().__init__(problem, start, seed)
         self._loads = new_loads(self.methods)
@@ -293,7 +293,7 @@ class PeriodAnnealer(Annealer):
 
     def restart(self) -> None:
         """Begin a round, from the best placement so far."""
-        from gdp.methods.annealing.period_moves_kernels import make_loads
+        from gdp.methods.annealing.annealer_kernels import make_loads
 
         super().restart()
         make_loads(self.methods, self._loads, self.chain.device)

@@ -46,16 +46,6 @@ def ticks(seconds: np.ndarray, unit_s: float) -> Int[np.ndarray, "..."]:
     return np.where(np.isfinite(seconds), whole, 2 * TICKS).astype(np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class CpPlacement:
-    """The placements no slower than a known one. Axes: N ops."""
-
-    device: Int[np.ndarray, "N"] | None  # None: none found
-    rank: Int[np.ndarray, "N"] | None  # order of starts, or blocks of one accelerator
-    bound_s: float  # nothing that the model covers is faster
-    is_complete: bool
-
-
 def limit_weights(
     model: Any,
     here: list[Any],

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.clock import Clock
-from gdp.graph.index import lists, starts
+from gdp.graph.groups import lists, starts
 from gdp.kernels.options import BARE, INLINE
 from gdp.kernels.struct import as_struct
 from gdp.methods.annealing.moves_kernels import below, length_up_to, uniform

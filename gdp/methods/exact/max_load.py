@@ -13,7 +13,7 @@ A good placement comes first, from the pipeline's dynamic program, annealing, an
 that are not near borders stay where they are and become one node per device, and the solver
 balances all devices at once, which single moves cannot (large neighbourhood search: Shaw 1998,
 doi 10.1007/3-540-49481-2_30). Its value is the solver's cutoff; the model is reduced by rules that
-keep every better placement (`gdp.methods.exact.reduce`).
+keep every better placement (`gdp.methods.exact.hypergraph`).
 
 Axes: N ops, G groups, V nodes, D devices, H hyperedges.
 """
@@ -37,12 +37,13 @@ from gdp.clock import Clock
 from gdp.methods.base import Search
 from gdp.methods.exact.hypergraph import (
     LoadHypergraph,
+    absorb,
     equal_devices,
     load_model,
     merge,
+    reduce_model,
     work_bound_s,
 )
-from gdp.methods.exact.reduce import absorb, reduce_model
 from gdp.methods.exact.targets import ProofState, close_gap
 from gdp.problem.problem import Problem
 

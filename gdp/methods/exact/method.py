@@ -181,9 +181,8 @@ def _least_load(problem: Problem, search: Search) -> Answer:
 
 def least_block_latency(problem: Problem, search: Search, blocks_per_device: int = 1) -> Answer:
     """The placement of least latency with at most some blocks on every accelerator."""
-    from gdp.methods.exact.block_starts import contiguous_start
-    from gdp.methods.exact.blocks import solve_blocks
-    from gdp.sim.block_latency import values as block_values
+    from gdp.methods.exact.blocks import contiguous_start, solve_blocks
+    from gdp.sim.host_load import block_values
 
     clock = Clock(search.seconds)
     if search.start is not None:

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from gdp.bounds.linear_program import PlacementSolution
 from gdp.bounds.loads import owned_weights
 from gdp.bounds.work import earliest_ends
-from gdp.graph.index import inverse
+from gdp.graph.groups import inverse
 from gdp.methods.exact.cp_sat import (
     TICKS,
-    CpPlacement,
     cp_model_library,
     limit_weights,
     run_cp,
@@ -39,7 +39,7 @@ def solve_schedule(
     seconds: float | None,
     seed: int,
     hint: Int[np.ndarray, "N"] | None = None,
-) -> CpPlacement:
+) -> PlacementSolution:
     """The shortest schedule up to `upper_s`.
 
     Args:
@@ -58,12 +58,12 @@ def solve_schedule(
     solution = run_cp(built.model, seconds, seed)
     bound_s = min(max(0.0, solution.bound) * built.unit_s, upper_s)
     if solution.solver is None:
-        return CpPlacement(None, None, bound_s, solution.is_complete)
+        return PlacementSolution(None, bound_s, solution.is_complete)
     start = np.array([solution.solver.value(s) for s in built.start])
     on = [[solution.solver.value(literal) for literal in row] for row in built.on]
     device = np.array(on).argmax(axis=1)[problem.group]
     rank = inverse(np.argsort(start, kind="stable"))
-    return CpPlacement(device, rank, bound_s, solution.is_complete)
+    return PlacementSolution(device, bound_s, solution.is_complete, rank)
 
 
 class _Model:

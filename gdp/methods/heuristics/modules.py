@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import Clock
-from gdp.graph.groups import merge_ids, sum_per_group
-from gdp.graph.index import inverse
+from gdp.graph.groups import inverse, merge_ids, sum_per_group
 from gdp.methods.annealing.annealer import AnnealConfig, anneal, make_annealer
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.blocks import device_orders, folded_place

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
 from gdp.bounds.loads import owned_weights
-from gdp.graph.index import lists, starts
+from gdp.graph.groups import lists, starts
 from gdp.methods.pipeline.elements import Contraction
 from gdp.methods.pipeline.stage_costs import Lane, ReplicaGroup, StageCosts, largest_groups
 from gdp.problem.problem import Problem

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.clock import Clock
-from gdp.graph.index import inverse
+from gdp.graph.groups import inverse
 from gdp.kernels.options import BARE, INLINE
 from gdp.kernels.struct import as_struct
 from gdp.methods.pipeline.down_sets import PipelineStage, cost_of

@@ -16,9 +16,9 @@ from gdp.methods.annealing.annealer import (
     make_annealer,
 )
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.coarse import Coarse, coarse_problem
 from gdp.methods.heuristics.blocks import block_assignments
 from gdp.methods.heuristics.list_schedule import heft_assignments
+from gdp.methods.heuristics.multilevel import Coarse, coarse_problem
 from gdp.methods.heuristics.simple import single_assignments
 from gdp.methods.ranks import upward_rank
 from gdp.methods.repair import repair

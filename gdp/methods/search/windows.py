@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from gdp.clock import Clock
-from gdp.graph.index import inverse
+from gdp.graph.groups import inverse
 from gdp.methods.annealing.annealer import AnnealConfig, LatencyAnnealer, anneal, annealer_of
 from gdp.methods.base import Assignment
 from gdp.methods.scoring import Evaluated

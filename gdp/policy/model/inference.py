@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from gdp.graph.index import inverse
+from gdp.graph.groups import inverse
 from gdp.policy.model.config import MAX_SUMMARIES, Head, NetworkConfig, Params
 from gdp.policy.view.features import OP_SIZES, Features, bucket
 

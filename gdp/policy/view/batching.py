@@ -11,7 +11,7 @@ import jraph
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from gdp.graph.index import inverse
+from gdp.graph.groups import inverse
 from gdp.policy.view.features import DEVICE_SIZES, OP_SIZES, Features, bucket
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.methods.priorities import RULES, rank_under
-from gdp.methods.ranks import longest_s
-from gdp.methods.timing import PathTimes, down, links, mean_link, pairs, squash, timing
+from gdp.methods.ranks import PathTimes, down, links, longest_s, mean_link, pairs, squash, timing
 from gdp.policy.advice import ADVISERS, Advice
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, cached_on_problem

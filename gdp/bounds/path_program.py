@@ -63,7 +63,7 @@ def timing_graph(problem: Problem, budget: WorkBudget) -> TimingGraph:
     spans, blocks = no_spans(problem.num_devices), []
     if problem.num_ops <= MAX_OPS and 1 < problem.num_devices <= MAX_DEVICES:
         head_s, _ = heads_and_tails(arcs, spans)
-        blocks = find_blocks(problem, arcs, head_s)
+        blocks = find_blocks(arcs, head_s)
         spans = find_spans(problem, arcs, blocks, budget)
     return TimingGraph(arcs, spans, blocks)
 

@@ -233,9 +233,7 @@ def find_spans(
     )
 
 
-def find_blocks(
-    problem: Problem, arcs: Arcs, head_s: Float[np.ndarray, "V D"]
-) -> list[SeriesParallelBlock]:
+def find_blocks(arcs: Arcs, head_s: Float[np.ndarray, "V D"]) -> list[SeriesParallelBlock]:
     """The block between each op v that more than a chain leads to and a gate of v."""
     from gdp.bounds.paths_kernels import ancestors, between, gates
 

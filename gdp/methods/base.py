@@ -32,7 +32,7 @@ class Search:
     # percent at best. `gdp.api.place` applies it to what a method found; methods know nothing of it
     simplicity: float = 0.02
     chains: int = 1  # searches side by side, each on a core of its own; the best is exchanged
-    known: Mapping[str, "Answer"] = field(default_factory=dict)  # what methods answered already
+    prior_answers: Mapping[str, "Answer"] = field(default_factory=dict)  # by method
     progress: Callable[[float, float], None] | None = field(default=None)
     # called with (fraction of the budget used, best value so far in seconds)
 

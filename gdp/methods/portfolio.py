@@ -113,18 +113,20 @@ def _run_all(
     the others' answers is in the order of `rows`, which so decides between equal ones.
     """
     order = [name for name, _ in rows]
-    known: dict[str, Answer] = {}
+    answered: dict[str, Answer] = {}
     met: dict[str, Evaluated] = {}
     try:
         for name, method in in_turn(rows):
             if met and limit.is_over():
                 tried.append(_without(name, 0.0, "no time was left"))
                 continue
-            told = replace(search, known={name: known[name] for name in order if name in known})
-            row, scored, answer = _try(problem, name, method, told, limit)
+            prior = {name: answered[name] for name in order if name in answered}
+            row, scored, answer = _try(
+                problem, name, method, replace(search, prior_answers=prior), limit
+            )
             tried.append(row)
             if answer is not None:
-                known[name] = answer
+                answered[name] = answer
                 spent.append(answer.evaluations + (answer.assignment is not None))
             if scored is not None:
                 met[name] = scored
@@ -138,12 +140,13 @@ def heuristic_candidates(problem: Problem, seed: int = 0) -> tuple[Candidate, ..
     if unsupported(problem, "auto") is not None:
         return ()
     tried: list[Candidate] = []
-    known: dict[str, Answer] = {}
+    answered: dict[str, Answer] = {}
     for name, method in HEURISTICS:
-        row, _, answer = _try(problem, name, method, Search(seed=seed, known=known), Clock(None))
+        search = Search(seed=seed, prior_answers=answered)
+        row, _, answer = _try(problem, name, method, search, Clock(None))
         tried.append(row)
         if answer is not None:
-            known[name] = answer
+            answered[name] = answer
     return tuple(tried)
 
 
@@ -152,7 +155,7 @@ def _try(
 ) -> tuple[Candidate, Evaluated | None, Answer | None]:
     """One candidate's row, its placement if it has one that fits, and its answer."""
     began_s = time.perf_counter()
-    inner = Search(seed=search.seed, seconds=clock.left_s(), known=search.known)
+    inner = Search(seed=search.seed, seconds=clock.left_s(), prior_answers=search.prior_answers)
     try:
         answer = method(problem, inner)
     except MissingExtraError as error:

@@ -89,7 +89,7 @@ def _decoded(
     """
     small, widen = coarse(problem)
     if policy.config.advice:
-        known = search.known if small is problem else {}
+        known = search.prior_answers if small is problem else {}
         advise(small, known, clock.left_s(ADVISING))
     count = SAMPLES + 1
     if search.evaluations is not None:

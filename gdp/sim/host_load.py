@@ -145,7 +145,7 @@ def blocks(
     """
     from gdp.sim.kernels.host_load import block_ids
 
-    return block_ids(load_arrays(problem), *_rows(problem, device[None], rank))[0]
+    return block_ids(load_arrays(problem), *_rows(device[None], rank))[0]
 
 
 def block_finish_s(
@@ -155,7 +155,7 @@ def block_finish_s(
     from gdp.sim.kernels.host_load import block_finish, block_ids
 
     flat = load_arrays(in_ticks(problem))
-    devices, sets = _rows(problem, device[None], rank)
+    devices, sets = _rows(device[None], rank)
     block = block_ids(flat, devices, sets)[0]
     return block_finish(flat, devices[0], block)[block] * seconds_per_unit(problem)
 
@@ -170,14 +170,14 @@ def block_values(
     from gdp.sim.kernels.host_load import batch_overflow, block_finish, block_ids
 
     flat = load_arrays(in_ticks(problem))
-    rows, sets = _rows(problem, devices, ranks)
+    rows, sets = _rows(devices, ranks)
     block = block_ids(flat, rows, sets)
     latency = np.array([block_finish(flat, rows[b], block[b]).max() for b in range(len(rows))])
     return latency.astype(np.float64) * seconds_per_unit(problem), batch_overflow(flat, rows)
 
 
 def _rows(
-    problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None
+    devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None
 ) -> tuple[Int[np.ndarray, "B N"], Int[np.ndarray, "B N"]]:
     """Devices, and a number for every distinct (device, rank) of a row, ascending in both."""
     rows = np.array(devices, dtype=np.int64, order="C")

@@ -213,8 +213,8 @@ def test_more_sizes_than_are_looked_at_are_said_to_be_left_out() -> None:
         graph, unit_cluster(26), np.repeat([[5.0], [3.0], [1.0]], 26, axis=1), "throughput",
         replicas=True,
     )  # fmt: skip
-    crews, every = find_replica_groups(problem, device_classes(problem))
-    assert [crew.size for crew in crews] == [1, 2, 4, 8, 16, 26]
+    groups, every = find_replica_groups(problem, device_classes(problem))
+    assert [group.size for group in groups] == [1, 2, 4, 8, 16, 26]
     assert not every
     answer = replicated_pipeline(problem, SEARCH)
     assert answer.proven_optimal  # 26 replicas of the whole take 9 s of work / 26
@@ -230,8 +230,8 @@ def test_ops_bound_to_the_host_keep_it_out_of_teams() -> None:
         )
         compute_s = np.array([[0.0, np.inf], [0.0, np.inf], [1.0, 1.0], [1.0, 1.0]])
         problem = make_problem(graph, unit_cluster(), compute_s, "throughput", replicas=True)
-        crews, _ = find_replica_groups(problem, device_classes(problem))
-        assert [crew.size for crew in crews] == sizes
+        groups, _ = find_replica_groups(problem, device_classes(problem))
+        assert [group.size for group in groups] == sizes
 
 
 def test_placing_replicates_unless_told_not_to() -> None:

@@ -52,8 +52,8 @@ def test_the_portfolio_passes_on_what_earlier_methods_answered() -> None:
     seen: list[set[str]] = []
 
     def spy(problem: Problem, search: Search) -> Answer:
-        seen.append(set(search.known))
-        return search.known["heft"]
+        seen.append(set(search.prior_answers))
+        return search.prior_answers["heft"]
 
     problem = fork_join()
     answer = auto(problem, Search(seconds=None, evaluations=20), extra=[("spy", spy)])

@@ -103,7 +103,7 @@ def reached(problem: Problem, below_s: float) -> int | None:
                 judged = score(problem, plan.device, plan.rank)
                 if judged.feasible and judged.value_s <= below_s:
                     return tried
-        known[name] = answer = method(problem, Search(seconds=None, known=known))
+        known[name] = answer = method(problem, Search(seconds=None, prior_answers=known))
         spent += answer.evaluations + 1
         if answer.assignment is None:
             continue

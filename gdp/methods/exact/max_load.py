@@ -66,7 +66,7 @@ def least_load(problem: Problem, search: Search) -> ProofState:
     """The placement of least largest load, contiguous or not; `best` is the device of each op."""
     clock = Clock(search.seconds)
     model = load_model(problem)
-    groups = _good_groups(problem, model, search, clock)
+    groups = _good_groups(problem, model, search)
     device = None if groups is None else groups[problem.group]
     value_s, bound_s = load_value_s(problem, device), work_bound_s(model.work_s)
     state = ProofState(device, value_s, bound_s, "work over the speed of all devices")
@@ -112,7 +112,7 @@ def load_value_s(problem: Problem, device: Int[np.ndarray, "N"] | None) -> float
 
 
 def _good_groups(
-    problem: Problem, model: LoadHypergraph, search: Search, clock: Clock
+    problem: Problem, model: LoadHypergraph, search: Search
 ) -> Int[np.ndarray, "G"] | None:
     """A good device for each group, by the pipelines' program and annealing; None: none fits."""
     from gdp.methods.exact.load_search import search_loads

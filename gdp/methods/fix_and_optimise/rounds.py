@@ -33,7 +33,7 @@ def solve_in_rounds(
         improve: Runs the rounds from a placement that may overflow memory.
     """
     clock = Clock(search.seconds)
-    answered = [answer.assignment for answer in search.known.values()]
+    answered = [answer.assignment for answer in search.prior_answers.values()]
     starts = [search.start] if search.start is not None else [x for x in answered if x is not None]
     anywhere = Assignment(expand(problem, problem.group_allowed.argmax(axis=1)))
     best = improve(best_of(problem, starts or [anywhere]), clock)

@@ -42,9 +42,7 @@ class SearchConfig:
 class Budget:
     """Rest of both budgets, and the best placement for whoever is interrupted."""
 
-    def __init__(
-        self, clock: Clock, search: Search, config: SearchConfig, used: int, share: float = 1.0
-    ) -> None:
+    def __init__(self, clock: Clock, search: Search, config: SearchConfig, used: int) -> None:
         self.clock = clock
         self.used = used
         self.limit = search.evaluations

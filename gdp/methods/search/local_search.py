@@ -215,7 +215,7 @@ def _search(
         before = sum(chain.evaluations for chain in chains)
         for first in range(0, len(chains), budget.chains):
             together = chains[first : first + budget.chains]
-            best = _round(problem, together, steps, config, budget, best)
+            best = _round(together, steps, config, budget, best)
             if budget.is_over():
                 return best
         if sum(chain.evaluations for chain in chains) == before:
@@ -232,7 +232,6 @@ def _search(
 
 
 def _round(
-    problem: Problem,
     chains: list[Annealer],
     steps: int,
     config: AnnealConfig,

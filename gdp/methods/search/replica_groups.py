@@ -28,7 +28,7 @@ from gdp.problem.problem import Problem, make_problem
 from gdp.problem.ticks import round_to_ticks
 from gdp.sim.score import score
 
-Crews = tuple[tuple[int, ...], ...]
+DeviceGroups = tuple[tuple[int, ...], ...]
 Plain = Callable[[Problem, Search, Sequence[tuple[str, Method]]], Answer]
 """A method, and further ones whose answers it starts from as well."""
 
@@ -40,19 +40,19 @@ class ReplicaContraction:
     whole: Problem
     problem: Problem
     teams: Teams
-    crews: Crews  # the whole's devices that each device stands for
+    groups: DeviceGroups  # the whole's devices that each device stands for
 
     def project(self, device: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
         """A placement of the whole on the devices that stand for its own."""
         stands = np.empty(self.whole.num_devices, dtype=np.int64)
-        for k, crew in enumerate(self.crews):
-            stands[list(crew)] = k
+        for k, group in enumerate(self.groups):
+            stands[list(group)] = k
         return stands[device]
 
     def judged(self, device: Int[np.ndarray, "N"]) -> Evaluated:
         """A placement on the merged devices, as one of the whole with teams."""
         whole = self.whole
-        placed = np.array([crew[0] for crew in self.crews])[device]
+        placed = np.array([group[0] for group in self.groups])[device]
         placed = np.where(whole.graph.is_io, whole.cluster.host, placed)
         evaluation = score(whole, placed, None, self.teams)
         assignment = Assignment(placed, None, self.teams)
@@ -64,19 +64,19 @@ def contract_replicas(problem: Problem, teams: Teams) -> ReplicaContraction | No
     devices are one team, which leaves nothing to search."""
     others = {d for team in teams for d in team[1:]}
     team_of = {team[0]: team for team in teams}
-    crews: Crews = tuple(
+    groups: DeviceGroups = tuple(
         team_of.get(d, (d,)) for d in range(problem.num_devices) if d not in others
     )
-    if len(crews) < 2:
+    if len(groups) < 2:
         return None
     io, host = problem.graph.is_io, problem.cluster.host
-    compute_s = np.empty((problem.num_ops, len(crews)))
+    compute_s = np.empty((problem.num_ops, len(groups)))
     allowed = np.empty(compute_s.shape, dtype=bool)
-    for k, crew in enumerate(crews):
-        members = list(crew)
-        compute_s[:, k] = problem.compute_s[:, members].max(axis=1) / len(crew)
+    for k, group in enumerate(groups):
+        members = list(group)
+        compute_s[:, k] = problem.compute_s[:, members].max(axis=1) / len(group)
         allowed[:, k] = problem.allowed[:, members].all(axis=1)
-        if host in crew:  # inputs and outputs stay there
+        if host in group:  # inputs and outputs stay there
             compute_s[io, k], allowed[io, k] = (
                 problem.compute_s[io, host],
                 problem.allowed[io, host],
@@ -84,12 +84,12 @@ def contract_replicas(problem: Problem, teams: Teams) -> ReplicaContraction | No
     compute_s = round_to_ticks(compute_s, problem.unit)
     try:
         small = make_problem(
-            problem.graph, _cluster(problem, crews), compute_s, problem.objective,
+            problem.graph, _cluster(problem, groups), compute_s, problem.objective,
             allowed=allowed, together=problem.group, unit=problem.unit,
         )  # fmt: skip
     except InfeasibleError:
         return None
-    return ReplicaContraction(problem, small, teams, crews)
+    return ReplicaContraction(problem, small, teams, groups)
 
 
 def search_teams(
@@ -118,7 +118,7 @@ def search_teams(
     look, option = min(looks, key=lambda entry: entry[0].key)
     if look.overflow_bytes == 0 and look.value_s <= limit_s:
         start = Answer(Assignment(option.project(look.assignment.device)))
-        inner = replace(search, seconds=clock.left_s(), start=None, known={}, progress=None)
+        inner = replace(search, seconds=clock.left_s(), start=None, prior_answers={}, progress=None)
         answer = plain(option.problem, inner, [("replicas", lambda small, few: start)])
         spent += answer.evaluations
         if answer.assignment is not None:
@@ -139,28 +139,28 @@ def _options(problem: Problem, first: Evaluated | None) -> list[ReplicaContracti
     return [option for option in contractions if option is not None]
 
 
-def _cluster(problem: Problem, crews: Crews) -> Cluster:
-    """One device for each crew, which works for as long as one of r members does per sample."""
+def _cluster(problem: Problem, groups: DeviceGroups) -> Cluster:
+    """One device for each group, which works for as long as one of r members does per sample."""
     cluster, devices = problem.cluster, []
-    for crew in crews:
-        first = cluster.devices[crew[0]]
-        dispatch_s = round_to_ticks(np.array(first.dispatch_s / len(crew)), problem.unit).item()
-        memory = min(cluster.devices[d].memory_bytes for d in crew)
+    for group in groups:
+        first = cluster.devices[group[0]]
+        dispatch_s = round_to_ticks(np.array(first.dispatch_s / len(group)), problem.unit).item()
+        memory = min(cluster.devices[d].memory_bytes for d in group)
         devices.append(replace(first, dispatch_s=dispatch_s, memory_bytes=memory))
-    size = len(crews)
+    size = len(groups)
     latency_s, speed = np.zeros((size, size)), np.full((size, size), np.inf)
     channel = np.full((size, size), NO_CHANNEL)
     for a in range(size):
         for b in range(size):
             if a != b:
-                latency_s[a, b], speed[a, b], channel[a, b] = _link(cluster, crews[a], crews[b])
-    host = next(k for k, crew in enumerate(crews) if cluster.host in crew)
+                latency_s[a, b], speed[a, b], channel[a, b] = _link(cluster, groups[a], groups[b])
+    host = next(k for k, group in enumerate(groups) if cluster.host in group)
     latency_s = round_to_ticks(latency_s, problem.unit)
     return Cluster(cluster.name, tuple(devices), speed, latency_s, channel, host)
 
 
 def _link(cluster: Cluster, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[float, float, int]:
-    """(latency, bytes per second, channel) between two crews, as busy as the busiest channel."""
+    """(latency, bytes per second, channel) between two groups, as busy as the busiest channel."""
     cycle = math.lcm(len(a), len(b))
     meet = [(a[i % len(a)], b[i % len(b)]) for i in range(cycle)]
     at = tuple(np.array(meet).T)

@@ -96,7 +96,7 @@ def latency_peaks(a, w, device, latency_s):
     if latency_s == np.inf:
         return
     _find_frees(a, w, device)
-    _sort_by_lane(a, w)
+    _sort_by_lane(w)
     for i in range(a.op_s.shape[1]):
         _sweep(a, w, device, i)
 
@@ -152,7 +152,7 @@ def _find_frees(a, w, device):
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def _sort_by_lane(a, w):
+def _sort_by_lane(w):
     """Leave the transfers of lane l at sent_by_lane[stream[l, 1] : stream[l + 1, 1]], in order.
 
     And likewise in `arrived_by_lane` by arrival, which differs where copies do not queue.

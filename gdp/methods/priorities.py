@@ -6,15 +6,12 @@ micro-batches, first come first served what is bound by links. All are computed 
 placement. Axes: K placements, N ops, R rules.
 """
 
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.base import Assignment
 from gdp.methods.ranks import as_rank, links, priority, timing
-from gdp.methods.scoring import Evaluated, score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
@@ -96,13 +93,3 @@ def evaluate_rules(
     column = np.arange(count)
     index = np.array([RULES.index(rule) for rule in rules])
     return BestRules(seconds[best, column], overflow[best, column], index[best], seconds.size)
-
-
-def best_priority_rule(problem: Problem, scored: Evaluated) -> Evaluated:
-    """Keep the devices, under their own ranks or the best rule: never worse."""
-    if not objective_of(problem).ordered:
-        return scored
-    device = scored.assignment.device
-    tried = [Assignment(device, rank_under(problem, device, rule)) for rule in RULES]
-    best = min(scored, *score_all(problem, tried), key=lambda entry: entry.key)
-    return replace(best, evaluations=scored.evaluations + len(tried))

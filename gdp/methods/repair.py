@@ -15,11 +15,11 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.methods.annealing.annealer import anneal_to_fit
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.priorities import best_priority_rule
 from gdp.methods.ranks import ranks_to_try
 from gdp.methods.scoring import (
     Evaluated,
     best_of,
+    best_priority_rule,
     best_two,
     expand,
     group_weight_bytes,

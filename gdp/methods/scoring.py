@@ -5,7 +5,7 @@ evaluate them and, where memory overflows, repairs the best one (`gdp.methods.re
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,6 +14,7 @@ from gdp.clock import COMPILE, Clock, waiting_for
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods.base import Answer, Assignment, Method, Search
+from gdp.methods.priorities import RULES, rank_under
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, cached_on_problem, make_problem
 from gdp.sim.objectives import link_objectives, objective_of
@@ -70,6 +71,16 @@ def score_all(problem: Problem, assignments: list[Assignment]) -> list[Evaluated
         for k, i in enumerate(chosen):
             scored[i] = Evaluated(assignments[i], int(overflow[k]), float(value_s[k]))
     return [scored[i] for i in range(len(assignments))]
+
+
+def best_priority_rule(problem: Problem, scored: Evaluated) -> Evaluated:
+    """Keep the devices, under their own ranks or the best rule: never worse."""
+    if not objective_of(problem).ordered:
+        return scored
+    device = scored.assignment.device
+    tried = [Assignment(device, rank_under(problem, device, rule)) for rule in RULES]
+    best = min(scored, *score_all(problem, tried), key=lambda entry: entry.key)
+    return replace(best, evaluations=scored.evaluations + len(tried))
 
 
 def best_of(

@@ -12,8 +12,8 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.methods.priorities import RULES, best_priority_rule, evaluate_rules, rules_of
-from gdp.methods.scoring import Evaluated, best_of, missing_text
+from gdp.methods.priorities import RULES, evaluate_rules, rules_of
+from gdp.methods.scoring import Evaluated, best_of, best_priority_rule, missing_text
 from gdp.policy.advice import advise, asked, heuristic_answers, incumbents
 from gdp.policy.evaluate import assignment
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, recall_placement

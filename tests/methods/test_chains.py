@@ -10,10 +10,11 @@ from tiny import all_devices, plain_graph, random_problem, unit_cluster
 from gdp.clock import Clock
 from gdp.learn.instances import Instance, make
 from gdp.learn.problems import load_problems
+from gdp.methods.annealing.annealer import side_by_side
 from gdp.methods.base import Assignment, Search
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of, score_all
-from gdp.methods.search.budget import SearchConfig, side_by_side
+from gdp.methods.search.budget import SearchConfig
 from gdp.methods.search.local_search import improve, local_search, simple_assignments
 from gdp.problem.problem import Problem, make_problem
 from gdp.resources import shipped

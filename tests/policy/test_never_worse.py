@@ -8,8 +8,8 @@ from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.learn.instances import limit_memory
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import HEURISTICS
-from gdp.methods.priorities import RULES, best_priority_rule, rank_under
-from gdp.methods.scoring import Evaluated, score_all
+from gdp.methods.priorities import RULES, rank_under
+from gdp.methods.scoring import Evaluated, best_priority_rule, score_all
 from gdp.policy.method import place_with_policy
 from gdp.policy.policy import default_checkpoint
 from gdp.problem.problem import Problem

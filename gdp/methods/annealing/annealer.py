@@ -4,6 +4,8 @@ An `Annealer` holds the state of one run; the loops are in `gdp.methods.annealin
 Steps are deterministic: how they are cut into calls, and so the clock, changes only where they end.
 """
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -187,6 +189,25 @@ def anneal(
         slice_s = min(_SLICE_S, max(clock.remaining_s(), 0.0))
         at_once = max(1, min(4 * at_once, int(count * slice_s / max(took_s, 1e-9))))
     return False
+
+
+def side_by_side(calls: Sequence[Callable[[Clock], None]], clock: Clock) -> None:
+    """Make calls at once, each in a thread of its own; an interrupt ends them at their next look.
+
+    Kernels hold no lock, so that each has a core.
+    """
+    if len(calls) == 1:
+        calls[0](clock)
+        return
+    shared = clock.part(1.0)
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call, shared) for call in calls]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            shared.seconds = 0.0
+            raise
 
 
 def anneal_to_fit(

@@ -33,9 +33,8 @@ from gdp.methods.fix_and_optimise.rounds import (
     solve_in_rounds,
     target_s,
 )
-from gdp.methods.priorities import best_priority_rule
 from gdp.methods.repair import repair
-from gdp.methods.scoring import Evaluated, best_of, expand
+from gdp.methods.scoring import Evaluated, best_of, best_priority_rule, expand
 from gdp.methods.search.local_search import improve
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem

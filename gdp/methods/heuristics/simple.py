@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.priorities import best_priority_rule
 from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
     best_of,
+    best_priority_rule,
     expand,
     group_seconds,
     group_weight_bytes,

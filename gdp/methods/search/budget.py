@@ -5,8 +5,6 @@ each phase may take of what is left is written here. Shares of the seconds only:
 the search, but for those that `SearchConfig.coarse_share` gives to a coarser graph.
 """
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gdp.clock import Clock
@@ -70,22 +68,3 @@ class Budget:
             by_clock = self.clock.elapsed_s() / max(self.clock.seconds, 1e-9)
         by_count = 0.0 if not self.limit else self.used / self.limit
         self.progress(min(1.0, max(by_clock, by_count)), best.value_s)
-
-
-def side_by_side(calls: Sequence[Callable[[Clock], None]], clock: Clock) -> None:
-    """Make calls at once, each in a thread of its own; an interrupt ends them at their next look.
-
-    Kernels hold no lock, so that each has a core.
-    """
-    if len(calls) == 1:
-        calls[0](clock)
-        return
-    shared = clock.part(1.0)
-    with ThreadPoolExecutor(len(calls)) as pool:
-        futures = [pool.submit(call, shared) for call in calls]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            shared.seconds = 0.0
-            raise

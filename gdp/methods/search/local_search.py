@@ -14,6 +14,7 @@ from gdp.methods.annealing.annealer import (
     anneal,
     annealer_of,
     make_annealer,
+    side_by_side,
 )
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.blocks import block_assignments
@@ -32,7 +33,7 @@ from gdp.methods.scoring import (
     score_all,
     unsupported,
 )
-from gdp.methods.search.budget import OUTSIDE_SHARE, Budget, SearchConfig, side_by_side
+from gdp.methods.search.budget import OUTSIDE_SHARE, Budget, SearchConfig
 from gdp.methods.search.windows import WindowSearch, search_windows
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import memory_binds, objective_of

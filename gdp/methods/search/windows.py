@@ -12,10 +12,16 @@ import numpy as np
 
 from gdp.clock import Clock
 from gdp.graph.groups import inverse
-from gdp.methods.annealing.annealer import AnnealConfig, LatencyAnnealer, anneal, annealer_of
+from gdp.methods.annealing.annealer import (
+    AnnealConfig,
+    LatencyAnnealer,
+    anneal,
+    annealer_of,
+    side_by_side,
+)
 from gdp.methods.base import Assignment
 from gdp.methods.scoring import Evaluated
-from gdp.methods.search.budget import Budget, side_by_side
+from gdp.methods.search.budget import Budget
 from gdp.problem.problem import Problem
 from gdp.sim.latency import simulate
 from gdp.sim.score import values

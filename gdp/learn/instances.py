@@ -97,7 +97,7 @@ def limit_memory(problem: Problem, factor: float) -> Problem:
 
 def footprint_bytes(problem: Problem) -> int:
     """Peak memory of the whole graph on its best single device, limits aside."""
-    from gdp.methods.ranks import priority
+    from gdp.methods.priorities import priority
     from gdp.sim.score import score
 
     device = int(np.argmin(np.where(problem.allowed, problem.compute_s, 1e6).sum(axis=0)))

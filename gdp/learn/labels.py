@@ -17,7 +17,7 @@ from gdp.files.reading import Kind, decode_json, read_bytes
 from gdp.files.writing import write_atomic
 from gdp.learn.instances import Instance
 from gdp.methods.base import Answer, Search
-from gdp.methods.ranks import timing
+from gdp.methods.priorities import timing
 from gdp.policy.evaluate import judge
 from gdp.policy.policy import pack, unpack
 from gdp.problem.problem import Problem

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.methods.ranks import timing
+from gdp.methods.priorities import timing
 from gdp.policy.advice import Advice, advice, with_incumbent
 from gdp.policy.decode import Rollout, decode
 from gdp.policy.evaluate import judge

@@ -28,7 +28,7 @@ from gdp.learn.problems import Problems
 from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe, RecipeError
 from gdp.learn.rollout import Episode, advance, sample, with_label
-from gdp.methods.ranks import timing
+from gdp.methods.priorities import timing
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.model.config import Params
 from gdp.policy.policy import Policy

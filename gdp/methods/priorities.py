@@ -3,7 +3,10 @@
 Which of two ready ops a device takes first decides as much as a good move of an op, and no one rule
 is best everywhere: the longest path to the end suits forward passes, program order pipelines of
 micro-batches, first come first served what is bound by links. All are computed in O(E) per
-placement. Axes: K placements, N ops, R rules.
+placement, from mean costs, mean transfers and longest paths.
+
+Axes: K placements, N ops, R rules, T tensors, P pairs of ops joined by at least one tensor, D
+devices.
 """
 
 from typing import Literal, NamedTuple
@@ -11,10 +14,155 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.ranks import as_rank, links, priority, timing
-from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem
+from gdp.graph.groups import inverse
+from gdp.problem.arrays import Arrays, arrays_of
+from gdp.problem.problem import Problem, cached_on_problem
 from gdp.sim.objectives import objective_of
+
+
+def upward_rank(problem: Problem) -> Int[np.ndarray, "N"]:
+    """HEFT's priorities as ranks 0..N-1, the first to run being 0; ties in topological order."""
+    a = arrays_of(problem)
+    return as_rank(-longest_s(a, mean_compute_s(a), mean_send_s(a)))
+
+
+def longest_s(
+    a: Arrays, op_s: Float[np.ndarray, "N"], send_s: Float[np.ndarray, "T"]
+) -> Float[np.ndarray, "N"]:
+    """Seconds from the start of each op to the end, on the longest path, transfers included."""
+    from gdp.methods.path_kernels import fill_upward_ranks
+
+    seconds = np.zeros(len(op_s))
+    fill_upward_ranks(a, op_s, send_s, seconds)
+    return seconds
+
+
+def as_rank(key: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+    """Ranks 0..N-1 in ascending order of a key, ties by op id.
+
+    >>> as_rank(np.array([3.0, 1.0, 1.0]))
+    array([2, 0, 1])
+    """
+    return inverse(np.argsort(key, kind="stable"))
+
+
+def mean_compute_s(a: Arrays) -> Float[np.ndarray, "N"]:
+    """The mean of an op's seconds over the devices that may run it."""
+    may = a.group_allowed[a.group]
+    return np.where(may, a.compute_s, 0.0).sum(axis=1) / may.sum(axis=1)
+
+
+def mean_send_s(a: Arrays) -> Float[np.ndarray, "T"]:
+    """The mean over all links of a tensor's seconds on it; zero where there is one device."""
+    off = ~np.eye(len(a.latency_s), dtype=bool)
+    if not off.any():
+        return np.zeros(len(a.tensor_bytes))
+    return a.latency_s[off].mean() + a.tensor_bytes * (1.0 / a.bytes_per_s[off]).mean()
+
+
+def ranks_to_try(problem: Problem) -> list[Int[np.ndarray, "N"] | None]:
+    """Priorities that differ in what they keep alive; one where they change nothing."""
+    if not objective_of(problem).ordered:
+        return [None]
+    return [None, upward_rank(problem), np.arange(problem.num_ops), depth_first_rank(problem)]
+
+
+def depth_first_rank(problem: Problem) -> Int[np.ndarray, "N"]:
+    """Ranks of a depth-first topological order, which uses what was made last first.
+
+    It keeps few tensors alive where branches are long, as breadth-first order does not. O(N + E).
+    """
+    a = arrays_of(problem)
+    waits = np.diff(a.in_start).tolist()
+    readers = [a.use_op[a.use_start[t] : a.use_start[t + 1]] for t in a.out_tensor]
+    first = a.out_start.tolist()
+    stack = [i for i in range(problem.num_ops - 1, -1, -1) if waits[i] == 0]
+    order: list[int] = []
+    while stack:
+        op = stack.pop()
+        order.append(op)
+        for x in range(first[op + 1] - 1, first[op] - 1, -1):
+            for reader in readers[x][::-1].tolist():
+                waits[reader] -= 1
+                if waits[reader] == 0:
+                    stack.append(reader)
+    return inverse(np.array(order))
+
+
+class PathTimes(NamedTuple):
+    """Seconds behind the features; the decoder uses them too."""
+
+    cost_s: Float[np.ndarray, "N D"]  # dispatch per op included; 0 where not allowed
+    mean_cost_s: Float[np.ndarray, "N"]  # over allowed devices
+    send_s: Float[np.ndarray, "T"]  # mean over ordered pairs of devices
+    scale_s: float  # mean cost of an op that does work
+    up_s: Float[np.ndarray, "N"]  # longest path to the end, transfers included
+    order: Int[np.ndarray, "N"]  # decode order and priority: decreasing up_s, topological
+
+
+def squash(ratio: Float[np.ndarray, "..."] | float) -> Float[np.ndarray, "..."] | float:
+    """A ratio of times on a scale that is linear near zero and logarithmic far out."""
+    return np.arcsinh(ratio) / 3.0
+
+
+def mean_link(problem: Problem) -> tuple[float, float]:
+    """(seconds per byte, latency in seconds), averaged over ordered pairs of devices."""
+    cluster = problem.cluster
+    off = ~np.eye(problem.num_devices, dtype=bool)
+    if not off.any():
+        return 0.0, 0.0
+    return float((1.0 / cluster.link_bytes_per_s[off]).mean()), float(
+        cluster.link_latency_s[off].mean()
+    )
+
+
+@cached_on_problem
+def timing(problem: Problem) -> PathTimes:
+    """The times of a problem."""
+    a = arrays_of(problem)
+    cost_s = np.where(problem.allowed, a.compute_s, 0.0)
+    mean_cost_s = cost_s.sum(axis=1) / np.maximum(problem.allowed.sum(axis=1), 1)
+    send_s = mean_send_s(a) if problem.tensor_s is None else 2.0 * problem.tensor_s
+    works = mean_cost_s > 0
+    scale_s = float(mean_cost_s[works].mean()) if works.any() else max(mean_link(problem)[1], 1e-9)
+    up_s = longest_s(a, mean_cost_s, send_s)
+    order = np.lexsort((np.arange(problem.num_ops), -up_s))
+    return PathTimes(cost_s, mean_cost_s, send_s, scale_s, up_s, order)
+
+
+def pairs(problem: Problem) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"]]:
+    """(source, destination) of the ops joined by tensors, each pair once."""
+    src, dst = problem.graph.edges
+    key = np.unique(src * problem.num_ops + dst)
+    return key // problem.num_ops, key % problem.num_ops
+
+
+def links(problem: Problem) -> tuple[Float[np.ndarray, "D D"], Float[np.ndarray, "D D"]]:
+    """(latency, seconds per byte); the block objectives move a tensor in the same time anywhere."""
+    cluster = problem.cluster
+    s_per_byte = np.where(np.isinf(cluster.link_bytes_per_s), 0.0, 1.0 / cluster.link_bytes_per_s)
+    if problem.tensor_s is None:
+        return np.array(cluster.link_latency_s), s_per_byte
+    moved = float(np.maximum(problem.graph.tensor_bytes, 1).sum())
+    per_byte = 2.0 * float(problem.tensor_s.sum()) / moved
+    return np.zeros_like(s_per_byte), np.where(s_per_byte > 0, per_byte, 0.0)
+
+
+def down(
+    problem: Problem, seconds: Float[np.ndarray, "N"], send_s: Float[np.ndarray, "T"]
+) -> Float[np.ndarray, "N"]:
+    """Seconds before the start of each op on the longest path from an entry."""
+    from gdp.methods.path_kernels import fill_downward_ranks
+
+    rank = np.zeros(problem.num_ops)
+    fill_downward_ranks(arrays_of(problem), seconds, send_s, rank)
+    return rank
+
+
+def priority(problem: Problem) -> Int[np.ndarray, "N"]:
+    """The rank of every op: its place in the decode order (decreasing longest path to the end)."""
+    return inverse(timing(problem).order)
+
 
 Rule = Literal["upward", "placed", "arrival", "program", "critical"]
 

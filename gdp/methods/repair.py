@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.methods.annealing.annealer import anneal_to_fit
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.ranks import ranks_to_try
+from gdp.methods.priorities import ranks_to_try
 from gdp.methods.scoring import (
     Evaluated,
     best_of,

@@ -16,8 +16,7 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Search
-from gdp.methods.priorities import evaluate_rules
-from gdp.methods.ranks import timing
+from gdp.methods.priorities import evaluate_rules, timing
 from gdp.policy.evaluate import cost
 from gdp.problem.problem import Problem, cached_on_problem
 from gdp.problem.symmetry import canonical

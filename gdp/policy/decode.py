@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
-from gdp.methods.ranks import links, timing
+from gdp.methods.priorities import links, timing
 from gdp.policy.model.config import Head
 from gdp.policy.view.decode_problem import NUM_PAIR_FEATURES, SHARED, DecodeProblem
 from gdp.problem.arrays import arrays_of

@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.clock import Clock
-from gdp.methods.priorities import RULES, evaluate_rules, rules_of
-from gdp.methods.ranks import timing
+from gdp.methods.priorities import RULES, evaluate_rules, rules_of, timing
 from gdp.problem.problem import Problem
 
 STAGES = ((1, 8), (16, 4), (32, 3))

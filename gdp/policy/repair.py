@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.methods.base import Assignment
 from gdp.methods.heuristics.list_schedule import lowered, missing_bytes
-from gdp.methods.priorities import RULES, evaluate_rules, rank_under, rules_of
-from gdp.methods.ranks import timing
+from gdp.methods.priorities import RULES, evaluate_rules, rank_under, rules_of, timing
 from gdp.policy.decode import DecodeProblem, decode
 from gdp.policy.evaluate import best_row, evaluate
 from gdp.policy.model.config import Head

@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 from tiny import fork_join, random_problem
 
-from gdp.methods.priorities import RULES, evaluate_rules, rank_under, ranks, rules_of
-from gdp.methods.ranks import links, priority, timing
+from gdp.methods.priorities import (
+    RULES,
+    evaluate_rules,
+    links,
+    priority,
+    rank_under,
+    ranks,
+    rules_of,
+    timing,
+)
 from gdp.policy.advice import advice, incumbents
 from gdp.policy.evaluate import assignment, evaluate, judge
 from gdp.policy.model.config import NetworkConfig

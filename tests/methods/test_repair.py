@@ -8,7 +8,7 @@ from gdp.clock import Clock
 from gdp.cluster.types import make_cluster
 from gdp.methods import repair as repair_module
 from gdp.methods.base import Assignment, Search
-from gdp.methods.ranks import depth_first_rank
+from gdp.methods.priorities import depth_first_rank
 from gdp.methods.repair import repair, repair_and_select
 from gdp.methods.scoring import (
     Evaluated,

@@ -13,7 +13,7 @@ from gdp.methods.heuristics.list_schedule import (
     reserved_assignments,
 )
 from gdp.methods.heuristics.list_schedule_kernels import heft_plan
-from gdp.methods.ranks import upward_rank
+from gdp.methods.priorities import upward_rank
 from gdp.methods.scoring import score_all
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import values

@@ -14,7 +14,7 @@ from gdp.methods.heuristics.list_schedule_kernels import etf_plan, heft_plan
 from gdp.methods.heuristics.metis import metis
 from gdp.methods.heuristics.simple import round_robin, single
 from gdp.methods.path_kernels import fill_upward_ranks
-from gdp.methods.ranks import mean_send_s, upward_rank
+from gdp.methods.priorities import mean_send_s, upward_rank
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values

@@ -7,7 +7,7 @@ from tiny import fork_join, random_problem
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.pipeline.method import best_pipeline
-from gdp.methods.ranks import timing
+from gdp.methods.priorities import timing
 from gdp.policy.advice import ADVISERS, advice, advise, incumbents, with_incumbent
 from gdp.policy.decode import decode, prepare
 from gdp.policy.evaluate import judge

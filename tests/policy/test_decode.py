@@ -10,7 +10,7 @@ from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
 from gdp.costs.roofline import roofline
 from gdp.learn.recipe import load_recipe
-from gdp.methods.ranks import timing
+from gdp.methods.priorities import timing
 from gdp.policy.decode import decode, prepare
 from gdp.policy.model import network
 from gdp.policy.model.config import Head, NetworkConfig, score

@@ -5,7 +5,7 @@ import pytest
 from tiny import plain_graph, unit_cluster
 
 from gdp.learn.rollout import gap
-from gdp.methods.ranks import timing
+from gdp.methods.priorities import timing
 from gdp.policy.evaluate import evaluate
 from gdp.policy.repair import move_until_fits
 from gdp.problem.problem import Problem, make_problem

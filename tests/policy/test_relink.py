@@ -14,8 +14,7 @@ from tiny import (
 )
 
 from gdp.clock import Clock
-from gdp.methods.priorities import RULES, evaluate_rules, rules_of
-from gdp.methods.ranks import timing
+from gdp.methods.priorities import RULES, evaluate_rules, rules_of, timing
 from gdp.policy.relink import parts_of, relink
 from gdp.problem.problem import Problem, make_problem
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.ranks import upward_rank
+from gdp.methods.priorities import upward_rank
 from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
     compile_once,

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from gdp.clock import Clock
 from gdp.graph.groups import inverse
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.ranks import as_rank, longest_s, mean_compute_s, mean_send_s, upward_rank
+from gdp.methods.priorities import as_rank, longest_s, mean_compute_s, mean_send_s, upward_rank
 from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import compile_once, unsupported
 from gdp.problem.arrays import Arrays, arrays_of

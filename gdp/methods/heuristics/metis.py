@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.ranks import upward_rank
+from gdp.methods.priorities import upward_rank
 from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import (
     compile_once,

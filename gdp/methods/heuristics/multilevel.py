@@ -25,8 +25,7 @@ from gdp.methods.heuristics.list_schedule import (
     heft_assignments,
 )
 from gdp.methods.heuristics.metis import metis_assignments, pymetis_library
-from gdp.methods.priorities import evaluate_rules
-from gdp.methods.ranks import upward_rank
+from gdp.methods.priorities import evaluate_rules, upward_rank
 from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import Evaluated, compile_once, is_compiling, score_all, unsupported
 from gdp.problem.arrays import arrays_of

@@ -21,7 +21,7 @@ from gdp.methods.heuristics.blocks import block_assignments
 from gdp.methods.heuristics.list_schedule import heft_assignments
 from gdp.methods.heuristics.multilevel import Coarse, coarse_problem
 from gdp.methods.heuristics.simple import single_assignments
-from gdp.methods.ranks import upward_rank
+from gdp.methods.priorities import upward_rank
 from gdp.methods.repair import repair
 from gdp.methods.scoring import (
     Evaluated,

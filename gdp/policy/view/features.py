@@ -11,8 +11,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.methods.priorities import RULES, rank_under
-from gdp.methods.ranks import PathTimes, down, links, longest_s, mean_link, pairs, squash, timing
+from gdp.methods.priorities import (
+    RULES,
+    PathTimes,
+    down,
+    links,
+    longest_s,
+    mean_link,
+    pairs,
+    rank_under,
+    squash,
+    timing,
+)
 from gdp.policy.advice import ADVISERS, Advice
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, cached_on_problem

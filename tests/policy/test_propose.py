@@ -10,6 +10,7 @@ from gdp.learn.instances import Instance, make, random_graph
 from gdp.policy.policy import default_checkpoint, load_policy
 from gdp.policy.propose import propose
 from gdp.policy.repair import ROUNDS, TIGHTER, fitting_greedy
+from gdp.sim.objectives import OBJECTIVES
 
 INSTANCES = (
     Instance("layered-60-1", 2),
@@ -31,15 +32,14 @@ def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, policy = make(INSTANCES[1], random_graph), load_policy(default_checkpoint())
     propose(policy, problem, 1, 0)  # the advice is asked once
     counted = 0
-    from gdp.methods import priorities
     from gdp.policy import repair
 
-    values = priorities.values
+    row = OBJECTIVES[problem.objective]
 
     def counting(*arguments):
         nonlocal counted
         counted += len(arguments[1])
-        return values(*arguments)
+        return row.values(*arguments)
 
     missing_bytes = repair.missing_bytes
 
@@ -48,7 +48,7 @@ def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         counted += 1
         return missing_bytes(*arguments)
 
-    monkeypatch.setattr(priorities, "values", counting)
+    monkeypatch.setitem(OBJECTIVES, problem.objective, replace(row, values=counting))
     monkeypatch.setattr(repair, "missing_bytes", missing)
     found = propose(policy, problem, 17, 0)
     assert found.evaluations == counted

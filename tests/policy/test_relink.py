@@ -17,6 +17,7 @@ from gdp.clock import Clock
 from gdp.methods.priorities import RULES, evaluate_rules, rules_of, timing
 from gdp.policy.relink import parts_of, relink
 from gdp.problem.problem import Problem, make_problem
+from gdp.sim.objectives import OBJECTIVES
 
 
 def two_chains(length: int, objective: str = "latency") -> Problem:
@@ -133,19 +134,17 @@ def test_what_fits_is_begun_from_however_slow_it_is() -> None:
 
 
 def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gdp.methods import priorities
-
     problem = two_chains(8)
     devices = random_devices(problem, 0, count=6)
     rated = evaluate_rules(problem, devices)
-    counted, values = 0, priorities.values
+    counted, row = 0, OBJECTIVES[problem.objective]
 
     def counting(*arguments):
         nonlocal counted
         counted += len(arguments[1])
-        return values(*arguments)
+        return row.values(*arguments)
 
-    monkeypatch.setattr(priorities, "values", counting)
+    monkeypatch.setitem(OBJECTIVES, problem.objective, replace(row, values=counting))
     made = relink(problem, devices, rated.seconds, rated.overflow)
     assert made.evaluations == counted > len(RULES)
 

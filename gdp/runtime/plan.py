@@ -53,6 +53,11 @@ class ExecutionPlan:
         return next((team for team in self.teams if team[0] == device), (device,))
 
 
+def rival_device(prediction: Prediction) -> Int[np.ndarray, "N"]:
+    """The device of every op of the model, of a placement that is given as a prediction alone."""
+    return prediction.device[prediction.group_of]
+
+
 def make_plan(prediction: Prediction, objective: str) -> ExecutionPlan:
     """Segments for an objective, as the simulator runs them: few for throughput, those that let
     other devices start early for latency."""

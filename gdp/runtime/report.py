@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from gdp.runtime.measure import Measured, Measuring
@@ -48,6 +49,8 @@ class SegmentTime:
     output_bytes: int
     predicted_s: float
     measured_s: float  # median over single samples
+    segment: int = -1  # of the plan that was executed; -1: no op of it
+    pipelined_s: float | None = None  # median with the pipeline full, where it is known
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class RunReport:
     # "single_device": one core. "runtime_default": the runtime's own threads over all cores of the
     # cluster. "replicas": one copy of the model per core.
     baselines: Mapping[str, Row]
+    rivals: Mapping[str, Row]  # other placements, measured in turn with this one
     fastest: str  # of "placed" and the baselines, for the objective
     runner_up: str
     advantage: float
@@ -136,6 +140,7 @@ def measured_fields(
     baselines: Mapping[str, Row],
     measuring: Measuring,
     expected: Mapping[str, tuple[float, float] | None] | None = None,
+    rivals: Mapping[str, Row] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Fields of a report from measured rows.
 
@@ -156,6 +161,7 @@ def measured_fields(
         "completions": placed.completions,
         "is_capped": placed.is_capped,
         "baselines": dict(baselines),
+        "rivals": dict(rivals),
         "fastest": fastest.fastest,
         "runner_up": fastest.runner_up,
         "advantage": fastest.advantage,

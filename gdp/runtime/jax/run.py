@@ -1,8 +1,9 @@
 """Executes a placement of a JAX function, and measures it beside its baselines."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -51,30 +52,44 @@ def run_jax(
     objective: str = "latency",
     measuring: Measuring = Measuring(),  # noqa: B008  # frozen
     predict: Prediction | None = None,
+    rivals: Mapping[str, Prediction] = MappingProxyType({}),
+    baselines: bool = True,
 ) -> RunReport:
     """Execute a placement: one jitted function per segment, transfers by `jax.device_put`.
 
     `graph` must be the model's. Without `predict`, predictions are of roofline costs of the fused
     ops. Arguments that are shapes get seeded values. Training steps start from the same parameters
-    each time. Raises `ClusterError` where JAX has fewer devices than the cluster, and
-    `MeasurementError` when a measured rate is impossible.
+    each time. `rivals` and `baselines` are as of `gdp.runtime.ort.run.run_onnx`.
+
+    Raises `ClusterError` where JAX has fewer devices than the cluster, and `MeasurementError` when
+    a measured rate is impossible.
     """
     devices = jax_devices(cluster)
     recorded = _recorded(model, graph)
     arguments = argument_values(model, measuring.seed)
     predict = predict or roofline_prediction(graph, cluster, device, objective)
     plan = make_plan(predict, objective)
-    layout = Layout(plan.segment, plan.segment_device, plan.order, devices, cluster.host)
     measuring.say(f"compiling {len(plan.segment_device)} pieces and the uncut function")
-    program = SegmentedJaxProgram(recorded, layout, arguments)
+
+    def cut(plan: ExecutionPlan) -> SegmentedJaxProgram:
+        layout = Layout(plan.segment, plan.segment_device, plan.order, devices, cluster.host)
+        return SegmentedJaxProgram(recorded, layout, arguments)
+
+    def placed(program: SegmentedJaxProgram, plan: ExecutionPlan) -> AsyncExecution:
+        return _issued(pieces_cycle(program.pieces, plan).in_flight, program.issue)
+
+    program = cut(plan)
     whole = Uncut(model, recorded, arguments, devices[cluster.host])
-    singles = whole.singles(cluster, devices)
+    singles = whole.singles(cluster, devices) if baselines else {}
     comparison = _compare(whole, program, recorded, devices)
     is_equal = comparison.max_relative_diff <= tolerance(graph, devices)
     comparison = replace(comparison, equal=is_equal)
-    slots = pieces_cycle(program.pieces, plan).in_flight
-    contenders = {PLACED: _issued(slots, program.issue)} | singles
-    contenders |= whole.defaults(devices, trains=model.trains)
+    contenders = {PLACED: placed(program, plan)} | singles
+    for name, rival in rivals.items():
+        other = make_plan(rival, objective)
+        contenders[name] = placed(cut(other), other)
+    if baselines:
+        contenders |= whole.defaults(devices, trains=model.trains)
     rows = measured_rows(contenders, measuring)
     best = min(singles, key=lambda name: rows[name].latency_s, default="")
     names = {DEFAULT: DEFAULT, REPLICAS: REPLICAS} | ({SINGLE: best} if best else {})
@@ -85,12 +100,13 @@ def run_jax(
         **measured_fields(
             objective, (plan.latency_s, plan.period_s), rows[PLACED],
             {k: rows[n] for k, n in names.items() if n in rows}, measuring, expected,
+            {name: rows[name] for name in rivals},
         ),
         model=graph.name,
         **comparison.report_fields(),
         random_weights=_has_shapes(model),
         segments=_segments(program, plan, cluster),
-        samples_in_flight=slots,
+        samples_in_flight=contenders[PLACED].slots,
         cores=tuple(int(d.id) for d in devices),
         pinned=False,
         note=_note(devices, whole, best),
@@ -224,6 +240,7 @@ def _segments(
             output_bytes=sum(v.nbytes for v in piece.makes),
             predicted_s=plan.segment_s[piece.segment] if piece.segment >= 0 else 0.0,
             measured_s=seconds,
+            segment=piece.segment,
         )
         for piece, seconds in zip(program.pieces, measured, strict=True)
     )

@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,14 @@ from gdp.runtime.measure import Measuring
 from gdp.runtime.ort.inputs import make_inputs
 from gdp.runtime.ort.repeatable import repeatable
 from gdp.runtime.ort.source import Source, load_source, randomised
-from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan, roofline_prediction, uncut_s
+from gdp.runtime.plan import (
+    ExecutionPlan,
+    Prediction,
+    make_plan,
+    rival_device,
+    roofline_prediction,
+    uncut_s,
+)
 from gdp.runtime.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime, measured_fields
 from gdp.sim.segments import segments
 from gdp.version import install_command
@@ -43,6 +51,8 @@ def run_openvino(
     objective: str = "latency",
     measuring: Measuring = Measuring(),  # noqa: B008  # frozen
     predict: Prediction | None = None,
+    rivals: Mapping[str, Prediction] = MappingProxyType({}),
+    baselines: bool = True,
 ) -> RunReport:
     """Execute a placement: one sub-model of HETERO per device, in float32, several samples on
     their way.
@@ -62,29 +72,37 @@ def run_openvino(
 
     measuring.say("compiling the placement and its baselines with OpenVINO")
 
-    def placed(**more: bool) -> Any:
+    def placed(split: Mapping[str, Any], **more: bool) -> Any:
         return _placed(core, _read(core, source, feeds), cluster, names, split, more)
 
     compiled = {
-        PLACED: placed(),
+        PLACED: placed(split),
         SINGLE: core.compile_model(
             _read(core, source, feeds), host, _settings(cluster, names)[host]
         ),
-        DEFAULT: core.compile_model(_read(core, source, feeds), host, _F32),
     }
     check = _check(source, compiled, feeds)
+    if baselines:
+        compiled[DEFAULT] = core.compile_model(_read(core, source, feeds), host, _F32)
+    else:
+        del compiled[SINGLE]
+    uncut = [name for name in (SINGLE, DEFAULT) if name in compiled]
+    for name, rival in rivals.items():
+        other = hetero_plan(graph, rival_device(rival), cluster.device_names)
+        compiled[name] = placed(other)
     slots = len(split["order"]) + 1
     rows = measured_rows({n: _issued(m, feeds, slots) for n, m in compiled.items()}, measuring)
     return RunReport(
         **measured_fields(
             objective, (plan.latency_s, plan.period_s), rows[PLACED],
-            {name: rows[name] for name in (SINGLE, DEFAULT)},
+            {name: rows[name] for name in uncut},
             measuring, {SINGLE: uncut_s(predict, objective, cluster.host)},
+            {name: rows[name] for name in rivals},
         ),
         model=graph.name,
         **check.report_fields(),
         random_weights=bool(source.weights),
-        segments=_segments(placed(PERF_COUNT=True), feeds, graph, device, plan, cluster),
+        segments=_segments(placed(split, PERF_COUNT=True), feeds, graph, device, plan, cluster),
         samples_in_flight=slots,
         cores=tuple(-1 for _ in names),
         pinned=False,
@@ -232,6 +250,7 @@ def _segments(
                 input_bytes=int(graph.tensor_bytes[reads].sum()),
                 output_bytes=int(graph.tensor_bytes[makes].sum()),
                 predicted_s=plan.segment_s[int(plan.segment[first])],
+                segment=int(plan.segment[first]),
                 measured_s=float(np.median([seconds.get(number, 0.0) for seconds in spent])),
             )
         )

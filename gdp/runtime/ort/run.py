@@ -1,9 +1,10 @@
 """Execution of ONNX models by ONNX Runtime: a placement and its baselines, measured."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ from gdp.runtime.report import (
     measured_fields,
     row,
 )
+from gdp.sim.objectives import find_objective
 
 ONE, FULL = "the placement, one sample at a time", "the placement"
 
@@ -117,14 +119,19 @@ def run_onnx(
     objective: str = "latency",
     measuring: Measuring = Measuring(),  # noqa: B008  # frozen
     predict: Prediction | None = None,
+    rivals: Mapping[str, Prediction] = MappingProxyType({}),
+    baselines: bool = True,
 ) -> RunReport:
     """Execute a placement: one session per segment, one pinned thread per device that is a core;
     the devices of a team of `predict` have a session each and take the samples in turn.
 
     `graph` must be imported from `path`, with its symbolic dimensions bound. Without `predict`,
     predictions are of roofline costs of the fused ops. A model without weights of its own gets
-    seeded random ones. Raises `ClusterError` for devices that are no cores, `ModelError` when
-    weights are missing, `MeasurementError` when a measured rate is impossible.
+    seeded random ones.
+
+    `rivals` are other placements of the model by name, measured in turn with this one; without
+    `baselines` the uncut model is not. Raises `ClusterError` for devices that are no cores,
+    `ModelError` when weights are missing, `MeasurementError` when a measured rate is impossible.
     """
     cores = core_of_device(cluster)
     source = randomised(load_source(path, dims), measuring.seed)
@@ -135,20 +142,33 @@ def run_onnx(
     ready = prepare(source, graph, plan, cores, measuring.seed)
     measuring.say("checking outputs against the uncut model's")
     comparison = check_outputs(ready)
-    with _contenders(source, ready, cores, cores[cluster.host]) as contenders:
-        times = measure(contenders, measuring)
+    others = {
+        name: prepare(
+            source, graph, cut_plan(source.model, graph, rival, objective), cores, measuring.seed
+        )
+        for name, rival in rivals.items()
+    }
+    with ExitStack() as stack:
+        contenders = _placed(stack, ready)
+        full = find_objective(objective).pipelined
+        for name, other in others.items():
+            way = other.pipeline() if full else other.one_at_a_time()
+            contenders[name] = SideBySide((stack.enter_context(way),))
+        uncut = _uncut(stack, source, ready, cores, cores[cluster.host]) if baselines else {}
+        times = measure(contenders | uncut, measuring)
     expected = {
         SINGLE: uncut_s(predict, objective, cluster.host), REPLICAS: replicas_s(predict, objective)
     }  # fmt: skip
     return RunReport(
         **measured_fields(
             objective, (plan.latency_s, plan.period_s), row(times[ONE], times[FULL]),
-            {name: row(times[name]) for name in (SINGLE, DEFAULT, REPLICAS)}, measuring, expected,
+            {name: row(times[name]) for name in uncut}, measuring, expected,
+            {name: row(times[name]) for name in rivals},
         ),
         model=graph.name,
         **comparison.report_fields(),
         random_weights=bool(source.weights),
-        segments=_segments(ready, cluster, times[ONE]),
+        segments=_segments(ready, cluster, times[ONE], times[FULL]),
         samples_in_flight=len(ready.slots),
         cores=cores,
         pinned=can_pin(),
@@ -208,32 +228,36 @@ def _judged(ready: Prepared) -> OutputCheck:
     return judge(pairs, ready.plan.cut.outputs, ready.known)
 
 
-@contextmanager
-def _contenders(
-    source: Source, ready: Prepared, cores: Sequence[int], host_core: int
-) -> Iterator[dict[str, SideBySide]]:
-    """The placement and its baselines, with their threads waiting for work."""
-    with ExitStack() as stack:
-
-        def whole(own: Sequence[int]) -> PipelineExecutor:
-            stages, workers = whole_stage(source, own)
-            slot = make_slot(stages, ready.feeds[0], ready.expected[0])
-            return stack.enter_context(PipelineExecutor(stages, [slot], workers))
-
-        one = stack.enter_context(ready.one_at_a_time())
-        full = stack.enter_context(ready.pipeline())
-        copies = {core: whole([core]) for core in dict.fromkeys((host_core, *cores))}
-        default = whole(cores) if len(cores) > 1 else copies[host_core]
-        yield {
-            ONE: SideBySide((one,)),
-            FULL: SideBySide((full,)),
-            SINGLE: SideBySide((copies[host_core],)),
-            DEFAULT: SideBySide((default,)),
-            REPLICAS: SideBySide(tuple(copies.values())),
-        }
+def _placed(stack: ExitStack, ready: Prepared) -> dict[str, SideBySide]:
+    """The placement, with its threads waiting for work until the stack is closed."""
+    return {
+        ONE: SideBySide((stack.enter_context(ready.one_at_a_time()),)),
+        FULL: SideBySide((stack.enter_context(ready.pipeline()),)),
+    }
 
 
-def _segments(ready: Prepared, cluster: Cluster, one: Measured) -> tuple[SegmentTime, ...]:
+def _uncut(
+    stack: ExitStack, source: Source, ready: Prepared, cores: Sequence[int], host_core: int
+) -> dict[str, SideBySide]:
+    """The baselines: the uncut model on one core, by the runtime's own threads, on every core."""
+
+    def whole(own: Sequence[int]) -> PipelineExecutor:
+        stages, workers = whole_stage(source, own)
+        slot = make_slot(stages, ready.feeds[0], ready.expected[0])
+        return stack.enter_context(PipelineExecutor(stages, [slot], workers))
+
+    copies = {core: whole([core]) for core in dict.fromkeys((host_core, *cores))}
+    default = whole(cores) if len(cores) > 1 else copies[host_core]
+    return {
+        SINGLE: SideBySide((copies[host_core],)),
+        DEFAULT: SideBySide((default,)),
+        REPLICAS: SideBySide(tuple(copies.values())),
+    }
+
+
+def _segments(
+    ready: Prepared, cluster: Cluster, one: Measured, full: Measured
+) -> tuple[SegmentTime, ...]:
     values = ready.slots[0].values
 
     def size(names: Sequence[str]) -> int:
@@ -248,9 +272,11 @@ def _segments(ready: Prepared, cluster: Cluster, one: Measured) -> tuple[Segment
             output_bytes=size(piece.outputs),
             predicted_s=predicted_s,
             measured_s=measured_s,
+            segment=piece.segment,
+            pipelined_s=pipelined_s,
         )
-        for piece, device, predicted_s, measured_s in zip(
-            plan.cut.pieces, plan.piece_device, plan.piece_s, one.stage_s, strict=True
+        for piece, device, predicted_s, measured_s, pipelined_s in zip(
+            plan.cut.pieces, plan.piece_device, plan.piece_s, one.stage_s, full.stage_s, strict=True
         )
     )
 

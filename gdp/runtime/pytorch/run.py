@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,13 @@ def run_torch(
     objective: str = "latency",
     measuring: Measuring = Measuring(),  # noqa: B008  # frozen
     predict: Prediction | None = None,
+    rivals: Mapping[str, Prediction] = MappingProxyType({}),
+    baselines: bool = True,
 ) -> RunReport:
     """Execute a placement: one graph module per segment, weights on their devices.
 
-    `graph` must be the model's. Weights and inputs that are shapes only get seeded values. Raises
+    `graph` must be the model's. Weights and inputs that are shapes only get seeded values. `rivals`
+    and `baselines` are as of `gdp.runtime.ort.run.run_onnx`. Raises
     `ClusterError` where torch has fewer devices than the cluster.
     """
     recorded = model.record()
@@ -56,24 +60,31 @@ def run_torch(
     measuring.say(f"cutting the module into {len(plan.segment_device)} pieces")
     given, drawn = values(recorded, measuring.seed)
     results = output_nodes(recorded)
-    cut = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)
     best = _single(predict)
+    # Rivals never run at the same time, so one worker for each device serves all placements.
     pools = {PLACED: Workers(devices, cores), SINGLE: Workers([devices[best]], [cores[best]]),
              DEFAULT: Workers([devices[best]], [None])}  # fmt: skip
+
+    def cut(plan: ExecutionPlan) -> SegmentedTorchProgram:
+        parts = pieces(recorded, plan.segment, plan.segment_device.tolist(), plan.order, devices)
+        return SegmentedTorchProgram(parts, pools[PLACED], given, results, cluster.host)
+
     try:
-        placed = SegmentedTorchProgram(cut, pools[PLACED], given, results, cluster.host)
-        programs = {PLACED: placed} | {
-            name: _whole(recorded, devices[best], pools[name], given) for name in (SINGLE, DEFAULT)
-        }
-        comparison = compare(_named(programs[SINGLE].run()), _named(placed.run()))
+        placed = cut(plan)
+        uncut = _whole(recorded, devices[best], pools[SINGLE], given)
+        comparison = compare(_named(uncut.run()), _named(placed.run()))
         slots = pieces_cycle(placed.pieces, plan).in_flight
-        rows = measured_rows(
-            {
-                n: AsyncExecution((p.issue,), slots if n == PLACED else 2, _wait)
-                for n, p in programs.items()
-            },
-            measuring,
-        )
+        contenders = {PLACED: AsyncExecution((placed.issue,), slots, _wait)}
+        for name, rival in rivals.items():
+            other = make_plan(rival, objective)
+            program = cut(other)
+            in_flight = pieces_cycle(program.pieces, other).in_flight
+            contenders[name] = AsyncExecution((program.issue,), in_flight, _wait)
+        if baselines:
+            default = _whole(recorded, devices[best], pools[DEFAULT], given)
+            contenders[SINGLE] = AsyncExecution((uncut.issue,), 2, _wait)
+            contenders[DEFAULT] = AsyncExecution((default.issue,), 2, _wait)
+        rows = measured_rows(contenders, measuring)
         segments = _segments(placed, plan, cluster)
     finally:
         for pool in pools.values():
@@ -81,8 +92,9 @@ def run_torch(
     return RunReport(
         **measured_fields(
             objective, (plan.latency_s, plan.period_s), rows[PLACED],
-            {name: rows[name] for name in (SINGLE, DEFAULT)},
+            {name: rows[name] for name in (SINGLE, DEFAULT) if name in rows},
             measuring, {SINGLE: uncut_s(predict, objective, best)},
+            {name: rows[name] for name in rivals},
         ),
         model=graph.name,
         **comparison.report_fields(),
@@ -254,6 +266,7 @@ def _segments(
                 output_bytes=sum(map(_nbytes, outs)),
                 predicted_s=plan.segment_s[piece.segment],
                 measured_s=float(np.median(spent)),
+                segment=piece.segment,
             )
         )  # fmt: skip
     return tuple(times)

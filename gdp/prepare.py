@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster, memory_pools
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
+from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.errors import PlacementError, of_kind
 from gdp.graph.groups import all_per_group, joined
@@ -63,6 +64,8 @@ def prepare_problem(
         labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
     fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
     model, label = resolve_costs(costs, cluster, graph)
+    if isinstance(model, AdaptedCosts):
+        model = model.for_pipelines(find_objective(objective).pipelined and cluster.num_devices > 1)
     # A learned model knows what a runtime fuses and reads the model's own ops; a roofline is right
     # for a fused op as a whole, whose inner tensors cost no traffic.
     if getattr(model, "reads_unfused", False):

@@ -1,6 +1,7 @@
 """Shapes and types of gdp are checked in every test: jaxtyping's hook with beartype."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # Every test traces; those of keeping traces say where.
 os.environ["GDP_KEEP_TRACES"] = "0"
+# Answers shall not depend on what was learned of the machine.
+os.environ["GDP_DATA_DIR"] = os.path.join(tempfile.gettempdir(), f"gdp-tests-{os.getpid()}")
 
 from jaxtyping import install_import_hook
 

@@ -1,7 +1,7 @@
 """Planning for, running with and exporting to the runtimes of `gdp.commands.registry`."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -29,9 +29,10 @@ from gdp.models import (
     with_dims,
 )
 from gdp.placement import Placed, Placement, load_placement, require
-from gdp.prepare import machine_of, prepare_placement, room_bytes
+from gdp.prepare import PreparedProblem, machine_of, prepare_placement, room_bytes
 from gdp.runtime.measure import Measuring
-from gdp.runtime.plan import Prediction
+from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan
+from gdp.runtime.report import RunReport
 
 
 class Placing(TypedDict, total=False):
@@ -86,30 +87,81 @@ def run(
     if graph is None:
         room = None if placement is not None else room_bytes(cluster, placing.get("constraints"))
         graph = load(model, bound, room_bytes=room)
-    _require_runtime(runtime)
-    kind, executable = executable_model(model)
-    row = _runtime(model, (kind,), runtime)
+    executor = Executor.of(model, graph, cluster, objective, bound, runtime)
     if placement is not None:
         placed = load_placement(placement)
     else:
         options = runnable(model, placing, runtime)
         placed = api.place(graph, cluster, objective=objective, costs=costs, **options).placement
-    if offload_targets(placed.device_names):
-        raise PlacementError(
-            "the placement offloads weights as accelerate does, which only accelerate executes: "
-            "gdp export --to accelerate"
+    ready = executor.prepare(placed, costs)
+    seed = placing.get("search", Search()).seed
+    report = executor.run(placed, ready, measuring or Measuring(seed=seed))
+    return report.to_json() | {"cluster": cluster.name, "costs": ready.prepared.costs}
+
+
+@dataclass(frozen=True)
+class ReadyPlacement:
+    """A placement with what predicts it."""
+
+    prediction: Prediction
+    prepared: PreparedProblem
+
+
+@dataclass(frozen=True, eq=False)
+class Executor:
+    """A model that a runtime executes on a cluster."""
+
+    model: Model
+    graph: OpGraph
+    cluster: Cluster
+    objective: str
+    runtime: Runtime
+    executable: Any
+    options: Mapping[str, Any]  # of the runtime's function, of this model
+
+    @classmethod
+    def of(
+        cls, model: Model, graph: OpGraph, cluster: Cluster, objective: str,
+        dims: Mapping[str, int], runtime: str | None = None,
+    ) -> "Executor":  # fmt: skip
+        """The runtime with a name, or the first that executes the model; raises `ModelError`."""
+        _require_runtime(runtime)
+        kind, executable = executable_model(model)
+        row = _runtime(model, (kind,), runtime)
+        options = {"dims": dims} if kind == "onnx" else {}
+        return cls(model, graph, cluster, objective, row, executable, options)
+
+    def prepare(self, placed: Placement, costs: CostModel | str | Path | None) -> ReadyPlacement:
+        """The prediction of a placement; raises `PlacementError` where it cannot be executed."""
+        if offload_targets(placed.device_names):
+            raise PlacementError(
+                "the placement offloads weights as accelerate does, which only accelerate "
+                "executes: gdp export --to accelerate"
+            )
+        require(placed, self.graph, self.cluster)
+        if placed.teams and not self.runtime.replicates:
+            label = model_label(self.model)
+            raise ModelError(f"{label!r} cannot be executed so: {_replicated(placed)}")
+        prepared, device, _ = prepare_placement(
+            self.graph, placed, self.cluster, self.objective, costs=costs
         )
-    require(placed, graph, cluster)
-    if placed.teams and not row.replicates:
-        raise ModelError(f"{model_label(model)!r} cannot be executed so: {_replicated(placed)}")
-    prepared, device, _ = prepare_placement(graph, placed, cluster, objective, costs=costs)
-    report = row.run(
-        executable, graph, cluster, placed.device, objective=objective,
-        measuring=measuring or Measuring(seed=placing.get("search", Search()).seed),
-        predict=Prediction(prepared.problem, device, prepared.group_of, placed.teams),
-        **({"dims": bound} if kind == "onnx" else {}),
-    )  # fmt: skip
-    return report.to_json() | {"cluster": cluster.name, "costs": prepared.costs}
+        prediction = Prediction(prepared.problem, device, prepared.group_of, placed.teams)
+        return ReadyPlacement(prediction, prepared)
+
+    def plan(self, ready: ReadyPlacement) -> ExecutionPlan:
+        """The segments as which the runtime executes a placement."""
+        # HETERO runs all of a device's ops at one go, as a full pipeline does.
+        at_once = self.runtime.name == "openvino"
+        return make_plan(ready.prediction, "throughput" if at_once else self.objective)
+
+    def run(
+        self, placed: Placement, ready: ReadyPlacement, measuring: Measuring, **more: Any
+    ) -> RunReport:
+        """Execute it; `more` are `rivals` and `baselines` of `gdp.runtime.ort.run.run_onnx`."""
+        return self.runtime.run(
+            self.executable, self.graph, self.cluster, placed.device, objective=self.objective,
+            measuring=measuring, predict=ready.prediction, **more, **self.options,
+        )  # fmt: skip
 
 
 def _require_runtime(name: str | None) -> None:

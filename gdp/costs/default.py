@@ -8,10 +8,14 @@ from gdp.costs.base import CostModel
 from gdp.costs.compiled import FILE, CompiledCosts, CompiledRates, is_jax, load_rates
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import Calibration, LearnedCosts, same_vectors
+from gdp.costs.machine import read_record, recorded_costs, remembered_costs
 from gdp.costs.profile import ProfileError
 from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.resources import data_path
+
+SHIPPED = "shipped"
+"""Name of the costs that travel with gdp, without what was learned of this machine."""
 
 
 def resolve_costs(
@@ -19,16 +23,22 @@ def resolve_costs(
 ) -> tuple[CostModel, str]:
     """The cost model to use, and a line that says which and why.
 
-    None takes the shipped calibrations for the devices they match and datasheet numbers for the
-    others; graphs of JAX get the shipped rates of XLA on cores such as were measured. A path is a
-    cost file, which is used for all devices of its kind, whatever their model.
+    None takes what was learned of this machine (`gdp.costs.machine`) on top of the shipped costs;
+    "shipped" the latter alone: calibrations for the devices they match, datasheet numbers for the
+    others, and the rates of XLA for graphs of JAX on cores such as were measured. A path is a cost
+    file, which is used for all devices of its kind, whatever their model, or a record of
+    `gdp tune --write-costs`.
     """
     if costs is None:
-        rates = shipped_rates() if graph is not None and is_jax(graph) else None
-        if rates is not None and any(_like(rates, device) for device in cluster.devices):
-            return CompiledCosts(rates), _compiled(rates, cluster)
-        return _described(LearnedCosts(shipped()), cluster, graph)
+        model, label = _shipped_costs(cluster, graph)
+        if graph is None:
+            return model, label
+        return remembered_costs(model, label, cluster, graph)
+    if costs == SHIPPED:
+        return _shipped_costs(cluster, graph)
     if isinstance(costs, str | Path):
+        if Path(costs).suffix == ".json":
+            return recorded_costs(*_shipped_costs(cluster, graph), read_record(costs))
         if (Path(costs) / FILE).is_file():
             rates = load_rates(costs)
             if graph is not None and not is_jax(graph):
@@ -46,6 +56,13 @@ def resolve_costs(
     if costs is roofline:
         return _described(LearnedCosts(()), cluster, graph)
     return costs, getattr(costs, "__name__", type(costs).__name__)
+
+
+def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str]:
+    rates = shipped_rates() if graph is not None and is_jax(graph) else None
+    if rates is not None and any(_like(rates, device) for device in cluster.devices):
+        return CompiledCosts(rates), _compiled(rates, cluster)
+    return _described(LearnedCosts(shipped()), cluster, graph)
 
 
 @functools.cache

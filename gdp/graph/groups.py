@@ -92,6 +92,11 @@ def joined(part: Int[np.ndarray, "N"], ids: Int[np.ndarray, "N"]) -> Int[np.ndar
     return merge_ids(merge_ids(part, ids)[lead], None)
 
 
+def first_members(group: Int[np.ndarray, "N"]) -> Int[np.ndarray, "G"]:
+    """The first member of every group, of ids 0..G-1."""
+    return np.unique(group, return_index=True)[1]
+
+
 def sum_per_group(values: np.ndarray, group: Int[np.ndarray, "N"]) -> np.ndarray:
     """The values [N, ...] summed over the ops of each group; inf stays inf.
 

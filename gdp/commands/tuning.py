@@ -1,0 +1,324 @@
+"""The command `tune`: place, run, learn what the machine costs, place again."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gdp import api
+from gdp.cluster.load import Machine, load_cluster
+from gdp.commands.execute import Executor, Placing, ReadyPlacement, runnable
+from gdp.constraints import Constraints
+from gdp.costs import machine
+from gdp.costs.adapt import Adaptation, AdaptedCosts, lessons
+from gdp.costs.base import CostModel
+from gdp.costs.default import SHIPPED, resolve_costs
+from gdp.errors import InfeasibleError
+from gdp.graph.groups import first_members
+from gdp.learn.tuning import Measurement, Planned, Trial, tuning_loop
+from gdp.methods.base import Assignment, Search
+from gdp.models import Model, load, with_dims
+from gdp.placement import Placement
+from gdp.prepare import PreparedProblem, prepare_problem, room_bytes
+from gdp.runtime.measure import Measuring
+from gdp.runtime.observe import observed_run
+from gdp.runtime.report import SINGLE, Row, RunReport, speed
+from gdp.sim.objectives import find_objective
+
+TUNED, FIRST, ONE_DEVICE = "tuned plan", "first plan", "one device"
+ROUND_SECONDS = 2.0
+"""Of measuring in a round, at most; finalists get `Measuring.seconds` together."""
+PLACE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round predicted, measured and taught."""
+
+    predicted_s: float
+    measured_s: float
+    best_s: float
+    pieces: int
+    learned: tuple[str, ...]
+
+    @property
+    def off(self) -> float:
+        """Share by which the prediction missed."""
+        return abs(self.predicted_s / self.measured_s - 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """The best measured placement, and what was learned on the way."""
+
+    placement: Placement
+    answer: str  # "tuned plan", "first plan" or "one device"
+    objective: str
+    model: str
+    cluster: str
+    rounds: tuple[Round, ...]
+    report: RunReport | None  # of the finalists, measured in turn; None where it was interrupted
+    record: machine.MachineRecord
+    record_file: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def value_s(self) -> float:
+        """Measured seconds of the answer, of the objective."""
+        if self.report is None:
+            return min(r.measured_s for r in self.rounds)
+        return 1.0 / speed(self.objective, _finalists(self.report)[self.answer]).value
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain values; the placement is in the file that is written."""
+        return {
+            "model": self.model, "cluster": self.cluster, "objective": self.objective,
+            "answer": self.answer, "value_s": self.value_s, "off_before": self.record.off_before,
+            "off": self.record.off,
+            "rounds": [
+                {"predicted_s": r.predicted_s, "measured_s": r.measured_s, "best_s": r.best_s,
+                 "pieces": r.pieces, "learned": list(r.learned)}
+                for r in self.rounds
+            ],
+            "finals": None if self.report is None else self.report.to_json(),
+            "remembered_in": self.record_file or None, "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def _finalists(report: RunReport) -> dict[str, Row]:
+    """The placements among what was measured in turn."""
+    placed = Row(
+        report.measured_latency_s, report.latency_interval_s, report.measured_throughput_per_s,
+        report.throughput_interval_per_s, report.completions, report.is_capped, report.rounds,
+    )  # fmt: skip
+    rows = {TUNED: placed} | dict(report.rivals)
+    return rows | ({ONE_DEVICE: report.baselines[SINGLE]} if SINGLE in report.baselines else {})
+
+
+@dataclass(eq=False)
+class _Session:
+    """A model that is tuned: what its rounds share."""
+
+    executor: Executor
+    base: CostModel
+    label: str
+    fused: PreparedProblem
+    placing: Placing
+    search: Search
+    place_seconds: float
+    ready: dict[bytes, ReadyPlacement] = field(default_factory=dict)
+
+    def costs(self, adaptation: Adaptation) -> AdaptedCosts:
+        return AdaptedCosts(self.base, adaptation)
+
+    def place(self, adaptation: Adaptation, start: Placement | None, seed: int) -> Planned:
+        """The best placement under an adaptation, predicted as it is executed."""
+        executor, method = self.executor, self.placing.get("method", "auto")
+        budget = replace(self.search, seed=seed, seconds=self.place_seconds)
+        if start is not None and method == "auto":
+            first = first_members(self.fused.group_of)
+            begin = Assignment(start.device[first], start.rank[first], start.teams)
+            budget, method = replace(budget, start=begin), "local_search"
+        placed = api.place(
+            executor.graph, executor.cluster, objective=executor.objective,
+            **{**self.placing, "method": method, "search": budget,
+               "costs": self.costs(adaptation)},
+        ).placement  # fmt: skip
+        return self.planned(placed, adaptation)
+
+    def planned(self, placed: Placement, adaptation: Adaptation) -> Planned:
+        """A placement with its prediction."""
+        key = placed.device.tobytes() + repr(placed.teams).encode()
+        self.ready[key] = ready = self.executor.prepare(placed, self.costs(adaptation))
+        plan = self.executor.plan(ready)
+        full = find_objective(self.executor.objective).pipelined
+        return Planned(placed, key, plan.period_s if full else plan.latency_s)
+
+    def measure(self, placed: Placement, seconds: float) -> Measurement:
+        """Execute a placement, without baselines."""
+        ready = self.ready[placed.device.tobytes() + repr(placed.teams).encode()]
+        measuring = Measuring(seconds, self.search.seed)
+        report = self.executor.run(placed, ready, measuring, baselines=False)
+        row = _finalists(report)[TUNED]
+        found = speed(self.executor.objective, row)
+        run = observed_run(
+            self.executor.graph, self.executor.cluster, self.base, ready.prediction,
+            self.executor.plan(ready), report,
+        )  # fmt: skip
+        return Measurement(1.0 / found.value, run, found.width / 2)
+
+
+def tune(
+    model: Model,
+    cluster: Machine,
+    *,
+    objective: str = "latency",
+    runs: int = 10,
+    dims: Sequence[str] = (),
+    costs: CostModel | str | Path | None = None,
+    method: str = "auto",
+    search: Search | None = None,
+    checkpoint: str | Path | None = None,
+    constraints: Constraints | None = None,
+    runtime: str | None = None,
+    measuring: Measuring | None = None,
+    keep: bool = True,
+    progress: Callable[[Round], None] | None = None,
+) -> Tuned:
+    """Place a model, run it, learn what this machine really costs, and place it again.
+
+    Args:
+        model: ONNX file, JAX function or PyTorch module.
+        cluster: File, preset or `Cluster` whose devices exist on this machine.
+        objective: "latency" or "throughput".
+        runs: Placements to execute at most; fewer where two in a row gain nothing.
+        dims: Bindings of symbolic dimensions, "NAME=VALUE"; ONNX models.
+        costs: Costs to start from; None for the shipped ones and what is remembered of this
+            machine.
+        method: As in `gdp.place`.
+        search: Budget of placing in each round; 3 seconds by default.
+        checkpoint: As in `gdp.place`.
+        constraints: As in `gdp.place`.
+        runtime: Name of the runtime; None for the first that executes such models.
+        measuring: Of the finalists; its progress is told of stages.
+        keep: Remember what was learned for `gdp.place` and `gdp.run` on this machine.
+        progress: Called after every round.
+
+    Returns:
+        The best measured placement, never slower than the first plan or one device where these
+        were measured, with the rounds, the finalists' report and the record of the machine.
+
+    Raises:
+        ModelError: if no runtime, or not the one given, executes the model.
+        ValueError: if `runs` is not positive.
+
+    Example:
+        >>> import gdp
+        >>> tuned = gdp.tune("onnx:light_squeezenet", "2xcpu-core", runs=3)  # doctest: +SKIP
+        >>> gdp.save_placement(tuned.placement, "p.json")  # doctest: +SKIP
+    """
+    if runs < 1:
+        raise ValueError(f"runs must be at least 1, got {runs}")
+    target, bound = load_cluster(cluster), with_dims(dims)
+    options: Placing = {"method": method, "checkpoint": checkpoint, "constraints": constraints}
+    options = runnable(model, options, runtime)
+    graph = load(model, bound, room_bytes=room_bytes(target, constraints))
+    executor = Executor.of(model, graph, target, objective, bound, runtime)
+    base, label = resolve_costs(SHIPPED if costs is None else costs, target, graph)
+    fused = prepare_problem(
+        graph, target, objective, costs=base, constraints=options.get("constraints"), replicas=True
+    )
+    search = search or Search(seconds=PLACE_SECONDS)
+    measuring = measuring or Measuring(seed=search.seed)
+    session = _Session(
+        executor, base, label, fused, options, search, search.seconds or PLACE_SECONDS
+    )
+    name = executor.runtime.distribution
+    known = machine.knowledge(target, name, label).runs if costs is None else []
+    trials: list[Trial[Placement]] = []
+    notes: list[str] = []
+    rounds: list[Round] = []
+    final: RunReport | None = None
+    try:
+        measuring.say("placing the first plan")
+        for trial in tuning_loop(
+            session.place, lambda p: session.measure(p, ROUND_SECONDS), runs, known=known,
+            seed=search.seed,
+        ):  # fmt: skip
+            trials.append(trial)
+            rounds.append(_round(trial, known))
+            if progress is not None:
+                progress(rounds[-1])
+            measuring.say(f"round {len(trials)} of at most {runs}", len(trials) / runs)
+        final = _finals(session, trials, measuring)
+    except KeyboardInterrupt:
+        if not trials:
+            raise
+        notes.append("interrupted: the best placement so far")
+    answer, placement = _answer(session, trials, final)
+    record = _record(session, trials, rounds)
+    path = ""
+    if keep:
+        try:
+            path = str(machine.remember(record))
+        except OSError as error:
+            notes.append(f"what was learned is not kept: {error}")
+    return Tuned(
+        placement, answer, objective, graph.name, target.name, tuple(rounds), final, record, path,
+        tuple(notes),
+    )  # fmt: skip
+
+
+def _round(trial: Trial[Placement], known: Sequence[Any]) -> Round:
+    run = trial.measured.run
+    return Round(
+        trial.planned.predicted_s, trial.measured.value_s, trial.best_s, len(run.pieces),
+        tuple(lessons(trial.adaptation, [*known, run])),
+    )  # fmt: skip
+
+
+def _finals(
+    session: _Session, trials: Sequence[Trial[Placement]], measuring: Measuring
+) -> RunReport:
+    """The best plan, the first one and the baselines, measured in turn."""
+    adaptation = trials[-1].adaptation
+    best = min(trials, key=lambda trial: trial.measured.value_s).planned
+    first = trials[0].planned
+    measuring.say("measuring the finalists and the baselines in turn")
+    rivals = {}
+    if first.key != best.key:
+        session.planned(first.placement, adaptation)
+        rivals[FIRST] = session.ready[first.key].prediction
+    session.planned(best.placement, adaptation)
+    return session.executor.run(
+        best.placement, session.ready[best.key], measuring, rivals=rivals
+    )  # fmt: skip
+
+
+def _answer(
+    session: _Session, trials: Sequence[Trial[Placement]], final: RunReport | None
+) -> tuple[str, Placement]:
+    """The fastest of the placements that were measured in turn."""
+    best = min(trials, key=lambda trial: trial.measured.value_s).planned.placement
+    if final is None:
+        return TUNED, best
+    objective = session.executor.objective
+    rows = _finalists(final)
+    fastest = max(rows, key=lambda name: speed(objective, rows[name]).value)
+    if fastest == FIRST:
+        return FIRST, trials[0].planned.placement
+    if fastest == ONE_DEVICE:
+        graph, cluster = session.executor.graph, session.executor.cluster
+        try:
+            alone = api.place(
+                graph, cluster, objective=objective,
+                **{**session.placing, "method": "single", "search": session.search,
+                   "costs": session.costs(trials[-1].adaptation)},
+            ).placement  # fmt: skip
+        except InfeasibleError:
+            return TUNED, best
+        return ONE_DEVICE, alone
+    return TUNED, best
+
+
+def _record(
+    session: _Session, trials: Sequence[Trial[Placement]], rounds: Sequence[Round]
+) -> machine.MachineRecord:
+    """What is kept of the machine."""
+    executor = session.executor
+    first = trials[0].planned.placement
+    unadapted = session.planned(first, Adaptation()).predicted_s
+    # Predictions of placements that had not been measured: those after the first round, if any.
+    checked = [r.off for r in rounds[1:]][-3:] or [
+        abs(session.planned(first, trials[0].adaptation).predicted_s / rounds[0].measured_s - 1.0)
+    ]
+    name = executor.runtime.distribution
+    return machine.MachineRecord(
+        schema=machine.SCHEMA, date=machine.now(), model=executor.graph.name,
+        digest=executor.graph.digest, runtime=name, versions=machine.runtime_versions(name),
+        costs=session.label, devices=machine.measured_devices(executor.cluster),
+        runs=tuple(trial.measured.run for trial in trials),
+        off_before=abs(unadapted / rounds[0].measured_s - 1.0), off=float(np.mean(checked)),
+    )  # fmt: skip

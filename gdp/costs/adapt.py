@@ -1,0 +1,396 @@
+"""Costs adapted to a machine: multipliers of predicted seconds, learned from measured pieces.
+
+A piece of a cut model, or all that crosses a link, takes
+
+    measured = sum_k predicted_k * exp(theta . phi_k) * noise,   theta ~ N(0, diag(sigma^2)),
+
+where k runs over its ops (and its dispatch) and phi_k says which effects an op has: of the device
+and its kind, of its type, of its type on that kind, of its size, and of its own kernel. The maximum
+a posteriori is found by Gauss-Newton steps on log seconds; what a step solves is a Gaussian process
+over pieces whose kernel says how much two of them share (Rasmussen and Williams 2006, chapters 2
+and 5). Noise and the spread of single kernels are chosen by marginal likelihood.
+AutoTVM (Chen et al. 2018) and Ansor (Zheng et al. 2020) learn the seconds of kernels
+from measurements in the same loop; a prior mean from a cost model as in Kennedy and O'Hagan 2001.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import msgspec
+import numpy as np
+from jaxtyping import Float, Int
+
+from gdp.cluster.types import Cluster, Device
+from gdp.costs.base import CostModel, RuntimeOverheads
+from gdp.graph.op_graph import OpGraph
+
+SIGMA = {
+    "kind": 0.5, "device": 0.15, "type": 0.3, "type on kind": 0.15, "size": 0.15, "kernel": 0.1,
+    "dispatch": 1.0, "links": 1.0, "link": 0.4, "together": 0.3,
+}  # fmt: skip
+"""Prior standard deviation of each kind of effect, of the natural log of seconds."""
+FINE = ("size", "kernel")
+"""Effects whose spread is chosen by marginal likelihood."""
+NOISES = tuple(0.01 * 1.5**k for k in range(10))
+SPREADS = (0.3, 1.0, 3.0)
+LEAST_S = 2e-6
+"""What a clock adds to any measurement, and the least dispatch that is scaled."""
+STEPS = 8
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """Ops of a piece that share every effect, with their predicted seconds together."""
+
+    op_type: str  # "" for dispatch
+    size: int  # decades of its work
+    kernel: str  # type and sizes
+    seconds: float
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """One piece of a cut model on one device."""
+
+    device: str
+    kind: str
+    shares: tuple[Share, ...]
+    measured_s: float
+    together: bool  # measured while other devices were busy
+
+
+class Transfers(msgspec.Struct, frozen=True, array_like=True):
+    """All transfers of one run over one link."""
+
+    source: str
+    destination: str
+    predicted_s: float
+    measured_s: float
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What one measured placement says about the machine, by costs that are not adapted."""
+
+    model: str
+    pieces: tuple[Piece, ...]
+    transfers: tuple[Transfers, ...] = ()
+
+
+Effects = tuple[str, ...]
+
+
+def op_effects(op_type: str, size: int, kernel: str, device: str, kind: str) -> Effects:
+    """Names of the effects on an op; a name begins with its kind of effect, a key of `SIGMA`."""
+    return (
+        f"kind:{kind}", f"device:{device}", f"type:{op_type}", f"type on kind:{op_type} on {kind}",
+        f"size:{op_type} {size} on {kind}", f"kernel:{kernel} on {kind}",
+    )  # fmt: skip
+
+
+def dispatch_effects(kind: str) -> Effects:
+    """Names of the effects on the dispatch of a piece."""
+    return (f"dispatch:{kind}",)
+
+
+def link_effects(source: str, destination: str) -> Effects:
+    """Names of the effects on the transfers between two devices."""
+    return ("links:", f"link:{source} to {destination}")
+
+
+TOGETHER = "together:"
+"""The effect of other devices that are busy."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Observations as arrays: R of them, of K shares, each with its effects."""
+
+    row: Int[np.ndarray, "K"]
+    seconds: Float[np.ndarray, "K"]
+    effects: list[list[int]]
+    measured: Float[np.ndarray, "R"]
+
+    def design(self, columns: int) -> Float[np.ndarray, "K P"]:
+        """One where a share has an effect."""
+        made = np.zeros((len(self.row), columns), np.float32)
+        for k, own in enumerate(self.effects):
+            made[k, own] = 1.0
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Adaptation:
+    """Posterior of the log multipliers. Axes: P effects, R observations."""
+
+    names: tuple[str, ...] = ()
+    mean: Float[np.ndarray, "P"] = field(default_factory=lambda: np.zeros(0))
+    variance: Float[np.ndarray, "P"] = field(default_factory=lambda: np.zeros(0))  # prior
+    gain: Float[np.ndarray, "R P"] = field(default_factory=lambda: np.zeros((0, 0)))
+    noise: float = 0.1  # of the log of seconds of a piece, beyond what effects explain
+    spread: float = 1.0  # of fine effects, times `SIGMA`
+    models: tuple[str, ...] = ()
+
+    @cached_property
+    def column(self) -> Mapping[str, int]:
+        """Index of each effect."""
+        return {name: p for p, name in enumerate(self.names)}
+
+    def prior_variance(self, name: str) -> float:
+        """Of an effect that may never have been seen."""
+        return _variance(name, self.spread)
+
+    def log_factor(self, effects: Iterable[str]) -> float:
+        """Log of the multiplier of what has these effects."""
+        return sum(float(self.mean[self.column[e]]) for e in effects if e in self.column)
+
+    def sampled(self, seed: int) -> "Adaptation":
+        """One draw of the multipliers from the posterior, as an adaptation without doubt.
+
+        Matheron's rule: a draw of the prior, corrected by what it gets wrong of the observations.
+        """
+        rng = np.random.default_rng(seed)
+        drawn = rng.normal(0.0, np.sqrt(self.variance))
+        seen = np.zeros_like(drawn)
+        if self.gain.size:
+            rows = self.gain @ drawn + rng.normal(0.0, 1.0, len(self.gain))
+            seen = self.variance * (self.gain.T @ np.linalg.solve(self._kernel, rows))
+        return replace(self, mean=self.mean + drawn - seen, gain=np.zeros((0, len(self.mean))))
+
+    @cached_property
+    def _kernel(self) -> Float[np.ndarray, "R R"]:
+        return (self.gain * self.variance) @ self.gain.T + np.eye(len(self.gain))
+
+    def deviation(self, shares: Sequence[tuple[Effects, float]]) -> float:
+        """Standard deviation of the log of seconds of a new piece, noise included.
+
+        `shares` are effects and predicted seconds, adapted or not.
+        """
+        weights = np.array([s * math.exp(self.log_factor(e)) for e, s in shares])
+        weights = weights / weights.sum()
+        known, new = np.zeros(len(self.names)), dict[str, float]()
+        for (effects, _), weight in zip(shares, weights, strict=True):
+            for effect in effects:
+                if effect in self.column:
+                    known[self.column[effect]] += weight
+                else:
+                    new[effect] = new.get(effect, 0.0) + weight
+        prior = self.variance * known
+        variance = known @ prior + sum(w**2 * self.prior_variance(e) for e, w in new.items())
+        if self.gain.size:
+            seen = self.gain @ prior
+            variance -= seen @ np.linalg.solve(self._kernel, seen)
+        return math.sqrt(max(variance, 0.0) + self.noise**2)
+
+
+def adapt(runs: Sequence[Run]) -> Adaptation:
+    """The posterior after these runs; without runs the prior.
+
+    Milliseconds for some hundred pieces: R^3 for R pieces and links.
+    """
+    rows, names = _rows(runs)
+    models = tuple(dict.fromkeys(run.model for run in runs))
+    if not len(rows.measured):
+        return Adaptation(models=models)
+    design, target = rows.design(len(names)), np.log(rows.measured)
+    mean, noise, spread = np.zeros(len(names)), NOISES[5], SPREADS[1]
+    share_of = np.zeros((len(target), len(rows.row)), np.float32)
+    variance, gain = np.zeros(0), np.zeros((0, 0))
+    for step in range(STEPS):
+        seconds = rows.seconds * np.exp(design @ mean)
+        predicted = np.bincount(rows.row, seconds, len(target))
+        share_of[rows.row, np.arange(len(rows.row))] = seconds / predicted[rows.row]
+        slope = np.asarray(share_of @ design, np.float64)  # d log predicted / d theta
+        residual = target - np.log(predicted) + slope @ mean
+        if step in (2, STEPS - 2):
+            noise, spread = _most_likely(slope, residual, rows.measured, names)
+        variance = np.array([_variance(name, spread) for name in names])
+        scale = 1.0 / _noise(noise, rows.measured)
+        gain = slope * scale[:, None]
+        kernel = (gain * variance) @ gain.T + np.eye(len(gain))
+        new = variance * (gain.T @ np.linalg.solve(kernel, residual * scale))
+        # Half steps keep a bad start from overshooting; the last one is full.
+        mean = new if step else 0.5 * (mean + new)
+    return Adaptation(tuple(names), mean, variance, gain, noise, spread, models)
+
+
+def _rows(runs: Sequence[Run]) -> tuple[_Rows, list[str]]:
+    """Observations, and the names of all effects in the order of their columns."""
+    column: dict[str, int] = {}
+    row, seconds, effects, measured = [], [], [], []
+
+    def add(r: int, predicted_s: float, names: Effects) -> None:
+        row.append(r)
+        seconds.append(predicted_s)
+        effects.append([column.setdefault(name, len(column)) for name in names])
+
+    for run in runs:
+        for piece in run.pieces:
+            if not piece.measured_s > 0 or not any(s.seconds > 0 for s in piece.shares):
+                continue
+            for share in piece.shares:
+                if share.seconds > 0:
+                    add(len(measured), share.seconds, piece_effects(piece, share))
+            measured.append(piece.measured_s)
+        for sent in run.transfers:
+            if sent.predicted_s > 0 and sent.measured_s > 0:
+                add(len(measured), sent.predicted_s, link_effects(sent.source, sent.destination))
+                measured.append(sent.measured_s)
+    return _Rows(np.array(row, int), np.array(seconds), effects, np.array(measured)), list(column)
+
+
+def piece_effects(piece: Piece, share: Share) -> Effects:
+    """Names of the effects on a share of a measured piece."""
+    if not share.op_type:
+        own = dispatch_effects(piece.kind)
+    else:
+        own = op_effects(share.op_type, share.size, share.kernel, piece.device, piece.kind)
+    return (*own, TOGETHER) if piece.together else own
+
+
+def _variance(name: str, spread: float) -> float:
+    sort = name.partition(":")[0]
+    return (SIGMA[sort] * (spread if sort in FINE else 1.0)) ** 2
+
+
+def _noise(noise: float, measured: Float[np.ndarray, "R"]) -> Float[np.ndarray, "R"]:
+    """Standard deviation of the log of each measurement."""
+    return np.sqrt(noise**2 + (LEAST_S / measured) ** 2)
+
+
+def _most_likely(
+    slope: Float[np.ndarray, "R P"],
+    residual: Float[np.ndarray, "R"],
+    measured: Float[np.ndarray, "R"],
+    names: Sequence[str],
+) -> tuple[float, float]:
+    """(noise, spread of fine effects) of the highest marginal likelihood."""
+    is_fine = np.array([name.partition(":")[0] in FINE for name in names])
+    variance = np.array([_variance(name, 1.0) for name in names])
+    coarse = (slope * np.where(is_fine, 0.0, variance)) @ slope.T
+    fine = (slope * np.where(is_fine, variance, 0.0)) @ slope.T
+    best, chosen = -np.inf, (NOISES[0], SPREADS[0])
+    for spread in SPREADS:
+        for noise in NOISES:
+            kernel = coarse + spread**2 * fine + np.diag(_noise(noise, measured) ** 2)
+            lower = np.linalg.cholesky(kernel)
+            white = np.linalg.solve(lower, residual)
+            likelihood = -0.5 * white @ white - np.log(np.diag(lower)).sum()
+            if likelihood > best:
+                best, chosen = likelihood, (noise, spread)
+    return chosen
+
+
+# Costs.
+
+
+def op_keys(graph: OpGraph) -> list[tuple[str, int, str]]:
+    """(type, decades of work, kernel) of every op: ops of one key cost the same on a device."""
+    keys = []
+    for op_type, flop, traffic in zip(
+        graph.op_types, graph.flop.tolist(), graph.memory_traffic_bytes.tolist(), strict=True
+    ):
+        size = round(math.log10(max(flop / 10 + traffic, 1.0)))
+        keys.append((op_type, size, f"{op_type} {flop:.3g} {traffic:.3g}"))
+    return keys
+
+
+@dataclass(frozen=True)
+class AdaptedCosts:
+    """A cost model with the multipliers of an adaptation on its seconds and overheads."""
+
+    base: CostModel
+    adaptation: Adaptation
+    together: bool = False  # several devices are busy at once
+
+    @property
+    def reads_unfused(self) -> bool:
+        """True where the base model needs the graph before fusion."""
+        return bool(getattr(self.base, "reads_unfused", False))
+
+    def for_pipelines(self, together: bool) -> "AdaptedCosts":
+        """These costs while other devices are busy, or are not."""
+        return replace(self, together=together)
+
+    def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
+        return self.base(graph, cluster) * self.factors(graph, cluster)
+
+    def factors(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
+        """The multiplier of every op on every device; 1 on kinds that were never measured."""
+        keys = op_keys(graph)
+        row = {key: u for u, key in enumerate(dict.fromkeys(keys))}
+        also = (TOGETHER,) if self.together else ()
+        table = np.array(
+            [
+                [
+                    self.adaptation.log_factor((*op_effects(*key, d.name, d.kind), *also))
+                    if f"kind:{d.kind}" in self.adaptation.column
+                    else 0.0
+                    for d in cluster.devices
+                ]
+                for key in row
+            ],
+            float,
+        ).reshape(len(row), cluster.num_devices)
+        return np.exp(table)[[row[key] for key in keys]]
+
+    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
+        """The base model's cluster with dispatch and links as they were measured."""
+        if isinstance(self.base, RuntimeOverheads):
+            cluster = self.base.with_runtime_overheads(cluster)
+        factor, names = self.adaptation.log_factor, cluster.device_names
+        also = (TOGETHER,) if self.together else ()
+        devices = tuple(
+            replace(
+                d, dispatch_s=base_dispatch_s(d)
+                * math.exp(factor((*dispatch_effects(d.kind), *also))),
+            )
+            if f"kind:{d.kind}" in self.adaptation.column else d
+            for d in cluster.devices
+        )  # fmt: skip
+        slower = np.exp([[factor(link_effects(a, b)) if a != b else 0.0 for b in names]
+                         for a in names])  # fmt: skip
+        return replace(
+            cluster, devices=devices, link_latency_s=cluster.link_latency_s * slower,
+            link_bytes_per_s=cluster.link_bytes_per_s / slower,
+        )  # fmt: skip
+
+
+def base_dispatch_s(device: Device) -> float:
+    """Seconds of a dispatch that a multiplier applies to: of a piece, none is too short to be
+    wrong."""
+    return (
+        max(device.dispatch_s, LEAST_S) if device.dispatch_per == "segment" else device.dispatch_s
+    )
+
+
+def lessons(adaptation: Adaptation, runs: Sequence[Run], most: int = 3) -> list[str]:
+    """The multipliers that changed most of the measured seconds, in words, largest first."""
+    weight: dict[tuple[str, Effects], float] = {}
+    for run in runs:
+        for piece in run.pieces:
+            for share in piece.shares:
+                effects = piece_effects(piece, share)
+                if not share.op_type:
+                    text, own = f"starting a piece on {piece.kind}", effects
+                else:
+                    text, own = f"{share.op_type} on {piece.device}", effects[:4]
+                weight[text, own] = weight.get((text, own), 0.0) + share.seconds
+        for sent in run.transfers:
+            text = f"transfers {sent.source} to {sent.destination}"
+            effects = link_effects(sent.source, sent.destination)
+            weight[text, effects] = weight.get((text, effects), 0.0) + sent.predicted_s
+        if any(piece.together for piece in run.pieces):
+            text = "ops while other devices are busy"
+            weight[text, (TOGETHER,)] = sum(p.measured_s for p in run.pieces if p.together)
+    found = []
+    for (text, effects), seconds in weight.items():
+        change = adaptation.log_factor(effects)
+        if abs(change) > math.log(1.0 + WORTH_TELLING):
+            found.append((seconds * abs(math.expm1(change)), text, math.exp(change)))
+    return [
+        f"{text} {factor:.2g} times the costs" for _, text, factor in sorted(found)[::-1][:most]
+    ]
+
+
+WORTH_TELLING = 0.1
+"""Least change of a multiplier that is told."""

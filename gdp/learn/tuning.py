@@ -1,0 +1,117 @@
+"""The closed loop: place, measure, learn the machine's costs from the pieces, place again."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from gdp.costs.adapt import Adaptation, Run, adapt
+
+FRESH = 3
+"""Every so many rounds the search starts from scratch, else from the best measured placement."""
+PATIENCE = 2
+"""Rounds without a gain after which the loop ends."""
+LEAST_GAIN = 0.01
+"""Share of the best value that counts as a gain where the noise is not known to be larger."""
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class Planned(Generic[P]):
+    """A placement to measure."""
+
+    placement: P
+    key: bytes  # equal for placements that run the same
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Seconds of the objective of an executed placement, and what the run says about costs."""
+
+    value_s: float
+    run: Run
+    noise: float = 0.0  # half width of the interval, a share of the value
+
+
+@dataclass(frozen=True)
+class Trial(Generic[P]):
+    """One round: what was predicted before, measured, and known after."""
+
+    planned: Planned[P]
+    measured: Measurement
+    best_s: float  # lowest measured so far
+    adaptation: Adaptation  # after this round
+
+
+Place = Callable[[Adaptation, P | None, int], Planned[P]]
+"""The best placement under an adaptation: from scratch, or from another one; with a seed."""
+
+
+def tuning_loop(
+    place: Place[P],
+    measure: Callable[[P], Measurement],
+    runs: int,
+    *,
+    known: Sequence[Run] = (),
+    patience: int | None = PATIENCE,
+    seed: int = 0,
+    refit: bool = True,
+) -> Iterator[Trial[P]]:
+    """Rounds of placing, measuring and learning, until they are spent or gain nothing.
+
+    The next placement is searched from the best measured one, every `FRESH` rounds from scratch.
+    One that was measured already is replaced by the other kind, and by the best of costs drawn
+    from the posterior (Thompson 1933).
+
+    Args:
+        place: Finds a placement under an adaptation.
+        measure: Executes one.
+        runs: Placements to execute at most.
+        known: Runs of other models on this machine.
+        patience: Rounds without a gain after which the loop ends; None: all runs are spent.
+        seed: Of searches and draws.
+        refit: False keeps the costs as they were, for comparison.
+
+    Yields:
+        A trial for every executed placement.
+    """
+    seen: list[Run] = []
+    trials: list[Trial[P]] = []
+    adaptation, idle = adapt(known), 0
+    while len(trials) < runs:
+        planned = _next(place, trials, adaptation, seed)
+        if planned is None:
+            return
+        measured = measure(planned.placement)
+        seen.append(measured.run)
+        if refit:
+            adaptation = adapt([*known, *seen])
+        before_s = trials[-1].best_s if trials else np.inf
+        trials.append(Trial(planned, measured, min(before_s, measured.value_s), adaptation))
+        yield trials[-1]
+        gain = 1.0 - measured.value_s / before_s if trials[1:] else 1.0
+        idle = 0 if gain > max(LEAST_GAIN, measured.noise) else idle + 1
+        if patience is not None and idle >= patience:
+            return
+
+
+def _next(
+    place: Place[P], trials: Sequence[Trial[P]], adaptation: Adaptation, seed: int
+) -> Planned[P] | None:
+    """A placement that was not measured yet; None where none is found."""
+    number = len(trials)
+    if not trials:
+        return place(adaptation, None, seed)
+    best = min(trials, key=lambda trial: trial.measured.value_s).planned.placement
+    starts: list[P | None] = [best, None] if number % FRESH else [None, best]
+    measured = {trial.planned.key for trial in trials}
+    for start in starts:
+        planned = place(adaptation, start, seed + number)
+        if planned.key not in measured:
+            return planned
+    drawn = adaptation.sampled(seed + number)
+    planned = place(drawn, best, seed + number)
+    return None if planned.key in measured else planned

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gdp.commands.explanation import explain as explain
     from gdp.commands.finetuning import finetune as finetune
     from gdp.commands.reporting import report as report
+    from gdp.commands.tuning import tune as tune
     from gdp.constraints import Constraints as Constraints
     from gdp.constraints import Pin as Pin
     from gdp.errors import ClusterError as ClusterError
@@ -77,6 +78,7 @@ _WHERE = {
     "simulate": "gdp.api",
     "trace": "gdp.importers.jax.trace",
     "trace_torch": "gdp.importers.pytorch.model",
+    "tune": "gdp.commands.tuning",
 }
 __all__ = sorted(_WHERE)
 

@@ -126,10 +126,9 @@ def tuned_text(tuned: "Tuned") -> str:
     lines = [table(header, rows)]
     lines += [f"learned  {text}" for text in tuned.rounds[-1].learned]
     if tuned.report is not None:
-        report = tuned.report.to_json() | {"cluster": tuned.cluster}
-        rivals = {name.replace(" ", "_"): row for name, row in report["rivals"].items()}
-        report["baselines"] = rivals | report["baselines"]
-        lines.append(run_text(report))
+        report = tuned.report.to_json()
+        rows = report["rivals"] | report["baselines"]
+        lines.append(run_text(report | {"cluster": tuned.cluster, "baselines": rows}))
     lines += [f"note: {note}" for note in tuned.notes]
     if tuned.record_file:
         lines.append(f"costs: remembered for this machine in {tuned.record_file}")

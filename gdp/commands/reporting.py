@@ -7,7 +7,11 @@ from typing import Any
 
 from gdp import api
 from gdp.cluster.load import Machine
+from gdp.cluster.types import Cluster
+from gdp.commands.tuning import Tuned
+from gdp.costs.adapt import adapt, learned_rows
 from gdp.costs.base import CostModel
+from gdp.graph.op_graph import OpGraph
 from gdp.models import Model
 from gdp.placement import Placed
 from gdp.prepare import placed_on, prepare_problem
@@ -36,6 +40,14 @@ def report(
         costs: Cost model or file; None for the shipped one.
         measured: Result of `gdp.run` for the placement.
     """
+    view = None if measured is None else measured_view(measured)
+    _write(model, placement, cluster, path, objective, costs, view)
+
+
+def _write(
+    model: Model, placement: Placed, cluster: Machine, path: str | Path, objective: str,
+    costs: CostModel | str | Path | None, measured: Mapping[str, Any] | None,
+) -> None:  # fmt: skip
     from gdp.reports.html import write_report
 
     graph, placed, cluster, costs = placed_on(model, placement, cluster, costs)
@@ -50,9 +62,37 @@ def report(
         yardsticks = heuristic_candidates(free, result.seed)
         result = replace(result, candidates=(*result.candidates, *yardsticks))
     view = api.view_of(graph, result.placement, cluster, costs=costs)
-    write_report(
-        view, result.to_json(), path, None if measured is None else measured_view(measured)
-    )
+    write_report(view, result.to_json(), path, measured)
+
+
+def report_tuned(graph: OpGraph, tuned: Tuned, cluster: Cluster, path: str | Path) -> None:
+    """Write the page of a tuned placement, with what the machine taught, by the costs learned.
+
+    Args:
+        graph: The model.
+        tuned: Result of `gdp.tune` for it.
+        cluster: Cluster that it was tuned on.
+        path: HTML file to write.
+    """
+    measured = None if tuned.report is None else measured_view(tuned.report.to_json())
+    runs = tuned.record.runs
+    taught = {
+        "rounds": [
+            {"predicted_s": r.predicted_s, "measured_s": r.measured_s, "off": r.off,
+             "learned": "; ".join(r.learned)}
+            for r in tuned.rounds
+        ],
+        "rows": [row._asdict() for row in learned_rows(adapt(runs), runs)[:MOST_TAUGHT]],
+    }  # fmt: skip
+    _write(
+        graph, tuned.placement, cluster, path, tuned.objective, tuned.costs,
+        {"rows": [], "segments": [], "lines": list(tuned.notes)} | (measured or {})
+        | {"taught": taught},
+    )  # fmt: skip
+
+
+MOST_TAUGHT = 40
+"""Rows of the page about what a machine taught."""
 
 
 def trace(

@@ -25,6 +25,7 @@ from gdp.prepare import PreparedProblem, prepare_problem, room_bytes
 from gdp.runtime.measure import Measuring
 from gdp.runtime.observe import observed_run
 from gdp.runtime.report import SINGLE, Row, RunReport, speed
+from gdp.runtime.statistics import Estimate
 from gdp.sim.objectives import find_objective
 
 TUNED, FIRST, ONE_DEVICE = "tuned plan", "first plan", "one device"
@@ -61,6 +62,7 @@ class Tuned:
     rounds: tuple[Round, ...]
     report: RunReport | None  # of the finalists, measured in turn; None where it was interrupted
     record: machine.MachineRecord
+    costs: AdaptedCosts  # learned from all that is known
     record_file: str = ""
     notes: tuple[str, ...] = ()
 
@@ -70,6 +72,15 @@ class Tuned:
         if self.report is None:
             return min(r.measured_s for r in self.rounds)
         return 1.0 / speed(self.objective, _finalists(self.report)[self.answer]).value
+
+    def rates(self) -> dict[str, Estimate]:
+        """Samples per second of the objective, with intervals, of all that was measured in turn."""
+        if self.report is None:
+            return {}
+        rows = _finalists(self.report) | {
+            name: row for name, row in self.report.baselines.items() if name != SINGLE
+        }
+        return {name: speed(self.objective, row) for name, row in rows.items()}
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain values; the placement is in the file that is written."""
@@ -165,6 +176,7 @@ def tune(
     runtime: str | None = None,
     measuring: Measuring | None = None,
     keep: bool = True,
+    refit: bool = True,
     progress: Callable[[Round], None] | None = None,
 ) -> Tuned:
     """Place a model, run it, learn what this machine really costs, and place it again.
@@ -184,6 +196,7 @@ def tune(
         runtime: Name of the runtime; None for the first that executes such models.
         measuring: Of the finalists; its progress is told of stages.
         keep: Remember what was learned for `gdp.place` and `gdp.run` on this machine.
+        refit: False keeps the costs as they were, for comparison.
         progress: Called after every round.
 
     Returns:
@@ -225,7 +238,7 @@ def tune(
         measuring.say("placing the first plan")
         for trial in tuning_loop(
             session.place, lambda p: session.measure(p, ROUND_SECONDS), runs, known=known,
-            seed=search.seed,
+            seed=search.seed, refit=refit,
         ):  # fmt: skip
             trials.append(trial)
             rounds.append(_round(trial, known))
@@ -246,8 +259,8 @@ def tune(
         except OSError as error:
             notes.append(f"what was learned is not kept: {error}")
     return Tuned(
-        placement, answer, objective, graph.name, target.name, tuple(rounds), final, record, path,
-        tuple(notes),
+        placement, answer, objective, graph.name, target.name, tuple(rounds), final, record,
+        session.costs(trials[-1].adaptation), path, tuple(notes),
     )  # fmt: skip
 
 

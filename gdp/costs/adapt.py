@@ -14,9 +14,11 @@ from measurements in the same loop; a prior mean from a cost model as in Kennedy
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -361,6 +363,35 @@ def base_dispatch_s(device: Device) -> float:
     return (
         max(device.dispatch_s, LEAST_S) if device.dispatch_per == "segment" else device.dispatch_s
     )
+
+
+class LearnedRow(NamedTuple):
+    """Seconds of an op type on a device over some runs; "" stands for all of the device."""
+
+    op_type: str
+    device: str
+    planned_s: float  # by costs that are not adapted
+    learned_s: float
+    measured_s: float | None  # of whole devices alone: pieces hold many types
+
+
+def learned_rows(adaptation: Adaptation, runs: Sequence[Run]) -> list[LearnedRow]:
+    """Predicted seconds before and after learning, by device and op type, the longest first."""
+    planned, learned = defaultdict[tuple[str, str], float](float), dict[tuple[str, str], float]()
+    measured = defaultdict[str, float](float)
+    for piece in (piece for run in runs for piece in run.pieces):
+        measured[piece.device] += piece.measured_s
+        for share in piece.shares:
+            seconds = share.seconds * math.exp(adaptation.log_factor(piece_effects(piece, share)))
+            for op_type in ("", share.op_type or "dispatch"):
+                key = op_type, piece.device
+                planned[key] += share.seconds
+                learned[key] = learned.get(key, 0.0) + seconds
+    rows = [
+        LearnedRow(*key, planned[key], learned[key], None if key[0] else measured[key[1]])
+        for key in planned
+    ]
+    return sorted(rows, key=lambda row: (row.op_type != "", -row.learned_s))
 
 
 def lessons(adaptation: Adaptation, runs: Sequence[Run], most: int = 3) -> list[str]:

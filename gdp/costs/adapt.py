@@ -383,7 +383,7 @@ def learned_rows(adaptation: Adaptation, runs: Sequence[Run]) -> list[LearnedRow
         measured[piece.device] += piece.measured_s
         for share in piece.shares:
             seconds = share.seconds * math.exp(adaptation.log_factor(piece_effects(piece, share)))
-            for op_type in ("", share.op_type or "dispatch"):
+            for op_type in ("", share.op_type or DISPATCH):
                 key = op_type, piece.device
                 planned[key] += share.seconds
                 learned[key] = learned.get(key, 0.0) + seconds
@@ -395,33 +395,27 @@ def learned_rows(adaptation: Adaptation, runs: Sequence[Run]) -> list[LearnedRow
 
 
 def lessons(adaptation: Adaptation, runs: Sequence[Run], most: int = 3) -> list[str]:
-    """The multipliers that changed most of the measured seconds, in words, largest first."""
-    weight: dict[tuple[str, Effects], float] = {}
-    for run in runs:
-        for piece in run.pieces:
-            for share in piece.shares:
-                effects = piece_effects(piece, share)
-                if not share.op_type:
-                    text, own = f"starting a piece on {piece.kind}", effects
-                else:
-                    text, own = f"{share.op_type} on {piece.device}", effects[:4]
-                weight[text, own] = weight.get((text, own), 0.0) + share.seconds
-        for sent in run.transfers:
-            text = f"transfers {sent.source} to {sent.destination}"
-            effects = link_effects(sent.source, sent.destination)
-            weight[text, effects] = weight.get((text, effects), 0.0) + sent.predicted_s
-        if any(piece.together for piece in run.pieces):
-            text = "ops while other devices are busy"
-            weight[text, (TOGETHER,)] = sum(p.measured_s for p in run.pieces if p.together)
+    """What changed most of the predicted seconds, in words, largest first."""
     found = []
-    for (text, effects), seconds in weight.items():
-        change = adaptation.log_factor(effects)
-        if abs(change) > math.log(1.0 + WORTH_TELLING):
-            found.append((seconds * abs(math.expm1(change)), text, math.exp(change)))
-    return [
-        f"{text} {factor:.2g} times the costs" for _, text, factor in sorted(found)[::-1][:most]
+    for row in learned_rows(adaptation, runs):
+        if row.op_type:
+            op_type = "starting pieces" if row.op_type == DISPATCH else row.op_type
+            found.append((row.planned_s, row.learned_s, f"{op_type} on {row.device}"))
+    planned = defaultdict[tuple[str, str], float](float)
+    for sent in (sent for run in runs for sent in run.transfers):
+        planned[sent.source, sent.destination] += sent.predicted_s
+    for ends, seconds in planned.items():
+        factor = math.exp(adaptation.log_factor(link_effects(*ends)))
+        found.append((seconds, seconds * factor, f"transfers {ends[0]} to {ends[1]}"))
+    told = [
+        (abs(after - before), f"{text} {after / before:.2g} times the costs")
+        for before, after, text in found
+        if abs(math.log(after / before)) > math.log(1.0 + WORTH_TELLING)
     ]
+    return [text for _, text in sorted(told, reverse=True)[:most]]
 
 
+DISPATCH = "dispatch"
+"""Of `LearnedRow.op_type`: starting pieces."""
 WORTH_TELLING = 0.1
 """Least change of a multiplier that is told."""

@@ -15,6 +15,11 @@ PATIENCE = 2
 LEAST_GAIN = 0.01
 """Share of the best value that counts as a gain where the noise is not known to be larger."""
 
+DRAWS = 3
+"""Of costs from the posterior, where the likeliest ones lead to a placement that was measured."""
+MOST_ROUNDS = 1000
+"""Distance of the seeds of one round's draws."""
+
 P = TypeVar("P")
 
 
@@ -112,6 +117,9 @@ def _next(
         planned = place(adaptation, start, seed + number)
         if planned.key not in measured:
             return planned
-    drawn = adaptation.sampled(seed + number)
-    planned = place(drawn, best, seed + number)
-    return None if planned.key in measured else planned
+    for draw in range(DRAWS):
+        drawn = adaptation.sampled(seed + number + draw * MOST_ROUNDS)
+        planned = place(drawn, best, seed + number)
+        if planned.key not in measured:
+            return planned
+    return None

@@ -1,0 +1,174 @@
+"""Multipliers learned from measured pieces: recovered, calibrated, applied to costs and links."""
+
+import numpy as np
+import pytest
+
+from gdp.cluster.load import load_cluster
+from gdp.costs.adapt import (
+    AdaptedCosts,
+    Piece,
+    Run,
+    Share,
+    Transfers,
+    adapt,
+    learned_rows,
+    lessons,
+    link_effects,
+    op_effects,
+    op_keys,
+    piece_effects,
+)
+from gdp.costs.roofline import roofline
+from gdp.graph.op_graph import make_graph
+
+TYPES = tuple("ABCDEFGH")
+
+
+def a_machine(seed: int) -> dict[str, float]:
+    rng = np.random.default_rng(seed)
+    return {t: 0.3 + 0.3 * rng.normal() for t in TYPES}
+
+
+def a_run(
+    rng: np.random.Generator, machine: dict[str, float], noise: float, count: int = 12
+) -> Run:
+    pieces = []
+    for _ in range(count):
+        shares = tuple(
+            Share(str(t), 4, f"{t} {rng.integers(20)}", float(rng.lognormal(-8, 1)))
+            for t in rng.choice(TYPES, 4, replace=False)
+        )
+        took = sum(s.seconds * np.exp(machine[s.op_type]) for s in shares)
+        took *= np.exp(noise * rng.normal())
+        pieces.append(Piece("core0", "cpu-core", shares, float(took), False))
+    return Run("m", tuple(pieces))
+
+
+def log_predicted(adaptation, piece: Piece) -> tuple[float, float]:
+    own = [(piece_effects(piece, s), s.seconds) for s in piece.shares]
+    seconds = sum(s * np.exp(adaptation.log_factor(e)) for e, s in own)
+    return float(np.log(seconds)), adaptation.deviation(own)
+
+
+def test_multipliers_of_types_are_recovered_from_whole_pieces() -> None:
+    machine, rng = a_machine(0), np.random.default_rng(0)
+    found = adapt([a_run(rng, machine, 0.02) for _ in range(5)])
+    for t in TYPES:
+        assert found.log_factor(op_effects(t, 4, "new", "core0", "cpu-core")) == pytest.approx(
+            machine[t], abs=0.1
+        )
+
+
+def test_new_pieces_are_predicted_within_the_noise_and_the_deviation_says_so() -> None:
+    within, errors = [], []
+    for seed in range(20):
+        machine, rng = a_machine(seed), np.random.default_rng(seed)
+        found = adapt([a_run(rng, machine, 0.05) for _ in range(3)])
+        for piece in a_run(rng, machine, 0.05).pieces:
+            log_s, deviation = log_predicted(found, piece)
+            errors.append(np.log(piece.measured_s) - log_s)
+            within.append(abs(errors[-1]) < deviation)
+    assert np.std(errors) < 0.1  # 0.3 without learning
+    assert 0.55 < np.mean(within) < 0.85  # 0.68 of a normal distribution
+
+
+def test_the_prior_is_no_change_and_its_doubt_is_that_of_all_effects() -> None:
+    piece = a_run(np.random.default_rng(0), a_machine(0), 0.0, 1).pieces[0]
+    log_s, deviation = log_predicted(adapt([]), piece)
+    assert log_s == pytest.approx(np.log(sum(s.seconds for s in piece.shares)))
+    assert deviation > 0.5
+
+
+def test_more_runs_leave_less_doubt() -> None:
+    machine, rng = a_machine(3), np.random.default_rng(3)
+    runs = [a_run(rng, machine, 0.05) for _ in range(8)]
+    piece = a_run(rng, machine, 0.05).pieces[0]
+    doubts = [log_predicted(adapt(runs[:n]), piece)[1] for n in (0, 1, 8)]
+    assert doubts[0] > doubts[1] > doubts[2]
+
+
+def test_draws_spread_around_the_mean_as_far_as_the_posterior() -> None:
+    machine, rng = a_machine(4), np.random.default_rng(4)
+    found = adapt([a_run(rng, machine, 0.05) for _ in range(3)])
+    piece = a_run(rng, machine, 0.05).pieces[0]
+    mean, deviation = log_predicted(found, piece)
+    drawn = [log_predicted(found.sampled(seed), piece)[0] for seed in range(300)]
+    expected = np.sqrt(deviation**2 - found.noise**2)
+    assert np.mean(drawn) == pytest.approx(mean, abs=4 * expected / np.sqrt(300))
+    assert np.std(drawn) == pytest.approx(expected, rel=0.25)
+    assert (found.sampled(7).mean == found.sampled(7).mean).all()
+
+
+def test_what_other_devices_cost_while_busy_is_learned_apart() -> None:
+    shares = (Share("A", 4, "A", 1e-3),)
+    alone = Piece("core0", "cpu-core", shares, 1e-3, False)
+    beside = Piece("core0", "cpu-core", shares, 1.5e-3, True)
+    found = adapt([Run("m", (alone, beside) * 6)])
+    apart = found.log_factor(piece_effects(beside, shares[0])) - found.log_factor(
+        piece_effects(alone, shares[0])
+    )
+    assert apart == pytest.approx(np.log(1.5), abs=0.1)
+
+
+def test_links_and_dispatch_are_learned_from_their_own_rows() -> None:
+    sent = Transfers("core0", "core1", 1e-4, 3e-4)
+    idle = Piece(
+        "core0", "cpu-core", (Share("A", 1, "A", 1e-6), Share("", 0, "", 1e-4)), 5e-5, False
+    )
+    found = adapt([Run("m", (idle,) * 4, (sent,) * 4)])
+    assert found.log_factor(link_effects("core0", "core1")) == pytest.approx(np.log(3), abs=0.15)
+    assert found.log_factor(piece_effects(idle, idle.shares[1])) < np.log(0.7)
+
+
+def a_graph():
+    return make_graph(
+        "g", list("abc"), ["Input", "A", "B"], [(0, 100), (1, 100)], [(0, 1), (1, 2)],
+        flop=[0, 1e6, 1e6], memory_traffic_bytes=[0, 1e5, 1e5],
+    )  # fmt: skip
+
+
+def test_costs_are_multiplied_by_device_and_type_and_links_slowed() -> None:
+    graph, cluster = a_graph(), load_cluster("2xcpu-core")
+    key = op_keys(graph)[1]
+    own = (Share(*key, 1e-3), Share("", 0, "", 6e-6))
+    runs = [Run("m", (Piece("core0", "cpu-core", own, 2e-3, False),) * 5,
+                (Transfers("core0", "core1", 1e-4, 2e-4),) * 5)]  # fmt: skip
+    costs = AdaptedCosts(roofline, adapt(runs))
+    ratio = costs(graph, cluster)[1:] / roofline(graph, cluster)[1:]
+    assert ratio[0, 0] == pytest.approx(2.0, rel=0.1)
+    assert 1.0 < ratio[1, 1] < ratio[0, 1] < ratio[0, 0]  # shared by kind, then by type too
+    slower = costs.with_runtime_overheads(cluster)
+    assert slower.link_latency_s[0, 1] / cluster.link_latency_s[0, 1] == pytest.approx(2, rel=0.1)
+    assert cluster.link_bytes_per_s[0, 1] / slower.link_bytes_per_s[0, 1] == pytest.approx(
+        2, rel=0.1
+    )
+    assert slower.link_latency_s[0, 0] == 0.0
+
+
+def test_kinds_that_were_never_measured_keep_their_costs() -> None:
+    graph, cluster = a_graph(), load_cluster("2xt4-pcie4")
+    runs = [Run("m", (Piece("core0", "cpu-core", (Share("A", 5, "A", 1e-3),), 9e-3, False),) * 5)]
+    costs = AdaptedCosts(roofline, adapt(runs), together=True)
+    assert (costs(graph, cluster) == roofline(graph, cluster)).all()
+    assert costs.with_runtime_overheads(cluster).devices == cluster.devices
+
+
+def test_lessons_name_what_changed_most_seconds_and_leave_out_what_did_not() -> None:
+    def piece(op_type: str, seconds: float, factor: float) -> Piece:
+        own = (Share(op_type, 4, op_type, seconds),)
+        return Piece("core0", "cpu-core", own, seconds * factor, False)
+
+    runs = [Run("m", (piece("A", 1e-2, 2.0), piece("B", 1e-2, 1.0), piece("C", 1e-4, 3.0)) * 6)]
+    told = lessons(adapt(runs), runs)
+    assert told[0] == "A on core0 2 times the costs", told
+    assert not any("B" in text for text in told)
+
+
+def test_learned_rows_sum_to_what_was_measured_of_a_device() -> None:
+    machine, rng = a_machine(5), np.random.default_rng(5)
+    runs = [a_run(rng, machine, 0.0) for _ in range(4)]
+    rows = learned_rows(adapt(runs), runs)
+    assert (rows[0].op_type, rows[0].device) == ("", "core0")
+    assert rows[0].learned_s == pytest.approx(rows[0].measured_s, rel=0.02)
+    assert rows[0].learned_s == pytest.approx(sum(r.learned_s for r in rows if r.op_type))
+    assert abs(rows[0].planned_s / rows[0].measured_s - 1) > 0.1

@@ -1,0 +1,96 @@
+"""The closed loop on machines made up of numbers."""
+
+import numpy as np
+
+from gdp.costs.adapt import Adaptation, Piece, Run, Share, op_effects
+from gdp.learn.tuning import FRESH, Measurement, Planned, tuning_loop
+
+TRUE = {"A": 3.0, "B": 0.5, "C": 1.0, "D": 2.0}
+"""Multipliers of a machine with one second of each type by its costs."""
+PLANS = ["A", "AB", "BC", "B", "CD", "BD"]
+
+
+def plan(adaptation: Adaptation, start: str | None, seed: int) -> Planned[str]:
+    """The plan of the fewest seconds as far as is known; fresh searches shuffle ties."""
+    del seed
+
+    def seconds(name: str) -> float:
+        factors = [
+            np.exp(adaptation.log_factor(op_effects(t, 4, t, "core0", "cpu-core"))) for t in name
+        ]
+        # B is believed to be slow at first.
+        return sum(f * (1.2 if t == "B" else 1.0) for t, f in zip(name, factors, strict=True))
+
+    best = min(PLANS, key=seconds)
+    return Planned(best, best.encode(), seconds(best))
+
+
+def measure(name: str) -> Measurement:
+    shares = [Share(t, 4, t, 1.2 if t == "B" else 1.0) for t in name]
+    pieces = tuple(
+        Piece("core0", "cpu-core", (s,), s.seconds * TRUE[s.op_type], False) for s in shares
+    )
+    return Measurement(sum(p.measured_s for p in pieces), Run("m", pieces))
+
+
+def test_the_loop_finds_what_the_machine_likes() -> None:
+    trials = list(tuning_loop(plan, measure, 6, patience=None))
+    assert trials[0].planned.placement == "A"  # by the costs
+    assert min(trials, key=lambda t: t.measured.value_s).planned.placement == "B"
+    assert [t.best_s for t in trials] == sorted((t.best_s for t in trials), reverse=True)
+
+
+def test_without_refit_it_stays_where_the_costs_lead() -> None:
+    trials = list(tuning_loop(plan, measure, 6, patience=None, refit=False))
+    assert [t.planned.placement for t in trials] == ["A"]
+
+
+def test_nothing_is_measured_twice_and_never_more_than_allowed() -> None:
+    for runs in (1, 2, 6):
+        keys = [t.planned.key for t in tuning_loop(plan, measure, runs, patience=None)]
+        assert len(keys) == len(set(keys)) <= runs
+
+
+def test_the_same_seed_takes_the_same_path() -> None:
+    paths = [[t.planned.key for t in tuning_loop(plan, measure, 6, seed=3)] for _ in range(2)]
+    assert paths[0] == paths[1]
+
+
+def test_what_other_models_taught_counts_before_the_first_run() -> None:
+    known = [measure("AB").run] * 4
+    first = next(tuning_loop(plan, measure, 1, known=known))
+    assert first.planned.placement != "A"
+
+
+def counted(values: list[float], **more: object) -> int:
+    """Rounds of a loop whose placements measure so, each another one."""
+    turns, starts = iter(values), []
+
+    def place(adaptation: Adaptation, start: int | None, seed: int) -> Planned[int]:
+        starts.append(start)
+        return Planned(len(starts), bytes([len(starts)]), 1.0)
+
+    def run(placement: int) -> Measurement:
+        return Measurement(next(turns), Run("m", ()), 0.02)
+
+    return len(list(tuning_loop(place, run, len(values), **more)))
+
+
+def test_two_rounds_without_a_gain_end_it() -> None:
+    assert counted([1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0]) == 5
+    assert counted([1.0, 0.99, 0.98, 0.5]) == 3  # gains within the noise are none
+    assert counted([1.0] * 5, patience=None) == 5
+    assert counted([1.0, 0.9, 0.8, 0.7, 0.6]) == 5
+
+
+def test_searches_start_from_the_best_measured_and_sometimes_from_scratch() -> None:
+    starts: list[int | None] = []
+    values = iter([3.0, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0])
+
+    def place(adaptation: Adaptation, start: int | None, seed: int) -> Planned[int]:
+        starts.append(start)
+        return Planned(len(starts), bytes([len(starts)]), 1.0)
+
+    list(tuning_loop(place, lambda p: Measurement(next(values), Run("m", ())), 7, patience=None))
+    assert starts == [None, 1, 2, None, 2, 2, None]
+    assert FRESH == 3

@@ -44,7 +44,7 @@ from gdp.costs.roofline import roofline
 from gdp.learn.instances import Instance, make, random_cluster
 from gdp.learn.tuning import Measurement, Planned, tuning_loop
 from gdp.methods.base import Assignment, Search
-from gdp.methods.portfolio import HEURISTICS
+from gdp.methods.portfolio import auto
 from gdp.methods.search.local_search import local_search
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
@@ -53,7 +53,7 @@ from gdp.sim.score import score
 from gdp.sim.segments import segments
 
 KINDS = ("types", "ops", "links", "outside")
-EVALUATIONS = 1500
+EVALUATIONS = 4000
 """Of a search from scratch; from the best placement half as many."""
 NOISE = 0.02
 
@@ -163,19 +163,14 @@ def _normal(seed: int, name: str) -> float:
 
 
 def searched(problem: Problem, start: Assignment | None, seed: int) -> Assignment | None:
-    """A local search from a placement, or from the best of the heuristics."""
+    """`auto`, or a local search from a placement; None where nothing is found that fits."""
     ticks = in_ticks(problem)
-    evaluations = EVALUATIONS if start is None else EVALUATIONS // 2
-    if start is None:
-        made = (m(ticks, Search(seed=seed, seconds=None)).assignment for _, m in HEURISTICS)
-        start = min((a for a in made if a is not None), key=partial(_rated_s, ticks), default=None)
+    method, evaluations = (auto, EVALUATIONS) if start is None else (local_search, EVALUATIONS // 2)
     budget = Search(seed=seed, seconds=None, evaluations=evaluations, start=start)
-    return local_search(ticks, budget).assignment
-
-
-def _rated_s(problem: Problem, a: Assignment) -> float:
-    found = score(problem, a.device, a.rank, a.teams)
-    return found.value_s if found.feasible else np.inf
+    found = method(ticks, budget).assignment
+    if found is None or not score(ticks, found.device, found.rank, found.teams).feasible:
+        return None
+    return found
 
 
 def adapted(problem: Problem, adaptation: Adaptation) -> Problem:
@@ -196,7 +191,7 @@ def _loop(
 
     def place(a: Adaptation, start: Assignment | None, seed: int) -> Planned[Assignment]:
         problem = plan(a)
-        found = searched(problem, start, seed) or searched(own.planned, None, seed)
+        found = searched(problem, start, seed) or start or searched(own.planned, None, 0)
         assert found is not None
         return Planned(found, found.device.tobytes(), 0.0)
 

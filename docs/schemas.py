@@ -9,7 +9,7 @@ def formats() -> dict[str, type[msgspec.Struct]]:
     """The struct of each format, by its name."""
     from gdp import constraints, placement
     from gdp.cluster.file import ClusterEntry
-    from gdp.costs import profile
+    from gdp.costs import machine, profile
     from gdp.exporters.onnxruntime import OnnxRuntimeManifest
     from gdp.graph import file as graph_file
 
@@ -18,6 +18,7 @@ def formats() -> dict[str, type[msgspec.Struct]]:
         "cluster": ClusterEntry,
         "constraints": constraints._File,  # noqa: SLF001
         "graph": graph_file._File,  # noqa: SLF001
+        "machine": machine.MachineRecord,
         "profile": profile._File,  # noqa: SLF001
         "onnxruntime-manifest": OnnxRuntimeManifest,
     }

@@ -14,6 +14,7 @@ from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.cluster.load import Machine, load_cluster
 from gdp.cluster.types import Cluster, shared_overflow
 from gdp.constraints import Constraints
+from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError, MissingExtraError, of_kind
 from gdp.graph.op_graph import OpGraph
@@ -104,8 +105,9 @@ def place(
             full pipeline; `gdp place --help` lists the others.
         method: "auto", or one of the methods that `gdp place --help` lists.
         costs: Seconds of each op on each device: a callable `(graph, cluster) -> [N, D]`, or a file
-            of `gdp calibrate`. Default: the shipped calibration for devices that it matches,
-            datasheet numbers (roofline) for the others.
+            of `gdp calibrate` or `gdp tune`. Default: what `gdp tune` learned of this machine, on
+            top of "shipped": calibrations for devices that they match, datasheet numbers (roofline)
+            for the others.
         search: Budget, seed and simplicity. Default: five seconds, seed 0, 2%.
         checkpoint: A folder with weights of the policy. Default: the shipped ones.
         constraints: Pins, forbidden devices, ops that stay together. Default: none.
@@ -147,7 +149,39 @@ def place(
     answer = simpler(problem, answer, search).in_seconds(problem.unit.seconds)
     phases.ended("simplify")
     result = _result(graph, prepared, answer, method, search, phases)
-    return replace(result, curve=tuple(curve))
+    return replace(
+        result, curve=tuple(curve),
+        deviation_s=_deviation_s(graph, cluster, prepared, result, constraints),
+    )  # fmt: skip
+
+
+DRAWS = 8
+
+
+def _deviation_s(
+    graph: OpGraph, cluster: Cluster, prepared: PreparedProblem, result: Result,
+    constraints: Constraints | None,
+) -> float | None:  # fmt: skip
+    """Standard deviation of a value over draws of the costs that were learned of the machine; None
+    where nothing was."""
+    from gdp.graph.groups import first_members
+    from gdp.sim.score import score
+
+    costs = prepared.model
+    if not isinstance(costs, AdaptedCosts):
+        return None
+    first, placement = first_members(prepared.group_of), result.placement
+    drawn = []
+    for seed in range(DRAWS):
+        problem = prepare_problem(
+            graph, cluster, result.objective, constraints=constraints, replicas=True,
+            costs=replace(costs, adaptation=costs.adaptation.sampled(seed)),
+        ).problem  # fmt: skip
+        scored = score(problem, placement.device[first], placement.rank[first], placement.teams)
+        drawn.append(scored.value_s)
+    # What no effect explains is another for each device, roughly.
+    own = costs.adaptation.noise / len(np.unique(placement.device)) ** 0.5
+    return float(np.hypot(np.std(drawn), own * result.value_s))
 
 
 def _require_method(method: str, table: Mapping[str, Method]) -> None:

@@ -27,6 +27,7 @@ class PreparedProblem:
     problem: Problem
     group_of: Int[np.ndarray, "N"]  # the fused op that holds each op of the model
     costs: str
+    model: CostModel  # that the label `costs` is of
 
     def expand(self, values: Int[np.ndarray, "M"]) -> Int[np.ndarray, "N"]:
         """Values of the fused ops, for the ops of the model."""
@@ -84,7 +85,7 @@ def prepare_problem(
         tensor_s=_tensor_s(fused.graph, cluster, objective),
         replicas=replicas and constraints.replicas,
     )
-    return PreparedProblem(problem, fused.group_of, label)
+    return PreparedProblem(problem, fused.group_of, label, model)
 
 
 def room_bytes(cluster: Cluster, constraints: Constraints | None = None) -> int:

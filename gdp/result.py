@@ -40,6 +40,7 @@ class Result:
     # Seconds since the start and the best value known then, where the method searches.
     curve: tuple[tuple[float, float], ...] = ()
     counts: Counts = field(default_factory=lambda: Counts((), ()))
+    deviation_s: float | None = None  # standard deviation of the value; None: costs say nothing
 
     @property
     def value_s(self) -> float:
@@ -89,6 +90,7 @@ class Result:
             "evaluations": self.evaluations,
             "seed": self.seed,
             "costs": self.costs,
+            "deviation_s": self.deviation_s,
             "candidates": [vars(candidate) for candidate in self.candidates],
             "notes": list(self.notes),
             "curve": [list(point) for point in self.curve],

@@ -19,7 +19,7 @@ PUBLIC = [
     "Measuring", "ModelError", "OpGraph", "Pin", "Placement", "PlacementError", "Problem", "Result",
     "Search", "compare", "explain", "export", "finetune", "load", "load_placement", "make_cluster",
     "make_placement", "place", "report", "run", "save_placement", "simulate", "trace",
-    "trace_torch",
+    "trace_torch", "tune",
 ]  # fmt: skip
 
 

@@ -199,7 +199,10 @@ class TrainedFiles:
         "--checkpoint", metavar="CK", help="Policy checkpoint; default: the shipped one."
     )
     costs: str | None = option(
-        "--costs", metavar="FILE", help="Cost model; default: the shipped one."
+        "--costs",
+        metavar="FILE",
+        help="Folder of gdp calibrate, file of gdp tune --write-costs, or shipped: without what "
+        "was learned of this machine; default: with it.",
     )
 
 

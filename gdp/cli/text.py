@@ -79,6 +79,7 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
         f"costs    {result.costs}",
         f"latency  {format_seconds(result.score.latency_s)}",
         f"period   {format_seconds(result.score.period_s)} per sample",
+        *_deviation(result),
         f"bound    {bound}: {'optimal' if result.proven_optimal else f'gap {result.gap:.1%}'}",
         f"waited   {result.seconds:.2f} s: {_phases(result)}; {result.evaluations} evaluations",
         "",
@@ -89,6 +90,13 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
         lines += ["", _candidates(result)]
     lines += [f"note: {note}" for note in result.notes]
     return shown(lines)
+
+
+def _deviation(result: Result) -> list[str]:
+    if result.deviation_s is None:
+        return []
+    text = f"{format_seconds(result.value_s)} +- {format_seconds(result.deviation_s)}"
+    return [f"sure     {text} (one standard deviation of what was learned of this machine)"]
 
 
 def _team_text(team: tuple[int, ...], result: Result) -> str:

@@ -132,6 +132,23 @@ def _devices() -> Iterator[Check]:
             )  # fmt: skip
 
 
+def _remembered() -> Iterator[Check]:
+    """What was learned of this machine."""
+    from gdp.costs.machine import data_folder, records
+
+    kept = records()
+    if not kept:
+        yield Check("costs", "this machine", OK, "nothing learned yet: gdp tune MODEL learns it")
+    for record in kept:
+        yield Check(
+            "costs", record.model, OK,
+            f"tuned {record.date[:10]} with {record.runtime}, {len(record.runs)} runs, "
+            f"{record.off:.0%} off when last checked ({record.off_before:.0%} before)",
+        )  # fmt: skip
+    if kept:
+        yield Check("costs", "kept in", OK, f"{data_folder()}; gdp tune --forget removes it")
+
+
 def _caches() -> Iterator[Check]:
     from gdp.kernels import cache
 
@@ -177,6 +194,7 @@ def _checkpoints() -> Iterator[Check]:
 
 
 AREAS: dict[str, Callable[[], Iterator[Check]]] = {
-    "libraries": _libraries, "runtimes": _runtimes, "devices": _devices, "caches": _caches,
+    "libraries": _libraries, "runtimes": _runtimes, "devices": _devices,
+    "this machine": _remembered, "caches": _caches,
     "checkpoints": _checkpoints,
 }  # fmt: skip

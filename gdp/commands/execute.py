@@ -12,6 +12,7 @@ from gdp.commands.accelerate import PlannedPlacement, cluster_with_offload, whol
 from gdp.commands.code_models import executable_model, model_label, require_executable
 from gdp.commands.registry import EXPORTERS, PLANNING_TARGETS, RUNTIMES, ExportJob, Runtime
 from gdp.constraints import Constraints
+from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel
 from gdp.costs.offload import offload_targets, resident
 from gdp.errors import ModelError, PlacementError, of_kind
@@ -32,7 +33,7 @@ from gdp.placement import Placed, Placement, load_placement, require
 from gdp.prepare import PreparedProblem, machine_of, prepare_placement, room_bytes
 from gdp.runtime.measure import Measuring
 from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan
-from gdp.runtime.report import RunReport
+from gdp.runtime.report import RunReport, rescaled
 
 
 class Placing(TypedDict, total=False):
@@ -96,6 +97,8 @@ def run(
     ready = executor.prepare(placed, costs)
     seed = placing.get("search", Search()).seed
     report = executor.run(placed, ready, measuring or Measuring(seed=seed))
+    if not isinstance(ready.prepared.model, AdaptedCosts):
+        report = rescaled(report)
     return report.to_json() | {"cluster": cluster.name, "costs": ready.prepared.costs}
 
 
@@ -182,7 +185,10 @@ def runnable(model: Model, placing: Placing, runtime: str | None = None) -> Plac
     _require_runtime(runtime)
     require_executable(model)
     # Code is not traced here: which runtime of it is the right one is known later.
-    if _runtime(model, ("onnx",) if is_onnx(model) else ("jax", "torch"), runtime).replicates:
+    row = _runtime(model, ("onnx",) if is_onnx(model) else ("jax", "torch"), runtime)
+    if placing.get("method", "auto") == "auto":
+        placing = {**placing, "method": row.method}
+    if row.replicates:
         return placing
     constraints = of_kind(placing.get("constraints"), Constraints, "constraints")
     return {**placing, "constraints": replace(constraints, replicas=False)}

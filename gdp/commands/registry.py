@@ -33,6 +33,7 @@ class Runtime:
     function: str  # "module:function"; called as `gdp.runtime.ort.run.run_onnx`
     devices: Callable[[], list[str]]  # that the library sees on this machine
     replicates: bool = False  # lets devices take samples in turn
+    method: str = "auto"  # for `auto`, where only placements of another one can be executed
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         """Execute a placement and return its `RunReport`."""
@@ -78,7 +79,7 @@ RUNTIMES: Mapping[str, Runtime] = {
                 "gdp.runtime.ort.run:run_onnx", _onnxruntime_devices, replicates=True),
         Runtime("jax", "JAX", "jax", "jax", "gdp.runtime.jax.run:run_jax", _jax_devices),
         Runtime("openvino", "OpenVINO", "openvino", "onnx",
-                "gdp.runtime.openvino_hetero.run:run_openvino", _openvino_devices),
+                "gdp.runtime.openvino_hetero.run:run_openvino", _openvino_devices, method="blocks"),
         Runtime("torch", "PyTorch", "torch", "torch",
                 "gdp.runtime.pytorch.run:run_torch", _torch_devices),
     )

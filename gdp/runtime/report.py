@@ -266,6 +266,46 @@ def _slower(objective: str, rows: Mapping[str, Row]) -> list[str]:
     return [text]
 
 
+def rescaled(report: RunReport) -> RunReport:
+    """The report with predictions scaled to what the uncut model took on one device, which a note
+    says; as it was where nothing predicts that or it was right."""
+    single = report.baselines.get(SINGLE)
+    if single is None or single.predicted_latency_s is None:
+        return report
+    slower = single.latency_s / single.predicted_latency_s
+    per_s = single.throughput_per_s / (single.predicted_throughput_per_s or single.throughput_per_s)
+    full = find_objective(report.objective).pipelined
+    factor = 1.0 / per_s if full else slower
+    if abs(factor - 1.0) <= 1.0 - SHORTFALL:
+        return report
+    baselines = {
+        name: with_prediction(
+            row,
+            None
+            if row.predicted_latency_s is None or row.predicted_throughput_per_s is None
+            else (row.predicted_latency_s * slower, 1.0 / (row.predicted_throughput_per_s * per_s)),
+        )
+        for name, row in report.baselines.items()
+    }
+    predicted = (
+        report.predicted_latency_s * slower, 1.0 / (report.predicted_throughput_per_s * per_s)
+    )  # fmt: skip
+    placed = Row(
+        report.measured_latency_s, report.latency_interval_s, report.measured_throughput_per_s,
+        report.throughput_interval_per_s, report.completions, report.is_capped, report.rounds,
+    )  # fmt: skip
+    told = (
+        f"the costs are off by {abs(factor - 1.0):.0%} on this machine: predictions are scaled by "
+        f"{factor:.2f}, to what the uncut model took; gdp tune learns the rest in about a minute"
+    )
+    return replace(
+        report, predicted_latency_s=predicted[0], predicted_throughput_per_s=1.0 / predicted[1],
+        baselines=baselines,
+        segments=tuple(replace(s, predicted_s=s.predicted_s * slower) for s in report.segments),
+        warnings=(*warnings(report.objective, predicted, placed, baselines), told),
+    )  # fmt: skip
+
+
 def advice(report: Mapping[str, Any]) -> str:
     """The last line of `gdp run`: what was fastest, by how much, and what to do."""
     rows = {PLACED: report} | dict(report["baselines"])

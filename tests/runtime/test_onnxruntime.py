@@ -103,7 +103,11 @@ def test_replicas_give_the_same_outputs(tmp_path: Path) -> None:
     scored = simulate(graph, place, devices, objective="throughput", costs=roofline)
     single = make_placement(graph, devices, np.zeros(graph.num_ops, np.int64))
     alone = simulate(graph, single, devices, objective="throughput", costs=roofline)
-    assert report["predicted_throughput_per_s"] == pytest.approx(1 / scored.period_s)
+    # Datasheet costs are off here, so predictions are scaled to what one device took.
+    one = report["baselines"]["single_device"]["predicted_throughput_per_s"]
+    assert report["predicted_throughput_per_s"] / one == pytest.approx(
+        alone.period_s / scored.period_s
+    )
     assert alone.period_s / 2 <= scored.period_s < alone.period_s
 
 

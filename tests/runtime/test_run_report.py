@@ -1,6 +1,6 @@
 """What `gdp run` says in the end."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,17 @@ from gdp.cli.text import run_text
 from gdp.problem.problem import make_problem
 from gdp.runtime.measure import Measuring
 from gdp.runtime.plan import Prediction, replicas_s, uncut_s
-from gdp.runtime.report import PLACED, Row, advice, measured_fields, verdict, with_prediction
+from gdp.runtime.report import (
+    PLACED,
+    Row,
+    RunReport,
+    SegmentTime,
+    advice,
+    measured_fields,
+    rescaled,
+    verdict,
+    with_prediction,
+)
 from gdp.runtime.statistics import estimate
 
 
@@ -191,3 +201,41 @@ def test_the_whole_model_on_a_device_and_on_all_is_predicted() -> None:
     problem.compute_s[1, 1] = np.inf
     assert uncut_s(predict, "throughput", 1) is None
     assert replicas_s(predict, "throughput") == (2.0, 2.0)
+
+
+def a_report(predicted: float, single: Row, objective: str) -> RunReport:
+    """A placement that is predicted to take as long as one device."""
+    placed = row(20, 0.2)
+    found = measured_fields(
+        objective, (predicted, predicted), placed, {"single_device": single}, Measuring(),
+        {"single_device": (predicted, predicted)},
+    )  # fmt: skip
+    rest = {
+        "model": "m", "outputs_equal": True, "max_abs_diff": 0.0, "max_relative_diff": 0.0,
+        "compared_tensors": 1, "random_weights": False, "samples_in_flight": 2, "cores": (0,),
+        "pinned": True, "note": "", "versions": {},
+        "segments": (SegmentTime("core0", 1, 1, 1, predicted, 0.1),),
+    }  # fmt: skip
+    return RunReport(**found, **rest)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_predictions_are_scaled_to_the_uncut_model(objective: str) -> None:
+    """One device took 0.1 s and 10 samples/s, predicted were 0.2 s and 5: half of everything."""
+    before = a_report(0.2, row(10, 0.1, 0.1), objective)
+    after = rescaled(before)
+    assert after.predicted_latency_s == pytest.approx(0.1)
+    assert after.predicted_throughput_per_s == pytest.approx(10.0)
+    single = after.baselines["single_device"]
+    assert single.predicted_latency_s == pytest.approx(single.latency_s)
+    assert single.predicted_throughput_per_s == pytest.approx(single.throughput_per_s)
+    assert after.segments[0].predicted_s == pytest.approx(0.1)
+    assert after.measured_latency_s == before.measured_latency_s
+    assert any("scaled by 0.50" in text and "gdp tune" in text for text in after.warnings)
+
+
+def test_right_predictions_and_unpredicted_devices_are_left_alone() -> None:
+    right = a_report(0.1, row(10, 0.1, 0.1), "latency")
+    assert rescaled(right) is right
+    unknown = replace(right, baselines={"single_device": row(10, 0.1, 0.01)})
+    assert rescaled(unknown) is unknown

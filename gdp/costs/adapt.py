@@ -70,7 +70,7 @@ class Transfers(msgspec.Struct, frozen=True, array_like=True):
     measured_s: float
 
 
-class Run(msgspec.Struct, frozen=True):
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one measured placement says about the machine, by costs that are not adapted."""
 
     model: str

@@ -31,14 +31,14 @@ MOST_PIECES = 600
 _KIND = Kind("record of a machine", ProfileError, "tune again: gdp tune")
 
 
-class TunedDevice(msgspec.Struct, frozen=True):
+class TunedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A device that was measured."""
 
     kind: str
     model: str  # name of the processor or accelerator
 
 
-class MachineRecord(msgspec.Struct, frozen=True):
+class MachineRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model that was measured on a machine."""
 
     schema: int

@@ -32,10 +32,10 @@ from gdp.cluster.types import Cluster
 from gdp.costs.adapt import (
     Adaptation,
     AdaptedCosts,
+    LinkSeconds,
     Piece,
     Run,
     Share,
-    Transfers,
     adapt,
     base_dispatch_s,
     op_keys,
@@ -105,7 +105,7 @@ class World:
         run = Run("m", tuple(pieces), self._links(real, a))
         return Measurement(self._noisy(self.value_s(a)), run, NOISE)
 
-    def _links(self, real: Problem, a: Assignment) -> tuple[Transfers, ...]:
+    def _links(self, real: Problem, a: Assignment) -> tuple[LinkSeconds, ...]:
         source, reader = real.graph.edges
         sent = {
             (int(t), int(a.device[i]), int(a.device[j]))
@@ -119,7 +119,7 @@ class World:
                 total[i, j][k] += float(wait_s + real.graph.tensor_bytes[t] / rate)
         names = real.cluster.device_names
         return tuple(
-            Transfers(names[i], names[j], p, self._noisy(m)) for (i, j), (p, m) in total.items()
+            LinkSeconds(names[i], names[j], p, self._noisy(m)) for (i, j), (p, m) in total.items()
         )
 
     def _noisy(self, seconds: float) -> float:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """How much is tried, and what is kept."""
+    """Budget of a tuning, and whether its lessons are remembered."""
 
     runs: int = options.option(
         "--runs", type=click.IntRange(min=1), default=10,

@@ -133,7 +133,7 @@ def _devices() -> Iterator[Check]:
 
 
 def _remembered() -> Iterator[Check]:
-    """What was learned of this machine."""
+    """Tuned models of this machine."""
     from gdp.costs.machine import data_folder, records
 
     kept = records()

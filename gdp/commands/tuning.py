@@ -36,7 +36,7 @@ PLACE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Round:
-    """What a round predicted, measured and taught."""
+    """Prediction, measurement and lessons of a round."""
 
     predicted_s: float
     measured_s: float
@@ -319,7 +319,7 @@ def _answer(
 def _record(
     session: _Session, trials: Sequence[Trial[Placement]], rounds: Sequence[Round]
 ) -> machine.MachineRecord:
-    """What is kept of the machine."""
+    """The record of the machine that is kept."""
     executor = session.executor
     first = trials[0].planned.placement
     unadapted = session.planned(first, Adaptation()).predicted_s

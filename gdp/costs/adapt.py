@@ -38,7 +38,7 @@ FINE = ("size", "kernel")
 NOISES = tuple(0.01 * 1.5**k for k in range(10))
 SPREADS = (0.3, 1.0, 3.0)
 LEAST_S = 2e-6
-"""What a clock adds to any measurement, and the least dispatch that is scaled."""
+"""Error of a clock in any measurement, and the least dispatch that is scaled."""
 STEPS = 8
 
 
@@ -61,7 +61,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     together: bool  # measured while other devices were busy
 
 
-class Transfers(msgspec.Struct, frozen=True, array_like=True):
+class LinkSeconds(msgspec.Struct, frozen=True, array_like=True):
     """All transfers of one run over one link."""
 
     source: str
@@ -71,11 +71,11 @@ class Transfers(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one measured placement says about the machine, by costs that are not adapted."""
+    """One measured placement: its pieces and links beside costs that are not adapted."""
 
     model: str
     pieces: tuple[Piece, ...]
-    transfers: tuple[Transfers, ...] = ()
+    transfers: tuple[LinkSeconds, ...] = ()
 
 
 Effects = tuple[str, ...]
@@ -395,7 +395,7 @@ def learned_rows(adaptation: Adaptation, runs: Sequence[Run]) -> list[LearnedRow
 
 
 def lessons(adaptation: Adaptation, runs: Sequence[Run], most: int = 3) -> list[str]:
-    """What changed most of the predicted seconds, in words, largest first."""
+    """Multipliers that changed most of the predicted seconds, in words, largest first."""
     found = []
     for row in learned_rows(adaptation, runs):
         if row.op_type:

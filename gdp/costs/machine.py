@@ -1,4 +1,4 @@
-"""What was learned of this machine: measured runs, kept in a folder of the user's.
+"""Memory of this machine: measured runs, kept in a folder of the user's.
 
 `GDP_DATA_DIR`, else gdp's part of the user's data folder, holds one file of JSON for each tuning of
 a model; two processes write two files. A file counts where processor or accelerators, the runtime
@@ -172,7 +172,7 @@ class Knowledge:
         return adapt(self.runs)
 
     def label(self) -> str:
-        """How many models taught it, and how well it predicted the last of them."""
+        """Number of models that taught it, and the error of the last predictions."""
         count = len({record.digest for record in self.records})
         off = self.records[-1].off
         models = f"{count} model{'s' if count > 1 else ''}"
@@ -182,7 +182,7 @@ class Knowledge:
 def knowledge(
     cluster: Cluster, runtime: str, costs: str, versions: Mapping[str, str] | None = None
 ) -> Knowledge:
-    """What is known of a cluster's devices under a runtime, relative to the costs of a label."""
+    """Records of a cluster's devices under a runtime, relative to the costs of a label."""
     devices = set(measured_devices(cluster))
     installed = runtime_versions(runtime) if versions is None else versions
     return Knowledge([

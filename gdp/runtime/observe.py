@@ -1,4 +1,4 @@
-"""What an executed placement says about costs: its pieces and links beside their predictions."""
+"""Observations of an executed placement: its pieces and links beside their predictions."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.cluster.types import Cluster
-from gdp.costs.adapt import Piece, Run, Share, Transfers, base_dispatch_s, op_keys
+from gdp.costs.adapt import LinkSeconds, Piece, Run, Share, base_dispatch_s, op_keys
 from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.graph.groups import first_members
 from gdp.graph.op_graph import OpGraph
@@ -105,7 +105,7 @@ def _transfers(
     base: Cluster,
     measured: dict[int, float],
     report: RunReport,
-) -> tuple[Transfers, ...]:
+) -> tuple[LinkSeconds, ...]:
     """Links of a sample alone: what its latency is above the schedule of the measured pieces is
     theirs, spread evenly over the transfers."""
     problem = prediction.problem
@@ -132,7 +132,7 @@ def _transfers(
         both[1] += max(arrive_s - start_s + rest_s, 0.1 * (arrive_s - start_s), 1e-7)
     names = base.device_names
     return tuple(
-        Transfers(names[i], names[j], predicted_s, measured_s)
+        LinkSeconds(names[i], names[j], predicted_s, measured_s)
         for (i, j), (predicted_s, measured_s) in totals.items()
     )
 

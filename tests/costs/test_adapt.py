@@ -6,10 +6,10 @@ import pytest
 from gdp.cluster.load import load_cluster
 from gdp.costs.adapt import (
     AdaptedCosts,
+    LinkSeconds,
     Piece,
     Run,
     Share,
-    Transfers,
     adapt,
     learned_rows,
     lessons,
@@ -111,7 +111,7 @@ def test_what_other_devices_cost_while_busy_is_learned_apart() -> None:
 
 
 def test_links_and_dispatch_are_learned_from_their_own_rows() -> None:
-    sent = Transfers("core0", "core1", 1e-4, 3e-4)
+    sent = LinkSeconds("core0", "core1", 1e-4, 3e-4)
     idle = Piece(
         "core0", "cpu-core", (Share("A", 1, "A", 1e-6), Share("", 0, "", 1e-4)), 5e-5, False
     )
@@ -132,7 +132,7 @@ def test_costs_are_multiplied_by_device_and_type_and_links_slowed() -> None:
     key = op_keys(graph)[1]
     own = (Share(*key, 1e-3), Share("", 0, "", 6e-6))
     runs = [Run("m", (Piece("core0", "cpu-core", own, 2e-3, False),) * 5,
-                (Transfers("core0", "core1", 1e-4, 2e-4),) * 5)]  # fmt: skip
+                (LinkSeconds("core0", "core1", 1e-4, 2e-4),) * 5)]  # fmt: skip
     costs = AdaptedCosts(roofline, adapt(runs))
     ratio = costs(graph, cluster)[1:] / roofline(graph, cluster)[1:]
     assert ratio[0, 0] == pytest.approx(2.0, rel=0.1)

@@ -21,7 +21,7 @@ from gdp.methods.heuristics.modules import modules
 from gdp.methods.heuristics.multilevel import multilevel
 from gdp.methods.heuristics.simple import round_robin, single
 from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
-from gdp.methods.scoring import Evaluated, compile_once, is_compiling, unsupported
+from gdp.methods.scoring import Evaluated, compile_once, is_compiling, score_of, unsupported
 from gdp.methods.search.budget import AHEAD_SHARE, BEHIND_SHARE, CANDIDATE_SHARE, PROGRAM_SHARE
 from gdp.methods.search.local_search import as_answer, compile_for_large, improve, local_search
 from gdp.methods.search.replica_groups import search_teams
@@ -90,7 +90,7 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
         fitting += [] if replicated is None else [replicated]
         if not fitting:
             raise
-        best = min(fitting, key=lambda scored: scored.key)
+        best = min(fitting)
         answer = Answer(best.assignment, reason="interrupted", evaluations=sum(spent))
     evaluated = tuple(scored.assignment for scored in fitting)
     return replace(
@@ -163,9 +163,7 @@ def _try(
     took_s = time.perf_counter() - began_s
     if answer.assignment is None:
         return _without(name, took_s, answer.reason), None, answer
-    judged = score(
-        problem, answer.assignment.device, answer.assignment.rank, answer.assignment.teams
-    )
+    judged = score_of(problem, answer.assignment)
     row = _candidate(name, judged, took_s, answer.reason)
     scored = Evaluated(answer.assignment, judged.overflow_bytes, judged.value_s)
     return row, scored if judged.feasible else None, answer
@@ -194,8 +192,7 @@ def _with_teams(
         best, more = search_teams(problem, best, few, plain_s * _NEAR, auto)
         spent += more
     if best is not None:
-        found = best.assignment
-        judged = score(problem, found.device, found.rank, found.teams)
+        judged = score_of(problem, best.assignment)
         row = _candidate("replicas", judged, time.perf_counter() - began_s, row.reason)
     tried.append(row)
     return best, program if proven else None, spent
@@ -211,7 +208,7 @@ def _better(problem: Problem, answer: Answer, replicated: Evaluated | None) -> A
     if replicated is None:
         return answer
     if answer.assignment is not None:
-        evaluation = score(problem, answer.assignment.device, answer.assignment.rank)
+        evaluation = score_of(problem, answer.assignment)
         if (evaluation.overflow_bytes, evaluation.value_s) <= replicated.key:
             return answer
     return replace(answer, assignment=replicated.assignment, reason="")
@@ -241,12 +238,12 @@ def _improved(
     if not fitting:
         answer = local_search(problem, replace(search, seconds=clock.left_s()))
         return replace(answer, evaluations=answer.evaluations + used)
-    starts = _distinct(sorted(fitting, key=lambda scored: scored.key))[:2]
+    starts = _distinct(sorted(fitting))[:2]
     # Only the search's own evaluations count against the budget: what the candidates took is small
     # and the same for every budget.
     starts = [replace(start, evaluations=0) for start in starts]
     best = improve(problem, starts, search, clock)
-    judged = score(problem, best.assignment.device, best.assignment.rank)
+    judged = score_of(problem, best.assignment)
     took_s = time.perf_counter() - began_s
     tried.append(_candidate("local_search", judged, took_s))
     answer = as_answer(problem, best, "auto")
@@ -266,8 +263,7 @@ def _notes(problem: Problem, answer: Answer) -> tuple[str, ...]:
     """For a pipeline: whether plain replicas of the model would be faster."""
     if not objective_of(problem).pipelined or answer.assignment is None:
         return ()
-    assignment = answer.assignment
-    period_s = score(problem, assignment.device, assignment.rank, assignment.teams).period_s
+    period_s = score_of(problem, answer.assignment).period_s
     replicas_s, holders = replica_period_s(problem)
     if holders < 2 or replicas_s >= period_s * _SAME:
         return ()

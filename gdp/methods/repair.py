@@ -54,7 +54,7 @@ def repair_and_select(
     best = best_priority_rule(problem, best)
     if over is not None and not clock.is_over():  # under another rule it may fit, and be faster
         other = best_priority_rule(problem, replace(over, evaluations=best.evaluations))
-        best = replace(min(best, other, key=lambda s: s.key), evaluations=other.evaluations)
+        best = replace(min(best, other), evaluations=other.evaluations)
     if best.overflow_bytes == 0:
         return Answer(best.assignment, evaluations=best.evaluations)
     if (proof := proven_misfit(problem)) is not None:

@@ -18,7 +18,7 @@ from gdp.methods.priorities import RULES, rank_under
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, cached_on_problem, make_problem
 from gdp.sim.objectives import link_objectives, objective_of
-from gdp.sim.score import score
+from gdp.sim.score import Score, score
 from gdp.units import format_bytes
 
 # Ops simulated between two looks at the clock: about 50 ms.
@@ -38,6 +38,15 @@ class Evaluated:
     def key(self) -> tuple[int, float]:
         """Smaller is better: what fits first, then seconds."""
         return self.overflow_bytes, self.value_s
+
+    def __lt__(self, other: "Evaluated") -> bool:
+        """The better of two comes first: `min` and `sorted` need no key."""
+        return self.key < other.key
+
+
+def score_of(problem: Problem, assignment: Assignment) -> Score:
+    """The simulator's score of an assignment, replica groups included."""
+    return score(problem, assignment.device, assignment.rank, assignment.teams)
 
 
 def unsupported(problem: Problem, name: str) -> Answer | None:
@@ -79,7 +88,7 @@ def best_priority_rule(problem: Problem, scored: Evaluated) -> Evaluated:
         return scored
     device = scored.assignment.device
     tried = [Assignment(device, rank_under(problem, device, rule)) for rule in RULES]
-    best = min(scored, *score_all(problem, tried), key=lambda entry: entry.key)
+    best = min(scored, *score_all(problem, tried))
     return replace(best, evaluations=scored.evaluations + len(tried))
 
 
@@ -166,7 +175,7 @@ def missing_text(problem: Problem, assignment: Assignment) -> str:
 
     For instance "1.20 GiB on gpu0 (needs 3.20 GiB of 2.00 GiB)".
     """
-    peak = score(problem, assignment.device, assignment.rank).peak_bytes
+    peak = score_of(problem, assignment).peak_bytes
     excess = peak - problem.cluster.memory_bytes
     parts = [
         f"{format_bytes(int(excess[d]))} on {problem.cluster.devices[d].name} (needs "

@@ -19,11 +19,11 @@ from jaxtyping import Int
 from gdp.graph.groups import components, lists
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.simple import single_assignments
-from gdp.methods.scoring import score_all
+from gdp.methods.scoring import score_all, score_of
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
-from gdp.sim.score import score, values
+from gdp.sim.score import values
 from gdp.sim.segments import segments
 
 OPS_SIMULATED, OPS_SWEPT = 2_000_000, 500_000
@@ -99,7 +99,7 @@ def simpler(problem: Problem, answer: Answer, search: Search) -> Answer:
         return answer
     if best.teams:
         return answer  # cut by the pipelines' program, into as few stages as it has teams for
-    if not score(problem, best.device, best.rank).feasible:
+    if not score_of(problem, best).feasible:
         return answer
     simplified = simplify(problem, best, search.simplicity, answer.evaluated, search.evaluations)
     answer = replace(answer, evaluations=answer.evaluations + simplified.evaluations)

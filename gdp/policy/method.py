@@ -110,7 +110,7 @@ def _decoded(
     decoded = best_priority_rule(problem, best_of(problem, [Assignment(widen(device))]))
     best, spent = decoded, spent + decoded.evaluations
     if others is not None:
-        best = min(decoded, others, key=lambda scored: scored.key)
+        best = min(decoded, others)
     if polish or best.overflow_bytes > 0:
         left = None if search.evaluations is None else search.evaluations - spent
         best, more = _polished(problem, best, search.seed, left, clock)
@@ -223,7 +223,7 @@ def _polished(
         best = multi_restart(problem, first, search, clock)
     else:
         best = improve(problem, [first], search, clock)
-    return min(start, best, key=lambda scored: scored.key), best.evaluations
+    return min(start, best), best.evaluations
 
 
 def coarse(problem: Problem) -> tuple[Problem, Widen]:

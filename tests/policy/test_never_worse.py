@@ -52,10 +52,7 @@ def test_own_ranks_stay_in_the_running() -> None:
         device = rng.integers(3, size=(1, 20))
         device = np.where(problem.allowed[np.arange(20), device[0]], device, problem.cluster.host)
         rows = [rng.permutation(20) for _ in range(1 + seed % 2 * 40)]
-        own = min(
-            score_all(problem, [Assignment(device[0], rank) for rank in rows]),
-            key=lambda entry: entry.key,
-        )
+        own = min(score_all(problem, [Assignment(device[0], rank) for rank in rows]))
         rated = best_priority_rule(problem, own)
         by_rule: list[Evaluated] = score_all(
             problem, [Assignment(device[0], rank_under(problem, device[0], r)) for r in RULES]

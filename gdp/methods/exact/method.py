@@ -39,10 +39,11 @@ from gdp.methods.scoring import (
     proven_misfit,
     refusal,
     score_all,
+    score_of,
 )
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
-from gdp.sim.score import may_replicate, score, values
+from gdp.sim.score import may_replicate
 
 MOST_VARIABLES = 150_000
 """Above this the linear relaxation of the period program alone takes minutes."""
@@ -167,9 +168,7 @@ def _with_bound(problem: Problem, answer: Answer, clock: Clock) -> Answer:
 
 def _value_s(problem: Problem, assignment: Assignment) -> float:
     """The value by the problem's own evaluator."""
-    if assignment.teams:
-        return score(problem, assignment.device, assignment.rank, assignment.teams).value_s
-    return float(values(problem, assignment.device[None], assignment.rank)[0][0])
+    return score_of(problem, assignment).value_s
 
 
 def _least_load(problem: Problem, search: Search) -> Answer:
@@ -291,7 +290,7 @@ def least_latency(problem: Problem, search: Search) -> Answer:
     if solution.device is not None:
         ranks: list[Int[np.ndarray, "N"] | None] = [solution.rank, None]
         placements = [Assignment(solution.device, rank) for rank in ranks]
-        best = min(best, *score_all(problem, placements), key=lambda scored: scored.key)
+        best = min(best, *score_all(problem, placements))
     elif solution.is_complete and not fits:
         return Answer(None, reason=_PROVEN_MISFIT)
     return _simulated(best, solution.bound_s, "CP-SAT over all schedules")

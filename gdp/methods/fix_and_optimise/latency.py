@@ -94,7 +94,7 @@ def _improved(problem: Problem, best: Evaluated, seed: int, clock: Clock) -> Eva
         tried.append(shares.argmax(axis=1))
         polished = _polished(problem, expand(problem, tried[-1]), seed * _ROUNDS + k, clock)
         count += polished.evaluations
-        best = min(best, polished, key=lambda scored: scored.key)
+        best = min(best, polished)
     return replace(best, evaluations=count)
 
 

@@ -168,7 +168,7 @@ def solve_rounds(
 def _better(best: Evaluated, other: Evaluated, evaluations: int = 0) -> Evaluated:
     """The better of two placements, with the evaluations of both and some more."""
     count = best.evaluations + other.evaluations + evaluations
-    return replace(min(best, other, key=lambda scored: scored.key), evaluations=count)
+    return replace(min(best, other), evaluations=count)
 
 
 def solve_period(

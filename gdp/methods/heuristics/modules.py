@@ -76,7 +76,7 @@ def _searched(
         return start
     chain = make_annealer(tied, start, seed)
     anneal(chain, steps, AnnealConfig(), clock, steps)
-    best = min(start, chain.best(), key=lambda scored: scored.key)
+    best = min(start, chain.best())
     return replace(best, evaluations=start.evaluations + chain.evaluations)
 
 

@@ -181,7 +181,7 @@ def _best_of_level(problem: Problem, seed: int) -> tuple[Int[np.ndarray, "K M"],
     """(the best different placements by the coarse problem itself, simulations)."""
     scored = score_all(problem, list(_assignments(problem, seed)))
     kept: list[Int[np.ndarray, "M"]] = []
-    for entry in sorted(scored, key=lambda entry: entry.key):
+    for entry in sorted(scored):
         device = entry.assignment.device
         if len(kept) < KEPT and not any((device == other).all() for other in kept):
             kept.append(device)
@@ -213,6 +213,6 @@ def _rated(problem: Problem, devices: Int[np.ndarray, "K N"]) -> list[Evaluated]
 
 def _two_best(pool: list[Evaluated]) -> list[Evaluated]:
     """The best and the next best of another value: devices that are alike can swap names."""
-    ranked = sorted(pool, key=lambda scored: scored.key)
+    ranked = sorted(pool)
     others = (scored for scored in ranked if scored.key > ranked[0].key)
     return [ranked[0], *itertools.islice(others, 1)]

@@ -122,20 +122,20 @@ def improve(
     """
     config = config or SearchConfig()
     budget = Budget(clock, search, config, sum(start.evaluations for start in starts))
-    best = min(starts, key=lambda scored: scored.key)
+    best = min(starts)
     try:
         if best.overflow_bytes > 0:
             fixed = repair(problem, replace(best, evaluations=0), clock, search.seed)
             budget.used += fixed.evaluations
-            starts = [fixed, *starts] if fixed.key < best.key else starts
-            best = min(best, fixed, key=lambda scored: scored.key)
+            starts = [fixed, *starts] if fixed < best else starts
+            best = min(best, fixed)
         starts = [*starts, *_outside(problem, starts, budget, config)]
         starts = _with_best_ranks(problem, starts, budget)
-        best = min(best, *starts, key=lambda scored: scored.key)
+        best = min(best, *starts)
         best = _search_levels(problem, starts, search, budget, best, config)
     except KeyboardInterrupt:
         LOG.info("interrupted; the best placement so far is kept")
-        best = min(best, budget.best or best, key=lambda scored: scored.key)
+        best = min(best, budget.best or best)
     return replace(best, evaluations=budget.used)
 
 
@@ -175,7 +175,7 @@ def _with_best_ranks(problem: Problem, starts: list[Evaluated], budget: Budget) 
             variants = []
         budget.used += len(variants)
         scored = score_all(problem, variants) if variants else []
-        chosen.append(min([start, *scored], key=lambda scored: scored.key))
+        chosen.append(min([start, *scored]))
     return chosen
 
 
@@ -192,7 +192,7 @@ def _search_levels(
     if annealer_of(problem).simulates and problem.num_ops > config.coarse_above:
         from_coarse = _search_coarse(problem, starts, search, budget, config)
         starts = [*from_coarse, *starts][:2]
-        best = min(best, *starts, key=lambda scored: scored.key)
+        best = min(best, *starts)
     if problem.num_ops > config.windows_above and WindowSearch.serve(problem, best):
         return search_windows(problem, best, search.seed, budget)
     return _search(problem, starts, search.seed, budget, best)
@@ -254,7 +254,7 @@ def _round(
     finally:
         # An interrupt ends the round between two calls of the kernel: the chains are whole.
         budget.used += sum(chain.evaluations for chain in chains) - before
-        best = min([best, *(c.best() for c in chains)], key=lambda scored: scored.key)
+        best = min([best, *(c.best() for c in chains)])
         budget.report(best)
     return best
 
@@ -273,12 +273,12 @@ def _search_coarse(
     projected = [
         variant for start in starts for variant in coarse_starts(problem, coarse, start.assignment)
     ]
-    begun = sorted(score_all(coarse.problem, projected), key=lambda scored: scored.key)[:2]
+    begun = sorted(score_all(coarse.problem, projected))[:2]
     inner.used = len(projected)
     coarse_best = _search_levels(coarse.problem, begun, search, inner, begun[0], config)
     fine = coarse.expand_all(problem, coarse_best.assignment)
     budget.used += inner.used + len(fine)
-    return sorted(score_all(problem, fine), key=lambda scored: scored.key)[:1]
+    return sorted(score_all(problem, fine))[:1]
 
 
 def coarse_starts(problem: Problem, coarse: Coarse, assignment: Assignment) -> list[Assignment]:
@@ -302,7 +302,7 @@ def multi_restart(problem: Problem, first: Evaluated, search: Search, clock: Clo
         chain = replace(search, seed=search.seed + k * _STRIDE)
         candidate = improve(problem, [replace(first, evaluations=0)], chain, clock)
         spent += candidate.evaluations
-        best = min(best, candidate, key=lambda scored: scored.key)
+        best = min(best, candidate)
         if clock.is_over() or (best.overflow_bytes == 0 and best.value_s <= FAR * least_s):
             break
     return replace(best, evaluations=first.evaluations + spent)

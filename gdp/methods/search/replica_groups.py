@@ -112,7 +112,7 @@ def search_teams(
         if first is not None and first.assignment.teams == option.teams:
             candidates.append(first)
         if candidates:
-            looks.append((min(candidates, key=lambda scored: scored.key), option))
+            looks.append((min(candidates), option))
     if not looks:
         return best, spent
     look, option = min(looks, key=lambda entry: entry[0].key)
@@ -122,8 +122,8 @@ def search_teams(
         answer = plain(option.problem, inner, [("replicas", lambda small, few: start)])
         spent += answer.evaluations
         if answer.assignment is not None:
-            look = min(look, option.judged(answer.assignment.device), key=lambda scored: scored.key)
-    if look.overflow_bytes == 0 and (best is None or look.key < best.key):
+            look = min(look, option.judged(answer.assignment.device))
+    if look.overflow_bytes == 0 and (best is None or look < best):
         best = look
     return best, spent
 

@@ -252,7 +252,7 @@ def search_windows(problem: Problem, start: Evaluated, seed: int, budget: Budget
         gains[kind] = before_s - first.value_s
         spent = sum(search.evaluations for search in searches) - before
         budget.used += spent
-        best = min(best, first.best(), key=lambda scored: scored.key)
+        best = min(best, first.best())
         budget.report(best)
         if spent <= 2 * len(searches) and gains == [0.0, 0.0]:
             break  # there is nothing to move, or too little left

@@ -1,4 +1,4 @@
-"""Latency of one inference or training step, by events; many placements at once, over the cores.
+"""Latency of one run, by events, and period of a pipeline; many placements at once, over the cores.
 
 Each thread simulates in a workspace of its own.
 """
@@ -114,6 +114,34 @@ def latencies(
 
     split(whole, count, threads, run)
     return at_least_serial(problem, devices, (latency_s * unit_s, overflow_bytes))
+
+
+def periods(
+    problem: Problem,
+    devices: Int[np.ndarray, "B N"],
+    ranks: Int[np.ndarray, "..."] | None = None,
+    threads: int | None = None,
+) -> tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]:
+    """Period in seconds and overflow in bytes of each placement, over all cores by default.
+
+    period = max over devices of (compute + dispatch) and over channels of (sum of transfer times),
+    per sample: in steady state every device and channel works on some sample, so the busiest one
+    sets the pace. A tensor is sent once to each device that reads it; latency occupies the channel.
+    Memory is that of `gdp.sim.memory.pipeline_peaks`. O(N + E) a placement.
+    """
+    from gdp.sim.kernels.evaluate import evaluate_periods
+
+    del ranks  # a full pipeline has no order
+    whole, unit_s = in_ticks(problem), seconds_per_unit(problem)
+    placed = checked_devices(problem, devices, threads)
+    flat = arrays(whole)
+    period_s, overflow_bytes = np.empty(len(placed)), np.empty(len(placed), dtype=np.int64)
+
+    def run(work: Workspace, first: int, end: int) -> None:
+        evaluate_periods(flat, work, placed, first, end, period_s, overflow_bytes)
+
+    split(whole, len(placed), threads, run)
+    return at_least_serial(problem, devices, (period_s * unit_s, overflow_bytes))
 
 
 def shares_processor(problem: Problem) -> bool:

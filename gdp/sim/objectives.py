@@ -16,10 +16,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.problem.problem import Problem
-from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim import host_load
-from gdp.sim.engine import Workspace, arrays
-from gdp.sim.latency import at_least_serial, checked_devices, latencies, serial_s, simulate, split
+from gdp.sim.engine import arrays
+from gdp.sim.latency import latencies, periods, serial_s, simulate
 from gdp.sim.memory import latency_peaks, overflow_bytes, pipeline_peaks
 
 Rank = Int[np.ndarray, "N"] | None
@@ -105,30 +104,6 @@ def memory_binds(problem: Problem) -> bool:
     return bool(flat.pipeline_memory_binds if pipeline else flat.memory_binds)
 
 
-def periods(
-    problem: Problem, devices: Int[np.ndarray, "B N"], threads: int | None = None
-) -> tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]:
-    """Period in seconds and overflow in bytes of each placement, over all cores by default.
-
-    period = max over devices of (compute + dispatch) and over channels of (sum of transfer times),
-    per sample: in steady state every device and channel works on some sample, so the busiest one
-    sets the pace. A tensor is sent once to each device that reads it; latency occupies the channel.
-    Memory is that of `gdp.sim.memory.pipeline_peaks`. O(N + E) a placement.
-    """
-    from gdp.sim.kernels.evaluate import evaluate_periods
-
-    problem, unit_s = in_ticks(problem), seconds_per_unit(problem)
-    placed = checked_devices(problem, devices, threads)
-    flat = arrays(problem)
-    period_s, overflow_bytes = np.empty(len(placed)), np.empty(len(placed), dtype=np.int64)
-
-    def run(work: Workspace, first: int, end: int) -> None:
-        evaluate_periods(flat, work, placed, first, end, period_s, overflow_bytes)
-
-    split(problem, len(placed), threads, run)
-    return period_s * unit_s, overflow_bytes
-
-
 def _latency_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
     schedule = simulate(problem, device, rank)
     period_s, _ = periods(problem, device[None])
@@ -160,13 +135,6 @@ def _block_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> 
     return replace(evaluation, value_s=evaluation.latency_s)
 
 
-def _periods(
-    problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None = None
-) -> Values:
-    del ranks  # a full pipeline has no order
-    return at_least_serial(problem, devices, periods(problem, devices))
-
-
 def _loads(
     problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None = None
 ) -> Values:
@@ -180,7 +148,7 @@ OBJECTIVES: dict[str, Objective] = {
         ordered=True, pipelined=False, on_links=True, memory="run",
     ),
     "throughput": Objective(
-        values=_periods, score=_period_score, quantity="period",
+        values=periods, score=_period_score, quantity="period",
         ordered=False, pipelined=True, on_links=True, memory="pipeline",
     ),
     # Tarnawski et al. 2020: devices meet in host memory.

@@ -22,7 +22,7 @@ from gdp.bounds.loads import build_loads
 from gdp.bounds.work import shared_work_s
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim.objectives import periods
+from gdp.sim.latency import periods
 from gdp.sim.score import values
 
 TOLERANCE = 1e-9

@@ -14,7 +14,7 @@ from gdp.costs.learned import LearnedCosts
 from gdp.costs.profile import Overheads, Profile, ProfileError
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.prepare import prepare_problem
-from gdp.sim.objectives import periods
+from gdp.sim.latency import periods
 
 
 def profile(overheads: Overheads) -> Profile:

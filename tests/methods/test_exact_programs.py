@@ -258,7 +258,7 @@ def test_calls_in_a_row_by_hand() -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_the_least_period_is_found_where_memory_cannot_bind() -> None:
-    from gdp.sim.objectives import periods
+    from gdp.sim.latency import periods
 
     proven = 0
     for seed in range(8):

@@ -35,7 +35,7 @@ from gdp.methods.pipeline.stage_costs import stage_costs
 from gdp.methods.table import METHODS
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim import host_load
-from gdp.sim.objectives import periods
+from gdp.sim.latency import periods
 
 SEARCH = Search(seconds=None)
 

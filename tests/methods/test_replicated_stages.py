@@ -27,7 +27,7 @@ from gdp.methods.portfolio import auto
 from gdp.methods.table import METHODS
 from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim.objectives import periods
+from gdp.sim.latency import periods
 from gdp.sim.score import may_replicate, peak_bytes, period_s, score
 
 SEARCH = Search(seconds=None)

@@ -11,7 +11,7 @@ from tiny import plain_graph, random_devices, random_problem, unit_cluster
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim.objectives import periods
+from gdp.sim.latency import periods
 from gdp.sim.score import may_replicate, peak_bytes, period_s, replicated_score, score
 
 TEAMS: list[Teams] = [((0, 1),), ((0, 1, 2),), ((1, 3),), ((0, 2), (1, 3)), ((0, 1), (2, 3, 4))]

@@ -6,8 +6,8 @@ from reference_simulator import period
 from reference_simulator import pipeline_peaks as wanted_peaks
 from tiny import random_devices, random_problem, without_queues
 
+from gdp.sim.latency import periods
 from gdp.sim.memory import pipeline_peaks
-from gdp.sim.objectives import periods
 
 
 @pytest.mark.parametrize("free", [False, True])

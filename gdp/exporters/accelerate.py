@@ -92,12 +92,13 @@ def _merged(owner: Mapping[str, int]) -> dict[str, int]:
     kept: dict[str, int] = {}
     for path in sorted(below, key=lambda p: (p.count("."), p)):
         parts = path.split(".") if path else []
-        covered = any(".".join(parts[:depth]) in kept for depth in range(len(parts)))
-        if len(below[path]) == 1 and not covered:
-            kept[path] = next(iter(below[path]))
-        elif path in owner and not covered:
-            # The module holds weights itself while its children lie elsewhere.
-            kept[path] = owner[path]
+        above = [".".join(parts[:depth]) for depth in reversed(range(len(parts)))]
+        # accelerate follows the longest entry that a module's path begins with.
+        inherited = next((kept[ancestor] for ancestor in above if ancestor in kept), None)
+        # A module may hold weights itself while its children lie elsewhere.
+        own = below[path] if len(below[path]) == 1 else {owner.get(path)}
+        if own.isdisjoint({None, inherited}):
+            (kept[path],) = own
     return kept
 
 

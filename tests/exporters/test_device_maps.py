@@ -12,6 +12,7 @@ import pytest
 import gdp
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Device, make_cluster
+from gdp.commands.accelerate import kept_modules
 from gdp.costs.offload import with_offload
 from gdp.errors import PlacementError
 from gdp.exporters.accelerate import device_map, export_accelerate, hugging_face_names
@@ -64,6 +65,40 @@ def test_the_main_device_comes_first_and_what_is_offloaded_last() -> None:
     cluster = with_offload(BOX, ["disk"])
     placement = make_placement(layered(), cluster, np.array([3, 2, 2, 2, 1]))
     assert list(device_map(layered(), placement, cluster).values()) == [0, 1, "disk"]
+
+
+def test_children_that_lie_elsewhere_than_their_module_have_entries_of_their_own() -> None:
+    """`model` holds a weight itself, as does its last layer, with two children on two devices."""
+    scope = ["model", "model.a", "model.last", "model.last.b", "model.last.c", "head"]
+    graph = make_graph(
+        "lm", list("mabcdh"), ["Gemm"] * 6, [(i, 4) for i in range(5)],
+        [(i, i + 1) for i in range(5)], weight_bytes=[8] * 6, scope=scope,
+    )  # fmt: skip
+    placement = make_placement(graph, BOX, np.array([1, 2, 2, 1, 2, 2]))
+    assert device_map(graph, placement, BOX) == {
+        "model": 0, "model.last.b": 0, "head": 1, "model.a": 1, "model.last": 1
+    }  # fmt: skip
+    apart = make_placement(graph, BOX, np.array([1, 2, 1, 1, 1, 2]))
+    assert device_map(graph, apart, BOX) == {"model": 0, "head": 1, "model.a": 1}
+    alone = make_placement(graph, BOX, np.array([2, 1, 2, 1, 1, 2]))
+    assert device_map(graph, alone, BOX) == {
+        "model.a": 0, "model.last.b": 0, "model.last.c": 0, "head": 1, "model": 1
+    }  # fmt: skip
+
+
+def test_a_weight_of_the_whole_model_that_no_op_reads_moves_nothing_else() -> None:
+    module = Held({"unused": object(), "model.embed.weight": object()})
+    found = device_map(layered(), placed([2, 1, 1, 1, 2]), BOX, module)
+    assert found == {"": 0, "head": 1, "model.embed": 1}
+
+
+def test_modules_with_weights_of_their_own_or_named_by_the_model_stay_whole() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    block = type("Block", (torch.nn.Sequential,), {})
+    model = torch.nn.Sequential(block(torch.nn.ReLU()), torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    assert set(kept_modules(model)) == {"1.0"}
+    model._no_split_modules = ["Block"]
+    assert set(kept_modules(model)) == {"0", "1.0"}
 
 
 def test_one_device_needs_one_entry() -> None:

@@ -18,7 +18,7 @@ from gguf_models import write_gguf
 from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.block_plans import plan_llamacpp
+from gdp.commands.block_plans import _crossing, plan_llamacpp
 from gdp.commands.execute import export, place_for
 from gdp.constraints import Constraints, Pin
 from gdp.costs.roofline import roofline
@@ -236,6 +236,36 @@ def test_a_gpu_that_is_far_away_is_left_out() -> None:
     assert quickest(graph, far, seconds) == list(range(7))
     near = replace(far, link_latency_s=0.5 * (1 - np.eye(2)))
     assert quickest(graph, near, seconds) == [0]
+
+
+@pytest.mark.parametrize(("latency_s", "away"), [(0.6, []), (0.4, [2])])
+def test_experts_on_the_cpu_wait_for_both_ways(latency_s: float, away: list[int]) -> None:
+    """Experts of 2 s on the GPU and 1 s on the CPU, there and back over a link."""
+    graph = two_blocks(40, 400)
+    seconds = np.tile([100.0, 1.0], (graph.num_ops, 1))
+    seconds[0, 0], seconds[2] = 1.0, (1.0, 2.0)
+    seconds[graph.is_io] = 0.0
+    cluster = replace(box(10**6), link_latency_s=latency_s * (1 - np.eye(2)))
+    assert quickest(graph, cluster, seconds) == [0, *away]
+
+
+def test_a_tensor_crosses_once_however_many_ops_read_it() -> None:
+    """Ops 1 and 2 read the 100 bytes of op 0, and one of them the other's 30; op 3 reads both."""
+    graph = make_graph(
+        "fan", list("abcd"), ["MatMul"] * 4, [(0, 100), (1, 30), (2, 7)],
+        [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)],
+    )  # fmt: skip
+    assert _crossing(graph, np.array([1, 2])) == (100, 37)
+    assert _crossing(graph, np.array([0])) == (0, 100)
+
+
+def test_experts_on_another_gpu_than_their_block_are_refused() -> None:
+    graph, cluster = two_blocks(40, 400), box(MIB, MIB)
+    device = np.array([0, 1, 2, 1, 1, 1, 1, 0])
+    with pytest.raises(PlacementError, match="experts of block 0 are on another GPU"):
+        flags_of(graph, make_placement(graph, cluster, device), cluster)
+    device[2] = 0
+    assert len(flags_of(graph, make_placement(graph, cluster, device), cluster).override_tensor) == 1
 
 
 def test_demands_are_kept_or_refused(tmp_path: Path) -> None:

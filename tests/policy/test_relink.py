@@ -60,6 +60,17 @@ def test_parts_that_gain_nothing_alone_are_taken_together(objective: str) -> Non
     np.testing.assert_array_equal(made.device, np.tile([0, 1, 2], length))
 
 
+def test_the_best_of_many_others_give_their_parts_first() -> None:
+    """Only the second best of twelve has the second chain where it is fast."""
+    problem = two_chains(8)
+    poor = [np.tile([2 + k % 2] * 2, 8) for k in range(10)]
+    devices = np.stack([np.tile([0, 3], 8), *poor[:5], np.tile([2, 1], 8), *poor[5:]])
+    rated = evaluate_rules(problem, devices)
+    assert sorted(rated.seconds)[1:3] == [24.0, 48.0]
+    made = relink(problem, devices, rated.seconds, rated.overflow)
+    np.testing.assert_array_equal(made.device, np.tile([0, 1], 8))
+
+
 def test_a_part_makes_it_fit() -> None:
     """A device holds the weights of two of three ops; both placements put all three on one."""
     graph = plain_graph(3, [(0, 1), (1, 2)], weight_bytes=[10, 10, 10])

@@ -123,6 +123,8 @@ def test_sums_of_ticks_are_exact_in_any_order() -> None:
         ticks = times / problem.unit.grid
         assert (ticks == np.round(ticks)).all()
         assert ticks.sum() < 2.0**52
+        latency = problem.cluster.link_latency_s / problem.unit.grid
+        assert (latency == np.round(latency)).all()
         rng = np.random.default_rng(seed)
         assert len({float(np.cumsum(rng.permutation(times))[-1]) for _ in range(10)}) == 1
 
@@ -157,6 +159,20 @@ def test_ticks_of_a_problem_in_ticks_are_the_problem() -> None:
 def test_the_common_divisor_of_times(times: list[float], divisor: float | None) -> None:
     found = common_divisor(np.array(sorted(times)), 1e-6)
     assert found == (None if divisor is None else pytest.approx(divisor, rel=1e-9))
+
+
+def test_launches_and_latencies_stay_what_they_are_to_other_times() -> None:
+    """Ops of 0.3 and 0.9 s, launches of 0.1 s, latencies of 0.2 s, transfers of 0.5 s in all."""
+    machine = unit_cluster(2)
+    cluster = replace(
+        machine, devices=tuple(replace(d, dispatch_s=0.1) for d in machine.devices),
+        link_latency_s=0.2 * (1 - np.eye(2)), link_bytes_per_s=np.array([[np.inf, 10], [10, np.inf]]),
+    )  # fmt: skip
+    graph = plain_graph(3, [(0, 1), (1, 2)], [3, 3, 3])
+    times = np.array([[0.3, 0.9], [0.9, 0.3], [0.3, 0.3]])
+    ticks = in_ticks(make_problem(graph, cluster, times))
+    launch, latency = ticks.cluster.devices[0].dispatch_s, float(ticks.cluster.link_latency_s[0, 1])
+    assert (3 * launch, 9 * launch, 2 * launch) == (*sorted({*ticks.compute_s.flat}), latency)
 
 
 def test_transfers_are_whole_ticks() -> None:

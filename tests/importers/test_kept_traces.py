@@ -75,9 +75,12 @@ def test_what_a_trace_depends_on_is_traced_anew(
     monkeypatch.setattr(kept, "_versions", lambda: ["torch 0"])
     assert load(asked).digest == first.digest
     assert len(traces) == 4
-    monkeypatch.setenv("GDP_KEEP_TRACES", "0")
+    monkeypatch.setattr(kept, "_code", lambda: "of another importer")
     assert load(asked).digest == first.digest
     assert len(traces) == 5
+    monkeypatch.setenv("GDP_KEEP_TRACES", "0")
+    assert load(asked).digest == first.digest
+    assert len(traces) == 6
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 100, None])

@@ -94,9 +94,10 @@ def test_a_buffer_that_is_updated_stays_where_it_is_read() -> None:
     assert graph.weight_bytes.tolist().count(16) == 1
 
 
-def test_dropout_outside_of_training_is_no_op() -> None:
-    graph = trace_torch(nn.Sequential(nn.Dropout(0.5), nn.ReLU()).eval(), (meta(4),))
-    assert inner(graph) == ["relu"]
+@pytest.mark.parametrize(("trains", "ops"), [(False, ["relu"]), (True, ["dropout", "relu"])])
+def test_dropout_is_an_op_in_training_only(trains: bool, ops: list[str]) -> None:
+    graph = trace_torch(nn.Sequential(nn.Dropout(0.5), nn.ReLU()).train(trains), (meta(4),))
+    assert inner(graph) == ops
 
 
 def test_a_tied_weight_counts_once_where_both_readers_are() -> None:

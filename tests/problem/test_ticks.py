@@ -166,7 +166,8 @@ def test_launches_and_latencies_stay_what_they_are_to_other_times() -> None:
     machine = unit_cluster(2)
     cluster = replace(
         machine, devices=tuple(replace(d, dispatch_s=0.1) for d in machine.devices),
-        link_latency_s=0.2 * (1 - np.eye(2)), link_bytes_per_s=np.array([[np.inf, 10], [10, np.inf]]),
+        link_latency_s=0.2 * (1 - np.eye(2)),
+        link_bytes_per_s=np.array([[np.inf, 10.0], [10.0, np.inf]]),
     )  # fmt: skip
     graph = plain_graph(3, [(0, 1), (1, 2)], [3, 3, 3])
     times = np.array([[0.3, 0.9], [0.9, 0.3], [0.3, 0.3]])

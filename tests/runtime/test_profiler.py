@@ -14,6 +14,7 @@ from gdp.errors import ClusterError
 from gdp.importers.onnx.model import load_onnx
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
+from gdp.runtime.profile import record
 from gdp.runtime.profile.ort import (
     HELPERS,
     ProfileConfig,
@@ -22,7 +23,7 @@ from gdp.runtime.profile.ort import (
     profile_source,
     tagged,
 )
-from gdp.runtime.profile.record import statistic
+from gdp.runtime.profile.record import bandwidth, statistic, timed_rounds
 
 QUICK = ProfileConfig(rounds=2, seconds=0.02, min_runs=2, max_runs=3)
 
@@ -53,6 +54,25 @@ def small_network(path: Path) -> Path:
     opsets = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
     return path
+
+
+def test_bandwidth_is_the_slope_and_leaves_the_latency_out() -> None:
+    """10 us, and 1 us for every further 1,000 bytes."""
+    sizes = [1000, 2000, 5000]
+    assert bandwidth(sizes, [11e-6, 12e-6, 15e-6]) == pytest.approx(1e9)
+    assert bandwidth(sizes, [11e-6] * 3) == pytest.approx(1e13)  # no slower for more
+
+
+def test_rounds_share_their_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of calls of 10 ms, 1 s in 5 rounds is 20 a round, and one to see how long they take."""
+    clock = iter(np.arange(10_000) * 10e-3)
+    monkeypatch.setattr(record.time, "perf_counter", lambda: next(clock))
+    calls: list[int] = []
+    times = timed_rounds(lambda: calls.append(1), rounds=5, seconds=1.0)
+    assert times.shape[0] == 5
+    assert 19 <= times.shape[1] <= 20
+    assert len(calls) == times.size + 1
+    assert times == pytest.approx(10e-3)
 
 
 def test_every_op_is_in_the_kernel_that_replaced_it(tmp_path: Path) -> None:

@@ -95,10 +95,11 @@ def _merged(owner: Mapping[str, int]) -> dict[str, int]:
         above = [".".join(parts[:depth]) for depth in reversed(range(len(parts)))]
         # accelerate follows the longest entry that a module's path begins with.
         inherited = next((kept[ancestor] for ancestor in above if ancestor in kept), None)
-        # A module may hold weights itself while its children lie elsewhere.
-        own = below[path] if len(below[path]) == 1 else {owner.get(path)}
-        if own.isdisjoint({None, inherited}):
-            (kept[path],) = own
+        devices = below[path]
+        if len(devices) > 1:  # a module may hold weights itself while its children lie elsewhere
+            devices = {owner[path]} if path in owner else set[int]()
+        if devices - {inherited}:
+            (kept[path],) = devices
     return kept
 
 

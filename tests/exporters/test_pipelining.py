@@ -93,6 +93,10 @@ def test_within_what_simplicity_may_cost_the_fewest_bytes_are_sent() -> None:
             graph, cluster, [1, 2, 3, 4, 5], costs=roofline, simplicity=simplicity
         )
         assert np.bincount(found.placement.device, minlength=2)[1] == wanted
+    # Here the cut of four and two sends little, and the tensor behind it crosses the next cut.
+    graph = even_chain([1000, 1000, 1000, 10, 1000])
+    found = best_pipeline(graph, cluster, [1, 2, 3, 4, 5], costs=roofline, simplicity=0.3)
+    assert np.bincount(found.placement.device, minlength=2)[1] == 4
 
 
 def test_a_stage_pays_for_its_launch() -> None:

@@ -110,11 +110,22 @@ def test_a_tied_weight_counts_once_where_both_readers_are() -> None:
         def forward(self, ids: Any) -> Any:
             return self.head(self.embed(ids))
 
-    graph = trace_torch(Tied(), (torch.zeros(3, dtype=torch.long, device="meta"),))
+    ids = torch.zeros(3, dtype=torch.long, device="meta")
+    traced = TorchModel("tied", Tied(), (ids,)).trace()
+    assert traced.parameters == 50 * 8 + 50
+    graph = traced.graph
     embed, head = graph.op_index["embed/embedding"], graph.op_index["head/linear"]
     assert graph.weight_id[embed] == graph.weight_id[head]
     assert summary(graph)["weight_bytes"] == 4 * (50 * 8 + 50)
     assert graph.memory_traffic_bytes[embed] == 3 * (32 + 32 + 8)
+
+
+def test_layers_that_share_a_small_bias_hold_their_own_matrices_alone() -> None:
+    first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+    second.bias = first.bias
+    graph = trace_torch(nn.Sequential(first, second), (meta(2, 16),))
+    assert inner(graph) == ["linear", "linear"]
+    assert graph.weight_bytes[graph.weight_bytes > 0].tolist() == [4 * (256 + 16)] * 2
 
 
 def test_an_input_that_is_held_is_a_weight() -> None:

@@ -33,6 +33,8 @@ def test_a_step_of_a_small_network_by_hand() -> None:
     assert flop == first + second + 32 * (16 + 4) + first + 2 * second
     updates = [i for i, kind in enumerate(graph.op_types) if kind == "fused_sgd"]
     assert graph.flop[updates].sum() == 2 * (8 * 16 + 16 + 16 * 4 + 4)
+    # A gradient is read, and a parameter read and written.
+    assert graph.memory_traffic_bytes[updates].sum() == 3 * 4 * (8 * 16 + 16 + 16 * 4 + 4)
     assert [graph.op_types.count(t) for t in (INPUT, OUTPUT)] == [1, 1]
     assert graph.weight_bytes.sum() == 4 * (8 * 16 + 16 + 16 * 4 + 4)
 

@@ -162,18 +162,18 @@ def test_the_common_divisor_of_times(times: list[float], divisor: float | None) 
 
 
 def test_launches_and_latencies_stay_what_they_are_to_other_times() -> None:
-    """Ops of 0.3 and 0.9 s, launches of 0.1 s, latencies of 0.2 s, transfers of 0.5 s in all."""
+    """Ops of 0.3 and 0.9 s, launches of 0.1 s, latencies of 0.3 s, transfers of 0.6 s in all."""
     machine = unit_cluster(2)
     cluster = replace(
         machine, devices=tuple(replace(d, dispatch_s=0.1) for d in machine.devices),
-        link_latency_s=0.2 * (1 - np.eye(2)),
+        link_latency_s=0.3 * (1 - np.eye(2)),
         link_bytes_per_s=np.array([[np.inf, 10.0], [10.0, np.inf]]),
     )  # fmt: skip
     graph = plain_graph(3, [(0, 1), (1, 2)], [3, 3, 3])
     times = np.array([[0.3, 0.9], [0.9, 0.3], [0.3, 0.3]])
     ticks = in_ticks(make_problem(graph, cluster, times))
     launch, latency = ticks.cluster.devices[0].dispatch_s, float(ticks.cluster.link_latency_s[0, 1])
-    assert (3 * launch, 9 * launch, 2 * launch) == (*sorted({*ticks.compute_s.flat}), latency)
+    assert (3 * launch, 9 * launch, 3 * launch) == (*sorted({*ticks.compute_s.flat}), latency)
 
 
 def test_transfers_are_whole_ticks() -> None:

@@ -249,6 +249,16 @@ def test_experts_on_the_cpu_wait_for_both_ways(latency_s: float, away: list[int]
     assert quickest(graph, cluster, seconds) == [0, *away]
 
 
+def test_experts_that_are_quicker_on_a_cpu_without_room_stay_on_the_gpu() -> None:
+    """Beside the embedding the CPU has 70 bytes: for the experts of neither block."""
+    graph, cluster = two_blocks(80, 400, embedding=500), box(10**6, cpu_bytes=570)
+    seconds = np.tile([100.0, 1.0], (graph.num_ops, 1))
+    seconds[[0, 2, 4], 0] = 1.0, 0.5, 0.5
+    seconds[graph.is_io] = 0.0
+    near = replace(cluster, link_latency_s=np.zeros((2, 2)))
+    assert quickest(graph, near, seconds) == [0]
+
+
 def test_a_tensor_crosses_once_however_many_ops_read_it() -> None:
     """Ops 1 and 2 read the 100 bytes of op 0, and one of them the other's 30; op 3 reads both."""
     graph = make_graph(

@@ -13,7 +13,7 @@ from gdp.files.writing import is_written_by_gdp
 from gdp.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
-    from gdp.importers.jax.model import JaxModel
+    from gdp.importers.jax.trace import JaxModel
     from gdp.importers.program import Traced
     from gdp.importers.pytorch.model import TorchModel
 
@@ -194,7 +194,7 @@ def traced_model(spec: str) -> "JaxModel | TorchModel | OpGraph":
         from gdp.importers.pytorch.model import torch_model
 
         return torch_model(returned, spec)
-    from gdp.importers.jax.model import jax_model
+    from gdp.importers.jax.trace import jax_model
 
     return jax_model(returned, spec)
 

@@ -8,7 +8,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.models import Model, Traceable, is_onnx, is_traced, spec_of, traced_model
 
 if TYPE_CHECKING:
-    from gdp.importers.jax.model import JaxModel
+    from gdp.importers.jax.trace import JaxModel
     from gdp.importers.pytorch.model import TorchModel
 
 
@@ -35,7 +35,7 @@ def executable_model(model: Model) -> "tuple[str, Model | JaxModel | TorchModel]
     require_executable(model)
     if is_onnx(model):
         return "onnx", model
-    from gdp.importers.jax.model import JaxModel
+    from gdp.importers.jax.trace import JaxModel
 
     code = model if isinstance(model, Traceable) else traced_model(spec_of(model))
     if isinstance(code, OpGraph):

@@ -11,8 +11,7 @@ import pytest
 from gdp.errors import ModelError
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
-from gdp.importers.jax.model import JaxModel
-from gdp.importers.jax.trace import trace, trace_training_step
+from gdp.importers.jax.trace import JaxModel, trace, trace_training_step
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -55,7 +54,7 @@ def test_arguments_that_are_not_weights_are_inputs() -> None:
     graph = trace(mlp, LAYERS[:1], f32(2, 8))
     assert len(ops(graph, INPUT)) == 3
     assert graph.weight_bytes.sum() == 0
-    with pytest.raises(ValueError, match="do not fit 2 arguments"):
+    with pytest.raises(ModelError, match="do not fit 2 arguments"):
         trace(mlp, LAYERS, f32(2, 8), weight_argnums=2)
 
 

@@ -7,7 +7,7 @@ import pytest
 from tiny import brute_force_s, plain_graph, random_problem, unit_cluster
 
 from gdp.learn.evaluator import PlacementEvaluator
-from gdp.learn.hsdag.network import ParsingPass, init, network, replay, view_of
+from gdp.learn.hsdag.network import ParsingPass, init, replay, start, view_of
 from gdp.learn.hsdag.nodes import (
     NUM_FEATURES,
     SHAPE,
@@ -21,7 +21,6 @@ from gdp.learn.hsdag.nodes import (
 from gdp.learn.hsdag.train import (
     Learner,
     episode_loss,
-    first_state,
     hsdag,
     legal_of,
     parse_state,
@@ -137,11 +136,7 @@ def test_the_gradient_of_the_policy_loss_by_hand() -> None:
 def logits_again(learner: Learner, state: jax.Array, passes: ParsingPass) -> jax.Array:
     """What the loss makes of a recorded step."""
 
-    @jax.jit
-    def run(params, state, passes):
-        return replay(network(SMALL, params), learner.view, state, passes)
-
-    return run(learner.params, state, passes)
+    return jax.jit(replay)(learner.params, learner.view, state, passes)
 
 
 def test_the_loss_sees_the_groups_and_logits_of_the_episode() -> None:
@@ -149,7 +144,7 @@ def test_the_loss_sees_the_groups_and_logits_of_the_episode() -> None:
     problem = random_problem(3, num_ops=30)
     learner = Learner(problem, SMALL, PlacementEvaluator(problem, 100, None), 1, init(SMALL, 1))
     steps, _ = learner.episode(2)
-    state = first_state(SMALL, learner.params, learner.view)
+    state = start(learner.params, learner.view)
     for number in range(SMALL.steps):
         parsed = parse_state(SMALL, learner.params, learner.view, state, learner.nodes.count)
         passes = jax.tree.map(lambda rows, number=number: rows[number], steps.passes)
@@ -177,12 +172,12 @@ def test_evaluation_keeps_more_than_one_group() -> None:
     problem = random_problem(4, num_ops=60)
     nodes = make_nodes(problem, config)
     view, params = view_of(nodes, config.max_devices), init(config, 2)
-    parsed = parse_state(config, params, view, first_state(config, params, view), nodes.count)
+    parsed = parse_state(config, params, view, start(params, view), nodes.count)
     groups = np.unique(parsed.part[: nodes.count])
     assert 2 <= len(groups) < nodes.count
     assert (groups == np.arange(len(groups))).all()
     one = HsdagConfig(width=8, passes=1)
-    finer = parse_state(one, params, view, first_state(one, params, view), nodes.count)
+    finer = parse_state(one, params, view, start(params, view), nodes.count)
     assert len(np.unique(finer.part[: nodes.count])) > len(groups)
     # Each pass joins whole groups of the one before.
     pairs = {(a, b) for a, b in zip(finer.part.tolist(), parsed.part.tolist(), strict=True)}

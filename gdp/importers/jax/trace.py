@@ -6,8 +6,8 @@ one op. Nothing is executed and no array is allocated: arguments may be
 `jax.ShapeDtypeStruct`.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.importers.jax.jaxpr import (
+    JaxStep,
     LoopOptions,
     TraceContext,
     TracedProgram,
@@ -28,7 +29,16 @@ from gdp.importers.jax.jaxpr import (
     walk,
     whole,
 )
-from gdp.importers.program import Results, Stacked, Traced, Value, build, report, users_code
+from gdp.importers.program import (
+    Results,
+    Stacked,
+    Traced,
+    Value,
+    build,
+    positions,
+    report,
+    users_code,
+)
 from gdp.ops.rule import OpCost
 
 
@@ -55,18 +65,13 @@ def trace(
         The graph; equations that a transposition made are backward ops.
 
     Raises:
-        ModelError: JAX cannot trace the function, or it has no ops.
-        ValueError: `weight_argnums` name arguments that do not exist.
+        ModelError: JAX cannot trace the function, it has no ops, or `weight_argnums` name arguments
+            that do not exist.
     """
-    held = {weight_argnums} if isinstance(weight_argnums, int) else set(weight_argnums)
-    held = {i + len(args) if i < 0 else i for i in held}
-    if not held <= set(range(len(args))):
-        raise ValueError(f"weight_argnums {sorted(held)} do not fit {len(args)} arguments")
-    program = TracedProgram(options=LoopOptions(unroll_scan, trip_count, mark_transposed=True))
-    label = name or getattr(fn, "__name__", "traced")
-    result = traced(list_call(fn, args, held, label, program))
-    report(result)
-    return result.graph
+    options = {
+        "weight_argnums": weight_argnums, "unroll_scan": unroll_scan, "trip_count": trip_count,
+    }  # fmt: skip
+    return _reported(JaxModel(name or getattr(fn, "__name__", "traced"), fn, args, options))
 
 
 def trace_training_step(
@@ -104,13 +109,12 @@ def trace_training_step(
         ModelError: JAX cannot trace the loss, or it is not one number.
         ValueError: the batch does not divide into `microbatches`.
     """
+    options = {
+        "optimizer": optimizer, "microbatches": microbatches, "has_aux": has_aux,
+        "unroll_scan": unroll_scan, "trip_count": trip_count,
+    }  # fmt: skip
     label = name or getattr(loss_fn, "__name__", "loss") + "_step"
-    program = TracedProgram(options=LoopOptions(unroll_scan, trip_count))
-    result = traced(
-        list_training_step(loss_fn, params, batch, optimizer, microbatches, has_aux, label, program)
-    )
-    report(result)
-    return result.graph
+    return _reported(JaxModel(label, loss_fn, (params, batch), options))
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,18 +132,192 @@ class TracedCall:
     outputs: list[Value | Stacked]
 
 
-def list_call(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    held: Collection[int],
-    label: str,
-    program: TracedProgram,
-) -> TracedCall:
-    """The ops of `fn(*args)`; arguments in `held` are weights."""
-    closed, _ = make_jaxpr(fn, label, *args)
+_CALL_OPTIONS = ("name", "weight_argnums", "unroll_scan", "trip_count")
+_STEP_OPTIONS = ("name", "optimizer", "microbatches", "has_aux", "unroll_scan", "trip_count")
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedJax:
+    """A graph of a JAX function, and the steps that execute it."""
+
+    graph: OpGraph
+    steps: tuple[JaxStep, ...]  # in an order that computes every value before it is read
+    op_of: Mapping[int, int]  # the graph's op of each maker in the steps
+    arguments: Sequence[Value]  # as `TracedCall` orders them
+    outputs: Sequence[Value | Stacked]
+
+
+@dataclass(frozen=True, eq=False)
+class JaxModel:
+    """A function and its arguments, or a loss with parameters and a batch to make a training step
+    of. Arguments may be arrays or `jax.ShapeDtypeStruct`."""
+
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = _STEP_OPTIONS if self.trains else _CALL_OPTIONS
+        unknown = sorted(set(self.options) - set(known))
+        if unknown:
+            raise ModelError(
+                f"{self.name}: no option {unknown[0]!r}; there are {', '.join(_CALL_OPTIONS)}, and "
+                f"with 'optimizer' {', '.join(_STEP_OPTIONS[2:4])}"
+            )
+        if self.trains and len(self.args) != 2:
+            raise ModelError(
+                f"{self.name}: a training step needs (loss, (parameters, batch)), got "
+                f"{len(self.args)} arguments"
+            )
+
+    @property
+    def trains(self) -> bool:
+        """True where the function is a loss that a training step is made of."""
+        return "optimizer" in self.options
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The arguments that are weights."""
+        if self.trains:
+            return frozenset({0})
+        wanted = self.options.get("weight_argnums", ())
+        indices = [wanted] if isinstance(wanted, int) else list(wanted)
+        held = frozenset(i + len(self.args) if i < 0 else i for i in indices)
+        if not held <= set(range(len(self.args))):
+            raise ModelError(
+                f"{self.name}: weight_argnums {sorted(held)} do not fit {len(self.args)} arguments"
+            )
+        return held
+
+    @property
+    def microbatches(self) -> int:
+        """Pieces that a training step cuts its batch into."""
+        return int(self.options.get("microbatches", 1))
+
+    @property
+    def has_aux(self) -> bool:
+        """True where the loss returns (loss, anything)."""
+        return bool(self.options.get("has_aux", False))
+
+    def trace(self) -> Traced:
+        """The graph, with what was estimated or assumed."""
+        return _traced(self._listing(record=False))
+
+    def record(self) -> RecordedJax:
+        """The graph, and the steps that compute its values."""
+        listing = self._listing(record=True)
+        graph = _traced(listing).graph
+        return RecordedJax(
+            graph=graph,
+            steps=tuple(listing.program.steps or ()),
+            op_of=positions(graph, listing.program, listing.results),
+            arguments=listing.arguments,
+            outputs=listing.outputs,
+        )
+
+    def _listing(self, *, record: bool) -> TracedCall:
+        chosen = self.options
+        options = LoopOptions(
+            chosen.get("unroll_scan", False), chosen.get("trip_count"),
+            mark_transposed=not self.trains,
+        )  # fmt: skip
+        program = TracedProgram(options=options, steps=[] if record else None)
+        label = str(chosen.get("name") or self.name)
+        return (_list_training_step if self.trains else _list_call)(self, label, program)
+
+    def leaves(self, args: Sequence[Any]) -> list[Any]:
+        """Values of the arguments in the order of `TracedCall.arguments`; the optimizer's state is
+        what it starts from."""
+        import jax
+
+        if not self.trains:
+            return jax.tree.leaves(tuple(args))
+        params, batch = args
+        optimizer = self.options["optimizer"]
+        state = () if optimizer is None else jax.jit(optimizer.init)(params)
+        pieces = [self._piece(batch, k) for k in range(self.microbatches)]
+        return jax.tree.leaves((params, state, pieces))
+
+    def uncut(self) -> Callable[..., list[Any]]:
+        """A function from `leaves` to the leaves of the results, in the order of
+        `TracedCall.outputs`: what a placement of the graph must compute."""
+        import jax
+
+        if not self.trains:
+            form = jax.tree.structure(self.args)
+            return lambda *leaves: jax.tree.leaves(self.fn(*jax.tree.unflatten(form, leaves)))
+        params, batch = self.args
+        optimizer = self.options["optimizer"]
+        state = () if optimizer is None else jax.eval_shape(optimizer.init, params)
+        piece = _cut_batch(batch, self.microbatches)
+        form = jax.tree.structure((params, state, [piece] * self.microbatches))
+        return lambda *leaves: jax.tree.leaves(self._step(*jax.tree.unflatten(form, leaves)))
+
+    def _step(self, params: Any, state: Any, pieces: Sequence[Any]) -> Any:
+        """Gradients and losses of microbatches are added up, then the optimizer runs once."""
+        import jax
+
+        optimizer = self.options["optimizer"]
+        gradient = jax.value_and_grad(self.fn, has_aux=self.has_aux)
+        results = [gradient(params, piece) for piece in pieces]
+        losses = [loss[0] if self.has_aux else loss for loss, _ in results]
+        total = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *(g for _, g in results))
+        loss = sum(losses[1:], losses[0])
+        if optimizer is None:
+            return loss, total
+        import optax
+
+        updates, state = optimizer.update(total, state, params)
+        return loss, optax.apply_updates(params, updates), state
+
+    def _piece(self, batch: Any, k: int) -> Any:
+        """Microbatch `k`; numbers without axes are the same in each."""
+        import jax
+
+        if self.microbatches == 1:
+            return batch
+
+        def cut(leaf: Any) -> Any:
+            if not leaf.shape:
+                return leaf
+            rows = leaf.shape[0] // self.microbatches
+            return leaf[k * rows : (k + 1) * rows]
+
+        return jax.tree.map(cut, batch)
+
+
+def jax_model(returned: Any, name: str) -> JaxModel:
+    """The model that a user's function returned: (function, arguments) or (function, arguments,
+    options). Raises `ModelError` for anything else."""
+    well = isinstance(returned, tuple) and len(returned) in (2, 3) and callable(returned[0])
+    if not well or not isinstance(returned[1], tuple | list):
+        raise ModelError(
+            f"{name!r} must return (function, arguments) or (function, arguments, options) with a "
+            f"tuple of example arguments, or an OpGraph; got {type(returned).__name__}"
+        )
+    options = returned[2] if len(returned) == 3 else {}
+    if not isinstance(options, Mapping):
+        raise ModelError(
+            f"{name!r}: options must be a dict such as {{'weight_argnums': 0}}, "
+            f"got {type(options).__name__}"
+        )
+    return JaxModel(name.rpartition(":")[2], returned[0], tuple(returned[1]), options)
+
+
+def _reported(model: JaxModel) -> OpGraph:
+    result = model.trace()
+    report(result)
+    return result.graph
+
+
+def _list_call(model: JaxModel, label: str, program: TracedProgram) -> TracedCall:
+    """The ops of the function; arguments that are held are weights."""
+    closed, _ = _make_jaxpr(model.fn, label, *model.args)
+    held = model.held
     values: list[Value] = []
-    for i, argument in enumerate(args):
-        for path, leaf in leaves(argument):
+    for i, argument in enumerate(model.args):
+        for path, leaf in _leaves(argument):
             values.append(
                 new_weight(program, leaf)
                 if i in held
@@ -150,19 +328,12 @@ def list_call(
     return TracedCall(label, program, Results(), values, [*results])
 
 
-def list_training_step(
-    loss_fn: Callable[..., Any],
-    params: Any,
-    batch: Any,
-    optimizer: Any,
-    microbatches: int,
-    has_aux: bool,
-    label: str,
-    program: TracedProgram,
-) -> TracedCall:
+def _list_training_step(model: JaxModel, label: str, program: TracedProgram) -> TracedCall:
     """The ops of one step: the loss of every microbatch, gradients added up, and an update."""
-    closed, num_params = _gradient_jaxpr(loss_fn, params, batch, microbatches, has_aux, label)
-    weights = [new_weight(program, leaf) for _, leaf in leaves(params)]
+    params, batch = model.args
+    optimizer, microbatches = model.options["optimizer"], model.microbatches
+    closed, num_params = _gradient_jaxpr(model, label)
+    weights = [new_weight(program, leaf) for _, leaf in _leaves(params)]
     consts = closed_constants(program, closed)
     total: list[Value | Stacked] = []
     inputs: list[Value] = []
@@ -170,7 +341,7 @@ def list_training_step(
         suffix = f".{k}" if microbatches > 1 else ""
         mine = [
             _input(program, f"batch{path}{suffix}", value_of(leaf))
-            for path, leaf in leaves(cut_batch(batch, microbatches))
+            for path, leaf in _leaves(_cut_batch(batch, microbatches))
         ]
         inputs += mine
         seed = value_of(closed.jaxpr.invars[-1].aval)
@@ -189,25 +360,23 @@ def list_training_step(
     return TracedCall(label, program, Results(state=state, together=True), arguments, outputs)
 
 
-def _gradient_jaxpr(
-    loss_fn: Callable[..., Any], params: Any, batch: Any, microbatches: int, has_aux: bool,
-    label: str,
-) -> tuple[Any, int]:  # fmt: skip
+def _gradient_jaxpr(model: JaxModel, label: str) -> tuple[Any, int]:
     """The program (params, batch, seed) -> (loss, gradients), and the number of gradients."""
     import jax
 
     def step(params: Any, batch: Any, seed: Any) -> Any:
         # The seed is an argument, so that all that depends on it is known to be backward.
-        loss, pull, *aux = jax.vjp(lambda p: loss_fn(p, batch), params, has_aux=has_aux)
+        loss, pull, *aux = jax.vjp(lambda p: model.fn(p, batch), params, has_aux=model.has_aux)
         del aux
         return loss, pull(seed)[0]
 
-    piece = cut_batch(batch, microbatches)
-    loss = evaluated(lambda: jax.eval_shape(loss_fn, params, piece), label)
-    loss = loss[0] if has_aux else loss
+    params, batch = model.args
+    piece = _cut_batch(batch, model.microbatches)
+    loss = _evaluated(lambda: jax.eval_shape(model.fn, params, piece), label)
+    loss = loss[0] if model.has_aux else loss
     if getattr(loss, "shape", None) != ():
         raise ModelError(f"{label}: the loss must be one number, got {loss}")
-    closed, shapes = make_jaxpr(step, label, params, piece, jax.ShapeDtypeStruct((), loss.dtype))
+    closed, shapes = _make_jaxpr(step, label, params, piece, jax.ShapeDtypeStruct((), loss.dtype))
     return closed, len(jax.tree.leaves(shapes[1]))
 
 
@@ -228,9 +397,9 @@ def _update(
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 
-    state = evaluated(lambda: jax.eval_shape(optimizer.init, params), label)
-    closed, _ = make_jaxpr(update, label, params, state, params)
-    states = [new_weight(program, leaf) for _, leaf in leaves(state)]
+    state = _evaluated(lambda: jax.eval_shape(optimizer.init, params), label)
+    closed, _ = _make_jaxpr(update, label, params, state, params)
+    states = [new_weight(program, leaf) for _, leaf in _leaves(state)]
     program.backward, program.optimizer_starts = True, len(program.ops)
     # Gradients that come row by row (of a stacked weight in an unrolled loop) are applied so.
     shapes = {g.dims for g in gradients if isinstance(g, Stacked)}
@@ -271,7 +440,7 @@ def _add(program: TracedProgram, one: Value | Stacked, two: Value | Stacked) -> 
     return add_op(program, "add", TraceContext("accumulate"), [a, b], [out], cost)[0]
 
 
-def cut_batch(batch: Any, microbatches: int) -> Any:
+def _cut_batch(batch: Any, microbatches: int) -> Any:
     """Shapes of one microbatch; scalars and keys are the same in each."""
     import jax
 
@@ -308,14 +477,14 @@ def _rows(value: Value | Stacked) -> list[Value]:
     return value.rows if isinstance(value, Stacked) else [value]
 
 
-def make_jaxpr(fn: Callable[..., Any], label: str, *args: Any) -> tuple[Any, Any]:
+def _make_jaxpr(fn: Callable[..., Any], label: str, *args: Any) -> tuple[Any, Any]:
     """The closed jaxpr and the shapes of the results."""
     import jax
 
-    return evaluated(lambda: jax.make_jaxpr(fn, return_shape=True)(*args), label)
+    return _evaluated(lambda: jax.make_jaxpr(fn, return_shape=True)(*args), label)
 
 
-def evaluated(call: Callable[[], Any], label: str) -> Any:
+def _evaluated(call: Callable[[], Any], label: str) -> Any:
     """The result of tracing user code, whose own errors become one line."""
     try:
         with users_code():
@@ -326,7 +495,7 @@ def evaluated(call: Callable[[], Any], label: str) -> Any:
         raise ModelError(f"{label} cannot be traced by JAX: {reason}") from error
 
 
-def leaves(tree: Any) -> list[tuple[str, Any]]:
+def _leaves(tree: Any) -> list[tuple[str, Any]]:
     """(path, leaf) of a pytree; Python numbers become arrays of no axes."""
     import jax
 
@@ -337,7 +506,7 @@ def leaves(tree: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def traced(listing: TracedCall) -> Traced:
+def _traced(listing: TracedCall) -> Traced:
     """The graph of a listing, with what was estimated or assumed."""
     program = listing.program
     return Traced(

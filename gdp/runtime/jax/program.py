@@ -15,7 +15,7 @@ from jaxtyping import Int
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OUTPUT
 from gdp.importers.jax.jaxpr import JaxStep
-from gdp.importers.jax.model import RecordedJax
+from gdp.importers.jax.trace import RecordedJax
 from gdp.importers.program import Stacked, Value
 from gdp.runtime.async_execution import ProgramSegment
 from gdp.runtime.jax.values import as_numpy, stacked

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from gdp.cluster.types import Cluster
 from gdp.errors import ClusterError, ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.jax.model import JaxModel, RecordedJax
+from gdp.importers.jax.trace import JaxModel, RecordedJax
 from gdp.runtime.async_execution import (
     SEGMENT_RUNS,
     AsyncExecution,

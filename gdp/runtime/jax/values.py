@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.jax.model import JaxModel
+from gdp.importers.jax.trace import JaxModel
 
 RELATIVE_TOLERANCE = 1e-4
 """Of the largest magnitude in an array: other fusions add up in another order."""

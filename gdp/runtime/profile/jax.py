@@ -16,7 +16,7 @@ from gdp.cluster.presets import device_preset, preset_of_model
 from gdp.costs.learned import SEGMENT_OPS
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
-from gdp.importers.jax.model import JaxModel
+from gdp.importers.jax.trace import JaxModel
 from gdp.runtime.profile.record import bandwidth, runs_within, statistic, timed, timed_rounds
 
 EQUATIONS = SEGMENT_OPS

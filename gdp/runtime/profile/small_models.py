@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gdp.importers.jax.model import JaxModel
+from gdp.importers.jax.trace import JaxModel
 
 Shapes = tuple[int, ...]
 _WITH_MOMENTUM = ("tapered", "batched", "pyramid", "gates")  # the other families train by Adam

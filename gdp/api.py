@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.clock import COMPILE, Phases, waiting_for
-from gdp.cluster.load import Machine, load_cluster
+from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import Cluster, shared_overflow
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.cluster.load import Machine, load_cluster
+from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import Cluster, memory_pools
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.adapt import AdaptedCosts

@@ -19,9 +19,8 @@ import numpy as np
 from gdp.cli import options
 from gdp.cli.program import run
 from gdp.errors import InfeasibleError
-from gdp.learn.instances import Instance, draw
+from gdp.learn.instances import Instance, Problems, draw, load_problems
 from gdp.learn.labels import Label, LabelStore, load_labels, starts
-from gdp.learn.problems import Problems, load_problems
 from gdp.methods.base import Method, Search
 from gdp.policy.evaluate import assignment, judge
 from gdp.problem.problem import Problem

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from gdp.files.writing import TargetError
 from gdp.graph.file import load_graph
 from gdp.graph.op_graph import INPUT, OUTPUT
-from gdp.learn.problems import load_problems
+from gdp.learn.instances import load_problems
 from pretrain.corpus.__main__ import main
 from pretrain.corpus.build import build, build_missing, compact, read_manifest, traced
 from pretrain.corpus.families import FAMILIES, TEST, VALIDATION, corpus_graphs, models

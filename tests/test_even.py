@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import gdp
-from gdp.cluster.file import write_cluster
-from gdp.cluster.load import load_cluster
+from gdp.cluster.file import load_cluster, write_cluster
 from gdp.commands.reporting import report, trace
 from gdp.costs.roofline import roofline
 from gdp.graph.file import save_graph

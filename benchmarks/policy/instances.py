@@ -15,8 +15,7 @@ import numpy as np
 
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.graph.op_graph import OpGraph
-from gdp.learn.instances import Instance
-from gdp.learn.problems import Problems, load_problems
+from gdp.learn.instances import Instance, Problems, load_problems
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.search.local_search import local_search

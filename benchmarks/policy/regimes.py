@@ -33,8 +33,7 @@ from gdp.cli.program import run
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
-from gdp.learn.instances import Instance, limit_memory, make
-from gdp.learn.problems import Problems
+from gdp.learn.instances import Instance, Problems, limit_memory, make
 from gdp.methods.base import Answer, Method, Search
 from gdp.methods.portfolio import HEURISTICS, auto
 from gdp.methods.priorities import evaluate_rules

@@ -12,10 +12,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from gdp.learn.instances import Instance
+from gdp.learn.instances import Instance, Problems, load_problems
 from gdp.learn.labels import LabelStore, load_labels
 from gdp.learn.pretrain import LARGE, MISFIT, TIGHT
-from gdp.learn.problems import Problems, load_problems
 from gdp.methods.base import Search
 from gdp.policy.method import place_with_policy
 from gdp.policy.policy import Policy, load_policy

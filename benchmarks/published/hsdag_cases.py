@@ -14,7 +14,7 @@ from gdp import api
 from gdp.cluster.types import Cluster
 from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import OpGraph
-from gdp.learn.hsdag.nodes import HsdagConfig, published
+from gdp.learn.hsdag.network import HsdagConfig, published
 from gdp.learn.hsdag.train import hsdag
 from gdp.methods.base import Answer, Search
 from gdp.policy.model.config import Params

@@ -97,7 +97,7 @@ def torch_rows(options: Options) -> Iterable[Row]:
 def pipelining_rows(options: Options) -> Iterable[Row]:
     """Two processes with gloo, as `gdp export --to pipelining` writes them: seconds are those of a
     microbatch, of as many as are advised."""
-    from gdp.cluster.load import load_cluster
+    from gdp.cluster.file import load_cluster
     from gdp.commands.execute import export, place_for
     from gdp.models import load
 

@@ -120,7 +120,7 @@ def finetune(
     tenth teach the weights by PPO, and the rest is a local search.
     """
     from gdp.commands.finetuning import finetune as tune
-    from gdp.learn.metrics import progress_bar
+    from gdp.learn.pretrain import progress_bar
 
     graph, output = model.load(), outputs.paths["policy"]
     outputs.require(

@@ -1,7 +1,7 @@
 """The machine that runs it."""
 
 from gdp.cluster.detect import local_cluster
-from gdp.cluster.load import load_cluster
+from gdp.cluster.file import load_cluster
 from gdp.cluster.types import Cluster
 
 Cluster.load = staticmethod(load_cluster)

@@ -166,10 +166,10 @@ def _caches() -> Iterator[Check]:
 
 def _traces() -> Check:
     from gdp.files.kept import usage
-    from gdp.importers.pytorch import kept
+    from gdp.importers.pytorch.huggingface import TRACES, keeps_traces
 
-    kept_traces = usage(kept.KIND)
-    if not kept.keeps():
+    kept_traces = usage(TRACES)
+    if not keeps_traces():
         return Check("caches", "traces", OK, "not kept: GDP_KEEP_TRACES is off")
     if kept_traces is None:
         return Check("caches", "traces", WARN, "not kept: there is no home folder",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from gdp import api
-from gdp.cluster.load import Machine, load_cluster
+from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.accelerate import PlannedPlacement, cluster_with_offload, whole_modules
 from gdp.commands.code_models import executable_model, model_label, require_executable

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from gdp import api
-from gdp.cluster.load import Machine
+from gdp.cluster.file import Machine
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.constraints import Constraints, allowed_mask, matching, together_ids
 from gdp.costs.base import CostModel

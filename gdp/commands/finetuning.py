@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
-from gdp.cluster.load import Machine, load_cluster
+from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel

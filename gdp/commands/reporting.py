@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gdp import api
-from gdp.cluster.load import Machine
+from gdp.cluster.file import Machine
 from gdp.cluster.types import Cluster
 from gdp.commands.tuning import Tuned
 from gdp.costs.adapt import adapt, learned_rows

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gdp import api
-from gdp.cluster.load import Machine, load_cluster
+from gdp.cluster.file import Machine, load_cluster
 from gdp.commands.execute import Executor, Placing, ReadyPlacement, runnable
 from gdp.constraints import Constraints
 from gdp.costs import machine

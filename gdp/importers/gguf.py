@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 from gdp.errors import MissingExtraError, ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpDetail, OpGraph
+from gdp.importers.program import batch_of, spec_parts
 from gdp.ops.rule import RMS_NORMALISE_FLOP, SIGMOID_FLOP, attention_flop
 from gdp.units import MAX_SIZE_BYTES
 from gdp.version import install_command
@@ -151,6 +151,9 @@ _PRODUCTS = (
 )  # fmt: skip
 
 
+_KEYS = frozenset(("batch", "sequence", "decode"))
+
+
 @dataclass(frozen=True)
 class GgufSpec:
     """A file, and the batch that its graph is of."""
@@ -167,18 +170,8 @@ def parse_gguf_spec(text: str) -> GgufSpec:
     >>> parse_gguf_spec("m.gguf?sequence=4096&decode")
     GgufSpec(path='m.gguf', batch=1, sequence=4096, decode=True)
     """
-    path, _, query = text.partition("?")
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    if unknown := sorted(given.keys() - {"batch", "sequence", "decode"}):
-        raise ModelError(
-            f"{text!r} must look like MODEL.gguf?batch=1&sequence=512&decode, got {unknown[0]!r}"
-        )
-    sizes = {key: given.get(key, str(getattr(GgufSpec, key))) for key in ("batch", "sequence")}
-    for key, size in sizes.items():
-        if not (size.isascii() and size.isdecimal() and 1 <= int(size) < 1 << 31):
-            raise ModelError(f"{key} must be a positive whole number below 2**31, got {size!r}")
-    decode = given.get("decode", "0") in ("", "1", "true")
-    return GgufSpec(path, int(sizes["batch"]), int(sizes["sequence"]), decode)
+    path, given = spec_parts(text, "MODEL.gguf?batch=1&sequence=512&decode", _KEYS)
+    return GgufSpec(path, *batch_of(given))
 
 
 def gguf_files(text: str) -> list[Path]:

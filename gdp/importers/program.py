@@ -12,8 +12,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
 
 from gdp.errors import ModelError
+from gdp.graph.groups import components, merge_ids
 from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
 
 _log = logging.getLogger(__name__)
@@ -116,24 +120,6 @@ class Results:
     # New values of weights, and the weights that they replace in place.
     state: Sequence[tuple[Value | Stacked, Value | Stacked]] = ()
     together: bool = False  # ops that read or update a weight share a device
-
-
-@dataclass
-class _Sets:
-    """Disjoint sets of anything hashable."""
-
-    parent: dict = field(default_factory=dict)
-
-    def find(self, x: object) -> object:
-        """Representative of the set of x; a new x is a set of its own."""
-        while self.parent.setdefault(x, x) != x:
-            self.parent[x] = self.parent[self.parent[x]]
-            x = self.parent[x]
-        return x
-
-    def union(self, x: object, y: object) -> None:
-        """Join two sets under the representative of x."""
-        self.parent[self.find(y)] = self.find(x)
 
 
 def build(name: str, program: ProgramOps, results: Results) -> OpGraph:
@@ -275,36 +261,34 @@ def _colocate(
     program: ProgramOps, results: Results, live: Sequence[int], keys: Sequence[Sequence[Key]]
 ) -> list[int]:
     """Ids such that all that reads or updates a weight shares a device: its state never moves."""
-    sets = _Sets()
-    present = {key for weight_keys in keys for key in weight_keys}
-    for op, weight_keys in zip(live, keys, strict=True):
-        for key in weight_keys:
-            sets.union(key, op)
-    updates = _Sets()
-    start = len(program.ops) if program.optimizer_starts is None else program.optimizer_starts
-    for op, weight_keys in zip(live, keys, strict=True):
-        if op >= start:
-            for key in weight_keys:
-                updates.union(key, op)
-            # Numbers such as learning rates and norms serve all weights; arrays serve one.
-            for value in program.ops[op].ins:
-                if value.maker >= start and len(value.dims) and value.nbytes > value.itemsize:
-                    updates.union(value.maker, op)
+    num_ops = len(program.ops)
+    node = {key: num_ops + i for i, key in enumerate(dict.fromkeys(itertools.chain(*keys)))}
+    ties = [(node[key], op) for op, own in zip(live, keys, strict=True) for key in own]
+    start = num_ops if program.optimizer_starts is None else program.optimizer_starts
+    updates = [(weight, op) for weight, op in ties if op >= start]
+    for op in live:
+        # Numbers such as learning rates and norms serve all weights; arrays serve one.
+        updates += [
+            (value.maker, op)
+            for value in (program.ops[op].ins if op >= start else ())
+            if value.maker >= start and len(value.dims) and value.nbytes > value.itemsize
+        ]
     for new, old in results.state:
         for row, kept in zip(_rows(new), _rows(old), strict=False):
-            key = kept.weight if kept.weight in present else (kept.weight or ())[:1]
-            if key in present and row.maker >= 0:
-                updates.union(key, row.maker)
-                sets.union(key, row.maker)
-    members: dict[object, list[object]] = {}
-    for item in list(updates.parent):
-        members.setdefault(updates.find(item), []).append(item)
-    for group in members.values():
-        held = [item for item in group if isinstance(item, tuple)]
-        for item in group if held else ():
-            sets.union(held[0], item)
-    ids: dict[object, int] = {}
-    return [ids.setdefault(sets.find(op), len(ids)) for op in live]
+            key = kept.weight if kept.weight in node else (kept.weight or ())[:1]
+            if key in node and row.maker >= 0:
+                updates.append((node[key], row.maker))
+    updated = _components(updates, num_ops + len(node))
+    # Ops that update together go to the first weight of theirs; without one they are free.
+    first = {updated[weight]: weight for weight in reversed(node.values())}
+    ties += [(first[part], one) for one, part in enumerate(updated) if part in first]
+    labels = np.array(_components(ties, len(updated)))[list(live)]
+    return merge_ids(labels, None).tolist()
+
+
+def _components(pairs: Sequence[tuple[int, int]], count: int) -> list[int]:
+    src, dst = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return components(src, dst, count).tolist()
 
 
 def _names(ops: Sequence[Op]) -> list[str]:
@@ -331,6 +315,32 @@ def _detail(op: Op) -> OpDetail:
         output_shapes=tuple(out.dims for out in op.outs),
         attributes=op.attributes,
     )
+
+
+def spec_parts(
+    text: str, form: str, keys: frozenset[str], prefix: str = ""
+) -> tuple[str, dict[str, str]]:
+    """(path, parameters) of a spec such as MODEL.gguf?batch=2&decode, less its prefix.
+
+    Raises `ModelError`, which shows the `form`, where the path is missing or a key unknown.
+    """
+    path, _, query = text.removeprefix(prefix).partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(given.keys() - keys)
+    if unknown or not path:
+        got = repr(unknown[0] if unknown else "no path")
+        raise ModelError(f"{text!r} must look like {form}, got {got}")
+    return path, given
+
+
+def batch_of(given: Mapping[str, str]) -> tuple[int, int, bool]:
+    """(batch, sequence, decode) of a spec's parameters; raises `ModelError` for other values."""
+    sizes = {"batch": given.get("batch", "1"), "sequence": given.get("sequence", "512")}
+    for key, size in sizes.items():
+        if not (size.isascii() and size.isdecimal() and 1 <= int(size) < 1 << 31):
+            raise ModelError(f"{key} must be a positive whole number below 2**31, got {size!r}")
+    decode = given.get("decode", "0") in ("", "1", "true")
+    return int(sizes["batch"]), int(sizes["sequence"]), decode
 
 
 @contextlib.contextmanager

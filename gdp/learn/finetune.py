@@ -30,6 +30,7 @@ from jaxtyping import Float, Int
 
 from gdp.clock import Clock
 from gdp.errors import of_kind
+from gdp.files.kept import use_xla_cache
 from gdp.files.writing import OverwritePolicy, check_folder_writable
 from gdp.learn.evaluator import PlacementEvaluator, Reward
 from gdp.learn.ppo import (
@@ -46,12 +47,11 @@ from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES, rules_of
 from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import Advice, advice, advise, incumbents, with_incumbent
-from gdp.policy.compilation import use_cache
 from gdp.policy.decode import DecodeProblem, Rollout, decode
 from gdp.policy.method import policy_candidate
 from gdp.policy.model.config import Head, Params
 from gdp.policy.policy import Policy, default_checkpoint, keep_placement, load_policy, save_policy
-from gdp.policy.repair import fitting_greedy
+from gdp.policy.propose import fitting_greedy
 from gdp.policy.view.batching import Batch
 from gdp.problem.problem import Problem
 from gdp.sim.latency import num_threads
@@ -251,7 +251,7 @@ def finetune(
     if out is not None:
         given = [] if isinstance(checkpoint, Policy) else [checkpoint or default_checkpoint()]
         check_folder_writable(out, "policy", OverwritePolicy(lambda: map(Path, given), force))
-    use_cache()
+    use_xla_cache()
     config = of_kind(config, FinetuneConfig, "config")
     with Interrupts() as interrupts:
         return _finetuned(

@@ -10,10 +10,12 @@ import jax
 import numpy as np
 import optax
 
-from gdp.learn.instances import Instance, draw, parse_key
+from gdp.learn.instances import Instance, Problems, draw, parse_key
 from gdp.learn.labels import LabelStore
 from gdp.learn.ppo import (
+    Episode,
     Weights,
+    advance,
     advantages,
     gap_advantages,
     gap_weights,
@@ -22,12 +24,12 @@ from gdp.learn.ppo import (
     optimiser,
     published_advantages,
     rows,
+    sample,
     step,
+    with_label,
 )
-from gdp.learn.problems import Problems
 from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe, RecipeError
-from gdp.learn.rollout import Episode, advance, sample, with_label
 from gdp.methods.priorities import timing
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.model.config import Params

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
-from gdp.methods.base import Answer, Search
+from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.priorities import evaluate_rules, timing
 from gdp.policy.evaluate import cost
 from gdp.problem.problem import Problem, cached_on_problem
@@ -48,14 +48,96 @@ class Advice(NamedTuple):
         return vote / vote.sum()
 
 
+class Advisers:
+    """The heuristics of one problem, each run once, and what they advise."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.answers: dict[str, Answer] = {}
+        self.own: dict[str, Answer] = {}  # of heuristics that were run here
+        self.clock = Clock(None)  # limit of heuristics that are run now
+        self.made: tuple[Advice, Int[np.ndarray, "K N"]] | None = None
+
+    def answer(self, name: str) -> Answer | None:
+        """A heuristic's answer; None where its optional package is not installed."""
+        from gdp.methods.portfolio import HEURISTICS
+
+        if name not in self.answers:
+            try:
+                search = Search(seconds=self.clock.left_s())
+                answer = dict(HEURISTICS)[name](self.problem, search)
+            except MissingExtraError:
+                return None
+            self.answers[name] = self.own[name] = answer
+        return self.answers[name]
+
+    def advise(self) -> tuple[Advice, Int[np.ndarray, "K N"]]:
+        """(the advice, all that was tried, the best first)."""
+        if self.made is None:
+            self.made = self._advise()
+        return self.made
+
+    def _advise(self) -> tuple[Advice, Int[np.ndarray, "K N"]]:
+        placed = [self._placed(name) for name in ADVISERS]
+        more = [self._multilevel(), self._pipeline()]
+        rows = np.stack([row for row in [*placed, *more] if row is not None])
+        rated = evaluate_rules(self.problem, rows)
+        cost_s = cost(self.problem, rated)
+        best = int(np.argmin(cost_s))
+        order = [best, *np.cumsum([row is not None for row in placed]) - 1]
+        for k, row in enumerate(placed):
+            order[1 + k] = best if row is None else order[1 + k]
+        made = Advice(rows[order], cost_s[order], int(rated.rule[best]))
+        sorted_rows = rows[np.argsort(cost_s, kind="stable")]
+        first = np.unique(sorted_rows, axis=0, return_index=True)[1]
+        return made, sorted_rows[np.sort(first)]
+
+    def _placed(self, name: str) -> Int[np.ndarray, "N"] | None:
+        """One adviser's placement; where it finds none that fits, everything on the first it may.
+
+        None where the adviser is an optional package that is not installed.
+        """
+        answer = self.answer(name)
+        if answer is not None and answer.assignment is None:
+            return self.problem.allowed.argmax(axis=1).astype(np.int64)
+        return None if answer is None else self._canonical(answer.assignment)
+
+    def _multilevel(self) -> Int[np.ndarray, "N"] | None:
+        """Best placement of heuristics on coarser graphs; None where there is none."""
+        answer = self.answer("multilevel")
+        return None if answer is None else self._canonical(answer.assignment)
+
+    def _pipeline(self) -> Int[np.ndarray, "N"] | None:
+        """The pipeline whose dearest stage costs least along a few linear orders, for a
+        throughput."""
+        objective = objective_of(self.problem)
+        if not (objective.pipelined and objective.on_links):
+            return None
+        from gdp.methods.pipeline.method import best_pipeline
+
+        search = Search(seconds=self.clock.left_s())
+        found = best_pipeline(self.problem, search, linear_only=True)
+        return None if found.device is None else self._canonical(Assignment(found.device))
+
+    def _canonical(self, assignment: Assignment | None) -> Int[np.ndarray, "N"] | None:
+        if assignment is None:
+            return None
+        return canonical(self.problem, assignment.device, timing(self.problem).order)
+
+
+@cached_on_problem
+def _advisers(problem: Problem) -> Advisers:
+    return Advisers(problem)
+
+
 def advice(problem: Problem) -> Advice:
     """The advisers' placements; the best of them is the incumbent."""
-    return _asked(problem)[0]
+    return _advisers(problem).advise()[0]
 
 
 def incumbents(problem: Problem) -> Int[np.ndarray, "K N"]:
     """The advisers' different placements, the best first: what a decode may start from."""
-    return _asked(problem)[1]
+    return _advisers(problem).advise()[1]
 
 
 def advise(problem: Problem, known: Mapping[str, Answer], seconds: float | None = None) -> Advice:
@@ -64,86 +146,28 @@ def advise(problem: Problem, known: Mapping[str, Answer], seconds: float | None 
     Advisers are asked once: where they have been, `known` comes too late and changes nothing. Once
     the `seconds` are over, each ends with what it has.
     """
-    _answers(problem).update(known)
-    _limits(problem).append(Clock(seconds))
+    advisers = _advisers(problem)
+    advisers.answers.update(known)
+    advisers.clock = Clock(seconds)
     try:
         heuristic_answers(problem)
         return advice(problem)
     finally:
-        _limits(problem).pop()
+        advisers.clock = Clock(None)
 
 
 def heuristic_answers(problem: Problem) -> Mapping[str, Answer]:
     """Answers of all heuristics, each run once per problem; none of a missing package."""
     from gdp.methods.portfolio import HEURISTICS
 
-    return {
-        name: answer for name, _ in HEURISTICS if (answer := _answer(problem, name)) is not None
-    }
+    advisers = _advisers(problem)
+    found = {name: advisers.answer(name) for name, _ in HEURISTICS}
+    return {name: answer for name, answer in found.items() if answer is not None}
 
 
 def asked(problem: Problem) -> Mapping[str, Answer]:
     """The answers of the heuristics that were run for the advice, not told by `advise`."""
-    return _own(problem)
-
-
-@cached_on_problem
-def _answers(problem: Problem) -> dict[str, Answer]:
-    """Answers that are known already."""
-    del problem
-    return {}
-
-
-@cached_on_problem
-def _limits(problem: Problem) -> list[Clock]:
-    """Time limits of heuristics that are run now; empty without a limit."""
-    del problem
-    return []
-
-
-def _left_s(problem: Problem) -> float | None:
-    limits = _limits(problem)
-    return limits[-1].left_s() if limits else None
-
-
-@cached_on_problem
-def _own(problem: Problem) -> dict[str, Answer]:
-    """Answers of heuristics that were run here."""
-    del problem
-    return {}
-
-
-def _answer(problem: Problem, name: str) -> Answer | None:
-    """A heuristic's answer; None where its optional package is not installed."""
-    from gdp.methods.portfolio import HEURISTICS
-
-    known = _answers(problem)
-    if name not in known:
-        try:
-            search = Search(seconds=_left_s(problem))
-            known[name] = dict(HEURISTICS)[name](problem, search)
-        except MissingExtraError:
-            return None
-        _own(problem)[name] = known[name]
-    return known[name]
-
-
-@cached_on_problem
-def _asked(problem: Problem) -> tuple[Advice, Int[np.ndarray, "K N"]]:
-    """(the advice, all that was tried, the best first)."""
-    placed = [_placed(problem, name) for name in ADVISERS]
-    more = [_multilevel(problem), _pipeline(problem)]
-    rows = np.stack([row for row in [*placed, *more] if row is not None])
-    rated = evaluate_rules(problem, rows)
-    cost_s = cost(problem, rated)
-    best = int(np.argmin(cost_s))
-    order = [best, *np.cumsum([row is not None for row in placed]) - 1]
-    for k, row in enumerate(placed):
-        order[1 + k] = best if row is None else order[1 + k]
-    made = Advice(rows[order], cost_s[order], int(rated.rule[best]))
-    sorted_rows = rows[np.argsort(cost_s, kind="stable")]
-    first = np.unique(sorted_rows, axis=0, return_index=True)[1]
-    return made, sorted_rows[np.sort(first)]
+    return _advisers(problem).own
 
 
 def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]) -> Advice:
@@ -153,37 +177,3 @@ def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]
     rows, cost_s = found.device.copy(), found.cost_s.copy()
     rows[0], cost_s[0] = device, cost(problem, rated)[0]
     return Advice(rows, cost_s, int(rated.rule[0]))
-
-
-def _multilevel(problem: Problem) -> Int[np.ndarray, "N"] | None:
-    """Best placement of heuristics on coarser graphs; None where there is none."""
-    answer = _answer(problem, "multilevel")
-    if answer is None or answer.assignment is None:
-        return None
-    return canonical(problem, answer.assignment.device, timing(problem).order)
-
-
-def _pipeline(problem: Problem) -> Int[np.ndarray, "N"] | None:
-    """The pipeline whose dearest stage costs least along a few linear orders, for a throughput."""
-    objective = objective_of(problem)
-    if not (objective.pipelined and objective.on_links):
-        return None
-    from gdp.methods.pipeline.method import best_pipeline
-
-    found = best_pipeline(problem, Search(seconds=_left_s(problem)), linear_only=True)
-    if found.device is None:
-        return None
-    return canonical(problem, found.device, timing(problem).order)
-
-
-def _placed(problem: Problem, name: str) -> Int[np.ndarray, "N"] | None:
-    """One adviser's placement; where it finds none that fits, everything on the first it may.
-
-    None where the adviser is an optional package that is not installed.
-    """
-    answer = _answer(problem, name)
-    if answer is None:
-        return None
-    if answer.assignment is None:
-        return problem.allowed.argmax(axis=1).astype(np.int64)
-    return canonical(problem, answer.assignment.device, timing(problem).order)

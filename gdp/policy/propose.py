@@ -2,6 +2,9 @@
 
 A policy that reads advice improves on an incumbent. So it is decoded once from every reference
 placement, and the samples start from the best placement so far.
+
+The decoder's running estimate of memory is not the simulator's peak. Where they differ the
+simulator decides, and the decoder tries again under limits lowered by the missing bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,15 +15,64 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import Clock
-from gdp.methods.priorities import BestRules, evaluate_rules, rules_of
+from gdp.methods.base import Assignment
+from gdp.methods.heuristics.list_schedule import lowered, missing_bytes
+from gdp.methods.priorities import RULES, BestRules, evaluate_rules, rank_under, rules_of
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.decode import DecodeProblem, decode
-from gdp.policy.evaluate import best_row
+from gdp.policy.evaluate import best_row, evaluate
 from gdp.policy.model.config import Head
 from gdp.policy.policy import Policy
-from gdp.policy.repair import fitting_greedy
 from gdp.problem.problem import Problem
 from gdp.sim.latency import num_threads
+
+TIGHTER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+"""Shares of all limits that are tried next."""
+ROUNDS = 7  # of limits lowered by what was missing, device by device
+
+
+def fitting_greedy(
+    problem: Problem, view: DecodeProblem, head: Head, clock: Clock | None = None
+) -> tuple[DecodeProblem, Int[np.ndarray, "N"], int]:
+    """(the view, its limits lowered as far as needed; the greedy placement under them; simulations
+    it took).
+
+    First each limit is lowered by what its own device missed, then all by the same share. Where
+    nothing will do until the clock is over, the view as it is and the placement that overflows.
+    """
+    clock, rules = clock or Clock(None), len(rules_of(problem))
+
+    def greedy(limit: Float[np.ndarray, "D"]) -> tuple[DecodeProblem, Int[np.ndarray, "N"]]:
+        under = view._replace(memory_bytes=limit)
+        return under, decode(under, head, samples=1, seed=0, greedy_first=True).device[0]
+
+    first = greedy(view.memory_bytes)
+    if not view.mask_memory:
+        return *first, 0
+    capacity = view.memory_bytes.astype(float)
+    (under, device), limit, missing, spent = first, capacity, np.zeros_like(capacity), 0
+    for attempt in range(ROUNDS):
+        if attempt:
+            limit = lowered(limit, missing, capacity, attempt - 1)
+            under, device = greedy(limit)
+        rated = evaluate_rules(problem, device[None])
+        spent += rules
+        if rated.overflow[0] == 0:
+            return under, device, spent
+        if clock.is_over():
+            return *first, spent
+        rank = rank_under(problem, device, RULES[int(rated.rule[0])])
+        missing = missing_bytes(problem, Assignment(device, rank))
+        spent += 1
+    for share in TIGHTER:
+        if clock.is_over():
+            break
+        under, device = greedy(capacity * share)
+        spent += rules
+        if evaluate(problem, device[None])[1][0] == 0:
+            return under, device, spent
+    return *first, spent
+
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 """Temperatures of a round of samples: cool ones are better on average, warm ones more diverse."""

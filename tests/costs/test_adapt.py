@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gdp.cluster.load import load_cluster
+from gdp.cluster.file import load_cluster
 from gdp.costs.adapt import (
     AdaptedCosts,
     LinkSeconds,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gdp
-from gdp.cluster.load import load_cluster
+from gdp.cluster.file import load_cluster
 from gdp.costs import machine
 from gdp.costs.adapt import Piece, Run, Share, op_keys
 from gdp.costs.default import resolve_costs

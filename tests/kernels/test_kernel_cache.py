@@ -16,8 +16,8 @@ import numba
 import pytest
 from numba.core import caching
 
+from gdp.files.kept import cache_folder, use_xla_cache
 from gdp.kernels import cache
-from gdp.policy import compilation
 
 
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +85,11 @@ def test_a_user_without_a_home_compiles_without_a_cache(monkeypatch: pytest.Monk
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 987654321)
     with pytest.raises(RuntimeError, match="home directory"):
-        compilation.cache_folder()
+        cache_folder()
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     try:
-        compilation.use_cache()
+        use_xla_cache()
         assert jax.config.jax_compilation_cache_dir is None
     finally:
         jax.config.update("jax_compilation_cache_dir", before)

@@ -72,9 +72,8 @@ def log(out: Path, rank: int) -> Path:
 
 
 def make_labels(folder: Path) -> Path:
-    from gdp.learn.instances import Instance
+    from gdp.learn.instances import Instance, load_problems
     from gdp.learn.labels import LabelStore
-    from gdp.learn.problems import load_problems
 
     problems = load_problems("", random_graphs=3, seed=0, min_ops=30, max_ops=60)
     store = LabelStore([])

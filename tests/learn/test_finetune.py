@@ -14,8 +14,8 @@ from tiny import fork_join, random_problem, with_memory
 from gdp.learn.evaluator import FINALISTS, turns_of
 from gdp.learn.finetune import STALE, FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
+from gdp.learn.ppo import gap
 from gdp.learn.recipe import RecipeError, load_finetune
-from gdp.learn.rollout import gap
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES

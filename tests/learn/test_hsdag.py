@@ -7,16 +7,20 @@ import pytest
 from tiny import brute_force_s, plain_graph, random_problem, unit_cluster
 
 from gdp.learn.evaluator import PlacementEvaluator
-from gdp.learn.hsdag.network import ParsingPass, init, replay, start, view_of
-from gdp.learn.hsdag.nodes import (
+from gdp.learn.hsdag.network import (
     NUM_FEATURES,
     SHAPE,
     HsdagConfig,
+    ParsingPass,
     colocated,
     fractal_dimension,
+    init,
     make_nodes,
     published,
+    replay,
     sinusoids,
+    start,
+    view_of,
 )
 from gdp.learn.hsdag.train import (
     Learner,

@@ -22,10 +22,11 @@ from gdp.learn.ppo import (
     perturb,
     published_advantages,
     rows,
+    sample,
     step,
     surrogate_loss,
+    with_label,
 )
-from gdp.learn.rollout import sample, with_label
 from gdp.methods.base import Assignment
 from gdp.policy.model.config import NetworkConfig, score
 from gdp.policy.model.network import init

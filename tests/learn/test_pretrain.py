@@ -9,11 +9,17 @@ import pytest
 
 from gdp import checkpoint
 from gdp.errors import GdpError
-from gdp.learn.instances import Instance, draw, limit_memory, make, random_cluster, random_graph
+from gdp.learn.instances import (
+    Instance,
+    draw,
+    limit_memory,
+    load_problems,
+    make,
+    random_cluster,
+    random_graph,
+)
 from gdp.learn.labels import LabelStore, load_labels
-from gdp.learn.metrics import JsonLines
-from gdp.learn.pretrain import _Run, pretrain
-from gdp.learn.problems import load_problems
+from gdp.learn.pretrain import JsonLines, _Run, pretrain
 from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe, RecipeError, load_recipe, parse_recipe
 from gdp.policy.evaluate import judge

@@ -6,10 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from gdp.learn.instances import Instance, draw, make, random_graph
+from gdp.learn.instances import Instance, draw, load_problems, make, random_graph
 from gdp.learn.labels import LabelStore
 from gdp.learn.pretrain import Outcome, by_regime, quality_of
-from gdp.learn.problems import load_problems
 from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe, RecipeError, parse_recipe
 from gdp.learn.trainer import Trainer, single_device_s
@@ -62,7 +61,7 @@ def test_an_update_without_signal_changes_nothing(monkeypatch: pytest.MonkeyPatc
     def same(problem: Problem, devices: np.ndarray, *rules) -> tuple[np.ndarray, np.ndarray]:
         return np.ones(len(devices)), np.ones(len(devices), dtype=bool)
 
-    monkeypatch.setattr("gdp.learn.rollout.judge", same)
+    monkeypatch.setattr("gdp.learn.ppo.judge", same)
     made = trainer(recipe)
     start = made.fresh(init(recipe.network, 0))
     state, numbers = made.update(start)

@@ -8,8 +8,7 @@ import pytest
 from tiny import all_devices, plain_graph, random_problem, unit_cluster
 
 from gdp.clock import Clock
-from gdp.learn.instances import Instance, make
-from gdp.learn.problems import load_problems
+from gdp.learn.instances import Instance, load_problems, make
 from gdp.methods.annealing.annealer import side_by_side
 from gdp.methods.base import Assignment, Search
 from gdp.methods.repair import repair

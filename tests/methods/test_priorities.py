@@ -19,8 +19,7 @@ from gdp.policy.evaluate import assignment, evaluate, judge
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
-from gdp.policy.propose import ROUND, propose
-from gdp.policy.repair import ROUNDS, TIGHTER
+from gdp.policy.propose import ROUND, ROUNDS, TIGHTER, propose
 from gdp.policy.view.feature_kernels import slacks
 from gdp.policy.view.features import advised_features
 from gdp.problem.arrays import arrays_of

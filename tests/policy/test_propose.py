@@ -8,8 +8,7 @@ import pytest
 from gdp.clock import Clock
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.policy.policy import default_checkpoint, load_policy
-from gdp.policy.propose import propose
-from gdp.policy.repair import ROUNDS, TIGHTER, fitting_greedy
+from gdp.policy.propose import ROUNDS, TIGHTER, fitting_greedy, propose
 from gdp.sim.objectives import OBJECTIVES
 
 INSTANCES = (
@@ -32,7 +31,7 @@ def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, policy = make(INSTANCES[1], random_graph), load_policy(default_checkpoint())
     propose(policy, problem, 1, 0)  # the advice is asked once
     counted = 0
-    from gdp.policy import repair
+    from gdp.policy import propose as module
 
     row = OBJECTIVES[problem.objective]
 
@@ -41,7 +40,7 @@ def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         counted += len(arguments[1])
         return row.values(*arguments)
 
-    missing_bytes = repair.missing_bytes
+    missing_bytes = module.missing_bytes
 
     def missing(*arguments):
         nonlocal counted
@@ -49,7 +48,7 @@ def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         return missing_bytes(*arguments)
 
     monkeypatch.setitem(OBJECTIVES, problem.objective, replace(row, values=counting))
-    monkeypatch.setattr(repair, "missing_bytes", missing)
+    monkeypatch.setattr(module, "missing_bytes", missing)
     found = propose(policy, problem, 17, 0)
     assert found.evaluations == counted
 

@@ -15,7 +15,7 @@ from tiny import (
 
 from gdp.clock import Clock
 from gdp.methods.priorities import RULES, evaluate_rules, rules_of, timing
-from gdp.policy.relink import parts_of, relink
+from gdp.policy.method import parts_of, relink
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import OBJECTIVES
 

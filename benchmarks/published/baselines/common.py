@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gdp.files.kept import use_xla_cache
 from gdp.learn.evaluator import PlacementEvaluator
-from gdp.learn.hsdag.nodes import ColocatedNodes, HsdagConfig, make_nodes
+from gdp.learn.hsdag.network import ColocatedNodes, HsdagConfig, make_nodes
 from gdp.methods.base import Assignment
-from gdp.policy.compilation import use_cache
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
@@ -47,7 +47,7 @@ class Arena:
     """One problem with its nodes, its judge and a budget."""
 
     def __init__(self, problem: Problem, evaluations: int) -> None:
-        use_cache()  # seeds share what is compiled
+        use_xla_cache()  # seeds share what is compiled
         self.problem, self.budget = problem, evaluations
         self.nodes = nodes_of(problem)
         self.judge = PlacementEvaluator(problem, evaluations, None)

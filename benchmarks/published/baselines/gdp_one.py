@@ -18,9 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.published.baselines.common import RESERVED, Arena, Found, one_device_s
-from gdp.learn.ppo import ChoiceRows, Weights, gradient, optimiser, published_advantages, rows, step
+from gdp.learn.ppo import (
+    ChoiceRows,
+    Weights,
+    gradient,
+    optimiser,
+    published_advantages,
+    rows,
+    sample,
+    step,
+)
 from gdp.learn.recipe import Recipe, load_recipe
-from gdp.learn.rollout import sample
 from gdp.policy.advice import Advice
 from gdp.policy.model.config import Params
 from gdp.policy.model.network import init

@@ -3,26 +3,33 @@
 A spec is `hf:PATH`, or `hf:PATH?task=causal-lm&batch=1&sequence=512&decode`, where PATH is a
 `config.json` or a folder that holds one, and what is left out is the default. Configurations are
 checked before the classes of transformers see them, which build what a file asks for: 2**40 layers
-never end, and a list of labels that long takes all memory before the first error.
+never end, and a list of labels that long takes all memory before the first error. Traces are kept
+between processes; `GDP_KEEP_TRACES=0` turns this off.
 """
 
+import functools
+import hashlib
 import json
 import logging
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
-from gdp.errors import InfeasibleError, ModelError
-from gdp.files.reading import Kind, read_bytes
-from gdp.importers.program import Traced
+import msgspec
+
+from gdp.errors import GdpError, InfeasibleError, ModelError
+from gdp.files.kept import read_kept, write_kept
+from gdp.files.reading import Kind, decode_json, read_bytes
+from gdp.graph.file import decode_graph, encode_graph
+from gdp.importers.program import Traced, batch_of, spec_parts
 from gdp.importers.pytorch.closed import closed, import_transformers, not_at_hand
 from gdp.importers.pytorch.export import import_torch
-from gdp.importers.pytorch.kept import find_trace, keep_trace, key_of
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
 from gdp.terminal import stage
 from gdp.units import format_bytes
@@ -67,6 +74,9 @@ _SIZES = ("image_size", "num_channels", "patch_size")
 _LARGEST = (1 << 31) - 1
 
 
+_KEYS = frozenset(("task", "batch", "sequence", "decode"))
+
+
 @dataclass(frozen=True)
 class ConfigSpec:
     """A configuration, the task, and the batch that its graph is of."""
@@ -84,28 +94,12 @@ def parse_config_spec(text: str) -> ConfigSpec:
     >>> parse_config_spec("hf:llama/config.json?batch=2&decode")
     ConfigSpec(path='llama/config.json', task='', batch=2, sequence=512, decode=True)
     """
-    path, _, query = text.removeprefix(PREFIX).partition("?")
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    unknown = sorted(given.keys() - {"task", "batch", "sequence", "decode"})
-    if unknown or not path:
-        raise ModelError(
-            f"{text!r} must look like hf:PATH?task=TASK&batch=1&sequence=512&decode, got "
-            f"{unknown[0] if unknown else 'no path'!r}"
-        )
+    form = "hf:PATH?task=TASK&batch=1&sequence=512&decode"
+    path, given = spec_parts(text, form, _KEYS, PREFIX)
     task = given.get("task", "")
     if task and task not in TASKS:
         raise ModelError(f"no task {task!r}; there are {', '.join(TASKS)}")
-    return ConfigSpec(
-        path, task, _count(given, "batch", 1), _count(given, "sequence", 512),
-        given.get("decode", "0") in ("", "1", "true"),
-    )  # fmt: skip
-
-
-def _count(given: dict[str, str], key: str, default: int) -> int:
-    text = given.get(key, str(default))
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) < 1 << 31):
-        raise ModelError(f"{key} must be a positive whole number below 2**31, got {text!r}")
-    return int(text)
+    return ConfigSpec(path, task, *batch_of(given))
 
 
 def config_file(spec: str) -> Path:
@@ -467,3 +461,76 @@ def _short(value: Any) -> str:
     except (ValueError, RecursionError):  # a number of more than 4300 digits, a list in lists
         text = "a huge value"
     return text if len(text) < 60 else f"{text[:60]}..."
+
+
+# Traces, kept between processes
+
+
+TRACES = "traces"
+"""Kind of the cache. A trace is named by the configuration, the arguments, the versions of torch
+and transformers, and the code of the importer: whatever changes one of them is traced anew."""
+_ROOT = Path(__file__).resolve().parents[2]
+_CODE = ("graph", "importers/pytorch", "importers", "ops")
+_TRACE_KIND = Kind("kept trace", GdpError)
+
+
+class _KeptTrace(msgspec.Struct):
+    graph: msgspec.Raw
+    estimated: list[str]
+    assumptions: list[str]
+    parameters: int | None
+
+
+def keeps_traces() -> bool:
+    """True unless `GDP_KEEP_TRACES` turns keeping off."""
+    return os.environ.get("GDP_KEEP_TRACES", "1").strip().lower() not in ("0", "no", "off", "false")
+
+
+def key_of(config: Mapping[str, Any], arguments: tuple[Any, ...]) -> str:
+    """The digest of all that a trace depends on."""
+    parts = [config, arguments, *_versions(), _code()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def find_trace(key: str) -> Traced | None:
+    """The trace of this digest, None where none is kept that can be read."""
+    data = read_kept(TRACES, key) if keeps_traces() else None
+    if data is None:
+        return None
+    try:
+        entry = decode_json(data, _TRACE_KIND, _KeptTrace, key)
+        graph = decode_graph(bytes(entry.graph), key)
+    except GdpError:
+        return None
+    return Traced(graph, tuple(entry.estimated), tuple(entry.assumptions), entry.parameters)
+
+
+def keep_trace(key: str, traced: Traced) -> None:
+    """Keep a trace under its digest."""
+    if not keeps_traces():
+        return
+    entry = _KeptTrace(
+        msgspec.Raw(encode_graph(traced.graph)), list(traced.estimated), list(traced.assumptions),
+        traced.parameters,
+    )  # fmt: skip
+    write_kept(TRACES, key, msgspec.json.encode(entry))
+
+
+def _versions() -> list[str]:
+    found = []
+    for name in ("torch", "transformers"):
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            found.append(name)
+    return found
+
+
+@functools.cache
+def _code() -> str:
+    """The digest of the code that makes graphs of modules."""
+    total = hashlib.sha256()
+    for folder in _CODE:
+        for path in sorted((_ROOT / folder).glob("*.py")):
+            total.update(path.name.encode() + path.read_bytes())
+    return total.hexdigest()

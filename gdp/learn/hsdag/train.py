@@ -19,25 +19,27 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from gdp.clock import Clock
+from gdp.files.kept import use_xla_cache
 from gdp.graph.groups import best_edges, components
 from gdp.learn.evaluator import PlacementEvaluator, Reward
 from gdp.learn.hsdag.network import (
+    ColocatedNodes,
+    HsdagConfig,
     PaddedNodes,
     ParsingPass,
     finish,
     init,
     level,
+    make_nodes,
     pooled,
     replay,
     start,
     view_of,
 )
-from gdp.learn.hsdag.nodes import ColocatedNodes, HsdagConfig, make_nodes
 from gdp.learn.ppo import advantages
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import unsupported
-from gdp.policy.compilation import use_cache
 from gdp.policy.model.config import Params
 from gdp.problem.problem import Problem
 
@@ -155,6 +157,7 @@ def episode_loss(
     advantage: Float[Array, "S K"],
 ) -> Float[Array, ""]:
     """The mean of `policy_loss` over the steps of an episode, with the groups as they were."""
+
     def of_step(step: EpisodeStep, advantage: Float[Array, "K"]) -> Float[Array, ""]:
         logits = replay(params, view, step.state, step.passes)
         return policy_loss(logits, step.legal, step.action, advantage, config.entropy)
@@ -280,7 +283,7 @@ def train(
         params: Weights to start from, such as those of `pretrain`; None draws fresh ones.
         progress: Called with the number of placements drawn and the best seconds.
     """
-    use_cache()
+    use_xla_cache()
     config = fitting(config or HsdagConfig(), problem.num_devices)
     if evaluations is None:
         evaluations = EVALUATIONS if seconds is None else 1 << 40
@@ -333,7 +336,7 @@ def pretrain(
 
     To pass to `train` as `params`, under the same configuration.
     """
-    use_cache()
+    use_xla_cache()
     wide = max(problem.num_devices for problem in problems)
     config = fitting(config or HsdagConfig(), wide)
     params = init(config, seed)

@@ -3,7 +3,7 @@
 Axes: N padded ops (in decode order), P padded pairs, D padded devices.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,18 +38,19 @@ def pad(features: Features) -> Batch:
     wide_d = bucket(d, DEVICE_SIZES)
     position = inverse(features.order)
     # NumPy goes in, and JAX comes in where it is used: nothing is copied to a device twice.
-    return Batch(
-        op=_widen(features.op[features.order], wide_n),
-        op_type=_widen(features.op_type[features.order].astype(np.int32), wide_n),
-        op_mask=np.arange(wide_n) < n,
-        src=_widen(position[features.src].astype(np.int32), wide_p, n),
-        dst=_widen(position[features.dst].astype(np.int32), wide_p, n),
-        pair_mask=np.arange(wide_p) < len(features.src),
-        device=_widen(features.device, wide_d),
-        device_mask=np.arange(wide_d) < d,
-        whole=features.whole,
-        place=np.concatenate([position, np.arange(n, wide_n)]).astype(np.int32),
-    )  # pyright: ignore[reportArgumentType]
+    arrays: dict[str, Any] = {
+        "op": _widen(features.op[features.order], wide_n),
+        "op_type": _widen(features.op_type[features.order].astype(np.int32), wide_n),
+        "op_mask": np.arange(wide_n) < n,
+        "src": _widen(position[features.src].astype(np.int32), wide_p, n),
+        "dst": _widen(position[features.dst].astype(np.int32), wide_p, n),
+        "pair_mask": np.arange(wide_p) < len(features.src),
+        "device": _widen(features.device, wide_d),
+        "device_mask": np.arange(wide_d) < d,
+        "whole": features.whole,
+        "place": np.concatenate([position, np.arange(n, wide_n)]).astype(np.int32),
+    }
+    return Batch(**arrays)
 
 
 def max_over_neighbours(

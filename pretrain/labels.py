@@ -20,7 +20,7 @@ from gdp.cli import options
 from gdp.cli.program import run
 from gdp.errors import InfeasibleError
 from gdp.learn.instances import Instance, Problems, draw, load_problems
-from gdp.learn.labels import Label, LabelStore, load_labels, starts
+from gdp.learn.labels import Label, LabelStore, load_labels
 from gdp.methods.base import Method, Search
 from gdp.policy.evaluate import assignment, judge
 from gdp.problem.problem import Problem
@@ -43,7 +43,7 @@ class Corpus(NamedTuple):
 @functools.cache
 def _problems(corpus: Corpus) -> Problems:
     return load_problems(
-        corpus.folder, random_graphs=corpus.random_graphs, seed=0,
+        corpus.folder, random_graphs=corpus.random_graphs,
         min_ops=corpus.min_ops, max_ops=corpus.max_ops,
     )  # fmt: skip
 
@@ -67,6 +67,18 @@ def wanted(
     return [draw(rng, [name], limited=limited, memory=memory) for name in names]
 
 
+def _starts(
+    problem: Problem, methods: Mapping[str, Method], seed: int
+) -> dict[str, Int[np.ndarray, "N"]]:
+    """Placements of quick methods; methods without an answer are left out."""
+    found = {}
+    for name, method in methods.items():
+        answer = method(problem, Search(seed=seed, seconds=None))
+        if answer.assignment is not None:
+            found[name] = answer.assignment.device
+    return found
+
+
 def search_label(
     store: LabelStore,
     instance: Instance,
@@ -78,7 +90,7 @@ def search_label(
     seed: int,
 ) -> Label:
     """Label an instance: the best of some methods, polished by search; better labels are kept."""
-    candidates = starts(problem, methods, seed)
+    candidates = _starts(problem, methods, seed)
     known = store.get(instance, problem)
     if known is not None:
         candidates["label"] = known.placement()

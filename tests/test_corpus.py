@@ -112,7 +112,7 @@ def test_a_corpus_is_built_until_it_is_whole_and_nothing_twice(tmp_path: Path) -
     assert len(told) == 1
     assert len({entry.name for entry in graphs}) == len(graphs) == 3
     assert all(load_graph(tmp_path / entry.file).num_ops == entry.num_ops for entry in graphs)
-    problems = load_problems(str(tmp_path), random_graphs=0, seed=0, min_ops=1, max_ops=10**6)
+    problems = load_problems(str(tmp_path), random_graphs=0, min_ops=1, max_ops=10**6)
     assert sorted(problems.train) == sorted(entry.name for entry in graphs)
 
 

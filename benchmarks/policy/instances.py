@@ -53,7 +53,7 @@ class Known:
 @functools.cache
 def problems(min_ops: int = 30, max_ops: int = 1000) -> Problems:
     """The corpus, test graphs of benchmark size included."""
-    return load_problems(CORPUS, random_graphs=0, seed=0, min_ops=min_ops, max_ops=max_ops)
+    return load_problems(CORPUS, random_graphs=0, min_ops=min_ops, max_ops=max_ops)
 
 
 def value(problem: Problem, assignment: Assignment) -> float:

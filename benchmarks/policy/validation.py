@@ -60,7 +60,7 @@ def ratios(
 def main(checkpoints: tuple[Path, ...], answers: bool, count: int | None) -> None:
     """Print a row per regime, figure and policy."""
     policies = [load_policy(path) for path in checkpoints]
-    problems = load_problems("data/corpus", random_graphs=0, seed=0, min_ops=30, max_ops=3000)
+    problems = load_problems("data/corpus", random_graphs=0, min_ops=30, max_ops=3000)
     table: dict[str, list[list[tuple[float, ...]]]] = {}
     for file in FILES:
         labels = load_labels(file)

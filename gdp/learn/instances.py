@@ -336,8 +336,6 @@ def _load(path: str) -> OpGraph:
 
 def random_names(count: int, seed: int, min_ops: int, max_ops: int) -> list[str]:
     """Names of random graphs, half layered and half series-parallel, sizes log-uniform."""
-    import numpy as np
-
     rng = np.random.default_rng([seed, 77])
     sizes = np.exp(rng.uniform(np.log(min_ops), np.log(max_ops - 2), size=count)).astype(int)
     return [
@@ -351,15 +349,13 @@ def is_random(name: str) -> bool:
     return re.fullmatch(r"(layered|series)-\d+-\d+", name) is not None
 
 
-def load_problems(
-    corpus: str, *, random_graphs: int, seed: int, min_ops: int, max_ops: int
-) -> Problems:
+def load_problems(corpus: str, *, random_graphs: int, min_ops: int, max_ops: int) -> Problems:
     """The graphs of a corpus folder between two sizes, by its own split, and random graphs.
 
     A tenth of the random graphs, and all of them where there is no corpus, serve validation too.
     """
-    drawn = random_names(random_graphs, seed, min_ops, max_ops)
-    held = random_names(max(4, random_graphs // 10), seed + 1, min_ops, max_ops)
+    drawn = random_names(random_graphs, 0, min_ops, max_ops)
+    held = random_names(max(4, random_graphs // 10), 1, min_ops, max_ops)
     if not corpus:
         return Problems(train=drawn, validation=held)
     folder = Path(shipped(corpus))

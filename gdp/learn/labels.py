@@ -4,7 +4,6 @@ One JSON object per line, so that files merge and diffs stay readable.
 """
 
 import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,6 @@ from gdp.errors import GdpError
 from gdp.files.reading import Kind, decode_json, read_bytes
 from gdp.files.writing import write_atomic
 from gdp.learn.instances import Instance
-from gdp.methods.base import Answer, Search
 from gdp.methods.priorities import timing
 from gdp.policy.evaluate import judge
 from gdp.policy.policy import pack, unpack
@@ -123,18 +121,6 @@ def load_labels(path: str | os.PathLike[str]) -> LabelStore:
             for number, line in enumerate(lines, start=1)
         ]
     )
-
-
-def starts(
-    problem: Problem, methods: Mapping[str, Callable[[Problem, Search], Answer]], seed: int
-) -> dict[str, Int[np.ndarray, "N"]]:
-    """Placements of quick methods; methods without an answer are left out."""
-    found = {}
-    for name, method in methods.items():
-        answer = method(problem, Search(seed=seed, seconds=None))
-        if answer.assignment is not None:
-            found[name] = answer.assignment.device
-    return found
 
 
 def _digest(problem: Problem) -> str:

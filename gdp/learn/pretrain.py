@@ -29,9 +29,8 @@ from gdp.files.writing import (
 from gdp.learn.instances import Instance, Problems, is_random, load_problems
 from gdp.learn.labels import Label, LabelStore, load_labels
 from gdp.learn.processes import ProcessGroup
-from gdp.learn.recipe import Recipe, RecipeError
+from gdp.learn.recipe import Recipe
 from gdp.learn.trainer import Trainer, TrainState
-from gdp.policy.model.config import Params
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, load_policy, save_policy
 from gdp.policy.propose import propose
@@ -196,15 +195,15 @@ class _Run:
         self.recipe, self.folder, self.text, self.team = recipe, folder, text, team
         data = recipe.data
         self.problems = load_problems(
-            data.corpus, random_graphs=data.random_graphs, seed=data.graph_seed,
-            min_ops=data.min_ops, max_ops=data.max_ops,
-        )  # fmt: skip
+            data.corpus,
+            random_graphs=data.random_graphs,
+            min_ops=data.min_ops,
+            max_ops=data.max_ops,
+        )
         self.labels = self._labels()
         known = self.labels.instances()
         validation = set(self.problems.validation)
-        self.known = load_labels(shipped(data.held)) if data.held else self.labels
-        held = [i for i in self.known.instances() if i.graph in validation]
-        self.held = held if data.held else held[: data.validation]
+        self.held = [i for i in known if i.graph in validation][: data.validation]
         usable = set(data.graphs or self.problems.train)
         self.problems.train = sorted(usable)
         # Labels of random graphs serve beyond the recipe whose sizes they were drawn for.
@@ -271,7 +270,7 @@ class _Run:
                     f"checkpoint {self.recipe.start!r} has another network than the recipe; copy "
                     "its [network] table"
                 )
-            params = found.params | self._anew()
+            params = found.params
         else:
             params = init(network, self.recipe.seed)
         state = self.trainer.fresh(params)
@@ -294,17 +293,6 @@ class _Run:
             state = state._replace(optimiser=self.trainer.transforms[1].init(state.params))
         log.info("resuming at update %d", meta.step)
         return TrainState(*checkpoint.load(self.folder / "state", state))
-
-    def _anew(self) -> Params:
-        """Fresh weights of the parts that the recipe names."""
-        fresh = init(self.recipe.network, self.recipe.seed)
-        unknown = set(self.recipe.anew) - set(fresh)
-        if unknown:
-            raise RecipeError(
-                f"anew: no part {sorted(unknown)[0]!r} in the network; known are "
-                f"{', '.join(sorted(fresh))}"
-            )
-        return {name: fresh[name] for name in self.recipe.anew}
 
     def _save(self, state: TrainState) -> None:
         at = int(state.step)
@@ -337,11 +325,11 @@ class _Run:
         quality, parts = Quality(np.nan, np.nan, np.nan), {}
         if self.team.rank == 0:
             policy = Policy(self.recipe.network, state.averaged, self.recipe.name)
-            found = outcomes(policy, self.problems, self.known, self.held)
+            found = outcomes(policy, self.problems, self.labels, self.held)
             quality = quality_of(found)
             parts = {f"val_{key}": value for key, value in by_regime(found).items()}
         value = np.sqrt(quality.greedy * quality.best)
-        better = np.isfinite(value) and value < self.best and self.recipe.run.keep_best
+        better = np.isfinite(value) and value < self.best
         if self.team.agree(int(better)):
             self.best, self.best_quality = float(value), quality
             self._ship(state, "best", quality)

@@ -22,11 +22,9 @@ class DataConfig:
     # Paths are from where the run starts; what is not there may travel with gdp, under this name.
     corpus: str = ""  # folder with a manifest; empty: random graphs only
     labels: str = ""  # file of labels, read at the start
-    held: str = ""  # file of labels to validate with, all of them; without one, from `labels`
     min_ops: int = 30
     max_ops: int = 1000  # larger graphs are left out
     random_graphs: int = 40  # layered and series-parallel DAGs beside the corpus
-    graph_seed: int = 0  # of the random graphs: labels bear their names
     fresh: float = 0.5  # share of problems in PPO that are drawn anew, without a label
     limited: float = 0.3  # share of those with limited memory
     memory: tuple[float, float] = (1.15, 2.5)  # the limit, over the fair share of the footprint
@@ -51,7 +49,6 @@ class RunConfig:
 
     checkpoint_minutes: float = 5.0
     validate_every: int = 50  # updates
-    keep_best: bool = True  # by the validation families
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,6 @@ class Recipe:
     data: DataConfig = field(default_factory=DataConfig)
     run: RunConfig = field(default_factory=RunConfig)
     start: str = ""  # checkpoint to start from instead of fresh weights
-    anew: tuple[str, ...] = ()  # parts of the network that start fresh all the same
 
 
 class RecipeError(GdpError):

@@ -75,7 +75,7 @@ def make_labels(folder: Path) -> Path:
     from gdp.learn.instances import Instance, load_problems
     from gdp.learn.labels import LabelStore
 
-    problems = load_problems("", random_graphs=3, seed=0, min_ops=30, max_ops=60)
+    problems = load_problems("", random_graphs=3, min_ops=30, max_ops=60)
     store = LabelStore([])
     for name in problems.train:
         instance = Instance(graph=name, cluster=3)

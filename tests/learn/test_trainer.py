@@ -40,7 +40,7 @@ fresh = 1.0
 
 
 def trainer(recipe: Recipe, **fields) -> Trainer:
-    problems = load_problems("", random_graphs=3, seed=0, min_ops=30, max_ops=60)
+    problems = load_problems("", random_graphs=3, min_ops=30, max_ops=60)
     return Trainer(recipe, problems, LabelStore([]), **fields)
 
 

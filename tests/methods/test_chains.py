@@ -88,7 +88,7 @@ def test_a_pipeline_with_little_memory_is_searched_from_outside_its_limits_too()
     From what repair makes of a simple placement no step leads to what annealing reaches when it
     comes from outside, at half the period.
     """
-    graphs = load_problems(shipped("data/corpus"), random_graphs=0, seed=0, min_ops=30, max_ops=100)
+    graphs = load_problems(shipped("data/corpus"), random_graphs=0, min_ops=30, max_ops=100)
     instance = Instance("multi_modal-layers2-forward", 255899305, "throughput", 1.12)
     problem = make(instance, graphs.graph)
     overfull = best_of(problem, simple_assignments(problem))

@@ -42,7 +42,6 @@ class HsdagConfig:
     width: int = 64
     gnn_layers: int = 2
     passes: int = 1  # of parsing at most, each over the groups of the one before
-    least_groups: int = 2  # a pass that would leave fewer is not taken
     max_devices: int = 8
     output_shape: bool = True  # the features of the paper's ablation
     node_id: bool = True
@@ -56,7 +55,7 @@ class HsdagConfig:
     entropy: float = 0.3
 
     def __post_init__(self) -> None:
-        for name in ("width", "gnn_layers", "passes", "least_groups", "steps", "samples", "epochs"):
+        for name in ("width", "gnn_layers", "passes", "steps", "samples", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0.0 < self.discount <= 1.0:

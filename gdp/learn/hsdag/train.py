@@ -43,6 +43,8 @@ from gdp.methods.scoring import unsupported
 from gdp.policy.model.config import Params
 from gdp.problem.problem import Problem
 
+LEAST_GROUPS = 2
+
 
 class EpisodeStep(NamedTuple):
     """State read and actions chosen in one step of an episode."""
@@ -67,7 +69,7 @@ def parse_state(
 ) -> Parsed:
     """Encode, parse and pool `config.passes` times, the first `count` nodes being real.
 
-    A pass that would leave fewer than `config.least_groups` groups is not taken: without it, and
+    A pass that would leave fewer than `LEAST_GROUPS` groups is not taken: without that, and
     with enough passes, every connected graph would end as one group.
     """
     wide = len(view.feature)
@@ -76,7 +78,7 @@ def parse_state(
     parts, keeps = [], []
     for _ in range(config.passes):
         h, score = level(params, h, src, dst, edge)
-        part, kept, left = _parse(config, np.asarray(score), src, dst, edge, alive, wide)
+        part, kept, left = _parse(np.asarray(score), src, dst, edge, alive, wide)
         h = pooled(params, h, score, src, ParsingPass(part, kept))
         src, dst, alive = part[src], part[dst], left
         edge, whole = edge & (src != dst), part[whole]
@@ -89,15 +91,14 @@ def parse_state(
 
 
 def _parse(
-    config: HsdagConfig, score: np.ndarray, src: np.ndarray, dst: np.ndarray, edge: np.ndarray,
-    alive: int, wide: int,
+    score: np.ndarray, src: np.ndarray, dst: np.ndarray, edge: np.ndarray, alive: int, wide: int
 ) -> tuple[Int[np.ndarray, "N"], Bool[np.ndarray, "P"], int]:  # fmt: skip
     """(group of every node, edges kept, groups) of a level with `alive` of `wide` nodes."""
     real = np.flatnonzero(edge)
     kept = np.zeros(len(score), dtype=bool)
     kept[real] = best_edges(score[real].astype(np.float64), src[real], dst[real])
     label = components(src[kept], dst[kept], alive)
-    if label.max() + 1 < min(config.least_groups, alive):
+    if label.max() + 1 < min(LEAST_GROUPS, alive):
         kept[:], label = False, np.arange(alive)
     part = np.full(wide, wide - 1, dtype=np.int32)
     part[:alive] = label

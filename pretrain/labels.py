@@ -15,6 +15,7 @@ from typing import NamedTuple
 import click
 import msgspec
 import numpy as np
+from jaxtyping import Int
 
 from gdp.cli import options
 from gdp.cli.program import run

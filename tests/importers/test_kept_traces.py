@@ -75,7 +75,7 @@ def test_what_a_trace_depends_on_is_traced_anew(
     monkeypatch.setattr(huggingface, "_versions", lambda: ["torch 0"])
     assert load(asked).digest == first.digest
     assert len(traces) == 4
-    monkeypatch.setattr(kept, "_code", lambda: "of another importer")
+    monkeypatch.setattr(huggingface, "_code", lambda: "of another importer")
     assert load(asked).digest == first.digest
     assert len(traces) == 5
     monkeypatch.setenv("GDP_KEEP_TRACES", "0")

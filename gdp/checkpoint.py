@@ -1,14 +1,19 @@
-"""Checkpoints: any pytree of arrays with its recipe, checked by SHA-256.
+"""Checkpoints: any pytree of arrays with its recipe, written by Orbax, checked by SHA-256.
 
-A checkpoint is a folder: `weights.npz` (arrays by the path of each leaf, which NumPy reads without
-JAX), `recipe.toml`, `meta.json` with the digest of the weights, more files of the caller, and
-`gdp.json`, the list of all these. It is replaced as a whole, see `gdp.files.writing`.
+A checkpoint is a folder: `weights/` (Orbax, by the path of each leaf), `weights.npz` (the same
+arrays for readers without JAX, derived when saved), `recipe.toml`, `meta.json` with the digest of
+the weights, more files of the caller, and `gdp.json`, the list of all these. It is replaced as a
+whole, see `gdp.files.writing`.
 """
 
+import contextlib
+import errno
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +24,17 @@ from gdp.errors import GdpError
 from gdp.files.reading import Kind, convert, decode_arrays, read_bytes, read_json
 from gdp.files.writing import (
     OverwritePolicy,
+    changed_files,
     check_folder_writable,
+    read_manifest,
     replace_folder,
     resolve_after_crash,
     staging_folder,
 )
 
 SCHEMA = 1
-WEIGHTS = "weights.npz"
+PLAIN = "weights.npz"
+"""Second copy of the weights, since importing Orbax takes longer than a placement."""
 
 
 class CheckpointError(GdpError):
@@ -34,7 +42,6 @@ class CheckpointError(GdpError):
 
 
 KIND = Kind("meta.json of a checkpoint", CheckpointError)
-_WEIGHTS_KIND = Kind("file of weights", CheckpointError)
 
 
 class _Meta(msgspec.Struct):
@@ -56,7 +63,8 @@ def save(
 ) -> str:
     """Write a checkpoint folder.
 
-    Where several JAX processes train together, all of them call this; the first writes.
+    Where several JAX processes train together, all of them call this with the same path on a shared
+    disk; the first writes.
 
     Args:
         path: Folder to write.
@@ -72,18 +80,20 @@ def save(
 
     Raises:
         TargetError: if something else than a checkpoint of this kind stands at the path.
-        OSError: if it cannot be written.
+        CheckpointError: if the weights cannot be written.
     """
-    import jax
-
     target = Path(os.path.realpath(path))
-    leaves = {name: np.asarray(leaf) for name, leaf in _paths(tree)}
+    if _is_first():
+        check_folder_writable(target, kind, OverwritePolicy(force=force))
+    leaves = _flatten(tree)
     digest = _digest(leaves)
-    if jax.process_index() > 0:
-        return digest
-    check_folder_writable(target, kind, OverwritePolicy(force=force))
-    with staging_folder(target) as staging:
-        np.savez(staging / WEIGHTS, **leaves)  # pyright: ignore[reportArgumentType]
+    with _staging(target) as staging:
+        _write_weights(staging / "weights", leaves, target)
+        if not _is_first():
+            return digest
+        if (mark := staging / "weights" / "commit_success.txt").exists():
+            mark.write_text("committed")  # Orbax notes the path of the temporary folder
+        np.savez(staging / PLAIN, **leaves)  # pyright: ignore[reportArgumentType]
         for name, data in (beside or {}).items():
             (staging / name).write_bytes(data)
         (staging / "recipe.toml").write_text(recipe)
@@ -104,14 +114,13 @@ def load(path: str | os.PathLike[str], like: Any) -> Any:
 def load_arrays(
     path: str | os.PathLike[str], wanted: Mapping[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint by their paths, in the order of the wanted shapes; without JAX.
+    """The arrays of a checkpoint by their paths, in the order of the wanted shapes.
 
-    Raises `CheckpointError`.
+    Without JAX where the plain copy is there. Raises `CheckpointError`.
     """
     folder = resolve_after_crash(Path(path))
     meta = read_meta(folder)
-    data = read_bytes(folder / WEIGHTS, _WEIGHTS_KIND)
-    arrays = decode_arrays(data, _WEIGHTS_KIND, str(folder / WEIGHTS))
+    arrays = _read_arrays(folder)
     if _digest(arrays) != meta["sha256"]:
         raise CheckpointError(
             f"checkpoint {str(path)!r} is damaged: its weights are not those of meta.json; copy it "
@@ -125,6 +134,88 @@ def load_arrays(
                 f"{shape} wanted; use the recipe beside it"
             )
     return {name: arrays[name] for name in wanted}
+
+
+def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """All arrays of the .npz copy, or of Orbax's folder where there is none."""
+    if (folder / PLAIN).exists():
+        where = folder / PLAIN
+        return decode_arrays(read_bytes(where, KIND), KIND, str(where))
+    # Orbax may wait for ever for what a damaged file does not hold.
+    manifest = read_manifest(folder)
+    listed = [] if manifest is None else [n for n in manifest.files if n.startswith("weights/")]
+    changed = [] if manifest is None else changed_files(folder, manifest)
+    if any(name in changed or not (folder / name).is_file() for name in listed):
+        raise CheckpointError(
+            f"checkpoint {str(folder)!r} is damaged: a file of its weights is missing or another; "
+            "copy it again"
+        )
+    try:
+        leaves = _orbax().load(str((folder / "weights").absolute()))
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"checkpoint {str(folder)!r}: its weights cannot be read: {first}"
+        ) from None
+    return {name: np.asarray(leaf) for name, leaf in leaves.items()}
+
+
+def _write_weights(folder: Path, leaves: Mapping[str, np.ndarray], target: Path) -> None:
+    """Write Orbax's folder; a full disk is an `OSError` that names the checkpoint, anything else
+    a `CheckpointError`."""
+    try:
+        _orbax().save(str(folder.absolute()), dict(leaves))
+    except OSError:
+        raise
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        # The library below Orbax has errors of its own for those of the system.
+        if "RESOURCE_EXHAUSTED" in first or os.strerror(errno.ENOSPC) in first:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from None
+        raise CheckpointError(
+            f"checkpoint {str(target)!r}: its weights cannot be written: {first}"
+        ) from None
+
+
+def _orbax() -> Any:
+    """Orbax, with its threads' copies of the errors that it raises taken out of the log."""
+    from orbax.checkpoint.experimental import v1 as orbax
+
+    logging.getLogger("absl").addFilter(_is_news)  # the same one twice is one
+    return orbax
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Drop tracebacks of Orbax's threads, of which a full disk gives dozens."""
+    return not (record.exc_info and "SignalingThread" in record.getMessage())
+
+
+def _is_first() -> bool:
+    import jax
+
+    return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def _staging(target: Path) -> Iterator[Path]:
+    """Temporary folder to write into; where several processes save, all know its name."""
+    import jax
+
+    if jax.process_count() == 1:
+        with staging_folder(target) as folder:
+            yield folder
+        return
+    folder = target.with_name(f".{target.name}.joint")
+    if not _is_first():
+        yield folder
+        return
+    # One job at a time trains into a folder: what is here is left of a killed one.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def strict_json(document: Mapping[str, Any]) -> str:
@@ -163,6 +254,10 @@ def _key(step: Any) -> str:
         if hasattr(step, field):
             return str(getattr(step, field))
     return str(step)
+
+
+def _flatten(tree: Any) -> dict[str, np.ndarray]:
+    return {name: np.asarray(leaf) for name, leaf in _paths(tree)}
 
 
 def _digest(leaves: Mapping[str, np.ndarray]) -> str:

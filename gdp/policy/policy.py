@@ -190,9 +190,30 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     """Read a policy checkpoint; raises `CheckpointError` on anything else."""
     kind = Kind("policy that this gdp can read", checkpoint.CheckpointError)
     where = f"checkpoint {str(path)!r}"
-    meta = convert(checkpoint.read_meta(path), kind, _Meta, where)
+    meta = convert(_without_former(checkpoint.read_meta(path), where), kind, _Meta, where)
     params = nested(checkpoint.load_arrays(path, shapes(meta.network)))
     return Policy(meta.network, params, meta.name, meta.placed)
+
+
+FORMER = {"decode": "autoregressive", "device_attention": False, "diffusion": 0}
+"""Former settings of the network that checkpoints may hold, with their only remaining value."""
+UNREAD = ("max_devices", "zero_kernels")
+"""Former settings whose value does not matter."""
+
+
+def _without_former(meta: dict[str, Any], where: str) -> dict[str, Any]:
+    """The document without former settings; raises `CheckpointError` for forms that are gone."""
+    network = meta.get("network")
+    if not isinstance(network, dict):
+        return meta
+    for name, value in FORMER.items():
+        if network.get(name, value) != value:
+            raise checkpoint.CheckpointError(
+                f"{where} has {name} = {network[name]!r}, a form of the network that gdp no longer "
+                "has; train it again with `gdp pretrain`"
+            )
+    kept = {name: x for name, x in network.items() if name not in (*FORMER, *UNREAD)}
+    return meta | {"network": kept}
 
 
 def default_checkpoint() -> Path:

@@ -16,15 +16,16 @@ from gdp.learn.hsdag.network import (
     fractal_dimension,
     init,
     make_nodes,
+    network,
     published,
     replay,
     sinusoids,
-    start,
     view_of,
 )
 from gdp.learn.hsdag.train import (
     Learner,
     episode_loss,
+    first_state,
     hsdag,
     legal_of,
     parse_state,
@@ -140,7 +141,11 @@ def test_the_gradient_of_the_policy_loss_by_hand() -> None:
 def logits_again(learner: Learner, state: jax.Array, passes: ParsingPass) -> jax.Array:
     """What the loss makes of a recorded step."""
 
-    return jax.jit(replay)(learner.params, learner.view, state, passes)
+    @jax.jit
+    def run(params, state, passes):
+        return replay(network(SMALL, params), learner.view, state, passes)
+
+    return run(learner.params, state, passes)
 
 
 def test_the_loss_sees_the_groups_and_logits_of_the_episode() -> None:
@@ -148,7 +153,7 @@ def test_the_loss_sees_the_groups_and_logits_of_the_episode() -> None:
     problem = random_problem(3, num_ops=30)
     learner = Learner(problem, SMALL, PlacementEvaluator(problem, 100, None), 1, init(SMALL, 1))
     steps, _ = learner.episode(2)
-    state = start(learner.params, learner.view)
+    state = first_state(SMALL, learner.params, learner.view)
     for number in range(SMALL.steps):
         parsed = parse_state(SMALL, learner.params, learner.view, state, learner.nodes.count)
         passes = jax.tree.map(lambda rows, number=number: rows[number], steps.passes)
@@ -176,12 +181,12 @@ def test_evaluation_keeps_more_than_one_group() -> None:
     problem = random_problem(4, num_ops=60)
     nodes = make_nodes(problem, config)
     view, params = view_of(nodes, config.max_devices), init(config, 2)
-    parsed = parse_state(config, params, view, start(params, view), nodes.count)
+    parsed = parse_state(config, params, view, first_state(config, params, view), nodes.count)
     groups = np.unique(parsed.part[: nodes.count])
     assert 2 <= len(groups) < nodes.count
     assert (groups == np.arange(len(groups))).all()
     one = HsdagConfig(width=8, passes=1)
-    finer = parse_state(one, params, view, start(params, view), nodes.count)
+    finer = parse_state(one, params, view, first_state(one, params, view), nodes.count)
     assert len(np.unique(finer.part[: nodes.count])) > len(groups)
     # Each pass joins whole groups of the one before.
     pairs = {(a, b) for a, b in zip(finer.part.tolist(), parsed.part.tolist(), strict=True)}

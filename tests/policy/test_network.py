@@ -141,9 +141,11 @@ def test_padding_changes_nothing(config: NetworkConfig) -> None:
     n = len(found.op)
     # More padding by hand: the arrays once more, all masked.
     twice = batch._replace(
-        op=jnp.concatenate([batch.op, batch.op]),
-        src=jnp.concatenate([batch.src, batch.src]),
-        dst=jnp.concatenate([batch.dst, batch.dst]),
+        graph=batch.graph._replace(
+            nodes=jnp.concatenate([batch.graph.nodes, batch.graph.nodes]),
+            senders=jnp.concatenate([batch.graph.senders, batch.graph.senders]),
+            receivers=jnp.concatenate([batch.graph.receivers, batch.graph.receivers]),
+        ),
         op_type=jnp.concatenate([batch.op_type, batch.op_type]),
         op_mask=jnp.concatenate([batch.op_mask, jnp.zeros_like(batch.op_mask)]),
         pair_mask=jnp.concatenate([batch.pair_mask, jnp.zeros_like(batch.pair_mask)]),

@@ -18,14 +18,16 @@ step. Axes: N ops, M nodes, P edges, D devices, F features; in the network, wher
 N nodes, P edges, H width.
 """
 
-import itertools
+import functools
 import zlib
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jraph
 import numpy as np
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from gdp.graph.groups import all_per_group, components, merge_ids, sum_per_group
@@ -250,115 +252,149 @@ def view_of(nodes: ColocatedNodes, max_devices: int) -> PaddedNodes:
     return PaddedNodes(feature, ends[0], ends[1], np.arange(wide_p) < edges, legal)
 
 
+class HsdagNetwork(nnx.Module):
+    """The layers; every pass of parsing shares them."""
+
+    def __init__(self, config: HsdagConfig, *, rngs: nnx.Rngs) -> None:
+        width = config.width
+        self.enter = nnx.List(_mlp(NUM_FEATURES, width, width, rngs))
+        self.before = nnx.LayerNorm(width, rngs=rngs)
+        self.after = nnx.LayerNorm(width, rngs=rngs)
+        self.gcn = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(config.gnn_layers)])
+        self.edge = nnx.List(_mlp(width, width, 1, rngs))
+        self.pool = nnx.List(_mlp(width, width, width, rngs))
+        self.head = nnx.List(_mlp(width, width, config.max_devices, rngs))
+
+    def start(self, feature: Float[Array, "N F"]) -> Float[Array, "N H"]:
+        """The first state of every episode."""
+        return _through(self.enter, feature)
+
+    def level(
+        self,
+        h: Float[Array, "N H"],
+        src: Int[Array, "P"],
+        dst: Int[Array, "P"],
+        edge: Bool[Array, "P"],
+    ) -> tuple[Float[Array, "N H"], Float[Array, "P"]]:
+        """Embeddings of the nodes of one level, and the scores of its edges, 0 for padding."""
+        h = self.before(h)
+        weight, count = edge.astype(h.dtype), h.shape[0]
+        degree = 1.0 + jraph.segment_sum(weight, src, count)
+        degree = degree + jraph.segment_sum(weight, dst, count)
+        scale = jax.lax.rsqrt(degree)[:, None]
+        x = h
+        for layer in self.gcn:
+            sent = scale * layer(x)
+            told = sent + jraph.segment_sum(sent[src] * weight[:, None], dst, count)
+            told = told + jraph.segment_sum(sent[dst] * weight[:, None], src, count)
+            x = jax.nn.relu(scale * told)
+        h = self.after(h + x)
+        score = jax.nn.sigmoid(_through(self.edge, h[src] * h[dst])[:, 0])
+        return h, jnp.where(edge, score, 0.0)
+
+    def pooled(
+        self,
+        h: Float[Array, "N H"],
+        score: Float[Array, "P"],
+        src: Int[Array, "P"],
+        parsed: ParsingPass,
+    ) -> Float[Array, "N H"]:
+        """Embeddings of the groups, one row each, in rows 0.. of as many as there are nodes."""
+        count = h.shape[0]
+        first, second = self.pool
+        size = jnp.maximum(jraph.segment_sum(jnp.ones(count), parsed.part, count), 1.0)[:, None]
+        mean = jraph.segment_sum(h, parsed.part, count) / size
+        inner = jraph.segment_sum(jax.nn.relu(first(h)), parsed.part, count) / size
+        kept, of = parsed.kept.astype(h.dtype), parsed.part[src]
+        ties = jraph.segment_sum(kept, of, count)
+        strength = jraph.segment_sum(kept * score, of, count) / jnp.maximum(ties, 1.0)
+        # A node on its own has no edge to be strong by.
+        return mean + jnp.where(ties > 0, strength, 1.0)[:, None] * second(inner)
+
+    def logits(self, z: Float[Array, "N H"]) -> Float[Array, "N D"]:
+        """Scores of every group's devices."""
+        return _through(self.head, z)
+
+
+def _mlp(inputs: int, hidden: int, outputs: int, rngs: nnx.Rngs) -> list[nnx.Linear]:
+    return [nnx.Linear(inputs, hidden, rngs=rngs), nnx.Linear(hidden, outputs, rngs=rngs)]
+
+
+def _through(layers: Any, x: Array) -> Array:
+    first, second = layers
+    return second(jax.nn.relu(first(x)))
+
+
+@functools.cache
+def _skeleton(config: HsdagConfig) -> tuple[Any, Any]:
+    return nnx.split(nnx.eval_shape(lambda: HsdagNetwork(config, rngs=nnx.Rngs(0))))
+
+
 def init(config: HsdagConfig, seed: int) -> Params:
-    """Fresh weights, drawn by NumPy; every pass of parsing shares them.
+    """Fresh weights, drawn by NumPy: kernels normal with variance 1 / inputs, the policy's last a
+    tenth of that, so that it starts close to uniform; scales one, biases zero."""
 
-    Kernels are normal with variance 1 / inputs, the policy's last a tenth of that, so that it
-    starts close to uniform; scales are one, biases zero.
-    """
+    def draw(path: Any, leaf: Any) -> np.ndarray:
+        names = [str(getattr(key, "key", key)) for key in path]
+        if names[-1] != "kernel":
+            return np.full(leaf.shape, float(names[-1] == "scale"), np.float32)
+        rng = np.random.default_rng([seed, zlib.crc32("/".join(names).encode())])
+        factor = 0.1 if names[:2] == ["head", "1"] else 1.0
+        return (factor * rng.standard_normal(leaf.shape) / np.sqrt(leaf.shape[0])).astype(
+            np.float32
+        )
 
-    def dense(path: str, inputs: int, outputs: int) -> Params:
-        rng = np.random.default_rng([seed, zlib.crc32(f"{path}/kernel".encode())])
-        factor = 0.1 if path == "head/1" else 1.0
-        kernel = factor * rng.standard_normal((inputs, outputs)) / np.sqrt(inputs)
-        return {"kernel": kernel.astype(np.float32), "bias": np.zeros(outputs, np.float32)}
-
-    def layers(name: str, *widths: int) -> dict[int, Params]:
-        sizes = enumerate(itertools.pairwise(widths))
-        return {k: dense(f"{name}/{k}", *size) for k, size in sizes}
-
-    width = config.width
-    norm = {"scale": np.ones(width, np.float32), "bias": np.zeros(width, np.float32)}
-    return {
-        "enter": layers("enter", NUM_FEATURES, width, width),
-        "before": norm,
-        "after": norm,
-        "gcn": layers("gcn", *[width] * (config.gnn_layers + 1)),
-        "edge": layers("edge", width, width, 1),
-        "pool": layers("pool", width, width, width),
-        "head": layers("head", width, width, config.max_devices),
-    }
+    return jax.tree_util.tree_map_with_path(draw, nnx.to_pure_dict(_skeleton(config)[1]))
 
 
-def _dense(p: Params, x: Array) -> Array:
-    return x @ jnp.asarray(p["kernel"]) + jnp.asarray(p["bias"])
+def network(config: HsdagConfig, params: Params) -> HsdagNetwork:
+    """The network with these weights, inside a function of them."""
+    graphdef, abstract = _skeleton(config)
+    state = jax.tree.map(lambda x: x, abstract)
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(graphdef, state)
 
 
-def _mlp(p: dict[int, Params], x: Array) -> Array:
-    return _dense(p[1], jax.nn.relu(_dense(p[0], x)))
+@functools.partial(jax.jit, static_argnums=0)
+def start(config: HsdagConfig, params: Params, view: PaddedNodes) -> Float[Array, "N H"]:
+    """The first state."""
+    return network(config, params).start(jnp.asarray(view.feature))
 
 
-def _norm(p: Params, x: Float[Array, "N H"]) -> Float[Array, "N H"]:
-    """Layer norm over features."""
-    mean = x.mean(axis=-1, keepdims=True)
-    variance = jnp.maximum((x * x).mean(axis=-1, keepdims=True) - mean * mean, 0.0)
-    return (x - mean) * (jax.lax.rsqrt(variance + 1e-6) * p["scale"]) + p["bias"]
-
-
-@jax.jit
-def start(params: Params, view: PaddedNodes) -> Float[Array, "N H"]:
-    """The first state of every episode."""
-    return _mlp(params["enter"], jnp.asarray(view.feature))
-
-
-@jax.jit
+@functools.partial(jax.jit, static_argnums=0)
 def level(
-    params: Params, h: Float[Array, "N H"], src: Int[Array, "P"], dst: Int[Array, "P"],
-    edge: Bool[Array, "P"],
-) -> tuple[Float[Array, "N H"], Float[Array, "P"]]:  # fmt: skip
-    """Embeddings of the nodes of one level, and the scores of its edges, 0 for padding."""
-    h = _norm(params["before"], h)
-    weight, count = edge.astype(h.dtype), h.shape[0]
-    degree = 1.0 + jax.ops.segment_sum(weight, src, count)
-    degree = degree + jax.ops.segment_sum(weight, dst, count)
-    scale = jax.lax.rsqrt(degree)[:, None]
-    x = h
-    for k in range(len(params["gcn"])):
-        sent = scale * _dense(params["gcn"][k], x)
-        received = sent + jax.ops.segment_sum(sent[src] * weight[:, None], dst, count)
-        received = received + jax.ops.segment_sum(sent[dst] * weight[:, None], src, count)
-        x = jax.nn.relu(scale * received)
-    h = _norm(params["after"], h + x)
-    score = jax.nn.sigmoid(_mlp(params["edge"], h[src] * h[dst])[:, 0])
-    return h, jnp.where(edge, score, 0.0)
+    config: HsdagConfig, params: Params, h: Array, src: Array, dst: Array, edge: Array
+) -> tuple[Float[Array, "N H"], Float[Array, "P"]]:
+    """`HsdagNetwork.level`."""
+    return network(config, params).level(h, src, dst, edge)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnums=0)
 def pooled(
-    params: Params, h: Float[Array, "N H"], score: Float[Array, "P"], src: Int[Array, "P"],
-    parsed: ParsingPass,
-) -> Float[Array, "N H"]:  # fmt: skip
-    """Embeddings of the groups, one row each, in rows 0.. of as many as there are nodes."""
-    count = h.shape[0]
-    size = jnp.maximum(jax.ops.segment_sum(jnp.ones(count), parsed.part, count), 1.0)[:, None]
-    mean = jax.ops.segment_sum(h, parsed.part, count) / size
-    inner = jax.nn.relu(_dense(params["pool"][0], h))
-    inner = jax.ops.segment_sum(inner, parsed.part, count) / size
-    kept, of = jnp.asarray(parsed.kept).astype(h.dtype), jnp.asarray(parsed.part)[src]
-    ties = jax.ops.segment_sum(kept, of, count)
-    strength = jax.ops.segment_sum(kept * score, of, count) / jnp.maximum(ties, 1.0)
-    # A node on its own has no edge to be strong by.
-    return mean + jnp.where(ties > 0, strength, 1.0)[:, None] * _dense(params["pool"][1], inner)
+    config: HsdagConfig, params: Params, h: Array, score: Array, src: Array, parsed: ParsingPass
+) -> Float[Array, "N H"]:
+    """`HsdagNetwork.pooled`."""
+    return network(config, params).pooled(h, score, src, parsed)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnums=0)
 def finish(
-    params: Params, state: Float[Array, "N H"], z: Float[Array, "N H"], part: Int[Array, "N"]
+    config: HsdagConfig, params: Params, state: Array, z: Array, part: Array
 ) -> tuple[Float[Array, "N D"], Float[Array, "N H"]]:
     """(logits of the groups, the next state) from the last embeddings and each node's group."""
-    return _mlp(params["head"], z), state + z[part]
+    return network(config, params).logits(z), state + z[part]
 
 
 def replay(
-    params: Params, view: PaddedNodes, state: Float[Array, "N H"], passes: ParsingPass
+    net: HsdagNetwork, view: PaddedNodes, state: Array, passes: ParsingPass
 ) -> Float[Array, "N D"]:
     """The logits of one step again, with the groups as they were: `passes` stacked [L, ...]."""
     h, src, dst = state, jnp.asarray(view.src), jnp.asarray(view.dst)
     edge = jnp.asarray(view.edge)
     for number in range(passes.part.shape[0]):
         parsed = ParsingPass(passes.part[number], passes.kept[number])
-        h, score = level(params, h, src, dst, edge)
-        h = pooled(params, h, score, src, parsed)
+        h, score = net.level(h, src, dst, edge)
+        h = net.pooled(h, score, src, parsed)
         src, dst = parsed.part[src], parsed.part[dst]
         edge = edge & (src != dst)
-    return _mlp(params["head"], h)
+    return net.logits(h)

@@ -31,6 +31,7 @@ from gdp.learn.hsdag.network import (
     init,
     level,
     make_nodes,
+    network,
     pooled,
     replay,
     start,
@@ -77,14 +78,14 @@ def parse_state(
     whole, alive = np.arange(wide), count
     parts, keeps = [], []
     for _ in range(config.passes):
-        h, score = level(params, h, src, dst, edge)
+        h, score = level(config, params, h, src, dst, edge)
         part, kept, left = _parse(np.asarray(score), src, dst, edge, alive, wide)
-        h = pooled(params, h, score, src, ParsingPass(part, kept))
+        h = pooled(config, params, h, score, src, ParsingPass(part, kept))
         src, dst, alive = part[src], part[dst], left
         edge, whole = edge & (src != dst), part[whole]
         parts.append(part)
         keeps.append(kept)
-    logits, following = finish(params, state, h, whole)
+    logits, following = finish(config, params, state, h, whole)
     return Parsed(
         whole, ParsingPass(np.stack(parts), np.stack(keeps)), np.asarray(logits), following
     )
@@ -103,6 +104,11 @@ def _parse(
     part = np.full(wide, wide - 1, dtype=np.int32)
     part[:alive] = label
     return part, kept, int(label.max()) + 1
+
+
+def first_state(config: HsdagConfig, params: Params, view: PaddedNodes) -> Float[Array, "N H"]:
+    """Initial state of every episode."""
+    return start(config, params, view)
 
 
 def draw(
@@ -158,9 +164,10 @@ def episode_loss(
     advantage: Float[Array, "S K"],
 ) -> Float[Array, ""]:
     """The mean of `policy_loss` over the steps of an episode, with the groups as they were."""
+    net = network(config, params)
 
     def of_step(step: EpisodeStep, advantage: Float[Array, "K"]) -> Float[Array, ""]:
-        logits = replay(params, view, step.state, step.passes)
+        logits = replay(net, view, step.state, step.passes)
         return policy_loss(logits, step.legal, step.action, advantage, config.entropy)
 
     return jax.vmap(of_step)(steps, advantage).mean()
@@ -204,7 +211,7 @@ class Learner:
 
     def episode(self, samples: int) -> tuple[EpisodeStep, Int[np.ndarray, "S K O"]]:
         """One episode's steps, stacked, and the devices of every op in each placement."""
-        state = start(self.params, self.view)
+        state = first_state(self.config, self.params, self.view)
         steps, devices = [], []
         for _ in range(self.config.steps):
             parsed = parse_state(self.config, self.params, self.view, state, self.nodes.count)
@@ -247,7 +254,7 @@ class Learner:
 
     def groups(self) -> Int[np.ndarray, "O"]:
         """The learned group of every op: the parsing of the first state."""
-        state = start(self.params, self.view)
+        state = first_state(self.config, self.params, self.view)
         parsed = parse_state(self.config, self.params, self.view, state, self.nodes.count)
         return parsed.part[self.nodes.node_of].astype(np.int64)
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from gdp.policy.model.config import MAX_SUMMARIES, Head, NetworkConfig, Params, nested, shapes
 from gdp.policy.model.inference import Network
-from gdp.policy.view.batching import Batch, max_over_neighbours, mean_over_ops
+from gdp.policy.view.batching import Batch, max_over_neighbours, mean_over_ops, op_features, pairs
 
 OUT_SCALE = 0.1
 """Scale of the first weights of the last layer, so that a fresh policy is close to uniform."""
@@ -29,9 +29,9 @@ class JaxNetwork(Network):
 
     def __init__(self, config: NetworkConfig, params: Params, batch: Batch) -> None:
         self.config, self.params, self.whole = config, params, batch.whole
-        self.op, self.op_type, self.device = batch.op, batch.op_type, batch.device
+        self.op, self.op_type, self.device = op_features(batch), batch.op_type, batch.device
         self.place, self.op_mask, self.device_mask = batch.place, batch.op_mask, batch.device_mask
-        src, dst = batch.src, batch.dst
+        src, dst = pairs(batch)
         self.into = lambda sent: max_over_neighbours(sent, dst, src, batch.pair_mask)
         self.out_of = lambda sent: max_over_neighbours(sent, src, dst, batch.pair_mask)
 

@@ -24,7 +24,7 @@ class TuneOptions:
         help="Placements to execute at most; fewer where two in a row gain nothing.",
     )  # fmt: skip
     place_seconds: float = options.option(
-        "--place-seconds", type=float, default=3.0, help="Search budget of each round."
+        "--place-seconds", type=float, default=2.0, help="Search budget of each round."
     )
     method: str = options.option("--method", default="auto", help="As of gdp place.")
     seed: int = options.option("--seed", type=int, default=0)

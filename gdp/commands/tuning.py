@@ -31,7 +31,7 @@ from gdp.sim.objectives import find_objective
 TUNED, FIRST, ONE_DEVICE = "tuned plan", "first plan", "one device"
 ROUND_SECONDS = 2.0
 """Of measuring in a round, at most; finalists get `Measuring.seconds` together."""
-PLACE_SECONDS = 3.0
+PLACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def tune(
         costs: Costs to start from; None for the shipped ones and what is remembered of this
             machine.
         method: As in `gdp.place`.
-        search: Budget of placing in each round; 3 seconds by default.
+        search: Budget of each of the two searches of a round; 2 seconds by default.
         checkpoint: As in `gdp.place`.
         constraints: As in `gdp.place`.
         runtime: Name of the runtime; None for the first that executes such models.

@@ -8,8 +8,6 @@ import numpy as np
 
 from gdp.costs.adapt import Adaptation, Run, adapt
 
-FRESH = 3
-"""Every so many rounds the search starts from scratch, else from the best measured placement."""
 PATIENCE = 2
 """Rounds without a gain after which the loop ends."""
 LEAST_GAIN = 0.01
@@ -67,9 +65,9 @@ def tuning_loop(
 ) -> Iterator[Trial[P]]:
     """Rounds of placing, measuring and learning, until they are spent or gain nothing.
 
-    The next placement is searched from the best measured one, every `FRESH` rounds from scratch.
-    One that was measured already is replaced by the other kind, and by the best of costs drawn
-    from the posterior (Thompson 1933).
+    The next placement is the better, as predicted, of one searched from the best measured
+    placement and one from scratch. Where both were measured already, costs drawn from the posterior
+    decide (Thompson 1933).
 
     Args:
         place: Finds a placement under an adaptation.
@@ -111,10 +109,9 @@ def _next(
     if not trials:
         return place(adaptation, None, seed)
     best = min(trials, key=lambda trial: trial.measured.value_s).planned.placement
-    starts: list[P | None] = [best, None] if number % FRESH else [None, best]
     measured = {trial.planned.key for trial in trials}
-    for start in starts:
-        planned = place(adaptation, start, seed + number)
+    found = [place(adaptation, start, seed + number) for start in (best, None)]
+    for planned in sorted(found, key=lambda one: one.predicted_s):
         if planned.key not in measured:
             return planned
     for draw in range(DRAWS):

@@ -42,6 +42,7 @@ class CheckpointError(GdpError):
 
 
 KIND = Kind("meta.json of a checkpoint", CheckpointError)
+_WEIGHTS_KIND = Kind("file of weights", CheckpointError)
 
 
 class _Meta(msgspec.Struct):
@@ -140,7 +141,7 @@ def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
     """All arrays of the .npz copy, or of Orbax's folder where there is none."""
     if (folder / PLAIN).exists():
         where = folder / PLAIN
-        return decode_arrays(read_bytes(where, KIND), KIND, str(where))
+        return decode_arrays(read_bytes(where, _WEIGHTS_KIND), _WEIGHTS_KIND, str(where))
     # Orbax may wait for ever for what a damaged file does not hold.
     manifest = read_manifest(folder)
     listed = [] if manifest is None else [n for n in manifest.files if n.startswith("weights/")]
@@ -168,6 +169,8 @@ def _write_weights(folder: Path, leaves: Mapping[str, np.ndarray], target: Path)
     except OSError:
         raise
     except Exception as error:
+        if _is_of_several():
+            raise  # for the training, which knows that another process may have ended
         first = next(iter(str(error).splitlines()), type(error).__name__)
         # The library below Orbax has errors of its own for those of the system.
         if "RESOURCE_EXHAUSTED" in first or os.strerror(errno.ENOSPC) in first:
@@ -188,6 +191,12 @@ def _orbax() -> Any:
 def _is_news(record: logging.LogRecord) -> bool:
     """Drop tracebacks of Orbax's threads, of which a full disk gives dozens."""
     return not (record.exc_info and "SignalingThread" in record.getMessage())
+
+
+def _is_of_several() -> bool:
+    import jax
+
+    return jax.process_count() > 1
 
 
 def _is_first() -> bool:

@@ -196,7 +196,6 @@ RECIPE = tomllib.loads("""
 name = "x"
 seed = 3
 start = ""
-anew = ["head"]
 [network]
 features = "full"
 width = 32
@@ -216,7 +215,6 @@ fresh = 0.5
 instances = ["layered-60-1|3|latency|0"]
 [run]
 checkpoint_minutes = 1.0
-keep_best = true
 """)
 
 FINETUNE = {"updates": 5, "samples": 8, "explore": 0.5, "search": 0.4, "freedom": "gates_first"}

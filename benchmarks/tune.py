@@ -2,6 +2,7 @@
 
     python -m benchmarks.tune simulated [--count 30] [--runs 10] [--kind KIND] [--ways WAY]
     python -m benchmarks.tune transfer [--count 10]
+    python -m benchmarks.tune held-out [MODEL ...]
     python -m benchmarks.tune measured --cluster 2xcpu-core [--runs 10] [MODEL ...]
 
 `simulated`: graphs of test families, 300 to 5,000 ops, on random clusters, both objectives, ample
@@ -15,6 +16,7 @@ lowest seconds of any way, or of a long search on the true costs.
 
 import multiprocessing
 import os
+import tempfile
 import time
 import zlib
 from collections import defaultdict
@@ -414,6 +416,41 @@ def measured(models: Sequence[str], cluster: str, objective: str, runs: int, spi
         f"{name} {geomean(own):.3f} ({min(own):.3f})" for name, own in gains.items()))  # fmt: skip
     print("predictions off, mean: " + ", ".join(
         f"run {n + 1} {np.mean(own):.1%} of {len(own)}" for n, own in offs.items()))  # fmt: skip
+
+
+@main.command("held-out")
+@click.argument("models", nargs=-1)
+@click.option("--cluster", default="2xcpu-core", show_default=True)
+@click.option("--objective", default="throughput", show_default=True)
+@click.option("--tuned", default=4, show_default=True, help="So many of the models are tuned.")
+@click.option("--runs", default=2, show_default=True, help="Of each tuned model.")
+def held_out(models: Sequence[str], cluster: str, objective: str, tuned: int, runs: int) -> None:
+    """Predictions of models that were never run here, after the first few were tuned.
+
+    Nothing else may run meanwhile. What is remembered is kept in a folder of its own.
+    """
+    models = models or LIGHT
+    offs = defaultdict[str, list[float]](list)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GDP_DATA_DIR"] = folder
+        for model in models[:tuned]:
+            gdp.tune(model, cluster, objective=objective, runs=runs)
+        print("| model | measured /s | shipped costs off | tuned on others off |\n"
+              "| --- | ---: | ---: | ---: |")  # fmt: skip
+        for model in models[tuned:]:
+            placed = gdp.place(model, cluster, objective=objective).placement
+            found = gdp.run(model, cluster, placed, objective=objective)
+            full = objective == "throughput"
+            measured_s = (
+                1.0 / found["measured_throughput_per_s"] if full else found["measured_latency_s"]
+            )
+            for costs in ("shipped", None):
+                scored = gdp.simulate(model, placed, cluster, objective=objective, costs=costs)
+                off = abs(scored.value_s / measured_s - 1)
+                offs["shipped" if costs else "tuned"].append(off)
+            print(f"| {model} | {1 / measured_s:.1f} | {offs['shipped'][-1]:.1%} | "
+                  f"{offs['tuned'][-1]:.1%} |", flush=True)  # fmt: skip
+    print("mean: " + ", ".join(f"{name} {np.mean(own):.1%}" for name, own in offs.items()))
 
 
 def _rate(found: Estimate) -> str:

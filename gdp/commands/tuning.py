@@ -100,11 +100,7 @@ class Tuned:
 
 def _finalists(report: RunReport) -> dict[str, Row]:
     """The placements among what was measured in turn."""
-    placed = Row(
-        report.measured_latency_s, report.latency_interval_s, report.measured_throughput_per_s,
-        report.throughput_interval_per_s, report.completions, report.is_capped, report.rounds,
-    )  # fmt: skip
-    rows = {TUNED: placed} | dict(report.rivals)
+    rows = {TUNED: report.placed} | dict(report.rivals)
     return rows | ({ONE_DEVICE: report.baselines[SINGLE]} if SINGLE in report.baselines else {})
 
 

@@ -114,6 +114,15 @@ class RunReport:
     worst_tensor: str = ""  # of the largest relative difference
     random_ops: tuple[str, ...] = ()  # whose results are other ones at each run, uncut too
 
+    @property
+    def placed(self) -> Row:
+        """The placement's own row."""
+        return Row(
+            self.measured_latency_s, self.latency_interval_s, self.measured_throughput_per_s,
+            self.throughput_interval_per_s, self.completions, self.is_capped, self.rounds,
+            self.predicted_latency_s, self.predicted_throughput_per_s,
+        )  # fmt: skip
+
     def to_json(self) -> dict[str, Any]:
         """The fields as plain values."""
         return asdict(self)
@@ -290,10 +299,6 @@ def rescaled(report: RunReport) -> RunReport:
     predicted = (
         report.predicted_latency_s * slower, 1.0 / (report.predicted_throughput_per_s * per_s)
     )  # fmt: skip
-    placed = Row(
-        report.measured_latency_s, report.latency_interval_s, report.measured_throughput_per_s,
-        report.throughput_interval_per_s, report.completions, report.is_capped, report.rounds,
-    )  # fmt: skip
     told = (
         f"the costs are off by {abs(factor - 1.0):.0%} on this machine: predictions are scaled by "
         f"{factor:.2f}, to what the uncut model took; gdp tune learns the rest in about a minute"
@@ -302,7 +307,7 @@ def rescaled(report: RunReport) -> RunReport:
         report, predicted_latency_s=predicted[0], predicted_throughput_per_s=1.0 / predicted[1],
         baselines=baselines,
         segments=tuple(replace(s, predicted_s=s.predicted_s * slower) for s in report.segments),
-        warnings=(*warnings(report.objective, predicted, placed, baselines), told),
+        warnings=(*warnings(report.objective, predicted, report.placed, baselines), told),
     )  # fmt: skip
 
 

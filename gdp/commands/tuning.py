@@ -114,7 +114,6 @@ class _Session:
     fused: PreparedProblem
     placing: Placing
     search: Search
-    place_seconds: float
     ready: dict[bytes, ReadyPlacement] = field(default_factory=dict)
 
     def costs(self, adaptation: Adaptation) -> AdaptedCosts:
@@ -123,7 +122,7 @@ class _Session:
     def place(self, adaptation: Adaptation, start: Placement | None, seed: int) -> Planned:
         """The best placement under an adaptation, predicted as it is executed."""
         executor, method = self.executor, self.placing.get("method", "auto")
-        budget = replace(self.search, seed=seed, seconds=self.place_seconds)
+        budget = replace(self.search, seed=seed)
         if start is not None and method == "auto":
             first = first_members(self.fused.group_of)
             begin = Assignment(start.device[first], start.rank[first], start.teams)
@@ -215,17 +214,11 @@ def tune(
     options = runnable(model, options, runtime)
     graph = load(model, bound, room_bytes=room_bytes(target, constraints))
     executor = Executor.of(model, graph, target, objective, bound, runtime)
-    base, label = resolve_costs(SHIPPED if costs is None else costs, target, graph)
-    fused = prepare_problem(
-        graph, target, objective, costs=base, constraints=options.get("constraints"), replicas=True
-    )
     search = search or Search(seconds=PLACE_SECONDS)
     measuring = measuring or Measuring(seed=search.seed)
-    session = _Session(
-        executor, base, label, fused, options, search, search.seconds or PLACE_SECONDS
-    )
+    session = _session(executor, costs, options, search)
     name = executor.runtime.distribution
-    known = machine.knowledge(target, name, label).runs if costs is None else []
+    known = machine.knowledge(target, name, session.label).runs if costs is None else []
     trials: list[Trial[Placement]] = []
     notes: list[str] = []
     rounds: list[Round] = []
@@ -258,6 +251,18 @@ def tune(
         placement, answer, objective, graph.name, target.name, tuple(rounds), final, record,
         session.costs(trials[-1].adaptation), path, tuple(notes),
     )  # fmt: skip
+
+
+def _session(
+    executor: Executor, costs: CostModel | str | Path | None, options: Placing, search: Search
+) -> _Session:
+    """A session that starts from costs which are not adapted."""
+    graph, cluster, objective = executor.graph, executor.cluster, executor.objective
+    base, label = resolve_costs(SHIPPED if costs is None else costs, cluster, graph)
+    fused = prepare_problem(
+        graph, cluster, objective, costs=base, constraints=options.get("constraints"), replicas=True
+    )
+    return _Session(executor, base, label, fused, options, search)
 
 
 def _round(trial: Trial[Placement], known: Sequence[Any]) -> Round:
@@ -319,10 +324,8 @@ def _record(
     executor = session.executor
     first = trials[0].planned.placement
     unadapted = session.planned(first, Adaptation()).predicted_s
-    # Predictions of placements that had not been measured: those after the first round, if any.
-    checked = [r.off for r in rounds[1:]][-3:] or [
-        abs(session.planned(first, trials[0].adaptation).predicted_s / rounds[0].measured_s - 1.0)
-    ]
+    # Predictions were made before their placement was run, the last three after learning most.
+    checked = [r.off for r in rounds[1:] or rounds][-3:]
     name = executor.runtime.distribution
     return machine.MachineRecord(
         schema=machine.SCHEMA, date=machine.now(), model=executor.graph.name,

@@ -210,7 +210,7 @@ def adapt(runs: Sequence[Run]) -> Adaptation:
         gain = slope * scale[:, None]
         kernel = (gain * variance) @ gain.T + np.eye(len(gain))
         new = variance * (gain.T @ np.linalg.solve(kernel, residual * scale))
-        # Half steps keep a bad start from overshooting; the last one is full.
+        # Half a step at first: the slopes are those of costs that may be far off.
         mean = new if step else 0.5 * (mean + new)
     return Adaptation(tuple(names), mean, variance, gain, noise, spread, models)
 

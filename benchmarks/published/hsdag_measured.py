@@ -23,10 +23,9 @@ import numpy as np
 from benchmarks.published.cases import chosen
 from benchmarks.published.hsdag_onnx import MODELS, onnx_file
 from gdp.cluster.types import Cluster
-from gdp.commands.execute import run
-from gdp.commands.finetuning import MeasuredReward
+from gdp.commands.execute import Executor, run
 from gdp.learn.hsdag.train import train
-from gdp.methods.base import Search
+from gdp.methods.base import Assignment, Search
 from gdp.models import load
 from gdp.placement import make_placement
 from gdp.prepare import prepare_problem
@@ -115,8 +114,15 @@ def _hsdag(path: Path, seconds: float, draws: int) -> Row:
     """What runs of the placement that HSDAG finds with measured rewards report."""
     graph, cluster = load(path), Cluster.load(BOX)
     prepared = prepare_problem(graph, cluster)
-    reward = MeasuredReward(str(path), graph, prepared, cluster)
-    found = train(prepared.problem, seed=0, evaluations=draws, reward=reward)
+    executor = Executor.of(path, graph, cluster, "latency", {})
+
+    def latency_s(a: Assignment) -> float:
+        placed = make_placement(graph, cluster, prepared.expand(a.device))
+        ready = executor.prepare(placed, None)
+        report = executor.run(placed, ready, Measuring(1.0), baselines=False)
+        return report.measured_latency_s
+
+    found = train(prepared.problem, seed=0, evaluations=draws, reward=latency_s)
     placement = make_placement(graph, cluster, prepared.expand(found.assignment.device))
     return run(path, BOX, placement, measuring=Measuring(seconds, precision=0.0))
 

@@ -70,6 +70,10 @@ class FinetuneFlags:
     reward: Literal["simulated", "measured"] = options.option(
         "--reward", type=click.Choice(("simulated", "measured")), default="simulated"
     )
+    runs: int = options.option(
+        "--runs", type=click.IntRange(min=1), default=10,
+        help="Placements to execute at most, with --reward measured.",
+    )  # fmt: skip
     recipe: str | None = options.option(
         "--recipe", metavar="TOML", help="Settings; see finetune/recipes."
     )
@@ -118,20 +122,25 @@ def finetune(
     With a simulated reward it starts from what `--method auto` finds with as many evaluations;
     those come on top. Half of the placements then try other gates of the superposition network, a
     tenth teach the weights by PPO, and the rest is a local search.
+
+    With --reward measured this happens before each of a few runs of the model, by costs that are
+    learned from these runs: gdp tune with the policy instead of a search. Give the machine to it
+    alone.
     """
     from gdp.commands.finetuning import finetune as tune
     from gdp.learn.pretrain import progress_bar
 
-    graph, output = model.load(), outputs.paths["policy"]
+    measured, output = tuning.reward == "measured", outputs.paths["policy"]
     outputs.require(
         model.spec, cluster.cluster, trained.checkpoint, tuning.recipe, trained.costs,
         constraints.constraints, folder="policy",
     )  # fmt: skip
     config = tuning.config()
-    with progress_bar(config.evaluations, 0, "fine-tuning") as draw:
+    planned = config.evaluations * (tuning.runs if measured else 1)
+    with progress_bar(planned, 0, "fine-tuning") as draw:
         tuned = tune(
-            model.spec if tuning.reward == "measured" else graph, cluster.load(),
-            objective=objective, out=output, checkpoint=trained.checkpoint, reward=tuning.reward,
+            model.spec if measured else model.load(), cluster.load(), objective=objective,
+            out=output, checkpoint=trained.checkpoint, reward=tuning.reward, runs=tuning.runs,
             config=config, dims=model.dims, costs=trained.costs, constraints=constraints.read(),
             seed=tuning.seed, force=outputs.force,
             progress=lambda at, numbers: draw(
@@ -139,6 +148,7 @@ def finetune(
             ),
         )  # fmt: skip
     spent = tuned.start_evaluations
+    start = f"auto, {spent} evaluations" if spent else "the first plan" if measured else "advisers"
     show(
         {
             "checkpoint": output, "objective": objective, "reward": tuning.reward,
@@ -146,8 +156,7 @@ def finetune(
             "best_s": tuned.value_s, "evaluations": tuned.evaluations,
         },
         lambda: f"started at {tuned.start_s * 1e3:.3f} ms "
-        f"({f'auto, {spent} evaluations' if spent else 'the best adviser'}), best "
-        f"{tuned.value_s * 1e3:.3f} ms "
+        f"({start}), best {tuned.value_s * 1e3:.3f} ms "
         f"({tuning.reward}) after {tuned.evaluations} "
         f"evaluations; checkpoint {output}",
     )  # fmt: skip

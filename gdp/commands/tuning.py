@@ -20,7 +20,7 @@ from gdp.graph.groups import first_members
 from gdp.learn.tuning import Measurement, Planned, Trial, tuning_loop
 from gdp.methods.base import Assignment, Search
 from gdp.models import Model, load, with_dims
-from gdp.placement import Placement
+from gdp.placement import Placement, make_placement
 from gdp.prepare import PreparedProblem, prepare_problem, room_bytes
 from gdp.runtime.measure import Measuring
 from gdp.runtime.observe import observed_run
@@ -32,6 +32,9 @@ TUNED, FIRST, ONE_DEVICE = "tuned plan", "first plan", "one device"
 ROUND_SECONDS = 2.0
 """Of measuring in a round, at most; finalists get `Measuring.seconds` together."""
 PLACE_SECONDS = 2.0
+
+Placer = Callable[[PreparedProblem, Assignment | None, int], Assignment]
+"""A placement of a problem, from scratch or from the best measured one, with a seed."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class _Session:
     fused: PreparedProblem
     placing: Placing
     search: Search
+    placer: Placer | None = None
     ready: dict[bytes, ReadyPlacement] = field(default_factory=dict)
 
     def costs(self, adaptation: Adaptation) -> AdaptedCosts:
@@ -122,10 +126,13 @@ class _Session:
     def place(self, adaptation: Adaptation, start: Placement | None, seed: int) -> Planned:
         """The best placement under an adaptation, predicted as it is executed."""
         executor, method = self.executor, self.placing.get("method", "auto")
-        budget = replace(self.search, seed=seed)
-        if start is not None and method == "auto":
+        budget, begin = replace(self.search, seed=seed), None
+        if start is not None:
             first = first_members(self.fused.group_of)
             begin = Assignment(start.device[first], start.rank[first], start.teams)
+        if self.placer is not None:
+            return self.planned(self._by_placer(self.placer, adaptation, begin, seed), adaptation)
+        if begin is not None and method == "auto":
             budget, method = replace(budget, start=begin), "local_search"
         placed = api.place(
             executor.graph, executor.cluster, objective=executor.objective,
@@ -133,6 +140,18 @@ class _Session:
                "costs": self.costs(adaptation)},
         ).placement  # fmt: skip
         return self.planned(placed, adaptation)
+
+    def _by_placer(
+        self, placer: Placer, adaptation: Adaptation, begin: Assignment | None, seed: int
+    ) -> Placement:
+        graph, cluster = self.executor.graph, self.executor.cluster
+        prepared = prepare_problem(
+            graph, cluster, self.executor.objective, costs=self.costs(adaptation),
+            constraints=self.placing.get("constraints"),
+        )  # fmt: skip
+        found = placer(prepared, begin, seed)
+        rank = None if found.rank is None else prepared.expand(found.rank)
+        return make_placement(graph, cluster, prepared.expand(found.device), rank)
 
     def planned(self, placed: Placement, adaptation: Adaptation) -> Planned:
         """A placement with its prediction."""
@@ -172,6 +191,7 @@ def tune(
     measuring: Measuring | None = None,
     keep: bool = True,
     refit: bool = True,
+    placer: Placer | None = None,
     progress: Callable[[Round], None] | None = None,
 ) -> Tuned:
     """Place a model, run it, learn what this machine really costs, and place it again.
@@ -192,6 +212,7 @@ def tune(
         measuring: Of the finalists; its progress is told of stages.
         keep: Remember what was learned for `gdp.place` and `gdp.run` on this machine.
         refit: False keeps the costs as they were, for comparison.
+        placer: Places in every round, instead of `method`, under the costs learned so far.
         progress: Called after every round.
 
     Returns:
@@ -216,7 +237,7 @@ def tune(
     executor = Executor.of(model, graph, target, objective, bound, runtime)
     search = search or Search(seconds=PLACE_SECONDS)
     measuring = measuring or Measuring(seed=search.seed)
-    session = _session(executor, costs, options, search)
+    session = _session(executor, costs, options, search, placer)
     name = executor.runtime.distribution
     known = machine.knowledge(target, name, session.label).runs if costs is None else []
     trials: list[Trial[Placement]] = []
@@ -254,15 +275,16 @@ def tune(
 
 
 def _session(
-    executor: Executor, costs: CostModel | str | Path | None, options: Placing, search: Search
-) -> _Session:
+    executor: Executor, costs: CostModel | str | Path | None, options: Placing, search: Search,
+    placer: Placer | None,
+) -> _Session:  # fmt: skip
     """A session that starts from costs which are not adapted."""
     graph, cluster, objective = executor.graph, executor.cluster, executor.objective
     base, label = resolve_costs(SHIPPED if costs is None else costs, cluster, graph)
     fused = prepare_problem(
         graph, cluster, objective, costs=base, constraints=options.get("constraints"), replicas=True
     )
-    return _Session(executor, base, label, fused, options, search)
+    return _Session(executor, base, label, fused, options, search, placer)
 
 
 def _round(trial: Trial[Placement], known: Sequence[Any]) -> Round:

@@ -28,7 +28,7 @@ SHARE = 0.2  # of the measured runs, at most
 class PlacementEvaluator:
     """Costs of placements, each computed once, within a budget of evaluations."""
 
-    def __init__(self, problem: Problem, budget: int, reward: Reward | None) -> None:
+    def __init__(self, problem: Problem, budget: int, reward: Reward | None = None) -> None:
         self.problem, self.budget, self.reward = problem, budget, reward
         self.best = np.zeros(problem.num_ops, dtype=np.int64)
         self.best_s = np.inf
@@ -66,17 +66,6 @@ class PlacementEvaluator:
             for key, seconds in zip([keys[k] for k in new], rated, strict=True):
                 self.known[key] = float(seconds)
         return np.array([self.known[key] for key in keys])
-
-    def pick(self, devices: Int[np.ndarray, "K N"], count: int) -> Int[np.ndarray, "S"]:
-        """Rows worth a measured run: unseen ones first, then by simulated seconds.
-
-        Of equal rows only the first counts as unseen.
-        """
-        rated = evaluate_rules(self.problem, devices)
-        keys = [device.tobytes() for device in devices]
-        first = {key: k for k, key in reversed(list(enumerate(keys)))}
-        old = np.array([key in self.known or first[key] != k for k, key in enumerate(keys)])
-        return np.lexsort((rated.seconds, rated.overflow, old))[:count]
 
     def confirmed(self) -> tuple[Assignment, float]:
         """(best of the finalists by repeated measurement, its seconds).

@@ -1,7 +1,7 @@
 """Fine-tuning: a pre-trained policy adapted to one problem, gates first, then all weights.
 
 GDP (arXiv 1910.01578) adapts a policy that was pre-trained over many graphs to one graph through
-its superposition network, in fewer than 50 updates. The reward is the simulator or a measured run.
+its superposition network, in fewer than 50 updates. The simulator gives the rewards.
 With simulated rewards it starts from the answer of `auto` with as many evaluations, explores other
 gates before the gradient changes any weight, and ends with a local search.
 
@@ -32,7 +32,7 @@ from gdp.clock import Clock
 from gdp.errors import of_kind
 from gdp.files.kept import use_xla_cache
 from gdp.files.writing import OverwritePolicy, check_folder_writable
-from gdp.learn.evaluator import PlacementEvaluator, Reward
+from gdp.learn.evaluator import PlacementEvaluator
 from gdp.learn.ppo import (
     ChoiceRows,
     Weights,
@@ -67,14 +67,11 @@ class FinetuneConfig:
 
     updates: int = 50  # at most
     seconds: float | None = None  # after which no round or update begins; None: no limit
-    evaluations: int = (
-        800  # of placements not judged before, at most: simulations, or measured runs
-    )
+    evaluations: int = 800  # simulations of placements not evaluated before, at most
     samples: int = 16  # placements per update
-    screen: int = 8  # samples per one that is run, with a measured reward: the simulator picks
-    explore: float = 0.5  # share of the evaluations that tries other gates first (simulated)
-    portfolio: bool = True  # start from what `auto` finds with as many evaluations (simulated)
-    search: float = 0.4  # share of the evaluations for a local search at the end (simulated)
+    explore: float = 0.5  # share of the evaluations that tries other gates first
+    portfolio: bool = True  # start from what `auto` finds with as many evaluations
+    search: float = 0.4  # share of the evaluations for a local search at the end
     epochs: int = 3  # optimiser steps per update
     gate_updates: int = 3  # updates in which only gates change
     freedom: Freedom = "gates_first"
@@ -96,8 +93,6 @@ class FinetuneConfig:
             raise ValueError(f"updates must be at least 1, got {self.updates}")
         if self.hottest < 1.0:
             raise ValueError(f"hottest must be at least 1, got {self.hottest}")
-        if self.screen < 1:
-            raise ValueError(f"screen must be at least 1, got {self.screen}")
         if min(self.explore, self.search) < 0.0 or self.explore + self.search > 1.0:
             raise ValueError(
                 "explore and search must be at least 0 and at most 1 together, got "
@@ -213,6 +208,7 @@ class Finetuned:
     start_evaluations: int  # that `auto` took, on top of the budget
     evaluations: int  # all, those of `auto` included
     history: list[dict[str, float]] = field(default_factory=list)
+    interrupted: bool = False
 
 
 def finetune(
@@ -221,7 +217,7 @@ def finetune(
     *,
     out: str | os.PathLike[str] | None = None,
     force: bool = False,
-    reward: Reward | None = None,
+    start: Assignment | None = None,
     config: FinetuneConfig | None = None,
     seed: int = 0,
     progress: Callable[[int, dict[str, float]], None] | None = None,
@@ -234,64 +230,72 @@ def finetune(
         out: Folder for the checkpoint, which `gdp place` takes, with the settings (`recipe.toml`)
             and the log (`metrics.jsonl`).
         force: Write `out` among files that gdp did not write.
-        reward: Seconds of a placement; None is the simulator, with which the result is never worse
-            than the answer of `auto` with the same seed, evaluations and policy. A reward is called
-            once per distinct placement, and again for the best few at the end.
+        start: Placement to begin with, instead of the answer of `auto`.
         config: Settings; None is `FinetuneConfig()`.
         seed: Seed of all random numbers.
         progress: Called after every round and update with its number, from 0, and its log entry.
 
     Returns:
-        The adapted policy and the best placement. Ctrl-C ends the training early with the best so
-        far, which is written and returned.
+        The adapted policy and the best placement, never worse than `start`, or than the answer of
+        `auto` with the same seed, evaluations and policy. Ctrl-C ends the training early with the
+        best so far, which is written and returned.
 
     Raises:
         TargetError: if `out` holds anything but a policy, or is the checkpoint itself.
     """
     if out is not None:
-        given = [] if isinstance(checkpoint, Policy) else [checkpoint or default_checkpoint()]
-        check_folder_writable(out, "policy", OverwritePolicy(lambda: map(Path, given), force))
+        check_checkpoint_writable(out, checkpoint, force=force)
     use_xla_cache()
     config = of_kind(config, FinetuneConfig, "config")
     with Interrupts() as interrupts:
         return _finetuned(
-            problem, _policy(checkpoint), config, reward, seed,
+            problem, loaded_policy(checkpoint), config, start, seed,
             progress=progress or (lambda at, numbers: None),
             out=None if out is None else Path(out), interrupts=interrupts,
         )  # fmt: skip
 
 
+def check_checkpoint_writable(
+    out: str | os.PathLike[str], start: str | os.PathLike[str] | Policy | None, *, force: bool
+) -> None:
+    """Raise `TargetError` where a folder holds anything but a policy, or is the start itself."""
+    given = [] if isinstance(start, Policy) else [start or default_checkpoint()]
+    check_folder_writable(out, "policy", OverwritePolicy(lambda: map(Path, given), force))
+
+
 def _finetuned(
-    problem: Problem, policy: Policy, config: FinetuneConfig, reward: Reward | None, seed: int,
+    problem: Problem, policy: Policy, config: FinetuneConfig, given: Assignment | None, seed: int,
     *, progress: Callable[[int, dict[str, float]], None], out: Path | None,
     interrupts: "Interrupts",
 ) -> Finetuned:  # fmt: skip
     """The fine-tuning of `finetune`, which ends early on an interrupt."""
-    clock, judge = Clock(config.seconds), PlacementEvaluator(problem, config.evaluations, reward)
+    clock, judge = Clock(config.seconds), PlacementEvaluator(problem, config.evaluations)
     if policy.config.advice:
         advise(problem, {}, clock.left_s(PORTFOLIO_SHARE))
     tuner = _Tuner(problem, policy, config, judge, seed)
-    first, simulated = None, reward is None
-    if simulated and config.portfolio:
+    first = None
+    if given is not None:
+        first = Answer(given)
+    elif config.portfolio:
         first = _portfolio(problem, policy, config, clock, seed)
         if first.assignment is not None:
             judge.judge(first.assignment.device[None], rules_of(problem))
     start, start_s = _better(problem, first, judge.answer(), judge.best_s)
     history: list[dict[str, float]] = []
     with interrupts.held():
-        for update in () if interrupts.asked else tuner.rounds(clock, simulated):
+        for update in () if interrupts.asked else tuner.rounds(clock):
             history.append(update)
             start_s = start_s if np.isfinite(start_s) else judge.best_s
             progress(len(history) - 1, update)
             if interrupts.asked:
                 break
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
-    best, value_s = (judge.answer(), judge.best_s) if interrupts.asked else judge.confirmed()
+    best, value_s = judge.answer(), judge.best_s
     if start_s < value_s:
         best, value_s = start, start_s
     before = 0 if first is None else first.evaluations
     spent = before + judge.evaluations
-    if simulated and config.search > 0.0 and judge.left >= 1 and not interrupts.asked:
+    if config.search > 0.0 and judge.left >= 1 and not interrupts.asked:
         start = best if np.isfinite(value_s) else None
         search = Search(seed=seed, seconds=clock.left_s(), evaluations=judge.left, start=start)
         answer = local_search(problem, search)
@@ -301,8 +305,9 @@ def _finetuned(
         tuned = replace(tuned, placed=keep_placement(problem, best))
     with interrupts.held():
         if out is not None:
-            _save(tuned, out, config, history, policy.name)
-    return Finetuned(tuned, best, value_s, start_s, before, spent, history)
+            save_finetuned(tuned, out, config, history, policy.name)
+    asked = interrupts.asked
+    return Finetuned(tuned, best, value_s, start_s, before, spent, history, asked)
 
 
 class Interrupts:
@@ -364,7 +369,7 @@ def _better(
     return (answer.assignment, float(seconds[0])) if seconds[0] < value_s else (best, value_s)
 
 
-def _save(
+def save_finetuned(
     tuned: Policy, out: Path, config: FinetuneConfig, history: list[dict[str, float]], start: str
 ) -> None:
     """Write the checkpoint with its settings and log."""
@@ -380,7 +385,8 @@ def _save(
     )  # fmt: skip
 
 
-def _policy(checkpoint: str | os.PathLike[str] | Policy | None) -> Policy:
+def loaded_policy(checkpoint: str | os.PathLike[str] | Policy | None) -> Policy:
+    """A policy, or that of a folder; the shipped one for None."""
     if isinstance(checkpoint, Policy):
         return checkpoint
     return load_policy(default_checkpoint() if checkpoint is None else checkpoint)
@@ -407,23 +413,21 @@ class _Tuner:
         self.limits: Float[np.ndarray, "D"] | None = None
         self.advised: Advice | None = None
         if self.network.advice:
-            # What the policy reads is judged first: with a measured reward nobody else has.
+            # What the policy reads is judged first.
             rules = rules_of(problem)
             judge.judge(incumbents(problem)[: max(1, judge.left // len(rules))], rules)
 
-    def rounds(self, clock: Clock, simulated: bool) -> Iterator[dict[str, float]]:
+    def rounds(self, clock: Clock) -> Iterator[dict[str, float]]:
         """Exploration, then updates, within the evaluations and the clock; yields log entries.
 
-        With a simulated reward the search at the end keeps its share of the evaluations.
+        The search at the end keeps its share of the evaluations.
         """
         config = self.config
-        budget = (1.0 - config.search * simulated) * config.evaluations - self.judge.reserved
-        if simulated and config.search == 0.0:
+        budget = (1.0 - config.search) * config.evaluations
+        if config.search == 0.0:
             budget -= config.samples + len(RULES)  # no update is cut, and none exceeds the rest
-        phases = [(self.update, budget)]
-        if simulated:
-            phases.insert(0, (self.explore, min(config.explore * config.evaluations, budget)))
-        for phase, until in phases:
+        explored = min(config.explore * config.evaluations, budget)
+        for phase, until in ((self.explore, explored), (self.update, budget)):
             stale = 0
             for at in range(config.updates):
                 if self.judge.evaluations >= until or clock.is_over() or stale == STALE:
@@ -483,20 +487,10 @@ class _Tuner:
         forced: Int[np.ndarray, "K N"] | None,
         at: int,
     ) -> Rollout:
-        """Samples, followed by the given rows.
-
-        With a measured reward more are drawn, and the simulator selects those that are run.
-        """
+        """Samples, followed by the given rows."""
         view, head = self.view(policy, known), policy.head_of(self.problem, batch)
         pad = (len(batch.op_mask), len(batch.device_mask))
         count, seed = self.config.samples + 1, self.seed * 100_003 + at
-        if self.judge.reward is not None and self.config.screen > 1:
-            drawn = decode(
-                view, head, samples=self.config.samples * self.config.screen, seed=seed, pad=pad,
-                temperature=self.temperature, greedy_first=at == 0,
-            ).device  # fmt: skip
-            best = drawn[self.judge.pick(drawn, count - (forced is not None))]
-            forced = best if forced is None else np.concatenate([best, forced])
         return decode(
             view, head, samples=count, seed=seed, temperature=self.temperature,
             greedy_first=at == 0, forced=forced, keep=True, pad=pad,

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from tiny import fork_join, random_problem, with_memory
 
-from gdp.learn.evaluator import FINALISTS, turns_of
 from gdp.learn.finetune import STALE, FinetuneConfig, finetune, free
 from gdp.learn.instances import Instance, make, random_graph
 from gdp.learn.ppo import gap
 from gdp.learn.recipe import RecipeError, load_finetune
-from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.base import Answer, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES
 from gdp.policy.advice import advice
@@ -58,27 +57,18 @@ def test_free_keeps_every_gradient_after_the_gates(policy: Policy) -> None:
     assert free(policy.params, "all") is policy.params
 
 
-def test_a_measured_reward_is_asked_once_per_placement_then_for_the_best_few(
-    policy: Policy,
-) -> None:
-    problem = fork_join()
-    asked: list[bytes] = []
-
-    def measure(assignment: Assignment) -> float:
-        asked.append(assignment.device.tobytes())
-        return 1.0 + float(assignment.device.sum())  # everything on device 0 is best
-
-    found = finetune(problem, policy, reward=measure, config=QUICK, seed=0)
-    assert found.evaluations == len(asked) <= QUICK.evaluations
-    first = list(dict.fromkeys(asked))
-    assert asked[: len(first)] == first
-    again = asked[len(first) :]
-    turns = turns_of(QUICK.evaluations)
-    assert turns > 0
-    assert {again.count(key) for key in again} == {turns}
-    assert len(set(again)) == min(FINALISTS, len(first))
-    assert found.value_s == 1.0
-    assert found.assignment.device.tolist() == [0, 0, 0, 0]
+def test_fine_tuning_begins_with_a_given_placement(policy: Policy) -> None:
+    """It is no worse than that, and `auto` is not asked."""
+    problem = make(Instance("layered-40-1", 3), random_graph)
+    search = Search(seed=1, seconds=None, evaluations=2000)
+    start = auto(problem, search).assignment
+    assert start is not None
+    start_s = values(problem, start.device[None], start.rank)[0][0]
+    config = FinetuneConfig(updates=1, samples=4, evaluations=20)
+    found = finetune(problem, policy, start=start, config=config, seed=0)
+    assert found.start_s == start_s
+    assert found.value_s <= start_s
+    assert found.start_evaluations == 0
 
 
 def test_gaps_free_whole_groups() -> None:
@@ -150,7 +140,7 @@ def test_seconds_end_fine_tuning_with_what_auto_found(policy: Policy) -> None:
     assert found.start_s <= advice(problem).cost_s.min()
 
 
-@pytest.mark.parametrize("name", ["simulated", "gradient", "measured"])
+@pytest.mark.parametrize("name", ["simulated", "gradient"])
 def test_shipped_recipes_are_read(name: str) -> None:
     config = load_finetune(Path(__file__).parents[2] / "finetune" / "recipes" / f"{name}.toml")
     assert isinstance(config, FinetuneConfig)

@@ -12,7 +12,7 @@ from gdp.cluster.presets import device_preset
 from gdp.costs.calibrate import HELD_OUT, evaluate, refit, report_text
 from gdp.costs.default import shipped
 from gdp.costs.features import kernel_features
-from gdp.costs.learned import Calibration, kernel_seconds, kernels_of
+from gdp.costs.learned import Calibration
 from gdp.costs.profile import Profile, load_profile
 
 WHAT = ("report", "blind", "quick")
@@ -40,8 +40,9 @@ def quick(few: Profile, others: Profile) -> str:
     for model in others.models:
         errors = []
         for calibration in (before, after):
-            group = kernels_of(calibration, model.graph)
-            predicted_s = kernel_seconds(calibration, kernel_features(model.graph, group)).sum()
+            networks = calibration.networks
+            features = kernel_features(model.graph, networks.groups(model.graph))
+            predicted_s = networks.seconds(features).sum()
             errors.append(predicted_s / model.kernel_s - 1.0)
         lines.append(
             f"{model.name:24} {model.kernel_s * 1e3:10.3f} {model.latency_s * 1e3:10.3f} "

@@ -216,9 +216,6 @@ def calibrate(
     if steps is not None:
         config = replace(config, steps=steps)
     merged = merge([load_profile(path) for path in profiles])
-    if merged.runtime == "jax" and merged.device.kind == "cpu" and base is None:
-        _rates(merged, output)
-        return
     if base is not None:
         _rebase(base, merged, output)
         return
@@ -231,28 +228,6 @@ def calibrate(
     if plot := outputs.paths.get("plot"):
         write_plot(report, Path(plot))
     show(summary, lambda: report_text(report))
-
-
-def _rates(profile: "Profile", output: str) -> None:
-    """Fit rates of what XLA compiles, and write them."""
-    from msgspec import to_builtins
-
-    from gdp.costs.compiled import left_out_errors, rates_of, save_rates
-
-    rates = rates_of(profile)
-    save_rates(rates, output)
-    errors = left_out_errors(profile.models, rates.overheads.session_s or 0.0)
-    rows = [
-        {"model": m.name, "measured_s": m.latency_s, "error": float(e)}
-        for m, e in zip(profile.models, errors, strict=True)
-    ]
-    show(
-        {"costs": output, "models": rows, **to_builtins(rates)},
-        lambda: "\n".join(
-            f"{row['model']:30} {row['measured_s'] * 1e3:9.3f} ms, family held out "
-            f"{row['error']:+.0%}" for row in rows
-        ) + f"\n{rates.label()}",
-    )  # fmt: skip
 
 
 def _rebase(base: str, profile: "Profile", output: str) -> None:
@@ -285,7 +260,11 @@ def _rebase(base: str, profile: "Profile", output: str) -> None:
     )  # fmt: skip
     lines.append(f"{output}: a segment costs {1e6 * (adapted.segment_s or 0.0):.1f} us")
     show(
-        {"costs": output, "segment_s": adapted.segment_s, "transfer": list(adapted.transfer)},
+        {
+            "costs": output,
+            "segment_s": adapted.segment_s,
+            "transfer": list(getattr(adapted.predictor, "transfer", ())),
+        },
         lambda: "\n".join(lines),
     )
 

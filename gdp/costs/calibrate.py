@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from gdp.cluster.types import Device
+from gdp.cluster.types import Device, make_cluster
 from gdp.costs.features import KernelFeatures, kernel_features, transfer_design
 from gdp.costs.fit import FitConfig, fit, rows_of
 from gdp.costs.kernels import components, learn_fusions
-from gdp.costs.learned import Calibration, kernel_seconds, kernels_of
+from gdp.costs.learned import Calibration, KernelNetworks
 from gdp.costs.profile import Overheads, Profile, ProfiledModel, ProfileError
+from gdp.costs.roofline import roofline
+from gdp.costs.work_rates import fit_work_rates
 from gdp.errors import MissingExtraError
 from gdp.files.writing import atomic
 from gdp.terminal import printable_lines
@@ -70,16 +72,19 @@ class Report:
         """The figures of the report, learned beside roofline."""
         if not self.models:
             return {"note": self.note, "train_models": self.train_models}
-        return {
-            "train_models": self.train_models,
-            "train_families": self.train_families,
-            "held_out_models": len(self.models),
-            "held_out_families": list(self.held_families),
+        by_kernel = {} if not self.kernels else {
             "kernel_error": self._kernel_figures(self.kernels),
             "by_type": {
                 name: {"time_share": share, **self._kernel_figures(own)}
                 for name, share, own in self._by_type()
             },
+        }  # fmt: skip
+        return {
+            "train_models": self.train_models,
+            "train_families": self.train_families,
+            "held_out_models": len(self.models),
+            "held_out_families": list(self.held_families),
+            **by_kernel,
             "model_error": self._model_figures(),
             "models": [
                 {
@@ -184,6 +189,8 @@ def calibrate(
     """
     if not profile.models:
         raise ProfileError("the profile holds no models; make one with `gdp profile`")
+    if profile.runtime == "jax":
+        return _calibrate_rates(profile, reference)
     train, held, note = split(profile.models, held_out)
     rows = rows_of(train)
     calibration = Calibration(
@@ -192,11 +199,31 @@ def calibrate(
         level=profile.level,
         versions=profile.versions,
         date=profile.date,
-        fusions=learn_fusions(train),
-        ensemble=fit(rows, config),
+        predictor=KernelNetworks(learn_fusions(train), fit(rows, config)),
         segment_s=segment_s(profile.overheads),
     )
     return calibration, evaluate(calibration, held, reference, train, note)
+
+
+def _calibrate_rates(profile: Profile, reference: Device) -> tuple[Calibration, Report]:
+    """Rates of a compiler's work, and the error of every model by a fit without its family."""
+    rates, predicted_s = fit_work_rates(profile)
+    one = make_cluster("reference", [reference])
+    models = tuple(
+        ModelPrediction(
+            m.name, m.family, m.latency_s, float(p), float(roofline(m.graph, one).sum()), 1
+        )
+        for m, p in zip(profile.models, predicted_s, strict=True)
+    )
+    families = tuple(sorted({m.family for m in models}))
+    note = "each family held out in turn"
+    report = Report((), models, len(models), len(families), families, note)
+    return Calibration(
+        profile.device, profile.runtime, profile.level, profile.versions, profile.date, rates,
+        segment_s=segment_s(profile.overheads), handover_s=profile.overheads.handover_s,
+        handover_bytes_per_s=profile.overheads.handover_bytes_per_s,
+        mean_error=report.summary()["model_error"]["learned"]["mean"],
+    ), report  # fmt: skip
 
 
 def segment_s(overheads: Overheads) -> float | None:
@@ -240,13 +267,13 @@ def refit(calibration: Calibration, profile: Profile) -> Calibration:
         )
     if not profile.models:
         raise ProfileError("the profile holds no models; make one with `gdp profile --quick`")
-    known = replace(calibration, transfer=())
+    networks = replace(calibration.networks, transfer=())
     rows = rows_of(profile.models)
-    known_s = kernel_seconds(known, rows.features)
+    transfer = fit_transfer(rows.features, networks.seconds(rows.features), rows.seconds)
     measured_s = segment_s(profile.overheads)
     return replace(
-        known, device=profile.device, versions=profile.versions, date=profile.date,
-        transfer=fit_transfer(rows.features, known_s, rows.seconds), mean_error=None,
+        calibration, device=profile.device, versions=profile.versions, date=profile.date,
+        predictor=replace(networks, transfer=transfer), mean_error=None,
         segment_s=calibration.segment_s if measured_s is None else measured_s,
     )  # fmt: skip
 
@@ -278,13 +305,14 @@ def evaluate(
     train: Sequence[ProfiledModel] = (),
     note: str = "",
 ) -> Report:
-    """Errors of a calibration on models, kernel by kernel and as a whole."""
+    """Errors of learned kernels on models, kernel by kernel and as a whole."""
+    networks = calibration.networks
     kernels: list[KernelPrediction] = []
     models: list[ModelPrediction] = []
     for model in held:
-        group = kernels_of(calibration, model.graph)
+        group = networks.groups(model.graph)
         features = kernel_features(model.graph, group)
-        seconds = kernel_seconds(calibration, features)
+        seconds = networks.seconds(features)
         datasheet = roofline_s(features, model, reference)
         own = _kernel_errors(model, group, features, seconds, datasheet)
         kernels += own
@@ -345,15 +373,15 @@ def report_text(report: Report) -> str:
         f"fitted to {found['train_models']} models of {found['train_families']} families; held out "
         f"{len(report.models)} models of {len(report.held_families)} families: "
         f"{', '.join(report.held_families)}",
-        "",
-        f"{'kernels, weighted by time':28} {'share':>6} {'count':>6} {'median':>8} {'p90':>8}"
-        f" {'roofline':>9} {'p90':>8}",
-        _kernel_line("all", 1.0, found["kernel_error"]),
     ]
-    lines += [
-        _kernel_line(name, figures["time_share"], figures)
-        for name, figures in found["by_type"].items()
-    ]
+    if report.kernels:
+        lines += [
+            "",
+            f"{'kernels, weighted by time':28} {'share':>6} {'count':>6} {'median':>8} {'p90':>8}"
+            f" {'roofline':>9} {'p90':>8}",
+            _kernel_line("all", 1.0, found["kernel_error"]),
+            *(_kernel_line(name, f["time_share"], f) for name, f in found["by_type"].items()),
+        ]
     lines += [
         "",
         f"{'whole models':28} {'measured':>10} {'predicted':>10} {'error':>8} {'roofline':>9}",

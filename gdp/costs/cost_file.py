@@ -1,4 +1,4 @@
-"""Cost files: folders with the weights of a calibration as NumPy arrays, and their meta.json."""
+"""Cost files: folders with meta.json and, of learned kernels, their weights as NumPy arrays."""
 
 import hashlib
 import io
@@ -13,13 +13,17 @@ import numpy as np
 from gdp import checkpoint
 from gdp.costs.features import SIZES, TRANSFER_TERMS, num_other
 from gdp.costs.kernels import FusionTable
-from gdp.costs.learned import Calibration, Ensemble, log_terms
+from gdp.costs.learned import Calibration, Ensemble, KernelNetworks, log_terms
 from gdp.costs.profile import DeviceRecord, ProfileError
+from gdp.costs.work_rates import WorkRates
 from gdp.files.reading import Kind, convert, decode_arrays, read_bytes
 from gdp.files.writing import OverwritePolicy, new_contents, resolve_after_crash
 
 ARRAYS = "costs.npz"
 FORMAT = 1
+"""Of arrays."""
+RATES_FORMAT = 2
+"""Of rates of work, which are in meta.json."""
 PLAIN = ("other_mean", "other_scale", "fusion_key", "fusion_yes", "fusion_count")
 LAYERS = tuple(f"layer_{name}" for name in ("embed", "b1", "c1", "b2", "c2", "b3", "c3"))
 UNREAD = ("noise",)  # of older files
@@ -45,16 +49,19 @@ class _Report(msgspec.Struct):
 class _Meta(msgspec.Struct):
     """Keys of `meta.json` that `load_costs` reads."""
 
-    arrays_sha256: str
     device: DeviceRecord
     runtime: str
     level: str
     versions: dict[str, str]
     date: str
-    types: tuple[str, ...]
-    scale: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    arrays_sha256: str = ""
+    types: tuple[str, ...] = ()
+    scale: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    rates: dict[str, float] | None = None
     transfer: tuple[Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)], ...] = ()
     segment_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+    handover_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+    handover_bytes_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e30)] | None = None
     report: _Report = msgspec.field(default_factory=_Report)
 
 
@@ -70,31 +77,37 @@ def save_costs(
 
     Raises `TargetError` where something else stands at the path, unless `force`.
     """
-    tree = _tree(calibration)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **tree)  # type: ignore[arg-type]
-    data = buffer.getvalue()
+    predictor, data, own = calibration.predictor, b"", dict[str, Any]()
+    if isinstance(predictor, KernelNetworks):
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **_tree(predictor))  # type: ignore[arg-type]
+        data = buffer.getvalue()
+        own = {
+            "costs_format": FORMAT, "arrays_sha256": hashlib.sha256(data).hexdigest(),
+            "types": list(predictor.ensemble.types), "scale": predictor.scale,
+            "transfer": list(predictor.transfer),
+        }  # fmt: skip
+    else:
+        own = {"costs_format": RATES_FORMAT, "rates": dict(predictor.rates)}
     meta = {
         "schema": checkpoint.SCHEMA,
         "sha256": hashlib.sha256(data).hexdigest(),
-        "costs_format": FORMAT,
-        "arrays_sha256": hashlib.sha256(data).hexdigest(),
         "device": {
             "kind": calibration.device.kind, "model": calibration.device.model,
             "features": list(calibration.device.features),
         },
-        "runtime": calibration.runtime,
-        "level": calibration.level,
+        **{
+            name: getattr(calibration, name)
+            for name in ("runtime", "level", "date", "segment_s", "handover_s",
+                         "handover_bytes_per_s")
+        },
         "versions": dict(calibration.versions),
-        "date": calibration.date,
-        "types": list(calibration.ensemble.types),
-        "scale": calibration.scale,
-        "transfer": list(calibration.transfer),
-        "segment_s": calibration.segment_s,
         "report": dict(report or {}),
+        **own,
     }  # fmt: skip
     with new_contents(path, "costs", OverwritePolicy(force=force)) as folder:
-        (folder / ARRAYS).write_bytes(data)
+        if data:
+            (folder / ARRAYS).write_bytes(data)
         (folder / "recipe.toml").write_text(recipe)
         (folder / "meta.json").write_text(checkpoint.strict_json(meta))
 
@@ -107,21 +120,23 @@ def load_costs(path: str | os.PathLike[str]) -> Calibration:
             f"no cost file {str(path)!r}; give the folder that `gdp calibrate -o` wrote"
         )
     meta = checkpoint.read_meta(folder)
-    if meta.get("costs_format") != FORMAT:
+    if meta.get("costs_format") not in (FORMAT, RATES_FORMAT):
         raise ProfileError(f"{str(path)!r} is no cost file of format {FORMAT}; calibrate again")
     head = convert(meta, _KIND, _Meta, str(folder / "meta.json"))
+    if meta["costs_format"] == RATES_FORMAT:
+        return _calibration(head, WorkRates(head.rates or {}))
     where = folder / ARRAYS
     data = read_bytes(where, Kind("file of arrays", ProfileError, "calibrate again"))
     if hashlib.sha256(data).hexdigest() != head.arrays_sha256:
         raise ProfileError(f"{str(path)!r}: {ARRAYS} is damaged; copy the folder again")
     try:
-        return _calibration(head, decode_arrays(data, _KIND, str(where)))
+        return _calibration(head, _networks(head, decode_arrays(data, _KIND, str(where))))
     except ValueError as error:
         raise ProfileError(f"{where} does not fit the meta.json beside it: {error}") from None
 
 
-def _tree(calibration: Calibration) -> dict[str, np.ndarray]:
-    ensemble, fusions = calibration.ensemble, calibration.fusions
+def _tree(networks: KernelNetworks) -> dict[str, np.ndarray]:
+    ensemble, fusions = networks.ensemble, networks.fusions
     tree = {f"layer_{k}": np.asarray(array, np.float32) for k, array in ensemble.layers.items()}
     for name in ("other_mean", "other_scale"):
         tree[name] = np.asarray(getattr(ensemble, name), np.float32)
@@ -131,32 +146,33 @@ def _tree(calibration: Calibration) -> dict[str, np.ndarray]:
     return tree
 
 
-def _calibration(meta: _Meta, found: Mapping[str, np.ndarray]) -> Calibration:
+def _calibration(meta: _Meta, predictor: KernelNetworks | WorkRates) -> Calibration:
+    return Calibration(
+        meta.device, meta.runtime, meta.level, meta.versions, meta.date, predictor,
+        segment_s=meta.segment_s, handover_s=meta.handover_s,
+        handover_bytes_per_s=meta.handover_bytes_per_s,
+        mean_error=meta.report.model_error.learned.mean,
+    )  # fmt: skip
+
+
+def _networks(meta: _Meta, arrays: Mapping[str, np.ndarray]) -> KernelNetworks:
     """Raises `ValueError` where an array is missing or of another shape."""
-    _check(meta, found)
+    _check(meta, arrays)
 
     def wide(name: str) -> np.ndarray:
-        return found[name].astype(np.float64)
+        return arrays[name].astype(np.float64)
 
-    return Calibration(
-        device=meta.device,
-        runtime=meta.runtime,
-        level=meta.level,
-        versions=meta.versions,
-        date=meta.date,
-        fusions=FusionTable(found["fusion_key"], wide("fusion_yes"), wide("fusion_count")),
-        ensemble=Ensemble(
+    return KernelNetworks(
+        FusionTable(arrays["fusion_key"], wide("fusion_yes"), wide("fusion_count")),
+        Ensemble(
             meta.types, wide("other_mean"), wide("other_scale"),
             {
-                name.removeprefix("layer_"): array.astype(np.float64)
-                for name, array in found.items()
+                name.removeprefix("layer_"): wide(name)
+                for name in arrays
                 if name.startswith("layer_")
             },
         ),
-        scale=meta.scale,
-        transfer=meta.transfer,
-        segment_s=meta.segment_s,
-        mean_error=meta.report.model_error.learned.mean,
+        meta.scale, meta.transfer,
     )  # fmt: skip
 
 

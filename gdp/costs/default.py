@@ -5,12 +5,12 @@ from pathlib import Path
 
 from gdp.cluster.types import CORE_KIND, Cluster, Device
 from gdp.costs.base import CostModel
-from gdp.costs.compiled import FILE, CompiledCosts, CompiledRates, is_jax, load_rates
 from gdp.costs.cost_file import load_costs
-from gdp.costs.learned import Calibration, LearnedCosts, same_vectors
+from gdp.costs.learned import Calibration, KernelNetworks, LearnedCosts, same_vectors
 from gdp.costs.machine import read_record, recorded_costs, remembered_costs
 from gdp.costs.profile import ProfileError
 from gdp.costs.roofline import roofline
+from gdp.costs.work_rates import WorkRates, is_jax
 from gdp.graph.op_graph import OpGraph
 from gdp.resources import data_path
 
@@ -39,15 +39,14 @@ def resolve_costs(
     if isinstance(costs, str | Path):
         if Path(costs).suffix == ".json":
             return recorded_costs(*_shipped_costs(cluster, graph), read_record(costs))
-        if (Path(costs) / FILE).is_file():
-            rates = load_rates(costs)
-            if graph is not None and not is_jax(graph):
-                raise ProfileError(
-                    f"{str(costs)!r} holds rates of {rates.runtime}, and the model is not of JAX; "
-                    "give the costs of its runtime"
-                )
-            return CompiledCosts(rates), _compiled(rates, cluster)
-        return _described(LearnedCosts((load_costs(costs),), any_model=True), cluster, graph)
+        calibration = load_costs(costs)
+        rates = isinstance(calibration.predictor, WorkRates)
+        if rates and graph is not None and not calibration.predictor.covers(graph):
+            raise ProfileError(
+                f"{str(costs)!r} holds rates of {calibration.runtime}, and the model is not of "
+                "JAX; give the costs of its runtime"
+            )
+        return _described(LearnedCosts((calibration,), any_model=True), cluster, graph)
     if not callable(costs):
         raise ValueError(
             "costs must be a cost model (a callable of graph and cluster), a cost file or None, "
@@ -61,17 +60,26 @@ def resolve_costs(
 def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str]:
     rates = shipped_rates() if graph is not None and is_jax(graph) else None
     if rates is not None and any(_like(rates, device) for device in cluster.devices):
-        return CompiledCosts(rates), _compiled(rates, cluster)
+        return _described(LearnedCosts((rates,)), cluster, graph)
     return _described(LearnedCosts(shipped()), cluster, graph)
 
 
 @functools.cache
-def shipped() -> tuple[Calibration, ...]:
-    """The calibrations that travel with gdp."""
+def _all_shipped() -> tuple[Calibration, ...]:
     folder = data_path("checkpoints", "costs")
     if not folder.is_dir():
         return ()
     return tuple(load_costs(path.parent) for path in sorted(folder.glob("*/meta.json")))
+
+
+def shipped() -> tuple[Calibration, ...]:
+    """The calibrations of single kernels that travel with gdp."""
+    return tuple(c for c in _all_shipped() if isinstance(c.predictor, KernelNetworks))
+
+
+def shipped_rates() -> Calibration | None:
+    """The rates of XLA that travel with gdp; None where none do."""
+    return next((c for c in _all_shipped() if isinstance(c.predictor, WorkRates)), None)
 
 
 def shipped_for(kind: str) -> Calibration:
@@ -84,22 +92,9 @@ def shipped_for(kind: str) -> Calibration:
     return found
 
 
-@functools.cache
-def shipped_rates() -> CompiledRates | None:
-    """The rates that travel with gdp; None where none do."""
-    folder = data_path("checkpoints", "costs", "cpu-jax")
-    return load_rates(folder) if (folder / FILE).is_file() else None
-
-
-def _like(rates: CompiledRates, device: Device) -> bool:
+def _like(rates: Calibration, device: Device) -> bool:
     """True for a core of a processor like the one that was measured."""
     return device.kind == CORE_KIND and same_vectors(device.model, rates.device.model)
-
-
-def _compiled(rates: CompiledRates, cluster: Cluster) -> str:
-    others = dict.fromkeys(device.kind for device in cluster.devices if not device.is_cpu)
-    plain = f"; roofline from datasheet numbers ({', '.join(others)})" if others else ""
-    return rates.label() + plain
 
 
 def _described(
@@ -109,7 +104,7 @@ def _described(
     for device in cluster.devices:
         found = model.of(device)
         label = "roofline from datasheet numbers"
-        if found is not None and graph is not None and _strange(found, graph):
+        if found is not None and graph is not None and not found.predictor.covers(graph):
             label += f", as no such op was measured, and overheads {found.label()}"
         elif found is not None:
             label = found.label()
@@ -121,9 +116,3 @@ def _described(
     text = "; ".join(f"{label} ({', '.join(kinds)})" for label, kinds in by_label.items())
     learned = any(model.of(device) is not None for device in cluster.devices)
     return (model if learned else roofline), text
-
-
-def _strange(calibration: Calibration, graph: OpGraph) -> bool:
-    """True where no op type of a graph was measured: it comes from another framework."""
-    types = {t for t, is_io in zip(graph.op_types, graph.is_io, strict=True) if not is_io}
-    return bool(types) and types.isdisjoint(calibration.ensemble.types)

@@ -1,10 +1,11 @@
-"""Costs learned from profiles: seconds of a kernel from its type, sizes, shapes and surroundings.
+"""Costs learned from profiles, of single kernels (`KernelNetworks`) or of whole functions that a
+compiler fuses too freely to time kernels (`gdp.costs.work_rates`).
 
-A roofline with learned rates: seconds are a sum over a kernel's arithmetic, reads, writes and
-launch, each at a rate that small networks compute from its type, shapes and surroundings alone. So
-a larger batch is never predicted to be faster, and far larger sizes extrapolate as physics has it.
-Inference is NumPy; fitting is in `gdp.costs.fit`. Kernel types that were never measured cost what
-the roofline says.
+Both are a roofline with learned rates. Seconds of a kernel are a sum over its arithmetic, reads,
+writes and launch, each at a rate that small networks compute from its type, shapes and surroundings
+alone. So a larger batch is never predicted to be faster, and far larger sizes extrapolate as
+physics has it. Inference is NumPy; fitting is in `gdp.costs.fit`. Kernel types that were never
+measured cost what the roofline says.
 """
 
 from collections.abc import Mapping
@@ -26,10 +27,12 @@ from gdp.costs.features import (
 from gdp.costs.kernels import FusionTable, kernel_groups
 from gdp.costs.profile import DeviceRecord, ProfileError
 from gdp.costs.roofline import roofline
+from gdp.costs.work_rates import WorkRates
 from gdp.graph.op_graph import OpGraph
 
-SEGMENTED, SEGMENT_OPS = "jax", 12
-"""Runtime whose compiler fuses too freely to time kernels; ops of the segments timed instead."""
+PROCESSOR = "xla-cpu"
+"""XLA's CPU devices are one processor, whatever their number: two that compute at once take twice
+as long as one. They are marked so (`Device.processor`), and the simulator adds them up."""
 CACHE_BYTES = (1 << 18, 1 << 23)
 """Cache sizes; traffic beyond each has a rate of its own."""
 
@@ -100,9 +103,9 @@ def forward(
     for i in ("1", "2"):
         hidden = _elu(hidden @ layers["b" + i] + layers["c" + i][:, None])
     rates = hidden @ layers["b3"] + layers["c3"][:, None]
-    made = terms + rates
-    top = made.max(axis=2, keepdims=True)
-    return (top + np.log(np.exp(made - top).sum(axis=2, keepdims=True)))[..., 0]
+    logs = terms + rates
+    top = logs.max(axis=2, keepdims=True)
+    return (top + np.log(np.exp(logs - top).sum(axis=2, keepdims=True)))[..., 0]
 
 
 def _elu(z: np.ndarray) -> np.ndarray:
@@ -120,6 +123,48 @@ def predict(ensemble: Ensemble, features: KernelFeatures) -> Float[np.ndarray, "
 
 
 @dataclass(frozen=True)
+class KernelNetworks:
+    """Seconds of the kernels that a runtime makes of a graph, by what it fuses and an ensemble."""
+
+    fusions: FusionTable
+    ensemble: Ensemble
+    scale: float = 1.0  # of the whole
+    transfer: tuple[float, ...] = ()  # coefficients of `calibrate.refit`, on another device
+
+    def covers(self, graph: OpGraph) -> bool:
+        """False where no op type of a graph was measured: it comes from another framework."""
+        types = {t for t, is_io in zip(graph.op_types, graph.is_io, strict=True) if not is_io}
+        return not types or not types.isdisjoint(self.ensemble.types)
+
+    def groups(
+        self, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None
+    ) -> Int[np.ndarray, "N"]:
+        """Kernel id of every op, as the runtime fuses."""
+        return kernel_groups(graph, self.fusions, apart)
+
+    def seconds(self, features: KernelFeatures) -> Float[np.ndarray, "K"]:
+        """Seconds of every kernel."""
+        # Weights that are numbers can still make times that are none.
+        with np.errstate(over="ignore", invalid="ignore"):
+            seconds = np.exp(predict(self.ensemble, features)) * self.scale
+            if self.transfer:
+                design = transfer_design(features, seconds)
+                seconds = seconds * np.exp(design @ np.array(self.transfer))
+        if not np.isfinite(seconds).all():
+            raise ProfileError("a time of the learned costs overflows; calibrate again")
+        return seconds
+
+    def op_seconds(
+        self, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None
+    ) -> Float[np.ndarray, "N"]:
+        """Seconds of every op: all of a kernel's at its costliest op."""
+        features = kernel_features(graph, self.groups(graph, apart), apart)
+        total = np.zeros(graph.num_ops)
+        total[features.lead] = self.seconds(features)
+        return total
+
+
+@dataclass(frozen=True)
 class Calibration:
     """A learned cost model of one device with one runtime."""
 
@@ -128,28 +173,44 @@ class Calibration:
     level: str
     versions: Mapping[str, str]
     date: str
-    fusions: FusionTable
-    ensemble: Ensemble
-    scale: float = 1.0  # of the whole
-    transfer: tuple[float, ...] = ()  # coefficients of `calibrate.refit`, on another device
+    predictor: KernelNetworks | WorkRates
     segment_s: float | None = None  # one more piece of a cut model, beyond its kernels
+    handover_s: float | None = None  # a copy between two devices of one processor
+    handover_bytes_per_s: float | None = None
     mean_error: float | None = None  # of whole models that were held out, a share of their time
+
+    @property
+    def of_processor(self) -> bool:
+        """True for rates of a whole processor, all of whose devices are one."""
+        return isinstance(self.predictor, WorkRates) and is_cpu_kind(self.device.kind)
+
+    @property
+    def networks(self) -> KernelNetworks:
+        """The learned kernels; raises `ProfileError` where it has rates of whole functions."""
+        if isinstance(self.predictor, WorkRates):
+            raise ProfileError(
+                f"costs of {self.runtime} are rates of whole functions, which are fitted anew: "
+                "calibrate without --base"
+            )
+        return self.predictor
 
     def label(self) -> str:
         """Line of text that names the calibration."""
         runtime = f"{self.runtime} {self.versions.get(self.runtime, '')}".strip()
         return f"calibrated on {self.device.model or self.device.kind} ({runtime}, {self.date})"
 
-    def matches(self, device: Device) -> bool:
+    def matches(self, device: Device, *, any_model: bool = False) -> bool:
         """True for a device of this kind, and of this model where both say which.
 
         An accelerator of the same name matches under any kind; a processor does not, as only the
-        kind tells one core from all of them.
+        kind tells one core from all of them. Rates of a processor match all of its devices.
         """
+        if self.of_processor:
+            return device.is_cpu
         if device.kind != self.device.kind:
             cpu = device.is_cpu or is_cpu_kind(self.device.kind)
             return bool(device.model) and device.model == self.device.model and not cpu
-        return same_vectors(device.model, self.device.model)
+        return any_model or same_vectors(device.model, self.device.model)
 
 
 def same_vectors(one: str, other: str) -> bool:
@@ -183,68 +244,34 @@ class LearnedCosts:
         for calibration in self.calibrations:
             chosen = [d for d, x in enumerate(cluster.devices) if self.of(x) is calibration]
             if chosen:
-                seconds[:, chosen] = op_seconds(calibration, graph, apart)[:, None]
+                seconds[:, chosen] = calibration.predictor.op_seconds(graph, apart)[:, None]
         seconds[graph.is_io] = 0.0
         return np.where(can_run(graph, cluster), seconds, np.inf)
 
     def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
-        """The cluster with measured dispatch times on devices that pay for segments."""
-        devices = []
-        for device in cluster.devices:
+        """The cluster with measured dispatch times on devices that pay for segments, and copies
+        between the devices of a processor that was measured as a whole."""
+        devices = list(cluster.devices)
+        latency_s, rate = cluster.link_latency_s.copy(), cluster.link_bytes_per_s.copy()
+        for d, device in enumerate(cluster.devices):
             calibration = self.of(device)
-            measured_s = None if calibration is None else calibration.segment_s
-            if measured_s is not None and device.dispatch_per == "segment":
-                device = replace(device, dispatch_s=measured_s)
-            devices.append(device)
-        return replace(cluster, devices=tuple(devices))
+            if calibration is None:
+                continue
+            if calibration.of_processor:
+                device = replace(device, dispatch_per="segment", processor=PROCESSOR)
+                same = [e for e, x in enumerate(cluster.devices) if e != d and x.is_cpu]
+                if calibration.handover_s is not None:
+                    latency_s[d, same] = calibration.handover_s
+                if calibration.handover_bytes_per_s is not None:
+                    rate[d, same] = calibration.handover_bytes_per_s
+            if calibration.segment_s is not None and device.dispatch_per == "segment":
+                device = replace(device, dispatch_s=calibration.segment_s)
+            devices[d] = device
+        return replace(
+            cluster, devices=tuple(devices), link_latency_s=latency_s, link_bytes_per_s=rate
+        )
 
     def of(self, device: Device) -> Calibration | None:
         """The first calibration that matches a device."""
-        for calibration in self.calibrations:
-            same_kind = calibration.device.kind == device.kind
-            if calibration.matches(device) or (self.any_model and same_kind):
-                return calibration
-        return None
-
-
-def kernel_seconds(calibration: Calibration, features: KernelFeatures) -> Float[np.ndarray, "K"]:
-    """Seconds of every kernel."""
-    # Weights that are numbers can still make times that are none.
-    with np.errstate(over="ignore", invalid="ignore"):
-        seconds = np.exp(predict(calibration.ensemble, features)) * calibration.scale
-        if calibration.transfer:
-            design = transfer_design(features, seconds)
-            seconds = seconds * np.exp(design @ np.array(calibration.transfer))
-    if not np.isfinite(seconds).all():
-        raise ProfileError(f"costs {calibration.label()}: a time overflows; calibrate again")
-    return seconds
-
-
-def kernels_of(
-    calibration: Calibration, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None
-) -> Int[np.ndarray, "N"]:
-    """Kernel id of every op: as the runtime fuses, or runs of ops as the profile was cut."""
-    if calibration.runtime != SEGMENTED:
-        return kernel_groups(graph, calibration.fusions, apart)
-    ids = np.full(graph.num_ops, -1, dtype=np.int64)
-    working = np.flatnonzero(~graph.is_io)
-    ids[working] = np.arange(len(working)) // SEGMENT_OPS
-    return ids
-
-
-def op_seconds(
-    calibration: Calibration, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None
-) -> Float[np.ndarray, "N"]:
-    """Seconds of every op: all of a kernel's at its costliest op; those of a segment by work."""
-    kernel = kernels_of(calibration, graph, apart)
-    features = kernel_features(graph, kernel, apart)
-    seconds, total = kernel_seconds(calibration, features), np.zeros(graph.num_ops)
-    if calibration.runtime != SEGMENTED:
-        total[features.lead] = seconds
-        return total
-    inside = np.flatnonzero(kernel >= 0)
-    work = graph.flop[inside] / FLOP_PER_S + graph.memory_traffic_bytes[inside] / BYTES_PER_S
-    work = work + 1e-12
-    share = work / np.bincount(kernel[inside], work)[kernel[inside]]
-    total[inside] = seconds[kernel[inside]] * share
-    return total
+        matching = (c for c in self.calibrations if c.matches(device, any_model=self.any_model))
+        return next(matching, None)

@@ -19,8 +19,8 @@ from gdp.cluster.detect import cpu_model
 from gdp.cluster.types import Cluster, Device
 from gdp.costs.adapt import Adaptation, AdaptedCosts, Run, adapt
 from gdp.costs.base import CostModel
-from gdp.costs.compiled import is_jax
 from gdp.costs.profile import ProfileError
+from gdp.costs.work_rates import is_jax
 from gdp.files.reading import Kind, read_json
 from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph

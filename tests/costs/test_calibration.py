@@ -25,7 +25,6 @@ from gdp.costs.learned import (
     LearnedCosts,
     encode,
     forward,
-    kernels_of,
     predict,
 )
 from gdp.costs.profile import DeviceRecord, ProfileError
@@ -66,13 +65,13 @@ def test_larger_batches_never_cost_less(fitted) -> None:
         # One kernel per row count, the alignment of which is not a matter of size.
         free = features.other.copy()
         free[:] = features.other[0]
-        seconds = predict(calibration.ensemble, replace(features, other=free))
+        seconds = predict(calibration.networks.ensemble, replace(features, other=free))
         assert (np.diff(seconds) >= -1e-9).all()
 
 
 def test_numpy_answers_what_jax_was_fitted_to(fitted) -> None:
     calibration, _ = fitted
-    ensemble = calibration.ensemble
+    ensemble = calibration.networks.ensemble
     features = kernel_features(chain_graph("g", [(3, 50, 70), (64, 9, 9)]), np.array([0, 0, 1, 1]))
     terms, other, _ = encode(ensemble, features)
     ours = forward(ensemble.layers, terms, other)
@@ -89,7 +88,9 @@ def test_kernels_never_measured_cost_their_roofline(fitted) -> None:
         "g", ["a"], ["Mystery"], [(0, 4000)], [], flop=[1e9], memory_traffic_bytes=[8000]
     )
     features = kernel_features(graph, np.array([0]))
-    np.testing.assert_array_equal(predict(calibration.ensemble, features), features.size[:, 0])
+    np.testing.assert_array_equal(
+        predict(calibration.networks.ensemble, features), features.size[:, 0]
+    )
 
 
 def test_costs_of_a_graph_add_up_to_the_law(fitted) -> None:
@@ -101,18 +102,6 @@ def test_costs_of_a_graph_add_up_to_the_law(fitted) -> None:
     truth = sum(law_s(graph, op) for op in (0, 2))
     assert seconds[:, 0].sum() == pytest.approx(truth, rel=0.15)
     assert (seconds[:, 1] == roofline(graph, cluster)[:, 1]).all()
-
-
-def test_timed_segments_are_shared_out_by_work(fitted) -> None:
-    """Twelve ops to a segment: seven pairs of ops are two segments, and every op has its share."""
-    calibration = replace(fitted[0], runtime="jax")
-    graph, cluster = chain_graph("g", [(64, 64, 64)] * 7), make_cluster("one", [CORE])
-    kernel = np.arange(14) // 12
-    segments = np.exp(predict(calibration.ensemble, kernel_features(graph, kernel)))
-    seconds = LearnedCosts((calibration,))(graph, cluster)[:, 0]
-    assert (seconds > 0).all()
-    np.testing.assert_allclose(np.bincount(kernel, seconds), segments)
-    assert seconds[0] > 3 * seconds[1]  # a product against its activation
 
 
 def test_cost_files_come_back_and_say_what_they_are(fitted, tmp_path: Path) -> None:
@@ -178,8 +167,8 @@ def test_a_cut_ends_kernels_and_layouts(fitted) -> None:
     and the same as two models of their own."""
     calibration, _ = fitted
     graph = chain_graph("g", [(64, 64, 64), (64, 64, 64)])
-    assert kernels_of(calibration, graph, np.zeros(4, np.int64)).tolist() == [0, 0, 1, 1]
-    assert kernels_of(calibration, graph, np.array([0, 1, 1, 1])).tolist() == [0, 1, 2, 2]
+    assert calibration.networks.groups(graph, np.zeros(4, np.int64)).tolist() == [0, 0, 1, 1]
+    assert calibration.networks.groups(graph, np.array([0, 1, 1, 1])).tolist() == [0, 1, 2, 2]
     cluster, costs = make_cluster("one", [CORE]), LearnedCosts((calibration,))
     whole = costs(graph, cluster)
     assert (costs(graph, cluster, np.array([0, 0, 1, 1])) == whole).all()
@@ -205,7 +194,7 @@ def test_transfer_learns_another_speed_from_few_kernels(fitted) -> None:
     )
     kernel = np.repeat(np.arange(12), 2)
     features = kernel_features(graph, kernel)
-    known_s = np.exp(predict(calibration.ensemble, features))
+    known_s = np.exp(predict(calibration.networks.ensemble, features))
     truth_s = known_s * np.exp(shares(features) @ np.log([3.0, 2.0, 1.0]))
     at = [0, 1, 3, 5, 6, 8, 10, 11]
     assert set(fit_transfer(_take(features, []), known_s[[]], truth_s[[]])) == {0.0}
@@ -213,7 +202,7 @@ def test_transfer_learns_another_speed_from_few_kernels(fitted) -> None:
     made = known_s * np.exp(transfer_design(features, known_s) @ few)
     assert np.abs(made / truth_s - 1).max() < 0.2
     assert np.abs(known_s / truth_s - 1).max() > 0.5
-    other = replace(calibration, transfer=few)
+    other = replace(calibration, predictor=replace(calibration.networks, transfer=few))
     cluster = make_cluster("one", [CORE])
     assert LearnedCosts((other,))(graph, cluster).sum() == pytest.approx(made.sum(), rel=1e-6)
 

@@ -11,9 +11,8 @@ from made_up import chain_graph
 from gdp.cli.main import cli
 from gdp.costs.calibrate import refit
 from gdp.costs.cost_file import load_costs
-from gdp.costs.default import shipped, shipped_for
+from gdp.costs.default import shipped, shipped_for, shipped_rates
 from gdp.costs.features import kernel_features
-from gdp.costs.learned import kernel_seconds
 from gdp.costs.profile import (
     DeviceRecord,
     Kernel,
@@ -34,7 +33,7 @@ def profile(factor: float, count: int = 3, **changed) -> Profile:
     for k, layers in enumerate(SIZES[:count]):
         graph = chain_graph(f"m{k}", layers)
         group = np.repeat(np.arange(len(layers)), 2)
-        seconds = factor * kernel_seconds(KNOWN, kernel_features(graph, group))
+        seconds = factor * KNOWN.networks.seconds(kernel_features(graph, group))
         kernels = tuple(
             Kernel(f"k{g}", "FusedMatMul", (2 * g, 2 * g + 1), float(s))
             for g, s in enumerate(seconds)
@@ -53,16 +52,16 @@ def test_a_model_that_the_fit_never_saw_is_predicted(factor: float) -> None:
     found = refit(KNOWN, profile(factor))
     graph = chain_graph("new", SIZES[3])
     features = kernel_features(graph, np.repeat(np.arange(len(SIZES[3])), 2))
-    truth_s = factor * kernel_seconds(KNOWN, features)
-    np.testing.assert_allclose(kernel_seconds(found, features), truth_s, rtol=0.1)
+    truth_s = factor * KNOWN.networks.seconds(features)
+    np.testing.assert_allclose(found.networks.seconds(features), truth_s, rtol=0.1)
     assert (found.device.model, found.date) == ("Other avx512", "2030-01-01")
     assert found.mean_error is None
 
 
 def test_the_same_speed_changes_nothing_and_a_second_fit_starts_anew() -> None:
-    assert refit(KNOWN, profile(1.0)).transfer == pytest.approx([0.0] * 9, abs=1e-6)
+    assert refit(KNOWN, profile(1.0)).networks.transfer == pytest.approx([0.0] * 9, abs=1e-6)
     twice = refit(refit(KNOWN, profile(3.0)), profile(0.5))
-    assert twice.transfer == pytest.approx(refit(KNOWN, profile(0.5)).transfer)
+    assert twice.networks.transfer == pytest.approx(refit(KNOWN, profile(0.5)).networks.transfer)
 
 
 def test_what_a_segment_costs_is_taken_where_it_was_measured() -> None:
@@ -72,6 +71,11 @@ def test_what_a_segment_costs_is_taken_where_it_was_measured() -> None:
 
 
 def test_other_kinds_and_empty_profiles_are_refused() -> None:
+    rates = shipped_rates()
+    assert rates is not None
+    of_jax = profile(1.0, device=rates.device, runtime="jax")
+    with pytest.raises(ProfileError, match="fitted anew: calibrate without --base"):
+        refit(rates, of_jax)
     with pytest.raises(ProfileError, match="cannot be fitted to a profile of cpu with jax"):
         refit(KNOWN, profile(1.0, device=DeviceRecord("cpu", ""), runtime="jax"))
     with pytest.raises(ProfileError, match="holds no models"):
@@ -88,4 +92,6 @@ def test_the_command_writes_costs_of_this_processor(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, args, catch_exceptions=False)
     assert result.exit_code == 0
     assert result.output.count("predicted") == 3
-    assert load_costs(costs).transfer == pytest.approx(refit(KNOWN, made).transfer, abs=1e-3)
+    assert load_costs(costs).networks.transfer == pytest.approx(
+        refit(KNOWN, made).networks.transfer, abs=1e-3
+    )

@@ -71,8 +71,8 @@ def test_recharged_costs_keep_their_fit(tmp_path: Path) -> None:
     save_costs(found, tmp_path / "costs")
     again = load_costs(tmp_path / "costs")
     assert again.segment_s == pytest.approx(3e-6)
-    for name, layer in shipped()[0].ensemble.layers.items():
-        np.testing.assert_array_equal(again.ensemble.layers[name], layer)
+    for name, layer in shipped()[0].networks.ensemble.layers.items():
+        np.testing.assert_array_equal(again.networks.ensemble.layers[name], layer)
 
 
 def test_overheads_of_another_kind_or_none_are_refused() -> None:

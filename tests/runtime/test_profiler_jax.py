@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gdp.cluster.presets import device_preset
-from gdp.costs.compiled import rates_of
+from gdp.costs.calibrate import calibrate
 from gdp.errors import ClusterError
 from gdp.runtime.profile.jax import (
     cut,
@@ -88,9 +88,9 @@ def test_a_quick_profile_is_enough_for_rates() -> None:
     assert step.graph.num_ops > forward.graph.num_ops
     assert made.overheads.session_s is not None
     assert (made.overheads.handover_s is None) == (len(jax.devices("cpu")) < 2)
-    rates = rates_of(made)
-    assert rates.cores == made.threads >= 1
-    assert all(rates.seconds(m.graph).sum() > 0 for m in made.models)
+    assert made.threads >= 1
+    rates, _ = calibrate(made, device_preset("cpu"))
+    assert all(rates.predictor.op_seconds(m.graph).sum() > 0 for m in made.models)
 
 
 def test_a_quick_profile_takes_the_median_of_the_best_round(

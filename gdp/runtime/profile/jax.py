@@ -1,8 +1,8 @@
 """Profiles of JAX functions on one device, segment by segment, each compiled as when cut.
 
 A compiler fuses what it compiles together, so single primitives cannot be timed. A function's
-jaxpr is cut into runs of equations; every run is jitted and timed by itself, and recorded as one
-kernel of a model of its own. The whole function is timed beside them.
+jaxpr is cut into runs of equations; every run is jitted and timed by itself, as a function of its
+own to which rates are fitted. The whole function is timed beside them.
 """
 
 import datetime
@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from gdp.cluster.presets import device_preset, preset_of_model
-from gdp.costs.learned import SEGMENT_OPS
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
 from gdp.importers.jax.trace import JaxModel
 from gdp.runtime.profile.record import bandwidth, runs_within, statistic, timed, timed_rounds
 
-EQUATIONS = SEGMENT_OPS
+EQUATIONS = 12
 """Of one segment, about: a layer or less."""
 _SIZES_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 
@@ -239,8 +238,8 @@ def quick_profile(
     seconds: float = 0.6,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
-    """Profile whole functions on all of this machine's cores; `gdp.costs.compiled` fits its rates
-    to such a profile.
+    """Profile whole functions on all of this machine's cores; `gdp.costs.work_rates` fits
+    rates to such a profile.
 
     Args:
         entries: (family, model) of the functions, such as `small_models` of

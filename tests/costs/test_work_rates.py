@@ -9,20 +9,15 @@ import numpy as np
 import pytest
 
 from gdp import api
+from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.costs.compiled import (
-    PRIOR,
-    CompiledCosts,
-    fit_rates,
-    is_jax,
-    left_out_errors,
-    load_rates,
-    rates_of,
-    save_rates,
-    work,
-)
+from gdp.costs.calibrate import calibrate
+from gdp.costs.cost_file import load_costs, save_costs
 from gdp.costs.default import resolve_costs, shipped_rates
+from gdp.costs.learned import LearnedCosts
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel, ProfileError
+from gdp.costs.work_rates import PRIOR, WorkRates, fit_rates, is_jax, left_out_seconds, work
+from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.trace import trace
 from gdp.methods.base import Search
 from gdp.models import load
@@ -121,49 +116,72 @@ def test_one_disturbed_model_moves_little(models) -> None:
 
 
 def test_a_family_is_predicted_without_it(models) -> None:
-    assert np.median(np.abs(left_out_errors(models, CALL_S))) < 0.15
+    measured_s = np.array([m.latency_s for m in models])
+    assert np.median(np.abs(left_out_seconds(models, CALL_S) / measured_s - 1)) < 0.15
+
+
+def test_rates_of_a_device_a_hundred_times_as_fast_are_found(models) -> None:
+    """Also of kinds of work that no model has much of, as the prior is scaled to the device."""
+    fast = [replace(m, latency_s=CALL_S + (m.latency_s - CALL_S) / 100) for m in models]
+    profiled = profile(fast, device=DeviceRecord("a100", "made up"))
+    calibration, report = calibrate(profiled, device_preset("a100"))
+    assert isinstance(calibration.predictor, WorkRates)
+    ratio = np.array([calibration.predictor.rates[kind] / PRIOR[kind] for kind in KINDS])
+    assert ((ratio > 0.002) & (ratio < 0.03)).mean() > 0.7
+    assert {m.model for m in report.models} == {m.name for m in models}
+    cluster = Cluster.load("cpu+a100")
+    seconds = LearnedCosts((calibration,))(branches(), cluster)
+    np.testing.assert_array_equal(
+        seconds[:, 1],
+        np.where(branches().is_io, np.inf, calibration.predictor.op_seconds(branches())),
+    )
 
 
 def test_rates_survive_the_file(models, tmp_path) -> None:
-    rates = rates_of(profile(models))
-    save_rates(rates, tmp_path / "costs")
-    assert load_rates(tmp_path / "costs") == rates
+    rates, report = calibrate(profile(models), device_preset("cpu"))
+    save_costs(rates, tmp_path / "costs", report=report.summary())
+    assert load_costs(tmp_path / "costs") == rates
     _, label = resolve_costs(tmp_path / "costs", Cluster.load("2xcpu-core"), branches())
-    assert label == rates.label()
-    text = (tmp_path / "costs" / "rates.json").read_text()
-    (tmp_path / "costs" / "rates.json").write_text(text.replace('"kernel"', '"colonel"'))
+    assert label.startswith(rates.label())
+    assert "held out" in label
+    text = (tmp_path / "costs" / "meta.json").read_text()
+    (tmp_path / "costs" / "meta.json").write_text(text.replace('"kernel"', '"colonel"'))
     with pytest.raises(ProfileError, match="rates of kernel"):
-        load_rates(tmp_path / "costs")
+        load_costs(tmp_path / "costs")
 
 
 def test_a_profile_without_what_rates_need_is_refused(models) -> None:
     with pytest.raises(ProfileError, match="two families and overheads"):
-        rates_of(profile(models, overheads=Overheads()))
+        calibrate(profile(models, overheads=Overheads()), device_preset("cpu"))
     with pytest.raises(ProfileError, match="two families"):
-        rates_of(profile(models[:2]))
+        calibrate(profile(models[:2]), device_preset("cpu"))
 
 
 def test_graphs_of_jax_alone_get_the_shipped_rates(tmp_path) -> None:
     cluster, onnx = Cluster.load("2xcpu-core"), load("onnx:light_squeezenet")
     assert is_jax(branches())
     assert not is_jax(onnx)
-    model, label = resolve_costs(None, cluster, branches())
-    assert isinstance(model, CompiledCosts)
-    assert "jax" in label
-    assert not isinstance(resolve_costs(None, cluster, onnx)[0], CompiledCosts)
-    datasheet, _ = resolve_costs(None, Cluster.load("cpu+t4"), branches())
-    assert not isinstance(datasheet, CompiledCosts), "no core such as was measured"
-    old = make_cluster("old", [Device("c", "cpu-core", {"default": 1e9}, 1e9, model="X avx2")])
-    assert not isinstance(resolve_costs(None, old, branches())[0], CompiledCosts)
     rates = shipped_rates()
     assert rates is not None
-    save_rates(rates, tmp_path / "costs")
+
+    def takes_rates(cluster: Cluster, graph: OpGraph) -> bool:
+        model, label = resolve_costs(None, cluster, graph)
+        takes = isinstance(model, LearnedCosts) and model.calibrations == (rates,)
+        assert takes == ("jax" in label)
+        return takes
+
+    assert takes_rates(cluster, branches())
+    assert not takes_rates(cluster, onnx)
+    assert not takes_rates(Cluster.load("cpu+t4"), branches()), "no core such as was measured"
+    old = make_cluster("old", [Device("c", "cpu-core", {"default": 1e9}, 1e9, model="X avx2")])
+    assert not takes_rates(old, branches())
+    save_costs(rates, tmp_path / "costs")
     with pytest.raises(ProfileError, match="the model is not of JAX"):
         resolve_costs(tmp_path / "costs", cluster, onnx)
 
 
 def test_processors_are_charged_as_one_and_accelerators_are_left_alone(models) -> None:
-    costs = CompiledCosts(rates_of(profile(models)))
+    costs = LearnedCosts((calibrate(profile(models), device_preset("cpu"))[0],))
     cluster = make_cluster(
         "mixed",
         [Device("a", "cpu", {"default": 1e9}, 1e9), Device("b", "cpu-core", {"default": 1e9}, 1e9),
@@ -194,7 +212,7 @@ def plain(graph, cluster):
     """The same seconds, on devices that are independent."""
     rates = shipped_rates()
     assert rates is not None
-    return CompiledCosts(rates)(graph, cluster)
+    return LearnedCosts((rates,))(graph, cluster)
 
 
 plain.reads_unfused = True  # type: ignore[attr-defined]

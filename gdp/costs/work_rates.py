@@ -1,37 +1,25 @@
-"""Costs of functions that XLA compiles for a processor: rates of work, fitted to whole models.
+"""Rates of work of functions that XLA compiles, fitted to whole models.
 
 A compiler fuses too freely to time kernels one by one, so whole functions are timed and their
 seconds explained as a sum of work at unknown rates. Rates are fitted by least squares of relative
 errors, none below zero, with `PRIOR` where the models say nothing (Lawson and Hanson 1974).
 
-XLA's CPU devices are one processor, whatever their number: two that compute at once take twice as
-long as one. So they are marked as one (`Device.processor`), and the simulator adds them up.
-
 Axes: N ops, R kinds of work, P profiled models, D devices.
 """
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.cluster.types import Cluster
-from gdp.costs.base import can_run
-from gdp.costs.profile import DeviceRecord, Overheads, Profile, ProfiledModel, ProfileError
-from gdp.costs.roofline import roofline
-from gdp.files.reading import Kind, read_json
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
+from gdp.cluster.types import is_cpu_kind
+from gdp.costs.profile import Profile, ProfiledModel, ProfileError
 from gdp.graph.fuse import fuse
 from gdp.graph.op_graph import OpGraph
 from gdp.ops.rule import names
 from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
 
-FILE = "rates.json"
-PROCESSOR = "xla-cpu"
 PRIOR: Mapping[str, float] = {
     "kernel": 1.5e-6,  # a loop nest, or a call of a library
     "array": 1.5e-6,  # a weight or a state that is passed in, and out where it is updated
@@ -54,13 +42,12 @@ PRIOR: Mapping[str, float] = {
     "cold_bytes": 1e-10,  # of weights that the caches cannot hold from one run to the next
 }
 """Seconds per unit of each kind of work, of a server processor with two cores: the start of a fit,
-which measured models move where they say something."""
+which measured models move where they say something. For an accelerator all are scaled to it."""
 PRIOR_WEIGHT = 0.2
 """Weight of the prior relative to a model, in relative errors."""
 _VECTOR = 8  # float32 in a register: other numbers of channels are laid out one by one
 _HUBER = 0.05  # relative errors beyond this count less and less
 _CACHE_BYTES = 8 << 20
-_KIND = Kind("cost file", ProfileError, "calibrate again")
 
 PRODUCTS, CONVOLUTIONS = names("dot_general ragged_dot"), names("conv_general_dilated")
 _JAX_ALONE = (
@@ -154,17 +141,11 @@ def _add_loops(graph: OpGraph, alone: np.ndarray, found: Mapping[str, np.ndarray
     found["bytes"][first] = np.where(multiplies, 0.0, fused.graph.memory_traffic_bytes)
 
 
-class CompiledRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of a rates file: the rates of a runtime that compiles whole functions."""
+@dataclass(frozen=True)
+class WorkRates:
+    """Seconds per unit of each kind of work, by the names of `PRIOR`."""
 
-    device: DeviceRecord
-    runtime: str
-    cores: int
-    versions: dict[str, str]
-    date: str
-    rates: dict[str, float]  # by kind of work
-    overheads: Overheads
-    mean_error: float | None = None  # of models of held-out families, a share of their time
+    rates: Mapping[str, float]
 
     def __post_init__(self) -> None:
         if set(self.rates) != set(PRIOR) or not all(0 <= r < 1 for r in self.rates.values()):
@@ -172,23 +153,27 @@ class CompiledRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"rates of {', '.join(PRIOR)} are needed, each of 0 to 1 seconds; calibrate again"
             )
 
-    def label(self) -> str:
-        """Line of text that names the rates."""
-        error = "" if self.mean_error is None else f", families held out {self.mean_error:.0%} off"
-        return (
-            f"measured on {self.cores} cores of {self.device.model or 'a processor'} "
-            f"({self.runtime} {self.versions.get(self.runtime, '')}, {self.date}{error})"
-        )
+    def covers(self, graph: OpGraph) -> bool:
+        """True for a graph of JAX."""
+        return is_jax(graph)
 
-    def seconds(self, graph: OpGraph) -> Float[np.ndarray, "N"]:
+    def op_seconds(
+        self, graph: OpGraph, apart: Int[np.ndarray, "N"] | None = None
+    ) -> Float[np.ndarray, "N"]:
         """Seconds of every op; those of a fused loop are at one of its ops."""
+        del apart  # rates are of whole functions
         return work(graph) @ np.array([self.rates[name] for name in PRIOR])
 
 
-def fit_rates(models: Sequence[ProfiledModel], call_s: float) -> dict[str, float]:
-    """Rates by iteratively reweighted least squares: disturbed measurements weigh little."""
-    found = _fitted(_amounts(models), np.array([m.latency_s for m in models]), call_s)
-    return dict(zip(PRIOR, found.tolist(), strict=True))
+def fit_rates(
+    models: Sequence[ProfiledModel], call_s: float, *, scaled: bool = False
+) -> dict[str, float]:
+    """Rates by iteratively reweighted least squares: disturbed measurements weigh little.
+
+    With `scaled`, the prior is first multiplied so that it is right for the median model.
+    """
+    rates = _fitted(_amounts(models), np.array([m.latency_s for m in models]), call_s, scaled)
+    return dict(zip(PRIOR, rates.tolist(), strict=True))
 
 
 def _amounts(models: Sequence[ProfiledModel]) -> Float[np.ndarray, "P R"]:
@@ -196,12 +181,17 @@ def _amounts(models: Sequence[ProfiledModel]) -> Float[np.ndarray, "P R"]:
 
 
 def _fitted(
-    amount: Float[np.ndarray, "P R"], measured_s: Float[np.ndarray, "P"], call_s: float
+    amount: Float[np.ndarray, "P R"],
+    measured_s: Float[np.ndarray, "P"],
+    call_s: float,
+    scaled: bool,
 ) -> Float[np.ndarray, "R"]:
     from scipy.optimize import nnls
 
     seconds = np.maximum(measured_s - call_s, 0.2 * measured_s)
     prior = np.array(list(PRIOR.values()))
+    if scaled:
+        prior = prior * np.median(seconds / (amount @ prior))
     share = amount * prior / seconds[:, None]  # of a model's time, at the prior's rates
     start = PRIOR_WEIGHT * np.eye(len(prior))
     weight = np.ones(len(seconds))
@@ -213,20 +203,24 @@ def _fitted(
     return factor * prior
 
 
-def left_out_errors(models: Sequence[ProfiledModel], call_s: float) -> Float[np.ndarray, "P"]:
-    """Relative errors of every model by rates that its family had no part in."""
+def left_out_seconds(
+    models: Sequence[ProfiledModel], call_s: float, *, scaled: bool = False
+) -> Float[np.ndarray, "P"]:
+    """Seconds of every model by rates that its family had no part in."""
     amount, measured_s = _amounts(models), np.array([m.latency_s for m in models])
     family = np.array([m.family for m in models])
-    found = np.zeros(len(models))
-    for left in np.unique(family):
-        out = family == left
-        rates = _fitted(amount[~out], measured_s[~out], call_s)
-        found[out] = (amount[out] @ rates + call_s) / measured_s[out] - 1.0
-    return found
+    predicted_s = np.zeros(len(models))
+    for name in np.unique(family):
+        own = family == name
+        rates = _fitted(amount[~own], measured_s[~own], call_s, scaled)
+        predicted_s[own] = amount[own] @ rates + call_s
+    return predicted_s
 
 
-def rates_of(profile: Profile) -> CompiledRates:
-    """The rates of a profile of JAX on a processor.
+def fit_work_rates(
+    profile: Profile,
+) -> tuple[WorkRates, Float[np.ndarray, "P"]]:
+    """(rates of a profile of JAX, seconds of its models by rates that their family had no part in).
 
     Raises `ProfileError` where it lacks models of two families, or the cost of a call.
     """
@@ -236,60 +230,9 @@ def rates_of(profile: Profile) -> CompiledRates:
             "rates need models of two families and overheads; make the profile with "
             "`gdp profile --quick --device jax:cpu`"
         )
-    errors = np.abs(left_out_errors(profile.models, call_s))
-    return CompiledRates(
-        profile.device, profile.runtime, profile.threads, profile.versions, profile.date,
-        {k: float(f"{v:.4g}") for k, v in fit_rates(profile.models, call_s).items()},
-        profile.overheads, round(float(np.median(errors)), 3),
-    )  # fmt: skip
-
-
-class CompiledCosts:
-    """A cost model of JAX graphs: measured rates on processors, the roofline elsewhere."""
-
-    reads_unfused = True
-
-    def __init__(self, rates: CompiledRates) -> None:
-        self.rates = rates
-
-    def __call__(
-        self, graph: OpGraph, cluster: Cluster, apart: Int[np.ndarray, "N"] | None = None
-    ) -> Float[np.ndarray, "N D"]:
-        del apart
-        seconds = roofline(graph, cluster)
-        here = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
-        seconds[:, here] = self.rates.seconds(graph)[:, None]
-        seconds[graph.is_io] = 0.0
-        return np.where(can_run(graph, cluster), seconds, np.inf)
-
-    def with_runtime_overheads(self, cluster: Cluster) -> Cluster:
-        """The cluster whose processors are one, with what a call and a copy between them cost."""
-        cpu = np.array([device.is_cpu for device in cluster.devices])
-        overheads = self.rates.overheads
-        call_s = (overheads.session_s or 0.0) + (overheads.cut_s or 0.0)
-        devices = tuple(
-            replace(d, dispatch_per="segment", dispatch_s=call_s, processor=PROCESSOR)
-            if d.is_cpu
-            else d
-            for d in cluster.devices
-        )
-        between = np.outer(cpu, cpu) & ~np.eye(len(cpu), dtype=bool)
-        latency_s, rate = cluster.link_latency_s, cluster.link_bytes_per_s
-        if overheads.handover_s is not None:
-            latency_s = np.where(between, overheads.handover_s, latency_s)
-        if overheads.handover_bytes_per_s is not None:
-            rate = np.where(between, overheads.handover_bytes_per_s, rate)
-        return replace(cluster, devices=devices, link_latency_s=latency_s, link_bytes_per_s=rate)
-
-
-def save_rates(
-    rates: CompiledRates, path: str | os.PathLike[str], permit: OverwritePolicy = OWN_FILES_ONLY
-) -> None:
-    """Write a folder of costs that holds the rates."""
-    with new_contents(path, "costs", permit) as folder:
-        (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(rates), indent=1))
-
-
-def load_rates(path: str | os.PathLike[str]) -> CompiledRates:
-    """Read a folder of costs; raises `ProfileError` when it is malformed."""
-    return read_json(Path(path) / FILE, _KIND, CompiledRates)
+    scaled = not is_cpu_kind(profile.device.kind)
+    rates = fit_rates(profile.models, call_s, scaled=scaled)
+    return (
+        WorkRates({name: float(f"{rate:.4g}") for name, rate in rates.items()}),
+        left_out_seconds(profile.models, call_s, scaled=scaled),
+    )

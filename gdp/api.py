@@ -1,6 +1,7 @@
 """The library calls place, compare and simulate; the command line prints their results."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from gdp.clock import COMPILE, Phases, waiting_for
+from gdp.clock import COMPILE, Clock, Phases, waiting_for
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import Cluster, shared_overflow
 from gdp.constraints import Constraints
@@ -31,6 +32,11 @@ from gdp.sim.objectives import Score
 LOG = logging.getLogger(__name__)
 # Share of the time budget kept for the proven lower bound.
 BOUND_SHARE = 0.1
+COUNTED_BOUND_S = 2.0
+"""Work of the bound where evaluations are given, in seconds of an idle core."""
+SIMPLIFY_SHARE = 0.05
+"""Of the seconds, kept for fewer transfers and pieces."""
+_SIMPLIFY_PART = SIMPLIFY_SHARE / (SIMPLIFY_SHARE + BOUND_SHARE)
 WARM_UP_OPS = 4000
 MAX_WAYS = 12
 
@@ -134,21 +140,23 @@ def place(
     graph = load(model, room_bytes=room_bytes(cluster, constraints))
     table = methods(checkpoint)
     _require_method(method, table)
-    phases = Phases()
+    phases, clock = Phases(), search.budget()
     prepared = prepare_problem(
         graph, cluster, objective, costs=costs, constraints=constraints, replicas=True
     )
     phases.ended("costs")
-    if search.seconds is not None:
-        search = replace(search, seconds=search.seconds * (1 - BOUND_SHARE))
+    if not clock.is_counted:
+        limit = clock.part(1 - BOUND_SHARE - SIMPLIFY_SHARE)
+        search = replace(search, seconds=limit.seconds, clock=limit)
     curve: list[tuple[float, float]] = []
     started_s = time.perf_counter() - sum(phases.seconds.values())
     problem = in_ticks(prepared.problem)
     answer = table[method](problem, _recorded(search, curve, started_s, problem.unit.seconds))
     phases.ended("search")
-    answer = simpler(problem, answer, search).in_seconds(problem.unit.seconds)
+    answer = simpler(problem, answer, search, clock.part(_SIMPLIFY_PART))
+    answer = answer.in_seconds(problem.unit.seconds)
     phases.ended("simplify")
-    result = _result(graph, prepared, answer, method, search, phases)
+    result = _result(graph, prepared, answer, method, search, phases, clock)
     return replace(
         result, curve=tuple(curve),
         deviation_s=_deviation_s(graph, cluster, prepared, result, constraints),
@@ -238,6 +246,7 @@ def _result(
     method: str,
     search: Search,
     phases: Phases,
+    clock: Clock,
 ) -> Result:
     from gdp.sim.score import score
 
@@ -249,7 +258,7 @@ def _result(
     if not placed.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {placed}")
     _require_shared_memory(problem.cluster, placed.peak_bytes)
-    bound_s, bound_by = _bound(problem, answer, search, placed.value_s)
+    bound_s, bound_by = _bound(problem, answer, clock, placed.value_s)
     phases.ended("bound")
     rank = answer.assignment.rank
     placement = make_placement(
@@ -309,13 +318,15 @@ def _require_shared_memory(cluster: Cluster, peak_bytes: Int[np.ndarray, "D"]) -
         )
 
 
-def _bound(problem: Problem, answer: Answer, search: Search, found_s: float) -> tuple[float, str]:
+def _bound(problem: Problem, answer: Answer, clock: Clock, found_s: float) -> tuple[float, str]:
     """The better of the method's own bound and those of `gdp.bounds.best`."""
     from gdp.bounds.best import best_bound
 
-    seconds = None if search.seconds is None else search.seconds * BOUND_SHARE
+    seconds, cap_s = COUNTED_BOUND_S, math.inf
+    if clock.seconds is not None:
+        seconds, cap_s = clock.seconds * BOUND_SHARE, max(0.0, clock.remaining_s())
     problem = in_ticks(problem)
-    bound = best_bound(problem, seconds, found_s=found_s / problem.unit.seconds)
+    bound = best_bound(problem, seconds, found_s=found_s / problem.unit.seconds, cap_s=cap_s)
     if (bound_s := bound.value_s * problem.unit.seconds) > answer.bound_s:
         return bound_s, bound.argument
     return answer.bound_s, answer.bound_by
@@ -425,7 +436,7 @@ def evaluated(
     scored = score(prepared.problem, device, rank, placement.teams)
     free = prepare_problem(graph, cluster, objective, costs=costs, replicas=True)
     value_s = scored.value_s
-    bound_s, bound_by = _bound(free.problem, Answer(None), Search(), value_s)
+    bound_s, bound_by = _bound(free.problem, Answer(None), Search().budget(), value_s)
     return Result(
         placement=placement,
         score=scored,

@@ -56,6 +56,8 @@ COMPILE = "compile"
 class Clock:
     """A wall-clock budget that starts when it is made. Compilation time is not counted."""
 
+    is_counted = False
+
     def __init__(self, seconds: float | None) -> None:
         self.started_s = time.perf_counter()
         self.seconds = seconds
@@ -78,6 +80,60 @@ class Clock:
         """A new clock for a share of the remaining seconds, started now."""
         return type(self)(self.left_s(share))
 
+    def at_most(self, seconds: float) -> "Clock":
+        """A new clock for all of the remaining seconds, or these if they are fewer."""
+        return type(self)(min(seconds, max(0.0, self.remaining_s())))
+
+    def charge(self, seconds: float) -> None:
+        """Count work that an idle core does in so many seconds; time passes by itself here."""
+
+    def limit_s(self, share: float = 1.0) -> float | None:
+        """`left_s`, for solvers that look at the time themselves: None where work is counted."""
+        return self.left_s(share)
+
     def is_over(self) -> bool:
         """True once the budget is spent."""
         return self.remaining_s() <= 0
+
+
+class WorkClock(Clock):
+    """A budget of counted work, in seconds of an idle core: time changes nothing, only `charge`.
+
+    What is charged is derived from sizes and counts alone (entries of a matrix, nodes of a search
+    tree, simulated ops), so that a search ends at the same place on every machine. A part charges
+    the whole as well.
+
+    >>> clock = WorkClock(10.0)
+    >>> clock.part(0.5).charge(2.0)
+    >>> clock.remaining_s()
+    8.0
+    """
+
+    is_counted = True
+
+    def __init__(self, seconds: float | None, whole: "WorkClock | None" = None) -> None:
+        super().__init__(seconds)
+        self._charged_s = 0.0
+        self._whole = whole
+
+    def elapsed_s(self) -> float:
+        """Work charged so far."""
+        return self._charged_s
+
+    def charge(self, seconds: float) -> None:
+        """Count work that an idle core does in so many seconds."""
+        self._charged_s += seconds
+        if self._whole is not None:
+            self._whole.charge(seconds)
+
+    def part(self, share: float) -> "Clock":
+        """A new budget for a share of the remaining work."""
+        return WorkClock(self.left_s(share), self)
+
+    def at_most(self, seconds: float) -> "Clock":
+        """A new budget for all of the remaining work, or this if it is less."""
+        return WorkClock(min(seconds, max(0.0, self.remaining_s())), self)
+
+    def limit_s(self, share: float = 1.0) -> float | None:
+        """None: no solver may look at the time."""
+        return None

@@ -108,6 +108,7 @@ class Solution:
     bound: float  # no solution has a smaller objective; inf where none exists
     is_infeasible: bool
     is_optimal: bool
+    nodes: int = 0  # of the search tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +178,7 @@ def solve(
     options: dict[str, float | bool] = {"mip_rel_gap": relative_gap, "presolve": True}
     if nodes is not None:
         options["node_limit"] = nodes
-    if seconds is not None:
+    if seconds is not None and np.isfinite(seconds):
         options["time_limit"] = max(0.1, seconds)
     kind = np.zeros(len(cost), dtype=np.int64)
     kind[whole] = 1
@@ -190,11 +191,12 @@ def solve(
             options=options,
         )
     if result.status == _INFEASIBLE:
-        return Solution(None, np.inf, is_infeasible=True, is_optimal=True)
+        return Solution(None, np.inf, True, True, int(result.get("mip_node_count") or 0))
     bound = getattr(result, "mip_dual_bound", None)
     if bound is None or not np.isfinite(bound):
         bound = result.fun if result.status == 0 and not kind.any() else -np.inf
-    return Solution(result.x, float(bound), False, result.status == 0)
+    nodes_spent = int(result.get("mip_node_count") or 0)
+    return Solution(result.x, float(bound), False, result.status == 0, nodes_spent)
 
 
 def least_whole(
@@ -235,11 +237,12 @@ def linear_arguments(program: LinearProgram) -> dict[str, Any]:
 
 
 def dual_weights(
-    program: LinearProgram, seconds: float
+    program: LinearProgram, seconds: float | None
 ) -> tuple[Float[np.ndarray, "R"], Float[np.ndarray, "G D"] | None] | None:
     """(weights >= 0 of the rows, the shares of a solution), or None where none is found.
 
-    The simplex method gets the seconds that a failing interior-point method leaves.
+    The simplex method gets the seconds that a failing interior-point method leaves; without
+    seconds, its iterations alone are limited.
     """
     from scipy.optimize import linprog
 
@@ -247,7 +250,9 @@ def dual_weights(
     methods = ("highs-ipm", "highs") if program.a.nnz >= _INTERIOR else ("highs",)
     arguments = linear_arguments(program)
     for method in methods:
-        options = {"time_limit": max(0.0, clock.remaining_s()), "maxiter": _MAX_ITERATIONS}
+        options: dict[str, float] = {"maxiter": _MAX_ITERATIONS}
+        if np.isfinite(left_s := clock.remaining_s()):
+            options["time_limit"] = max(0.0, left_s)
         solved = linprog(**arguments, method=method, options=options)
         marginals = getattr(getattr(solved, "ineqlin", None), "marginals", None)
         if marginals is not None and np.isfinite(marginals).all():

@@ -146,9 +146,13 @@ class ClusterOptions:
 class SearchOptions:
     """A search budget."""
 
-    seconds: float = option("--seconds", type=float, default=5.0, help="Search budget.")
+    seconds: float = option(
+        "--seconds", type=float, default=5.0, help="Search budget; not heeded beside --evaluations."
+    )
     evaluations: int | None = option(
-        "--evaluations", type=int, help="Budget in simulated placements."
+        "--evaluations",
+        type=int,
+        help="Budget in simulated placements; no clock enters the answer.",
     )
     seed: int = option("--seed", type=int, default=0)
     chains: int = option(

@@ -77,7 +77,10 @@ def run(
                 checkpoint=trained.checkpoint, constraints=how.get("constraints"),
             )  # fmt: skip
             first_run.prepare(search.method, objective, say)
-            say(f"placing on {machine.name}, at most {search.seconds:g} s of search")
+            limit = f"{search.seconds:g} s"
+            if search.evaluations is not None:
+                limit = f"{search.evaluations} evaluations"
+            say(f"placing on {machine.name}, at most {limit} of search")
             result = api.place(graph, machine, objective=objective, costs=trained.costs, **how)
             placed = result.placement
         else:

@@ -271,7 +271,7 @@ def _finetuned(
     """The fine-tuning of `finetune`, which ends early on an interrupt."""
     clock, judge = Clock(config.seconds), PlacementEvaluator(problem, config.evaluations)
     if policy.config.advice:
-        advise(problem, {}, clock.left_s(PORTFOLIO_SHARE))
+        advise(problem, {}, clock.part(PORTFOLIO_SHARE))
     tuner = _Tuner(problem, policy, config, judge, seed)
     first = None
     if given is not None:
@@ -297,7 +297,7 @@ def _finetuned(
     spent = before + judge.evaluations
     if config.search > 0.0 and judge.left >= 1 and not interrupts.asked:
         start = best if np.isfinite(value_s) else None
-        search = Search(seed=seed, seconds=clock.left_s(), evaluations=judge.left, start=start)
+        search = Search(seed, None, judge.left, start, clock=_limit(config, clock))
         answer = local_search(problem, search)
         spent += answer.evaluations
         best, value_s = _better(problem, answer, best, value_s)
@@ -354,9 +354,14 @@ def _portfolio(
     problem: Problem, policy: Policy, config: FinetuneConfig, clock: Clock, seed: int
 ) -> Answer:
     """The answer of `auto` with this policy and as many evaluations, in a share of the seconds."""
-    seconds = clock.left_s(PORTFOLIO_SHARE)
-    search = Search(seed=seed, seconds=seconds, evaluations=config.evaluations)
+    limit = _limit(config, clock.part(PORTFOLIO_SHARE))
+    search = Search(seed, None, config.evaluations, clock=limit)
     return auto(problem, search, extra=[("policy", policy_candidate(policy))])
+
+
+def _limit(config: FinetuneConfig, clock: Clock) -> Clock | None:
+    """The clock, where seconds are given beside the evaluations: they end a fine-tuning as well."""
+    return None if config.seconds is None else clock
 
 
 def _better(

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
+from gdp.clock import Clock, WorkClock
 from gdp.placement import Teams
 from gdp.problem.problem import Problem
 
@@ -22,11 +23,16 @@ class Assignment:
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """Budget and start of a search. `seconds` only stops it; it does not change its path."""
+    """Budget and start of a search.
+
+    With `evaluations` all work is counted and no clock enters an answer: equal arguments, equal
+    answers. `seconds` are for searches without them.
+    """
 
     seed: int = 0
-    seconds: float | None = 5.0  # wall clock, after imports and compilation; None: no limit
-    evaluations: int | None = None  # simulated placements; None: no limit
+    # Wall clock, after imports and compilation; None: no limit. Not heeded beside `evaluations`.
+    seconds: float | None = 5.0
+    evaluations: int | None = None  # simulated placements; None: as many as the seconds allow
     start: Assignment | None = None
     # Share of the best value that fewer transfers and cuts may cost. Costs are known to a few
     # percent at best. `gdp.api.place` applies it to what a method found; methods know nothing of it
@@ -35,6 +41,7 @@ class Search:
     prior_answers: Mapping[str, "Answer"] = field(default_factory=dict)  # by method
     progress: Callable[[float, float], None] | None = field(default=None)
     # called with (fraction of the budget used, best value so far in seconds)
+    clock: Clock | None = None  # of the call that this search is a part of, instead of `seconds`
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 63:
@@ -47,6 +54,16 @@ class Search:
             raise ValueError(f"evaluations must be >= 0, got {self.evaluations}")
         if not 0 <= self.simplicity < 1:
             raise ValueError(f"simplicity must lie in [0, 1), got {self.simplicity}")
+
+    def budget(self, work_s: float | None = None) -> Clock:
+        """The clock of the whole call if there is one, else a new one.
+
+        Of `seconds` where no evaluations are given; else of counted work, without limit or as much
+        as an idle core does in `work_s` seconds.
+        """
+        if self.clock is not None:
+            return self.clock
+        return Clock(self.seconds) if self.evaluations is None else WorkClock(work_s)
 
 
 @dataclass(frozen=True)

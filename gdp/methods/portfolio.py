@@ -22,9 +22,16 @@ from gdp.methods.heuristics.multilevel import multilevel
 from gdp.methods.heuristics.simple import round_robin, single
 from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
 from gdp.methods.scoring import Evaluated, compile_once, is_compiling, score_of, unsupported
-from gdp.methods.search.budget import AHEAD_SHARE, BEHIND_SHARE, CANDIDATE_SHARE, PROGRAM_SHARE
+from gdp.methods.search.budget import (
+    AHEAD_SHARE,
+    BEHIND_SHARE,
+    CANDIDATE_SHARE,
+    PROGRAM_SHARE,
+    PROGRAM_WORK_S,
+)
 from gdp.methods.search.local_search import as_answer, compile_for_large, improve, local_search
 from gdp.methods.search.replica_groups import search_teams
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import Score, objective_of
 from gdp.sim.score import may_replicate, score
@@ -70,8 +77,8 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     programs = [] if is_compiling() else [row for row in PROGRAMS if row[1](problem)]
     for name, _, method in programs:
         compile_once(name, method, problem.objective)
-    clock = Clock(search.seconds)
-    limit = Clock(clock.left_s(CANDIDATE_SHARE))
+    clock = search.budget()
+    limit = clock.part(CANDIDATE_SHARE)
     tried: list[Candidate] = []
     fitting: list[Evaluated] = []
     spent: list[int] = []
@@ -98,6 +105,17 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     )
 
 
+def memory_fill(problem: Problem) -> float:
+    """Share of all devices' memory that the weights and the largest op take."""
+    a = arrays_of(problem)
+    touched = np.zeros(problem.num_ops)
+    graph = problem.graph
+    np.add.at(touched, graph.use_op, graph.tensor_bytes[graph.use_tensor])
+    np.add.at(touched, graph.producer, graph.tensor_bytes)
+    held = float(a.weight_bytes.sum()) + float(touched.max(initial=0.0))
+    return held / float(problem.cluster.memory_bytes.sum())
+
+
 def in_turn(rows: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:
     """The candidates in the order in which they are run."""
     return sorted(rows, key=lambda row: row[0] not in FIRST)
@@ -121,9 +139,11 @@ def _run_all(
                 tried.append(_without(name, 0.0, "no time was left"))
                 continue
             prior = {name: answered[name] for name in order if name in answered}
+            is_program = name in (program for program, _, _ in PROGRAMS)
             row, scored, answer = _try(
-                problem, name, method, replace(search, prior_answers=prior), limit
-            )
+                problem, name, method, replace(search, prior_answers=prior),
+                limit.at_most(PROGRAM_WORK_S) if is_program and limit.is_counted else limit,
+            )  # fmt: skip
             tried.append(row)
             if answer is not None:
                 answered[name] = answer
@@ -155,7 +175,7 @@ def _try(
 ) -> tuple[Candidate, Evaluated | None, Answer | None]:
     """One candidate's row, its placement if it has one that fits, and its answer."""
     began_s = time.perf_counter()
-    inner = Search(seed=search.seed, seconds=clock.left_s(), prior_answers=search.prior_answers)
+    inner = Search(seed=search.seed, clock=clock, prior_answers=search.prior_answers)
     try:
         answer = method(problem, inner)
     except MissingExtraError as error:
@@ -188,7 +208,7 @@ def _with_teams(
         plain_s = min((scored.value_s for scored in fitting), default=np.inf)
         share = AHEAD_SHARE if best is not None and best.value_s < plain_s else BEHIND_SHARE
         count = None if search.evaluations is None else search.evaluations // 2
-        few = replace(search, seconds=clock.left_s(share), evaluations=count)
+        few = replace(search, clock=clock.part(share), evaluations=count)
         best, more = search_teams(problem, best, few, plain_s * _NEAR, auto)
         spent += more
     if best is not None:
@@ -236,7 +256,7 @@ def _improved(
     """Local search from the two best distinct candidates, or from anywhere where none fits."""
     began_s = time.perf_counter()
     if not fitting:
-        answer = local_search(problem, replace(search, seconds=clock.left_s()))
+        answer = local_search(problem, replace(search, clock=clock))
         return replace(answer, evaluations=answer.evaluations + used)
     starts = _distinct(sorted(fitting))[:2]
     # Only the search's own evaluations count against the budget: what the candidates took is small

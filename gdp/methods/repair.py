@@ -49,7 +49,7 @@ def repair_and_select(
 
     Repaired where memory overflows, None where that fails.
     """
-    clock = clock or Clock(search.seconds)
+    clock = clock or search.budget()
     best, over = best_two(problem, assignments, clock)
     best = best_priority_rule(problem, best)
     if over is not None and not clock.is_over():  # under another rule it may fit, and be faster

@@ -23,6 +23,8 @@ from gdp.units import format_bytes
 
 # Ops simulated between two looks at the clock: about 50 ms.
 _OPS_PER_LOOK = 200_000
+OP_S = 2.5e-7
+"""Seconds of an idle core in which one op of a placement is simulated, roughly."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +119,8 @@ def best_two(
                 best = scored
             if scored.overflow_bytes > 0 and (over is None or scored.key < over.key):
                 over = scored
+        if clock is not None:
+            clock.charge(OP_S * problem.num_ops * len(waiting))
         waiting.clear()
 
     for assignment in assignments:

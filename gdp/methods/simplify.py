@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from gdp.clock import Clock
 from gdp.graph.groups import components, lists
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.simple import single_assignments
@@ -68,14 +69,15 @@ def simplify(
     tolerance: float,
     seen: Sequence[Assignment] = (),
     evaluations: int | None = None,
+    clock: Clock | None = None,
 ) -> Simplified:
     """The placement of fewest transfers and pieces within `tolerance` of the best one's value.
 
     Never with more transfers or more pieces than the best, never infeasible, and the same at every
     call. `seen` are other placements that are known. At most `evaluations` are simulated (by
-    default `OPS_SIMULATED` ops in all).
+    default `OPS_SIMULATED` ops in all), and until the clock is over.
     """
-    budget = _Budget(problem, evaluations)
+    budget = _Budget(problem, evaluations, clock)
     (top,) = _fitting(problem, [best], budget)
     limit_s = top.value_s * (1.0 + tolerance)
     within = [
@@ -90,9 +92,9 @@ def simplify(
     return Simplified(min(candidates, key=lambda plan: plan.key), top, budget.used)
 
 
-def simpler(problem: Problem, answer: Answer, search: Search) -> Answer:
+def simpler(problem: Problem, answer: Answer, search: Search, clock: Clock | None = None) -> Answer:
     """A method's answer, or the simplest placement within `search.simplicity` of it, with a note of
-    what that costs."""
+    what that costs; of those looked at before the clock is over."""
     best = answer.assignment
     # What meets in host memory is compared with published optima: nothing is given away there.
     if best is None or search.simplicity == 0 or not objective_of(problem).on_links:
@@ -101,7 +103,9 @@ def simpler(problem: Problem, answer: Answer, search: Search) -> Answer:
         return answer  # cut by the pipelines' program, into as few stages as it has teams for
     if not score_of(problem, best).feasible:
         return answer
-    simplified = simplify(problem, best, search.simplicity, answer.evaluated, search.evaluations)
+    simplified = simplify(
+        problem, best, search.simplicity, answer.evaluated, search.evaluations, clock
+    )
     answer = replace(answer, evaluations=answer.evaluations + simplified.evaluations)
     plan, top = simplified.plan, simplified.best
     if plan.key >= top.key:
@@ -123,16 +127,19 @@ def simpler(problem: Problem, answer: Answer, search: Search) -> Answer:
 class _Budget:
     """Simulations left, and ops that may still be looked at."""
 
-    def __init__(self, problem: Problem, evaluations: int | None) -> None:
+    def __init__(
+        self, problem: Problem, evaluations: int | None, clock: Clock | None = None
+    ) -> None:
         by_size = max(_LEAST, min(_MOST, OPS_SIMULATED // problem.num_ops))
         self.limit = by_size if evaluations is None else min(by_size, evaluations)
         self.used = 0
         self.sweeps = OPS_SWEPT
+        self.clock = clock or Clock(None)
 
     @property
     def left(self) -> int:
         """Simulations that may still be made."""
-        return max(0, self.limit - self.used)
+        return 0 if self.clock.is_over() else max(0, self.limit - self.used)
 
 
 def _no_more(plan: CountedPlacement, than: CountedPlacement) -> bool:
@@ -254,7 +261,7 @@ def _moves(problem: Problem, device: Int[np.ndarray, "N"], budget: _Budget) -> I
     what one device runs; small ones come first."""
     count = _Counting(problem, device)
     for groups in sorted(_islands(problem, device), key=len):
-        if budget.sweeps <= 0:
+        if budget.sweeps <= 0 or budget.clock.is_over():
             return
         source = int(device[count.group_ops[groups[0]][0]])
         for target in sorted(count.neighbours(groups, source)):

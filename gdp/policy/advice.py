@@ -64,7 +64,7 @@ class Advisers:
 
         if name not in self.answers:
             try:
-                search = Search(seconds=self.clock.left_s())
+                search = Search(clock=self.clock)
                 answer = dict(HEURISTICS)[name](self.problem, search)
             except MissingExtraError:
                 return None
@@ -115,7 +115,7 @@ class Advisers:
             return None
         from gdp.methods.pipeline.method import best_pipeline
 
-        search = Search(seconds=self.clock.left_s())
+        search = Search(clock=self.clock)
         found = best_pipeline(self.problem, search, linear_only=True)
         return None if found.device is None else self._canonical(Assignment(found.device))
 
@@ -140,15 +140,15 @@ def incumbents(problem: Problem) -> Int[np.ndarray, "K N"]:
     return _advisers(problem).advise()[1]
 
 
-def advise(problem: Problem, known: Mapping[str, Answer], seconds: float | None = None) -> Advice:
+def advise(problem: Problem, known: Mapping[str, Answer], clock: Clock | None = None) -> Advice:
     """The advice, with the answers of advisers that were run already, by name.
 
     Advisers are asked once: where they have been, `known` comes too late and changes nothing. Once
-    the `seconds` are over, each ends with what it has.
+    the clock is over, each ends with what it has.
     """
     advisers = _advisers(problem)
     advisers.answers.update(known)
-    advisers.clock = Clock(seconds)
+    advisers.clock = clock or Clock(None)
     try:
         heuristic_answers(problem)
         return advice(problem)

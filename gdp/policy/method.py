@@ -173,7 +173,7 @@ def place_with_policy(
     `search.seconds` is asked between decodes. Without `polish` no search follows, but where
     nothing fits.
     """
-    policy, clock = load(checkpoint), Clock(search.seconds)
+    policy, clock = load(checkpoint), search.budget()
     known = recall_placement(policy.placed, problem)
     if known is None:
         return _decoded(problem, policy, search, clock, polish)
@@ -200,7 +200,7 @@ def _decoded(
     small, widen = coarse(problem)
     if policy.config.advice:
         known = search.prior_answers if small is problem else {}
-        advise(small, known, clock.left_s(ADVISING))
+        advise(small, known, clock.part(ADVISING))
     count = SAMPLES + 1
     if search.evaluations is not None:
         count = min(count, search.evaluations // len(rules_of(small)))

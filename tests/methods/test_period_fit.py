@@ -22,6 +22,7 @@ from gdp.bounds.loads import (
     placed_points,
     worst_points,
 )
+from gdp.clock import Clock
 from gdp.methods.base import Assignment, Search
 from gdp.methods.exact.method import least_period
 from gdp.methods.fix_and_optimise import period as fit
@@ -77,7 +78,9 @@ def test_rows_of_all_points_allow_what_fits_and_nothing_else() -> None:
             fits = int(values(problem, device[None])[1][0]) == 0
             may = np.zeros((problem.num_groups, 2), dtype=bool)
             may[problem.group, device] = True
-            assert (solve_period(problem, np.inf, None, points, may=may).device is not None) == fits
+            assert (
+                solve_period(problem, np.inf, Clock(None), points, may=may).device is not None
+            ) == fits
             both.add(fits)
     assert both == {True, False}
 

@@ -407,7 +407,7 @@ def hsdag(
     """
     if (refusal := unsupported(problem, "hsdag")) is not None:
         return refusal
-    clock = Clock(search.seconds)
+    clock = search.budget()
     told = search.progress
 
     def progress(drawn: int, best_s: float) -> None:
@@ -415,7 +415,7 @@ def hsdag(
             told(_share(search, clock, drawn), best_s)
 
     found = train(
-        problem, config, seed=search.seed, evaluations=search.evaluations, seconds=search.seconds,
+        problem, config, seed=search.seed, evaluations=search.evaluations, seconds=clock.left_s(),
         params=params, progress=progress,
     )  # fmt: skip
     if found.value_s == float("inf"):
@@ -433,8 +433,8 @@ def hsdag(
 def _share(search: Search, clock: Clock, drawn: int) -> float:
     """Share of the budget that is spent."""
     shares = [0.0]
-    if search.seconds:
-        shares.append(clock.elapsed_s() / search.seconds)
+    if clock.seconds:
+        shares.append(clock.elapsed_s() / clock.seconds)
     if search.evaluations:
         shares.append(drawn / search.evaluations)
     return min(1.0, max(shares))

@@ -122,7 +122,7 @@ def _good_groups(
     if search.start is not None:
         first = np.array(search.start.device)
     else:
-        first = best_pipeline(problem, dataclasses.replace(search, seconds=seconds)).device
+        first = best_pipeline(problem, dataclasses.replace(search, clock=Clock(seconds))).device
     upper_s = load_value_s(problem, first)
     small = absorb(model, upper_s)
     if first is not None and np.isfinite(upper_s):

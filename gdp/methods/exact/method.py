@@ -89,9 +89,9 @@ def _with_replicas(problem: Problem, search: Search, clock: Clock) -> tuple[str,
     whose stages may be replicated; only the latter's bound holds for both."""
     from gdp.methods.pipeline.method import replicated_pipeline
 
-    first = dataclasses.replace(search, seconds=clock.left_s(_PIPELINE_SHARE))
+    first = dataclasses.replace(search, clock=clock.part(_PIPELINE_SHARE))
     replicated = replicated_pipeline(problem, first)
-    rest = dataclasses.replace(search, seconds=clock.left_s())
+    rest = dataclasses.replace(search, seconds=clock.left_s(), clock=None)
     how, answer = _solved(without_replicas(problem), rest)
     if answer.assignment is not None:
         why = "the best found of one device for each stage; replicated stages were not looked at"
@@ -136,12 +136,12 @@ def _heuristic(problem: Problem, search: Search, why: str) -> tuple[str, Answer]
 
     how = f"heuristics: {why} are too many for a solver"
     if not objective_of(problem).pipelined:
-        return how, auto(problem, search)
+        return how, auto(problem, dataclasses.replace(search, clock=None))
     seconds = search.seconds
     first = None if seconds is None else seconds * _PIPELINE_SHARE
     rest = None if seconds is None else seconds * (1 - _PIPELINE_SHARE)
-    pipeline = pipeline_dp(problem, dataclasses.replace(search, seconds=first))
-    best = auto(problem, dataclasses.replace(search, seconds=rest))
+    pipeline = pipeline_dp(problem, dataclasses.replace(search, clock=Clock(first)))
+    best = auto(problem, dataclasses.replace(search, seconds=rest, clock=None))
     answers = [a for a in (pipeline, best) if a.assignment is not None] or [best]
     return how, min(
         answers,
@@ -304,9 +304,10 @@ def _start(problem: Problem, search: Search) -> tuple[Clock, Evaluated | Answer]
     if (proof := proven_misfit(problem)) is not None:
         return clock, Answer(None, reason=proof)
     if search.seconds is None:
-        first = dataclasses.replace(search, evaluations=search.evaluations or _EVALUATIONS)
+        count = search.evaluations or _EVALUATIONS
+        first = dataclasses.replace(search, evaluations=count, clock=None)
     else:
-        first = dataclasses.replace(search, seconds=search.seconds * _START_SHARE)
+        first = dataclasses.replace(search, seconds=search.seconds * _START_SHARE, clock=None)
     answer = auto(problem, first)
     if answer.assignment is None:
         homes = problem.group_allowed.argmax(axis=1)[problem.group]

@@ -21,7 +21,6 @@ from gdp.bounds.linear_program import (
     Solution,
     dual_value_s,
     dual_weights,
-    least_whole,
 )
 from gdp.bounds.path_program import build_paths, path_program_size, rows_bind, timing_graph
 from gdp.clock import Clock
@@ -29,8 +28,9 @@ from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.fix_and_optimise.rounds import (
     free_region,
     group_devices,
-    round_seconds,
     solve_in_rounds,
+    solve_round,
+    solve_s,
     target_s,
 )
 from gdp.methods.repair import repair
@@ -77,7 +77,7 @@ def _improved(problem: Problem, best: Evaluated, seed: int, clock: Clock) -> Eva
     unit_s = best.value_s / UNIT
     if not 0.0 < unit_s < np.inf:
         return best
-    program = build_paths(problem, unit_s, timing_graph(problem, WorkBudget(_SPANS_S)))
+    program = build_paths(problem, unit_s, timing_graph(problem, _spans_budget(clock)))
     if best.overflow_bytes == 0 and _least_s(program, clock) >= target_s(best):
         return best
     tried: list[Int[np.ndarray, "G"]] = []
@@ -98,9 +98,17 @@ def _improved(problem: Problem, best: Evaluated, seed: int, clock: Clock) -> Eva
     return replace(best, evaluations=count)
 
 
+def _spans_budget(clock: Clock) -> WorkBudget:
+    """Work of the spans, which only seconds may end earlier."""
+    clock.charge(_SPANS_S)
+    return WorkBudget(_SPANS_S, np.inf if clock.is_counted else None)
+
+
 def _least_s(program: LinearProgram, clock: Clock) -> float:
     """A lower bound of any placement, by the program in shares."""
-    solved = dual_weights(program, max(0.2, clock.remaining_s()))
+    seconds = clock.limit_s()
+    solved = dual_weights(program, seconds and max(0.2, seconds))
+    clock.charge(solve_s(program.size, 0))
     return 0.0 if solved is None else dual_value_s(program, solved[0])
 
 
@@ -158,11 +166,7 @@ def _solved(
         rows = csr_array((np.ones(len(column)), column, start), shape=shape)
         limit = np.full(len(tried), float(groups - apart))
         program = program._replace(a=vstack([program.a, rows]), b=np.append(program.b, limit))
-    high = program.high.copy()
-    high[: free.size] *= free.reshape(-1)
-    between = 0.0, target_s(best) / program.unit_s
-    seconds = round_seconds(clock)
-    return least_whole(program._replace(high=high), between, seconds, _GAP, _NODES)
+    return solve_round(program, free, target_s(best) / program.unit_s, clock, _GAP, _NODES)
 
 
 def _polished(problem: Problem, device: Int[np.ndarray, "N"], seed: int, clock: Clock) -> Evaluated:

@@ -25,7 +25,6 @@ from jaxtyping import Bool, Float, Int
 from gdp.bounds.linear_program import (
     UNIT,
     PlacementSolution,
-    least_whole,
     needless_renamings,
     read_solution,
 )
@@ -44,8 +43,8 @@ from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.fix_and_optimise.rounds import (
     free_region,
     group_devices,
-    round_seconds,
     solve_in_rounds,
+    solve_round,
     target_s,
 )
 from gdp.methods.repair import repair
@@ -114,7 +113,7 @@ def period_fit(problem: Problem, search: Search) -> Answer:
         if problem.num_devices == 2 or load_program_size(problem) <= _FEW_ENTRIES:
             return solve_rounds(problem, known, clock, limits).best
         coarse = replace(limits, nodes=_SPLIT_NODES)
-        known = _by_halves(problem, known, Clock(clock.left_s(_SPLIT_SHARE)), coarse)
+        known = _by_halves(problem, known, clock.part(_SPLIT_SHARE), coarse)
         return _by_pairs(problem, known, clock, limits).best
 
     return solve_in_rounds(problem, search, "period", improve)
@@ -146,8 +145,7 @@ def solve_rounds(
     if upper_s <= 0.0:  # nothing takes less than nothing
         return PeriodRounds(best, points, PlacementSolution(None, 0.0, True))
     for _ in range(_ROUNDS):
-        seconds = round_seconds(clock)
-        solved = solve_period(problem, upper_s, seconds, points, limits, may=may)
+        solved = solve_period(problem, upper_s, clock, points, limits, may=may)
         bound_s = max(solution.bound_s, solved.bound_s)
         solution = PlacementSolution(solved.device, bound_s, solved.is_complete)
         if solved.device is None:
@@ -174,7 +172,7 @@ def _better(best: Evaluated, other: Evaluated, evaluations: int = 0) -> Evaluate
 def solve_period(
     problem: Problem,
     upper_s: float,
-    seconds: float | None,
+    clock: Clock,
     points: SeparationPoints = NO_POINTS,
     limits: RoundLimits = RoundLimits(),
     *,
@@ -193,11 +191,8 @@ def solve_period(
         alike = links_alike(problem) & same(work_s, a.memory_bytes, a.segment_s)
         may = ~needless_renamings(work_s, classes_of(alike))
     may = may & np.isfinite(work_s) & (work_s <= upper_s)
-    high = program.high.copy()
-    high[: may.size] *= may.reshape(-1)
-    between = 0.0, upper_s / unit_s
-    gap = limits.relative_gap
-    solution = least_whole(program._replace(high=high), between, seconds, gap, limits.nodes)
+    gap, nodes = limits.relative_gap, limits.nodes
+    solution = solve_round(program, may, upper_s / unit_s, clock, gap, nodes)
     return read_solution(solution, 0, program.shape, upper_s, 1.0 / unit_s)
 
 

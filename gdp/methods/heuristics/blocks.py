@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.priorities import upward_rank
 from gdp.methods.repair import repair_and_select
@@ -41,7 +40,7 @@ def blocks(problem: Problem, search: Search) -> Answer:
     if (refusal := unsupported(problem, "blocks")) is not None:
         return refusal
     compile_once("blocks", blocks, problem.objective)
-    clock = Clock(search.seconds)
+    clock = search.budget()
     return repair_and_select(problem, search, block_assignments(problem), "blocks", clock)
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gdp.clock import Clock
 from gdp.graph.groups import inverse
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.priorities import as_rank, longest_s, mean_compute_s, mean_send_s, upward_rank
@@ -47,7 +46,7 @@ def heft(problem: Problem, search: Search) -> Answer:
     if (refusal := unsupported(problem, "heft")) is not None:
         return refusal
     compile_once("heft", heft, problem.objective)
-    clock = Clock(search.seconds)
+    clock = search.budget()
     return repair_and_select(problem, search, heft_assignments(problem), "heft", clock)
 
 
@@ -61,7 +60,7 @@ def etf(problem: Problem, search: Search) -> Answer:
     if (refusal := unsupported(problem, "etf")) is not None:
         return refusal
     compile_once("etf", etf, problem.objective)
-    clock = Clock(search.seconds)
+    clock = search.budget()
     return repair_and_select(problem, search, etf_assignments(problem), "etf", clock)
 
 
@@ -80,7 +79,7 @@ def critical_path(problem: Problem, search: Search) -> Answer:
     if (refusal := unsupported(problem, "critical_path")) is not None:
         return refusal
     compile_once("critical_path", critical_path, problem.objective)
-    clock = Clock(search.seconds)
+    clock = search.budget()
     candidates = critical_path_assignments(problem, search.seed)
     return repair_and_select(problem, search, candidates, "critical_path", clock)
 

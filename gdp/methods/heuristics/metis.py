@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.priorities import upward_rank
@@ -40,7 +39,7 @@ def metis(problem: Problem, search: Search) -> Answer:
         return refusal
     library = pymetis_library()
     compile_once("metis", metis, problem.objective)
-    clock = Clock(search.seconds)
+    clock = search.budget()
     candidates = metis_assignments(problem, library, search.seed)
     return repair_and_select(problem, search, candidates, "metis", clock)
 

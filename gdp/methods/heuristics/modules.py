@@ -58,7 +58,7 @@ def modules(problem: Problem, search: Search) -> Answer:
     if not levels(problem):
         return Answer(None, reason=f"the model has no level of 2 to {MOST} modules")
     compile_once("modules", modules, problem.objective)
-    clock = Clock(search.seconds)
+    clock = search.budget()
     best = best_of(problem, module_assignments(problem), clock)
     for level in levels(problem):
         best = _searched(problem, level, best, clock, search.seed)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.graph.groups import inverse
 from gdp.graph.op_graph import OpGraph
@@ -136,7 +135,7 @@ def multilevel(problem: Problem, search: Search) -> Answer:
     if (refusal := unsupported(problem, "multilevel")) is not None:
         return refusal
     compile_once("multilevel", multilevel, problem.objective)
-    clock, spent = Clock(search.seconds), 0
+    clock, spent = search.budget(), 0
     least = 1 if is_compiling() else LEAST
     pool: list[Evaluated] = []
     again = problem.num_ops >= RECOMBINED or memory_binds(problem)

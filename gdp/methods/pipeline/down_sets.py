@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 _WALK_STEPS = 20_000_000  # between two looks at the clock, in prices of states
 _PAIR_STEPS = 50_000_000  # the same, in pairs that are looked at
+_PAIR_S, _SET_S = 5e-9, 5e-7  # of an idle core, counted: a pair that is looked at, a down-set
 _MOST_KEPT = 400_000  # their pairs take minutes
 
 
@@ -81,6 +82,7 @@ def best_chain(program: StageProgram, target_s: float, limits: Limits) -> DownSe
             is_certain = False
             break
         pairs += push_values(lat, sets, opened, room, target_s, first, first + at_once, best)
+        limits.clock.charge(min(at_once, n - first) * n * _PAIR_S)
     least_s = float(best[-1].min())
     if not least_s < target_s:
         return DownSetsAnswer(None, is_certain, collected.seen, pairs)
@@ -115,6 +117,7 @@ def _collect(
                 *(_longer(array, min(most_kept, max(1024, 2 * room))) for array in kept)
             )
         status = walk_on(lat, windows, walk, kept, at_once)
+        limits.clock.charge((int(walk.at[2]) - seen) * _SET_S)
     count, seen = int(walk.at[3]), int(walk.at[2])
     sets = _sort(lat, costs, *(array[:count] for array in kept))
     _log.debug("target %.6g s: %d of %d down-sets", target_s, count, seen)

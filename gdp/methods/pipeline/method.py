@@ -49,6 +49,7 @@ _MOST_ORDERS = 50
 _TARGETS = (1.03, 1.1)  # over the work bound; a run costs more than its preparation
 _FEW_SETS = 4000
 _REPLICAS_SHARE = 0.5  # of the seconds, for pipelines with replicated stages
+_WORK_S = 10.0  # counted, where evaluations are given
 _LINEAR_STEPS = 4e8  # of a linear order, where no seconds say how many are too many
 _MEMORY_SHARES = (0.85, 0.6, 0.35)  # tried for weights, when the simulator needs more than all
 SAME = 1.0 + 1e-9  # values this close are equal: sums are added up in different orders
@@ -88,15 +89,16 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
     without, given the time. Half of the seconds go to each.
     """
     compile_pipelines()
+    search = dataclasses.replace(search, clock=search.budget(_WORK_S))
     if not may_replicate(problem):
         return _plain_pipeline(problem, search)
-    clock = Clock(search.seconds)
+    clock = search.budget()
     best = replicated_pipeline(
-        problem, dataclasses.replace(search, seconds=clock.left_s(_REPLICAS_SHARE))
+        problem, dataclasses.replace(search, clock=clock.part(_REPLICAS_SHARE))
     )
     if best.proven_optimal:
         return best
-    plain = _plain_pipeline(problem, dataclasses.replace(search, seconds=clock.left_s()))
+    plain = _plain_pipeline(problem, dataclasses.replace(search, clock=clock))
     if plain.assignment is None:
         return best
     value_s, _ = _judged(problem, plain.assignment.device)
@@ -115,9 +117,9 @@ def pipeline_dp(problem: Problem, search: Search) -> Answer:
 
 def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = False) -> Answer:
     """The best pipeline whose stages may be served by several devices in turn."""
-    clock = Clock(search.seconds)
+    clock = search.budget()
     for share in (1.0, *_MEMORY_SHARES):
-        rest = dataclasses.replace(search, seconds=clock.left_s())
+        rest = dataclasses.replace(search, clock=clock)
         quick = linear_only or clock.is_over()
         pipeline = best_pipeline(problem, rest, quick, share, replicas=True)
         bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
@@ -144,7 +146,7 @@ def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = Fa
 
 def _plain_pipeline(problem: Problem, search: Search) -> Answer:
     """The best contiguous pipeline of single devices."""
-    clock = Clock(search.seconds)
+    clock = search.budget()
     objective = objective_of(problem)
     pipeline = best_pipeline(problem, search, linear_only=_is_quick(objective))
     bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
@@ -186,15 +188,15 @@ def best_pipeline(
     """
     from gdp.methods.pipeline.orders import best_linear
 
-    clock = Clock(search.seconds)
+    clock = search.budget()
     task = _prepare(problem, memory_share, replicas)
     orders = linear_orders(task.contraction)
-    most = _LINEAR_STEPS if linear_only and search.seconds is None else np.inf
+    most = _LINEAR_STEPS if linear_only and clock.left_s() is None else np.inf
     stages = best_linear(task.program, orders, task.pipeline_bound_s, clock, whole_steps=most)
     uncertain = DownSetsAnswer(stages, False, 0, 0)
     if linear_only:
         return _pipeline(task, uncertain)
-    limits = Limits(Clock(clock.left_s(_EXACT_SHARE)), _MOST_SEEN, _MOST_BYTES)
+    limits = Limits(clock.part(_EXACT_SHARE), _MOST_SEEN, _MOST_BYTES)
     try:
         answer = _best_exact(task, stages, limits)
     except KeyboardInterrupt:
@@ -315,7 +317,7 @@ def _with_less_memory(
             break
         if clock.is_over() and len(tries) > 1:
             break
-        rest = dataclasses.replace(search, seconds=clock.left_s())
+        rest = dataclasses.replace(search, clock=clock)
         quick = _is_quick(objective_of(problem)) or clock.is_over()
         tries.append(best_pipeline(problem, rest, linear_only=quick, memory_share=share))
     return [p.device for p in tries if p.device is not None]

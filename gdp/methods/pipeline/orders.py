@@ -194,6 +194,7 @@ class _Order:
         at_once = max(1, int(x * _CHUNK_STEPS / self._steps(x)))
         for first in range(0, x, at_once):
             push_cuts(lat, self.work_s, self.barred, chain, target_s, first, first + at_once)
+            self.clock.charge(self._steps(x) / _STEPS_PER_S * min(1.0, at_once / x))
             if self.clock.is_over() and self._steps(x) > _QUICK_STEPS:
                 break
         return self._stages(chain, cuts) if chain.best[-1].min() < target_s else None

@@ -64,13 +64,13 @@ def local_search(problem: Problem, search: Search) -> Answer:
         return refusal
     compile_once("local_search", local_search, problem.objective)
     compile_for_large(problem)
-    clock = Clock(search.seconds)
+    clock = search.budget()
     config = SearchConfig()
     if search.start is not None:
         candidates = iter([search.start])
     else:
         candidates = simple_assignments(problem)
-    first = best_of(problem, candidates, Clock(clock.left_s(config.start_share)))
+    first = best_of(problem, candidates, clock.part(config.start_share))
     if first.overflow_bytes > 0 and (proof := proven_misfit(problem)) is not None:
         return Answer(None, reason=proof, evaluations=first.evaluations)
     best = improve(problem, [first], search, clock, config)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Int
 
-from gdp.clock import Clock
 from gdp.cluster.types import NO_CHANNEL, Cluster
 from gdp.errors import InfeasibleError
 from gdp.methods.base import Answer, Assignment, Method, Search
@@ -101,11 +100,10 @@ def search_teams(
     searches the better ones with all of the budget, unless a first look at them comes to more
     than `limit_s` seconds.
     """
-    clock, best, spent = Clock(search.seconds), first, 0
+    clock, best, spent = search.budget(), first, 0
     looks: list[tuple[Evaluated, ReplicaContraction]] = []
     for option in _options(problem, first):
-        seconds = clock.left_s(LOOK_SHARE)
-        look_only = Search(seed=search.seed, seconds=seconds, evaluations=1)
+        look_only = Search(seed=search.seed, clock=clock.part(LOOK_SHARE), evaluations=1)
         answer = plain(option.problem, look_only, ())
         spent += answer.evaluations
         candidates = [] if answer.assignment is None else [option.judged(answer.assignment.device)]
@@ -118,7 +116,7 @@ def search_teams(
     look, option = min(looks, key=lambda entry: entry[0].key)
     if look.overflow_bytes == 0 and look.value_s <= limit_s:
         start = Answer(Assignment(option.project(look.assignment.device)))
-        inner = replace(search, seconds=clock.left_s(), start=None, prior_answers={}, progress=None)
+        inner = replace(search, clock=clock, start=None, prior_answers={}, progress=None)
         answer = plain(option.problem, inner, [("replicas", lambda small, few: start)])
         spent += answer.evaluations
         if answer.assignment is not None:

@@ -60,6 +60,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     details: list[_Detail] = []  # table
     detail: list[_Index] = []
     tensors: list[str] = []
+    cache_bytes: list[_Index] = []
+    repeats: list[_Index] = []  # empty: 1
 
 
 def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
@@ -131,6 +133,8 @@ def _to_file(graph: OpGraph) -> _File:
         else [_detail(graph.detail[first_of[i]]) for i in range(len(details))],
         detail=[] if plain_details else detail_index,
         tensors=[] if graph.tensor_names == plain else list(graph.tensor_names),
+        cache_bytes=graph.cache_bytes.tolist() if graph.cache_bytes.any() else [],
+        repeats=graph.repeats.tolist() if (graph.repeats != 1).any() else [],
     )
 
 
@@ -165,6 +169,8 @@ def _from_file(document: _File) -> OpGraph:
         scope=[document.scopes[i] for i in document.scope] or None,
         detail=[details[i] for i in document.detail] or None,
         tensor_names=document.tensors or [f"t{i}" for i in range(t)],
+        cache_bytes=document.cache_bytes or None,
+        repeats=document.repeats or None,
     )
 
 
@@ -176,7 +182,7 @@ def _misfits(document: _File) -> str:
     }  # fmt: skip
     optional = {
         "flop": n, "memory_traffic_bytes": n, "weight_bytes": n, "weight_id": n, "colocate": n,
-        "scope": n, "detail": n, "tensors": t,
+        "scope": n, "detail": n, "tensors": t, "cache_bytes": n, "repeats": n,
     }  # fmt: skip
     lengths.update({key: wanted for key, wanted in optional.items() if getattr(document, key)})
     for key, wanted in lengths.items():

@@ -79,7 +79,11 @@ def coarsen(
 def _labels(graph: OpGraph, apart: Int[np.ndarray, "N"] | None) -> Int[np.ndarray, "N"]:
     """Ops merge only with ops of their own label; a negative label never merges."""
     ids = np.zeros(graph.num_ops, np.int64) if apart is None else apart
-    dense = np.unique(ids, return_inverse=True)[1]
+    if (graph.repeats != 1).any():  # the prompt is read once, what writes tokens runs for each
+        ids = np.stack([ids, graph.repeats])
+        dense = np.unique(ids, axis=1, return_inverse=True)[1].reshape(-1)
+    else:
+        dense = np.unique(ids, return_inverse=True)[1]
     return np.where(graph.is_io, -1, 2 * dense + graph.is_backward)
 
 
@@ -357,6 +361,8 @@ def _contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
         scope=[graph.scope[i] for i in lead],
         detail=[graph.detail[i] for i in lead],
         tensor_names=[graph.tensor_names[i] for i in np.flatnonzero(keep)],
+        cache_bytes=np.minimum(_sum(graph.cache_bytes, group_of).astype(np.int64), weight_bytes),
+        repeats=graph.repeats[lead],
     )
 
 

@@ -25,6 +25,9 @@ MAX_BYTES = 1 << 53
 """Bytes of all weights, or of all tensors, of a graph: 9 PB. Up to here sums are exact as float64
 and as int64, those of a thousand samples in flight too; beyond, they would wrap and seem to fit."""
 
+MAX_REPEATS = 1 << 31
+"""Runs of one op in a sample."""
+
 T = TypeVar("T")
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
 
@@ -64,6 +67,8 @@ class OpGraph:
     scope: tuple[str, ...]  # module path of each op, "" where unknown
     detail: tuple[OpDetail, ...]
     tensor_names: tuple[str, ...]
+    cache_bytes: Int[np.ndarray, "N"]  # of weight_bytes, what one request fills: keys and values
+    repeats: Int[np.ndarray, "N"]  # runs of the op in one sample; more than 1 in a generation
 
     def __post_init__(self) -> None:
         for violation in _violations(self):
@@ -97,6 +102,8 @@ class OpGraph:
             sha.update(np.ascontiguousarray(array, dtype=np.float64).tobytes())
         for array in (self.producer, self.use_tensor, self.use_op, self.colocate):
             sha.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
+        if (self.repeats != 1).any():
+            sha.update(np.ascontiguousarray(self.repeats, dtype=np.int64).tobytes())
         return sha.hexdigest()
 
     @functools.cached_property
@@ -147,12 +154,25 @@ class GraphBuilder:
         is_backward: bool = False,
         scope: str = "",
         detail: OpDetail = OpDetail(),
+        cache_bytes: int = 0,
+        repeats: int = 1,
     ) -> int:
         """Append an op that reads some tensors; its index. Ids that are None are its own."""
         op = len(self._ops)
         ids = [op if i is None else i for i in (weight_id, colocate)]
         self._ops.append(
-            (name, flop, traffic_bytes, weight_bytes, *ids, is_backward, scope, detail)
+            (
+                name,
+                flop,
+                traffic_bytes,
+                weight_bytes,
+                *ids,
+                is_backward,
+                scope,
+                detail,
+                cache_bytes,
+                repeats,
+            )  # fmt: skip
         )
         self.op_types.append(op_type)
         self._uses += [(tensor, op) for tensor in reads]
@@ -166,14 +186,14 @@ class GraphBuilder:
 
     def build(self, name: str) -> OpGraph:
         """The graph; raises `ModelError` where it has a cycle or sizes that no model has."""
-        names, flop, traffic, weights, weight_id, colocate, backward, scope, detail = (
-            zip(*self._ops, strict=True) if self._ops else ((),) * 9
+        names, flop, traffic, weights, weight_id, colocate, backward, scope, detail, *more = (
+            zip(*self._ops, strict=True) if self._ops else ((),) * 11
         )
         return make_graph(
             name, names, self.op_types, self.tensors, self._uses, flop=flop,
             memory_traffic_bytes=traffic, weight_bytes=weights, weight_id=weight_id,
             colocate=colocate, is_backward=backward, scope=scope, detail=detail,
-            tensor_names=self._tensor_names,
+            tensor_names=self._tensor_names, cache_bytes=more[0], repeats=more[1],
         )  # fmt: skip
 
 
@@ -193,11 +213,13 @@ def make_graph(
     scope: Sequence[str] | None = None,
     detail: Sequence[OpDetail] | None = None,
     tensor_names: Sequence[str] | None = None,
+    cache_bytes: Sequence[int] | np.ndarray | None = None,
+    repeats: Sequence[int] | np.ndarray | None = None,
 ) -> OpGraph:
     """An `OpGraph` from lists in any order: ops are sorted topologically, uses deduplicated.
 
     `tensors` holds (producer op, bytes) pairs and `uses` (tensor, op) pairs, both by index into
-    the lists given. What is left out is zero, or of its own for ids. Raises `ModelError` on a
+    the lists given. What is left out is zero, of its own for ids, and 1 for `repeats`. Raises `ModelError` on a
     cycle, naming an op on it.
 
     >>> g = make_graph("g", ["a", "b"], ["Relu", "Relu"], [(0, 4), (1, 4)], [(0, 1)])
@@ -233,6 +255,8 @@ def make_graph(
         scope=_picked([""] * n if scope is None else scope, order),
         detail=_picked([OpDetail()] * n if detail is None else detail, order),
         tensor_names=_picked(tensor_names or [f"t{i}" for i in range(t)], by_producer),
+        cache_bytes=_filled(cache_bytes, zeros, np.int64)[order],
+        repeats=_filled(repeats, zeros + 1, np.int64)[order],
     )
 
 
@@ -302,7 +326,7 @@ def _violations(graph: OpGraph) -> list[str]:
     lengths = {
         "op_types": n, "flop": n, "memory_traffic_bytes": n, "weight_bytes": n, "weight_id": n,
         "colocate": n, "is_backward": n, "scope": n, "detail": n, "producer": t,
-        "tensor_names": t, "use_op": e,
+        "tensor_names": t, "use_op": e, "cache_bytes": n, "repeats": n,
     }  # fmt: skip
     for key, wanted in lengths.items():
         if len(getattr(graph, key)) != wanted:
@@ -313,6 +337,10 @@ def _violations(graph: OpGraph) -> list[str]:
         values = getattr(graph, key)
         if len(values) and not (np.isfinite(values).all() and (values >= 0).all()):
             violations.append(f"{key} has a negative or non-finite entry")
+    if (graph.repeats < 1).any() or (graph.repeats > MAX_REPEATS).any():
+        violations.append(f"repeats has an entry below 1 or above {MAX_REPEATS}")
+    if (graph.cache_bytes < 0).any() or (graph.cache_bytes > graph.weight_bytes).any():
+        violations.append("cache_bytes has an entry below 0 or above its weight_bytes")
     for key in ("weight_bytes", "tensor_bytes"):
         total = float(getattr(graph, key).sum(dtype=np.float64))
         if total > MAX_BYTES:

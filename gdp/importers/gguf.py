@@ -196,9 +196,10 @@ class _ModelBuilder:
     def add(
         self, name: str, op_type: str, reads: list[int], numbers: int, *, flop: float = 0.0,
         held: int = 0, touched: float = 0.0, kind: str = "F32", weight_id: int | None = None,
+        cached: int = 0,
     ) -> int:  # fmt: skip
-        """An op that makes a tensor of so many numbers, none for 0; it holds `held` bytes and reads
-        `touched` of them."""
+        """An op that makes a tensor of so many numbers, none for 0; it holds `held` bytes, `cached`
+        of which one request fills, and reads `touched` of them."""
         size_bytes = numbers * ACTIVATION_BYTES
         if max(size_bytes, held) > MAX_SIZE_BYTES:
             raise ModelError(
@@ -216,7 +217,7 @@ class _ModelBuilder:
             name, op_type, reads=reads, flop=flop,
             traffic_bytes=0.0 if is_io else moved + touched, weight_bytes=held,
             weight_id=weight_id, scope="" if is_io else scope,
-            detail=OpDetail(dtype=dtype, attributes=attributes),
+            detail=OpDetail(dtype=dtype, attributes=attributes), cache_bytes=cached,
         )  # fmt: skip
         return self.graph.make_tensor(op, size_bytes) if numbers else -1
 
@@ -384,5 +385,5 @@ def _attention(builder: _ModelBuilder, index: int, read: list[int]) -> int:
     return builder.add(
         f"blk.{index}.attention", "Attention", read, builder.tokens * heads * value_size,
         flop=attention_flop(spec.batch, heads, queries, spec.sequence, size, value_size),
-        held=cache, touched=cache, kind="F16",
+        held=cache, touched=cache, cached=cache, kind="F16",
     )  # fmt: skip

@@ -84,6 +84,7 @@ class ProgramOps:
     weights: list[Value] = field(default_factory=list)  # the leaves
     estimated: set[str] = field(default_factory=set)  # op types costed by the fallback
     assumptions: list[str] = field(default_factory=list)
+    caches: set[int] = field(default_factory=set)  # the leaves that one request fills
     optimizer_starts: int | None = None  # index of the first op that updates weights
 
 
@@ -134,6 +135,7 @@ def build(name: str, program: ProgramOps, results: Results) -> OpGraph:
         )
     keys = _weights_read(program, ops)
     weight_bytes, weight_id = _hold_weights(program, keys, results.together)
+    cached = [sum(_key_bytes(program, k) for k in own if k[0] in program.caches) for own in keys]
     colocate = _colocate(program, results, live, keys) if results.together else None
     backward = _backward(ops, number)
     builder = GraphBuilder()
@@ -149,7 +151,7 @@ def build(name: str, program: ProgramOps, results: Results) -> OpGraph:
             flop=float(op.flop), traffic_bytes=float(op.traffic_bytes),
             weight_bytes=weight_bytes[i], weight_id=weight_id[i],
             colocate=None if colocate is None else colocate[i], is_backward=backward[i],
-            scope=op.scope, detail=_detail(op),
+            scope=op.scope, detail=_detail(op), cache_bytes=min(cached[i], weight_bytes[i]),
         )  # fmt: skip
     return builder.build(name)
 

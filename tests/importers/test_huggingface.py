@@ -94,20 +94,12 @@ def test_one_step_of_decoding_reads_the_cache_where_it_lies(family: str, folder:
 
 
 def test_what_is_no_causal_model_decodes_nothing(folder: Any, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="only causal-lm models decode"):
+    with pytest.raises(
+        ModelError, match="models of causal-lm, .* decode with a cache, this is masked-lm"
+    ):
         load(f"hf:{folder('bert')}?decode")
     with pytest.raises(ModelError, match="no configuration"):
         load(f"hf:{tmp_path}/nothing.json")
     (tmp_path / "odd.json").write_text("{}")
     with pytest.raises(ModelError, match="is no configuration of transformers"):
         load(f"hf:{tmp_path}/odd.json")
-
-
-def test_a_model_without_attention_has_no_cache_to_decode_with(tmp_path: Path) -> None:
-    transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
-    config = transformers.MambaConfig(
-        hidden_size=16, num_hidden_layers=1, vocab_size=20, architectures=["MambaForCausalLM"]
-    )
-    config.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="a mamba model has no attention; leave `decode` out"):
-        load(f"hf:{tmp_path}?sequence=4&decode")

@@ -9,6 +9,7 @@ between processes; `GDP_KEEP_TRACES=0` turns this off.
 
 import functools
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ from gdp.files.kept import read_kept, write_kept
 from gdp.files.reading import Kind, decode_json, read_bytes
 from gdp.graph.file import decode_graph, encode_graph
 from gdp.importers.program import Traced, batch_of, spec_parts
+from gdp.importers.pytorch.caches import ARGUMENTS, on_meta, read_prompt, refilled, states
 from gdp.importers.pytorch.closed import closed, import_transformers, not_at_hand
 from gdp.importers.pytorch.export import import_torch
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
@@ -41,11 +43,15 @@ TASKS = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "speech-to-text": "AutoModelForSpeechSeq2Seq",
+    "image-text-to-text": "AutoModelForImageTextToText",
     "sequence-classification": "AutoModelForSequenceClassification",
     "image-classification": "AutoModelForImageClassification",
     "feature-extraction": "AutoModel",
 }
 """The class that makes the model of each task."""
+GENERATES = ("causal-lm", "seq2seq-lm", "speech-to-text", "image-text-to-text")
+"""Tasks whose models write token by token, with a cache."""
 ATTENTION = ("sdpa", "eager")
 """The implementations of attention that a configuration may ask for: torch's own."""
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
@@ -65,7 +71,7 @@ MOST_DEPTH = 64
 _KIND = Kind("configuration of transformers", ModelError)
 # Fields that say how often something is built, by name, and the most of it.
 _COUNTS = (
-    (re.compile(r"layers?$|^depths?$|_depth$|(^|_)(blocks?|stages|hidden_groups|group_num)$"),
+    (re.compile(r"(?<!feature_)layers?$|^depths?$|_depth$|(^|_)(blocks?|stages|hidden_groups|group_num)$"),
      MOST_LAYERS),
     (re.compile(r"experts?$"), MOST_EXPERTS),
     (re.compile(r"^num_labels$|_classes$"), MOST_LABELS),
@@ -85,7 +91,7 @@ class ConfigSpec:
     task: str = ""  # "": by the architecture that the configuration names
     batch: int = 1
     sequence: int = 512  # tokens of the prompt; with `decode`, of the cache
-    decode: bool = False  # one step of a causal model that has read `sequence` tokens
+    decode: bool = False  # one step of a model that has read `sequence` tokens
 
 
 def parse_config_spec(text: str) -> ConfigSpec:
@@ -157,25 +163,13 @@ class HuggingFaceModel(TorchModel):
         """The storages that a forward pass on the meta device reads; none where it fails, which
         tracing then says better."""
         import torch
-        from torch.utils._python_dispatch import TorchDispatchMode
-        from torch.utils._pytree import tree_leaves, tree_map
+        from torch.utils._pytree import tree_map
 
         read: set[int] = set()
-
-        class Reads(TorchDispatchMode):
-            def __torch_dispatch__(
-                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-            ) -> Any:
-                leaves = tree_leaves((args, kwargs or {}))
-                read.update(_storage(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
-                if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001
-                    # Nothing is known of a number on the meta device; zero leads on as any does.
-                    return torch.zeros((), dtype=args[0].dtype, device="cpu").item()
-                return func(*args, **(kwargs or {}))
-
         try:
             inputs = tree_map(_on_meta, dict(self.kwargs))
-            with closed(), torch.no_grad(), torch.device("meta"), Reads():
+            mode = on_meta(lambda leaf: read.add(_storage(leaf)))
+            with closed(), torch.no_grad(), torch.device("meta"), mode:
                 self.module(*self.args, **inputs)
         except Exception:
             return set()
@@ -214,10 +208,12 @@ def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:
     key = _key(spec, document)
     if not spec.decode:
         return HuggingFaceModel(text, model, (), inputs, {"name": name}, key=key)
-    if task != "causal-lm":
-        raise ModelError(f"{text!r}: only causal-lm models decode with a cache, this is {task}")
-    with _countable(text):
-        wrapped, kwargs, held = _decoding(torch, transformers, model, spec)
+    if task not in GENERATES:
+        raise ModelError(
+            f"{text!r}: models of {', '.join(GENERATES)} decode with a cache, this is {task}"
+        )
+    with _countable(text), closed():
+        wrapped, kwargs, held = _decoding(torch, transformers, model, (config, task, spec), text)
     options = {"name": name, "held": held}
     return HuggingFaceModel(text, wrapped, (), kwargs, options, prefix="model", key=key)
 
@@ -325,65 +321,88 @@ def _task_of(config: Any) -> str:
         "ForCausalLM": "causal-lm",
         "LMHeadModel": "causal-lm",
         "ForMaskedLM": "masked-lm",
-        "ForConditionalGeneration": "seq2seq-lm",
         "ForSequenceClassification": "sequence-classification",
         "ForImageClassification": "image-classification",
     }
     for ending, task in endings.items():
         if names[0].endswith(ending):
             return task
+    if names[0].endswith("ForConditionalGeneration"):
+        if getattr(config, "vision_config", None) is not None:
+            return "image-text-to-text"
+        return "speech-to-text" if hasattr(config, "num_mel_bins") else "seq2seq-lm"
     return "feature-extraction"
 
 
 def _inputs(torch: Any, config: Any, task: str, spec: ConfigSpec) -> dict[str, Any]:
-    if task == "image-classification" or hasattr(config, "image_size"):
+    if task == "image-classification" or (task not in GENERATES and hasattr(config, "image_size")):
         size = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, list | tuple) else (size, size)
         channels = getattr(config, "num_channels", 3)
         return {"pixel_values": torch.empty(spec.batch, channels, height, width)}
-    ids = torch.zeros(spec.batch, spec.sequence, dtype=torch.long)
+    read = _prompt(torch, config, task, (spec.batch, spec.sequence), spec.sequence)
+    return read | ({"use_cache": False} if task in GENERATES else {})
+
+
+def _prompt(
+    torch: Any, config: Any, task: str, shape: tuple[int, int], written: int
+) -> dict[str, Any]:
+    """Inputs of a whole prompt; models with an encoder have also `written` tokens in the decoder.
+    What hears takes the 30 seconds that its encoder is made for."""
+    ids = torch.zeros(shape, dtype=torch.long)
+    if task == "speech-to-text":
+        frames = 2 * getattr(config, "max_source_positions", 1500)
+        features = torch.empty(shape[0], config.num_mel_bins, frames)
+        most = min(written, getattr(config, "max_target_positions", written))
+        return {"input_features": features, "decoder_input_ids": ids[:, :1].repeat(1, most)}
     if task == "seq2seq-lm":
-        return {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
-    return {"input_ids": ids} | ({"use_cache": False} if task == "causal-lm" else {})
+        return {"input_ids": ids, "decoder_input_ids": ids[:, :1].repeat(1, written)}
+    return {"input_ids": ids}
 
 
-def _decoding(torch: Any, transformers: Any, model: Any, spec: ConfigSpec) -> tuple[Any, Any, Any]:
-    """One step: a token in, logits out, the cache of keys and values held where it is read."""
-    config = model.config
-    if getattr(config, "num_attention_heads", None) is None:
-        raise ModelError(
-            f"{spec.path}: `decode` needs a cache of keys and values, but a {config.model_type} "
-            "model has no attention; leave `decode` out to place it reading a whole prompt"
-        )
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    layers = config.num_hidden_layers
+def _decoding(
+    torch: Any, transformers: Any, model: Any, asked: tuple[Any, str, ConfigSpec], text: str
+) -> tuple[Any, Any, Any]:
+    """One step: a token in, logits out, the cache of all before held where it is read."""
+    config, task, spec = asked
+    with torch.device("meta"):
+        twin = model if next(model.parameters()).is_meta else _built(
+            transformers, config, task, text, getattr(config, "_attn_implementation", None)
+        )  # fmt: skip
+        inputs = _prompt(torch, config, task, (spec.batch, spec.sequence), spec.sequence)
+    field, cache = read_prompt(twin, inputs, text)
+    takes = inspect.signature(model.forward).parameters
+    encodes = "decoder_input_ids" in inputs
+    given_as = next((name for name in ARGUMENTS if name in takes), field)
 
     class DecodingStep(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
 
-        def forward(self, input_ids: Any, cache: Any) -> Any:
-            past = transformers.DynamicCache(config=config)
-            for layer, (keys, values) in zip(past.layers, cache, strict=True):
-                # What `update` would do, without its copy.
-                layer.lazy_initialization(keys, values)
-                layer.keys, layer.values = keys, values
-            position = torch.full((1, 1), spec.sequence, device=input_ids.device)
-            return self.model(
-                input_ids=input_ids, past_key_values=past, position_ids=position, use_cache=True
-            ).logits
+        def forward(self, input_ids: Any, cache: Any, **encoded: Any) -> Any:
+            named = {given_as: refilled(kept, cache), "use_cache": True}
+            if encodes:
+                named |= {"decoder_input_ids": input_ids}
+                named |= {name: (value,) for name, value in encoded.items()}
+            else:
+                named |= {"input_ids": input_ids}
+            if not encodes and "position_ids" in takes:
+                position = torch.full((1, 1), spec.sequence, device=input_ids.device)
+                named["position_ids"] = position
+            return self.model(**named).logits
 
-    shape = (spec.batch, heads, spec.sequence, size)
+    kept = cache
     with torch.device("meta"):
         token = torch.zeros(spec.batch, 1, dtype=torch.long)
-        dtype = next(model.parameters()).dtype
-        cache = [
-            (torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype))
-            for _ in range(layers)
-        ]
-    return DecodingStep().eval(), {"input_ids": token, "cache": cache}, ("cache",)
+        kwargs = {"input_ids": token, "cache": list(states(cache).values())}
+        if encodes:
+            # The cache holds what is read of it; its shape is still asked for.
+            read = next(s.shape[-2] for path, s in states(cache).items() if "cross" in path)
+            width = getattr(config, "d_model", None) or config.hidden_size
+            dtype = next(model.parameters()).dtype
+            kwargs["encoder_outputs"] = torch.empty(spec.batch, read, width, dtype=dtype)
+    return DecodingStep().eval(), kwargs, ("cache",)
 
 
 @contextmanager

@@ -128,6 +128,8 @@ def list_program(
         math.prod(listing.weight_of[identity].dims)
         for identity in {weights[nodes[name]] for name in signature.inputs_to_parameters}
     )
+    caches = [listing.weight_of[name].weight for name in _held_inputs(signature, held, label)]
+    listing.caches = {key[0] for key in caches if key}
     for node in program.graph.nodes:
         require_function(node, label)
         if node.op == "call_function":

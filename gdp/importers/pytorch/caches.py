@@ -1,0 +1,128 @@
+"""Caches of models that generate: the model's own cache object, as it is after reading a prompt.
+
+A prompt is read on the meta device, where nothing is computed, and the cache that the model returns
+is kept with the shapes of its states: keys and values, compressed ones (MLA), those of a window,
+convolution and recurrent states, those of an encoder. One step of decoding takes the states as
+inputs that are held where they are read, in a copy of that object; so whatever a cache is made of,
+it is what transformers makes of it, not a guess from names in a configuration.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gdp.errors import ModelError
+from gdp.importers.pytorch.closed import closed
+
+FIELDS = ("past_key_values", "cache_params", "cache", "state")
+"""Names of the cache in the outputs of models."""
+ARGUMENTS = ("past_key_values", "cache", "cache_params", "state")
+"""Names of the cache among the arguments of models; some versions return it by another one."""
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), type)
+
+
+def on_meta(read: Any = None) -> Any:
+    """A mode in which modules run on the meta device where they ask for data, or for kernels whose
+    shapes torch does not infer there; `read`, if given, is called with every tensor read."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    aten: Any = torch.ops.aten
+
+    class OnMeta(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if read is not None:
+                for leaf in tree_leaves((args, kwargs or {})):
+                    if isinstance(leaf, torch.Tensor):
+                        read(leaf)
+            if func is aten._local_scalar_dense.default:  # noqa: SLF001
+                # Nothing is known of a number on the meta device; zero leads on as any does.
+                return torch.zeros((), dtype=args[0].dtype, device="cpu").item()
+            if func is aten._grouped_mm.default and args[0].dim() == 2 and args[1].dim() == 3:  # noqa: SLF001
+                # Experts: torch infers its shape for bfloat16 alone.
+                return args[0].new_empty(args[0].shape[0], args[1].shape[2])
+            return func(*args, **(kwargs or {}))
+
+    return OnMeta()
+
+
+def states(cache: Any) -> dict[str, Any]:
+    """The tensors of a cache object by their path in it, such as "layers.0.keys"; each once.
+
+    Numbers that a layer keeps beside its states, such as its window, are left out.
+    """
+    return {path: tensor for path, tensor in _tensors(cache) if tensor.dim()}
+
+
+def _tensors(cache: Any) -> list[tuple[str, Any]]:
+    import torch
+
+    found: list[tuple[str, Any]] = []
+    seen: set[int] = set()
+
+    def walk(value: Any, path: tuple[str, ...]) -> None:
+        if isinstance(value, _PLAIN) or id(value) in seen:
+            return
+        seen.add(id(value))
+        if torch.is_tensor(value):
+            found.append((".".join(path), value))
+        elif isinstance(value, Mapping):
+            for key, part in value.items():
+                walk(part, (*path, str(key)))
+        elif isinstance(value, list | tuple):
+            for i, part in enumerate(value):
+                walk(part, (*path, str(i)))
+        elif not hasattr(value, "to_diff_dict"):  # a configuration, which some caches refer to
+            walk(getattr(value, "__dict__", None), path)
+
+    walk(cache, ())
+    return found
+
+
+def state_bytes(cache: Any) -> int:
+    """Bytes of all states of a cache."""
+    return sum(int(state.nbytes) for state in states(cache).values())
+
+
+def cache_of(outputs: Any) -> tuple[str, Any] | None:
+    """(name, cache) in the outputs of a model; None where it returns none."""
+    for name in FIELDS:
+        cache = outputs.get(name) if hasattr(outputs, "get") else None
+        if cache is not None and states(cache):
+            return name, cache
+    return None
+
+
+def read_prompt(module: Any, inputs: Mapping[str, Any], label: str) -> tuple[str, Any]:
+    """(name, cache) of a module on the meta device after it has read `inputs`.
+
+    Raises `ModelError` where it cannot read them there, or keeps no cache.
+    """
+    import torch
+
+    try:
+        with closed(), torch.no_grad(), torch.device("meta"), on_meta():
+            found = cache_of(module(**inputs, use_cache=True))
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise ModelError(
+            f"{label}: reading a prompt on the meta device failed, which shows the shapes of its "
+            f"cache: {type(error).__name__}: {first}"
+        ) from error
+    if found is None:
+        raise ModelError(
+            f"{label}: `decode` needs a cache, and {type(module).__name__} returns none; leave "
+            "`decode` out to place it reading a whole prompt"
+        )
+    return found
+
+
+def refilled(cache: Any, tensors: Sequence[Any]) -> Any:
+    """A copy of a cache with other tensors, in the order of `states`, in the place of its own."""
+    fresh = iter(tensors)
+    # Numbers on the meta device have no value, and no step reads them.
+    memo = {id(old): next(fresh) if old.dim() else None for _, old in _tensors(cache)}
+    return copy.deepcopy(cache, memo)

@@ -1,0 +1,78 @@
+"""Every architecture that generates: prompt and step are placed, with the cache of the real model.
+
+The cache of the graph is compared with the cache object that transformers returns when the model,
+with random weights, reads the same prompt on the CPU.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
+torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+
+from gdp.errors import ModelError
+from gdp.graph.op_graph import OpGraph
+from gdp.importers.pytorch.caches import cache_of, read_prompt, refilled, state_bytes, states
+from gdp.importers.pytorch.huggingface import huggingface_model
+from gdp.models import load
+from tests.generating_configs import CONFIGS, generating_config
+
+BATCH, TOKENS = 2, 9
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Any:
+    def write(name: str) -> str:
+        (tmp_path / "config.json").write_text(json.dumps(generating_config(name)))
+        return f"hf:{tmp_path}?batch={BATCH}&sequence={TOKENS}"
+
+    return write
+
+
+def cache_bytes(graph: OpGraph) -> int:
+    """Of all caches, each once, whoever reads it."""
+    first = np.unique(graph.weight_id, return_index=True)[1]
+    return int(graph.cache_bytes[first].sum())
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_a_step_holds_the_cache_of_the_real_model(name: str, written: Any) -> None:
+    spec = written(name)
+    prefill, step = load(spec), load(f"{spec}&decode")
+    assert prefill.cache_bytes.sum() == 0
+    assert step.flop.sum() < prefill.flop.sum()
+    model = huggingface_model(spec, device="cpu")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        outputs = model.module(**dict(model.kwargs) | {"use_cache": True})
+    (_, cache), _ = cache_of(outputs), outputs.logits
+    assert cache_bytes(step) == state_bytes(cache) > 0
+
+
+def test_states_are_the_tensors_with_dimensions_each_once() -> None:
+    config = transformers.AutoConfig.for_model(**generating_config("gemma2"))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        ids = torch.zeros(1, TOKENS, dtype=torch.long)
+    _, cache = read_prompt(model, {"input_ids": ids}, "gemma2")
+    # Two layers of two heads of 20; the first keeps all but one of its window of 6.
+    assert {path: tuple(t.shape) for path, t in states(cache).items()} == {
+        "layers.0.keys": (1, 2, 5, 20), "layers.0.values": (1, 2, 5, 20),
+        "layers.1.keys": (1, 2, 9, 20), "layers.1.values": (1, 2, 9, 20),
+    }  # fmt: skip
+    assert state_bytes(cache) == 2 * 2 * (5 + 9) * 20 * 4
+    fresh = [torch.full(t.shape, float(i)) for i, t in enumerate(states(cache).values())]
+    again = refilled(cache, fresh)
+    assert [t is f for t, f in zip(states(again).values(), fresh, strict=True)] == [True] * 4
+    assert again.get_seq_length() == TOKENS
+    assert states(cache)["layers.0.keys"].is_meta
+
+
+def test_a_model_that_returns_no_cache_is_named() -> None:
+    module = torch.nn.Linear(2, 2)
+    with pytest.raises(ModelError, match=r"tiny: reading a prompt on the meta device failed"):
+        read_prompt(module, {}, "tiny")

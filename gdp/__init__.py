@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gdp.importers.jax.trace import trace as trace
     from gdp.importers.pytorch.model import trace_torch as trace_torch
     from gdp.methods.base import Search as Search
+    from gdp.models import Generation as Generation
     from gdp.models import load as load
     from gdp.placement import Placement as Placement
     from gdp.placement import load_placement as load_placement
@@ -52,6 +53,7 @@ _WHERE = {
     "Constraints": "gdp.constraints",
     "Device": "gdp.cluster.types",
     "GdpError": "gdp.errors",
+    "Generation": "gdp.models",
     "InfeasibleError": "gdp.errors",
     "Link": "gdp.cluster.types",
     "Measuring": "gdp.runtime.measure",

@@ -5,6 +5,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -34,6 +35,42 @@ class Traceable(Protocol):
     def trace(self) -> "Traced":
         """The graph, with what was estimated or assumed."""
         ...
+
+
+@dataclass(frozen=True)
+class Generation(os.PathLike[str]):
+    """A request to a language model: a prompt that is read, and tokens that are written.
+
+    A model for every library call: one placement serves both phases.
+
+    Args:
+        model: A configuration of transformers, or its folder, with or without "hf:".
+        prompt: Tokens that are read.
+        new: Tokens that are written.
+        batch: Sequences side by side.
+
+    >>> Generation("llama", prompt=2048, new=256)
+    Generation(model='llama', prompt=2048, new=256, batch=1)
+    """
+
+    model: str | os.PathLike[str]
+    prompt: int
+    new: int
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "new", "batch"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 1 <= value < 1 << 31:
+                raise ModelError(
+                    f"{name} must be a positive whole number below 2**31, got {value!r}"
+                )
+
+    def __fspath__(self) -> str:
+        """The spec that the command line writes."""
+        path = os.fspath(self.model).removeprefix(HF_PREFIX)
+        joint = "&" if "?" in path else "?"
+        return f"{HF_PREFIX}{path}{joint}prompt={self.prompt}&new={self.new}&batch={self.batch}"
 
 
 Model = str | os.PathLike[str] | OpGraph | Traceable
@@ -98,7 +135,7 @@ def load(
         return spec
     if not isinstance(spec, str | os.PathLike):
         return _graph_of(spec)
-    text = str(spec)
+    text = os.fspath(spec)
     if is_traced(text):
         trace = traced(text, room_bytes)
         return trace if isinstance(trace, OpGraph) else _reported(trace)

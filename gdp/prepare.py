@@ -1,6 +1,6 @@
 """Prepare the problem of a model on a cluster: fused ops, costs, constraints, placements."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borde
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.errors import PlacementError, of_kind
-from gdp.graph.groups import all_per_group, joined
+from gdp.graph.groups import all_per_group, joined, merge_ids
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Model, load
 from gdp.placement import Placed, Placement, load_placement, require
@@ -63,6 +63,8 @@ def prepare_problem(
         labels = np.unique(np.stack([labels, borders]), axis=1, return_inverse=True)[1].reshape(-1)
     if keep_apart is not None:
         labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
+    if find_objective(objective).pipelined:
+        graph = _with_requests(graph, cluster)
     fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
     model, label = resolve_costs(costs, cluster, graph)
     if isinstance(model, AdaptedCosts):
@@ -75,17 +77,59 @@ def prepare_problem(
         seconds = model(fused.graph, cluster)
     if isinstance(model, RuntimeOverheads):
         cluster = model.with_runtime_overheads(cluster)
+    ties = None if together is None else joined(fused.group_of, together)
+    work, cluster, seconds = _all_runs(fused.graph, ties, cluster, seconds)
     problem = make_problem(
-        fused.graph,
+        work,
         cluster,
         seconds,
         objective,
         allowed=all_per_group(allowed, fused.group_of),
-        together=None if together is None else joined(fused.group_of, together),
+        together=ties,
         tensor_s=_tensor_s(fused.graph, cluster, objective),
         replicas=replicas and constraints.replicas,
     )
     return PreparedProblem(problem, fused.group_of, label, model)
+
+
+def _with_requests(graph: OpGraph, cluster: Cluster) -> OpGraph:
+    """The graph with the caches of all requests in flight: one for every device that computes."""
+    count = sum(device.supported != frozenset() for device in cluster.devices)
+    if count < 2 or not graph.cache_bytes.any():
+        return graph
+    more = (count - 1) * graph.cache_bytes
+    return replace(
+        graph, weight_bytes=graph.weight_bytes + more, cache_bytes=graph.cache_bytes + more
+    )
+
+
+def _all_runs(
+    graph: OpGraph,
+    together: Int[np.ndarray, "M"] | None,
+    cluster: Cluster,
+    seconds: Float[np.ndarray, "M D"],
+) -> tuple[OpGraph, Cluster, Float[np.ndarray, "M D"]]:
+    """Graph, cluster and seconds in which every op stands for all of its runs in one sample.
+
+    An op takes the seconds and the dispatch of all runs, and what it sends to other modules is sent
+    in all of them. Every border between devices is crossed by the prompt once and by each step: the
+    latency of a link is the mean of both, so that their sum is that of all crossings.
+    """
+    repeats = graph.repeats
+    if (repeats == 1).all():
+        return graph, cluster, seconds
+    group = merge_ids(graph.colocate, together)
+    src, dst = graph.edges
+    crosses = np.zeros(graph.num_tensors, dtype=bool)
+    crosses[graph.use_tensor[group[src] != group[dst]]] = True
+    size = graph.tensor_bytes * np.where(crosses, repeats[graph.producer], 1)
+    per_op = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in cluster.devices]
+    more = np.where(graph.is_io, 0, repeats - 1)[:, None] * np.array(per_op)
+    return (
+        replace(graph, tensor_bytes=size),
+        replace(cluster, link_latency_s=cluster.link_latency_s * (1 + repeats.max()) / 2),
+        seconds * repeats[:, None] + more,
+    )
 
 
 def room_bytes(cluster: Cluster, constraints: Constraints | None = None) -> int:

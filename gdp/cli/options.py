@@ -68,6 +68,26 @@ def option(*flags: str, make: Callable[..., Any] = click.option, **settings: Any
     return field(metadata={"option": functools.partial(make, *flags, **settings)})
 
 
+def parse_generate(text: str) -> dict[str, int]:
+    """Sizes of a request from its text; raises `ValueError` for a malformed one.
+
+    >>> parse_generate("prompt=2048,new=256")
+    {'prompt': 2048, 'new': 256}
+    """
+    sizes: dict[str, int] = {}
+    for part in text.replace(" ", "").split(","):
+        name, _, value = part.partition("=")
+        whole = value.isascii() and value.isdecimal() and len(value) <= 10 and int(value) >= 1
+        if name not in ("prompt", "new", "batch") or name in sizes or not whole:
+            raise ValueError(f"{part!r} must look like prompt=2048,new=256,batch=1")
+        sizes[name] = int(value)
+    if missing := sorted({"prompt", "new"} - sizes.keys()):
+        raise ValueError(
+            f"{text!r} must look like prompt=2048,new=256,batch=1: {missing[0]} misses"
+        )
+    return sizes
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """A model, and bindings of its symbolic dimensions."""
@@ -83,6 +103,10 @@ class ModelOptions:
     decode: bool = option(
         "--decode", is_flag=True, help="One token, with its cache; hf: and .gguf models."
     )
+    generate: str | None = option(
+        "--generate", metavar="prompt=2048,new=256,batch=1",
+        help="A whole request, the prompt read once and so many tokens written; hf: models.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Append task, batch, sequence and decoding to the spec of the model."""
@@ -91,6 +115,9 @@ class ModelOptions:
         names = ("task", "batch", "sequence")
         settings = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
         parts = [f"{name}={value}" for name, value in settings.items()] + ["decode"] * self.decode
+        if self.generate is not None:
+            self._require_generating()
+            parts += self.generate.replace(" ", "").split(",")
         taken = self.spec.startswith(HF_PREFIX) or (is_gguf(self.spec) and self.task is None)
         if parts and not taken:
             flag = parts[0].partition("=")[0]
@@ -99,6 +126,19 @@ class ModelOptions:
         if parts:
             joint = "&" if "?" in self.spec else "?"
             object.__setattr__(self, "spec", self.spec + joint + "&".join(parts))
+
+    def _require_generating(self) -> None:
+        from gdp.models import HF_PREFIX
+
+        if not self.spec.startswith(HF_PREFIX):
+            raise click.UsageError(f"--generate is for hf:CONFIG models, not for {self.spec!r}")
+        given = ("sequence", "batch", "decode")
+        if beside := next((name for name in given if getattr(self, name)), None):
+            raise click.UsageError(
+                f"--generate says all tokens and the batch: leave out --{beside}"
+            )
+        with blaming("--generate"):
+            parse_generate(self.generate or "")
 
     def load(self, room_bytes: int | None = None) -> "OpGraph":
         """Import the model by `gdp.models.load`; on a terminal, report the stages of tracing."""

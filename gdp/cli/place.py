@@ -43,6 +43,7 @@ def place(
     from gdp.cli.text import result_text
     from gdp.commands import reporting
     from gdp.commands.execute import memory_for, place_for
+    from gdp.commands.generation import generation_answer
     from gdp.placement import save_placement
 
     phases = Phases(STARTED_S)
@@ -76,7 +77,9 @@ def place(
         reporting.trace(graph, result.placement, machine, path, costs=costs)
     if path := outputs.paths.get("report"):
         reporting.report(graph, result, machine, path, costs=costs)
-    show(result.to_json(), lambda: result_text(graph, machine, result))
+    answer = generation_answer(graph, result.placement, machine, result.score, costs=costs)
+    plain = result.to_json() | ({} if answer is None else {"generation": answer.to_json()})
+    show(plain, lambda: result_text(graph, machine, result, answer))
 
 
 def _all_waited(phases: Phases, result: "Result") -> "Result":

@@ -46,11 +46,9 @@ class Say(Protocol):
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:
-    """Report the stages of loading, a line each on a terminal and nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    with listening(lambda text: click.echo(f"gdp: {printable(text)} ...", err=True)):
+    """Report the stages of loading by a bar on a terminal, with the time since they began; nothing
+    elsewhere."""
+    with stages(lines=False) as say, listening(say):
         yield
 
 

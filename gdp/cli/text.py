@@ -4,7 +4,7 @@ Names come from models and may hold anything, so every cell and every line is ma
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from gdp.graph.op_graph import OpGraph
 from gdp.result import Result
 from gdp.terminal import printable
 from gdp.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from gdp.commands.generation import GenerationAnswer
 
 
 class Shown(str):
@@ -50,8 +53,10 @@ def _share(part: float, whole: float) -> str:
     return "-" if whole >= UNLIMITED_BYTES else f"{part / whole:.0%}"
 
 
-def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
-    """Text of `gdp place`."""
+def result_text(
+    graph: OpGraph, cluster: Cluster, result: Result, answer: "GenerationAnswer | None" = None
+) -> str:
+    """Text of `gdp place`; `answer` is what a placed generation takes."""
     device = result.placement.device
     real = ~graph.is_io
     rows = []
@@ -77,19 +82,59 @@ def result_text(graph: OpGraph, cluster: Cluster, result: Result) -> str:
         f"{cluster.name}, {result.objective}, "
         f"method {result.method}, seed {result.seed}",
         f"costs    {result.costs}",
-        f"latency  {format_seconds(result.score.latency_s)}",
-        f"period   {format_seconds(result.score.period_s)} per sample",
+        *(_times(result) if answer is None else generation_lines(answer, result.objective)),
         *_deviation(result),
         f"bound    {bound}: {'optimal' if result.proven_optimal else f'gap {result.gap:.1%}'}",
         f"waited   {result.seconds:.2f} s: {_phases(result)}; {result.evaluations} evaluations",
         "",
         table(["device", "ops", "GFLOP", "peak", "memory", "full"], rows),
     ]
+    if answer is not None:
+        lines += ["", memory_table(answer)]
     lines += [_team_text(team, result) for team in result.placement.teams]
     if result.candidates:
         lines += ["", _candidates(result)]
     lines += [f"note: {note}" for note in result.notes]
     return shown(lines)
+
+
+def _times(result: Result) -> list[str]:
+    return [
+        f"latency  {format_seconds(result.score.latency_s)}",
+        f"period   {format_seconds(result.score.period_s)} per sample",
+    ]
+
+
+def generation_lines(answer: "GenerationAnswer", objective: str) -> list[str]:
+    """First token, tokens per second, the whole request, and what limits either phase."""
+    request = answer.request
+    side = f", {request.batch} sequences side by side" if request.batch > 1 else ""
+    lines = [
+        f"first    token after {format_seconds(answer.first_token_s)}, "
+        f"{request.prompt} tokens of the prompt",
+        f"decode   {answer.tokens_per_s:.1f} tokens/s, "
+        f"{format_seconds(answer.token_s)} a step{side}",
+        f"request  {format_seconds(answer.request_s)} for {request.new} tokens",
+    ]
+    if objective == "throughput":
+        lines.append(
+            f"in all   {answer.all_tokens_per_s:.1f} tokens/s, {answer.in_flight} requests in "
+            "flight"
+        )
+    return [*lines, *(f"limit    {text}" for text in answer.limits)]
+
+
+def memory_table(answer: "GenerationAnswer") -> Shown:
+    """A row per device: weights, cache, activations, free."""
+    rows = [
+        [
+            row.device, format_bytes(row.weights_bytes), format_bytes(row.cache_bytes),
+            format_bytes(row.activations_bytes),
+            "no limit" if row.free_bytes is None else format_bytes(row.free_bytes),
+        ]
+        for row in answer.memory
+    ]  # fmt: skip
+    return table(["device", "weights", "cache", "activations", "free"], rows)
 
 
 def _deviation(result: Result) -> list[str]:

@@ -160,20 +160,8 @@ class GraphBuilder:
         """Append an op that reads some tensors; its index. Ids that are None are its own."""
         op = len(self._ops)
         ids = [op if i is None else i for i in (weight_id, colocate)]
-        self._ops.append(
-            (
-                name,
-                flop,
-                traffic_bytes,
-                weight_bytes,
-                *ids,
-                is_backward,
-                scope,
-                detail,
-                cache_bytes,
-                repeats,
-            )  # fmt: skip
-        )
+        given = (name, flop, traffic_bytes, weight_bytes, *ids, is_backward, scope, detail)
+        self._ops.append((*given, cache_bytes, repeats))
         self.op_types.append(op_type)
         self._uses += [(tensor, op) for tensor in reads]
         return op
@@ -219,8 +207,8 @@ def make_graph(
     """An `OpGraph` from lists in any order: ops are sorted topologically, uses deduplicated.
 
     `tensors` holds (producer op, bytes) pairs and `uses` (tensor, op) pairs, both by index into
-    the lists given. What is left out is zero, of its own for ids, and 1 for `repeats`. Raises `ModelError` on a
-    cycle, naming an op on it.
+    the lists given. What is left out is zero, of its own for ids, and 1 for `repeats`. Raises
+    `ModelError` on a cycle, naming an op on it.
 
     >>> g = make_graph("g", ["a", "b"], ["Relu", "Relu"], [(0, 4), (1, 4)], [(0, 1)])
     >>> g.num_ops, g.num_uses

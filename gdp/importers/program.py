@@ -345,6 +345,25 @@ def batch_of(given: Mapping[str, str]) -> tuple[int, int, bool]:
     return int(sizes["batch"]), int(sizes["sequence"]), decode
 
 
+def request_tokens(given: Mapping[str, str]) -> tuple[int, int]:
+    """(prompt, new) of a spec's parameters, zeros where it asks for one phase; raises `ModelError`
+    for other values, and where it asks for one phase and for both."""
+    if not given.keys() & {"prompt", "new"}:
+        return 0, 0
+    both = sorted(given.keys() & {"sequence", "decode"})
+    if both:
+        raise ModelError(f"a generation has its own tokens, prompt and new: leave out {both[0]}")
+    sizes = []
+    for key in ("prompt", "new"):
+        size = given.get(key, "")
+        if not (size.isascii() and size.isdecimal() and 1 <= int(size) < 1 << 31):
+            raise ModelError(
+                f"{key} must be a positive whole number below 2**31, got {size or 'nothing'!r}"
+            )
+        sizes.append(int(size))
+    return sizes[0], sizes[1]
+
+
 @contextlib.contextmanager
 def users_code() -> Iterator[None]:
     """Redirect prints of a user's code to stderr: stdout may be carrying a result as JSON."""

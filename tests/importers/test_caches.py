@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
-torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+import torch
+import transformers
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph

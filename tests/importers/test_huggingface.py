@@ -95,7 +95,7 @@ def test_one_step_of_decoding_reads_the_cache_where_it_lies(family: str, folder:
 
 def test_what_is_no_causal_model_decodes_nothing(folder: Any, tmp_path: Path) -> None:
     with pytest.raises(
-        ModelError, match="models of causal-lm, .* decode with a cache, this is masked-lm"
+        ModelError, match=r"models of causal-lm, .* decode with a cache, this is masked-lm"
     ):
         load(f"hf:{folder('bert')}?decode")
     with pytest.raises(ModelError, match="no configuration"):

@@ -17,10 +17,10 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,8 +28,16 @@ from gdp.errors import GdpError, InfeasibleError, ModelError
 from gdp.files.kept import read_kept, write_kept
 from gdp.files.reading import Kind, decode_json, read_bytes
 from gdp.graph.file import decode_graph, encode_graph
-from gdp.importers.program import Traced, batch_of, spec_parts
-from gdp.importers.pytorch.caches import ARGUMENTS, on_meta, read_prompt, refilled, states
+from gdp.graph.generation import Request, generation_graph
+from gdp.importers.program import Traced, batch_of, request_tokens, spec_parts
+from gdp.importers.pytorch.caches import (
+    ARGUMENTS,
+    on_meta,
+    read_prompt,
+    refilled,
+    state_bytes,
+    states,
+)
 from gdp.importers.pytorch.closed import closed, import_transformers, not_at_hand
 from gdp.importers.pytorch.export import import_torch
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
@@ -80,7 +88,7 @@ _SIZES = ("image_size", "num_channels", "patch_size")
 _LARGEST = (1 << 31) - 1
 
 
-_KEYS = frozenset(("task", "batch", "sequence", "decode"))
+_KEYS = frozenset(("task", "batch", "sequence", "decode", "prompt", "new"))
 
 
 @dataclass(frozen=True)
@@ -92,20 +100,24 @@ class ConfigSpec:
     batch: int = 1
     sequence: int = 512  # tokens of the prompt; with `decode`, of the cache
     decode: bool = False  # one step of a model that has read `sequence` tokens
+    prompt: int = 0  # tokens that are read before `new` ones are written; 0: one phase alone
+    new: int = 0
 
 
 def parse_config_spec(text: str) -> ConfigSpec:
     """A spec from its text; raises `ModelError` for an unknown or malformed part.
 
-    >>> parse_config_spec("hf:llama/config.json?batch=2&decode")
-    ConfigSpec(path='llama/config.json', task='', batch=2, sequence=512, decode=True)
+    >>> parse_config_spec("hf:llama/config.json?batch=2&decode")  # doctest: +NORMALIZE_WHITESPACE
+    ConfigSpec(path='llama/config.json', task='', batch=2, sequence=512, decode=True, prompt=0,
+               new=0)
     """
     form = "hf:PATH?task=TASK&batch=1&sequence=512&decode"
     path, given = spec_parts(text, form, _KEYS, PREFIX)
     task = given.get("task", "")
     if task and task not in TASKS:
         raise ModelError(f"no task {task!r}; there are {', '.join(TASKS)}")
-    return ConfigSpec(path, task, *batch_of(given))
+    prompt, new = request_tokens(given)
+    return ConfigSpec(path, task, *batch_of(given), prompt, new)
 
 
 def config_file(spec: str) -> Path:
@@ -204,18 +216,17 @@ def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:
             model = _built(transformers, config, task, text, _attention(given, path))
             with _countable(text):
                 inputs = _inputs(torch, config, task, spec)
-    name = f"{type(model).__name__} {spec.batch}x{spec.sequence}{' decode' if spec.decode else ''}"
+    asked = _Asked(torch, transformers, config, task, text)
     key = _key(spec, document)
+    name = f"{type(model).__name__} {spec.batch}x{spec.prompt or spec.sequence}"
+    if spec.new:
+        with _countable(text), closed():
+            return _generating(asked, model, spec, f"{name}+{spec.new}", key)
     if not spec.decode:
         return HuggingFaceModel(text, model, (), inputs, {"name": name}, key=key)
-    if task not in GENERATES:
-        raise ModelError(
-            f"{text!r}: models of {', '.join(GENERATES)} decode with a cache, this is {task}"
-        )
     with _countable(text), closed():
-        wrapped, kwargs, held = _decoding(torch, transformers, model, (config, task, spec), text)
-    options = {"name": name, "held": held}
-    return HuggingFaceModel(text, wrapped, (), kwargs, options, prefix="model", key=key)
+        step = _decoding(asked, model, spec.batch, spec.sequence, spec.sequence)
+    return replace(step, options={**step.options, "name": f"{name} decode"}, key=key)
 
 
 def find_huggingface_trace(text: str) -> Traced | None:
@@ -360,17 +371,25 @@ def _prompt(
     return {"input_ids": ids}
 
 
-def _decoding(
-    torch: Any, transformers: Any, model: Any, asked: tuple[Any, str, ConfigSpec], text: str
-) -> tuple[Any, Any, Any]:
-    """One step: a token in, logits out, the cache of all before held where it is read."""
-    config, task, spec = asked
-    with torch.device("meta"):
-        twin = model if next(model.parameters()).is_meta else _built(
-            transformers, config, task, text, getattr(config, "_attn_implementation", None)
-        )  # fmt: skip
-        inputs = _prompt(torch, config, task, (spec.batch, spec.sequence), spec.sequence)
-    field, cache = read_prompt(twin, inputs, text)
+class _Asked(NamedTuple):
+    """What the phases of a model are made with."""
+
+    torch: Any
+    transformers: Any
+    config: Any
+    task: str
+    text: str
+
+
+def _decoding(asked: _Asked, model: Any, batch: int, tokens: int, written: int) -> HuggingFaceModel:
+    """One step: a token in, logits out, the cache of all tokens before held where it is read."""
+    torch, config = asked.torch, asked.config
+    if asked.task not in GENERATES:
+        raise ModelError(
+            f"{asked.text!r}: models of {', '.join(GENERATES)} decode with a cache, this is "
+            f"{asked.task}"
+        )
+    field, cache, inputs = _cache(asked, model, batch, tokens, written)
     takes = inspect.signature(model.forward).parameters
     encodes = "decoder_input_ids" in inputs
     given_as = next((name for name in ARGUMENTS if name in takes), field)
@@ -388,21 +407,109 @@ def _decoding(
             else:
                 named |= {"input_ids": input_ids}
             if not encodes and "position_ids" in takes:
-                position = torch.full((1, 1), spec.sequence, device=input_ids.device)
+                position = torch.full((1, 1), tokens, device=input_ids.device)
                 named["position_ids"] = position
             return self.model(**named).logits
 
     kept = cache
     with torch.device("meta"):
-        token = torch.zeros(spec.batch, 1, dtype=torch.long)
+        token = torch.zeros(batch, 1, dtype=torch.long)
         kwargs = {"input_ids": token, "cache": list(states(cache).values())}
         if encodes:
             # The cache holds what is read of it; its shape is still asked for.
             read = next(s.shape[-2] for path, s in states(cache).items() if "cross" in path)
             width = getattr(config, "d_model", None) or config.hidden_size
             dtype = next(model.parameters()).dtype
-            kwargs["encoder_outputs"] = torch.empty(spec.batch, read, width, dtype=dtype)
-    return DecodingStep().eval(), kwargs, ("cache",)
+            kwargs["encoder_outputs"] = torch.empty(batch, read, width, dtype=dtype)
+    step = DecodingStep().eval()
+    return HuggingFaceModel(asked.text, step, (), kwargs, {"held": ("cache",)}, prefix="model")
+
+
+def _cache(
+    asked: _Asked, model: Any, batch: int, tokens: int, written: int
+) -> tuple[str, Any, dict[str, Any]]:
+    """Name and cache after so many tokens, and the inputs that were read; on the meta device."""
+    torch, config = asked.torch, asked.config
+    with torch.device("meta"):
+        twin = model if next(model.parameters()).is_meta else _built(
+            asked.transformers, config, asked.task, asked.text,
+            getattr(config, "_attn_implementation", None),
+        )  # fmt: skip
+        inputs = _prompt(torch, config, asked.task, (batch, tokens), written)
+    return (*read_prompt(twin, inputs, asked.text), inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratingModel(HuggingFaceModel):
+    """A model that reads a prompt and writes tokens: the prompt, and a step of decoding."""
+
+    step: HuggingFaceModel | None = None
+    request: Request | None = None
+    full_cache: float = 1.0  # bytes of the cache at the end, per byte of that of the step
+
+    def trace(self) -> Traced:
+        """The joint graph of both phases (`gdp.graph.generation`), as it was traced before, or
+        traced now."""
+        found = find_trace(self.key)
+        if found is not None or self.step is None or self.request is None:
+            return found or super().trace()
+        count = len(list(self.module.modules()))
+        with closed():
+            stage(f"tracing {self.label}: reading the prompt, {count} modules")
+            prompt = TorchModel.trace(self)
+            stage(f"tracing {self.label}: a step of decoding, {count} modules")
+            step = TorchModel.trace(self.step)
+        graph = generation_graph(
+            self.label, prompt.graph, step.graph, self.request, self.full_cache
+        )
+        both = [
+            *zip(
+                (prompt.estimated, prompt.assumptions),
+                (step.estimated, step.assumptions),
+                strict=True,
+            )
+        ]
+        estimated, assumptions = (tuple(dict.fromkeys(a + b)) for a, b in both)
+        traced = Traced(graph, estimated, assumptions, prompt.parameters)
+        keep_trace(self.key, traced)
+        return traced
+
+    def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
+        """Refused: a program of both phases does not exist."""
+        raise ModelError(
+            f"{self.label}: a generation is placed, not executed here; export it with --to "
+            "accelerate, or run one phase of it (--sequence, --decode)"
+        )
+
+
+def _generating(
+    asked: _Asked, model: Any, spec: ConfigSpec, name: str, key: str
+) -> GeneratingModel:
+    """The prompt and a step at the mean context, and the cache as it is in the end."""
+    torch, new = asked.torch, spec.new
+    encodes = asked.task in ("seq2seq-lm", "speech-to-text")
+    sizes = [(spec.prompt, n) if encodes else (spec.prompt + n, n) for n in (max(1, new // 2), new)]
+    stage("reading the shapes of its cache")
+    step = _decoding(asked, model, spec.batch, *sizes[0])
+    full = state_bytes(_cache(asked, model, spec.batch, *sizes[1])[1])
+    mean = sum(int(state.nbytes) for state in step.kwargs["cache"])
+    takes = inspect.signature(model.forward).parameters
+    last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+
+    class Prompt(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, **inputs: Any) -> Any:
+            return self.model(**inputs, use_cache=True, **last).logits
+
+    with torch.device("meta"):
+        inputs = _prompt(torch, asked.config, asked.task, (spec.batch, spec.prompt), 1)
+    return GeneratingModel(
+        asked.text, Prompt().eval(), (), inputs, {"name": name}, prefix="model", key=key, step=step,
+        request=Request(spec.prompt, new, spec.batch), full_cache=full / mean,
+    )  # fmt: skip
 
 
 @contextmanager

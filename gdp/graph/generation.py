@@ -1,0 +1,181 @@
+"""A request to a language model as one graph: the prompt is read once, then a step for each token.
+
+The ops that read the prompt come first, then those of one step of decoding, each of which says by
+`repeats` how often it runs; the token that was written last leads from the one to the other. Ops of
+one module share a device in both phases, as the module lies in one place; so its weights count
+once, and its cache, of the length that it has at the end, lies where it is read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from gdp.errors import ModelError
+from gdp.graph.groups import merge_ids
+from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph
+
+NEXT_TOKEN = "next_token"
+"""Name of the op that takes the next token; it begins every step."""
+_STEP = "step/"
+"""Begins the names of the ops of a step."""
+
+
+class Request(NamedTuple):
+    """Tokens of one request."""
+
+    prompt: int  # that are read
+    new: int  # that are written
+    batch: int = 1  # sequences side by side
+
+
+def generation_graph(
+    name: str, prefill: OpGraph, step: OpGraph, request: Request, full_cache: float = 1.0
+) -> OpGraph:
+    """The graph of a request, from the graph of its prompt and that of one step of decoding.
+
+    Args:
+        name: of the graph.
+        prefill: Reads the prompt; its outputs are the logits.
+        step: Reads one token, its first input, with the cache of the mean context.
+        request: How many tokens are read and written.
+        full_cache: Bytes of a full cache per byte of the step's.
+
+    Raises:
+        ModelError: A graph has no input or output.
+    """
+    both = (prefill, step)
+    ends = [_of_kind(prefill, OUTPUT, "prompt"), _of_kind(step, INPUT, "step")[:1]]
+    outputs = _of_kind(step, OUTPUT, "step")
+    n, t = prefill.num_ops, prefill.num_tensors
+    take = n + step.num_ops  # the op that takes the first token, and behind it those of the steps
+    token, tokens = int(np.flatnonzero(step.producer == ends[1][0])[0]), t + step.num_tensors
+    logits = [
+        int(g.use_tensor[g.use_op == i[0]][0])
+        for g, i in zip(both, (ends[0], outputs), strict=True)
+    ]
+    uses = [
+        *_pairs(prefill.use_tensor, prefill.use_op),
+        *_pairs(step.use_tensor + t, step.use_op + n),
+    ]
+    uses = [(tokens if x == token + t else x, op) for x, op in uses]
+    uses = [(tokens + 1 if op - n in outputs else x, op) for x, op in uses]
+    uses += [(logits[0], take), (logits[1] + t, take + 1)]
+    sizes = [
+        *prefill.tensor_bytes.tolist(),
+        *step.tensor_bytes.tolist(),
+        *[int(step.tensor_bytes[token])] * 2,
+    ]
+    makers = [*prefill.producer.tolist(), *(step.producer + n).tolist(), take, take + 1]
+    # Outputs of the prompt and the token input of the step give way to the ops that take a token.
+    gone = {*ends[0].tolist(), int(ends[1][0]) + n}
+    kept = [op for op in range(take + 2) if op not in gone]
+    number = {op: i for i, op in enumerate(kept)}
+    made = [x for x, op in enumerate(makers) if op not in gone]
+    position = {x: i for i, x in enumerate(made)}
+    held, weight_id, cached = _weights(prefill, step, full_cache)
+    work = float(step.tensor_bytes[logits[1]])
+    names = [_STEP + own for own in step.op_names]
+    taking = OpDetail(attributes={k: int(v) for k, v in request._asdict().items()})
+
+    def joint(arrays: Sequence[Sequence[Any] | np.ndarray], *more: Any) -> list[Any]:
+        values = [value for array in arrays for value in _listed(array)] + list(more)
+        return [values[op] for op in kept]
+
+    return make_graph(
+        name,
+        joint([prefill.op_names, names], NEXT_TOKEN, _STEP + NEXT_TOKEN),
+        joint([g.op_types for g in both], "argmax", "argmax"),
+        [(number[makers[x]], sizes[x]) for x in made],
+        [(position[x], number[op]) for x, op in uses if x in position and op in number],
+        flop=joint([g.flop for g in both], work, work),
+        memory_traffic_bytes=joint([g.memory_traffic_bytes for g in both], work, work),
+        weight_bytes=joint([held], 0, 0),
+        weight_id=joint([weight_id], take, take + 1),
+        cache_bytes=joint([cached], 0, 0),
+        colocate=joint([_together(prefill, step)], take, take),
+        repeats=joint([[1] * n, [request.new] * step.num_ops], request.new, request.new),
+        is_backward=joint([g.is_backward for g in both], False, False),
+        scope=joint([g.scope for g in both], "", ""),
+        detail=joint([g.detail for g in both], taking, taking),
+    )  # fmt: skip
+
+
+def _listed(values: Sequence[Any] | np.ndarray) -> Sequence[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) else values
+
+
+def _pairs(tensors: np.ndarray, ops: np.ndarray) -> list[tuple[int, int]]:
+    return list(zip(tensors.tolist(), ops.tolist(), strict=True))
+
+
+def _of_kind(graph: OpGraph, kind: str, phase: str) -> Int[np.ndarray, "K"]:
+    """The ops of one kind; raises `ModelError` where there are none."""
+    ops = np.flatnonzero([own == kind for own in graph.op_types])
+    if not ops.size:
+        raise ModelError(f"graph {graph.name!r} of the {phase} has no {kind.lower()}")
+    return ops
+
+
+def request_of(graph: OpGraph) -> Request | None:
+    """The request that a graph is of; None for graphs of one phase."""
+    op = graph.op_index.get(NEXT_TOKEN)
+    attributes: Mapping = {} if op is None else graph.detail[op].attributes
+    if not {"prompt", "new", "batch"} <= attributes.keys():
+        return None
+    return Request(*(int(attributes[key]) for key in Request._fields))
+
+
+def run_once(graph: OpGraph) -> OpGraph:
+    """The graph of the prompt and the first step after it."""
+    return replace(graph, repeats=np.ones(graph.num_ops, dtype=np.int64))
+
+
+def _weights(
+    prefill: OpGraph, step: OpGraph, full_cache: float
+) -> tuple[Int[np.ndarray, "N"], Int[np.ndarray, "N"], Int[np.ndarray, "N"]]:
+    """Bytes, ids and cache bytes of the ops of both phases. The prompt's ops hold what their module
+    has of weights, a step's ops its cache, and what the prompt does not read of the module."""
+    held = prefill.weight_bytes - prefill.cache_bytes
+    room: dict[str, int] = {}
+    for op in _once_per_scope(prefill):
+        room[prefill.scope[op]] = room.get(prefill.scope[op], 0) + int(held[op])
+    more = np.zeros(step.num_ops, dtype=np.int64)
+    for op in _once_per_scope(step):
+        size, scope = int(step.weight_bytes[op] - step.cache_bytes[op]), step.scope[op]
+        shared = min(size, room.get(scope, 0))
+        room[scope] = room.get(scope, 0) - shared
+        more[op] = size - shared
+    cache = np.round(step.cache_bytes * full_cache).astype(np.int64)
+    ids = [np.unique(graph.weight_id, return_inverse=True)[1] for graph in (prefill, step)]
+    own = ids[1].max(initial=0) + 1 + np.arange(step.num_ops)
+    ids[1] = np.where((more > 0) & (cache == 0) | (cache > 0) & (more == 0), ids[1], own)
+    return (
+        np.concatenate([held, more + cache]),
+        np.concatenate([ids[0], ids[1] + prefill.num_ops]),
+        np.concatenate([np.zeros_like(held), cache]),
+    )
+
+
+def _once_per_scope(graph: OpGraph) -> list[int]:
+    """Ops that hold weights, one for every weight of a module."""
+    seen = {
+        (graph.scope[op], int(graph.weight_id[op])): op
+        for op in np.flatnonzero(graph.weight_bytes).tolist()
+    }
+    return sorted(seen.values())
+
+
+def _together(prefill: OpGraph, step: OpGraph) -> Int[np.ndarray, "N"]:
+    """Ids of ops that share a device: those of one module, in either phase."""
+    own = np.concatenate([prefill.colocate, step.colocate + prefill.colocate.max() + 1])
+    index: dict[str, int] = {}
+    module: list[int] = []
+    for graph in (prefill, step):
+        for scope, held, io in zip(graph.scope, graph.weight_bytes, graph.is_io, strict=True):
+            apart = io or not (scope or held)
+            key = f"\0{len(module)}" if apart else scope
+            module.append(index.setdefault(key, len(index)))
+    return merge_ids(own, np.array(module))

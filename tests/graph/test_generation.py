@@ -1,0 +1,113 @@
+"""A prompt and a step of decoding become one graph, whose times and bytes are known by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gdp.costs.roofline import roofline
+from gdp.errors import ModelError
+from gdp.graph.file import decode_graph, encode_graph
+from gdp.graph.generation import NEXT_TOKEN, Request, generation_graph, request_of, run_once
+from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
+from gdp.prepare import prepare_problem
+from gdp.sim.latency import simulate
+from tests.tiny import unit_cluster
+
+
+def phase(tokens: int, work: float, cache: int = 0) -> OpGraph:
+    """Two modules in a row, of 100 and 50 bytes of weights; the first may hold a cache."""
+    b = GraphBuilder()
+    x = b.make_tensor(b.add_op("ids", INPUT), tokens)
+    held = {"weight_bytes": 100 + cache, "cache_bytes": cache}
+    x = b.make_tensor(b.add_op("m/mul", "mm", reads=[x], flop=work, scope="m", **held), tokens)
+    last = b.add_op("n/mul", "mm", reads=[x], flop=work, weight_bytes=50, scope="n")
+    b.add_op("out", OUTPUT, reads=[b.make_tensor(last, 2)])
+    return b.build("phase")
+
+
+@pytest.fixture
+def joint() -> OpGraph:
+    return generation_graph("g", phase(4, 8.0), phase(1, 3.0, cache=10), Request(4, 5), 1.5)
+
+
+def test_weights_count_once_and_the_cache_is_full(joint: OpGraph) -> None:
+    assert joint.weight_bytes.sum() == 100 + 50 + 15
+    assert joint.cache_bytes.sum() == 15
+    held = dict(zip(joint.op_names, joint.weight_bytes.tolist(), strict=True))
+    assert [held[x] for x in ("m/mul", "n/mul", "step/m/mul", "step/n/mul")] == [100, 50, 15, 0]
+
+
+def test_a_module_shares_a_device_in_both_phases(joint: OpGraph) -> None:
+    of = dict(zip(joint.op_names, joint.colocate.tolist(), strict=True))
+    assert of["m/mul"] == of["step/m/mul"] != of["n/mul"] == of["step/n/mul"]
+    assert of[NEXT_TOKEN] == of[f"step/{NEXT_TOKEN}"]
+
+
+def test_the_last_token_leads_from_the_prompt_to_the_step(joint: OpGraph) -> None:
+    names = np.array(joint.op_names)
+    edges = {(str(a), str(b)) for a, b in zip(*(names[e] for e in joint.edges), strict=True)}
+    assert edges == {
+        ("ids", "m/mul"), ("m/mul", "n/mul"), ("n/mul", NEXT_TOKEN), (NEXT_TOKEN, "step/m/mul"),
+        ("step/m/mul", "step/n/mul"), ("step/n/mul", f"step/{NEXT_TOKEN}"),
+        (f"step/{NEXT_TOKEN}", "step/out"),
+    }  # fmt: skip
+    assert request_of(joint) == Request(4, 5, 1)
+    assert request_of(phase(4, 8.0)) is None
+    assert (run_once(joint).repeats == 1).all()
+
+
+def test_a_step_takes_its_time_for_every_token(joint: OpGraph) -> None:
+    """On one device: 8 + 8, then five times 3 + 3 and twice the 2 of taking a token."""
+    problem = prepare_problem(joint, unit_cluster(1), costs=roofline).problem
+    once = prepare_problem(run_once(joint), unit_cluster(1), costs=roofline).problem
+    nowhere = np.zeros(problem.num_ops, dtype=np.int64)
+    assert simulate(problem, nowhere).latency_s == pytest.approx(16 + 5 * (6 + 2 + 2))
+    assert simulate(once, nowhere).latency_s == pytest.approx(16 + 6 + 2 + 2)
+
+
+def test_a_border_is_crossed_once_and_by_every_step(joint: OpGraph) -> None:
+    """m on d0, n and what takes tokens on d1; links of 0.5 s and one byte per second.
+
+    Of the prompt 4 bytes cross, of each step one from m to n and one back: beside the 66 s of
+    work, 4 + 5 + 5 s and eleven latencies, of which the simulator sees three of (1 + 5) / 2 each.
+    """
+    cluster = unit_cluster(2, latency_s=0.5)
+    prepared = prepare_problem(joint, cluster, costs=roofline)
+    names = prepared.problem.graph.op_names
+    on_d1 = ["n/" in name or NEXT_TOKEN in name for name in names]
+    run = simulate(prepared.problem, np.array(on_d1, dtype=np.int64))
+    last = 5 * 1.0 + 3 * 0.5  # the tokens, to the host
+    assert run.latency_s == pytest.approx(66 + 4 + 5 + 5 + 3 * 3 * 0.5 + last)
+
+
+def test_dispatch_is_paid_by_every_run(joint: OpGraph) -> None:
+    cluster = unit_cluster(1)
+    slow = replace(cluster.devices[0], dispatch_s=1.0)
+    cluster = replace(cluster, devices=(slow,))
+    problem = prepare_problem(joint, cluster, costs=roofline).problem
+    plain = prepare_problem(joint, unit_cluster(1), costs=roofline).problem
+    more = problem.compute_s - plain.compute_s
+    steps = problem.graph.repeats > 1
+    assert more[steps & ~problem.graph.is_io].ravel().tolist() == [4.0] * 4
+    assert not more[~steps].any()
+
+
+def test_every_request_of_a_pipeline_has_its_cache(joint: OpGraph) -> None:
+    two = prepare_problem(joint, unit_cluster(2), "throughput", costs=roofline).problem.graph
+    assert two.weight_bytes.sum() == 150 + 2 * 15
+    one = prepare_problem(joint, unit_cluster(2), "latency", costs=roofline).problem.graph
+    assert one.weight_bytes.sum() == 150 + 15
+
+
+def test_a_file_keeps_runs_and_caches(joint: OpGraph) -> None:
+    again = decode_graph(encode_graph(joint), "g")
+    assert again.digest == joint.digest != run_once(joint).digest
+    assert (again.cache_bytes == joint.cache_bytes).all()
+
+
+def test_a_phase_without_an_output_is_named() -> None:
+    b = GraphBuilder()
+    b.add_op("a", "mm", reads=[b.make_tensor(b.add_op("ids", INPUT), 1)])
+    with pytest.raises(ModelError, match="graph 'half' of the prompt has no output"):
+        generation_graph("g", b.build("half"), phase(1, 1.0), Request(1, 1))

@@ -18,7 +18,7 @@ def test_rows_say_what_fits_and_why_not(tmp_path: Path) -> None:
     small = tmp_path / "small.toml"
     small.write_text(
         'name = "small"\nhost = "d"\n[[device]]\nname = "d"\npreset = "cpu"\n'
-        'memory_bytes = 180000\n'
+        "memory_bytes = 180000\n"
     )
     words = ["fit", f"hf:{tmp_path}", "--clusters", f"cpu+t4,{small}", "--prompt", "8,64",
              "--batch", "1,2", "--new", "4", "--seconds", "0.1"]  # fmt: skip

@@ -63,6 +63,9 @@ def generation_graph(
     uses = [(tokens if x == token + t else x, op) for x, op in uses]
     uses = [(tokens + 1 if op - n in outputs else x, op) for x, op in uses]
     uses += [(logits[0], take), (logits[1] + t, take + 1)]
+    # What reads nothing, such as positions, is made anew in every step: it waits for the token.
+    reads = np.bincount(step.use_op, minlength=step.num_ops)
+    uses += [(tokens, int(op) + n) for op in np.flatnonzero((reads == 0) & ~step.is_io)]
     sizes = [
         *prefill.tensor_bytes.tolist(),
         *step.tensor_bytes.tolist(),

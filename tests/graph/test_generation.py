@@ -57,6 +57,18 @@ def test_the_last_token_leads_from_the_prompt_to_the_step(joint: OpGraph) -> Non
     assert (run_once(joint).repeats == 1).all()
 
 
+def test_what_reads_nothing_waits_for_the_token() -> None:
+    b = GraphBuilder()
+    x = b.make_tensor(b.add_op("ids", INPUT), 1)
+    positions = b.make_tensor(b.add_op("arange", "arange"), 1)
+    b.add_op("out", OUTPUT, reads=[b.make_tensor(b.add_op("a", "add", reads=[x, positions]), 2)])
+    graph = generation_graph("g", phase(4, 8.0), b.build("step"), Request(4, 5))
+    src, dst = graph.edges
+    readers = {graph.op_names[d] for s, d in zip(src, dst, strict=True)
+               if graph.op_names[s] == NEXT_TOKEN}  # fmt: skip
+    assert readers == {"step/arange", "step/a"}
+
+
 def test_a_step_takes_its_time_for_every_token(joint: OpGraph) -> None:
     """On one device: 8 + 8, then five times 3 + 3 and twice the 2 of taking a token."""
     problem = prepare_problem(joint, unit_cluster(1), costs=roofline).problem

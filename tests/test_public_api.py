@@ -15,11 +15,11 @@ from gdp.cli.main import cli
 from gdp.version import DISTRIBUTION
 
 PUBLIC = [
-    "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "Generation", "InfeasibleError", "Link",
-    "Measuring", "ModelError", "OpGraph", "Pin", "Placement", "PlacementError", "Problem", "Result",
-    "Search", "compare", "explain", "export", "finetune", "load", "load_placement", "make_cluster",
-    "make_placement", "place", "report", "run", "save_placement", "simulate", "trace",
-    "trace_torch", "tune",
+    "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "Generation",
+    "InfeasibleError", "Link", "Measuring", "ModelError", "OpGraph", "Pin", "Placement",
+    "PlacementError", "Problem", "Result", "Search", "compare", "explain", "export", "finetune",
+    "load", "load_placement", "make_cluster", "make_placement", "place", "report", "run",
+    "save_placement", "simulate", "trace", "trace_torch", "tune",
 ]  # fmt: skip
 
 

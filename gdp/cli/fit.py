@@ -47,7 +47,7 @@ def fit(
     model: str, clusters: tuple[str, ...], prompts: tuple[int, ...], batches: tuple[int, ...],
     new: int, seconds: float, seed: int, costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
-    """What fits and how fast: contexts, batches and machines side by side.
+    """Compare contexts, batches and machines: if they fit, and how fast they are.
 
     MODEL is a configuration of transformers (hf:CONFIG). Every row is a placement of one request:
     the prompt is read, then tokens are written.

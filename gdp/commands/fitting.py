@@ -1,4 +1,4 @@
-"""Which requests to a language model fit on which machines, and how fast they run."""
+"""Requests to a language model on several machines: if they fit, and how fast they run."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,7 @@ def fit(
     search: Search | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> list[FitRow]:
-    """What fits and how fast: a row for every machine, prompt and batch.
+    """Rows of what fits and how fast, one for every machine, prompt and batch.
 
     Every row is a placement of its own, for latency. A request that does not fit says what misses;
     the larger ones of its machine are asked all the same, as windows bound caches.

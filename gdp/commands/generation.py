@@ -31,7 +31,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class GenerationAnswer:
-    """What one request takes. Times are predictions of the simulator."""
+    """Seconds and bytes of one request. Times are predictions of the simulator."""
 
     request: Request
     first_token_s: float  # from the prompt to the first token
@@ -62,7 +62,7 @@ def generation_answer(
     *,
     costs: CostModel | str | Path | None = None,
 ) -> GenerationAnswer | None:
-    """What a request takes under a placement and its score; None for a graph of one phase.
+    """Seconds and bytes of a request under a placement and its score; None for one phase.
 
     The prompt and one step are simulated with the links as they are; the score is that of the whole
     request.
@@ -97,7 +97,7 @@ def _limit(
     prepared: PreparedProblem, device: np.ndarray, mine: Bool[np.ndarray, "M"], whole_s: float,
     phase: str,
 ) -> str:  # fmt: skip
-    """What takes most of a phase: a device's bandwidth, arithmetic or dispatch, or transfers."""
+    """Name of the largest share of a phase: a device's bandwidth, arithmetic or dispatch, or transfers."""
     problem = prepared.problem
     graph, shares = problem.graph, dict[str, float]()
     for d, entry in enumerate(problem.cluster.devices):

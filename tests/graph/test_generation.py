@@ -19,8 +19,18 @@ def phase(tokens: int, work: float, cache: int = 0) -> OpGraph:
     """Two modules in a row, of 100 and 50 bytes of weights; the first may hold a cache."""
     b = GraphBuilder()
     x = b.make_tensor(b.add_op("ids", INPUT), tokens)
-    held = {"weight_bytes": 100 + cache, "cache_bytes": cache}
-    x = b.make_tensor(b.add_op("m/mul", "mm", reads=[x], flop=work, scope="m", **held), tokens)
+    x = b.make_tensor(
+        b.add_op(
+            "m/mul",
+            "mm",
+            reads=[x],
+            flop=work,
+            scope="m",
+            weight_bytes=100 + cache,
+            cache_bytes=cache,
+        ),
+        tokens,
+    )
     last = b.add_op("n/mul", "mm", reads=[x], flop=work, weight_bytes=50, scope="n")
     b.add_op("out", OUTPUT, reads=[b.make_tensor(last, 2)])
     return b.build("phase")

@@ -372,7 +372,7 @@ def _prompt(
 
 
 class _Asked(NamedTuple):
-    """What the phases of a model are made with."""
+    """Model and task that phases are made of."""
 
     torch: Any
     transformers: Any

@@ -97,7 +97,7 @@ def _limit(
     prepared: PreparedProblem, device: np.ndarray, mine: Bool[np.ndarray, "M"], whole_s: float,
     phase: str,
 ) -> str:  # fmt: skip
-    """Name of the largest share of a phase: a device's bandwidth, arithmetic or dispatch, or transfers."""
+    """Largest share of a phase: bandwidth, arithmetic or dispatch of a device, or transfers."""
     problem = prepared.problem
     graph, shares = problem.graph, dict[str, float]()
     for d, entry in enumerate(problem.cluster.devices):

@@ -1,11 +1,11 @@
 """Moves chosen by a score, in equal CPU seconds: `python -m benchmarks.policy.moves`.
 
 Local search from the best heuristic, on fresh problems of families that served for no fitting,
-three seeds. Rows: moves as they are drawn; a score by hand; the shipped, learned score; and that
-score learning on from the outcomes while it searches. Every row has the CPU seconds that the first
-one takes for so many evaluations (measured, on each problem), and fewer evaluations for them.
-Figures are mean logarithms of seconds over the first row's, in percent, with the standard error
-over problems: below zero is better. `--split validation` is for choices, `test` for the report.
+three seeds. Rows: moves as they are drawn, a score by hand, the shipped, learned score. Every row
+has the CPU seconds that the first one takes for so many evaluations (measured, on each problem),
+and fewer evaluations for them. Figures are mean logarithms of seconds over the first row's, in
+percent, with the standard error over problems: below zero is better. `--split validation` is for
+choices, `test` for the report.
 """
 
 import time
@@ -30,7 +30,6 @@ from gdp.methods.search.local_search import improve
 from gdp.problem.problem import Problem
 from pretrain.moves import Counts, cases, start_of
 
-ONLINE_RATE = 0.003
 PROBE_S = 0.15
 """CPU seconds of the run by which a row's pace is measured, at least."""
 BUDGETS = {"large": (300, 1000)}
@@ -125,11 +124,10 @@ def table(rows: list[dict[str, np.ndarray]], budgets: tuple[int, ...]) -> dict[s
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--draw", default=41, show_default=True, help="Seed by which problems are drawn.")
 @click.option("--draws", type=int, help="Moves drawn for each that is simulated, learned rows.")
-@click.option("--rate", default=ONLINE_RATE, show_default=True, help="Of learning on.")
 @click.option("--row", "chosen", multiple=True, help="Only these rows, beside the first.")
 def main(
     split: str, ample: int, tight: int, tiled: int, large: int, seeds: int, draw: int,
-    draws: int | None, rate: float, chosen: tuple[str, ...],
+    draws: int | None, chosen: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Print a table for each regime, and one for all."""
     learned = shipped_scoring()
@@ -139,7 +137,6 @@ def main(
         "moves as drawn": without_scores(),
         "score by hand": score_by_hand(),
         "learned": learned,
-        "learned, and on": replace(learned, rate=rate),
     }
     if chosen:
         ways = {
@@ -171,7 +168,7 @@ def main(
         title = f"{regime}, {len(found)} problems of {split} families, {seeds} seeds"
         show(title, dict(table(found, BUDGETS.get(regime, SMALL_BUDGETS))))
     every = [row for found in rows.values() for row in found]
-    show(f"all {len(every)}, by the smaller and the larger budget", dict(table(every, (0, 1))))
+    show(f"all {len(every)}, the smaller (0) and the larger budget (1)", dict(table(every, (0, 1))))
 
 
 if __name__ == "__main__":

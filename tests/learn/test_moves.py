@@ -1,9 +1,14 @@
 """Fitting the score of moves: it finds what decides, by kind, and by the gain."""
 
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tiny import random_problem
 
+from gdp.files.reading import read_toml
+from gdp.learn.instances import load_problems
 from gdp.learn.moves import (
     MoveFitConfig,
     Outcomes,
@@ -18,6 +23,7 @@ from gdp.methods.annealing.move_score_kernels import NUM_FEATURES
 from gdp.methods.annealing.moves_kernels import NUM_KINDS
 from gdp.methods.base import Assignment
 from gdp.methods.scoring import score_all
+from pretrain.moves import _KIND, MoveRecipe, cases
 
 
 def made(seed: int, count: int = 1500) -> Outcomes:
@@ -79,3 +85,15 @@ def test_outcomes_of_a_search_are_logged(num_ops: int) -> None:
     few = sample(outcomes, 30, 0)
     assert len(few.rise) == 30
     assert few.x.shape == (30, NUM_FEATURES)
+
+
+def test_the_recipe_learns_from_training_families_of_every_regime() -> None:
+    """One problem for each graph, families in turn; the same seed draws the same."""
+    recipe = read_toml(str(Path(__file__).parents[2] / "pretrain/moves.toml"), _KIND, MoveRecipe)
+    graphs = load_problems("data/corpus", random_graphs=0, min_ops=60, max_ops=9000)
+    drawn = cases(graphs.train, graphs, recipe.count, recipe.seed)
+    assert drawn == cases(graphs.train, graphs, recipe.count, recipe.seed)
+    assert Counter(case.regime for case in drawn) == vars(recipe.count)
+    unseen = {name.split("-")[0] for name in graphs.validation + graphs.test}
+    assert not unseen & {case.graph.split("-")[0] for case in drawn}
+    assert all((case.memory > 1.0) == (case.regime == "tight") for case in drawn)

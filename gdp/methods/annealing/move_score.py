@@ -36,7 +36,6 @@ class MoveScoring:
     draws: int = 12  # moves drawn for each that is simulated
     unscored: float = 0.1  # share of steps whose move is drawn without a score
     renew: int = 16  # accepted moves, after which the schedule is simulated anew
-    rate: float = 0.0  # of learning from the outcomes while searching
     log_rows: int = 0  # simulated moves whose features and outcomes are kept, for training
 
     def __post_init__(self) -> None:
@@ -44,10 +43,8 @@ class MoveScoring:
             raise ValueError(
                 f"draws and renew must be at least 1, got {self.draws} and {self.renew}"
             )
-        if not 0.0 <= self.unscored <= 1.0 or self.rate < 0.0:
-            raise ValueError(
-                f"unscored must lie in [0, 1] and rate be >= 0, got {self.unscored}, {self.rate}"
-            )
+        if not 0.0 <= self.unscored <= 1.0:
+            raise ValueError(f"unscored must lie in [0, 1], got {self.unscored}")
 
 
 _CHOSEN: ContextVar[MoveScoring | None] = ContextVar("move scoring", default=None)
@@ -115,7 +112,6 @@ def new_scorer(problem: Problem, channels: int, chosen: MoveScoring) -> "Scorer"
         draws=chosen.draws,
         unscored=chosen.unscored,
         renew=chosen.renew,
-        rate=chosen.rate,
         weight=np.array(chosen.weight, dtype=np.float64),
         mean=np.array(chosen.mean, dtype=np.float64),
         per_scale=1.0 / np.array(chosen.scale, dtype=np.float64),

@@ -66,7 +66,6 @@ class Scorer(NamedTuple):
     draws: int  # moves drawn for each that is simulated; 1: no scores
     unscored: float  # share of steps whose move is drawn without a score
     renew: int  # accepted moves, after which the schedule is simulated anew
-    rate: float  # of learning from the outcomes, 0: none
     weight: np.ndarray  # [NUM_KINDS, F]
     mean: np.ndarray  # [F]
     per_scale: np.ndarray  # [F]
@@ -523,7 +522,7 @@ def take_best(p, q):
 @numba.njit(**INNER)
 @no_type_check
 def settle(p, q, kind, rise, accepted):
-    """Learn from, note and remember what became of the move in `p`; `rise` of the energy."""
+    """Note and remember what became of the move in `p`; `rise` of the energy."""
     if accepted:
         q.number[ACCEPTED] += 1
         q.number[VERSION] += 1
@@ -532,8 +531,6 @@ def settle(p, q, kind, rise, accepted):
         q.rejected[np.int64(mark % np.uint64(q.rejected.shape[0]))] = mark
     if q.number[SCORED] == 0:
         return
-    if q.rate > 0.0:
-        learn(q, kind, rise < 0.0)
     row = q.number[LOGGED]
     if row < q.log_x.shape[0]:
         for k in range(NUM_FEATURES):
@@ -542,16 +539,3 @@ def settle(p, q, kind, rise, accepted):
         q.log_outcome[row, OUT_RISE] = rise
         q.log_outcome[row, OUT_ACCEPTED] = accepted
         q.number[LOGGED] = row + 1
-
-
-@numba.njit(**INNER)
-@no_type_check
-def learn(q, kind, improves):
-    """One step of stochastic gradient descent on the logistic loss of the simulated move, with
-    z / (1 + |z|) in place of the hyperbolic tangent."""
-    z = 0.5 * score_of(q, q.best_x, kind)
-    chance = 0.5 * (1.0 + z / (1.0 + abs(z)))
-    step = q.rate * ((1.0 if improves else 0.0) - chance)
-    for k in range(NUM_FEATURES):
-        value = (q.best_x[k] - q.mean[k]) * q.per_scale[k]
-        q.weight[kind, k] += step * min(max(value, -CLIP), CLIP)

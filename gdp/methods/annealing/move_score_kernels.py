@@ -22,7 +22,7 @@ from gdp.methods.annealing.moves_kernels import uniform
 from gdp.sim.kernels.engine import transfer_time
 from gdp.sim.kernels.evaluate import SUM, weights
 
-FEATURES = (
+FEATURES: tuple[str, ...] = (
     "constant", "groups", "ops", "compute", "compute_to", "compute_more", "least_slack", "slack",
     "least_slack_to", "slack_to", "least_slack_gained", "critical", "receive", "receive_to", "send",
     "send_to", "transfer_more", "queued", "queued_to", "critical_cuts", "wait", "gap",

@@ -13,7 +13,7 @@ from gdp.cli.show import show
 from gdp.errors import ClusterError
 
 if TYPE_CHECKING:
-    from gdp.cluster.types import Device
+    from gdp.commands.calibration import Remembered
     from gdp.costs.profile import Overheads, Profile
 
 
@@ -42,7 +42,14 @@ class Rounds:
 @click.option("--no-overheads", is_flag=True, help="Leave session and hand-over costs out.")
 @click.option("--only-overheads", is_flag=True, help="Measure these costs, and no model.")
 @click.option("--quick", is_flag=True, help="Small models that gdp brings: a minute or two.")
-@options.outputs(profile=options.required(metavar="PROFILE", help=".json or .json.gz"))
+@options.outputs(
+    profile=options.written(
+        "-o",
+        "--output",
+        metavar="PROFILE",
+        help=".json or .json.gz; without it gdp remembers for this machine what it learns.",
+    )
+)
 @options.as_json
 def profile(
     models: tuple[str, ...], dims: tuple[str, ...], device: str, measuring: Rounds,
@@ -50,6 +57,9 @@ def profile(
     outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Measure models kernel by kernel, at the level that `gdp run` executes.
+
+    Without -o, `place`, `run` and `report` predict by what was learned from then on; with it a
+    file is written for `gdp calibrate`.
 
     MODEL is what `gdp place` takes: ONNX models with --device cpu:CORE, JAX functions
     (python:package.module:function) with --device jax:cpu or jax:gpu, PyTorch modules (the same, or
@@ -64,19 +74,26 @@ def profile(
     outputs.require(*models)
     named = [(_stem(model), family or _stem(model), model) for model in models]
     profile = _measured(named, dims, device, measuring, not no_overheads, quick)
-    save_profile(profile, outputs.paths["profile"])
+    if "profile" in outputs.paths:
+        save_profile(profile, outputs.paths["profile"])
     rows = [
         {"model": m.name, "latency_s": m.latency_s, "kernels": len(m.kernels),
          "kernel_s": m.kernel_s, "rounds": m.rounds, "runs": m.runs}
         for m in profile.models
     ]  # fmt: skip
-    summary = {"profile": outputs.paths["profile"], "statistic": profile.statistic, "models": rows}
+    summary = {
+        "profile": outputs.paths.get("profile"), "statistic": profile.statistic, "models": rows
+    }  # fmt: skip
     lines = [
         f"{row['model']:24} {row['latency_s'] * 1e3:10.3f} ms  "
         f"{row['kernels']:5} kernels, {row['kernel_s'] * 1e3:.3f} ms"
         for row in rows
     ]
     lines += [_overheads_text(profile.overheads), f"statistic: {profile.statistic}"]
+    if "profile" not in outputs.paths:
+        learned = _remembered(profile)
+        summary["learned"] = learned.to_json()
+        lines += _remembered_lines(learned)
     show(summary | {"overheads": fields_of(profile.overheads)}, lambda: "\n".join(lines))
 
 
@@ -188,7 +205,12 @@ def _stem(model: str) -> str:
 @click.option("--base", metavar="COSTS",
               help="Keep the fit of this folder, or the shipped one; see below.")  # fmt: skip
 @options.outputs(
-    costs=options.required(metavar="COSTS", help="A folder."),
+    costs=options.written(
+        "-o",
+        "--output",
+        metavar="COSTS",
+        help="A folder; without it gdp remembers for this machine what it learns.",
+    ),
     plot=options.written(
         "--plot", metavar="P.png", help="Predicted against measured (extra: plots)."
     ),
@@ -202,25 +224,34 @@ def calibrate(
 
     With --base little is: profiles of a few models scale the costs to this processor (a factor per
     class of kernels), profiles of overheads change what a session and a cut cost. `--base shipped`
-    takes the costs that gdp brings.
+    takes the costs that gdp brings. A calibration that predicts whole models worse than before is
+    refused.
+
+    Without -o nothing is fitted anew: what the profiles teach is remembered for this machine, as
+    `gdp tune` remembers its runs.
     """
+    from gdp.commands.calibration import reference_device
     from gdp.costs.calibrate import calibrate as fit_costs
     from gdp.costs.calibrate import report_text, write_plot
     from gdp.costs.cost_file import save_costs
     from gdp.costs.fit import FitConfig
     from gdp.costs.profile import load_profile, merge
 
-    outputs.require(*profiles, folder="costs")
-    output = outputs.paths["costs"]
+    outputs.require(*profiles, folder="costs" if "costs" in outputs.paths else None)
     config = FitConfig(seed=seed)
     if steps is not None:
         config = replace(config, steps=steps)
     merged = merge([load_profile(path) for path in profiles])
+    if "costs" not in outputs.paths:
+        learned = _remembered(merged)
+        show(learned.to_json(), lambda: "\n".join(_remembered_lines(learned)))
+        return
+    output = outputs.paths["costs"]
     if base is not None:
         _rebase(base, merged, output)
         return
     calibration, report = fit_costs(
-        merged, _reference(merged.device.kind),
+        merged, reference_device(merged.device.kind),
         held_out=None if hold_out is None else hold_out.split(","), config=config,
     )  # fmt: skip
     summary: dict[str, Any] = report.summary()
@@ -233,6 +264,7 @@ def calibrate(
 def _rebase(base: str, profile: "Profile", output: str) -> None:
     """Adapt the costs of a folder, or the shipped ones, to a profile, and write them."""
     from gdp import checkpoint
+    from gdp.commands.calibration import reference_device, require_better
     from gdp.costs.calibrate import evaluate, recharge, refit
     from gdp.costs.cost_file import load_costs, save_costs
     from gdp.costs.default import shipped_for
@@ -242,10 +274,11 @@ def _rebase(base: str, profile: "Profile", output: str) -> None:
     report: dict[str, Any] = {} if shipped else checkpoint.read_meta(base)["report"]
     lines, recipe = [], Path(base) / "recipe.toml"
     if profile.models:
-        adapted, reference = refit(costs, profile), _reference(profile.device.kind)
+        adapted, reference = refit(costs, profile), reference_device(profile.device.kind)
         note = "fitted to the models of a profile: what others are off by is unknown"
         both = (costs, adapted)
         before, after = (evaluate(c, profile.models, reference, note=note) for c in both)
+        require_better(before.models, after.models, profile.models)
         report = {"note": note, "train_models": len(profile.models)}
         lines += [
             f"{m.model:24} {m.measured_s * 1e3:9.3f} ms, predicted {n.predicted_s * 1e3:9.3f} ms, "
@@ -269,12 +302,26 @@ def _rebase(base: str, profile: "Profile", output: str) -> None:
     )
 
 
-def _reference(kind: str) -> "Device":
-    """The device with datasheet numbers, for the roofline beside what is learned."""
-    from gdp.cluster.presets import device_names, device_preset
+def _remembered(profile: "Profile") -> "Remembered":
+    """Keep what a profile teaches of this machine."""
+    from gdp.commands.calibration import remember_profile
+    from gdp.costs.profile import ProfileError
 
-    nearest = "cpu-core" if kind.startswith("cpu") else "a100"
-    return device_preset(kind if kind in device_names() else nearest)
+    try:
+        return remember_profile(profile)
+    except OSError as error:
+        raise ProfileError(f"what was learned cannot be kept: {error}") from error
+
+
+def _remembered_lines(learned: "Remembered") -> list[str]:
+    off_before, off = learned.off
+    lines = [
+        f"{model:24} {measured_s * 1e3:9.3f} ms, predicted {before_s * 1e3:9.3f} ms, learned from "
+        f"the others {after_s * 1e3:9.3f} ms"
+        for model, measured_s, before_s, after_s in learned.rows
+    ]
+    return [*lines, f"remembered for this machine: predictions were {off_before:.0%} off, now "
+            f"{off:.0%}; gdp tune --forget removes it"]  # fmt: skip
 
 
 def _recipe(config: Any, profiles: tuple[str, ...]) -> str:

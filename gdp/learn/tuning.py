@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from gdp.costs.adapt import Adaptation, Run, adapt
+from gdp.errors import PlacementError
 
 PATIENCE = 2
 """Rounds without a gain after which the loop ends."""
@@ -79,16 +80,24 @@ def tuning_loop(
         refit: False keeps the costs as they were, for comparison.
 
     Yields:
-        A trial for every executed placement.
+        A trial for every executed placement; one that the runtime refuses costs a run and is left
+        out, unless it is the first.
     """
     seen: list[Run] = []
     trials: list[Trial[P]] = []
+    refused: set[bytes] = set()
     adaptation, idle = adapt(known), 0
-    while len(trials) < runs:
-        planned = _next(place, trials, adaptation, seed)
+    while len(trials) + len(refused) < runs:
+        planned = _next(place, trials, refused, adaptation, seed)
         if planned is None:
             return
-        measured = measure(planned.placement)
+        try:
+            measured = measure(planned.placement)
+        except (PlacementError, RuntimeError):
+            if not trials:
+                raise
+            refused.add(planned.key)
+            continue
         seen.append(measured.run)
         if refit:
             adaptation = adapt([*known, *seen])
@@ -102,14 +111,15 @@ def tuning_loop(
 
 
 def _next(
-    place: Place[P], trials: Sequence[Trial[P]], adaptation: Adaptation, seed: int
-) -> Planned[P] | None:
-    """A placement that was not measured yet; None where none is found."""
-    number = len(trials)
+    place: Place[P], trials: Sequence[Trial[P]], refused: set[bytes], adaptation: Adaptation,
+    seed: int,
+) -> Planned[P] | None:  # fmt: skip
+    """A placement that was not executed yet; None where none is found."""
+    number = len(trials) + len(refused)
     if not trials:
         return place(adaptation, None, seed)
     best = min(trials, key=lambda trial: trial.measured.value_s).planned.placement
-    measured = {trial.planned.key for trial in trials}
+    measured = refused | {trial.planned.key for trial in trials}
     found = [place(adaptation, start, seed + number) for start in (best, None)]
     for planned in sorted(found, key=lambda one: one.predicted_s):
         if planned.key not in measured:

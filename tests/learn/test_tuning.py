@@ -1,8 +1,12 @@
 """The closed loop on machines made up of numbers."""
 
+import itertools
+
 import numpy as np
+import pytest
 
 from gdp.costs.adapt import Adaptation, Piece, Run, Share, op_effects
+from gdp.errors import PlacementError
 from gdp.learn.tuning import Measurement, Planned, tuning_loop
 
 TRUE = {"A": 3.0, "B": 0.5, "C": 1.0, "D": 2.0}
@@ -102,3 +106,31 @@ def test_the_better_of_a_search_from_the_best_and_one_from_scratch_is_measured()
     ]
     assert starts == [None, 1, None, 2, None, 2, None]
     assert measured == [1, 2, 5, 6]
+
+
+def test_a_placement_that_the_runtime_refuses_costs_a_run_and_is_left_out() -> None:
+    """The first plan has to run; a later one may be refused."""
+
+    def executed(refused: int) -> list[int]:
+        names = itertools.count(1)
+
+        def place(adaptation: Adaptation, start: int | None, seed: int) -> Planned[int]:
+            name = next(names)
+            return Planned(name, bytes([name]), 1.0)
+
+        def run(name: int) -> Measurement:
+            asked.append(name)
+            if len(asked) == refused:
+                raise PlacementError("HETERO cannot follow it")
+            return Measurement(1.0 / name, Run("m", ()))
+
+        asked: list[int] = []
+        trials = list(tuning_loop(place, run, 4, patience=None))
+        assert len(asked) == 4
+        assert len({*asked}) == 4
+        return [t.planned.placement for t in trials]
+
+    assert len(executed(refused=9)) == 4
+    assert len(executed(refused=2)) == 3
+    with pytest.raises(PlacementError, match="HETERO"):
+        executed(refused=1)

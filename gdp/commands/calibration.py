@@ -1,0 +1,213 @@
+"""The command `calibrate`: what profiles teach of this machine, and refused calibrations."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gdp.cluster.detect import cpu_model
+from gdp.cluster.presets import device_names, device_preset
+from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.costs import machine
+from gdp.costs.adapt import AdaptedCosts, Piece, Run, Share, adapt, op_keys
+from gdp.costs.calibrate import ModelPrediction
+from gdp.costs.default import SHIPPED, resolve_costs
+from gdp.costs.kernels import components
+from gdp.costs.profile import Profile, ProfiledModel, ProfileError
+from gdp.prepare import prepare_problem
+
+BUSY = 1.25
+"""Whole model over the sum of its kernels, above which the machine did something else meanwhile:
+kernels take the smallest of rounds, whole models what a round took."""
+
+
+def reference_device(kind: str) -> Device:
+    """The device with datasheet numbers that is nearest to a kind."""
+    nearest = "cpu-core" if kind.startswith("cpu") else "a100"
+    return device_preset(kind if kind in device_names() else nearest)
+
+
+def busy(models: Sequence[ProfiledModel]) -> str:
+    """A sentence about models that took longer than their kernels together; "" where none did."""
+    ratios = [m.latency_s / m.kernel_s for m in models if m.kernel_s > 0]
+    if not ratios or (median := float(np.median(ratios))) <= BUSY:
+        return ""
+    return f"the machine was busy: whole models took {median:.1f} times their kernels"
+
+
+def require_better(
+    before: Sequence[ModelPrediction], after: Sequence[ModelPrediction],
+    models: Sequence[ProfiledModel],
+) -> None:  # fmt: skip
+    """Raise `ProfileError` where a calibration predicts whole models worse than the one before.
+
+    Args:
+        before: Predictions of the costs that were calibrated.
+        after: Predictions of the same models by the calibration.
+        models: The models, as they were profiled.
+    """
+    errors = [np.mean([abs(m.predicted_s / m.measured_s - 1) for m in own])
+              for own in (before, after)]  # fmt: skip
+    if errors[1] > errors[0]:
+        reason = busy(models) or "kernels that were timed one by one do not explain whole models"
+        raise ProfileError(
+            f"this calibration would predict whole models {errors[1]:.0%} off, without it "
+            f"{errors[0]:.0%}: {reason}; nothing was written. Profile again with nothing else "
+            "running, or learn from whole runs: gdp tune"
+        )
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """Predictions of profiled models before and after their machine was remembered."""
+
+    rows: tuple[tuple[str, float, float, float], ...]  # model, measured, before, after, in seconds
+    files: tuple[str, ...]
+
+    @property
+    def off(self) -> tuple[float, float]:
+        """Mean share by which whole models are missed, before and after."""
+        both = [(abs(b / m - 1), abs(a / m - 1)) for _, m, b, a in self.rows]
+        return float(np.mean([x for x, _ in both])), float(np.mean([x for _, x in both]))
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        names = ("model", "measured_s", "before_s", "after_s")
+        off_before, off = self.off
+        return {
+            "models": [dict(zip(names, row, strict=True)) for row in self.rows],
+            "off_before": off_before, "off": off, "remembered_in": list(self.files),
+        }  # fmt: skip
+
+
+def remember_profile(profile: Profile) -> Remembered:
+    """Keep what a profile teaches of this machine, where `place`, `run` and `report` find it.
+
+    Seconds after learning are of every model by what the others teach, of a lone one by its own.
+
+    Raises:
+        ProfileError: if the profile is of another machine, holds no models, was made while the
+            machine was busy, or teaches costs that predict its models worse than before.
+        OSError: if it cannot be written.
+    """
+    _require_here(profile)
+    if reason := busy(profile.models):
+        raise ProfileError(f"{reason}; nothing is remembered, profile again")
+    # Presets do not name their processor, detected machines do; their shipped costs may differ.
+    learned = [_learned(profile, name) for name in (profile.device.model, "")]
+    off_before, off = learned[0][0].off
+    if off > off_before:
+        raise ProfileError(
+            f"what these models teach predicts each other {off:.0%} off, costs as they are "
+            f"{off_before:.0%}: nothing is remembered. Learn from whole runs: gdp tune"
+        )
+    records = {(r.digest, r.costs): r for _, own in learned for r in own}
+    files = tuple(str(machine.remember(record)) for record in records.values())
+    return replace(learned[0][0], files=files)
+
+
+def _learned(profile: Profile, name: str) -> tuple[Remembered, list[machine.MachineRecord]]:
+    """Predictions and records of a profile, for devices whose processor has a name, or none."""
+    cluster = _cluster(profile, name)
+    taught = [_observed(model, cluster) for model in profile.models]
+    rows, records = [], []
+    for k, model in enumerate(profile.models):
+        others = [one.run for j, one in enumerate(taught) if j != k] or [taught[k].run]
+        after_s = _predicted_s(taught[k], AdaptedCosts(taught[k].base, adapt(others)), cluster)
+        rows.append((model.name, model.latency_s, taught[k].planned_s, after_s))
+        records.append(machine.MachineRecord(
+            schema=machine.SCHEMA, date=machine.now(), model=model.name, digest=taught[k].digest,
+            runtime=profile.runtime,
+            versions={k: v for k, v in profile.versions.items() if k == profile.runtime},
+            costs=taught[k].label, devices=machine.measured_devices(cluster),
+            runs=(taught[k].run,), off_before=abs(taught[k].planned_s / model.latency_s - 1),
+            off=abs(after_s / model.latency_s - 1),
+        ))  # fmt: skip
+    return Remembered(tuple(rows), ()), records
+
+
+def _require_here(profile: Profile) -> None:
+    here = cpu_model()
+    if not profile.device.kind.startswith("cpu") or profile.device.model != here:
+        measured = profile.device.model or profile.device.kind
+        raise ProfileError(
+            f"the profile is of {measured}, this machine is {here}: write costs for it with -o"
+        )
+    if not profile.models:
+        raise ProfileError("the profile holds no models; make one with `gdp profile --quick`")
+
+
+def _cluster(profile: Profile, name: str) -> Cluster:
+    kind = profile.device.kind
+    device = replace(reference_device(kind), name="core0", kind=kind, model=name)
+    return make_cluster("profiled", [device])
+
+
+@dataclass(frozen=True, eq=False)
+class _Observed:
+    """One profiled model as a run of `gdp.costs.adapt`."""
+
+    model: ProfiledModel
+    digest: str
+    base: Any  # the shipped cost model
+    label: str
+    planned_s: float
+    run: Run
+
+
+def _observed(model: ProfiledModel, cluster: Cluster) -> _Observed:
+    """Measured seconds of the kernels of each op type, beside what shipped costs predict; kernels
+    are scaled to what the whole model took."""
+    graph, device = model.graph, cluster.devices[0]
+    base, label = resolve_costs(SHIPPED, cluster, graph)
+    prepared = prepare_problem(graph, cluster, costs=base)
+    unfused = bool(getattr(base, "reads_unfused", False))
+    rows = graph if unfused else prepared.problem.graph
+    group = np.arange(graph.num_ops) if unfused else prepared.group_of
+    seconds = base(rows, cluster)[:, 0]
+    keys = op_keys(rows)
+    works = ~rows.is_io & np.isfinite(seconds) & (seconds > 0)
+    kernels = [kernel for kernel in model.kernels if kernel.ops]
+    members, of_group = components([k.ops for k in kernels], np.where(works[group], group, -1))
+    component_s = [sum(kernels[k].seconds for k in own) for own in members]
+    if not kernels:
+        component_s, of_group = [model.latency_s], dict.fromkeys(np.flatnonzero(works).tolist(), 0)
+    pieces = _pieces(of_group, component_s, seconds, keys, device, model.latency_s)
+    return _Observed(
+        model, graph.digest, base, label, _predicted_s_of(prepared.problem.compute_s),
+        Run(model.name, pieces),
+    )  # fmt: skip
+
+
+def _pieces(
+    of_group: Mapping[int, int], component_s: Sequence[float], seconds: np.ndarray,
+    keys: Sequence[tuple[str, int, str]], device: Device, latency_s: float,
+) -> tuple[Piece, ...]:  # fmt: skip
+    """Components whose longest op is of one type, together."""
+    groups = defaultdict[int, list[int]](list)
+    for g, component in of_group.items():
+        groups[component].append(g)
+    shares = defaultdict[str, dict[tuple[str, int, str], float]](dict)
+    measured = defaultdict[str, float](float)
+    for component, own in groups.items():
+        lead = keys[max(own, key=lambda g: seconds[g])][0]
+        measured[lead] += component_s[component]
+        for g in own:
+            shares[lead][keys[g]] = shares[lead].get(keys[g], 0.0) + float(seconds[g])
+    scale = latency_s / sum(measured.values())
+    return tuple(
+        Piece(device.name, device.kind, tuple(Share(*key, s) for key, s in own.items()),
+              measured[lead] * scale, False)
+        for lead, own in shares.items()
+        if measured[lead] > 0
+    )  # fmt: skip
+
+
+def _predicted_s(one: _Observed, costs: AdaptedCosts, cluster: Cluster) -> float:
+    return _predicted_s_of(prepare_problem(one.model.graph, cluster, costs=costs).problem.compute_s)
+
+
+def _predicted_s_of(compute_s: np.ndarray) -> float:
+    return float(compute_s[:, 0].sum())

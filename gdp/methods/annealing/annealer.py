@@ -15,6 +15,7 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.graph.groups import inverse
+from gdp.methods.annealing.move_score import new_scorer, restart_scorer, scoring
 from gdp.methods.base import Assignment
 from gdp.methods.scoring import OP_S, Evaluated, score_all
 from gdp.problem.arrays import arrays_of
@@ -268,7 +269,10 @@ class SimulatingAnnealer(Annealer):
 
 
 class LatencyAnnealer(Annealer):
-    """Every step is one exact simulation, with priorities where the start has some."""
+    """Every step is one exact simulation, with priorities where the start has some.
+
+    Which move a step makes is chosen by a learned score, see `gdp.methods.annealing.move_score`.
+    """
 
     def __init__(self, problem: Problem, start: Evaluated, seed: int) -> None:
         super().__init__(problem, start, seed)
@@ -278,19 +282,21 @@ class LatencyAnnealer(Annealer):
         order = np.arange(problem.num_ops) if rank is None else np.argsort(rank, kind="stable")
         self.set_order(order)
         self.chain.order[:] = self.work.by_position
+        self.scorer = new_scorer(problem, len(self.work.channel_s), scoring())
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
         """Do some of a round of `of` steps; True where the search is over before that."""
         from gdp.methods.annealing.annealer_kernels import anneal_latency
 
         plan = self.plan(of, config)
-        given = self.methods, self.engine, self.work, self.chain, self.proposal
+        given = self.methods, self.engine, self.work, self.chain, self.proposal, self.scorer
         return bool(anneal_latency(*given, plan, self._by_rank, steps))
 
     def restart(self) -> None:
         """Begin a round, from the best placement so far."""
         super().restart()
         self.set_order(self.chain.order)
+        restart_scorer(self.scorer)
 
     def best(self) -> Evaluated:
         """The best placement so far, with its priorities."""

@@ -17,10 +17,18 @@ import numpy as np
 
 from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.kernels.struct import as_struct
+from gdp.methods.annealing.move_score_kernels import (
+    ACCEPTED,
+    begin_step,
+    consider,
+    read_schedule,
+    settle,
+    take_best,
+)
 from gdp.methods.annealing.moves_kernels import NUM_KINDS, any_group, below, propose, uniform
 from gdp.problem.arrays import Arrays
 from gdp.sim.kernels.engine import transfer_time
-from gdp.sim.kernels.evaluate import evaluate, overflow, pipeline_peaks
+from gdp.sim.kernels.evaluate import evaluate, evaluate_with, overflow, pipeline_peaks
 
 
 class Loads(NamedTuple):
@@ -364,34 +372,58 @@ def keep_best(c, kind):
     c.count[IMPROVED] = c.count[EVALUATIONS]
 
 
+@numba.njit(**INNER)
+@no_type_check
+def draw_move(m, a, w, c, p, q, kind):
+    """Leave a move of the kind in `p`, or the best of several of any kind by score; its kind."""
+    kind = min(kind, NUM_KINDS - 1)
+    num_ops = c.device.shape[0]
+    if not begin_step(q, p):
+        g = any_group(p, c.movable)
+        propose(m, p, c.device, w.by_position, w.position, kind, g, num_ops)
+        return kind
+    for draw in range(q.draws):
+        if draw > 0:
+            kind = min(draw_kind(c, p.random), NUM_KINDS - 1)
+        g = any_group(p, c.movable)
+        propose(m, p, c.device, w.by_position, w.position, kind, g, num_ops)
+        consider(m, a, p, q, c.device, kind)
+    return take_best(p, q)
+
+
 @numba.njit(**BARE)
 @no_type_check
-def anneal_latency(m, a, w, c, p, plan, by_rank, steps):
+def anneal_latency(m, a, w, c, p, q, plan, by_rank, steps):
     """Do steps with one exact simulation each. `w` holds the priorities. True: stop, it fits."""
     last = min(c.count[STEP] + steps, plan.steps)
     while c.count[STEP] < last:
         if plan.until_fits and c.value[BEST_BYTES] == 0.0:
             return True
         c.count[STEP] += 1
+        if q.draws > 1 and not plan.until_fits and q.number[ACCEPTED] >= q.renew:
+            c.count[EVALUATIONS] += 1
+            value_s, over_bytes = evaluate_with(a, w, c.device, by_rank, np.bool_(True))
+            read_schedule(m, a, w, q, c.device, value_s)
+            continue
         kind = draw_kind(c, p.random)
         j, k = 0, 0
         p.size[0] = 0
         if kind == RANK_SWAP and by_rank:
+            begin_step(q, p)
             j, k = propose_swap(c, p, w)
             swap_places(w, j, k)
         elif c.movable.shape[0] > 0:
-            g = any_group(p, c.movable)
-            propose(
-                m, p, c.device, w.by_position, w.position, min(kind, NUM_KINDS - 1), g,
-                c.device.shape[0],
-            )  # fmt: skip
+            kind = draw_move(m, a, w, c, p, q, kind)
             put(m, c, p)
         if p.size[0] == 0 and j == k:
             continue
         c.tried[kind] += 1
         c.count[EVALUATIONS] += 1
         value_s, over_bytes = evaluate(a, w, c.device, by_rank)
-        if accept(c, plan, p, value_s, np.float64(over_bytes)):
+        before = energy(plan, c.value[NOW_S], c.value[NOW_BYTES])
+        accepted = accept(c, plan, p, value_s, np.float64(over_bytes))
+        settle(p, q, kind, energy(plan, value_s, np.float64(over_bytes)) - before, accepted)
+        if accepted:
             if is_best(c):
                 keep_best(c, kind)
                 for i in range(c.order.shape[0]):

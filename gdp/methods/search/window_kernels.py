@@ -21,6 +21,13 @@ from gdp.methods.annealing.annealer_kernels import (
     swap_places,
     take_back,
 )
+from gdp.methods.annealing.move_score_kernels import (
+    begin_step,
+    consider,
+    read_schedule,
+    settle,
+    take_best,
+)
 from gdp.methods.annealing.moves_kernels import NUM_KINDS, below, propose, uniform
 from gdp.sim.kernels.engine import run_until
 from gdp.sim.kernels.resume import begin, expected_end, find_tails, go_on, place, record_run
@@ -50,7 +57,7 @@ as_struct(Window)
 
 @numba.njit(**BARE)
 @no_type_check
-def record(m, a, w, s, t, h, device, k):
+def record(m, a, w, s, t, h, q, device, k):
     """Simulate from state k and keep everything that windows need; the latency.
 
     From k > 0, the ops of the window are all that has moved since the last record.
@@ -63,6 +70,8 @@ def record(m, a, w, s, t, h, device, k):
         begin(a, w, s, device, k, ops)
     latency_s = record_run(a, w, s, device, k)
     find_tails(a, w, s, t, device)
+    if q.draws > 1:
+        read_schedule(m, a, w, q, device, latency_s)
     for x in range(device.shape[0]):
         h.place[w.done_op[x]] = x
     for g in range(h.first.shape[0]):
@@ -168,9 +177,29 @@ def window_swap(m, w, s, h, c, p):
     return j, j
 
 
+@numba.njit(**INNER)
+@no_type_check
+def draw_inside(m, a, w, s, h, c, p, q, kind):
+    """Leave a move inside the window in `p`, or the best of several by score; its kind."""
+    kind = min(kind, NUM_KINDS - 1)
+    if not begin_step(q, p):
+        g = h.group[below(p.random, h.number[GROUPS])]
+        propose(m, p, c.device, w.done_op, h.place, kind, g, h.number[OPS])
+        keep_inside(s, h, p)
+        return kind
+    for draw in range(q.draws):
+        if draw > 0:
+            kind = min(draw_kind(c, p.random), NUM_KINDS - 1)
+        g = h.group[below(p.random, h.number[GROUPS])]
+        propose(m, p, c.device, w.done_op, h.place, kind, g, h.number[OPS])
+        keep_inside(s, h, p)
+        consider(m, a, p, q, c.device, kind)
+    return take_best(p, q)
+
+
 @numba.njit(**BARE)
 @no_type_check
-def anneal_window(m, a, w, s, t, h, c, p, done, steps, of):
+def anneal_window(m, a, w, s, t, h, c, p, q, done, steps, of):
     """Do `steps` steps of `of` in all, after `done`; the ops simulated."""
     size = s.goal[min(h.number[STOP], len(s.goal) - 1)] - s.done[h.number[FROM]]
     work = 0
@@ -179,12 +208,11 @@ def anneal_window(m, a, w, s, t, h, c, p, done, steps, of):
         j, k = 0, 0
         p.size[0] = 0
         if kind == RANK_SWAP:
+            begin_step(q, p)
             j, k = window_swap(m, w, s, h, c, p)
             swap_places(w, j, k)
         else:
-            g = h.group[below(p.random, h.number[GROUPS])]
-            propose(m, p, c.device, w.done_op, h.place, min(kind, NUM_KINDS - 1), g, h.number[OPS])
-            keep_inside(s, h, p)
+            kind = draw_inside(m, a, w, s, h, c, p, q, kind)
             put(m, c, p)
         if p.size[0] == 0 and j == k:
             continue
@@ -193,7 +221,9 @@ def anneal_window(m, a, w, s, t, h, c, p, done, steps, of):
         value_s = expected(a, w, s, t, h, c)
         rise_s = value_s - h.value[NOW_S]
         heat_s = h.value[HOT_S] * (h.value[COLD_S] / h.value[HOT_S]) ** (step / of)
-        if rise_s <= 0.0 or uniform(p.random) < np.exp(-rise_s / heat_s):
+        accepted = rise_s <= 0.0 or uniform(p.random) < np.exp(-rise_s / heat_s)
+        settle(p, q, kind, rise_s / q.span_s[0], accepted)
+        if accepted:
             h.value[NOW_S] = value_s
             if value_s < h.value[BEST_S]:
                 keep_window(w, h, c)

@@ -103,8 +103,9 @@ class WindowSearch:
         c = self.chain
         self._ops += self.problem.num_ops - int(self.states.done[k])
         return record(
-            c.methods, c.engine, c.work, self.states, self.tails, self.window, c.chain.device, k
-        )
+            c.methods, c.engine, c.work, self.states, self.tails, self.window, c.scorer,
+            c.chain.device, k,
+        )  # fmt: skip
 
     def step(self, clock: Clock, left: int | None = None) -> bool:
         """Search one window, and keep the result where the whole schedule is no worse for it.
@@ -112,6 +113,7 @@ class WindowSearch:
         False where nothing may move in it, or where `left` evaluations are too few.
         """
         from gdp.methods.annealing.annealer_kernels import BEST_S, NOW_S
+        from gdp.methods.annealing.move_score_kernels import VERSION
         from gdp.methods.search import window_kernels as kernels
 
         c, config, s = self.chain, self.config, self.states
@@ -133,6 +135,7 @@ class WindowSearch:
         given = c.methods, c.engine, c.work, s, self.tails, self.window
         if kernels.open_window(*given, c.chain, k, until, stop) == 0:
             return False
+        c.scorer.number[VERSION] += 1  # moves that were rejected elsewhere may do here
         value = self.window.value
         start_s = float(value[kernels.NOW_S])
         value[[kernels.HOT_S, kernels.COLD_S]] = (
@@ -142,7 +145,9 @@ class WindowSearch:
         done, at_once = 0, 10
         while done < steps and not clock.is_over():
             at_once = min(at_once, steps - done)
-            self._ops += kernels.anneal_window(*given, c.chain, c.proposal, done, at_once, steps)
+            self._ops += kernels.anneal_window(
+                *given, c.chain, c.proposal, c.scorer, done, at_once, steps
+            )
             done += at_once
         if value[kernels.BEST_S] >= start_s:
             self._back()

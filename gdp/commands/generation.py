@@ -10,6 +10,7 @@ from jaxtyping import Bool
 
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.base import CostModel
+from gdp.costs.offload import is_offload
 from gdp.graph.generation import NEXT_TOKEN, Request, request_of, run_once
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
@@ -80,7 +81,8 @@ def generation_answer(
     stepping = np.zeros(fused.num_ops, dtype=bool)
     stepping[prepared.group_of[graph.repeats > 1]] = True
     # No more requests are in flight than devices take turns.
-    used = len(np.unique(device[~fused.is_io]))
+    serving = {d for team in placement.teams for d in team}
+    used = len(serving | set(device[~fused.is_io].tolist()))
     flight = min(used, max(1, round(score.latency_s / score.period_s))) if score.period_s else 1
     limits = (
         _limit(prepared, device, ~stepping, first_s, "the prompt"),
@@ -103,15 +105,18 @@ def _limit(
     for d, entry in enumerate(problem.cluster.devices):
         ops = np.flatnonzero(mine & (device == d) & ~graph.is_io)
         seconds = problem.compute_s[ops, d]
+        per_op = ops.size if entry.dispatch_per == "op" else 0
+        shares[f"dispatch of {entry.name}"] = per_op * entry.dispatch_s
+        if is_offload(entry):
+            shares[f"the way of the weights on {entry.name}"] = float(seconds.sum())
+            continue
         moved_s = graph.memory_traffic_bytes[ops] / entry.bytes_per_s
         speed = np.array([entry.speed(graph.detail[op].dtype) for op in ops])
         counted_s = graph.flop[ops] / speed if ops.size else moved_s
         reads = moved_s >= counted_s
         shares[f"bandwidth of {entry.name}"] = float(seconds[reads].sum())
         shares[f"arithmetic of {entry.name}"] = float(seconds[~reads].sum())
-        per_op = ops.size if entry.dispatch_per == "op" else 0
-        shares[f"dispatch of {entry.name}"] = per_op * entry.dispatch_s
-    shares["transfers between devices"] = max(whole_s - sum(shares.values()), 0.0)
+    shares["moving tensors between devices"] = max(whole_s - sum(shares.values()), 0.0)
     most = max(shares, key=lambda name: shares[name])
     share = min(shares[most] / whole_s, 1.0) if whole_s > 0 else 0.0
     return f"{most} limits {phase} ({share:.0%} of its time)"

@@ -114,7 +114,7 @@ class Streamed:
 
 
 def weight_way_s(graph: OpGraph, cluster: Cluster, main: int, kind: str) -> Float[np.ndarray, "N"]:
-    """Seconds in which the weights of each op reach the main device."""
+    """Seconds in which the weights of each op reach the main device. Caches are there already."""
     hosts = [i for i, device in enumerate(cluster.devices) if device.is_cpu]
     host = hosts[0] if hosts else cluster.host
     rate, latency_s = cluster.link_bytes_per_s[host, main], cluster.link_latency_s[host, main]
@@ -122,7 +122,8 @@ def weight_way_s(graph: OpGraph, cluster: Cluster, main: int, kind: str) -> Floa
         # From disk to host memory, then over the link.
         rate = 1.0 / (1.0 / rate + 1.0 / DISK_BYTES_PER_S)
         latency_s += DISK_LATENCY_S
-    return np.where(graph.weight_bytes > 0, latency_s + graph.weight_bytes / rate, 0.0)
+    sent_bytes = graph.weight_bytes - graph.cache_bytes
+    return np.where(sent_bytes > 0, latency_s + sent_bytes / rate, 0.0)
 
 
 def _part(cluster: Cluster, kept: Sequence[int]) -> Cluster:

@@ -59,6 +59,14 @@ def test_an_offload_device_takes_the_way_of_the_weights_and_the_main_devices_tim
     assert np.isinf(seconds[0]).tolist() == [False, True, True, True, True]
 
 
+def test_a_cache_stays_where_it_is_read_and_is_not_streamed() -> None:
+    graph, cluster = chain(), with_offload(box(100), ["cpu"])
+    held = np.where(graph.weight_bytes > 0, 4 * MB, 0)
+    cached = replace(graph, weight_bytes=graph.weight_bytes + held, cache_bytes=held)
+    seconds, plain = (Streamed(roofline)(g, cluster) for g in (cached, graph))
+    assert seconds[:, -1].tolist() == plain[:, -1].tolist()
+
+
 def test_what_streams_takes_half_of_the_memory_at_most_and_rests_in_that_of_the_host() -> None:
     base = box(100)
     host = replace(base.devices[0], memory_bytes=40 * MB)

@@ -169,6 +169,17 @@ def whole_labels(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N
     return labels
 
 
+def streamed_bytes(graph: OpGraph, constraints: Constraints) -> int:
+    """Bytes that stream at most at once: the largest module that stays whole, each weight once,
+    and the tensors that one op reads and makes."""
+    labels = whole_labels(constraints, graph)
+    first = np.unique(graph.weight_id, return_index=True)[1]
+    weights = np.bincount(labels[first], graph.weight_bytes[first])
+    tensors = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], graph.num_ops)
+    tensors += np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops)
+    return int(weights.max(initial=0) + tensors.max(initial=0))
+
+
 def whole_borders(constraints: Constraints, graph: OpGraph) -> Int[np.ndarray, "N"]:
     """Labels like `whole_labels`, except that all ops outside such modules share one."""
     labels, roots = whole_labels(constraints, graph), set(constraints.whole)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
+from gdp.device_maps import DeviceMap, apply_device_map, read_device_map
 from gdp.errors import PlacementError
 from gdp.files.reading import Kind, read_json
 from gdp.files.writing import write_atomic
@@ -76,8 +77,8 @@ class HasPlacement(Protocol):
         ...
 
 
-Placed = str | os.PathLike[str] | Placement | HasPlacement
-"""Everything that library calls accept as a placement: a path, a placement, a result."""
+Placed = str | os.PathLike[str] | Placement | HasPlacement | DeviceMap
+"""Everything that library calls accept as a placement: a path, a placement, a result, a map."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,7 +99,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def make_placement(
     graph: OpGraph,
     cluster: Cluster,
-    device: Int[np.ndarray, "N"] | Mapping[str, str],
+    device: Int[np.ndarray, "N"] | DeviceMap,
     rank: Int[np.ndarray, "N"] | None = None,
     made_by: str = "",
     teams: Teams = (),
@@ -106,20 +107,24 @@ def make_placement(
     """A placement of `graph` on `cluster`; without ranks, first ready first.
 
     `device` is an index into the cluster's devices for every op, or a map from names of ops or
-    module paths to names of devices (the longest path that holds an op counts, "" holds all), as
-    `Placement.device_map` returns; what is an input or output of the model is on the host unless it
-    is named. Raises `PlacementError` for an op that the map leaves out or a device that is unknown.
+    module paths to devices (the longest path that holds an op counts, "" holds all): names, as
+    `Placement.device_map` returns, or numbers of accelerators, "cpu" and "disk", as in a
+    `device_map` of accelerate. What is an input or output of the model is on the host unless it is
+    named; ops without weights that a map of modules leaves out are where their inputs are made.
+    Raises `PlacementError` for an op that the map leaves out or a device that is unknown.
     """
+    names, streamed = cluster.device_names, 0
     if isinstance(device, Mapping):
-        device = _by_map(graph, cluster, device)
+        names, device, streamed = apply_device_map(graph, cluster, device)
     return Placement(
         graph_digest=graph.digest,
         op_names=graph.op_names,
-        device_names=cluster.device_names,
+        device_names=names,
         device=np.array(device, dtype=np.int64),
         rank=np.zeros(graph.num_ops, np.int64) if rank is None else np.array(rank, np.int64),
         made_by=made_by,
         teams=teams,
+        streamed_bytes=streamed,
     )
 
 
@@ -134,33 +139,6 @@ def team_faults(teams: Teams, num_devices: int) -> Iterable[str]:
     twice = {d for d in members if members.count(d) > 1}
     if twice and all(len(set(team)) == len(team) for team in teams):
         yield f"device {min(twice)} is in two teams"
-
-
-def _by_map(graph: OpGraph, cluster: Cluster, device_of: Mapping[str, str]) -> Int[np.ndarray, "N"]:
-    index = {name: d for d, name in enumerate(cluster.device_names)}
-    if unknown := sorted({str(name) for name in device_of.values()} - index.keys()):
-        raise PlacementError(
-            f"the map names device {unknown[0]!r}; cluster {cluster.name!r} has {', '.join(index)}"
-        )
-    scopes = {path for path in device_of if path not in graph.op_index}
-    used: set[str] = set()
-    found = np.full(graph.num_ops, cluster.host)
-    for op, (name, scope) in enumerate(zip(graph.op_names, graph.scope, strict=True)):
-        key = name if name in device_of else _longest_holder(scope, scopes)
-        if key is not None and (name in device_of or not graph.is_io[op]):
-            found[op] = index[device_of[key]]
-            used.add(key)
-        elif not graph.is_io[op]:
-            raise PlacementError(f"the map leaves out op {name!r} of module {scope!r}")
-    if idle := sorted(device_of.keys() - used - {""}):
-        raise PlacementError(f"the map names {idle[0]!r}, which graph {graph.name!r} does not have")
-    return found
-
-
-def _longest_holder(scope: str, paths: set[str]) -> str | None:
-    """The longest of some module paths that a scope lies in."""
-    inside = (p for p in paths if p == "" or scope == p or scope.startswith((p + ".", p + "/")))
-    return max(inside, key=len, default=None)
 
 
 def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
@@ -270,6 +248,17 @@ def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
         streamed_bytes=placement.streamed_bytes,
     )
     write_atomic(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
+
+
+def placement_on(placed: Placed, graph: OpGraph, cluster: Cluster) -> Placement:
+    """The placement that a path, a placement, a result or a device map stands for on a graph and a
+    cluster; a file may hold a placement or a device map."""
+    if isinstance(placed, str | os.PathLike):
+        entries = read_device_map(placed)
+        placed = placed if entries is None else entries
+    if isinstance(placed, Mapping):
+        return make_placement(graph, cluster, placed, made_by="a device map")
+    return load_placement(placed)
 
 
 def load_placement(path: Placed) -> Placement:

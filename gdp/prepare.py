@@ -15,7 +15,7 @@ from gdp.errors import PlacementError, of_kind
 from gdp.graph.groups import all_per_group, joined, merge_ids
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Model, load
-from gdp.placement import Placed, Placement, load_placement, require
+from gdp.placement import Placed, Placement, placement_on, require
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import find_objective
 
@@ -164,8 +164,9 @@ def placed_on(
 ) -> tuple[OpGraph, Placement, Cluster, CostModel | str | Path | None]:
     """Graph, placement, and the cluster and costs to evaluate it with (`machine_of`), loaded from
     whatever names them. Raises `PlacementError` where they do not belong together."""
-    graph, placement = load(model), load_placement(placement)
-    cluster, costs = machine_of(placement, load_cluster(cluster), costs)
+    graph, cluster = load(model), load_cluster(cluster)
+    placement = placement_on(placement, graph, cluster)
+    cluster, costs = machine_of(placement, cluster, costs)
     require(placement, graph, cluster)
     return graph, placement, cluster, costs
 

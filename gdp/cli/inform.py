@@ -32,13 +32,12 @@ def explain(
     Constraints are those that the model was placed with: a placement does not hold them.
     """
     from gdp.commands.explanation import explain as explain_ops
-    from gdp.placement import load_placement
 
     if (op is None) == (scope is None):
         raise ValueError("give --op GLOB or --scope MODULE, one of them")
     graph = model.load()
     explanation = explain_ops(
-        graph, load_placement(placement), cluster.load(), op=op, scope=scope,
+        graph, placement, cluster.load(), op=op, scope=scope,
         objective=objective, costs=costs, constraints=constraints.read(),
     )  # fmt: skip
     show(explanation, lambda: explained_text(explanation))

@@ -151,13 +151,13 @@ def simulate(
     model: options.ModelOptions, placement: str, cluster: options.ClusterOptions, objective: str,
     costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
-    """Predict time and memory of a placement."""
+    """Predict time and memory of a placement, or of a device map (JSON), accelerate's too."""
     from gdp import api
     from gdp.commands import reporting
-    from gdp.placement import load_placement
+    from gdp.placement import placement_on
 
     graph, machine = model.load(), cluster.load()
-    placed = load_placement(placement)
+    placed = placement_on(placement, graph, machine)
     outputs.require(model.spec, placement, cluster.cluster, costs)
     score = api.simulate(graph, placed, machine, objective=objective, costs=costs)
     if path := outputs.paths.get("trace"):
@@ -189,11 +189,12 @@ def report(
 ) -> None:  # fmt: skip
     """Write an HTML report of a placement."""
     from gdp.commands import reporting
-    from gdp.placement import load_placement
+    from gdp.placement import placement_on
 
     graph = model.load()
     outputs.require(model.spec, placement, cluster.cluster, costs)
-    machine, placed = cluster.load(), load_placement(placement)
+    machine = cluster.load()
+    placed = placement_on(placement, graph, machine)
     path = outputs.paths["report"]
     reporting.report(graph, placed, machine, path, objective=objective, costs=costs)
     show({"report": path}, lambda: path)

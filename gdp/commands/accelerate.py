@@ -11,17 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gdp import api
 from gdp.cluster.types import Cluster
-from gdp.commands.code_models import torch_module
-from gdp.constraints import Constraints, outermost, whole_labels
+from gdp.commands.peer_plans import accelerate_peer, beside
+from gdp.constraints import Constraints, outermost, streamed_bytes
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
 from gdp.costs.offload import Streamed, main_device, resident, with_offload
 from gdp.errors import InfeasibleError, of_kind
 from gdp.graph.op_graph import OpGraph
+from gdp.models import Model
 from gdp.result import Result
 
 GRANULARITIES = ("op", "module", "layer")
@@ -39,8 +38,8 @@ class PlannedPlacement:
     costs: CostModel | str | Path | None
 
 
-def whole_modules(model: str | None, graph: OpGraph, granularity: str) -> tuple[str, ...]:
-    """Paths of the modules that stay in one piece.
+def whole_modules(module: Any, graph: OpGraph, granularity: str) -> tuple[str, ...]:
+    """Paths of the modules that stay in one piece; `module` is the PyTorch module, or None.
 
     "module": those that hold weights themselves and those whose class a PyTorch model names in
     `_no_split_modules`; "layer": each element of a list of layers in addition; "op": none.
@@ -49,7 +48,6 @@ def whole_modules(model: str | None, graph: OpGraph, granularity: str) -> tuple[
         raise ValueError(f"no granularity {granularity!r}; there are {', '.join(GRANULARITIES)}")
     if granularity == "op":
         return ()
-    module = torch_module(model)
     paths = set(_weight_holders(graph) if module is None else kept_modules(module))
     if granularity == "layer":
         paths |= {match[0] for scope in graph.scope if (match := _BLOCK.match(scope))}
@@ -74,7 +72,8 @@ def plan_accelerate(
     graph: OpGraph,
     cluster: Cluster,
     *,
-    model: str | None = None,
+    model: Model | None = None,
+    module: Any = None,
     whole: tuple[str, ...] = (),
     offload: str | None = None,
     costs: CostModel | str | Path | None = None,
@@ -84,6 +83,8 @@ def plan_accelerate(
     """The best legal map: on the accelerators alone where the model fits, otherwise with weights
     that rest in host memory, or there and on disk.
 
+    The map that accelerate makes by itself, of a PyTorch `module`, is among the candidates.
+
     Raises:
         InfeasibleError: if nothing fits.
     """
@@ -92,10 +93,12 @@ def plan_accelerate(
         raise ValueError(f"no offload {offload!r}; there are {', '.join(OFFLOADS)}")
     constraints = of_kind(constraints, Constraints, "constraints")
     constraints = replace(constraints, whole=tuple({*constraints.whole, *whole}))
+    peer = accelerate_peer(module, graph, cluster)
     accelerators = resident(cluster)
     base, _ = resolve_costs(costs, accelerators)
     try:
         result = api.place(graph, accelerators, costs=costs, constraints=constraints, **placing)
+        result = beside(result, peer, graph, accelerators, costs)
         return PlannedPlacement(result, accelerators, costs)
     except InfeasibleError:
         if offload == "none" or main_device(cluster) is None:
@@ -105,21 +108,11 @@ def plan_accelerate(
     offloading, streamed = cluster_with_offload(cluster, offload, reserved), Streamed(base)
     result = api.place(graph, offloading, costs=streamed, constraints=constraints, **placing)
     placement = replace(result.placement, streamed_bytes=reserved)
-    return PlannedPlacement(replace(result, placement=placement), offloading, streamed)
+    result = beside(replace(result, placement=placement), peer, graph, accelerators, costs)
+    return PlannedPlacement(result, offloading, streamed)
 
 
 def cluster_with_offload(cluster: Cluster, offload: str | None, reserved_bytes: int = 0) -> Cluster:
     """The cluster with devices for weights in host memory, and with "disk" on disk, too."""
     targets = ("cpu", "disk") if offload == "disk" else ("cpu",)
     return with_offload(cluster, targets, reserved_bytes)
-
-
-def streamed_bytes(graph: OpGraph, constraints: Constraints) -> int:
-    """Bytes that stream at most at once: the largest module that stays whole, each weight once,
-    and the tensors that one op reads and makes."""
-    labels = whole_labels(constraints, graph)
-    first = np.unique(graph.weight_id, return_index=True)[1]
-    weights = np.bincount(labels[first], graph.weight_bytes[first])
-    tensors = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], graph.num_ops)
-    tensors += np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops)
-    return int(weights.max(initial=0) + tensors.max(initial=0))

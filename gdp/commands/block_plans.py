@@ -25,6 +25,7 @@ from gdp import api
 from gdp.cluster.types import Cluster
 from gdp.commands.accelerate import PlannedPlacement
 from gdp.commands.code_models import torch_boundaries
+from gdp.commands.peer_plans import FitSizes, Peer, beside, fit_plan
 from gdp.constraints import Constraints, allowed_mask
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
@@ -34,6 +35,7 @@ from gdp.errors import InfeasibleError, PlacementError, of_kind
 from gdp.exporters.llamacpp import Slots, slots_of
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
+from gdp.models import Model
 from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem
 from gdp.problem.arrays import arrays_of
@@ -156,7 +158,29 @@ def plan_llamacpp(
         graph, cluster, (placement(*how) for how in tries), "a device is too small or forbidden",
         method="llamacpp", objective=objective, costs=model,
     )  # fmt: skip
+    result = beside(result, _fit_peer(graph, cluster, slots, blocks), graph, cluster, model)
     return PlannedPlacement(result, cluster, costs or roofline)
+
+
+def _fit_peer(graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBlocks) -> Peer:
+    """The plan that llama.cpp makes by itself."""
+    gpus = [d for d in range(cluster.num_devices) if not cluster.devices[d].is_cpu]
+
+    def plan() -> Placement | None:
+        if not gpus:
+            return None
+        sizes = FitSizes(
+            blocks.layer_bytes, blocks.expert_bytes, cluster.memory_bytes[gpus], blocks.tensor_bytes
+        )
+        fitted, where = fit_plan(sizes), np.array([*gpus, blocks.cpu])
+        device = np.full(graph.num_ops, blocks.cpu)
+        device[graph.is_io] = cluster.host
+        for slot, (layer, experts) in enumerate(zip(slots.layers, slots.experts, strict=True)):
+            device[layer] = where[fitted.layers[slot]]
+            device[experts] = where[fitted.experts[slot]]
+        return make_placement(graph, cluster, device, made_by="llama.cpp's fit")
+
+    return Peer("llama.cpp, fit", "llama.cpp's own plan (--fit on)", plan)
 
 
 def _llama_blocks(
@@ -324,7 +348,7 @@ def plan_pipelining(
     graph: OpGraph,
     cluster: Cluster,
     *,
-    model: str | None = None,
+    model: Model | None = None,
     whole: Sequence[str] = (),
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,

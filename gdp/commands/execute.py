@@ -9,7 +9,12 @@ from gdp import api
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.accelerate import PlannedPlacement, cluster_with_offload, whole_modules
-from gdp.commands.code_models import executable_model, model_label, require_executable
+from gdp.commands.code_models import (
+    executable_model,
+    model_label,
+    require_executable,
+    torch_module,
+)
 from gdp.commands.registry import EXPORTERS, PLANNING_TARGETS, RUNTIMES, ExportJob, Runtime
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
@@ -303,7 +308,7 @@ def place_for(
     graph: OpGraph,
     cluster: Cluster,
     *,
-    model: str | None = None,
+    model: Model | None = None,
     granularity: str | None = None,
     offload: str | None = None,
     **placing: Any,
@@ -324,7 +329,8 @@ def place_for(
     granularity = granularity or ("module" if row is not None and row.by_module else "op")
     if row is not None and row.by_module and granularity == "op":
         raise ValueError(f"{target} goes by whole modules: granularity module or layer")
-    whole = whole_modules(model, graph, granularity)
+    module = torch_module(model) if granularity != "op" else None
+    whole = whole_modules(module, graph, granularity)
     if row is None:
         constraints = of_kind(placing.pop("constraints", None), Constraints, "constraints")
         constraints = replace(constraints, whole=(*constraints.whole, *whole))
@@ -332,4 +338,6 @@ def place_for(
         return PlannedPlacement(result, cluster, placing.get("costs"))
     if row.exact and placing.get("method", "auto") != "auto":
         raise ValueError(f"--for {target} is planned by one program, not by {placing['method']!r}")
-    return row.plan(graph, cluster, model=model, whole=whole, offload=offload, **placing)
+    return row.plan(
+        graph, cluster, model=model, module=module, whole=whole, offload=offload, **placing
+    )

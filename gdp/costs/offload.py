@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.costs.base import CostModel
+from gdp.device_maps import OFFLOAD_NAMES
 from gdp.graph.op_graph import OpGraph
 
 KINDS = {"cpu": "offload-cpu", "disk": "offload-disk"}
@@ -30,11 +31,7 @@ MAX_SHARE = 0.5  # of the main device's memory that is kept for what streams, at
 
 def offload_targets(device_names: Sequence[str]) -> list[str]:
     """The places of `KINDS` that some devices stand for, by their names."""
-    return [t for t in KINDS if _name(t) in device_names]
-
-
-def _name(target: str) -> str:
-    return f"{target} offload"
+    return [t for t in KINDS if OFFLOAD_NAMES[t] in device_names]
 
 
 def is_offload(device: Device) -> bool:
@@ -69,7 +66,7 @@ def with_offload(cluster: Cluster, targets: Sequence[str], reserved_bytes: int =
     reserved = min(reserved_bytes, int(MAX_SHARE * devices[main].memory_bytes))
     devices[main] = replace(devices[main], memory_bytes=devices[main].memory_bytes - reserved)
     devices += [
-        replace(base.devices[main], name=_name(t), kind=KINDS[t], memory_bytes=room[t])
+        replace(base.devices[main], name=OFFLOAD_NAMES[t], kind=KINDS[t], memory_bytes=room[t])
         for t in targets
     ]
     # What is said of the main device holds for what stands for its weights, too.

@@ -49,8 +49,9 @@ def read_device_map(path: str | os.PathLike[str]) -> dict[str, str | int] | None
 
 
 def apply_device_map(graph: OpGraph, cluster: Cluster, entries: Mapping[str, Any]) -> MappedOps:
-    """Devices of all ops: by name of the op, else by the longest module path that holds it ("" holds
-    all); inputs and outputs of the model are on the host unless they are named.
+    """Devices of all ops: by name of the op, else by the longest module path that holds it.
+
+    "" holds all. Inputs and outputs of the model are on the host unless they are named.
 
     An op without weights and without an entry, of a module that the map splits (in accelerate's
     maps of any module), is where the largest tensor that it reads is made.

@@ -64,7 +64,7 @@ def _first_that_fits(
     raise InfeasibleError(f"{graph.name!r} does not fit on cluster {cluster.name!r}: {reason}")
 
 
-def _best_row(
+def best_row(
     order: Sequence[int],
     stage: Shaped[np.ndarray, "C C D"],
     link: Shaped[np.ndarray, "D D C"],
@@ -258,7 +258,7 @@ def _llama_devices(
     link = np.zeros((cluster.num_devices, cluster.num_devices, count + 1), dtype=complex)
     for before, device in itertools.combinations(order, 2):
         link[before, device] = value(blocks.move_s(before, device, blocks.flow_bytes))
-    _, row = _best_row(order, stage, link, np.add)
+    _, row = best_row(order, stage, link, np.add)
     if not row:
         return None
     devices = np.full(graph.num_ops, cpu)
@@ -333,7 +333,7 @@ def _llama_stretch(
 
 
 @dataclass(frozen=True, eq=False)
-class _ModuleBlocks:
+class ModuleBlocks:
     """Seconds and bytes of stretches of a pipeline's blocks. Axes: C cuts between blocks, both ends
     included, D devices."""
 
@@ -393,7 +393,7 @@ def best_pipeline(
     machine = resident(cluster)
     base, _ = resolve_costs(costs, machine, graph)
     block = np.searchsorted(np.array(sorted(cuts)), np.arange(graph.num_ops), side="right")
-    blocks = _module_blocks(graph, machine, block, base, constraints)
+    blocks = module_blocks(graph, machine, block, base, constraints)
 
     def placement(share: float) -> Placement | None:
         memory_bytes = machine.memory_bytes - int(share * blocks.tensor_bytes)
@@ -412,13 +412,13 @@ def best_pipeline(
     )  # fmt: skip
 
 
-def _module_blocks(
+def module_blocks(
     graph: OpGraph,
     cluster: Cluster,
     block: Int[np.ndarray, "N"],
     costs: CostModel,
     constraints: Constraints,
-) -> _ModuleBlocks:
+) -> ModuleBlocks:
     prepared = prepare_problem(
         graph, cluster, "throughput", costs=costs, constraints=constraints, keep_apart=block
     )
@@ -443,7 +443,7 @@ def _module_blocks(
     open_at = (block[graph.producer] < cut[:, None]) & (cut[:, None] <= last)
     op_bytes = np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops)
     block_bytes = np.bincount(block, op_bytes, count)
-    return _ModuleBlocks(
+    return ModuleBlocks(
         stretch_s, _weight_bytes(graph, block, count), (open_at * graph.tensor_bytes).sum(axis=1),
         open_at.sum(axis=1), int(block_bytes.max()),
     )  # fmt: skip
@@ -469,7 +469,7 @@ def _weight_bytes(graph: OpGraph, block: np.ndarray, count: int) -> Int[np.ndarr
 
 
 def _pipeline_row(
-    blocks: _ModuleBlocks, cluster: Cluster, memory_bytes: Int[np.ndarray, "D"], simplicity: float
+    blocks: ModuleBlocks, cluster: Cluster, memory_bytes: Int[np.ndarray, "D"], simplicity: float
 ) -> Row | None:
     """The row of stages that sends the fewest bytes among those of nearly the least period; None
     where nothing fits."""
@@ -477,18 +477,18 @@ def _pipeline_row(
     seconds = np.where(fits, blocks.seconds, np.inf)
     latency, rate = cluster.link_latency_s[..., None], cluster.link_bytes_per_s[..., None]
     link_s = latency * blocks.cut_tensors + blocks.cut_bytes / rate
-    orders = list(itertools.islice(_orders(cluster), MAX_ORDERS))
-    least_s = min(_best_row(order, seconds, link_s, np.maximum)[0].real for order in orders)
+    orders = list(itertools.islice(orders_by_kind(cluster), MAX_ORDERS))
+    least_s = min(best_row(order, seconds, link_s, np.maximum)[0].real for order in orders)
     if not np.isfinite(least_s):
         return None
     limit_s = least_s * (1 + simplicity) * (1 + 1e-9)
     allowed_links = np.where(link_s <= limit_s, blocks.cut_bytes.astype(float), np.inf)
     allowed = np.where(seconds <= limit_s, 0.0, np.inf)
-    plans = [_best_row(order, allowed, allowed_links, np.add) for order in orders]
+    plans = [best_row(order, allowed, allowed_links, np.add) for order in orders]
     return min(plans, key=lambda plan: plan[0].real)[1]
 
 
-def _orders(cluster: Cluster) -> Iterator[tuple[int, ...]]:
+def orders_by_kind(cluster: Cluster) -> Iterator[tuple[int, ...]]:
     """Orders of the devices that compute; devices of one kind stay in the cluster's order."""
     usable = [d for d, device in enumerate(cluster.devices) if device.supported != frozenset()]
     like = {d: (cluster.devices[d].kind, cluster.devices[d].memory_bytes) for d in usable}

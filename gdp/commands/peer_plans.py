@@ -40,7 +40,11 @@ class Peer(NamedTuple):
 
 
 def beside(
-    result: Result, peer: Peer, graph: OpGraph, cluster: Cluster, costs: CostModel | str | Path | None
+    result: Result,
+    peer: Peer,
+    graph: OpGraph,
+    cluster: Cluster,
+    costs: CostModel | str | Path | None,
 ) -> Result:
     """The result with the peer's plan among its candidates, and a note that compares the two."""
     started_s = time.perf_counter()
@@ -63,7 +67,7 @@ def beside(
 
 
 def compared(own: Score, other: Score, title: str) -> str:
-    """How many times as fast a placement is as another tool's, in a sentence."""
+    """Comparison of a placement with that of another tool, in a sentence."""
     if not other.feasible:
         return f"{title} does not fit: {other.overflow_bytes / 2**30:.2f} GiB over device memory"
     ratio = other.value_s / own.value_s
@@ -102,7 +106,7 @@ def balanced_map(module: Any, cluster: Cluster) -> Mapping[str, str | int] | Non
     memory["cpu"] = sum(d.memory_bytes for d in cluster.devices if d.is_cpu)
     kept = list(getattr(module, "_no_split_modules", None) or ())
     log = logging.getLogger("accelerate.utils.modeling")
-    silent, log.disabled = log.disabled, True  # says that weights go to disk; the simulator shows it
+    silent, log.disabled = log.disabled, True  # it warns of disks, as the simulator does
     try:
         balanced = get_balanced_memory(module, dict(memory), no_split_module_classes=kept)
         return infer_auto_device_map(module, balanced, no_split_module_classes=kept)

@@ -57,7 +57,7 @@ def hetero_plan(
     if len(pieces) > len(used):
         raise PlacementError(
             f"the placement enters its {len(used)} devices {len(pieces)} times, OpenVINO's HETERO "
-            "needs one piece per device; place with --objective throughput --method blocks"
+            "needs one piece per device; place again with --for openvino"
         )
     device_of = [device_names[d] for d in device.tolist()]
     return {

@@ -419,6 +419,7 @@ def module_blocks(
     costs: CostModel,
     constraints: Constraints,
 ) -> ModuleBlocks:
+    """Seconds, weights and crossing bytes of all stretches of blocks; `block` ascends with ops."""
     prepared = prepare_problem(
         graph, cluster, "throughput", costs=costs, constraints=constraints, keep_apart=block
     )

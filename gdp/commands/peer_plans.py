@@ -1,8 +1,9 @@
 """Plans that other tools make by themselves, simulated as yardsticks beside gdp's own.
 
 "accelerate, auto" is `device_map="auto"` of transformers: accelerate's own `infer_auto_device_map`
-over its balanced memory. "llama.cpp, fit" is the default of llama.cpp (`--fit on`, ggml-org/llama.cpp
-pull request 16653), whose rule is written again here, as the program itself measures real devices.
+over its balanced memory. "llama.cpp, fit" is the default of llama.cpp (`--fit on`, pull request
+16653 of ggml-org/llama.cpp), whose rule is written again here, as the program itself measures real
+devices.
 """
 
 import logging
@@ -88,7 +89,7 @@ def accelerate_peer(module: Any, graph: OpGraph, cluster: Cluster) -> Peer:
     return Peer("accelerate, auto", "accelerate's own map (device_map=auto)", plan)
 
 
-def balanced_map(module: Any, cluster: Cluster) -> Mapping[str, str | int] | None:
+def balanced_map(module: Any, cluster: Cluster) -> Mapping[str, Any] | None:
     """The map of `infer_auto_device_map` over `get_balanced_memory`, for the memory of a cluster;
     None without accelerate or without accelerators."""
     numbers = cluster.accelerator_numbers
@@ -104,7 +105,7 @@ def balanced_map(module: Any, cluster: Cluster) -> Mapping[str, str | int] | Non
         if n is not None and d.supported != frozenset()
     }
     memory["cpu"] = sum(d.memory_bytes for d in cluster.devices if d.is_cpu)
-    kept = list(getattr(module, "_no_split_modules", None) or ())
+    kept: list[str] = list(getattr(module, "_no_split_modules", None) or ())
     log = logging.getLogger("accelerate.utils.modeling")
     silent, log.disabled = log.disabled, True  # it warns of disks, as the simulator does
     try:

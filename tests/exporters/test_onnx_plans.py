@@ -13,6 +13,7 @@ from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.execute import place_for
 from gdp.commands.onnx_plans import _cuts, plan_openvino
 from gdp.constraints import Constraints, Pin
+from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError
 from gdp.exporters.openvino_plan import hetero_plan
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
@@ -34,7 +35,7 @@ def row() -> OpGraph:
     )  # fmt: skip
 
 
-def costs_of(*columns: list[float]):
+def costs_of(*columns: list[float]) -> CostModel:
     """Seconds of a, b, c, d on each device."""
 
     def costs(graph: OpGraph, cluster: Cluster) -> np.ndarray:
@@ -42,7 +43,6 @@ def costs_of(*columns: list[float]):
         seconds[~graph.is_io] = np.array(columns).T
         return seconds
 
-    costs.reads_unfused = True
     return costs
 
 
@@ -60,7 +60,9 @@ def test_the_best_row_of_pieces_is_found_by_hand_figures() -> None:
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 @pytest.mark.parametrize("costs", [ALTERNATING, HALVES])
-def test_openvino_follows_the_plan_and_no_device_alone_is_better(objective: str, costs) -> None:
+def test_openvino_follows_the_plan_and_no_device_alone_is_better(
+    objective: str, costs: CostModel
+) -> None:
     graph, cluster = row(), machine()
     found = plan_openvino(graph, cluster, objective=objective, costs=costs, search=SEARCH).result
     assert found.objective == objective

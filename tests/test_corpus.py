@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from gdp.commands.corpus import compact
 from gdp.files.writing import TargetError
 from gdp.graph.file import load_graph
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.learn.instances import load_problems
 from pretrain.corpus.__main__ import main
-from pretrain.corpus.build import build, build_missing, compact, read_manifest, traced
+from pretrain.corpus.build import build, build_missing, read_manifest, traced
 from pretrain.corpus.families import FAMILIES, TEST, VALIDATION, corpus_graphs, models
 from pretrain.corpus.layers import parameter_shapes
 from pretrain.corpus.synthetic import TILED, layered, series_parallel, tiled_chain

@@ -14,10 +14,10 @@ import pytest
 
 from gdp.errors import GdpError, InfeasibleError, MissingExtraError
 from gdp.learn.instances import Instance
+from gdp.learn.labelling import Corpus, Task, label_all
 from gdp.learn.labels import load_labels
 from gdp.tasks import ATTEMPTS, HERE, Engine, code_digest, each
 from gdp.version import install_command
-from pretrain.labels import Corpus, Task, label_all
 
 # Ray forks; JAX, where an earlier test has loaded it, warns of that.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")

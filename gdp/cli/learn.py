@@ -40,8 +40,11 @@ def pretrain(
 ) -> None:
     """Pre-train a policy over a corpus; started again on the same folder, it goes on.
 
-    RECIPE is TOML, such as pretrain/recipes/base.toml, which travels with gdp.
+    RECIPE is TOML, such as pretrain/recipes/base.toml, which travels with gdp, or the recipe.toml
+    of a corpus of your own (gdp corpus build). It ends with the curve on problems that are held
+    out, and the policy that was best on them.
     """
+    from gdp.learn.curve import curve_text, read_metrics, validation_points
     from gdp.learn.pretrain import pretrain as train
     from gdp.learn.processes import DistributedError, join, quit_at_once
     from gdp.learn.recipe import load_recipe
@@ -57,10 +60,20 @@ def pretrain(
         )  # fmt: skip
     except DistributedError as error:
         quit_at_once(error)
-    show(
-        {"updates": trained.updates, "best": str(trained.best), "folder": str(trained.folder)},
-        lambda: f"{trained.updates} updates, best on validation families: {trained.best}",
+    points = validation_points(read_metrics(trained.folder / "metrics.jsonl"))
+    best, folder = trained.best, trained.folder
+    text = (
+        f"{trained.updates} updates; cost over the best known of {trained.validated_on}: "
+        f"{best.greedy:.3f} greedy, {best.best:.3f} best of 17; policy {folder / 'best'}"
     )
+    show(
+        {
+            "updates": trained.updates, "best": best._asdict(), "folder": str(folder),
+            "validated_on": trained.validated_on, "policy": str(folder / "best"),
+            "curve": [point._asdict() for point in points],
+        },
+        lambda: "\n".join(part for part in (curve_text(points), text) if part),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ An instance is named by its graph, a seed and the objective, so that labels can 
 """
 
 import functools
+import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_clust
 from gdp.costs.roofline import roofline
 from gdp.errors import GdpError
 from gdp.files.reading import Kind, read_json
+from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
 from gdp.resources import shipped
@@ -276,24 +278,52 @@ def _traffic(
 
 
 _MANIFEST = Kind(
-    "manifest of graphs", GdpError, "data/corpus has one for every graph that travels with gdp"
+    "manifest of graphs",
+    GdpError,
+    "make one of your own models: gdp corpus build --from MODEL... -o FOLDER (data/corpus travels "
+    "with gdp)",
 )
 
 KEPT = 1500
 """Problems kept in memory, the least recently used leave first."""
 
 
-class _Entry(msgspec.Struct):
+MANIFEST = "manifest.json"
+
+
+class CorpusEntry(msgspec.Struct):
+    """One graph of a corpus."""
+
     name: str
-    file: str
+    file: str  # from the folder of the manifest
     num_ops: int
     split: Literal["train", "validation", "test"]
+    family: str = ""  # models of one architecture, which are held out together
+    kind: str = "model"  # forward, training, microbatched, or a model that was imported
+    num_uses: int = 0
+    gigaflop: float = 0.0
+    arguments: dict[str, Any] = {}  # of its builder, or the model that it is from
+    sha256: str = ""  # of the file; not checked where empty
 
 
-class _Manifest(msgspec.Struct):
-    """Fields of a corpus manifest that are read here."""
+class CorpusManifest(msgspec.Struct):
+    """The graphs of a corpus, their source and licence."""
 
-    graphs: list[_Entry]
+    graphs: list[CorpusEntry]
+    source: str = ""
+    licence: str = ""
+
+
+def read_corpus(folder: Path) -> CorpusManifest:
+    """The manifest of a corpus folder; raises `GdpError` where there is none."""
+    return read_json(folder / MANIFEST, _MANIFEST, CorpusManifest)
+
+
+def write_corpus(manifest: CorpusManifest, folder: Path) -> None:
+    """Write the manifest, graphs sorted by name."""
+    manifest.graphs.sort(key=lambda entry: entry.name)
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    write_atomic(folder / MANIFEST, text + b"\n")
 
 
 @dataclass
@@ -304,7 +334,7 @@ class Problems:
     validation: list[str]
     test: list[str] = field(default_factory=list)
     corpus: Path | None = None
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, CorpusEntry] = field(default_factory=dict)
     _made: OrderedDict[str, Problem] = field(default_factory=OrderedDict, repr=False)
 
     def get(self, instance: Instance) -> Problem:
@@ -317,27 +347,40 @@ class Problems:
         self._made.move_to_end(key)
         return self._made[key]
 
+    def family(self, name: str) -> str:
+        """The family of a graph; random graphs are one."""
+        return self.files[name].family if name in self.files else ""
+
     def graph(self, name: str) -> OpGraph:
         """A graph by name: from the corpus, or a random one."""
         if name in self.files:
             assert self.corpus is not None
-            return _load(str(self.corpus / self.files[name]))
+            return _load(str(self.corpus / self.files[name].file), self.files[name].sha256)
         return random_graph(name)
 
 
 @functools.lru_cache(maxsize=512)
-def _load(path: str) -> OpGraph:
+def _load(path: str, sha256: str) -> OpGraph:
     from gdp.graph.file import load_graph
     from gdp.graph.fuse import fuse
 
+    if sha256 and hashlib.sha256(Path(path).read_bytes()).hexdigest() != sha256:
+        raise GdpError(f"{path} is not the file of its manifest; build the corpus again")
     # What is placed is what runtimes fuse, as in `gdp.place`.
     return fuse(load_graph(path)).graph
+
+
+LEAST_RANDOM_OPS = 8
+"""Fewer make no graph of layers or branches."""
 
 
 def random_names(count: int, seed: int, min_ops: int, max_ops: int) -> list[str]:
     """Names of random graphs, half layered and half series-parallel, sizes log-uniform."""
     rng = np.random.default_rng([seed, 77])
-    sizes = np.exp(rng.uniform(np.log(min_ops), np.log(max_ops - 2), size=count)).astype(int)
+    least = max(min_ops, LEAST_RANDOM_OPS)
+    sizes = np.exp(rng.uniform(np.log(least), np.log(max(max_ops - 2, least)), size=count)).astype(
+        int
+    )
     return [
         f"{'layered' if k % 2 else 'series'}-{size}-{seed * 10000 + k}"
         for k, size in enumerate(sizes)
@@ -359,13 +402,12 @@ def load_problems(corpus: str, *, random_graphs: int, min_ops: int, max_ops: int
     if not corpus:
         return Problems(train=drawn, validation=held)
     folder = Path(shipped(corpus))
-    manifest = folder / "manifest.json"
     split: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     files = {}
-    for entry in read_json(manifest, _MANIFEST, _Manifest).graphs:
+    for entry in read_corpus(folder).graphs:
         if min_ops <= entry.num_ops <= max_ops and (folder / entry.file).exists():
             split[entry.split].append(entry.name)
-            files[entry.name] = entry.file
+            files[entry.name] = entry
     return Problems(
         train=split["train"] + drawn,
         validation=split["validation"],

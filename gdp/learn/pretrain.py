@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from gdp import checkpoint
-from gdp.errors import GdpError
+from gdp.errors import GdpError, MissingExtraError
 from gdp.files.kept import use_xla_cache
 from gdp.files.reading import Kind, convert
 from gdp.files.writing import (
@@ -26,7 +26,9 @@ from gdp.files.writing import (
     write_atomic,
     write_manifest,
 )
-from gdp.learn.instances import Instance, Problems, is_random, load_problems
+from gdp.learn.curve import draw_curve, read_metrics
+from gdp.learn.instances import Instance, Problems, draw, is_random, load_problems, parse_key
+from gdp.learn.labelling import quick_labels
 from gdp.learn.labels import Label, LabelStore, load_labels
 from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe
@@ -37,6 +39,9 @@ from gdp.policy.propose import propose
 from gdp.resources import shipped
 from gdp.version import install_command
 
+CURVE = "curve.png"
+FEW = 8
+"""Problems that are labelled for validation where no label is of a held-out graph."""
 MISFIT = 5.0
 """Largest cost ratio of an instance; also that of placements that do not fit."""
 
@@ -122,7 +127,8 @@ class PretrainResult:
 
     policy: Policy  # averaged weights of the best validation, or the last
     updates: int
-    best: Quality | None
+    best: Quality
+    validated_on: str  # the problems of `best`
     folder: Path
     history: list[dict] = field(default_factory=list)
 
@@ -143,7 +149,7 @@ def pretrain(
     Args:
         recipe: Settings of the run.
         folder: Gets `state/` (to resume from), `best/` and `last/` (policies), `metrics.jsonl`,
-            `labels.jsonl` and, where tensorboardX is installed, `tensorboard/`.
+            `labels.jsonl`, and with the extra `plots` `curve.png` and `tensorboard/`.
         recipe_text: TOML text of the recipe, kept in checkpoints.
         team: This process among those that train together; None trains alone.
         threads: Threads of rollouts.
@@ -172,7 +178,7 @@ def _claim(folder: Path, recipe: Recipe, force: bool) -> None:
     check_folder_writable(folder, "run", policy)
     check_no_source(written, policy)
     folder.mkdir(parents=True, exist_ok=True)
-    write_manifest(folder, "run", {"metrics.jsonl": "", "labels.jsonl": ""})
+    write_manifest(folder, "run", {"metrics.jsonl": "", "labels.jsonl": "", CURVE: ""})
 
 
 class _State(msgspec.Struct):
@@ -204,6 +210,10 @@ class _Run:
         known = self.labels.instances()
         validation = set(self.problems.validation)
         self.held = [i for i in known if i.graph in validation][: data.validation]
+        count = len({self.problems.family(i.graph) for i in self.held})
+        families = "1 family" if count == 1 else f"{count} families"
+        self.validated_on = f"{len(self.held)} problems of {families} held out"
+        self.held_labels = self.labels
         usable = set(data.graphs or self.problems.train)
         self.problems.train = sorted(usable)
         # Labels of random graphs serve beyond the recipe whose sizes they were drawn for.
@@ -212,6 +222,8 @@ class _Run:
             i for i in known
             if (i.graph in usable or (random and is_random(i.graph))) and i.graph not in validation
         ]  # fmt: skip
+        if not self.held and team.rank == 0:
+            self._hold_some()
         self.trainer = Trainer(recipe, self.problems, _only(self.labels, learnt), team, threads)
         self.best: float = np.inf
         self.best_quality: Quality | None = None
@@ -231,7 +243,7 @@ class _Run:
                     "wall_s": round(time.monotonic() - clock, 3),
                     "cpu_s": round(time.process_time() - cpu, 3),
                 }
-                if (at + 1) % self.recipe.run.validate_every == 0:
+                if (at + 1) % self.recipe.run.validate_every == 0 or at + 1 == self.trainer.total:
                     numbers |= self._validate(state)
                 for sink in say:
                     sink(at, numbers)
@@ -248,9 +260,42 @@ class _Run:
                     self._save(state)
                     saved = time.monotonic()
         self._save(state)
+        quality = self.best_quality
+        if quality is None:  # stopped before the first validation: the next one is better
+            quality = self._quality(state)[0]
+            self._ship(state, "best", quality)
+        if self.team.rank == 0:
+            self._draw()
         return PretrainResult(
-            self._result(state), int(state.step), self.best_quality, self.folder, history
+            self._result(state), int(state.step), quality, self.validated_on, self.folder, history
         )
+
+    def _hold_some(self) -> None:
+        """Label a few problems for validation, where no label is of a held-out graph.
+
+        They are of the recipe's only problems, of graphs held out, or else of those to learn from,
+        and the same ones at each start.
+        """
+        data, held_out = self.recipe.data, self.problems.validation
+        if data.instances:
+            todo = [parse_key(key) for key in data.instances][:FEW]
+        else:
+            rng = np.random.default_rng([self.recipe.seed, 9])
+            graphs = held_out or self.problems.train
+            chosen = [graphs[int(k)] for k in rng.permutation(len(graphs))[:FEW]]
+            todo = [
+                draw(rng, [name], limited=data.limited, memory=data.memory)
+                for name in chosen[: data.validation]
+            ]
+        self.held, self.held_labels = quick_labels(self.problems, todo, self.recipe.seed)
+        what = "held out" if held_out and not data.instances else "that were also learned from"
+        self.validated_on = f"{len(self.held)} problems {what}"
+
+    def _draw(self) -> None:
+        try:
+            draw_curve(read_metrics(self.folder / "metrics.jsonl"), self.folder / CURVE)
+        except MissingExtraError as error:
+            log.info("no picture: %s", error)
 
     def _labels(self) -> LabelStore:
         """The run's own labels where it resumes, the recipe's otherwise."""
@@ -322,12 +367,7 @@ class _Run:
 
     def _validate(self, state: TrainState) -> dict[str, float]:
         """Numbers of the first process; all of them write the policy where it is the best yet."""
-        quality, parts = Quality(np.nan, np.nan, np.nan), {}
-        if self.team.rank == 0:
-            policy = Policy(self.recipe.network, state.averaged, self.recipe.name)
-            found = outcomes(policy, self.problems, self.labels, self.held)
-            quality = quality_of(found)
-            parts = {f"val_{key}": value for key, value in by_regime(found).items()}
+        quality, parts = self._quality(state)
         value = np.sqrt(quality.greedy * quality.best)
         better = np.isfinite(value) and value < self.best
         if self.team.agree(int(better)):
@@ -335,13 +375,22 @@ class _Run:
             self._ship(state, "best", quality)
         return {f"val_{name}": float(x) for name, x in quality._asdict().items()} | parts
 
+    def _quality(self, state: TrainState) -> tuple[Quality, dict[str, float]]:
+        """(quality on the held-out problems, the same by regime); nothing but in process 0."""
+        if self.team.rank > 0:
+            return Quality(np.nan, np.nan, np.nan), {}
+        policy = Policy(self.recipe.network, state.averaged, self.recipe.name)
+        results = outcomes(policy, self.problems, self.held_labels, self.held)
+        parts = {f"val_{key}": value for key, value in by_regime(results).items()}
+        return quality_of(results), parts
+
     def _ship(self, state: TrainState, name: str, quality: Quality | None) -> None:
         said = {} if quality is None else {"validation": quality._asdict()}
         with self.team.together():
             save_policy(
                 Policy(self.recipe.network, state.averaged, self.recipe.name),
                 self.folder / name, recipe=self.text, force=True,
-                updates=int(state.step) + (quality is not None), **said,
+                updates=int(state.step), **said,
             )  # fmt: skip
 
     def _result(self, state: TrainState) -> Policy:

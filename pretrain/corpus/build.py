@@ -1,6 +1,5 @@
 """Traces the corpus's models and writes them as graph files with a manifest."""
 
-import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,45 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import msgspec
-import numpy as np
 
-from gdp.errors import GdpError
-from gdp.files.reading import Kind, read_json
+from gdp.commands.corpus import compact, save_entry
 from gdp.files.writing import TargetError, write_atomic
-from gdp.graph.file import save_graph
-from gdp.graph.fuse import fuse
-from gdp.graph.op_graph import OpDetail, OpGraph, make_graph
+from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.trace import trace, trace_training_step
+from gdp.learn.instances import MANIFEST, CorpusEntry, CorpusManifest, read_corpus, write_corpus
 from gdp.tasks import HERE, Engine, each
 from pretrain.corpus.families import CorpusGraph, corpus_graphs
 from pretrain.corpus.layers import Params, parameter_shapes
-
-MANIFEST = "manifest.json"
-_KIND = Kind("manifest of a corpus", GdpError)
-
-
-class CorpusEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """One graph of the manifest."""
-
-    name: str
-    family: str
-    split: str
-    kind: str
-    file: str
-    num_ops: int
-    num_uses: int
-    gigaflop: float
-    arguments: dict[str, Any]
-    sha256: str
-
-
-class CorpusManifest(msgspec.Struct, forbid_unknown_fields=True):
-    """The graphs of a corpus, their source and licence."""
-
-    source: str
-    licence: str
-    graphs: list[CorpusEntry]
 
 
 def traced(graph: CorpusGraph) -> OpGraph:
@@ -70,46 +39,14 @@ def traced(graph: CorpusGraph) -> OpGraph:
     )  # fmt: skip
 
 
-def compact(graph: OpGraph) -> OpGraph:
-    """The fused graph without what no policy reads: short names, output shapes only."""
-    fused = fuse(graph).graph
-    names = [f"{i}" if not io else name for i, (name, io) in
-             enumerate(zip(fused.op_names, fused.is_io, strict=True))]  # fmt: skip
-    details = [OpDetail(d.dtype, (), d.output_shapes[:1]) for d in fused.detail]
-    return make_graph(
-        fused.name,
-        names,
-        fused.op_types,
-        list(zip(fused.producer.tolist(), fused.tensor_bytes.tolist(), strict=True)),
-        list(zip(fused.use_tensor.tolist(), fused.use_op.tolist(), strict=True)),
-        flop=fused.flop,
-        memory_traffic_bytes=np.round(fused.memory_traffic_bytes),
-        weight_bytes=fused.weight_bytes,
-        weight_id=fused.weight_id,
-        colocate=fused.colocate,
-        is_backward=fused.is_backward,
-        detail=details,
-        tensor_names=[f"{i}" for i in range(fused.num_tensors)],
-    )
-
-
 def build(item: CorpusGraph, folder: Path) -> CorpusEntry:
     """Make one graph, write its file, and return its line of the manifest."""
     graph = compact(traced(item) if item.is_traced else item.builder(**item.arguments))
-    file = f"{item.family}/{item.name}.json.gz"
-    save_graph(graph, folder / file)
-    return CorpusEntry(
-        name=item.name,
-        family=item.family,
-        split=item.split,
-        kind=item.kind,
-        file=file,
-        num_ops=graph.num_ops,
-        num_uses=graph.num_uses,
-        gigaflop=round(float(graph.flop.sum()) / 1e9, 4),
-        arguments=item.arguments,
-        sha256=hashlib.sha256((folder / file).read_bytes()).hexdigest(),
-    )
+    entry = CorpusEntry(
+        item.name, f"{item.family}/{item.name}.json.gz", graph.num_ops, item.split, item.family,
+        item.kind, arguments=item.arguments,
+    )  # fmt: skip
+    return save_entry(graph, entry, folder)
 
 
 def build_missing(
@@ -137,7 +74,7 @@ def build_missing(
         write_atomic(folder / entry.file, content)
         entries[entry.name] = entry
         manifest.graphs = list(entries.values())
-        write_manifest(manifest, folder)
+        write_corpus(manifest, folder)
         progress(done, len(chosen), entry)
     return manifest
 
@@ -153,16 +90,8 @@ def _built(name: str) -> tuple[CorpusEntry, bytes]:
 def read_manifest(folder: Path) -> CorpusManifest:
     """The manifest of a corpus folder; empty where there is none, or no such folder. Raises
     `TargetError` where the folder holds something else."""
-    path = folder / MANIFEST
-    if path.exists():
-        return read_json(path, _KIND, CorpusManifest)
+    if (folder / MANIFEST).exists():
+        return read_corpus(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TargetError(f"{str(folder)!r} holds something else than a corpus; give a new folder")
-    return CorpusManifest("python -m pretrain.corpus", "Apache-2.0", [])
-
-
-def write_manifest(manifest: CorpusManifest, folder: Path) -> None:
-    """Write the manifest, graphs sorted by name."""
-    manifest.graphs.sort(key=lambda entry: entry.name)
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    write_atomic(folder / MANIFEST, text + b"\n")
+    return CorpusManifest([], "python -m pretrain.corpus", "Apache-2.0")

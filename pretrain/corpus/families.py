@@ -6,7 +6,7 @@ families choose checkpoints and recipes.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pretrain.corpus import cnn, other, rnn, transformer
 from pretrain.corpus.synthetic import TILED, layered, series_parallel
@@ -53,7 +53,7 @@ class CorpusGraph:
         return "-".join([self.family, *parts])
 
     @property
-    def split(self) -> str:
+    def split(self) -> Literal["train", "validation", "test"]:
         """train, validation or test."""
         if self.family in TEST:
             return "test"

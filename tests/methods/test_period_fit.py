@@ -33,6 +33,8 @@ from gdp.methods.fix_and_optimise.period import (
     solve_period,
 )
 from gdp.methods.portfolio import auto
+from gdp.methods.scoring import best_of
+from gdp.methods.search.local_search import from_hot
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.memory import pipeline_peaks
@@ -232,3 +234,18 @@ def _ends_at_the_optimum(problem: Problem) -> None:
     assert judged.feasible
     assert best_s <= judged.value_s * (1 + 1e-12)
     assert judged.value_s <= best_s * 1.01
+
+
+def test_hot_chains_leave_a_pocket_of_the_memory_limits() -> None:
+    """Two ops of 60 bytes and two of 40, 105 bytes a device: from 18 s, the slow pair together, to
+    10 s only through placements that overflow, or by an exchange."""
+    graph = plain_graph(4, (), [1, 1, 1, 1], weight_bytes=[60, 40, 60, 40])
+    compute_s = np.array([[9.0, 9.0], [9.0, 9.0], [1.0, 1.0], [1.0, 1.0]])
+    problem = make_problem(graph, unit_cluster(2, memory_bytes=105), compute_s, "throughput")
+    start = best_of(problem, [Assignment(np.array([0, 0, 1, 1]))])
+    assert start.overflow_bytes == 0
+    best = from_hot(problem, start, 1, Clock(None))
+    assert best.overflow_bytes == 0
+    assert (start.value_s, best.value_s) == (18.0, 10.0)
+    assert best.evaluations > start.evaluations
+    assert from_hot(problem, start, 1, Clock(0.0)).assignment is start.assignment

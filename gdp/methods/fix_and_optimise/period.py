@@ -49,7 +49,7 @@ from gdp.methods.fix_and_optimise.rounds import (
 )
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of
-from gdp.methods.search.local_search import multi_restart
+from gdp.methods.search.local_search import from_hot, multi_restart
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.symmetry import classes_of, links_alike, same
@@ -58,6 +58,7 @@ from gdp.sim.objectives import memory_binds, objective_of
 
 _SEARCHED = 30_000  # evaluations of each search that comes first, some tenths of a second
 _SEARCH_SHARE = 0.1  # of the seconds, for it
+_HOT_SHARE = 0.6  # of what it left, for chains that cross the memory limits
 _ROUNDS = 10
 _SPLIT_SHARE = 0.5  # of the seconds, for splits of more than two devices
 _GAP = 5e-3  # relative; left open by a round
@@ -109,7 +110,8 @@ def period_fit(problem: Problem, search: Search) -> Answer:
     def improve(first: Evaluated, clock: Clock) -> Evaluated:
         limits = RoundLimits(_GAP, _NODES, search.seed)
         few = Search(seed=search.seed, seconds=None, evaluations=_SEARCHED)
-        known = PeriodRounds(multi_restart(problem, first, few, clock.part(_SEARCH_SHARE)))
+        first = multi_restart(problem, first, few, clock.part(_SEARCH_SHARE))
+        known = PeriodRounds(from_hot(problem, first, search.seed, clock.part(_HOT_SHARE)))
         if problem.num_devices == 2 or load_program_size(problem) <= _FEW_ENTRIES:
             return solve_rounds(problem, known, clock, limits).best
         coarse = replace(limits, nodes=_SPLIT_NODES)

@@ -28,6 +28,7 @@ from gdp.methods.scoring import (
     best_of,
     compile_once,
     group_seconds,
+    is_compiling,
     missing_text,
     proven_misfit,
     score_all,
@@ -46,6 +47,9 @@ FAR = 2.0
 """Times what the devices take for the work alone: beyond that `multi_restart` searches again."""
 CHAINS = 3
 """Searches of `multi_restart`, at most."""
+HOT = AnnealConfig(hot=0.3, cold=1e-3, first_steps=50_000, overflow_price=1.0)
+"""Of `from_hot`: temperatures as shares of the start's value."""
+HOT_CHAINS, HOT_MISSES = 8, 3
 _STRIDE = 7919
 """Between the seeds of two chains."""
 
@@ -285,6 +289,26 @@ def coarse_starts(problem: Problem, coarse: Coarse, assignment: Assignment) -> l
     """The coarse placements nearest to a fine one, with and without priorities."""
     device = coarse.project(problem, assignment.device)
     return [Assignment(device), Assignment(device, upward_rank(coarse.problem))]
+
+
+def from_hot(problem: Problem, first: Evaluated, seed: int, clock: Clock) -> Evaluated:
+    """The best of up to `HOT_CHAINS` chains that begin hot and pay little for overflow.
+
+    They begin in turn from the first placement and from the best; `HOT_MISSES` in a row without a
+    better placement end it. Where memory is short, placements that fit lie in many pockets; a chain
+    that pays ten values for a device's memory never leaves its own.
+    """
+    best, spent, missed = first, first.evaluations, 0
+    for k in range(0 if is_compiling() else HOT_CHAINS):
+        if clock.is_over() or missed == HOT_MISSES:
+            break
+        start = replace(best if k % 2 else first, evaluations=0)
+        chain = make_annealer(problem, start, seed * 64 + k)
+        anneal(chain, HOT.first_steps, HOT, clock, HOT.first_steps)
+        spent += chain.evaluations
+        missed = 0 if chain.best() < best else missed + 1
+        best = min(best, chain.best())
+    return replace(best, evaluations=spent)
 
 
 def multi_restart(problem: Problem, first: Evaluated, search: Search, clock: Clock) -> Evaluated:

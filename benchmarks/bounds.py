@@ -20,7 +20,7 @@ MODELS = (
     "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet",
     "squeezenet", "vgg19", "zfnet512", "transformer_step",
 )  # fmt: skip
-CLUSTERS = ("2xt4-pcie3", "4xt4-pcie3", "cpu+t4-pcie3", "v100+t4-pcie3")
+CLUSTERS = ("2xt4-pcie3", "4xt4-pcie3", "cpu-server+t4-pcie3", "v100+t4-pcie3")
 TARGETS = {"latency": 0.85, "throughput": 0.95}
 
 

@@ -16,10 +16,44 @@ PAGES = {
 }
 
 
+DEVICES = """# Devices and reserves
+
+`gdp devices --presets` prints this table. Devices report less memory than is printed on their
+boxes, and a plan may fill what is reported less a reserve. Sizes and speeds that are wrong for your
+machine go into a [TOML file](../how-to/unequal-gpus.md).
+"""
+
+
+def devices_page() -> str:
+    """The tables of device presets and of reserves, from the data and the code."""
+    from gdp.cluster.presets import device_preset, presets
+    from gdp.cluster.reserve import RESERVES
+    from gdp.units import format_bytes
+
+    lines = [
+        DEVICES,
+        "| preset | printed | reported | reserve | GB/s | TFLOP/s | source |",
+        "|---" * 7 + "|",
+    ]
+    for name, entry in presets().items():
+        device = device_preset(name)
+        speeds = ", ".join(f"{k} {v / 1e12:.4g}" for k, v in entry.flop_per_s.items())
+        lines.append(
+            f"| `{name}` | {entry.memory} | {format_bytes(device.total_bytes)} | "
+            f"{format_bytes(device.reserve_bytes)} | {entry.bytes_per_s / 1e9:.4g} | {speeds} | "
+            f"{entry.source} |"
+        )
+    lines += ["", "## Reserves", "", "| devices | planned for | source |", "|---|---|---|"]
+    for row in RESERVES.values():
+        lines.append(f"| {row.devices} | {row.runtime or 'anything'} | {row.source} |")
+    return "\n".join([*lines, ""])
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages and schemas."""
     for page, source in PAGES.items():
         files.append(File.generated(config, page, content=(TOP / source).read_text()))
+    files.append(File.generated(config, "reference/devices.md", content=devices_page()))
     for name in formats():
         text = json.dumps(schema(name), indent=2) + "\n"
         files.append(File.generated(config, f"reference/schemas/{name}.json", content=text))

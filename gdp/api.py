@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from gdp.clock import COMPILE, Clock, Phases, waiting_for
 from gdp.cluster.file import Machine, load_cluster
-from gdp.cluster.types import Cluster, shared_overflow
+from gdp.cluster.types import Cluster, nearly_full, shared_overflow
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel
@@ -285,9 +285,14 @@ def _result(
         phases=phases.seconds,
         seed=search.seed,
         costs=prepared.costs,
-        notes=answer.messages,
+        notes=(*answer.messages, *_nearly_full(problem.cluster, placed)),
         counts=_counts(graph, placement),
     )
+
+
+def _nearly_full(cluster: Cluster, scored: Score) -> list[str]:
+    note = nearly_full(cluster, scored.peak_bytes.tolist()) if scored.feasible else ""
+    return [note] if note else []
 
 
 def _counts(graph: OpGraph, placement: Placement) -> Counts:
@@ -450,7 +455,10 @@ def evaluated(
         seconds=time.perf_counter() - started_s,
         seed=0,
         costs=prepared.costs,
-        notes=tuple(filter(None, [shared_overflow(cluster, scored.peak_bytes.tolist())])),
+        notes=(
+            *filter(None, [shared_overflow(cluster, scored.peak_bytes.tolist())]),
+            *_nearly_full(cluster, scored),
+        )[:1],
         counts=_counts(graph, placement),
     )
 

@@ -51,7 +51,7 @@ def test_terminal_json_and_page_count_the_same() -> None:
 def test_what_is_shared_is_counted_once() -> None:
     assert memory_in_all(pooled(20)) == 27
     assert cluster_json(pooled(20))["memory_bytes"] == 27
-    assert "memory 27 B in all" in cluster_text(pooled(20))
+    assert "memory for plans 27 B in all" in cluster_text(pooled(20))
     assert memory_in_all(make_cluster("free", [cpu("a")])) is None
 
 

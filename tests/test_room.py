@@ -3,6 +3,7 @@
 import pytest
 
 from gdp.cluster.presets import cluster_preset, device_preset
+from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster, make_cluster
 from gdp.commands.execute import memory_for
 from gdp.constraints import Constraints, Pin
@@ -38,10 +39,12 @@ def test_memory_that_devices_share_counts_once() -> None:
 
 
 def test_a_runtime_may_offload(machine: Cluster) -> None:
-    of = sizes(machine)
-    cards = of["t4:0"] + of["t4:1"]
-    assert memory_for(None, machine) == cards + of["cpu"]
-    assert memory_for("pipelining", machine) == cards
-    assert memory_for("accelerate", machine, "none") == cards
-    assert memory_for("accelerate", machine) == cards + of["cpu"]
+    of, torch = sizes(machine), sizes(for_runtime(machine, "accelerate"))
+    cards, less = of["t4:0"] + of["t4:1"], torch["t4:0"] + torch["t4:1"]
+    assert less < cards
+    assert memory_for(None, machine) == memory_for("llamacpp", machine) + of["cpu"]
+    assert memory_for("llamacpp", machine) == cards
+    assert memory_for("pipelining", machine) == less
+    assert memory_for("accelerate", machine, "none") == less
+    assert memory_for("accelerate", machine) == less + of["cpu"]
     assert memory_for("accelerate", machine, "disk") > 1 << 60

@@ -19,7 +19,7 @@ from gdp.problem.problem import Problem
 
 HSDAG_PROBLEMS = tuple((model, hsdag_cases.CLUSTERS[0]) for model in hsdag_cases.MODELS)
 POLICY_PROBLEMS = (
-    ("inception-v3", "cpu+2xflex-170"), ("bert-base", "cpu+2xflex-170"),
+    ("inception-v3", "cpu-server+2xflex-170"), ("bert-base", "cpu-server+2xflex-170"),
     ("transformer-xl-2", "equal"),
 )  # fmt: skip
 """Two of families that the shipped policy was trained on, one of a family that was held out."""

@@ -66,7 +66,7 @@ WORKLOADS: dict[str, Workload] = dict([
 ])  # fmt: skip
 EQUAL = "equal"
 """As many P100s over PCIe as GDP gave the workload."""
-UNEQUAL = ("2xp100+2xk80-pcie3", "v100+2xp100-pcie3", "cpu+p100+t4-pcie3")
+UNEQUAL = ("2xp100+2xk80-pcie3", "v100+2xp100-pcie3", "cpu-server+p100+t4-pcie3")
 BATCH = ("rnnlm-2", "transformer-xl-2", "inception", "wavenet-2x18")
 """What GDP-batch learns from at once: the smallest workload of four families."""
 ZERO_SHOT = 0.064  # of the evaluations: one decode, its advisers and a few proposals

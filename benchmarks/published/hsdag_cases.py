@@ -21,7 +21,7 @@ from gdp.policy.model.config import Params
 from gdp.prepare import prepare_problem
 from gdp.problem.problem import Problem
 
-CLUSTERS = ("cpu+flex-170", "cpu+2xflex-170")
+CLUSTERS = ("cpu-server+flex-170", "cpu-server+2xflex-170")
 FAMILY: dict[str, Family] = {"bert-base": "transformer"}
 ABLATED = {
     "output shape": HsdagConfig(output_shape=False),

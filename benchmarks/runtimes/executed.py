@@ -143,7 +143,7 @@ def accelerate_rows(options: Options) -> Iterable[Row]:
     from gdp.models import traced_model
 
     with tempfile.TemporaryDirectory() as scratch:
-        host, card = (replace(device_preset(n), name=n) for n in ("cpu", "rtx4090"))
+        host, card = (replace(device_preset(n), name=n) for n in ("cpu-server", "rtx4090"))
         machine = Machine(torch.device("cpu"), host, card, 1e-5, 1e10, Path(scratch))
         for name in TORCH:
             model: Any = traced_model(named(name))

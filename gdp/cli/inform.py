@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from msgspec.structs import asdict
 
 from gdp.cli import options
 from gdp.cli.show import show
@@ -118,16 +119,34 @@ def inspect(model: options.ModelOptions, ops: bool) -> None:
 )
 @options.cluster
 @options.as_json
-def devices(cluster: options.ClusterOptions, outputs: options.Outputs) -> None:
-    """Show what this machine (or a cluster) has."""
-    from gdp.cli.text import cluster_json, cluster_text
-    from gdp.cluster.file import write_cluster
+@click.option("--presets", is_flag=True, help="List every device preset with its source instead.")
+def devices(cluster: options.ClusterOptions, outputs: options.Outputs, presets: bool) -> None:
+    """Show what this machine (or a cluster) has.
 
-    machine = cluster.load()
+    Of this machine the bandwidth of main memory is measured, for a second, and written with -o.
+    """
+    from gdp.cli.text import bandwidth_text, cluster_json, cluster_text, presets_text, shown
+    from gdp.cluster.bandwidth import measure_bandwidth, with_bandwidth
+    from gdp.cluster.detect import available_cores
+    from gdp.cluster.file import write_cluster
+    from gdp.cluster.presets import presets as all_presets
+
+    if presets:
+        show({name: asdict(entry) for name, entry in all_presets().items()}, presets_text)
+        return
+    machine, measured = cluster.load(), None
     outputs.require(cluster.cluster)
+    if cluster.cluster is None:
+        measured = measure_bandwidth(len(available_cores()))
+        machine = with_bandwidth(machine, measured)
     if path := outputs.paths.get("cluster"):
         write_cluster(machine, path)
-    show(cluster_json(machine), lambda: cluster_text(machine))
+    plain = cluster_json(machine)
+    if measured is None:
+        show(plain, lambda: cluster_text(machine))
+    else:
+        plain["measured_bytes_per_s"] = measured._asdict()
+        show(plain, lambda: shown([cluster_text(machine), bandwidth_text(measured)]))
 
 
 @click.command()

@@ -169,13 +169,22 @@ class ClusterOptions:
         "--max-memory", metavar="0=20GiB,cpu=30GiB", multiple=True,
         help="Memory limits by device; may be repeated.",
     )  # fmt: skip
+    reserve: tuple[str, ...] = option(
+        "--reserve", metavar="SIZE|0=2GiB,cpu=8GiB", multiple=True,
+        help="Memory kept free of each accelerator or device, for drivers and runtimes; default: "
+        "what `gdp devices` shows. 0: none.",
+    )  # fmt: skip
 
     def load(self) -> "Cluster":
         """The file, preset or this machine, under the memory limits; raises `ClusterError`."""
         from gdp.cluster.file import parse_max_memory, with_max_memory
+        from gdp.cluster.reserve import parse_reserve, with_reserve
         from gdp.cluster.types import Cluster
 
         cluster = Cluster.local() if self.cluster is None else Cluster.load(self.cluster)
+        if self.reserve:
+            with blaming("--reserve"):
+                cluster = with_reserve(cluster, parse_reserve(",".join(self.reserve)))
         if not self.max_memory:
             return cluster
         with blaming("--max-memory"):

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdp.cluster.types import UNLIMITED_BYTES, Cluster, memory_pools
+from gdp.cluster.bandwidth import Bandwidth
+from gdp.cluster.presets import device_preset, presets
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, memory_pools
 from gdp.graph.op_graph import OpGraph
 from gdp.result import Result
 from gdp.terminal import printable
@@ -49,6 +51,10 @@ def _memory(limit: int) -> str:
     return "no limit" if limit >= UNLIMITED_BYTES else format_bytes(limit)
 
 
+def _reserve(device: Device) -> str:
+    return format_bytes(device.reserve_bytes) if device.reserve_bytes else "-"
+
+
 def _share(part: float, whole: float) -> str:
     return "-" if whole >= UNLIMITED_BYTES else f"{part / whole:.0%}"
 
@@ -70,8 +76,9 @@ def result_text(
                 str(int(mine.sum())),
                 f"{graph.flop[mine].sum() / 1e9:.2f}",
                 format_bytes(peak),
-                _memory(entry.memory_bytes),
+                _memory(entry.memory_bytes) + (" shared" if entry.memory_pool else ""),
                 _share(peak, entry.memory_bytes),
+                _reserve(entry),
             ]
         )
     bound = f"at least {format_seconds(result.bound_s)} ({result.bound_by})"
@@ -87,7 +94,7 @@ def result_text(
         f"bound    {bound}: {'optimal' if result.proven_optimal else f'gap {result.gap:.1%}'}",
         f"waited   {result.seconds:.2f} s: {_phases(result)}; {result.evaluations} evaluations",
         "",
-        table(["device", "ops", "GFLOP", "peak", "memory", "full"], rows),
+        table(["device", "ops", "GFLOP", "peak", "memory", "full", "reserve"], rows),
     ]
     if answer is not None:
         lines += ["", memory_table(answer)]
@@ -206,6 +213,7 @@ def cluster_json(cluster: Cluster) -> dict[str, Any]:
                 "flop_per_s": dict(d.flop_per_s),
                 "bytes_per_s": d.bytes_per_s,
                 "memory_bytes": None if d.memory_bytes >= UNLIMITED_BYTES else d.memory_bytes,
+                "reserve_bytes": d.reserve_bytes,
                 "memory_pool": d.memory_pool or None,
                 "dispatch_s": d.dispatch_s,
                 "dispatch_per": d.dispatch_per,
@@ -220,7 +228,8 @@ def cluster_json(cluster: Cluster) -> dict[str, Any]:
 
 
 def memory_in_all(cluster: Cluster) -> int | None:
-    """Bytes of all devices, shared memory counted once; None if one is unlimited."""
+    """Bytes that plans may fill of all devices, shared memory counted once; None if one is
+    unlimited."""
     pools = memory_pools(cluster).values()
     own = [d.memory_bytes for d in cluster.devices if not d.memory_pool]
     every = own + [max(d.memory_bytes for d in devices) for devices in pools]
@@ -235,17 +244,18 @@ def cluster_text(cluster: Cluster) -> str:
             d.kind,
             f"{d.flop_per_s['default'] / 1e9:.0f}",
             f"{d.bytes_per_s / 1e9:.0f}",
-            _memory(d.memory_bytes) + (" shared" if d.memory_pool else ""),
+            _memory(d.total_bytes) + (" shared" if d.memory_pool else ""),
+            _reserve(d),
             f"{d.dispatch_s * 1e6:.0f} per {d.dispatch_per}",
             d.model,
         ]
         for i, d in enumerate(cluster.devices)
     ]
-    header = ["device", "kind", "GFLOP/s", "GB/s", "memory", "dispatch us", "model"]
+    header = ["device", "kind", "GFLOP/s", "GB/s", "memory", "reserve", "dispatch us", "model"]
     text = [f"cluster {cluster.name}", table(header, rows)]
     total = memory_in_all(cluster)
     if total is not None and cluster.num_devices > 1:
-        text.append(f"memory {format_bytes(total)} in all")
+        text.append(f"memory for plans {format_bytes(total)} in all")
     if cluster.num_devices > 1:
         off = ~np.eye(cluster.num_devices, dtype=bool)
         speeds = cluster.link_bytes_per_s[off] / 1e9
@@ -255,6 +265,34 @@ def cluster_text(cluster: Cluster) -> str:
             f"{delays.min():.3g} to {delays.max():.3g} us, " + _channels_text(cluster)
         )
     return shown(text)
+
+
+def bandwidth_text(measured: Bandwidth) -> str:
+    """Text of a measured memory bandwidth."""
+    one, every = (f"{speed / 1e9:.1f} GB/s" for speed in measured[:2])
+    return (
+        f"main memory was read at {one} by one core and {every} by {measured.cores}, measured now; "
+        "-o writes this machine with it"
+    )
+
+
+def presets_text() -> str:
+    """Text of `gdp devices --presets`."""
+    rows = []
+    for name, entry in presets().items():
+        device, speeds = device_preset(name), entry.flop_per_s
+        half = speeds.get("float16")
+        rows.append(
+            [
+                name, entry.memory, format_bytes(device.total_bytes), _reserve(device),
+                f"{entry.bytes_per_s / 1e9:.0f}", f"{speeds['default'] / 1e12:.2f}",
+                "-" if half is None else f"{half / 1e12:.1f}", entry.source,
+            ]
+        )  # fmt: skip
+    header = [
+        "preset", "printed", "reported", "reserve", "GB/s", "TFLOP/s", "in float16", "source"
+    ]  # fmt: skip
+    return table(header, rows)
 
 
 def _channels_text(cluster: Cluster) -> str:

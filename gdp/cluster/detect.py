@@ -18,11 +18,14 @@ from gdp.cluster.presets import (
     device_preset,
     preset_of_model,
 )
+from gdp.cluster.reserve import reserved
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.errors import ClusterError
 
 LOG = logging.getLogger(__name__)
 MAX_CORES = 8
+PRESET_CORES = 8
+"""Cores of the preset "cpu"."""
 Run = Callable[[list[str]], str | None]
 
 
@@ -43,11 +46,10 @@ def local_cluster(*, max_cores: int = MAX_CORES, run: Run | None = None) -> Clus
     count = len(available_cores())
     base = device_preset("cpu", "cpu")
     cpu = replace(
-        base,
-        memory_bytes=memory_bytes(),
+        _sized(base, memory_bytes()),
         model=cpu_model(),
-        # The preset has 16 cores; arithmetic scales with cores, memory bandwidth does not.
-        flop_per_s={"default": base.flop_per_s["default"] * count / 16},
+        # The preset has 8 cores; arithmetic scales with cores, memory bandwidth does not.
+        flop_per_s={"default": base.flop_per_s["default"] * count / PRESET_CORES},
     )
     links = read_topology(run(["nvidia-smi", "topo", "-m"]) or "", [g.name for g in gpus])
     joined = {(link.src, link.dst) for link in links}
@@ -74,7 +76,7 @@ def memory_bytes() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        return device_preset("cpu").memory_bytes
+        return device_preset("cpu").total_bytes
 
 
 def cpu_model() -> str:
@@ -103,8 +105,7 @@ def _cores(max_cores: int) -> Cluster:
         )
     devices = [
         replace(
-            device_preset("cpu-core", f"core{i}"),
-            memory_bytes=memory_bytes(),
+            _sized(device_preset("cpu-core", f"core{i}"), memory_bytes()),
             model=cpu_model(),
             memory_pool="ram",
         )
@@ -117,6 +118,11 @@ def _cores(max_cores: int) -> Cluster:
         if a is not b
     ]
     return make_cluster("local", devices, links)
+
+
+def _sized(device: Device, total_bytes: int) -> Device:
+    """The device with the memory that it reports, and the default reserve of that."""
+    return reserved(replace(device, memory_bytes=total_bytes, reserve_bytes=0))
 
 
 def _output(command: list[str]) -> str | None:
@@ -185,13 +191,14 @@ def _jax_devices() -> list[Device]:
 
 def _gpu(name: str, model: str, size_bytes: int) -> Device:
     """A GPU with the numbers of its preset, or of the preset with the nearest memory."""
-    preset = preset_of_model(model)
+    preset = preset_of_model(model, size_bytes)
     if preset is None:
-        presets = [p for p in device_names() if not p.startswith("cpu")]
-        preset = min(presets, key=lambda p: abs(device_preset(p).memory_bytes - size_bytes))
+        known = [p for p in device_names() if not device_preset(p).is_cpu]
+        known = [p for p in known if not device_preset(p).is_unified]
+        preset = min(known, key=lambda p: abs(device_preset(p).total_bytes - size_bytes))
         LOG.warning("no preset for %s (%s): using the numbers of %s", name, model, preset)
     base = device_preset(preset, name)
-    return replace(base, memory_bytes=size_bytes or base.memory_bytes, model=model)
+    return replace(_sized(base, size_bytes or base.total_bytes), model=model)
 
 
 # One direction. NV#: bonded NVLinks of 25 GB/s each (NVLink 2 to 4: NVIDIA V100, A100 and H100

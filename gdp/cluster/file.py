@@ -10,7 +10,14 @@ from typing import Any
 import msgspec
 
 from gdp.cluster.presets import cluster_preset
-from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
+from gdp.cluster.types import (
+    UNLIMITED_BYTES,
+    Cluster,
+    Device,
+    Link,
+    devices_of_key,
+    make_cluster,
+)
 from gdp.errors import ClusterError
 from gdp.files.reading import Kind, read_toml
 from gdp.files.writing import write_atomic
@@ -20,7 +27,11 @@ _KIND = Kind("cluster file", ClusterError)
 
 
 class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A `[[device]]` of a cluster file. What is left out comes from `preset`, where given."""
+    """A `[[device]]` of a cluster file. What is left out comes from `preset`, where given.
+
+    `memory_bytes` is what the device reports, of which `reserve_bytes` are kept: by default those
+    of `gdp.cluster.reserve`.
+    """
 
     name: str
     preset: str | None = None
@@ -33,6 +44,7 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     supported: list[str] | None = None
     model: str | None = None
     memory_pool: str | None = None
+    reserve_bytes: int | str | None = None
 
 
 class LinkEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,6 +99,7 @@ def _link(entry: LinkEntry, contention: bool) -> Link:
 
 def _device(entry: DeviceEntry) -> Device:
     from gdp.cluster.presets import device_preset
+    from gdp.cluster.reserve import reserved
 
     base = None if entry.preset is None else device_preset(entry.preset, entry.name)
     given = {
@@ -96,22 +109,25 @@ def _device(entry: DeviceEntry) -> Device:
     }
     if isinstance(given.get("flop_per_s"), float):
         given["flop_per_s"] = {"default": given["flop_per_s"]}
-    if "memory_bytes" in given:
-        try:
-            given["memory_bytes"] = parse_bytes(given["memory_bytes"])
-        except ValueError as error:
-            raise ClusterError(f"device {entry.name!r}: memory_bytes: {error}") from None
+    for key in ("memory_bytes", "reserve_bytes"):
+        if key in given:
+            try:
+                given[key] = parse_bytes(given[key])
+            except ValueError as error:
+                raise ClusterError(f"device {entry.name!r}: {key}: {error}") from None
+    kept = given.pop("reserve_bytes", None)
     if "supported" in given:
         given["supported"] = frozenset(given["supported"])
     if base is not None:
-        return replace(base, **given)
+        whole = replace(base, memory_bytes=base.total_bytes, reserve_bytes=0)
+        return reserved(replace(whole, **given), kept)
     missing = [key for key in ("flop_per_s", "bytes_per_s") if key not in given]
     if missing:
         raise ClusterError(
             f"device {entry.name!r} lacks {' and '.join(missing)}; give them, or a preset"
         )
     given.setdefault("kind", entry.name)
-    return Device(**given)
+    return reserved(Device(**given), kept)
 
 
 def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
@@ -137,7 +153,10 @@ def cluster_toml(cluster: Cluster) -> str:
             f"dispatch_per = {_quote(device.dispatch_per)}",
         ]  # fmt: skip
         if device.memory_bytes < UNLIMITED_BYTES:
-            lines.append(f"memory_bytes = {device.memory_bytes}")
+            lines += [
+                f"memory_bytes = {device.total_bytes}",
+                f"reserve_bytes = {device.reserve_bytes}",
+            ]
         if device.memory_pool:
             lines.append(f"memory_pool = {_quote(device.memory_pool)}")
         if device.model:
@@ -182,36 +201,23 @@ def parse_max_memory(text: str) -> dict[str, int]:
 
 
 def with_max_memory(cluster: Cluster, limits: Mapping[Any, int | str]) -> Cluster:
-    """The cluster with other memory limits, keyed as in Hugging Face's `max_memory`.
-
-    A number n is the n-th accelerator (the n-th device where there is none), "cpu" every device
-    whose kind begins with cpu, anything else a device name. Raises `ClusterError` on an unknown
-    key.
+    """The cluster with other memory limits, keyed as `devices_of_key` says; a limit is what a plan
+    may fill, and what is left of the device its reserve. Raises `ClusterError` on an unknown key.
     """
-    accelerators = [d for d in cluster.devices if not d.is_cpu]
-    numbered = accelerators or list(cluster.devices)
     memory: dict[str, int] = {}
     for key, size in limits.items():
-        text = str(key)
-        if text in cluster.device_names:
-            names = [text]
-        elif text.isascii() and text.isdecimal() and int(text) < len(numbered):
-            names = [numbered[int(text)].name]
-        elif text == "cpu":
-            names = [d.name for d in cluster.devices if d.is_cpu]
-        else:
-            names = []
-        if not names:
-            raise ClusterError(
-                f"max memory names {text!r}, cluster {cluster.name!r} has "
-                f"{', '.join(cluster.device_names)}"
-            )
+        names = devices_of_key(cluster, key, "max memory")
         memory.update(dict.fromkeys(names, parse_bytes(size)))
     # What is given by hand is a device's own, whoever it shared with.
     devices = tuple(
-        replace(d, memory_bytes=memory[d.name], memory_pool="") if d.name in memory else d
+        replace(
+            d, memory_bytes=memory[d.name], memory_pool="",
+            reserve_bytes=max(0, d.total_bytes - memory[d.name]) if d.reserve_bytes else 0,
+        )
+        if d.name in memory
+        else d
         for d in cluster.devices
-    )
+    )  # fmt: skip
     return replace(cluster, devices=devices)
 
 

@@ -23,8 +23,11 @@ CORE_BYTES_PER_S = 2e10
 CORE_LATENCY_S = 45e-6
 
 
-class _Preset(msgspec.Struct, forbid_unknown_fields=True):
+class Preset(msgspec.Struct, forbid_unknown_fields=True):
+    """A device of `data/clusters/devices.toml`, which explains the fields."""
+
     kind: str
+    memory: str
     memory_bytes: str
     flop_per_s: dict[str, float]
     bytes_per_s: float
@@ -32,33 +35,55 @@ class _Preset(msgspec.Struct, forbid_unknown_fields=True):
     source: str
     dispatch_per: str = "op"
     nvlink_bytes_per_s: float | None = None
+    product: str = ""  # in the name that drivers give it, where that is not the preset's
 
 
 @functools.cache
-def _presets() -> dict[str, _Preset]:
+def presets() -> dict[str, Preset]:
+    """Every device preset by its name."""
     path = data_path("clusters", "devices.toml")
     raw = read_toml(path, Kind("file of device presets", ClusterError), dict)
-    return msgspec.convert(raw, dict[str, _Preset])
+    return msgspec.convert(raw, dict[str, Preset])
 
 
 def device_names() -> list[str]:
     """The device presets that exist."""
-    return sorted(_presets())
+    return sorted(presets())
 
 
-def preset_of_model(model: str) -> str | None:
-    """The accelerator preset whose name is in that of a model, the longest of several."""
-    word = model.lower().replace(" ", "").replace("-", "")
-    named = [p for p in device_names() if not p.startswith("cpu") and p.replace("-", "") in word]
-    return max(named, key=len, default=None)
+_VARIANTS = r"(?![0-9a-z])(?![ -]*(?:ti|super|laptop|mobile|max-q)\b)"
+_CAPACITY = re.compile(r"-\d+$")
+
+
+def preset_of_model(model: str, size_bytes: int = 0) -> str | None:
+    """The accelerator preset of a driver's name for a device; of several sizes of one product the
+    nearest.
+
+    >>> preset_of_model("NVIDIA A100-SXM4-40GB", 40 << 30), preset_of_model("NVIDIA L40S")
+    ('a100-40', 'l40s')
+    """
+    named: dict[str, list[str]] = {}
+    for name, entry in presets().items():
+        product = entry.product or _CAPACITY.sub("", name)
+        words = re.findall(r"[a-z]+|[0-9]+", product)
+        pattern = r"(?<![a-z0-9])" + r"[ -]*".join(words) + _VARIANTS
+        if not name.startswith("cpu") and re.search(pattern, model.lower()):
+            named.setdefault(product, []).append(name)
+    if not named:
+        return None
+    sizes = named[max(named, key=len)]
+    return min(sizes, key=lambda p: abs(parse_bytes(presets()[p].memory_bytes) - size_bytes))
 
 
 def device_preset(preset: str, name: str | None = None) -> Device:
-    """A device with datasheet numbers; raises `ClusterError` when there is no such preset."""
-    entry = _presets().get(preset)
+    """A device with datasheet numbers and the default reserve; raises `ClusterError` when there is
+    no such preset."""
+    from gdp.cluster.reserve import reserved
+
+    entry = presets().get(preset)
     if entry is None:
         raise ClusterError(f"no device preset {preset!r}; there are {', '.join(device_names())}")
-    return Device(
+    device = Device(
         name=preset if name is None else name,
         kind=entry.kind,
         flop_per_s=entry.flop_per_s,
@@ -67,6 +92,7 @@ def device_preset(preset: str, name: str | None = None) -> Device:
         dispatch_s=entry.dispatch_s,
         dispatch_per=entry.dispatch_per,
     )
+    return reserved(device)
 
 
 def cluster_preset(spec: str) -> Cluster:
@@ -84,9 +110,9 @@ def cluster_preset(spec: str) -> Cluster:
     if sum(count for count, _ in parts) > MAX_DEVICES:
         raise ClusterError(f"cluster {spec!r}: too many devices, at most {MAX_DEVICES}")
     devices: list[Device] = []
-    presets: list[str] = []
+    chosen: list[str] = []
     for count, preset in parts:
-        first = sum(p == preset for p in presets)
+        first = sum(p == preset for p in chosen)
         total = first + sum(c for c, p in parts if p == preset)
         base = device_preset(preset)
         stem = "core" if preset == "cpu-core" else preset
@@ -94,9 +120,14 @@ def cluster_preset(spec: str) -> Cluster:
             alone = total == 1 and preset != "cpu-core"
             number = f"{stem}{i}" if preset == "cpu-core" else f"{stem}:{i}"
             devices.append(replace(base, name=stem if alone else number))
-            presets.append(preset)
+            chosen.append(preset)
+    if any(d.is_unified for d in devices) and any(d.is_cpu for d in devices):
+        alone = next(d.kind for d in devices if d.is_unified)
+        raise ClusterError(
+            f"cluster {spec!r}: {alone} shares the memory of its own processor; leave the cpu out"
+        )
     links = [
-        _link(spec, (devices[i], presets[i]), (devices[j], presets[j]), link)
+        _link(spec, (devices[i], chosen[i]), (devices[j], chosen[j]), link)
         for i in range(len(devices))
         for j in range(len(devices))
         if i != j
@@ -106,7 +137,7 @@ def cluster_preset(spec: str) -> Cluster:
 
 def _part(spec: str, part: str) -> tuple[int, str]:
     match = re.fullmatch(r"(?:([1-9][0-9]*)x)?([a-z][a-z0-9-]*)", part)
-    if match is None or match[2] not in _presets():
+    if match is None or match[2] not in presets():
         raise ClusterError(
             f"no cluster file or preset {spec!r}: write a path, or [COUNTx]DEVICE[+...][-LINK] "
             f"such as 2xcpu-core or cpu+2xt4-pcie4; devices are {', '.join(device_names())}"
@@ -122,7 +153,7 @@ def _link(spec: str, src: tuple[Device, str], dst: tuple[Device, str], link: str
         return Link(a.name, b.name, CORE_BYTES_PER_S, CORE_LATENCY_S, one_way=True)
     to_cpu = a.is_cpu or b.is_cpu
     if link == "nvlink" and not to_cpu:
-        speeds = [_presets()[p].nvlink_bytes_per_s for p in (preset_a, preset_b)]
+        speeds = [presets()[p].nvlink_bytes_per_s for p in (preset_a, preset_b)]
         if None in speeds:
             raise ClusterError(
                 f"cluster {spec!r}: {a.kind} or {b.kind} has no NVLink; use pcie3 to pcie5"

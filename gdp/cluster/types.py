@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -40,13 +41,14 @@ class Device:
     kind: str  # "cpu...", "gpu", or the model, such as "a100": the key of calibrated costs
     flop_per_s: Mapping[str, float]  # by dtype; the key "default" answers for the rest
     bytes_per_s: float  # of the device's own memory
-    memory_bytes: int = UNLIMITED_BYTES
+    memory_bytes: int = UNLIMITED_BYTES  # that plans may fill
     dispatch_s: float = 0.0  # fixed cost of launching one op, or one segment
     dispatch_per: str = "op"  # "op" (eager accelerators) or "segment" (cut sub-models)
     supported: frozenset[str] | None = None  # op types; None means all
     model: str = ""  # what detection found, such as the processor's name
     memory_pool: str = ""  # devices of one name share `memory_bytes`, as the cores of a machine do
     processor: str = ""  # devices of one name compute one at a time; set by measured costs alone
+    reserve_bytes: int = 0  # kept beside `memory_bytes` for the system, drivers and runtimes
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
@@ -61,6 +63,10 @@ class Device:
             raise ClusterError(
                 f"{where}: memory_bytes must be > 0, at most 2**62, got {self.memory_bytes}"
             )
+        if not 0 <= self.reserve_bytes <= UNLIMITED_BYTES:
+            raise ClusterError(
+                f"{where}: reserve_bytes must be >= 0, at most 2**62, got {self.reserve_bytes}"
+            )
         _check_delay(where, "dispatch_s", self.dispatch_s)
         if self.dispatch_per not in ("op", "segment"):
             raise ClusterError(
@@ -71,6 +77,16 @@ class Device:
     def is_cpu(self) -> bool:
         """True for a processor or a part of one, which works in the host's own memory."""
         return is_cpu_kind(self.kind)
+
+    @property
+    def is_unified(self) -> bool:
+        """True for a GPU whose memory is its processor's, too: Apple's M1 and later."""
+        return re.fullmatch(r"m\d+(-pro|-max|-ultra)?", self.kind) is not None
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory that the device reports to programs: what plans may fill, and the reserve."""
+        return min(self.memory_bytes + self.reserve_bytes, UNLIMITED_BYTES)
 
     def speed(self, dtype: str) -> float:
         """FLOP/s in a dtype, or the default."""
@@ -186,6 +202,65 @@ def shared_overflow(cluster: Cluster, peak_bytes: Sequence[int]) -> str:
                 f"would hold {format_bytes(held)} together"
             )
     return ""
+
+
+def devices_of_key(cluster: Cluster, key: object, what: str) -> list[str]:
+    """Names of the devices that a key means, as in Hugging Face's `max_memory`.
+
+    A number n is the n-th accelerator (the n-th device where there is none), "cpu" every device
+    whose kind begins with cpu, "" every accelerator (every device where there is none), anything
+    else a device name. Raises `ClusterError` on an unknown key of `what`.
+    """
+    text = str(key)
+    numbered = [d for d in cluster.devices if not d.is_cpu] or list(cluster.devices)
+    if text in cluster.device_names:
+        return [text]
+    if text.isascii() and text.isdecimal() and int(text) < len(numbered):
+        return [numbered[int(text)].name]
+    if text == "":
+        return [d.name for d in numbered]
+    names = [d.name for d in cluster.devices if d.is_cpu] if text == "cpu" else []
+    if not names:
+        raise ClusterError(
+            f"{what} names {text!r}, cluster {cluster.name!r} has {', '.join(cluster.device_names)}"
+        )
+    return names
+
+
+NEARLY_FULL = 0.9
+"""Share of a device's memory beyond which a plan says so."""
+
+
+def fullness(cluster: Cluster, peak_bytes: Sequence[int]) -> list[float]:
+    """Share of each device's memory that is taken; devices of one pool take it together, and one
+    without a limit is empty."""
+    taken = list(map(int, peak_bytes))
+    together: dict[str, int] = {}
+    for device, peak in zip(cluster.devices, taken, strict=True):
+        if device.memory_pool:
+            together[device.memory_pool] = together.get(device.memory_pool, 0) + peak
+    return [
+        0.0
+        if device.memory_bytes >= UNLIMITED_BYTES
+        else together.get(device.memory_pool, peak) / device.memory_bytes
+        for device, peak in zip(cluster.devices, taken, strict=True)
+    ]
+
+
+def nearly_full(cluster: Cluster, peak_bytes: Sequence[int]) -> str:
+    """Note that names the devices which a plan fills beyond `NEARLY_FULL`; "" if there are none."""
+    shares = fullness(cluster, peak_bytes)
+    named = [
+        f"{device.name} ({share:.0%}, {format_bytes(device.reserve_bytes)} more are kept free)"
+        for device, share, peak in zip(cluster.devices, shares, peak_bytes, strict=True)
+        if share > NEARLY_FULL and peak > 0
+    ]
+    if not named:
+        return ""
+    return (
+        f"more than {NEARLY_FULL:.0%} full: {', '.join(named)}; if it runs out of memory, keep "
+        "more free with --reserve"
+    )
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def _devices() -> Iterator[Check]:
 
     costs = LearnedCosts(shipped())
     for device in local_cluster().devices:
-        memory = format_bytes(device.memory_bytes) if device.memory_bytes < UNLIMITED_BYTES else "-"
+        memory = format_bytes(device.total_bytes) if device.memory_bytes < UNLIMITED_BYTES else "-"
         model = f", {device.model}" if device.model else ""
         shared = " shared" if device.memory_pool else ""
         yield Check("devices", device.name, OK, f"{device.kind}, {memory}{shared}{model}")

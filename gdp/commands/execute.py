@@ -7,6 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 from gdp import api
 from gdp.cluster.file import Machine, load_cluster
+from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.accelerate import PlannedPlacement, cluster_with_offload, whole_modules
 from gdp.commands.code_models import (
@@ -298,6 +299,7 @@ def memory_for(
     """Bytes that weights may take on a cluster in placements for a planning target."""
     if target is None:
         return room_bytes(cluster, constraints)
+    cluster = for_runtime(cluster, target)
     if PLANNING_TARGETS[target].offloads and offload != "none":
         return room_bytes(cluster_with_offload(cluster, offload), constraints)
     return room_bytes(resident(cluster), constraints)
@@ -326,6 +328,7 @@ def place_for(
         **placing: Options of `gdp.place`.
     """
     row = None if target is None else PLANNING_TARGETS[target]
+    cluster = cluster if target is None else for_runtime(cluster, target)
     granularity = granularity or ("module" if row is not None and row.by_module else "op")
     if row is not None and row.by_module and granularity == "op":
         raise ValueError(f"{target} goes by whole modules: granularity module or layer")

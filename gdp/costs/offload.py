@@ -26,12 +26,32 @@ DISK_BYTES_PER_S = 2e9
 host memory.
 """
 DISK_LATENCY_S = 100e-6
-MAX_SHARE = 0.5  # of the main device's memory that is kept for what streams, at most
+HOST_POOL = "host memory"
+MAX_SHARE = 0.5  # of a memory that is kept for what streams, at most
 
 
 def offload_targets(device_names: Sequence[str]) -> list[str]:
     """The places of `KINDS` that some devices stand for, by their names."""
     return [t for t in KINDS if OFFLOAD_NAMES[t] in device_names]
+
+
+def _offload_device(
+    main: Device, target: str, devices: Sequence[Device], streamed_bytes: int
+) -> Device:
+    """The device that stands for weights at rest; in host memory it shares the host's, less what is
+    on its way (and so has room for the model's inputs and outputs)."""
+    blank = replace(
+        main, name=OFFLOAD_NAMES[target], kind=KINDS[target], reserve_bytes=0, memory_pool=""
+    )
+    memories = {d.memory_pool or d.name: d for d in devices if d.is_cpu}
+    host_bytes = sum(d.memory_bytes for d in memories.values())
+    if target != "cpu" or not 0 < host_bytes < UNLIMITED_BYTES:
+        return replace(blank, memory_bytes=UNLIMITED_BYTES)
+    shared = next(iter(memories)) if len(memories) == 1 else ""
+    return replace(
+        blank, memory_bytes=host_bytes - min(streamed_bytes, int(MAX_SHARE * host_bytes)),
+        reserve_bytes=sum(d.reserve_bytes for d in memories.values()), memory_pool=shared,
+    )  # fmt: skip
 
 
 def is_offload(device: Device) -> bool:
@@ -60,15 +80,17 @@ def with_offload(cluster: Cluster, targets: Sequence[str], reserved_bytes: int =
     if main is None:
         return cluster
     base, d, k = resident(cluster), cluster.num_devices, len(targets)
-    host_bytes = sum(device.memory_bytes for device in cluster.devices if device.is_cpu)
-    room = {"cpu": min(host_bytes or UNLIMITED_BYTES, UNLIMITED_BYTES), "disk": UNLIMITED_BYTES}
     devices = list(base.devices)
-    reserved = min(reserved_bytes, int(MAX_SHARE * devices[main].memory_bytes))
-    devices[main] = replace(devices[main], memory_bytes=devices[main].memory_bytes - reserved)
-    devices += [
-        replace(base.devices[main], name=OFFLOAD_NAMES[t], kind=KINDS[t], memory_bytes=room[t])
-        for t in targets
-    ]
+    streamed = min(reserved_bytes, int(MAX_SHARE * devices[main].memory_bytes))
+    devices[main] = replace(
+        devices[main], memory_bytes=devices[main].memory_bytes - streamed,
+        reserve_bytes=devices[main].reserve_bytes + streamed * (devices[main].reserve_bytes > 0),
+    )  # fmt: skip
+    hosts = [i for i, device in enumerate(devices) if device.is_cpu]
+    if len({devices[i].memory_pool or devices[i].name for i in hosts}) == 1:
+        for i in hosts:
+            devices[i] = replace(devices[i], memory_pool=devices[i].memory_pool or HOST_POOL)
+    devices += [_offload_device(base.devices[main], t, devices, streamed) for t in targets]
     # What is said of the main device holds for what stands for its weights, too.
     rows = np.array([*range(d), *[main] * k])
     same = rows[:, None] == rows[None, :]

@@ -3,7 +3,10 @@
 A simulator knows costs to a few percent at best, so that differences far below that are not real,
 while every transfer and every piece of a cut model costs a runtime something that it does not know.
 Among placements within a tolerance of the best, the one with fewest transfers and pieces is taken:
-from those that a method has seen, and from what a greedy walk makes of the best of them.
+from those that a method has seen, and from what a greedy walk makes of the best of them. Of equal
+ones the one whose fullest device is emptiest is taken; and where a device is nearly full, ops at
+the borders of its parts move on while the tolerance allows it, since runtimes need memory that no
+plan knows of.
 
 Axes: N ops, T tensors, D devices, K moves.
 """
@@ -17,6 +20,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.clock import Clock
+from gdp.cluster.types import NEARLY_FULL, fullness
 from gdp.graph.groups import components, lists
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.heuristics.simple import single_assignments
@@ -24,7 +28,7 @@ from gdp.methods.scoring import score_all, score_of
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
-from gdp.sim.score import values
+from gdp.sim.score import score, values
 from gdp.sim.segments import segments
 
 OPS_SIMULATED, OPS_SWEPT = 2_000_000, 500_000
@@ -33,6 +37,8 @@ repeats."""
 _LEAST, _MOST = 64, 2000
 _FRONT = 5  # moves kept of one island towards one device
 _AT_ONCE = 256
+_ROUNDS = 8  # of moves off the fullest device
+_NOTABLY_EMPTIER = 0.002  # of the memory
 
 
 class CountedPlacement(NamedTuple):
@@ -89,7 +95,10 @@ def simplify(
     simplest = min(candidates, key=lambda plan: plan.key)
     for start in [top] if simplest is top else [simplest, top]:
         candidates.append(_walk(problem, start, limit_s, budget))
-    return Simplified(min(candidates, key=lambda plan: plan.key), top, budget.used)
+    least = min(plan.key for plan in candidates)
+    equal = [plan for plan in candidates if plan.key == least]
+    plan = equal[0] if len(equal) == 1 else min(equal, key=lambda p: _fullest(problem, p)[0])
+    return Simplified(_emptied(problem, plan, limit_s, budget), top, budget.used)
 
 
 def simpler(problem: Problem, answer: Answer, search: Search, clock: Clock | None = None) -> Answer:
@@ -108,12 +117,23 @@ def simpler(problem: Problem, answer: Answer, search: Search, clock: Clock | Non
     )
     answer = replace(answer, evaluations=answer.evaluations + simplified.evaluations)
     plan, top = simplified.plan, simplified.best
-    if plan.key >= top.key:
+    (full, _), (was_full, d) = _fullest(problem, plan), _fullest(problem, top)
+    emptier = was_full > NEARLY_FULL and full < was_full
+    if plan.key >= top.key and not emptier:
         return answer
     cost = f"costs {simplified.cost:.2%}" if simplified.cost > 0 else "costs nothing"
+    done = []
+    if plan.key[0] < top.key[0]:
+        done.append(
+            f"simplified to {plan.pieces} pieces and {plan.transfers} transfers from {top.pieces} "
+            f"and {top.transfers}"
+        )
+    if emptier:
+        name = problem.cluster.device_names[d]
+        done.append(f"evened out: the fullest device {full:.0%} full, not {name} {was_full:.0%}")
     note = (
-        f"simplified to {plan.pieces} pieces and {plan.transfers} transfers from {top.pieces} and "
-        f"{top.transfers}, which {cost}: simplicity 0 answers {problem.unit.text(top.value_s)}"
+        f"{'; '.join(done) or 'of equally simple placements the faster one'}, which {cost}: "
+        f"simplicity 0 answers {problem.unit.text(top.value_s)}"
     )
     return replace(
         answer,
@@ -255,10 +275,60 @@ def _moved(
     return CountedPlacement(Assignment(device, rank), float(value_s[0]), transfers, pieces)
 
 
-def _moves(problem: Problem, device: Int[np.ndarray, "N"], budget: _Budget) -> Iterator[_Move]:
+def _fullest(problem: Problem, plan: CountedPlacement) -> tuple[float, int]:
+    """Share of its memory that the fullest device holds, and which device it is."""
+    scored = score(problem, plan.assignment.device, plan.assignment.rank)
+    shares = fullness(problem.cluster, scored.peak_bytes.tolist())
+    return max(shares), shares.index(max(shares))
+
+
+def _emptied(
+    problem: Problem, plan: CountedPlacement, limit_s: float, budget: _Budget
+) -> CountedPlacement:
+    """The plan with ops moved off its fullest device while that is nearly full: no more transfers
+    or pieces, within the limit, the least full first."""
+    now, (share, fullest) = plan, _fullest(problem, plan)
+    for _ in range(_ROUNDS):
+        if share <= NEARLY_FULL or budget.left <= 0:
+            break
+        device = now.assignment.device
+        options = [m for m in _moves(problem, device, budget, saved=0) if m.source == fullest]
+        options = _spread(options, min(_AT_ONCE, budget.left))
+        if not options:
+            break
+        devices = np.repeat(device[None], len(options), axis=0)
+        for row, move in zip(devices, options, strict=True):
+            row[move.ops] = move.target
+        value_s, overflow = values(problem, devices, now.assignment.rank)
+        budget.used += len(options)
+        tried = []
+        for i in np.flatnonzero((overflow == 0) & (value_s <= limit_s)).tolist():
+            moved = CountedPlacement(
+                Assignment(devices[i], now.assignment.rank), float(value_s[i]),
+                count_transfers(problem, devices[i]), count_pieces(problem, devices[i]),
+            )  # fmt: skip
+            if _no_more(moved, now):
+                budget.used += 1
+                tried.append((*_fullest(problem, moved), i, moved))
+        if not tried or min(tried)[0] >= share - _NOTABLY_EMPTIER:
+            break
+        share, fullest, _, now = min(tried)
+    return now
+
+
+def _spread(options: list[_Move], most: int) -> list[_Move]:
+    """At most so many of the options, evenly over their order."""
+    if len(options) <= most:
+        return options
+    return [options[i] for i in np.linspace(0, len(options) - 1, most).round().astype(int)]
+
+
+def _moves(
+    problem: Problem, device: Int[np.ndarray, "N"], budget: _Budget, saved: int = 1
+) -> Iterator[_Move]:
     """Whole islands, and their first or last ops in topological order, to a device that they
-    exchange tensors with; only where fewer transfers are left. An island is a connected part of
-    what one device runs; small ones come first."""
+    exchange tensors with; only where at least `saved` transfers fewer are left. An island is a
+    connected part of what one device runs; small ones come first."""
     count = _Counting(problem, device)
     for groups in sorted(_islands(problem, device), key=len):
         if budget.sweeps <= 0 or budget.clock.is_over():
@@ -268,7 +338,7 @@ def _moves(problem: Problem, device: Int[np.ndarray, "N"], budget: _Budget) -> I
             free = [g for g in groups if problem.group_allowed[g, target]]
             budget.sweeps -= 2 * len(free)
             for order in (free, free[::-1]):
-                yield from count.sweep(order, source, target)
+                yield from count.sweep(order, source, target, saved)
 
 
 def _islands(problem: Problem, device: Int[np.ndarray, "N"]) -> list[list[int]]:
@@ -312,18 +382,19 @@ class _Counting:
                 devices.update(self.device[r] for t in self.makes[op] for r in self.readers[t])
         return devices - {source}
 
-    def sweep(self, groups: list[int], source: int, target: int) -> Iterator[_Move]:
-        """The first k groups moved to the target, for the few k that leave ever fewer transfers."""
+    def sweep(self, groups: list[int], source: int, target: int, saved: int = 1) -> Iterator[_Move]:
+        """The first k groups moved to the target, for the few k that leave ever fewer transfers;
+        where none have to be `saved`, for all k that leave no more."""
         change, least, front = 0, 0, []
         for k, g in enumerate(groups):
             change += sum(self._move(op, source, target) for op in self.group_ops[g])
-            if change < least:
-                least = change
+            if change < least or (saved == 0 and change <= 0):
+                least = min(least, change)
                 front.append((k + 1, -change))
         for g in reversed(groups):
             for op in reversed(self.group_ops[g]):
                 self._move(op, target, source)
-        if len(front) > _FRONT:
+        if saved > 0 and len(front) > _FRONT:
             steps = np.linspace(0, len(front) - 1, _FRONT).round().astype(int)
             front = [front[i] for i in steps]
         for k, saved in front:

@@ -145,7 +145,7 @@ BAD = [
     (("place", "onnx:none"), "light_resnet50"),
     (("place", "python:nothing"), "python:package.module:function"),
     (("place", "python:no.such:f"), "cannot be imported"),
-    (("place", "MODEL", "--cluster", "2xbad"), "devices are a100"),
+    (("place", "MODEL", "--cluster", "2xbad"), "devices are a10, a100"),
     (("place", "MODEL", "--cluster", "none.toml"), "no cluster file"),
     (("place", "MODEL", "--method", "magic"), "no method 'magic'"),
     (("place", "MODEL", "--max-memory", "20GiB"), "0=20GiB"),

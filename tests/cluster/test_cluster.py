@@ -5,11 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gdp.cluster.bandwidth import Bandwidth, measure_bandwidth, with_bandwidth
 from gdp.cluster.detect import local_cluster, read_topology
 from gdp.cluster.file import cluster_toml, parse_max_memory, read_cluster, with_max_memory
-from gdp.cluster.presets import cluster_preset, device_names, device_preset
+from gdp.cluster.presets import (
+    cluster_preset,
+    device_names,
+    device_preset,
+    preset_of_model,
+    presets,
+)
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.errors import ClusterError
+from gdp.units import parse_bytes
 
 DEVICE = '[[device]]\nname = "a"\nflop_per_s = 1e9\nbytes_per_s = 1e9\n'
 TWO = DEVICE + DEVICE.replace('"a"', '"b"')
@@ -114,7 +122,7 @@ def test_presets_name_devices_and_hosts() -> None:
 
 @pytest.mark.parametrize("spec", ["2xnothing", "0xt4", "t4+", "x", "2x"])
 def test_an_unknown_preset_lists_what_exists(spec: str) -> None:
-    with pytest.raises(ClusterError, match="devices are a100"):
+    with pytest.raises(ClusterError, match="devices are a10, a100"):
         Cluster.load(spec)
 
 
@@ -124,14 +132,19 @@ def test_nvlink_needs_devices_that_have_it() -> None:
 
 
 def test_every_device_preset_is_valid_and_has_a_source() -> None:
-    assert {"k80", "p100", "v100", "a100", "h100", "h200", "l4", "t4"} <= set(device_names())
-    for name in device_names():
-        assert device_preset(name).memory_bytes > 2**30
+    assert {"k80", "rtx3090", "rtx5090", "a100-40", "mi300x", "m4-max", "t4"} <= set(device_names())
+    for name, entry in presets().items():
+        device = device_preset(name)
+        assert entry.source
+        assert device.kind == name
+        # A driver reports at least 88% of what is printed on the box, in GB of 10^9 bytes or GiB.
+        assert 0.88 < device.total_bytes / parse_bytes(entry.memory) < 1.08
+        assert 0 < device.reserve_bytes < 0.35 * device.total_bytes
 
 
 def test_max_memory_counts_accelerators_as_hugging_face_does() -> None:
     cluster = with_max_memory(cluster_preset("cpu+2xt4"), parse_max_memory("1=2GiB,cpu=30GiB"))
-    assert cluster.memory_bytes.tolist() == [30 * 2**30, 16 * 2**30, 2 * 2**30]
+    assert cluster.memory_bytes.tolist() == [30 * 2**30, 14 * 2**30, 2 * 2**30]
     with pytest.raises(ClusterError, match="max memory names '7'"):
         with_max_memory(cluster, {7: "1GiB"})
     with pytest.raises(ValueError, match="must look like 0=20GiB"):
@@ -179,5 +192,44 @@ def test_gpus_that_nvidia_smi_reports_stand_beside_the_cpu() -> None:
     cluster = local_cluster(run=run)
     assert cluster.device_names == ("cpu", "gpu0", "gpu1")
     assert [d.kind for d in cluster.devices] == ["cpu", "t4", "a100"]
-    assert cluster.devices[1].memory_bytes == 15360 * 2**20
+    assert cluster.devices[1].total_bytes == 15360 * 2**20
+    assert cluster.devices[1].reserve_bytes == 2**30
     assert cluster.link_bytes_per_s[1, 2] == 31.5e9
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "preset"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 80, "a100"),
+        ("NVIDIA A100-PCIE-40GB", 40, "a100-40"),
+        ("NVIDIA A10", 22, "a10"),
+        ("NVIDIA L40S", 45, "l40s"),
+        ("NVIDIA L40", 45, None),
+        ("NVIDIA T400", 4, None),
+        ("NVIDIA RTX A6000", 48, "a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", 48, "rtx6000-ada"),
+        ("NVIDIA GeForce RTX 4060 Ti", 8, "rtx4060ti-8"),
+        ("NVIDIA GeForce RTX 4060 Ti", 16, "rtx4060ti"),
+        ("NVIDIA GeForce RTX 4070", 12, "rtx4070"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 16, None),
+        ("AMD Instinct MI300X", 192, "mi300x"),
+        ("Apple M2 Max", 96, "m2-max"),
+    ],
+)
+def test_a_drivers_name_is_that_of_one_product(model: str, gib: int, preset: str | None) -> None:
+    assert preset_of_model(model, gib << 30) == preset
+
+
+def test_cores_share_the_bandwidth_that_was_measured() -> None:
+    measured = Bandwidth(one_core=12e9, all_cores=30e9, cores=4)
+    cores = with_bandwidth(cluster_preset("4xcpu-core"), measured)
+    assert {d.bytes_per_s for d in cores.devices} == {7.5e9}
+    few = with_bandwidth(cluster_preset("2xcpu-core"), measured)
+    assert {d.bytes_per_s for d in few.devices} == {12e9}
+    mixed = with_bandwidth(cluster_preset("cpu+t4"), measured)
+    assert [d.bytes_per_s for d in mixed.devices] == [30e9, 320e9]
+
+
+def test_bandwidth_is_measured() -> None:
+    measured = measure_bandwidth(1, seconds=0.01)
+    assert 1e8 < measured.one_core == measured.all_cores < 1e13

@@ -11,7 +11,7 @@ from gdp.commands.accelerate import plan_accelerate, streamed_bytes, whole_modul
 from gdp.commands.execute import place_for
 from gdp.commands.explanation import explain
 from gdp.constraints import Constraints
-from gdp.costs.offload import Streamed, resident, with_offload
+from gdp.costs.offload import HOST_POOL, Streamed, resident, with_offload
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
@@ -74,7 +74,18 @@ def test_what_streams_takes_half_of_the_memory_at_most_and_rests_in_that_of_the_
         replace(base, devices=(host, base.devices[1])), ["cpu", "disk"], reserved_bytes=90 * MB
     )
     memory = [device.memory_bytes for device in cluster.devices]
-    assert memory == [40 * MB, 50 * MB, 40 * MB, UNLIMITED_BYTES]
+    # As much of the one host memory is left to inputs and outputs.
+    assert memory == [40 * MB, 50 * MB, 20 * MB, UNLIMITED_BYTES]
+    assert [device.memory_pool for device in cluster.devices] == [HOST_POOL, "", HOST_POOL, ""]
+
+
+def test_cores_of_one_memory_offer_it_once() -> None:
+    base = box(100)
+    core = replace(base.devices[0], memory_bytes=40 * MB, memory_pool="ram")
+    gpu = base.devices[1]
+    cores = make_cluster("box", [core, replace(core, name="second"), gpu])
+    offload = with_offload(cores, ["cpu"]).devices[-1]
+    assert (offload.memory_bytes, offload.memory_pool) == (40 * MB, "ram")
 
 
 def test_the_latency_of_the_link_is_paid_at_every_use() -> None:

@@ -216,3 +216,37 @@ def test_what_a_method_said_is_told_beside_what_simplicity_cost() -> None:
     told = simpler(problem, answer, Search(simplicity=0.05)).notes
     assert len(told) == 2
     assert told[0] == answer.reason
+
+
+def packed(second_s: float = 1.0) -> Problem:
+    """Twelve ops in a row, of 1 s and 10 bytes of weights each, on two devices of 100 bytes; the
+    second takes `second_s`. Ten ops on the first are the most."""
+    graph = plain_graph(12, [(i, i + 1) for i in range(11)], 0, weight_bytes=[10] * 12)
+    compute_s = np.tile([1.0, second_s], (12, 1))
+    return make_problem(graph, unit_cluster(2, memory_bytes=100), compute_s, "latency")
+
+
+def test_a_full_device_is_emptied_where_that_costs_nothing() -> None:
+    """Ten and two ops, with one transfer, are as fast as six and six."""
+    found = simplify(packed(), Assignment(np.array([0] * 10 + [1] * 2)), 0.02)
+    assert np.bincount(found.plan.assignment.device).tolist() == [6, 6]
+    assert found.plan.value_s == found.best.value_s
+    assert found.plan.key[0] == found.best.key[0]
+
+
+def test_a_full_device_is_emptied_as_far_as_the_tolerance_goes() -> None:
+    """10 + 2 x 1.1 = 12.2 s; 2% more are 12.44 s, in which two more ops move for 0.1 s each."""
+    problem, best = packed(1.1), Assignment(np.array([0] * 10 + [1] * 2))
+    found = simplify(problem, best, 0.02)
+    assert np.bincount(found.plan.assignment.device).tolist() == [8, 4]
+    assert simplify(problem, best, 0.001).plan is not found.plan
+    answer = simpler(problem, Answer(best), Search(simplicity=0.02, seconds=None, evaluations=500))
+    assert "evened out: the fullest device 80% full, not d0 100%, which costs 1.64%" in str(
+        answer.messages
+    )
+
+
+def test_a_device_that_is_not_nearly_full_stays_as_it_is() -> None:
+    problem = packed()
+    found = simplify(problem, Assignment(np.array([0] * 9 + [1] * 3)), 0.02)
+    assert np.bincount(found.plan.assignment.device).tolist() == [9, 3]

@@ -108,20 +108,27 @@ class ModelOptions:
         help="A whole request, the prompt read once and so many tokens written; hf: models.",
     )  # fmt: skip
 
+    quantize: str | None = option(
+        "--quantize", metavar="SCHEME",
+        help="Store weights so, instead of as the configuration says: nf4, nf4-double, int8, int4, "
+        "gptq, awq, fp8, hqq, mxfp4 or none; hf: models.",
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
-        """Append task, batch, sequence and decoding to the spec of the model."""
+        """Append task, batch, sequence, quantisation and decoding to the spec of the model."""
         from gdp.models import HF_PREFIX, is_gguf
 
-        names = ("task", "batch", "sequence")
+        names = ("task", "batch", "sequence", "quantize")
         settings = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
         parts = [f"{name}={value}" for name, value in settings.items()] + ["decode"] * self.decode
         if self.generate is not None:
             self._require_generating()
             parts += self.generate.replace(" ", "").split(",")
-        taken = self.spec.startswith(HF_PREFIX) or (is_gguf(self.spec) and self.task is None)
+        of_hf = (self.task, self.quantize) != (None, None)
+        taken = self.spec.startswith(HF_PREFIX) or (is_gguf(self.spec) and not of_hf)
         if parts and not taken:
             flag = parts[0].partition("=")[0]
-            kinds = "hf:CONFIG models" if flag == "task" else "hf:CONFIG and .gguf models"
+            kinds = "hf:CONFIG models" if of_hf else "hf:CONFIG and .gguf models"
             raise click.UsageError(f"--{flag} is for {kinds}, not for {self.spec!r}")
         if parts:
             joint = "&" if "?" in self.spec else "?"

@@ -74,7 +74,8 @@ RESERVES: Mapping[tuple[str, str], Reserve] = {
                 (Tier(4 * GIB, 0.25), Tier(8 * GIB, 0.2), Tier(16 * GIB, 0.1),
                  Tier(128 * GIB, 0.06), Tier(_ALL, 0.02)),
                 "the share that Google Kubernetes Engine keeps of a node for its system: 25% of "
-                "the first 4 GiB, 20% of the next 4, 10% of the next 8, 6% of the next 112, 2% beyond"),
+                "the first 4 GiB, 20% of the next 4, 10% of the next 8, 6% of the next 112, 2% "
+                "beyond (its page on node sizes)"),
     )
 }  # fmt: skip
 """Rows by kind of device and runtime; a runtime without a row takes that of no runtime."""
@@ -136,7 +137,8 @@ def parse_reserve(text: str) -> dict[str, int]:
 
 def with_reserve(cluster: Cluster, reserves: Mapping[Any, int | str]) -> Cluster:
     """The cluster with other reserves, keyed as the limits of `with_max_memory`; the key "" is
-    every accelerator, or every device where there is none. Raises `ClusterError` on an unknown key."""
+    every accelerator, or every device where there is none. Raises `ClusterError` on an unknown key.
+    """
     kept: dict[str, int] = {}
     for key, size in reserves.items():
         kept.update(dict.fromkeys(devices_of_key(cluster, key, "reserve"), parse_bytes(size)))

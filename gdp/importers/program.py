@@ -38,10 +38,13 @@ class Value:
     weight: Key | None = None
     backward: bool = False  # depends on the gradient of the loss
     known: Any = None  # a literal or an array that the function closes over
+    stored_bytes: int | None = None  # of a quantised weight, with its scales
 
     @property
     def nbytes(self) -> int:
-        """Bytes as a dense array."""
+        """Bytes as a dense array, or as a quantised weight is stored."""
+        if self.stored_bytes is not None:
+            return self.stored_bytes
         return math.prod(self.dims) * self.itemsize
 
 

@@ -41,6 +41,7 @@ from gdp.importers.pytorch.caches import (
 from gdp.importers.pytorch.closed import closed, import_transformers, not_at_hand
 from gdp.importers.pytorch.export import import_torch
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
+from gdp.importers.pytorch.quantised import quantised_options, quantization_of, saved_bytes
 from gdp.terminal import stage
 from gdp.units import format_bytes
 
@@ -88,7 +89,7 @@ _SIZES = ("image_size", "num_channels", "patch_size")
 _LARGEST = (1 << 31) - 1
 
 
-_KEYS = frozenset(("task", "batch", "sequence", "decode", "prompt", "new"))
+_KEYS = frozenset(("task", "batch", "sequence", "decode", "prompt", "new", "quantize"))
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class ConfigSpec:
     decode: bool = False  # one step of a model that has read `sequence` tokens
     prompt: int = 0  # tokens that are read before `new` ones are written; 0: one phase alone
     new: int = 0
+    quantize: str = ""  # a scheme to try; "": that of the configuration
 
 
 def parse_config_spec(text: str) -> ConfigSpec:
@@ -109,15 +111,15 @@ def parse_config_spec(text: str) -> ConfigSpec:
 
     >>> parse_config_spec("hf:llama/config.json?batch=2&decode")  # doctest: +NORMALIZE_WHITESPACE
     ConfigSpec(path='llama/config.json', task='', batch=2, sequence=512, decode=True, prompt=0,
-               new=0)
+               new=0, quantize='')
     """
-    form = "hf:PATH?task=TASK&batch=1&sequence=512&decode"
+    form = "hf:PATH?task=TASK&batch=1&sequence=512&decode&quantize=SCHEME"
     path, given = spec_parts(text, form, _KEYS, PREFIX)
     task = given.get("task", "")
     if task and task not in TASKS:
         raise ModelError(f"no task {task!r}; there are {', '.join(TASKS)}")
     prompt, new = request_tokens(given)
-    return ConfigSpec(path, task, *batch_of(given), prompt, new)
+    return ConfigSpec(path, task, *batch_of(given), prompt, new, given.get("quantize", ""))
 
 
 def config_file(spec: str) -> Path:
@@ -159,11 +161,12 @@ class HuggingFaceModel(TorchModel):
         there is for them. Nothing is traced."""
         weights = {_storage(w): w for w in (*self.module.parameters(), *self.module.buffers())}
         sizes = {s: w.untyped_storage().nbytes() for s, w in weights.items()}
-        if sum(sizes.values()) <= room_bytes:
+        saved = saved_bytes(self.unwrapped, self.options.get("stored", {}))
+        if sum(sizes.values()) - saved <= room_bytes:
             return
         # Some modules hold weights that their forward pass leaves alone, which no graph has.
         read = self._storages_read()
-        total = sum(size for storage, size in sizes.items() if storage in read)
+        total = sum(size for storage, size in sizes.items() if storage in read) - saved
         if total > room_bytes:
             raise InfeasibleError(
                 f"no placement of {self.label} fits: its weights alone miss "
@@ -205,6 +208,7 @@ def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:
     spec, path = parse_config_spec(text), config_file(text)
     given = check_config(path)
     document = _without_code(given)
+    scheme = quantization_of(document, spec.quantize, str(path))
     stage("importing torch and transformers")
     torch = import_torch()
     with closed():
@@ -214,19 +218,24 @@ def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:
         stage(f"building the {config.model_type} model without weights")
         with torch.device(device):
             model = _built(transformers, config, task, text, _attention(given, path))
+            quantised = {} if scheme is None else quantised_options(model, scheme, text)
             with _countable(text):
                 inputs = _inputs(torch, config, task, spec)
     asked = _Asked(torch, transformers, config, task, text)
     key = _key(spec, document)
     name = f"{type(model).__name__} {spec.batch}x{spec.prompt or spec.sequence}"
+    name += f" {spec.quantize}" if spec.quantize else ""
     if spec.new:
         with _countable(text), closed():
-            return _generating(asked, model, spec, f"{name}+{spec.new}", key)
+            request = _generating(asked, model, spec, f"{name}+{spec.new}", key)
+            return _stored_as(request, quantised)
     if not spec.decode:
-        return HuggingFaceModel(text, model, (), inputs, {"name": name}, key=key)
+        model = HuggingFaceModel(text, model, (), inputs, {"name": name}, key=key)
+        return _stored_as(model, quantised)
     with _countable(text), closed():
         step = _decoding(asked, model, spec.batch, spec.sequence, spec.sequence)
-    return replace(step, options={**step.options, "name": f"{name} decode"}, key=key)
+    step = replace(step, options={**step.options, "name": f"{name} decode"}, key=key)
+    return _stored_as(step, quantised)
 
 
 def find_huggingface_trace(text: str) -> Traced | None:
@@ -510,6 +519,16 @@ def _generating(
         asked.text, Prompt().eval(), (), inputs, {"name": name}, prefix="model", key=key, step=step,
         request=Request(spec.prompt, new, spec.batch), full_cache=full / mean,
     )  # fmt: skip
+
+
+def _stored_as(model: HuggingFaceModel, quantised: Mapping[str, Any]) -> HuggingFaceModel:
+    """The model, and each phase of a request, with its weights stored as they are quantised."""
+    if not quantised:
+        return model
+    options = {**model.options, **quantised}
+    if isinstance(model, GeneratingModel) and model.step is not None:
+        return replace(model, options=options, step=_stored_as(model.step, quantised))
+    return replace(model, options=options)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from gdp.importers.pytorch.listing import (
     require_function,
 )
 
-_OPTIONS = ("name", "dynamic_shapes", "held", "optimizer", "loss")
+_OPTIONS = ("name", "dynamic_shapes", "held", "optimizer", "loss", "stored", "assumed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,9 @@ class TorchModel:
     - `dynamic_shapes`, as `torch.export.export` takes them: sizes are those of the example inputs;
     - `held`, names of inputs that stay on the devices that read them, such as caches;
     - `optimizer`: "sgd", "momentum", "adam", "adamw", a class of `torch.optim` or None, which makes
-      it a training step; `loss`: a function from what the module returns to the loss.
+      it a training step; `loss`: a function from what the module returns to the loss;
+    - `stored`: how quantised weights are stored, by their path (`gdp.importers.pytorch.quantised`);
+      `assumed`: what is said of them.
     """
 
     name: str
@@ -108,7 +110,11 @@ class TorchModel:
         listing, results = list_program(
             program, self.name, self.options.get("held", ()), self.prefix
         )
-        listing.assumptions[:0] = notes
+        listing.assumptions[:0] = [*notes, *self.options.get("assumed", ())]
+        if stored := self.options.get("stored"):
+            from gdp.importers.pytorch.quantised import apply_stored
+
+            apply_stored(listing, _weights_by_path(listing, program, self.prefix), stored)
         return listing, results, program
 
 
@@ -145,6 +151,15 @@ def list_program(
             seen[id(value)] = f"output_{len(seen)}" if seen else "output"
             list_output(listing, seen[id(value)], value)
     return listing, Results(state=_state(signature, nodes, listing))
+
+
+def _weights_by_path(listing: ExportedOps, program: Any, prefix: str) -> dict[str, Value]:
+    """The weights of a listed program by the paths of its parameters, less a wrapper's prefix."""
+    named = {}
+    for name, path in dict(program.graph_signature.inputs_to_parameters).items():
+        path = path.removeprefix(f"{prefix}.") if prefix else path
+        named[path] = listing.weight_of[_identity(program, name)]
+    return named
 
 
 def _state(

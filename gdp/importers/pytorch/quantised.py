@@ -1,0 +1,388 @@
+"""Quantised models of transformers: bytes of every weight as its scheme stores it.
+
+A row of `SCHEMES` reads one `quant_method` of a `quantization_config`: which modules are converted,
+how many bytes a weight takes with its scales, zero points and tables, and whether its kernels write
+a dense copy before they multiply. Which modules are left out is what transformers' own functions
+say. Biases, norms, embeddings and what is left out keep the model's type.
+
+The time of a quantised product: bytes as stored over the bandwidth, plus unpacking, which is two
+operations a weight and, where `dense_copy` says so, the way of a dense copy to memory and back; the
+product runs at the speed of its 16-bit inputs.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, NamedTuple
+
+from gdp.errors import ModelError
+from gdp.importers.program import Op, ProgramOps, Value
+
+Config = Mapping[str, Any]
+
+
+class Weight(NamedTuple):
+    """A matrix that is quantised: several `matrices` where experts are stored together."""
+
+    matrices: int
+    rows: int  # output features
+    columns: int  # input features
+    itemsize: int  # bytes of a number of the model's type
+
+    @property
+    def numel(self) -> int:
+        """Numbers of one matrix."""
+        return self.rows * self.columns
+
+
+class StoredWeight(NamedTuple):
+    """Bytes that a weight takes, and whether a dense copy of it is written before it is used."""
+
+    nbytes: int
+    dense_copy: str  # "never", "always", or "rows": for more than one row of activations
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to store weights. Sources are the libraries' own modules, against which tests hold
+    the bytes."""
+
+    method: str  # quant_method
+    nbytes: Callable[[Config, Weight], int]  # of one matrix
+    dense_copy: str
+    kernel: str  # which kernel multiplies, for the assumptions
+    skips: tuple[str, ...] = ("modules_to_not_convert",)  # keys that name modules left out
+    add_default_skips: bool = False  # the output layer and tied weights, beside those named
+    experts: bool = False  # stacked weights of experts are converted, too
+    linears: bool = True
+    covers: Callable[[Config, str], bool] = lambda config, path: True
+
+
+def _bitsandbytes(config: Config, w: Weight) -> int:
+    if config.get("load_in_8bit"):
+        return w.numel + 4 * w.rows  # SCB: float32 of each row
+    if not config.get("load_in_4bit"):
+        raise ModelError("bitsandbytes needs load_in_4bit or load_in_8bit")
+    blocks = ceil(w.numel / 64)
+    table = 16 * 4
+    if not config.get("bnb_4bit_use_double_quant"):
+        return ceil(w.numel / 2) + 4 * blocks + table
+    # Scales in 8 bits, in blocks of 256, with the table of those 8 bits and their mean.
+    return ceil(w.numel / 2) + blocks + 4 * ceil(blocks / 256) + table + 256 * 4 + 4
+
+
+def _groups(config: Config, w: Weight, default: int = 128) -> int:
+    size = int(config.get("group_size") or default)
+    return 1 if size <= 0 else ceil(w.columns / size)
+
+
+def _gptq(config: Config, w: Weight) -> int:
+    bits, groups = int(config.get("bits", 4)), _groups(config, w)
+    zeros = 4 * groups * ceil(w.rows * bits / 32)
+    return 4 * ceil(w.columns * bits / 32) * w.rows + zeros + 2 * groups * w.rows + 4 * w.columns
+
+
+def _awq(config: Config, w: Weight) -> int:
+    bits, groups = int(config.get("bits", config.get("w_bit", 4))), _groups(config, w)
+    packed = ceil(w.rows * bits / 32)
+    return 4 * w.columns * packed + 4 * groups * packed + 2 * groups * w.rows
+
+
+def _fp8(config: Config, w: Weight) -> int:
+    block = config.get("weight_block_size", (128, 128))
+    scales = 1 if block is None else ceil(w.rows / block[0]) * ceil(w.columns / block[1])
+    scale_bytes = 1 if config.get("scale_fmt") == "ue8m0" else 4
+    static = 4 if config.get("activation_scheme") == "static" else 0
+    return w.numel + scale_bytes * scales + static
+
+
+def _fbgemm(config: Config, w: Weight) -> int:
+    del config
+    return w.numel + 4 * w.rows + 4  # a scale of each row, and the bound of the inputs' scale
+
+
+def _mxfp4(config: Config, w: Weight) -> int:
+    del config
+    return w.rows * (w.columns // 2 + w.columns // 32)
+
+
+def _hqq(config: Config, w: Weight) -> int:
+    given = config.get("quant_config", config)
+    given = given.get("weight_quant_params", given)
+    bits, group = int(given.get("nbits", 4)), given.get("group_size", 64)
+    size = w.columns if group is None else int(group)
+    groups = ceil(w.numel / size)
+    packed = {8: w.numel, 4: ceil(w.numel / 2), 2: ceil(w.numel / 4), 1: ceil(w.numel / 8)}
+    # Ten numbers of 3 bits in 32, counted along the groups, or along each group.
+    along = (groups, size) if given.get("axis", 1) == 1 else (size, groups)
+    packed[3] = 4 * ceil(along[0] / 10) * along[1]
+    if bits not in packed:
+        raise ModelError(f"HQQ has 1, 2, 3, 4 and 8 bits, not {bits}")
+    return packed[bits] + 2 * groups * w.itemsize
+
+
+def _torchao(config: Config, w: Weight) -> int:
+    kind, data = torchao_kind(config)
+    if kind in ("int8weightonly", "int8dynamicactivationint8weight"):
+        return w.numel + (w.itemsize if kind == "int8weightonly" else 4) * w.rows
+    if kind.startswith("float8"):
+        by_row = "row" in str(data.get("granularity", "")).lower() or kind == "float8weightonly"
+        return w.numel + 4 * (w.rows if by_row else 1)
+    if kind in ("int4weightonly", "int8dynamicactivationint4weight"):
+        groups = ceil(w.columns / int(data.get("group_size") or 128))
+        # A scale and a zero point of each group.
+        return ceil(w.numel / 2) + 2 * groups * w.rows * w.itemsize
+    raise ModelError(
+        f"torchao {kind!r} is not known; known are Int4WeightOnly, Int8WeightOnly, "
+        "Float8WeightOnly and those with dynamic activations in int8 or float8"
+    )
+
+
+def torchao_kind(config: Config) -> tuple[str, Config]:
+    """Name of a torchao configuration in small letters, without "config", and its fields."""
+    kind = config.get("quant_type")
+    if isinstance(kind, Mapping):
+        kind = kind.get("default", kind)
+    if isinstance(kind, Mapping):
+        data = kind.get("_data") or {}
+        return str(kind.get("_type")).lower().replace("_", "").removesuffix("config"), data
+    return str(kind).lower().replace("_", ""), config.get("quant_type_kwargs") or config
+
+
+def _compressed_group(config: Config, path: str) -> Config | None:
+    """The group of a compressed-tensors configuration that holds a module; None where none does."""
+    if any(_named(path, pattern) for pattern in config.get("ignore") or ()):
+        return None
+    for group in (config.get("config_groups") or {}).values():
+        if any(t == "Linear" or _named(path, t) for t in group.get("targets") or ()):
+            return group if group.get("weights") else None
+    return None
+
+
+def _named(path: str, pattern: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], path) is not None
+    return path == pattern or path.endswith(f".{pattern}")
+
+
+def _compressed(config: Config, w: Weight) -> int:
+    """By the first group; `stored_weights` gives each module its own."""
+    group = next(iter((config.get("config_groups") or {}).values()))
+    args = group["weights"]
+    bits, kind = int(args.get("num_bits", 8)), args.get("type", "int")
+    strategy, size = args.get("strategy"), args.get("group_size")
+    if strategy is None:
+        strategy = "group" if size else "tensor"
+    scales = {
+        "tensor": 1, "channel": w.rows, "token": w.rows,
+        "group": w.rows * ceil(w.columns / int(size or 128)),
+        "tensor_group": w.rows * ceil(w.columns / int(size or 16)),
+    }  # fmt: skip
+    if strategy == "block":
+        high, wide = args.get("block_structure") or (128, 128)
+        scales["block"] = ceil(w.rows / int(high)) * ceil(w.columns / int(wide))
+    if strategy not in scales:
+        raise ModelError(f"compressed-tensors strategy {strategy!r} is not known")
+    count = scales[strategy]
+    fmt = str(group.get("format") or config.get("format") or "")
+    if kind == "float" and bits == 4:
+        # nvfp4: scales in 8 bits and one of the whole; mxfp4: powers of two in 8 bits.
+        return ceil(w.numel / 2) + count + (4 if strategy == "tensor_group" else 0)
+    zeros = 0
+    if "pack" in fmt:
+        if not args.get("symmetric", True):
+            zeros = 4 * ceil(w.rows * bits / 32) * (count // w.rows)
+        return w.rows * 4 * ceil(w.columns * bits / 32) + w.itemsize * count + zeros + 2 * 8
+    zeros = 0 if args.get("symmetric", True) else count
+    return ceil(w.numel * (8 if bits > 4 else bits) / 8) + w.itemsize * count + zeros
+
+
+def _gptq_covers(config: Config, path: str) -> bool:
+    inner = [name for names in config.get("modules_in_block_to_quantize") or () for name in names]
+    if not re.search(r"\.\d+\.", path):  # GPTQ goes through the blocks; the output layer if asked
+        return path.endswith("lm_head") and bool(config.get("lm_head"))
+    left_out = [k[2:] for k in config.get("dynamic") or {} if str(k).startswith("-:")]
+    if any(re.match(pattern, path) for pattern in left_out):
+        return False
+    return not inner or any(path.endswith(f".{name}") for name in inner)
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    row.method: row
+    for row in (
+        Scheme("bitsandbytes", _bitsandbytes, "rows",
+               "gemv_4bit for one row of activations, else a dense copy (bitsandbytes/autograd: "
+               "matmul_4bit); LLM.int8 multiplies in 8 bits",
+               ("llm_int8_skip_modules",)),
+        Scheme("gptq", _gptq, "never", "Marlin or ExLlama, which unpack in registers", (),
+               experts=True, covers=_gptq_covers),
+        Scheme("awq", _awq, "never", "Marlin or the GEMM of AWQ, which unpack in registers",
+               add_default_skips=True, experts=True),
+        Scheme("fp8", _fp8, "never", "matrix units in float8, or Triton", experts=True),
+        Scheme("fbgemm_fp8", _fbgemm, "never", "FBGEMM in float8", experts=True),
+        Scheme("mxfp4", _mxfp4, "never", "Triton, which unpacks in registers", experts=True,
+               linears=False),
+        Scheme("hqq", _hqq, "always", "HQQLinear's default backend: dequantise, then multiply",
+               ("skip_modules",)),
+        Scheme("torchao", _torchao, "never", "torchao's kernels, which unpack in registers"),
+        Scheme("compressed-tensors", _compressed, "never",
+               "vLLM's kernels; transformers itself unpacks when it loads, unless run_compressed",
+               (), experts=True, covers=lambda c, path: _compressed_group(c, path) is not None),
+    )
+}  # fmt: skip
+
+_INT4 = {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 128}}
+QUANTIZE: Mapping[str, Config | None] = {
+    "none": None,
+    "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "nf4-double": {
+        "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True,
+    },
+    "int8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    "fp8": {"quant_method": "fp8"},
+    "hqq": {"quant_method": "hqq", "quant_config": {"nbits": 4, "group_size": 64},
+            "skip_modules": ["lm_head"]},
+    "int4": {"quant_method": "torchao", "quant_type": {"default": _INT4}},
+    "mxfp4": {"quant_method": "mxfp4"},
+}  # fmt: skip
+"""Configurations of `--quantize`: what a model would take if it were stored so."""
+
+
+def quantization_of(document: Config, quantize: str, where: str) -> Config | None:
+    """The `quantization_config` to place a model with: that of `quantize`, else the document's own;
+    None for weights as they are. Raises `ModelError` for a scheme that is not known."""
+    if quantize:
+        if quantize not in QUANTIZE:
+            raise ModelError(
+                f"no quantisation {quantize!r} to try; there are {', '.join(QUANTIZE)}"
+            )
+        return QUANTIZE[quantize]
+    config = document.get("quantization_config")
+    if config is None and isinstance(document.get("text_config"), Mapping):
+        config = document["text_config"].get("quantization_config")
+    if config is None or (isinstance(config, Mapping) and config.get("dequantize")):
+        return None
+    method = config.get("quant_method") if isinstance(config, Mapping) else None
+    if isinstance(config, Mapping) and method is None and _is_bitsandbytes(config):
+        method, config = "bitsandbytes", {**config, "quant_method": "bitsandbytes"}
+    if method not in SCHEMES:
+        raise ModelError(
+            f"{where}: quantisation {method!r} is not known, only {', '.join(SCHEMES)}; --quantize "
+            f"places it as if it were another ({', '.join(QUANTIZE)})"
+        )
+    return config
+
+
+def _is_bitsandbytes(config: Config) -> bool:
+    return bool(config.get("load_in_4bit") or config.get("load_in_8bit"))
+
+
+def stored_weights(model: Any, config: Config, where: str) -> dict[str, StoredWeight]:
+    """Bytes of each parameter of a transformers model as it is stored, by its path; those that are
+    left as they are have no entry. Raises `ModelError` where a scheme has no such bits."""
+    scheme = SCHEMES[config["quant_method"]]
+    stored: dict[str, StoredWeight] = {}
+    for path, weight in _converted(model, scheme, config):
+        own = config
+        if scheme.method == "compressed-tensors":
+            module = path.removesuffix(".weight")
+            own = {**config, "config_groups": {"group": _compressed_group(config, module)}}
+        try:
+            nbytes = weight.matrices * scheme.nbytes(own, weight)
+        except (ModelError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"{where}: quantization_config: {error}") from error
+        copy = "never" if own.get("load_in_8bit") else scheme.dense_copy
+        stored[path] = StoredWeight(nbytes, copy)
+    return stored
+
+
+def _converted(model: Any, scheme: Scheme, config: Config) -> Iterable[tuple[str, Weight]]:
+    """Parameters that a scheme converts, by transformers' own rules for what is left out."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    named = [config[key] for key in scheme.skips if config.get(key)]
+    skips = HfQuantizer.get_modules_to_not_convert(
+        model, list(named[0]) if named else None,
+        getattr(model, "_keep_in_fp32_modules", None), scheme.add_default_skips,
+    )  # fmt: skip
+    by_rules = scheme.method not in ("gptq", "compressed-tensors")
+    for path, module in model.named_modules():
+        if (by_rules and not should_convert_module(path, skips)) or not scheme.covers(config, path):
+            continue
+        if isinstance(module, torch.nn.Linear | Conv1D) and scheme.linears:
+            rows, columns = module.weight.shape
+            if isinstance(module, Conv1D):
+                rows, columns = columns, rows
+            yield f"{path}.weight", Weight(1, rows, columns, module.weight.element_size())
+        elif scheme.experts and path.endswith("experts"):
+            for name, weight in module.named_parameters(recurse=False):
+                if weight.dim() == 3:
+                    yield f"{path}.{name}", _experts(module, weight)
+
+
+def _experts(module: Any, weight: Any) -> Weight:
+    """Stacked matrices of experts; some classes keep them transposed."""
+    count, rows, columns = weight.shape
+    if getattr(module, "is_transposed", False):
+        rows, columns = columns, rows
+    return Weight(count, rows, columns, weight.element_size())
+
+
+def quantised_options(model: Any, config: Config, where: str) -> dict[str, Any]:
+    """Options of a `TorchModel` whose weights are stored by a quantization_config."""
+    stored = stored_weights(model, config, where)
+    if not stored:
+        raise ModelError(
+            f"{where}: quantisation {config['quant_method']!r} converts none of its weights"
+        )
+    return {"stored": stored, "assumed": (assumption(config),)}
+
+
+def assumption(config: Config) -> str:
+    """One sentence on the times of quantised products, and the kernels that they assume."""
+    scheme = SCHEMES[config["quant_method"]]
+    return (
+        f"{scheme.method}: products take the bytes of their stored weights over the bandwidth, "
+        f"plus unpacking ({scheme.kernel})"
+    )
+
+
+def apply_stored(
+    listing: ProgramOps, weights: Mapping[str, Value], stored: Mapping[str, StoredWeight]
+) -> None:
+    """Give weights of a listed program the bytes that they are stored in, and the ops that read
+    them the traffic and the work of unpacking."""
+    changed: dict[int, tuple[int, StoredWeight]] = {}
+    for path, value in weights.items():
+        if path in stored and id(value) not in changed:
+            changed[id(value)] = (value.nbytes, stored[path])
+            value.stored_bytes = stored[path].nbytes
+    for op in listing.ops:
+        for value in op.ins:
+            if id(value) in changed:
+                _unpack(op, value, *changed[id(value)])
+
+
+def _unpack(op: Op, value: Value, dense_bytes: int, stored: StoredWeight) -> None:
+    """Less traffic for the weight's own bytes; of experts for the part that is read."""
+    others = sum(v.nbytes for v in op.ins if v is not value) + sum(v.nbytes for v in op.outs)
+    read = min(float(dense_bytes), max(0.0, op.traffic_bytes - others))
+    numbers = read / value.itemsize
+    one_row = op.flop <= 2.0 * numbers
+    copied = stored.dense_copy == "always" or (stored.dense_copy == "rows" and not one_row)
+    op.traffic_bytes += read * (stored.nbytes / dense_bytes - 1.0) + 2.0 * read * copied
+    op.flop += 2.0 * numbers
+
+
+def saved_bytes(model: Any, stored: Mapping[str, StoredWeight]) -> int:
+    """Bytes that the weights take less than as dense arrays, tied ones once."""
+    sizes = {
+        path: weight.numel() * weight.element_size() for path, weight in model.named_parameters()
+    }
+    return sum(sizes[path] - kept.nbytes for path, kept in stored.items() if path in sizes)

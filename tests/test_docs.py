@@ -14,7 +14,7 @@ PAGES = sorted([TOP / "README.md", TOP / "CONTRIBUTING.md", *(TOP / "docs").rglo
 # Made from the repository when the pages are built.
 GENERATED = {
     TOP / "docs" / f"{name}.md"
-    for name in ("architecture", "changelog", "contributing", "security")
+    for name in ("architecture", "changelog", "contributing", "security", "reference/devices")
 }
 SCHEMAS = runpy.run_path(str(TOP / "docs" / "schemas.py"))
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gdp.api import compare as compare
-    from gdp.api import place as place
     from gdp.api import simulate as simulate
     from gdp.cluster.types import Cluster as Cluster
     from gdp.cluster.types import Device as Device
@@ -22,10 +21,12 @@ if TYPE_CHECKING:
     from gdp.commands.execute import run as run
     from gdp.commands.explanation import explain as explain
     from gdp.commands.finetuning import finetune as finetune
+    from gdp.commands.placing import place as place
     from gdp.commands.reporting import report as report
     from gdp.commands.tuning import tune as tune
     from gdp.constraints import Constraints as Constraints
     from gdp.constraints import Pin as Pin
+    from gdp.errors import ArgumentError as ArgumentError
     from gdp.errors import ClusterError as ClusterError
     from gdp.errors import GdpError as GdpError
     from gdp.errors import InfeasibleError as InfeasibleError
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _WHERE = {
+    "ArgumentError": "gdp.errors",
     "Cluster": "gdp.cluster.types",
     "ClusterError": "gdp.errors",
     "Constraints": "gdp.constraints",
@@ -73,7 +75,7 @@ _WHERE = {
     "load_placement": "gdp.placement",
     "make_cluster": "gdp.cluster.types",
     "make_placement": "gdp.placement",
-    "place": "gdp.api",
+    "place": "gdp.commands.placing",
     "report": "gdp.commands.reporting",
     "run": "gdp.commands.execute",
     "save_placement": "gdp.placement",

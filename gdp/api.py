@@ -17,7 +17,7 @@ from gdp.cluster.types import Cluster, nearly_full, shared_overflow
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError, MissingExtraError, of_kind
+from gdp.errors import ArgumentError, InfeasibleError, MissingExtraError, of_kind
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.models import Model, load
@@ -98,41 +98,7 @@ def place(
     checkpoint: str | Path | None = None,
     constraints: Constraints | None = None,
 ) -> Result:
-    """Place the ops of a model on the devices of a cluster.
-
-    The best placement that the method finds, scored by the simulator, with a proven lower bound;
-    of the placements within `search.simplicity` of the best, the one with the fewest transfers
-    and pieces.
-
-    Args:
-        model: A path or a name as the command line takes it, a graph, or a traced model.
-        cluster: A preset such as "cpu+2xt4-pcie4", a TOML file, or a `Cluster`.
-        objective: "latency" minimises the makespan of one sample, "throughput" the period of a
-            full pipeline; `gdp place --help` lists the others.
-        method: "auto", or one of the methods that `gdp place --help` lists.
-        costs: Seconds of each op on each device: a callable `(graph, cluster) -> [N, D]`, or a file
-            of `gdp calibrate` or `gdp tune`. Default: what `gdp tune` learned of this machine, on
-            top of "shipped": calibrations for devices that they match, datasheet numbers (roofline)
-            for the others.
-        search: Budget, seed and simplicity. Default: five seconds, seed 0, 2%.
-        checkpoint: A folder with weights of the policy. Default: the shipped ones.
-        constraints: Pins, forbidden devices, ops that stay together. Default: none.
-
-    Returns:
-        The placement with value, bound, memory peaks and notes; times are in seconds.
-
-    Raises:
-        InfeasibleError: Nothing fits the memory of the devices under the constraints.
-        ModelError, ClusterError: A file cannot be read.
-        ValueError: An argument is unknown or contradicts another.
-
-    Example:
-        >>> import gdp
-        >>> once = gdp.Search(seconds=None, evaluations=50)
-        >>> result = gdp.place("onnx:light_squeezenet", "2xt4-pcie4", search=once)
-        >>> result.bound_s <= result.value_s
-        True
-    """
+    """Place the ops of a model, freely; arguments and errors as `gdp.place` documents them."""
     from gdp.methods.simplify import simpler
 
     search = of_kind(search, Search, "search")
@@ -194,7 +160,7 @@ def _deviation_s(
 
 def _require_method(method: str, table: Mapping[str, Method]) -> None:
     if not isinstance(method, str) or method not in table:
-        raise ValueError(f"no method {method!r}; there are {', '.join(table)}")
+        raise ArgumentError(f"no method {method!r}; there are {', '.join(table)}")
 
 
 def require_answerable(
@@ -395,9 +361,9 @@ def compare(
 
 
 def simulate(
-    model: Model,
+    model: Model | None,
     placement: Placed,
-    cluster: Machine,
+    cluster: Machine | None = None,
     *,
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,
@@ -405,11 +371,12 @@ def simulate(
     """Simulate a placement.
 
     Args:
-        model: As in `place`.
-        placement: A `Placement`, its file, or a map from op names or module paths to devices.
-        cluster: As in `place`.
+        model: As in `place`; None for the one that the placement was made for.
+        placement: A `Placement`, its file, or a map from op names or module paths to devices, such
+            as a `device_map` of accelerate.
+        cluster: As in `place`; None for the one that the placement was made for.
         objective: The objective whose value `Score.value_s` gives.
-        costs: As in `place`.
+        costs: As in `place`; None for those that the placement was made with.
 
     Returns:
         Makespan and period in seconds, peak bytes of each device, and whether it is feasible.
@@ -425,9 +392,9 @@ def simulate(
 
 
 def evaluated(
-    model: Model,
+    model: Model | None,
     placement: Placed,
-    cluster: Machine,
+    cluster: Machine | None = None,
     *,
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,
@@ -464,9 +431,9 @@ def evaluated(
 
 
 def view_of(
-    model: Model,
+    model: Model | None,
     placement: Placed,
-    cluster: Machine,
+    cluster: Machine | None = None,
     *,
     costs: CostModel | str | Path | None = None,
 ) -> PlacementView:

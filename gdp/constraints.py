@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from gdp.cluster.types import Cluster
-from gdp.errors import InfeasibleError
+from gdp.errors import ArgumentError, InfeasibleError
 from gdp.files.reading import Kind, read_toml
 from gdp.graph.groups import merge_ids
 from gdp.graph.op_graph import OpGraph
@@ -65,7 +65,7 @@ def parse_pin(text: str) -> Pin:
     match, separator, names = text.rpartition("=")
     devices = tuple(name.strip() for name in names.split(",") if name.strip())
     if not separator or not match or not devices:
-        raise ValueError(f"{text!r} must look like GLOB=DEVICE, such as 'encoder/*=gpu0'")
+        raise ArgumentError(f"{text!r} must look like GLOB=DEVICE, such as 'encoder/*=gpu0'")
     return Pin(match, devices)
 
 
@@ -90,7 +90,7 @@ def matching(graph: OpGraph, glob: str, demand: str = "") -> Int[np.ndarray, "M"
     found.update(i for i, scope in enumerate(graph.scope) if scope and scope in scopes)
     if not found:
         where = f"{demand}: " if demand else ""
-        raise ValueError(
+        raise ArgumentError(
             f"{where}no op or scope of graph {graph.name!r} matches {glob!r}; "
             "`gdp inspect --ops` lists the names"
         )
@@ -113,7 +113,7 @@ def allowed_mask(
         listed = np.zeros(cluster.num_devices, dtype=bool)
         for device in pin.devices:
             if device not in cluster.device_names:
-                raise ValueError(
+                raise ArgumentError(
                     f"{demand} {pin.match!r} names device {device!r}; cluster "
                     f"{cluster.name!r} has {', '.join(cluster.device_names)}"
                 )

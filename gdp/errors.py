@@ -1,4 +1,4 @@
-"""The errors that a caller of gdp may catch. Wrong arguments are `ValueError`."""
+"""The errors that a caller of gdp may catch; wrong arguments are `ValueError`, too."""
 
 from typing import TypeVar
 
@@ -6,13 +6,13 @@ T = TypeVar("T")
 
 
 def of_kind(value: T | None, kind: type[T], name: str) -> T:
-    """An argument, or one of its kind by default where it is None; `ValueError` for another type.
+    """An argument, or one of its kind by default where it is None; else `ArgumentError`.
 
     >>> of_kind(None, int, "seed")
     0
     """
     if value is not None and not isinstance(value, kind):
-        raise ValueError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+        raise ArgumentError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
     return kind() if value is None else value
 
 
@@ -30,6 +30,10 @@ class GdpError(Exception):
 
     def __init__(self, message: str = "") -> None:
         super().__init__(one_line(message))
+
+
+class ArgumentError(GdpError, ValueError):
+    """An argument that is unknown, out of range, or contradicts another."""
 
 
 class ModelError(GdpError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from gdp.errors import GdpError, ModelError
+from gdp.errors import ArgumentError, GdpError, ModelError
 from gdp.files.writing import is_written_by_gdp
 from gdp.graph.op_graph import OpGraph
 
@@ -98,8 +98,44 @@ def is_gguf(spec: Model) -> bool:
     return spec_of(spec).partition("?")[0].endswith(GGUF_SUFFIX)
 
 
+def with_options(
+    spec: str,
+    *,
+    task: str | None = None,
+    batch: int | None = None,
+    sequence: int | None = None,
+    quantize: str | None = None,
+    decode: bool = False,
+) -> str:
+    """The spec of a model with options of `hf:` and .gguf models appended; raises `ArgumentError`
+    for a model that has none.
+
+    >>> with_options("hf:llama", task="causal-lm", sequence=512, decode=True)
+    'hf:llama?task=causal-lm&sequence=512&decode'
+    """
+    settings = {"task": task, "batch": batch, "sequence": sequence, "quantize": quantize}
+    parts = [f"{name}={value}" for name, value in settings.items() if value is not None]
+    parts += ["decode"] * decode
+    if not parts:
+        return spec
+    of_hf = (task, quantize) != (None, None)
+    if not (spec.startswith(HF_PREFIX) or (is_gguf(spec) and not of_hf)):
+        name = parts[0].partition("=")[0]
+        kinds = "hf:CONFIG models" if of_hf else "hf:CONFIG and .gguf models"
+        raise ArgumentError(f"--{name} is for {kinds}, not for {spec!r}")
+    return spec + ("&" if "?" in spec else "?") + "&".join(parts)
+
+
 def load(
-    spec: Model, dims: Mapping[str, int] | None = None, *, room_bytes: int | None = None
+    spec: Model,
+    dims: Mapping[str, int] | None = None,
+    *,
+    task: str | None = None,
+    batch: int | None = None,
+    sequence: int | None = None,
+    quantize: str | None = None,
+    decode: bool = False,
+    room_bytes: int | None = None,
 ) -> OpGraph:
     """The graph of a model.
 
@@ -124,18 +160,34 @@ def load(
     Args:
         spec: a path or name as above, or a graph or traced model, whose graph is returned.
         dims: sizes of the symbolic dimensions of ONNX models, by name.
+        task: of `hf:` models, such as "causal-lm"; by default that of the configuration.
+        batch: samples, of `hf:` and .gguf models; by default 1.
+        sequence: tokens, of `hf:` and .gguf models; with `decode` those in the cache. By default
+            512, or the longest context of the model where that is less.
+        quantize: scheme that weights are stored in instead of the configuration's, such as "nf4";
+            "none" for none. `hf:` models.
+        decode: one token with its cache instead of a prompt; `hf:` and .gguf models.
         room_bytes: memory that there is for weights; a configuration whose weights need more is
             refused before it is traced.
 
     Raises:
         ModelError: the model cannot be read or traced.
+        ArgumentError: an option is given for a model that does not have it.
         InfeasibleError: its weights need more than `room_bytes`.
+
+    Example:
+        >>> import gdp
+        >>> gdp.load("onnx:light_squeezenet").num_ops > 50
+        True
     """
+    text = with_options(
+        spec_of(spec), task=task, batch=batch, sequence=sequence, quantize=quantize, decode=decode
+    )
     if isinstance(spec, OpGraph):
         return spec
     if not isinstance(spec, str | os.PathLike):
         return _graph_of(spec)
-    text = os.fspath(spec)
+    spec = text
     if is_traced(text):
         trace = traced(text, room_bytes)
         return trace if isinstance(trace, OpGraph) else _reported(trace)
@@ -336,7 +388,7 @@ def with_dims(dims: Sequence[str]) -> Mapping[str, int]:
         # Other scripts have digits that are no numbers; ten of ours are more than any axis has.
         whole = value.isascii() and value.isdecimal() and len(value) <= 10
         if not separator or not whole or not 1 <= int(value) < 1 << 31:
-            raise ValueError(
+            raise ArgumentError(
                 f"--dim {item!r} must look like NAME=VALUE with a positive whole number below 2**31"
             )
         bound[name] = int(value)

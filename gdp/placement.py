@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Protocol, runtime_checkable
 
 import msgspec
@@ -15,6 +16,7 @@ from gdp.errors import PlacementError
 from gdp.files.reading import Kind, read_json
 from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
+from gdp.question import Question
 from gdp.terminal import html_table
 
 SCHEMA = 3
@@ -41,6 +43,7 @@ class Placement:
     teams: Teams = ()  # of replicated stages, as indices into device_names
     simplicity_cost: float = 0.0  # share of the best value found that fewer cuts cost
     streamed_bytes: int = 0  # kept free for offloaded weights; see gdp.costs.offload
+    question: Question | None = None  # that it answers
 
     def __post_init__(self) -> None:
         self.device.setflags(write=False)
@@ -94,6 +97,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     teams: list[list[_Index]] = []
     simplicity_cost: float = 0.0
     streamed_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    question: Question | None = None
 
 
 def make_placement(
@@ -246,19 +250,24 @@ def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
         teams=[list(team) for team in placement.teams],
         simplicity_cost=placement.simplicity_cost,
         streamed_bytes=placement.streamed_bytes,
+        question=placement.question,
     )
     write_atomic(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
 
 
+def read_placed(placed: Placed) -> Placement | DeviceMap:
+    """The placement or device map that a path, a placement, a result or a map stands for."""
+    if isinstance(placed, str | os.PathLike) and (entries := read_device_map(placed)) is not None:
+        return entries
+    return placed if isinstance(placed, Mapping) else load_placement(placed)
+
+
 def placement_on(placed: Placed, graph: OpGraph, cluster: Cluster) -> Placement:
-    """The placement that a path, a placement, a result or a device map stands for on a graph and a
-    cluster; a file may hold a placement or a device map."""
-    if isinstance(placed, str | os.PathLike):
-        entries = read_device_map(placed)
-        placed = placed if entries is None else entries
-    if isinstance(placed, Mapping):
-        return make_placement(graph, cluster, placed, made_by="a device map")
-    return load_placement(placed)
+    """The placement that anything that stands for one is on a graph and a cluster."""
+    read = read_placed(placed)
+    if isinstance(read, Placement):
+        return read
+    return make_placement(graph, cluster, read, made_by="a device map")
 
 
 def load_placement(path: Placed) -> Placement:
@@ -300,4 +309,5 @@ def load_placement(path: Placed) -> Placement:
         teams=teams,
         simplicity_cost=document.simplicity_cost,
         streamed_bytes=document.streamed_bytes,
+        question=document.question and document.question.located(Path(path).parent),
     )

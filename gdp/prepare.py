@@ -1,7 +1,9 @@
 """Prepare the problem of a model on a cluster: fused ops, costs, constraints, placements."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -11,11 +13,12 @@ from gdp.cluster.types import Cluster, memory_pools
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, RuntimeOverheads
+from gdp.device_maps import DeviceMap
 from gdp.errors import PlacementError, of_kind
 from gdp.graph.groups import all_per_group, joined, merge_ids
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Model, load
-from gdp.placement import Placed, Placement, placement_on, require
+from gdp.placement import Placed, Placement, placement_on, read_placed, require
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import find_objective
 
@@ -157,18 +160,48 @@ def _tensor_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndar
 
 
 def placed_on(
-    model: Model,
+    model: Model | None,
     placement: Placed,
-    cluster: Machine,
+    cluster: Machine | None,
     costs: CostModel | str | Path | None = None,
 ) -> tuple[OpGraph, Placement, Cluster, CostModel | str | Path | None]:
     """Graph, placement, and the cluster and costs to evaluate it with (`machine_of`), loaded from
-    whatever names them. Raises `PlacementError` where they do not belong together."""
-    graph, cluster = load(model), load_cluster(cluster)
-    placement = placement_on(placement, graph, cluster)
-    cluster, costs = machine_of(placement, cluster, costs)
+    whatever names them; without a model, a cluster or costs those of the placement's question.
+    Raises `PlacementError` where they do not belong together."""
+    placed = read_placed(placement)
+    model, dims, machine = asked_of(placed, model, cluster)
+    if machine is None:
+        raise PlacementError("the placement does not say for which cluster it is; give the cluster")
+    graph = load(model, dims)
+    placement = placement_on(placed, graph, machine)
+    if costs is None and placement.question is not None:
+        costs = placement.question.require_costs()
+    cluster, costs = machine_of(placement, machine, costs)
     require(placement, graph, cluster)
     return graph, placement, cluster, costs
+
+
+def asked_of(
+    placed: Placement | DeviceMap | None,
+    model: Model | None,
+    cluster: Machine | None,
+    dims: Mapping[str, int] = MappingProxyType({}),
+) -> tuple[Model, Mapping[str, int], Cluster | None]:
+    """Model, its dimensions and cluster: those given, otherwise those of a placement's question;
+    the cluster is None where there is none.
+
+    Raises:
+        PlacementError: no model is given or remembered.
+    """
+    question = placed.question if isinstance(placed, Placement) else None
+    machine = None if cluster is None else load_cluster(cluster)
+    if question is not None:
+        machine = question.machine() if machine is None else machine
+        model = question.model or None if model is None else model
+        dims = question.dims if not dims and model == question.model else dims
+    if model is None:
+        raise PlacementError("the placement does not say of which model it is; give the model")
+    return model, dims, machine
 
 
 def machine_of(

@@ -4,6 +4,8 @@ import re
 from decimal import Decimal
 from typing import SupportsFloat
 
+from gdp.errors import ArgumentError
+
 _SCALE = {
     "": 1, "b": 1,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -27,14 +29,14 @@ def parse_bytes(text: str | int) -> int:
         return _bounded(text, text)
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _SCALE:
-        raise ValueError(f"not a size: {text!r}; write it like 20GiB, 300MB or 1024")
+        raise ArgumentError(f"not a size: {text!r}; write it like 20GiB, 300MB or 1024")
     return _bounded(float(match[1]) * _SCALE[match[2].lower()], text)
 
 
 def _bounded(size: float, text: str | int) -> int:
     if abs(size) > MAX_SIZE_BYTES:
         shown = text if isinstance(text, str) else f"{Decimal(size):.4g}"
-        raise ValueError(f"{shown} is too large for a size: at most 4EiB, which is 2**62 bytes")
+        raise ArgumentError(f"{shown} is too large for a size: at most 4EiB, which is 2**62 bytes")
     return int(size)
 
 

@@ -15,7 +15,7 @@ from gdp.cli.main import cli
 from gdp.version import DISTRIBUTION
 
 PUBLIC = [
-    "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "Generation",
+    "ArgumentError", "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "Generation",
     "InfeasibleError", "Link", "Measuring", "ModelError", "OpGraph", "Pin", "Placement",
     "PlacementError", "Problem", "Result", "Search", "compare", "explain", "export", "finetune",
     "load", "load_placement", "make_cluster", "make_placement", "place", "report", "run",

@@ -5,7 +5,7 @@ import pytest
 from gdp.cluster.presets import cluster_preset, device_preset
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster, make_cluster
-from gdp.commands.execute import memory_for
+from gdp.commands.placing import memory_for
 from gdp.constraints import Constraints, Pin
 from gdp.prepare import room_bytes
 

@@ -98,7 +98,8 @@ def pipelining_rows(options: Options) -> Iterable[Row]:
     """Two processes with gloo, as `gdp export --to pipelining` writes them: seconds are those of a
     microbatch, of as many as are advised."""
     from gdp.cluster.file import load_cluster
-    from gdp.commands.execute import export, place_for
+    from gdp.commands.execute import export
+    from gdp.commands.placing import place_for
     from gdp.models import load
 
     for name in TORCH:

@@ -20,26 +20,28 @@ SHOWN = 12
 @options.cluster
 @click.option("--op", metavar="GLOB", help="Ops or scopes that match, as in --pin.")
 @click.option("--scope", metavar="a.b.c", help="All ops of a module and of those in it.")
-@options.objective
+@options.own_objective
 @options.costs
 @options.constraints
 @options.as_json
 def explain(
     placement: str, model: options.ModelOptions, cluster: options.ClusterOptions, op: str | None,
-    scope: str | None, objective: str, costs: str | None, constraints: options.ConstraintOptions,
+    scope: str | None, objective: str | None, costs: str | None,
+    constraints: options.ConstraintOptions,
 ) -> None:  # fmt: skip
     """Why ops are where they are: time here and elsewhere, what moving them alone would change.
 
-    Constraints are those that the model was placed with: a placement does not hold them.
+    Constraints are those that the model was placed with, which its file remembers.
     """
     from gdp.commands.explanation import explain as explain_ops
 
     if (op is None) == (scope is None):
         raise ValueError("give --op GLOB or --scope MODULE, one of them")
-    graph = model.load()
+    read, rules = options.read_placement(placement), constraints.read()
     explanation = explain_ops(
-        graph, placement, cluster.load(), op=op, scope=scope,
-        objective=objective, costs=costs, constraints=constraints.read(),
+        model.graph(), read, cluster.of(read), op=op, scope=scope,
+        objective=options.objective_of(objective, read), costs=costs,
+        constraints=options.demands_of(rules, read),
     )  # fmt: skip
     show(explanation, lambda: explained_text(explanation))
 

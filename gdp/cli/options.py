@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from gdp.cli.show import AS_JSON
 from gdp.commands.registry import PLANNING_TARGETS
-from gdp.errors import GdpError
+from gdp.errors import ArgumentError, GdpError
 from gdp.files.writing import (
     OverwritePolicy,
     TargetError,
@@ -25,8 +25,10 @@ from gdp.files.writing import (
 if TYPE_CHECKING:
     from gdp.cluster.types import Cluster
     from gdp.constraints import Constraints
+    from gdp.device_maps import DeviceMap
     from gdp.graph.op_graph import OpGraph
     from gdp.methods.base import Search
+    from gdp.placement import Placement
     from gdp.tasks import Engine
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -88,6 +90,15 @@ def parse_generate(text: str) -> dict[str, int]:
     return sizes
 
 
+def told_load(spec: str, dims: "Mapping[str, int]", room_bytes: int | None = None) -> "OpGraph":
+    """Import a model by `gdp.models.load`; on a terminal, report the stages of tracing."""
+    from gdp.cli.show import told
+    from gdp.models import load
+
+    with told():
+        return load(spec, dims, room_bytes=room_bytes)
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """A model, and bindings of its symbolic dimensions."""
@@ -116,23 +127,25 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         """Append task, batch, sequence, quantisation and decoding to the spec of the model."""
-        from gdp.models import HF_PREFIX, is_gguf
+        from gdp.models import with_options
 
-        names = ("task", "batch", "sequence", "quantize")
-        settings = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
-        parts = [f"{name}={value}" for name, value in settings.items()] + ["decode"] * self.decode
+        if isinstance(self, NamedModel) and not self.spec:
+            if any(getattr(self, f.name) for f in fields(self)):
+                raise click.UsageError("options of a model need --model")
+            return
         if self.generate is not None:
             self._require_generating()
-            parts += self.generate.replace(" ", "").split(",")
-        of_hf = (self.task, self.quantize) != (None, None)
-        taken = self.spec.startswith(HF_PREFIX) or (is_gguf(self.spec) and not of_hf)
-        if parts and not taken:
-            flag = parts[0].partition("=")[0]
-            kinds = "hf:CONFIG models" if of_hf else "hf:CONFIG and .gguf models"
-            raise click.UsageError(f"--{flag} is for {kinds}, not for {self.spec!r}")
-        if parts:
-            joint = "&" if "?" in self.spec else "?"
-            object.__setattr__(self, "spec", self.spec + joint + "&".join(parts))
+        try:
+            spec = with_options(
+                self.spec, task=self.task, batch=self.batch, sequence=self.sequence,
+                quantize=self.quantize, decode=self.decode,
+            )  # fmt: skip
+        except ArgumentError as error:
+            raise click.UsageError(str(error)) from None
+        if self.generate is not None:
+            parts = self.generate.replace(" ", "").split(",")
+            spec += ("&" if "?" in spec else "?") + "&".join(parts)
+        object.__setattr__(self, "spec", spec)
 
     def _require_generating(self) -> None:
         from gdp.models import HF_PREFIX
@@ -149,18 +162,49 @@ class ModelOptions:
 
     def load(self, room_bytes: int | None = None) -> "OpGraph":
         """Import the model by `gdp.models.load`; on a terminal, report the stages of tracing."""
-        from gdp.cli.show import told
-        from gdp.models import load, with_dims
+        return told_load(self.spec, self.bound(), room_bytes)
 
-        with told():
-            return load(self.spec, with_dims(self.dims), room_bytes=room_bytes)
+    @property
+    def given(self) -> str | None:
+        """The spec; None where `--model` was left out."""
+        return self.spec or None
+
+    @property
+    def is_placement(self) -> bool:
+        """True where the argument is a placement's file, which remembers its model."""
+        from gdp.files.writing import is_written_by_gdp
+
+        path = Path(self.spec)
+        return path.is_file() and is_written_by_gdp(path, "placement")
+
+    def bound(self) -> "Mapping[str, int]":
+        """Sizes of the symbolic dimensions."""
+        from gdp.models import with_dims
+
+        return with_dims(self.dims)
+
+    def graph(self) -> "OpGraph | None":
+        """The graph of the model that was given; None where none was."""
+        return None if self.given is None else self.load()
+
+    def beside(self, placement: str | None) -> tuple[str | None, str]:
+        """Spec and placement of a verb with the arguments MODEL PLACEMENT, of which the first may
+        be left out where the placement's file remembers it."""
+        if placement is not None:
+            return self.spec, placement
+        if not self.is_placement:
+            raise click.UsageError(f"{self.spec!r} is no placement: give MODEL PLACEMENT")
+        return None, self.spec
 
 
 @dataclass(frozen=True)
 class NamedModel(ModelOptions):
     """A model as an option, where a placement is the argument."""
 
-    spec: str = option("--model", required=True, metavar="MODEL")
+    spec: str = option(
+        "--model", default="", metavar="MODEL",
+        help="Default: the one that the placement was made for.",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -184,11 +228,14 @@ class ClusterOptions:
 
     def load(self) -> "Cluster":
         """The file, preset or this machine, under the memory limits; raises `ClusterError`."""
-        from gdp.cluster.file import parse_max_memory, with_max_memory
-        from gdp.cluster.reserve import parse_reserve, with_reserve
         from gdp.cluster.types import Cluster
 
-        cluster = Cluster.local() if self.cluster is None else Cluster.load(self.cluster)
+        return self._limited(Cluster.load(self.cluster))
+
+    def _limited(self, cluster: "Cluster") -> "Cluster":
+        from gdp.cluster.file import parse_max_memory, with_max_memory
+        from gdp.cluster.reserve import parse_reserve, with_reserve
+
         if self.reserve:
             with blaming("--reserve"):
                 cluster = with_reserve(cluster, parse_reserve(",".join(self.reserve)))
@@ -196,6 +243,20 @@ class ClusterOptions:
             return cluster
         with blaming("--max-memory"):
             return with_max_memory(cluster, parse_max_memory(",".join(self.max_memory)))
+
+    def of(self, placed: "Placement | DeviceMap") -> "Cluster":
+        """The cluster that a placement was made for, this machine where it does not say, under its
+        own limits and reserves unless `--max-memory` or `--reserve` set others; raises
+        `PlacementError` where another cluster is given."""
+        from gdp.cluster.types import Cluster
+
+        question = getattr(placed, "question", None)
+        machine = None if question is None else question.machine()
+        if question is None or machine is None:
+            return self.load()
+        if self.cluster is not None:
+            question.require_cluster(Cluster.load(self.cluster))
+        return self._limited(machine)
 
 
 @dataclass(frozen=True)
@@ -393,6 +454,35 @@ class ObjectiveChoice(click.Choice):
 objective = click.option(
     "--objective", type=ObjectiveChoice(), default="latency", show_default=True
 )
+own_objective = click.option(
+    "--objective", type=ObjectiveChoice(), default=None,
+    help="Default: the one that the placement was made for, else latency.",
+)  # fmt: skip
+
+
+def read_placement(path: str) -> "Placement | DeviceMap":
+    """The placement or device map of a file."""
+    from gdp.placement import read_placed
+
+    return read_placed(path)
+
+
+def demands_of(given: "Constraints", placed: object) -> "Constraints":
+    """The constraints of the placement's question, else those given; raises `PlacementError` where
+    the two differ."""
+    question = getattr(placed, "question", None)
+    if question is None:
+        return given
+    question.require_constraints(given)
+    return question.constraints
+
+
+def objective_of(given: str | None, placed: object) -> str:
+    """The objective that is given, else that of the placement's question, else latency."""
+    question = getattr(placed, "question", None)
+    return given or (question.objective if question is not None else "latency")
+
+
 place_objective = click.option(
     "--objective", type=ObjectiveChoice("max_load"), default="latency", show_default=True,
     help="max_load: seconds per sample where devices meet in host memory and compute and "

@@ -42,8 +42,8 @@ def place(
     from gdp.cli import first_run
     from gdp.cli.text import result_text
     from gdp.commands import reporting
-    from gdp.commands.execute import memory_for, place_for
     from gdp.commands.generation import generation_answer
+    from gdp.commands.placing import memory_for, place_for
     from gdp.placement import save_placement
 
     phases = Phases(STARTED_S)
@@ -65,7 +65,7 @@ def place(
     phases.ended("read")
     with stages(lines=False) as say:
         placed = place_for(
-            destination.runtime, graph, machine, model=model.spec,
+            destination.runtime, graph, machine, model=model.spec, dims=model.bound(),
             granularity=destination.granularity, offload=destination.offload,
             objective=objective, method=search.method, costs=trained.costs,
             search=search.search(placing(say)), checkpoint=trained.checkpoint, constraints=rules,
@@ -141,25 +141,32 @@ def compare(
 
 @click.command()
 @options.model
-@click.argument("placement")
+@click.argument("placement", required=False)
 @options.cluster
-@options.objective
+@options.own_objective
 @options.costs
 @options.outputs(trace=options.trace)
 @options.as_json
 def simulate(
-    model: options.ModelOptions, placement: str, cluster: options.ClusterOptions, objective: str,
-    costs: str | None, outputs: options.Outputs,
+    model: options.ModelOptions, placement: str | None, cluster: options.ClusterOptions,
+    objective: str | None, costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
-    """Predict time and memory of a placement, or of a device map (JSON), accelerate's too."""
+    """Predict time and memory of a placement, or of a device map (JSON), accelerate's too.
+
+    A placement that remembers its model is enough: gdp simulate PLACEMENT.
+    """
     from gdp import api
     from gdp.commands import reporting
-    from gdp.placement import placement_on
+    from gdp.prepare import placed_on
 
-    graph, machine = model.load(), cluster.load()
-    placed = placement_on(placement, graph, machine)
-    outputs.require(model.spec, placement, cluster.cluster, costs)
-    score = api.simulate(graph, placed, machine, objective=objective, costs=costs)
+    spec, placement = model.beside(placement)
+    read = options.read_placement(placement)
+    outputs.require(spec, placement, cluster.cluster, costs)
+    objective = options.objective_of(objective, read)
+    graph, placed, machine, _ = placed_on(
+        None if spec is None else model.load(), read, cluster.of(read), costs
+    )
+    score = api.simulate(graph, placed, cluster.of(read), objective=objective, costs=costs)
     if path := outputs.paths.get("trace"):
         reporting.trace(graph, placed, machine, path, costs=costs)
     prediction = {
@@ -179,22 +186,22 @@ def simulate(
 @click.argument("placement")
 @options.named_model
 @options.cluster
-@options.objective
+@options.own_objective
 @options.costs
 @options.outputs(report=options.required(metavar="R.html"))
 @options.as_json
 def report(
-    placement: str, model: options.ModelOptions, cluster: options.ClusterOptions, objective: str,
-    costs: str | None, outputs: options.Outputs,
+    placement: str, model: options.ModelOptions, cluster: options.ClusterOptions,
+    objective: str | None, costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Write an HTML report of a placement."""
     from gdp.commands import reporting
-    from gdp.placement import placement_on
 
-    graph = model.load()
-    outputs.require(model.spec, placement, cluster.cluster, costs)
-    machine = cluster.load()
-    placed = placement_on(placement, graph, machine)
+    outputs.require(model.given, placement, cluster.cluster, costs)
+    read = options.read_placement(placement)
     path = outputs.paths["report"]
-    reporting.report(graph, placed, machine, path, objective=objective, costs=costs)
+    reporting.report(
+        model.graph(), read, cluster.of(read), path,
+        objective=options.objective_of(objective, read), costs=costs,
+    )  # fmt: skip
     show({"report": path}, lambda: path)

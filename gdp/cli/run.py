@@ -32,7 +32,7 @@ class MeasuringOptions:
 @options.model
 @click.argument("placement", required=False)
 @options.cluster
-@options.objective
+@options.own_objective
 @options.method
 @options.trained
 @options.constraints
@@ -41,12 +41,12 @@ class MeasuringOptions:
 @options.as_json
 def run(
     model: options.ModelOptions, placement: str | None, cluster: options.ClusterOptions,
-    objective: str, search: options.MethodOptions, trained: options.TrainedFiles,
+    objective: str | None, search: options.MethodOptions, trained: options.TrainedFiles,
     constraints: options.ConstraintOptions, timing: MeasuringOptions, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Execute a placement for real: predicted beside measured, outputs checked.
 
-    Without PLACEMENT the model is placed first.
+    Without PLACEMENT the model is placed first; a placement that remembers its model is enough.
     """
     from gdp import api
     from gdp.cli import first_run
@@ -54,24 +54,32 @@ def run(
     from gdp.commands import reporting
     from gdp.commands.execute import Placing, runnable
     from gdp.commands.execute import run as run_model
-    from gdp.placement import load_placement
-    from gdp.prepare import room_bytes
+    from gdp.models import spec_of
+    from gdp.placement import placement_on
+    from gdp.prepare import asked_of, room_bytes
     from gdp.runtime.measure import Measuring
 
-    machine = cluster.load()
-    outputs.require(model.spec, placement, cluster.cluster, trained.checkpoint, trained.costs)
-    placed = None if placement is None else load_placement(placement)
-    page, result = outputs.paths.get("report"), placed
+    spec, dims, read = model.spec, model.bound(), None
+    if placement is not None or model.is_placement:
+        given, placement = model.beside(placement)
+        read = options.read_placement(placement)
+        asked, dims, _ = asked_of(read, given, None, dims)
+        spec = spec_of(asked)
+    machine = cluster.load() if read is None else cluster.of(read)
+    objective = options.objective_of(objective, read)
+    outputs.require(spec, placement, cluster.cluster, trained.checkpoint, trained.costs)
+    page = outputs.paths.get("report")
     with stages() as say:
         how: Placing = {
             "method": search.method, "checkpoint": trained.checkpoint,
             "search": search.search(placing(say)), "constraints": constraints.read(),
         }  # fmt: skip
         measuring = Measuring(timing.measure_seconds, search.seed, progress=say)
-        say(f"loading {model.spec}", 0.0)  # no line: one that cannot be loaded is refused in one
-        graph = model.load(room_bytes(machine, how["constraints"]) if placed is None else None)
-        if placed is None:
-            how = runnable(model.spec, how, timing.runtime)
+        say(f"loading {spec}", 0.0)  # no line: one that cannot be loaded is refused in one
+        room = room_bytes(machine, how["constraints"]) if read is None else None
+        graph = options.told_load(spec, dims, room)
+        if read is None:
+            how = runnable(spec, how, timing.runtime)
             api.require_answerable(
                 graph, machine, method=search.method, costs=trained.costs,
                 checkpoint=trained.checkpoint, constraints=how.get("constraints"),
@@ -84,12 +92,13 @@ def run(
             result = api.place(graph, machine, objective=objective, costs=trained.costs, **how)
             placed = result.placement
         else:
+            result = placed = placement_on(read, graph, machine)
             first_run.prepare(None, objective, say)
         report = run_model(
-            model.spec, machine, placed, dims=model.dims, objective=objective,
+            spec, machine, placed, dims=model.dims, objective=objective,
             costs=trained.costs, runtime=timing.runtime, measuring=measuring, graph=graph,
         )  # fmt: skip
-    if page and result is not None:
+    if page:
         reporting.report(
             graph, result, machine, page,
             objective=objective, costs=trained.costs, measured=report,
@@ -115,11 +124,12 @@ def export(
 ) -> None:
     """Write what a runtime needs to execute a placement."""
     from gdp.commands.execute import export as export_placement
-    from gdp.placement import load_placement
 
-    machine = None if cluster.cluster is None else cluster.load()
+    read = options.read_placement(placement)
+    said = cluster.cluster is not None or cluster.max_memory or cluster.reserve
+    machine = cluster.of(read) if said else None
     files = export_placement(
-        load_placement(placement), model.spec, target, Path(outputs.paths["export"]), machine,
+        read, model.given, target, Path(outputs.paths["export"]), machine,
         model.dims, sources=[Path(path) for path in (placement, cluster.cluster) if path],
         force=outputs.force,
     )  # fmt: skip

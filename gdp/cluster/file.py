@@ -18,8 +18,8 @@ from gdp.cluster.types import (
     devices_of_key,
     make_cluster,
 )
-from gdp.errors import ClusterError
-from gdp.files.reading import Kind, read_toml
+from gdp.errors import ArgumentError, ClusterError
+from gdp.files.reading import Kind, decode_toml, read_toml
 from gdp.files.writing import write_atomic
 from gdp.units import parse_bytes
 
@@ -76,17 +76,27 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     path = Path(path)
     entry = read_toml(path, _KIND, ClusterEntry)
     try:
-        return make_cluster(
-            entry.name or path.stem,
-            [_device(device) for device in entry.device],
-            [_link(link, entry.contention) for link in entry.link],
-            default_bytes_per_s=entry.default_bytes_per_s,
-            default_latency_s=entry.default_latency_s,
-            default_contention=entry.contention,
-            host=entry.host,
-        )
+        return cluster_of(entry, path.stem)
     except ClusterError as error:
         raise ClusterError(f"{path}: {error}") from None
+
+
+def cluster_of(entry: ClusterEntry, name: str) -> Cluster:
+    """The cluster of a file's content, called `name` unless it says otherwise."""
+    return make_cluster(
+        entry.name or name,
+        [_device(device) for device in entry.device],
+        [_link(link, entry.contention) for link in entry.link],
+        default_bytes_per_s=entry.default_bytes_per_s,
+        default_latency_s=entry.default_latency_s,
+        default_contention=entry.contention,
+        host=entry.host,
+    )
+
+
+def cluster_of_toml(text: str, name: str) -> Cluster:
+    """The cluster of a file's text; raises `ClusterError` as `read_cluster` does."""
+    return cluster_of(decode_toml(text.encode(), _KIND, ClusterEntry, name), name)
 
 
 def _link(entry: LinkEntry, contention: bool) -> Link:
@@ -195,7 +205,7 @@ def parse_max_memory(text: str) -> dict[str, int]:
     for item in text.split(","):
         key, separator, size = item.partition("=")
         if not separator or not key.strip():
-            raise ValueError(f"max memory {item!r} must look like 0=20GiB or cpu=30GiB")
+            raise ArgumentError(f"max memory {item!r} must look like 0=20GiB or cpu=30GiB")
         limits[key.strip()] = parse_bytes(size)
     return limits
 
@@ -225,16 +235,18 @@ Machine = str | os.PathLike[str] | Cluster
 """Argument for a cluster of every library call."""
 
 
-def load_cluster(spec: Machine) -> Cluster:
+def load_cluster(spec: Machine | None = None) -> Cluster:
     """Load a cluster.
 
     Args:
         spec: TOML file, preset such as "2xcpu-core" or "4xa100-nvlink", or a cluster, which is
-            returned as it is.
+            returned as it is. Default: this machine.
 
     Raises:
         ClusterError: if there is no such file or preset, or the file is malformed.
     """
+    if spec is None:
+        return Cluster.local()
     if isinstance(spec, Cluster):
         return spec
     _require_path(spec)

@@ -1,7 +1,6 @@
 """The machine: devices, their speeds and memories, and the links between them."""
 
 import functools
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,7 +118,7 @@ class Cluster:
     host: int = 0  # holds graph inputs and receives outputs
 
     # `gdp.cluster` sets both: files, presets and detection make clusters, so they stand above.
-    load: ClassVar["staticmethod[[str | os.PathLike[str] | Cluster], Cluster]"]  # load_cluster
+    load: ClassVar["staticmethod[..., Cluster]"]  # load_cluster
     local: ClassVar["staticmethod[[], Cluster]"]  # local_cluster
 
     def __post_init__(self) -> None:

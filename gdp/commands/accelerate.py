@@ -18,7 +18,7 @@ from gdp.constraints import Constraints, outermost, streamed_bytes
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
 from gdp.costs.offload import Streamed, main_device, resident, with_offload
-from gdp.errors import InfeasibleError, of_kind
+from gdp.errors import ArgumentError, InfeasibleError, of_kind
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Model
 from gdp.result import Result
@@ -45,7 +45,7 @@ def whole_modules(module: Any, graph: OpGraph, granularity: str) -> tuple[str, .
     `_no_split_modules`; "layer": each element of a list of layers in addition; "op": none.
     """
     if granularity not in GRANULARITIES:
-        raise ValueError(f"no granularity {granularity!r}; there are {', '.join(GRANULARITIES)}")
+        raise ArgumentError(f"no granularity {granularity!r}; there are {', '.join(GRANULARITIES)}")
     if granularity == "op":
         return ()
     paths = set(_weight_holders(graph) if module is None else kept_modules(module))
@@ -90,7 +90,7 @@ def plan_accelerate(
     """
     del model
     if offload not in (None, *OFFLOADS):
-        raise ValueError(f"no offload {offload!r}; there are {', '.join(OFFLOADS)}")
+        raise ArgumentError(f"no offload {offload!r}; there are {', '.join(OFFLOADS)}")
     constraints = of_kind(constraints, Constraints, "constraints")
     constraints = replace(constraints, whole=tuple({*constraints.whole, *whole}))
     peer = accelerate_peer(module, graph, cluster)

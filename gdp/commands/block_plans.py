@@ -31,7 +31,7 @@ from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
 from gdp.costs.offload import resident
 from gdp.costs.roofline import roofline
-from gdp.errors import InfeasibleError, PlacementError, of_kind
+from gdp.errors import ArgumentError, InfeasibleError, PlacementError, of_kind
 from gdp.exporters.llamacpp import Slots, slots_of
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
@@ -136,12 +136,12 @@ def plan_llamacpp(
         PlacementError: if the graph was not read from a GGUF file.
     """
     if whole:
-        raise ValueError("llama.cpp's flags move blocks and experts: leave out --granularity")
+        raise ArgumentError("llama.cpp's flags move blocks and experts: leave out --granularity")
     if objective != "latency":
-        raise ValueError(f"--for llamacpp plans the latency of one pass, not {objective}")
+        raise ArgumentError(f"--for llamacpp plans the latency of one pass, not {objective}")
     constraints = of_kind(constraints, Constraints, "constraints")
     if constraints.together or constraints.whole:
-        raise ValueError("--for llamacpp keeps blocks whole by itself: leave out --together")
+        raise ArgumentError("--for llamacpp keeps blocks whole by itself: leave out --together")
     model = roofline if costs is None else resolve_costs(costs, cluster)[0]
     slots = slots_of(graph)
     blocks = _llama_blocks(graph, cluster, slots, model, constraints)
@@ -384,12 +384,12 @@ def best_pipeline(
         InfeasibleError: if nothing fits.
     """
     if objective != "throughput":
-        raise ValueError(
+        raise ArgumentError(
             f"--for pipelining plans pipelines, not {objective}: add --objective throughput"
         )
     constraints = constraints or Constraints()
     if constraints.together or constraints.whole:
-        raise ValueError("--for pipelining cuts where modules begin: leave out --together")
+        raise ArgumentError("--for pipelining cuts where modules begin: leave out --together")
     machine = resident(cluster)
     base, _ = resolve_costs(costs, machine, graph)
     block = np.searchsorted(np.array(sorted(cuts)), np.arange(graph.num_ops), side="right")

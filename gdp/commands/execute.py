@@ -1,4 +1,4 @@
-"""Planning for, running with and exporting to the runtimes of `gdp.commands.registry`."""
+"""Running with and exporting to the runtimes of `gdp.commands.registry`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,22 +6,15 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from gdp import api
-from gdp.cluster.file import Machine, load_cluster
-from gdp.cluster.reserve import for_runtime
+from gdp.cluster.file import Machine
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.accelerate import PlannedPlacement, cluster_with_offload, whole_modules
-from gdp.commands.code_models import (
-    executable_model,
-    model_label,
-    require_executable,
-    torch_module,
-)
-from gdp.commands.registry import EXPORTERS, PLANNING_TARGETS, RUNTIMES, ExportJob, Runtime
+from gdp.commands.code_models import executable_model, model_label, require_executable
+from gdp.commands.registry import EXPORTERS, RUNTIMES, ExportJob, Runtime
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel
-from gdp.costs.offload import offload_targets, resident
-from gdp.errors import ModelError, PlacementError, of_kind
+from gdp.costs.offload import offload_targets
+from gdp.errors import ArgumentError, ModelError, PlacementError, of_kind
 from gdp.files.writing import OverwritePolicy
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
@@ -35,8 +28,8 @@ from gdp.models import (
     spec_of,
     with_dims,
 )
-from gdp.placement import Placed, Placement, load_placement, require
-from gdp.prepare import PreparedProblem, machine_of, prepare_placement, room_bytes
+from gdp.placement import Placed, Placement, placement_on, read_placed, require
+from gdp.prepare import PreparedProblem, asked_of, machine_of, prepare_placement, room_bytes
 from gdp.runtime.measure import Measuring
 from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan
 from gdp.runtime.report import RunReport, rescaled
@@ -52,8 +45,8 @@ class Placing(TypedDict, total=False):
 
 
 def run(
-    model: Model,
-    cluster: Machine,
+    model: Model | None,
+    cluster: Machine | None = None,
     placement: Placed | None = None,
     *,
     dims: Sequence[str] = (),
@@ -67,8 +60,9 @@ def run(
     """Execute a placement: predicted and measured times, the baselines, a check of the outputs.
 
     Args:
-        model: ONNX file, JAX function or PyTorch module.
-        cluster: File, preset or `Cluster` whose devices exist on this machine.
+        model: ONNX file, JAX function or PyTorch module; None for that of the placement.
+        cluster: File, preset or `Cluster` whose devices exist on this machine; None for that of the
+            placement.
         placement: Placement to execute; without one the model is placed first.
         dims: Bindings of symbolic dimensions, "NAME=VALUE"; ONNX models.
         objective: "latency" or "throughput": the quantity that contenders compete for.
@@ -89,14 +83,19 @@ def run(
     """
     if unknown := placing.keys() - Placing.__annotations__:
         raise TypeError(f"run() got unexpected keywords: {', '.join(sorted(unknown))}")
-    bound = with_dims(dims)
-    cluster = load_cluster(cluster)
+    placed = None if placement is None else read_placed(placement)
+    model, bound, machine = asked_of(placed, model, cluster, with_dims(dims))
+    if machine is None:
+        raise ArgumentError("give the cluster to run on, or a placement that remembers it")
+    cluster = machine
+    if costs is None and isinstance(placed, Placement) and placed.question is not None:
+        costs = placed.question.require_costs()
     if graph is None:
-        room = None if placement is not None else room_bytes(cluster, placing.get("constraints"))
+        room = None if placed is not None else room_bytes(cluster, placing.get("constraints"))
         graph = load(model, bound, room_bytes=room)
     executor = Executor.of(model, graph, cluster, objective, bound, runtime)
-    if placement is not None:
-        placed = load_placement(placement)
+    if placed is not None:
+        placed = placement_on(placed, graph, cluster)
     else:
         options = runnable(model, placing, runtime)
         placed = api.place(graph, cluster, objective=objective, costs=costs, **options).placement
@@ -175,7 +174,7 @@ class Executor:
 
 def _require_runtime(name: str | None) -> None:
     if name is not None and name not in RUNTIMES:
-        raise ValueError(f"no runtime {name!r}; there are {', '.join(RUNTIMES)}")
+        raise ArgumentError(f"no runtime {name!r}; there are {', '.join(RUNTIMES)}")
 
 
 def _runtime(model: Model, kinds: Sequence[str], name: str | None) -> Runtime:
@@ -222,7 +221,7 @@ _ACCEPTED = {
 
 def export(
     placement: Placed,
-    model: Model,
+    model: Model | None,
     target: str,
     output: str | Path,
     cluster: Machine | None = None,
@@ -234,11 +233,12 @@ def export(
     """Write the files with which a runtime executes a placement.
 
     Args:
-        placement: Placement, result, or file of a placement.
-        model: Model that the placement is of.
+        placement: Placement, result, device map, or file of one.
+        model: Model that the placement is of; None for the one that it was made for.
         target: Format, a name in `EXPORTERS`.
         output: Folder to write.
-        cluster: Cluster of the placement, for formats that tell CPUs from accelerators.
+        cluster: Cluster of the placement, for formats that tell CPUs from accelerators; None for
+            the one that it was made for.
         dims: Bindings of symbolic dimensions, "NAME=VALUE"; ONNX models.
         sources: Further files that must not be overwritten.
         force: Overwrite whatever the folder holds, except the model and `sources`.
@@ -252,20 +252,27 @@ def export(
         ModelError: if the format cannot hold models of this kind.
         PlacementError: if the format cannot express the placement.
     """
-    bound = with_dims(dims)
-    graph, placement, output = load(model, bound), load_placement(placement), Path(output)
+    output, placed = Path(output), read_placed(placement)
     if target not in EXPORTERS:
-        raise ValueError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
+        raise ArgumentError(f"no export target {target!r}; there are {', '.join(EXPORTERS)}")
     row = EXPORTERS[target]
+    model, bound, machine = asked_of(placed, model, cluster, with_dims(dims))
+    graph = load(model, bound)
+    if isinstance(placed, Placement):
+        placement = placed
+    elif machine is None:
+        raise ArgumentError("a device map needs the cluster whose devices it names: --cluster")
+    else:
+        placement = placement_on(placed, graph, machine)
     if placement.teams and not row.replicates:
         raise PlacementError(
             f"target {target!r} cannot hold this placement: {_replicated(placement)}"
         )
-    if row.needs_cluster and cluster is None:
-        raise ValueError(
+    if row.needs_cluster and machine is None:
+        raise ArgumentError(
             f"target {target!r} needs the cluster, which tells CPUs from accelerators: --cluster"
         )
-    cluster = _cluster_by_names(graph, placement) if cluster is None else load_cluster(cluster)
+    cluster = _cluster_by_names(graph, placement) if machine is None else machine
     if row.offloads:
         cluster = machine_of(placement, cluster, None)[0]
     require(placement, graph, cluster)
@@ -288,59 +295,3 @@ def _cluster_by_names(graph: OpGraph, placement: Placement) -> Cluster:
         Device(name, kinds.get(d, name), {"default": 1.0}, 1.0) for d, name in enumerate(names)
     ]
     return make_cluster("placement", devices, host=int(homes[0]) if len(homes) else 0)
-
-
-def memory_for(
-    target: str | None,
-    cluster: Cluster,
-    offload: str | None = None,
-    constraints: Constraints | None = None,
-) -> int:
-    """Bytes that weights may take on a cluster in placements for a planning target."""
-    if target is None:
-        return room_bytes(cluster, constraints)
-    cluster = for_runtime(cluster, target)
-    if PLANNING_TARGETS[target].offloads and offload != "none":
-        return room_bytes(cluster_with_offload(cluster, offload), constraints)
-    return room_bytes(resident(cluster), constraints)
-
-
-def place_for(
-    target: str | None,
-    graph: OpGraph,
-    cluster: Cluster,
-    *,
-    model: Model | None = None,
-    granularity: str | None = None,
-    offload: str | None = None,
-    **placing: Any,
-) -> PlannedPlacement:
-    """Place a graph by `gdp.place`, or by the program of a planning target.
-
-    Args:
-        target: Name in `PLANNING_TARGETS`; None for no restriction.
-        graph: Graph to place.
-        cluster: Cluster to place it on.
-        model: Spec of the model, which names the modules that may not be split.
-        granularity: Pieces that stay whole: "op", "module" or "layer"; by default that of the
-            target.
-        offload: "cpu", "disk" or "none": where weights rest that do not fit; for accelerate.
-        **placing: Options of `gdp.place`.
-    """
-    row = None if target is None else PLANNING_TARGETS[target]
-    cluster = cluster if target is None else for_runtime(cluster, target)
-    granularity = granularity or ("module" if row is not None and row.by_module else "op")
-    if row is not None and row.by_module and granularity == "op":
-        raise ValueError(f"{target} goes by whole modules: granularity module or layer")
-    module = torch_module(model) if granularity != "op" else None
-    whole = whole_modules(module, graph, granularity)
-    if row is None:
-        constraints = of_kind(placing.pop("constraints", None), Constraints, "constraints")
-        constraints = replace(constraints, whole=(*constraints.whole, *whole))
-        result = api.place(graph, cluster, constraints=constraints, **placing)
-        return PlannedPlacement(result, cluster, placing.get("costs"))
-    if row.exact and placing.get("method", "auto") != "auto":
-        raise ValueError(f"--for {target} is planned by one program, not by {placing['method']!r}")
-    return row.plan(
-        graph, cluster, model=model, module=module, whole=whole, offload=offload, **placing
-    )

@@ -12,7 +12,7 @@ from gdp.cluster.file import Machine
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.constraints import Constraints, allowed_mask, matching, together_ids
 from gdp.costs.base import CostModel
-from gdp.errors import InfeasibleError, of_kind
+from gdp.errors import ArgumentError, InfeasibleError, of_kind
 from gdp.graph.groups import merge_ids
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Model
@@ -35,9 +35,9 @@ NOTABLE = 1e-3
 
 
 def explain(
-    model: Model,
+    model: Model | None,
     placement: Placed,
-    cluster: Machine,
+    cluster: Machine | None = None,
     *,
     op: str | None = None,
     scope: str | None = None,
@@ -48,14 +48,14 @@ def explain(
     """Explain the devices of some ops of a placement.
 
     Args:
-        model: Model that the placement is of.
-        placement: Placement, result, or file of a placement.
-        cluster: Cluster of the placement.
+        model: Model that the placement is of; None for the one that it was made for.
+        placement: Placement, result, device map, or file of one.
+        cluster: Cluster of the placement; None for the one that it was made for.
         op: Glob of the names or scopes of the ops; exactly one of `op` and `scope` is given.
         scope: Module whose ops are explained.
         objective: Objective whose value is compared.
         costs: Cost model or file; None for the shipped one.
-        constraints: Constraints that the model was placed with.
+        constraints: Constraints that the model was placed with; None for those it remembers.
 
     Returns:
         For every device, the seconds of these ops there, and the simulated value, change and memory
@@ -66,6 +66,8 @@ def explain(
         ValueError: if no op matches.
     """
     graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
+    if constraints is None and placement.question is not None:
+        constraints = placement.question.constraints
     constraints = of_kind(constraints, Constraints, "constraints")
     chosen = _placeable(graph, cluster, _chosen(graph, op, scope))
     moving = _with_ties(graph, chosen, constraints)
@@ -105,7 +107,7 @@ def explain(
 
 def _chosen(graph: OpGraph, op: str | None, scope: str | None) -> Int[np.ndarray, "K"]:
     if (op is None) == (scope is None):
-        raise ValueError("give --op GLOB or --scope MODULE, one of them")
+        raise ArgumentError("give --op GLOB or --scope MODULE, one of them")
     if op is not None:
         return matching(graph, op)
     wanted = module_path(scope or "")
@@ -115,9 +117,9 @@ def _chosen(graph: OpGraph, op: str | None, scope: str | None) -> Int[np.ndarray
         return np.array(ops, dtype=np.int64)
     modules = sorted({".".join(path[: len(wanted)]) for path in paths if path})
     if not modules:
-        raise ValueError(f"graph {graph.name!r} names no modules; use --op GLOB")
+        raise ArgumentError(f"graph {graph.name!r} names no modules; use --op GLOB")
     near = difflib.get_close_matches(".".join(wanted), modules, n=3, cutoff=0.0)
-    raise ValueError(
+    raise ArgumentError(
         f"no module {scope!r} in graph {graph.name!r}; there is {', '.join(near)}; "
         "`gdp inspect --ops` lists all"
     )
@@ -128,7 +130,7 @@ def _placeable(
 ) -> Int[np.ndarray, "L"]:
     """The chosen ops without inputs and outputs, which belong to the host."""
     if graph.is_io[chosen].all():
-        raise ValueError(
+        raise ArgumentError(
             f"{graph.op_names[chosen[0]]!r} is an input or output of the model, which belongs to "
             f"the host {cluster.device_names[cluster.host]}"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 from gdp.cluster.file import Machine, load_cluster
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
-from gdp.errors import of_kind
+from gdp.errors import ArgumentError, of_kind
 from gdp.graph.groups import first_members
 from gdp.methods.base import Assignment, Search
 from gdp.models import Model, load, with_dims
@@ -74,7 +74,7 @@ def finetune(
     if unknown := tuning.keys() - FinetuneOptions.__annotations__:
         raise TypeError(f"finetune() got unexpected keywords: {', '.join(sorted(unknown))}")
     if reward not in ("simulated", "measured"):
-        raise ValueError(f"reward must be simulated or measured, got {reward!r}")
+        raise ArgumentError(f"reward must be simulated or measured, got {reward!r}")
     if reward == "measured":
         config = of_kind(config, FinetuneConfig, "config")
         return _measured(model, cluster, objective, runs, checkpoint, out, config, tuning)

@@ -19,9 +19,9 @@ from gdp.result import Result
 
 
 def report(
-    model: Model,
+    model: Model | None,
     placement: Placed,
-    cluster: Machine,
+    cluster: Machine | None,
     path: str | Path,
     *,
     objective: str = "latency",
@@ -45,8 +45,8 @@ def report(
 
 
 def _write(
-    model: Model, placement: Placed, cluster: Machine, path: str | Path, objective: str,
-    costs: CostModel | str | Path | None, measured: Mapping[str, Any] | None,
+    model: Model | None, placement: Placed, cluster: Machine | None, path: str | Path,
+    objective: str, costs: CostModel | str | Path | None, measured: Mapping[str, Any] | None,
 ) -> None:  # fmt: skip
     from gdp.reports.html import write_report
 

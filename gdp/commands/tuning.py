@@ -10,12 +10,13 @@ import numpy as np
 from gdp import api
 from gdp.cluster.file import Machine, load_cluster
 from gdp.commands.execute import Executor, Placing, ReadyPlacement, runnable
+from gdp.commands.placing import question_of
 from gdp.constraints import Constraints
 from gdp.costs import machine
 from gdp.costs.adapt import Adaptation, AdaptedCosts, lessons
 from gdp.costs.base import CostModel
 from gdp.costs.default import SHIPPED, resolve_costs
-from gdp.errors import InfeasibleError
+from gdp.errors import ArgumentError, InfeasibleError
 from gdp.graph.groups import first_members
 from gdp.learn.tuning import Measurement, Planned, Trial, tuning_loop
 from gdp.methods.base import Assignment, Search
@@ -229,7 +230,7 @@ def tune(
         >>> gdp.save_placement(tuned.placement, "p.json")  # doctest: +SKIP
     """
     if runs < 1:
-        raise ValueError(f"runs must be at least 1, got {runs}")
+        raise ArgumentError(f"runs must be at least 1, got {runs}")
     target, bound = load_cluster(cluster), with_dims(dims)
     options: Placing = {"method": method, "checkpoint": checkpoint, "constraints": constraints}
     options = runnable(model, options, runtime)
@@ -261,6 +262,8 @@ def tune(
             raise
         notes.append("interrupted: the best placement so far")
     answer, placement = _answer(session, trials, final)
+    question = question_of(model, bound, target, objective, constraints, costs)
+    placement = replace(placement, question=question)
     record = _record(session, trials, rounds)
     path = ""
     if keep:

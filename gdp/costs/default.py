@@ -11,6 +11,7 @@ from gdp.costs.machine import read_record, recorded_costs, remembered_costs
 from gdp.costs.profile import ProfileError
 from gdp.costs.roofline import roofline
 from gdp.costs.work_rates import WorkRates, is_jax
+from gdp.errors import ArgumentError
 from gdp.graph.op_graph import OpGraph
 from gdp.resources import data_path
 
@@ -48,7 +49,7 @@ def resolve_costs(
             )
         return _described(LearnedCosts((calibration,), any_model=True), cluster, graph)
     if not callable(costs):
-        raise ValueError(
+        raise ArgumentError(
             "costs must be a cost model (a callable of graph and cluster), a cost file or None, "
             f"got {type(costs).__name__}"
         )

@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import Clock
-from gdp.errors import of_kind
+from gdp.errors import ArgumentError, of_kind
 from gdp.files.kept import use_xla_cache
 from gdp.files.writing import OverwritePolicy, check_folder_writable
 from gdp.learn.evaluator import PlacementEvaluator
@@ -84,17 +84,17 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         if self.samples < 3:
-            raise ValueError(f"samples must be at least 3, got {self.samples}")
+            raise ArgumentError(f"samples must be at least 3, got {self.samples}")
         if self.evaluations < 1:
-            raise ValueError(f"evaluations must be at least 1, got {self.evaluations}")
+            raise ArgumentError(f"evaluations must be at least 1, got {self.evaluations}")
         if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"seconds must be positive, got {self.seconds}")
+            raise ArgumentError(f"seconds must be positive, got {self.seconds}")
         if self.updates < 1:
-            raise ValueError(f"updates must be at least 1, got {self.updates}")
+            raise ArgumentError(f"updates must be at least 1, got {self.updates}")
         if self.hottest < 1.0:
-            raise ValueError(f"hottest must be at least 1, got {self.hottest}")
+            raise ArgumentError(f"hottest must be at least 1, got {self.hottest}")
         if min(self.explore, self.search) < 0.0 or self.explore + self.search > 1.0:
-            raise ValueError(
+            raise ArgumentError(
                 "explore and search must be at least 0 and at most 1 together, got "
                 f"{self.explore} and {self.search}"
             )

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.clock import Clock, WorkClock
+from gdp.errors import ArgumentError
 from gdp.placement import Teams
 from gdp.problem.problem import Problem
 
@@ -45,15 +46,15 @@ class Search:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed must lie in 0..2**63 - 1, got {self.seed}")
+            raise ArgumentError(f"seed must lie in 0..2**63 - 1, got {self.seed}")
         if self.seconds is not None and not self.seconds >= 0:
-            raise ValueError(f"seconds must be >= 0, got {self.seconds}")
+            raise ArgumentError(f"seconds must be >= 0, got {self.seconds}")
         if self.chains < 1:
-            raise ValueError(f"chains must be at least 1, got {self.chains}")
+            raise ArgumentError(f"chains must be at least 1, got {self.chains}")
         if self.evaluations is not None and self.evaluations < 0:
-            raise ValueError(f"evaluations must be >= 0, got {self.evaluations}")
+            raise ArgumentError(f"evaluations must be >= 0, got {self.evaluations}")
         if not 0 <= self.simplicity < 1:
-            raise ValueError(f"simplicity must lie in [0, 1), got {self.simplicity}")
+            raise ArgumentError(f"simplicity must lie in [0, 1), got {self.simplicity}")
 
     def budget(self, work_s: float | None = None) -> Clock:
         """The clock of the whole call if there is one, else a new one.

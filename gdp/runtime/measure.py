@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from gdp.clock import MEASURE_SECONDS
+from gdp.errors import ArgumentError
 from gdp.runtime.statistics import (
     MIN_BLOCKS,
     PER_SLOT,
@@ -46,7 +47,9 @@ class Measuring:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < math.inf:
-            raise ValueError(f"--measure-seconds must be positive and finite, got {self.seconds:g}")
+            raise ArgumentError(
+                f"--measure-seconds must be positive and finite, got {self.seconds:g}"
+            )
 
     def say(self, stage: str, fraction: float | None = None) -> None:
         """Tell the progress, if anybody listens."""

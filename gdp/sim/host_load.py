@@ -33,6 +33,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gdp.cluster.types import Cluster
+from gdp.errors import ArgumentError
 from gdp.graph.op_graph import OpGraph
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, cached_on_problem
@@ -128,7 +129,7 @@ def host_transfer_s(graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "T"]:
 
 def _tensor_s(problem: Problem) -> Float[np.ndarray, "T"]:
     if problem.tensor_s is None:
-        raise ValueError(
+        raise ArgumentError(
             f"objective {problem.objective} needs tensor_s, the seconds to move each tensor to or "
             "from host memory; give it to make_problem"
         )

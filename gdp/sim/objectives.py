@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.errors import ArgumentError
 from gdp.problem.problem import Problem
 from gdp.sim import host_load
 from gdp.sim.engine import arrays
@@ -73,7 +74,7 @@ class Objective:
 def find_objective(name: str) -> Objective:
     """The row of an objective; raises `ValueError` that lists those there are."""
     if not isinstance(name, str) or name not in OBJECTIVES:
-        raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {name!r}")
+        raise ArgumentError(f"objective must be one of {', '.join(OBJECTIVES)}, got {name!r}")
     return OBJECTIVES[name]
 
 

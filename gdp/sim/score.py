@@ -31,6 +31,7 @@ import math
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.errors import ArgumentError
 from gdp.placement import Teams, team_faults
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
@@ -145,7 +146,7 @@ def replicated_score(
     """The score of a placement with teams; raises `ValueError` where the objective has none."""
     objective = objective_of(problem)
     if not objective.on_links:
-        raise ValueError(
+        raise ArgumentError(
             f"objective {problem.objective!r} knows no replicated stages; judge the placement "
             "for throughput or latency"
         )
@@ -169,5 +170,5 @@ def _require(problem: Problem, device: Int[np.ndarray, "N"], teams: Teams) -> in
     if cycle > MAX_CYCLE:
         faults.append(f"the ways through the teams repeat after {cycle} samples, over {MAX_CYCLE}")
     if faults:
-        raise ValueError("; ".join(faults))
+        raise ArgumentError("; ".join(faults))
     return cycle

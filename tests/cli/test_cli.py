@@ -181,4 +181,4 @@ def test_a_placement_for_another_graph_or_cluster_is_refused(model: str, tmp_pat
     done = gdp("simulate", str(other), str(output), *CLUSTER, code=2)
     assert "another version" in done.stderr
     done = gdp("simulate", model, str(output), "--cluster", "2xt4", code=2)
-    assert "names devices core0, core1" in done.stderr
+    assert "devices core0, core1, not" in done.stderr

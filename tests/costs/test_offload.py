@@ -8,8 +8,8 @@ import pytest
 from gdp import api
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.commands.accelerate import plan_accelerate, streamed_bytes, whole_modules
-from gdp.commands.execute import place_for
 from gdp.commands.explanation import explain
+from gdp.commands.placing import place_for
 from gdp.constraints import Constraints
 from gdp.costs.offload import HOST_POOL, Streamed, resident, with_offload
 from gdp.costs.roofline import roofline

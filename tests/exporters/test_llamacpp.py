@@ -19,7 +19,8 @@ from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.block_plans import _crossing, plan_llamacpp
-from gdp.commands.execute import export, place_for
+from gdp.commands.execute import export
+from gdp.commands.placing import place_for
 from gdp.constraints import Constraints, Pin
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError, PlacementError

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.execute import place_for
 from gdp.commands.onnx_plans import _cuts, plan_openvino
+from gdp.commands.placing import place_for
 from gdp.constraints import Constraints, Pin
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError

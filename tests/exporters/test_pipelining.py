@@ -293,7 +293,8 @@ def test_no_boundary_is_before_a_read_of_the_input_or_at_a_second_call(spec: str
 
 
 def test_two_ranks_compute_what_the_module_does(spec: str, tmp_path: Path) -> None:
-    from gdp.commands.execute import export, place_for
+    from gdp.commands.execute import export
+    from gdp.commands.placing import place_for
     from gdp.models import load
 
     torch: Any = pytest.importorskip("torch")

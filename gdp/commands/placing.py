@@ -1,0 +1,185 @@
+"""Placing a model: freely, or as a runtime can follow; the question stays with the answer."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gdp import api
+from gdp.cluster.file import Machine, cluster_toml, load_cluster
+from gdp.cluster.reserve import for_runtime
+from gdp.cluster.types import Cluster
+from gdp.commands.accelerate import PlannedPlacement, cluster_with_offload, whole_modules
+from gdp.commands.code_models import torch_module
+from gdp.commands.registry import PLANNING_TARGETS
+from gdp.constraints import Constraints
+from gdp.costs.base import CostModel
+from gdp.costs.offload import resident
+from gdp.errors import ArgumentError, of_kind
+from gdp.graph.op_graph import OpGraph
+from gdp.methods.base import Search
+from gdp.models import Model, load, spec_of
+from gdp.prepare import room_bytes
+from gdp.question import Question, costs_named
+from gdp.result import Result
+
+
+def place(
+    model: Model,
+    cluster: Machine,
+    *,
+    objective: str = "latency",
+    target: str | None = None,
+    granularity: str | None = None,
+    offload: str | None = None,
+    dims: Mapping[str, int] | None = None,
+    method: str = "auto",
+    costs: CostModel | str | Path | None = None,
+    search: Search | None = None,
+    checkpoint: str | Path | None = None,
+    constraints: Constraints | None = None,
+) -> Result:
+    """Place the ops of a model on the devices of a cluster.
+
+    The best placement that the method finds, scored by the simulator, with a proven lower bound;
+    of the placements within `search.simplicity` of the best, the one with the fewest transfers
+    and pieces. The placement remembers this question, so that `gdp.export`, `run`, `explain`,
+    `report` and `simulate` need nothing else.
+
+    Args:
+        model: A path or a name as the command line takes it, a graph, or a traced model.
+        cluster: A preset such as "cpu+2xt4-pcie4", a TOML file, or a `Cluster`.
+        objective: "latency" minimises the makespan of one sample, "throughput" the period of a
+            full pipeline; `gdp place --help` lists the others.
+        target: Runtime that shall be able to follow the placement, as `--for`: "accelerate",
+            "llamacpp", "openvino", "onnxruntime" or "pipelining". Default: no restriction.
+        granularity: Pieces that stay whole: "op", "module" (with weights of their own, or that the
+            model's class may not split) or "layer" (elements of a list of layers in addition).
+            Default: "op"; for "accelerate" and "pipelining" "module".
+        offload: Where accelerate keeps weights that do not fit: "cpu", "disk" (on both) or "none".
+            Default: "cpu".
+        dims: Sizes of the symbolic dimensions of an ONNX model, by name.
+        method: "auto", or one of the methods that `gdp place --help` lists.
+        costs: Seconds of each op on each device: a callable `(graph, cluster) -> [N, D]`, or a file
+            of `gdp calibrate` or `gdp tune`. Default: what `gdp tune` learned of this machine, on
+            top of "shipped": calibrations for devices that they match, datasheet numbers (roofline)
+            for the others.
+        search: Budget, seed and simplicity. Default: five seconds, seed 0, 2%.
+        checkpoint: A folder with weights of the policy. Default: the shipped ones.
+        constraints: Pins, forbidden devices, ops that stay together. Default: none.
+
+    Returns:
+        The placement with value, bound, memory peaks and notes; times are in seconds.
+
+    Raises:
+        InfeasibleError: Nothing fits the memory of the devices under the constraints.
+        ModelError, ClusterError: A file cannot be read.
+        ArgumentError: An argument is unknown or contradicts another.
+
+    Example:
+        >>> import gdp
+        >>> once = gdp.Search(seconds=None, evaluations=50)
+        >>> result = gdp.place("onnx:light_squeezenet", "2xt4-pcie4", search=once)
+        >>> result.bound_s <= result.value_s
+        True
+    """
+    if target is not None and target not in PLANNING_TARGETS:
+        raise ArgumentError(f"no target {target!r}; there are {', '.join(PLANNING_TARGETS)}")
+    if offload is not None and (target is None or not PLANNING_TARGETS[target].offloads):
+        raise ArgumentError("offload is what accelerate does: give target='accelerate'")
+    machine = load_cluster(cluster)
+    room = memory_for(target, machine, offload, constraints)
+    graph = load(model, dims, room_bytes=room)
+    return place_for(
+        target, graph, machine, model=model, dims=dims, granularity=granularity, offload=offload,
+        objective=objective, method=method, costs=costs, search=search, checkpoint=checkpoint,
+        constraints=constraints,
+    ).result  # fmt: skip
+
+
+def memory_for(
+    target: str | None,
+    cluster: Cluster,
+    offload: str | None = None,
+    constraints: Constraints | None = None,
+) -> int:
+    """Bytes that weights may take on a cluster in placements for a planning target."""
+    if target is None or not PLANNING_TARGETS[target].by_module:
+        return room_bytes(cluster, constraints)
+    cluster = for_runtime(cluster, target)
+    if PLANNING_TARGETS[target].offloads and offload != "none":
+        return room_bytes(cluster_with_offload(cluster, offload), constraints)
+    return room_bytes(resident(cluster), constraints)
+
+
+def place_for(
+    target: str | None,
+    graph: OpGraph,
+    cluster: Cluster,
+    *,
+    model: Model | None = None,
+    dims: Mapping[str, int] | None = None,
+    granularity: str | None = None,
+    offload: str | None = None,
+    **placing: Any,
+) -> PlannedPlacement:
+    """Place a graph freely, or by the program of a planning target.
+
+    Args:
+        target: Name in `PLANNING_TARGETS`; None for no restriction.
+        graph: Graph to place.
+        cluster: Cluster to place it on.
+        model: The model, which names the modules that may not be split.
+        dims: Sizes of its symbolic dimensions.
+        granularity: Pieces that stay whole: "op", "module" or "layer"; by default that of the
+            target.
+        offload: "cpu", "disk" or "none": where weights rest that do not fit; for accelerate.
+        **placing: Options of `gdp.place`.
+    """
+    planned = _planned(target, graph, cluster, model, granularity, offload, placing)
+    question = question_of(
+        model, dims, cluster, planned.result.objective, placing.get("constraints"),
+        placing.get("costs"), target=target or "", granularity=granularity or "",
+        offload=offload or "",
+    )  # fmt: skip
+    placement = replace(planned.result.placement, question=question)
+    return replace(planned, result=replace(planned.result, placement=placement))
+
+
+def question_of(
+    model: Model | None, dims: Mapping[str, int] | None, cluster: Cluster, objective: str,
+    constraints: Constraints | None, costs: Any, **destination: str,
+) -> Question:  # fmt: skip
+    """The question that these arguments of `place` ask; `destination` are those of a target."""
+    name, digest = costs_named(costs)
+    return Question(
+        model="" if model is None else spec_of(model), dims=dict(dims or {}),
+        cluster=cluster_toml(cluster), objective=objective,
+        constraints=constraints or Constraints(), costs=name, costs_sha256=digest, **destination,
+    )  # fmt: skip
+
+
+def _planned(
+    target: str | None, graph: OpGraph, cluster: Cluster, model: Model | None,
+    granularity: str | None, offload: str | None, placing: Mapping[str, Any],
+) -> PlannedPlacement:  # fmt: skip
+    """The placement, which does not know its question yet."""
+    row = None if target is None else PLANNING_TARGETS[target]
+    cluster = cluster if target is None else for_runtime(cluster, target)
+    granularity = granularity or ("module" if row is not None and row.by_module else "op")
+    if row is not None and row.by_module and granularity == "op":
+        raise ArgumentError(f"{target} goes by whole modules: granularity module or layer")
+    module = torch_module(model) if granularity != "op" else None
+    whole = whole_modules(module, graph, granularity)
+    if row is None:
+        constraints = of_kind(placing.get("constraints"), Constraints, "constraints")
+        constraints = replace(constraints, whole=(*constraints.whole, *whole))
+        result = api.place(graph, cluster, **{**placing, "constraints": constraints})
+        return PlannedPlacement(result, cluster, placing.get("costs"))
+    if row.exact and placing.get("method", "auto") != "auto":
+        raise ArgumentError(
+            f"--for {target} is planned by one program, not by {placing['method']!r}"
+        )
+    return row.plan(
+        graph, cluster, model=model, module=module, whole=whole, offload=offload, **placing
+    )

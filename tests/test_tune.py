@@ -81,6 +81,10 @@ def test_the_command_writes_a_placement_costs_and_a_page_and_remembers(
     assert "answer: the " in told.stdout
     placement = gdp.load_placement(out["p.json"])
     assert placement.device_names == ("core0", "core1")
+    assert placement.question is not None
+    assert (placement.question.model, placement.question.dims) == (towers, {"batch": 64})
+    alone = CliRunner().invoke(cli, ["simulate", str(out["p.json"])])
+    assert alone.exit_code == 0, alone.output
     assert machine.read_record(out["costs.json"]).model == "towers"
     assert "What the machine taught" in out["page.html"].read_text()
     assert len(list(folder.glob("*.json"))) == 1

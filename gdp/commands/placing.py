@@ -104,7 +104,7 @@ def memory_for(
     constraints: Constraints | None = None,
 ) -> int:
     """Bytes that weights may take on a cluster in placements for a planning target."""
-    if target is None or not PLANNING_TARGETS[target].by_module:
+    if target is None:
         return room_bytes(cluster, constraints)
     cluster = for_runtime(cluster, target)
     if PLANNING_TARGETS[target].offloads and offload != "none":

@@ -217,8 +217,9 @@ def tune(
         progress: Called after every round.
 
     Returns:
-        The best measured placement, never slower than the first plan or one device where these
-        were measured, with the rounds, the finalists' report and the record of the machine.
+        The best measured placement, which remembers this question and is never slower than the
+        first plan or one device where these were measured, with the rounds, the finalists' report
+        and the record of the machine.
 
     Raises:
         ModelError: if no runtime, or not the one given, executes the model.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny import plain_graph, random_problem, unit_cluster
+from tiny import plain_graph, random_problem, unit_cluster, with_memory
 
 from gdp.clock import Clock
 from gdp.methods.annealing import move_score_kernels as rows
@@ -18,7 +18,7 @@ from gdp.methods.annealing.move_score import (
 )
 from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import score_all
-from gdp.methods.search.local_search import improve
+from gdp.methods.search.local_search import improve, local_search
 from gdp.methods.search.windows import WindowSearch
 from gdp.problem.problem import Problem, make_problem
 
@@ -177,3 +177,11 @@ def test_parameters_out_of_range_are_refused() -> None:
         replace(score_by_hand(), draws=0)
     with pytest.raises(ValueError, match=r"unscored must lie in \[0, 1\]"):
         replace(score_by_hand(), unscored=1.5)
+
+
+def test_a_search_ends_where_nothing_moves() -> None:
+    """On one device there is no move; rounds that evaluate nothing must not go on."""
+    problem = with_memory(random_problem(5, num_ops=10, num_devices=1), 1 << 40)
+    found = local_search(problem, Search(seed=0, seconds=None, evaluations=50))
+    assert found.evaluations <= 50
+    assert found.assignment is not None

@@ -400,7 +400,9 @@ def anneal_latency(m, a, w, c, p, q, plan, by_rank, steps):
         if plan.until_fits and c.value[BEST_BYTES] == 0.0:
             return True
         c.count[STEP] += 1
-        if q.draws > 1 and not plan.until_fits and q.number[ACCEPTED] >= q.renew:
+        # Where nothing moves no score is read, and a round that only renews would never end.
+        renews = q.draws > 1 and not plan.until_fits and c.movable.shape[0] > 0
+        if renews and q.number[ACCEPTED] >= q.renew:
             c.count[EVALUATIONS] += 1
             value_s, over_bytes = evaluate_with(a, w, c.device, by_rank, np.bool_(True))
             read_schedule(m, a, w, q, c.device, value_s)

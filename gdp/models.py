@@ -180,8 +180,9 @@ def load(
         >>> gdp.load("onnx:light_squeezenet").num_ops > 50
         True
     """
+    named = os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
     text = with_options(
-        spec_of(spec), task=task, batch=batch, sequence=sequence, quantize=quantize, decode=decode
+        named, task=task, batch=batch, sequence=sequence, quantize=quantize, decode=decode
     )
     if isinstance(spec, OpGraph):
         return spec

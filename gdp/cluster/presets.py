@@ -57,7 +57,7 @@ _CAPACITY = re.compile(r"-\d+$")
 
 def preset_of_model(model: str, size_bytes: int = 0) -> str | None:
     """The accelerator preset of a driver's name for a device; of several sizes of one product the
-    nearest.
+    nearest to its memory, else to the size in its name, else the one of the plain name.
 
     >>> preset_of_model("NVIDIA A100-SXM4-40GB", 40 << 30), preset_of_model("NVIDIA L40S")
     ('a100-40', 'l40s')
@@ -72,6 +72,10 @@ def preset_of_model(model: str, size_bytes: int = 0) -> str | None:
     if not named:
         return None
     sizes = named[max(named, key=len)]
+    if not size_bytes and (told := re.search(r"([0-9]+) ?gb", model.lower())):
+        size_bytes = int(told[1]) << 30
+    if not size_bytes:
+        return min(sizes, key=len)
     return min(sizes, key=lambda p: abs(parse_bytes(presets()[p].memory_bytes) - size_bytes))
 
 

@@ -216,3 +216,15 @@ name = "core1"
 flop_per_s = 70e9
 bytes_per_s = 1e12
 """
+
+
+SMALL_NETWORK = """
+[network]
+width = 8
+heads = 2
+sage_layers = 1
+attention_layers = 0
+head_width = 8
+segment = 64
+"""
+"""Of recipes: a network that trains in seconds."""

@@ -163,10 +163,11 @@ def simulate(
     read = options.read_placement(placement)
     outputs.require(spec, placement, cluster.cluster, costs)
     objective = options.objective_of(objective, read)
+    asked = cluster.of(read)
     graph, placed, machine, _ = placed_on(
-        None if spec is None else model.load(), read, cluster.of(read), costs
+        None if spec is None else model.load(), read, asked, costs
     )
-    score = api.simulate(graph, placed, cluster.of(read), objective=objective, costs=costs)
+    score = api.simulate(graph, placed, asked, objective=objective, costs=costs)
     if path := outputs.paths.get("trace"):
         reporting.trace(graph, placed, machine, path, costs=costs)
     prediction = {

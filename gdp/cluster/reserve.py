@@ -31,7 +31,7 @@ class Tier(NamedTuple):
 class Reserve:
     """Memory that is kept: the larger of a size and the shares of the tiers."""
 
-    devices: str  # "accelerator", "unified" or "processor"
+    devices: str  # "accelerator", "unified" (of up to 36 GiB), "large unified" or "processor"
     runtime: str  # a planning target; "" where none is named
     size_bytes: int
     tiers: tuple[Tier, ...]
@@ -67,9 +67,11 @@ RESERVES: Mapping[tuple[str, str], Reserve] = {
                 "(quantizer_bnb_4bit.py: adjust_max_memory); at least 1 GiB"),
         Reserve("accelerator", "pipelining", GIB, (Tier(_ALL, 0.1),),
                 "PyTorch as under accelerate; vLLM, too, takes 90% (gpu_memory_utilization)"),
-        Reserve("unified", "", GIB, (Tier(36 * GIB, 1 / 3), Tier(_ALL, 0.0)),
+        Reserve("unified", "", GIB, (Tier(_ALL, 1 / 3),),
                 "Metal's recommendedMaxWorkingSetSize is two thirds of up to 36 GiB (10922.67 MB "
                 "of 16 GB: abetlen/llama-cpp-python#687, 21845.34 of 32: ollama/ollama#434)"),
+        Reserve("large unified", "", 0, (Tier(_ALL, 0.25),),
+                "llama.cpp prints three quarters for 64 GB and more (ggml-org/llama.cpp#1870)"),
         Reserve("processor", "", 0,
                 (Tier(4 * GIB, 0.25), Tier(8 * GIB, 0.2), Tier(16 * GIB, 0.1),
                  Tier(128 * GIB, 0.06), Tier(_ALL, 0.02)),
@@ -79,17 +81,16 @@ RESERVES: Mapping[tuple[str, str], Reserve] = {
     )
 }  # fmt: skip
 """Rows by kind of device and runtime; a runtime without a row takes that of no runtime."""
-UNIFIED_SHARE = 0.25
-"""Beyond 36 GiB Metal leaves a quarter of unified memory to the system (llama.cpp on 64 GB and more
-prints 75%, ggml-org/llama.cpp#1870)."""
+LARGE_UNIFIED_BYTES = 36 * GIB
+"""Beyond which Metal leaves less of unified memory to the system."""
 
 
 def default_reserve(device: Device, runtime: str = "") -> int:
     """Bytes that are kept by default of what a device reports."""
     total = device.total_bytes
-    if device.is_unified and total > 36 * GIB and total < UNLIMITED_BYTES:
-        return int(UNIFIED_SHARE * total)
-    kind = "unified" if device.is_unified else "processor" if device.is_cpu else "accelerator"
+    kind = "processor" if device.is_cpu else "accelerator"
+    if device.is_unified:
+        kind = "large unified" if total > LARGE_UNIFIED_BYTES else "unified"
     row = RESERVES.get((kind, runtime)) or RESERVES[kind, ""]
     return row.bytes_of(total)
 

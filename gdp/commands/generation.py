@@ -88,9 +88,10 @@ def generation_answer(
         _limit(prepared, device, ~stepping, first_s, "the prompt"),
         _limit(prepared, device, stepping, token_s, "decode"),
     )
+    per_s = 1.0 / score.period_s if score.period_s else math.inf
     return GenerationAnswer(
         request=request, first_token_s=first_s, token_s=token_s, request_s=score.latency_s,
-        in_flight=flight, all_tokens_per_s=request.new * request.batch / score.period_s,
+        in_flight=flight, all_tokens_per_s=request.new * request.batch * per_s,
         limits=limits, memory=_memory(graph, placement, cluster, score),
     )  # fmt: skip
 

@@ -40,7 +40,7 @@ _METHODS = ("blocks", "pipeline_dp")
 """Of pipelines: their plans enter most devices once."""
 
 
-def plan_onnxruntime(
+def plan_freely(
     graph: OpGraph,
     cluster: Cluster,
     *,
@@ -51,7 +51,7 @@ def plan_onnxruntime(
     constraints: Constraints | None = None,
     **placing: Any,
 ) -> PlannedPlacement:
-    """The best placement: ONNX Runtime follows all."""
+    """The best placement of all: ONNX Runtime can follow any."""
     del model, module, offload
     constraints = of_kind(constraints, Constraints, "constraints")
     constraints = replace(constraints, whole=(*constraints.whole, *whole))

@@ -5,17 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gdp import api
 from gdp.cluster.file import Machine, cluster_toml, load_cluster
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
 from gdp.commands.accelerate import PlannedPlacement, cluster_with_offload, whole_modules
 from gdp.commands.code_models import torch_module
+from gdp.commands.onnx_plans import plan_freely
 from gdp.commands.registry import PLANNING_TARGETS
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import resident
-from gdp.errors import ArgumentError, of_kind
+from gdp.errors import ArgumentError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import Model, load, spec_of
@@ -172,10 +172,7 @@ def _planned(
     module = torch_module(model) if granularity != "op" else None
     whole = whole_modules(module, graph, granularity)
     if row is None:
-        constraints = of_kind(placing.get("constraints"), Constraints, "constraints")
-        constraints = replace(constraints, whole=(*constraints.whole, *whole))
-        result = api.place(graph, cluster, **{**placing, "constraints": constraints})
-        return PlannedPlacement(result, cluster, placing.get("costs"))
+        return plan_freely(graph, cluster, whole=whole, **placing)
     if row.exact and placing.get("method", "auto") != "auto":
         raise ArgumentError(
             f"--for {target} is planned by one program, not by {placing['method']!r}"

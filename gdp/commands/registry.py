@@ -223,7 +223,7 @@ PLANNING_TARGETS: Mapping[str, PlanningTarget] = {
                        offloads=True),
         PlanningTarget("llamacpp", "gdp.commands.block_plans:plan_llamacpp", exact=True,
                        searches=False),
-        PlanningTarget("onnxruntime", "gdp.commands.onnx_plans:plan_onnxruntime"),
+        PlanningTarget("onnxruntime", "gdp.commands.onnx_plans:plan_freely"),
         PlanningTarget("openvino", "gdp.commands.onnx_plans:plan_openvino", exact=True),
         PlanningTarget("pipelining", "gdp.commands.block_plans:plan_pipelining", by_module=True,
                        exact=True),

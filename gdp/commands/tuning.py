@@ -13,7 +13,7 @@ from gdp.commands.execute import Executor, Placing, ReadyPlacement, runnable
 from gdp.commands.placing import question_of
 from gdp.constraints import Constraints
 from gdp.costs import machine
-from gdp.costs.adapt import Adaptation, AdaptedCosts, lessons
+from gdp.costs.adapt import Adaptation, AdaptedCosts, Run, lessons
 from gdp.costs.base import CostModel
 from gdp.costs.default import SHIPPED, resolve_costs
 from gdp.errors import ArgumentError, InfeasibleError
@@ -242,26 +242,8 @@ def tune(
     session = _session(executor, costs, options, search, placer)
     name = executor.runtime.distribution
     known = machine.knowledge(target, name, session.label).runs if costs is None else []
-    trials: list[Trial[Placement]] = []
-    notes: list[str] = []
-    rounds: list[Round] = []
-    final: RunReport | None = None
-    try:
-        measuring.say("placing the first plan")
-        for trial in tuning_loop(
-            session.place, lambda p: session.measure(p, ROUND_SECONDS), runs, known=known,
-            seed=search.seed, refit=refit,
-        ):  # fmt: skip
-            trials.append(trial)
-            rounds.append(_round(trial, known))
-            if progress is not None:
-                progress(rounds[-1])
-            measuring.say(f"round {len(trials)} of at most {runs}", len(trials) / runs)
-        final = _finals(session, trials, measuring)
-    except KeyboardInterrupt:
-        if not trials:
-            raise
-        notes.append("interrupted: the best placement so far")
+    trials, rounds, final = _measured(session, runs, known, refit, measuring, progress)
+    notes = [] if final is not None else ["interrupted: the best placement so far"]
     answer, placement = _answer(session, trials, final)
     question = question_of(model, bound, target, objective, constraints, costs)
     placement = replace(placement, question=question)
@@ -291,7 +273,32 @@ def _session(
     return _Session(executor, base, label, fused, options, search, placer)
 
 
-def _round(trial: Trial[Placement], known: Sequence[Any]) -> Round:
+def _measured(
+    session: _Session, runs: int, known: Sequence[Run], refit: bool, measuring: Measuring,
+    progress: Callable[[Round], None] | None,
+) -> tuple[list[Trial[Placement]], list[Round], RunReport | None]:  # fmt: skip
+    """All rounds, and the finalists measured in turn; None where an interrupt came before."""
+    trials: list[Trial[Placement]] = []
+    rounds: list[Round] = []
+    try:
+        measuring.say("placing the first plan")
+        for trial in tuning_loop(
+            session.place, lambda p: session.measure(p, ROUND_SECONDS), runs, known=known,
+            seed=session.search.seed, refit=refit,
+        ):  # fmt: skip
+            trials.append(trial)
+            rounds.append(_round(trial, known))
+            if progress is not None:
+                progress(rounds[-1])
+            measuring.say(f"round {len(trials)} of at most {runs}", len(trials) / runs)
+        return trials, rounds, _finals(session, trials, measuring)
+    except KeyboardInterrupt:
+        if not trials:
+            raise
+        return trials, rounds, None
+
+
+def _round(trial: Trial[Placement], known: Sequence[Run]) -> Round:
     run = trial.measured.run
     return Round(
         trial.planned.predicted_s, trial.measured.value_s, trial.best_s, len(run.pieces),

@@ -15,21 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import SMALL_NETWORK
 
 from gdp.learn.processes import DistributedError, ProcessGroup, join
 
 ROOT = Path(__file__).parents[2]
-RECIPE = """
+RECIPE = f"""
 name = "two"
 seed = 3
-[network]
-width = 8
-heads = 2
-sage_layers = 1
-attention_layers = 0
-head_width = 8
-segment = 64
-[imitation]
+{SMALL_NETWORK}[imitation]
 updates = 20
 graphs = 2
 [ppo]

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper
+from tiny import SMALL_NETWORK
 
 from gdp.cli.main import cli
 from gdp.commands.corpus import CorpusConfig, build_corpus, find_models
@@ -23,16 +24,9 @@ from gdp.policy.policy import load_policy
 
 QUICK = CorpusConfig(label_seconds=0.0, problems=1)
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "pretraining.md"
-TINY = """
+TINY = f"""
 name = "tiny"
-[network]
-width = 8
-heads = 2
-sage_layers = 1
-attention_layers = 0
-head_width = 8
-segment = 64
-[imitation]
+{SMALL_NETWORK}[imitation]
 updates = 2
 graphs = 1
 [ppo]

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tiny import SMALL_NETWORK
 
 from gdp import checkpoint
 from gdp.errors import GdpError
@@ -25,17 +26,10 @@ from gdp.learn.recipe import Recipe, RecipeError, load_recipe, parse_recipe
 from gdp.policy.evaluate import judge
 from gdp.policy.policy import load_policy
 
-SMALL = """
+SMALL = f"""
 name = "small"
 seed = 3
-[network]
-width = 8
-heads = 2
-sage_layers = 1
-attention_layers = 0
-head_width = 8
-segment = 64
-[imitation]
+{SMALL_NETWORK}[imitation]
 updates = 2
 graphs = 2
 [ppo]

@@ -44,7 +44,8 @@ class Generation(os.PathLike[str]):
     A model for every library call: one placement serves both phases.
 
     Args:
-        model: A configuration of transformers, or its folder, with or without "hf:".
+        model: A configuration of transformers, or its folder, with or without "hf:", or a .gguf
+            file.
         prompt: Tokens that are read.
         new: Tokens that are written.
         batch: Sequences side by side.
@@ -69,8 +70,9 @@ class Generation(os.PathLike[str]):
     def __fspath__(self) -> str:
         """The spec that the command line writes."""
         path = os.fspath(self.model).removeprefix(HF_PREFIX)
+        path = path if is_gguf(path) else HF_PREFIX + path
         joint = "&" if "?" in path else "?"
-        return f"{HF_PREFIX}{path}{joint}prompt={self.prompt}&new={self.new}&batch={self.batch}"
+        return f"{path}{joint}prompt={self.prompt}&new={self.new}&batch={self.batch}"
 
 
 Model = str | os.PathLike[str] | OpGraph | Traceable

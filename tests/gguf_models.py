@@ -1,11 +1,19 @@
-"""Small GGUF files: headers as llama.cpp writes them, tensors of zeros unless they are drawn."""
+"""Small GGUF files: headers as llama.cpp writes them, tensors of zeros unless they are drawn; and
+all placements of them that llama.cpp's flags can say."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.exporters.llamacpp import slots_of
+from gdp.graph.op_graph import OpGraph
+from gdp.placement import Placement, make_placement
+
+MIB = 1 << 20
 WIDTH, INNER, VOCABULARY, HEADS, KEY_HEADS = 256, 512, 1024, 4, 2
 
 
@@ -78,3 +86,28 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def box(*gpu_bytes: int, cpu_bytes: int = 64 * MIB) -> Cluster:
+    """A slow CPU and GPUs of these sizes, links that are quick to begin."""
+    gpus = [
+        Device(f"gpu{i}", "gpu", {"default": 1e12}, 100e9, size) for i, size in enumerate(gpu_bytes)
+    ]
+    cpu = Device("cpu", "cpu", {"default": 1e11}, 10e9, cpu_bytes)
+    return make_cluster("box", [cpu, *gpus], default_latency_s=1e-6)
+
+
+def sayable(graph: OpGraph, cluster: Cluster) -> list[Placement]:
+    """Every placement that the flags can say, one by one."""
+    slots, found = slots_of(graph), []
+    places = range(cluster.num_devices)
+    for row in itertools.combinations_with_replacement(places, len(slots.layers)):
+        mine = [i for i, d in enumerate(row) if d and len(slots.experts[i])]
+        for k in range(len(mine) + 1):
+            for away in itertools.combinations(mine, k):
+                device = np.zeros(graph.num_ops, dtype=np.int64)
+                for slot, d in enumerate(row):
+                    device[slots.layers[slot]] = d
+                    device[slots.experts[slot]] = 0 if slot in away else d
+                found.append(make_placement(graph, cluster, device))
+    return found

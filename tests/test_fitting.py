@@ -52,4 +52,4 @@ def test_the_longest_bar_is_the_fastest_row() -> None:
 def test_only_configurations_are_fitted() -> None:
     done = CliRunner().invoke(cli, ["fit", "model.onnx", "--cluster", "cpu"])
     assert done.exit_code == 2
-    assert "gdp fit takes hf:CONFIG models, not 'model.onnx'" in done.output
+    assert "gdp fit takes hf:CONFIG and .gguf models, not 'model.onnx'" in done.output

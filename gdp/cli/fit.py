@@ -49,18 +49,18 @@ def fit(
 ) -> None:  # fmt: skip
     """Compare contexts, batches and machines: if they fit, and how fast they are.
 
-    MODEL is a configuration of transformers (hf:CONFIG). Every row is a placement of one request:
-    the prompt is read, then tokens are written.
+    MODEL is a configuration of transformers (hf:CONFIG) or a .gguf file. Every row is a placement
+    of one request: the prompt is read, then tokens are written.
     """
     from gdp.commands.fitting import fit as fit_rows
     from gdp.commands.fitting import picture
     from gdp.files.writing import write_atomic
     from gdp.methods.base import Search
-    from gdp.models import HF_PREFIX
+    from gdp.models import HF_PREFIX, is_gguf
     from gdp.terminal import listening
 
-    if not model.startswith(HF_PREFIX):
-        raise click.UsageError(f"gdp fit takes hf:CONFIG models, not {model!r}")
+    if not (model.startswith(HF_PREFIX) or is_gguf(model)):
+        raise click.UsageError(f"gdp fit takes hf:CONFIG and .gguf models, not {model!r}")
     names = [name for given in clusters for name in given.split(",")]
     outputs.require(model, costs, *(name for name in names if name.endswith(".toml")))
     with stages(lines=False) as say, listening(say):

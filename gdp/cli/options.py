@@ -116,7 +116,8 @@ class ModelOptions:
     )
     generate: str | None = option(
         "--generate", metavar="prompt=2048,new=256,batch=1",
-        help="A whole request, the prompt read once and so many tokens written; hf: models.",
+        help="A whole request, the prompt read once and so many tokens written; hf: and .gguf "
+        "models.",
     )  # fmt: skip
 
     quantize: str | None = option(
@@ -148,10 +149,12 @@ class ModelOptions:
         object.__setattr__(self, "spec", spec)
 
     def _require_generating(self) -> None:
-        from gdp.models import HF_PREFIX
+        from gdp.models import HF_PREFIX, is_gguf
 
-        if not self.spec.startswith(HF_PREFIX):
-            raise click.UsageError(f"--generate is for hf:CONFIG models, not for {self.spec!r}")
+        if not (self.spec.startswith(HF_PREFIX) or is_gguf(self.spec)):
+            raise click.UsageError(
+                f"--generate is for hf:CONFIG and .gguf models, not for {self.spec!r}"
+            )
         given = ("sequence", "batch", "decode")
         if beside := next((name for name in given if getattr(self, name)), None):
             raise click.UsageError(

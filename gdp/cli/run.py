@@ -1,8 +1,10 @@
 """`gdp run` and `gdp export`."""
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -134,8 +136,10 @@ def export(
         force=outputs.force,
     )  # fmt: skip
     names = [str(path) for path in files]
-    arguments = [path.read_text().strip() for path in files if path.name == "arguments.txt"]
-    summary = {"target": target, "files": names}
-    if arguments:
-        summary["arguments"] = arguments[0]
-    show(summary, lambda: printable_lines([*names, *arguments]))
+    summary: dict[str, Any] = {"target": target, "files": names}
+    lines = {path.stem: path.read_text().strip() for path in files if path.suffix == ".txt"}
+    told = [json.loads(path.read_text()) for path in files if path.name == f"{target}.json"]
+    why = told[0].get("why", {}) if told else {}
+    summary |= lines | ({"why": why} if why else {})
+    reasons = [f"{flag}: {reason}" for flag, reason in why.items()]
+    show(summary, lambda: printable_lines([*names, *lines.values(), *reasons]))

@@ -106,14 +106,16 @@ class _LlamaBlocks:
     expert_bytes: Int[np.ndarray, "S"]
     memory_bytes: Int[np.ndarray, "D"]  # for weights and caches
     tensor_bytes: int  # at most so many are alive at once
+    crossings: int  # of a border: passes of the model in one sample
+    # Bytes of all passes together:
     flow_bytes: int  # between blocks
     logits_bytes: int
     away_bytes: Int[np.ndarray, "S 2"]  # to the experts, and back
 
     def move_s(self, src: int, dst: int, size: int) -> float:
-        link = self.cluster
+        latency_s = self.cluster.link_latency_s * self.crossings
         return 0.0 if src == dst else float(
-            link.link_latency_s[src, dst] + size / link.link_bytes_per_s[src, dst]
+            latency_s[src, dst] + size / self.cluster.link_bytes_per_s[src, dst]
         )  # fmt: skip
 
 
@@ -192,6 +194,7 @@ def _llama_blocks(
     cpu = cluster.host if cluster.host in cpus else cpus[0]
     seconds = costs(graph, cluster)
     seconds = seconds + [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in cluster.devices]
+    seconds = seconds * graph.repeats[:, None]
     seconds = np.where(allowed_mask(constraints, graph, cluster), seconds, np.inf)
     if not np.isfinite(seconds[slots.embedding, cpu]).all():
         raise InfeasibleError(
@@ -202,7 +205,7 @@ def _llama_blocks(
         int(sent_bytes[layer].sum() + sent_bytes[experts].sum())
         for layer, experts in zip(slots.layers, slots.experts, strict=True)
     )
-    flow = int(sent_bytes[slots.embedding].sum())
+    flow, most = int(sent_bytes[slots.embedding].sum()), int(graph.repeats.max())
     memory_bytes = cluster.memory_bytes.copy()
     memory_bytes[cpu] -= int(graph.weight_bytes[slots.embedding].sum())
 
@@ -214,20 +217,22 @@ def _llama_blocks(
         layer_s=summed(seconds, slots.layers), experts_s=summed(seconds, slots.experts),
         layer_bytes=summed(graph.weight_bytes, slots.layers),
         expert_bytes=summed(graph.weight_bytes, slots.experts),
-        memory_bytes=memory_bytes, tensor_bytes=largest + 2 * flow, flow_bytes=flow,
-        logits_bytes=int(sent_bytes[slots.layers[-1][-1]]),
+        memory_bytes=memory_bytes, tensor_bytes=largest + 2 * flow,
+        crossings=1 if most == 1 else 1 + most, flow_bytes=_crossing(graph, slots.embedding)[1],
+        logits_bytes=_crossing(graph, slots.layers[-1])[1],
         away_bytes=np.array([_crossing(graph, ops) for ops in slots.experts]),
     )  # fmt: skip
 
 
 def _crossing(graph: OpGraph, ops: Int[np.ndarray, "M"]) -> tuple[int, int]:
-    """Bytes that some ops read from others, and that others read from them."""
+    """Bytes that some ops read from others, and that others read from them, in all passes."""
+    size = graph.tensor_bytes * graph.repeats[graph.producer]
     inside = np.zeros(graph.num_ops, dtype=bool)
     inside[ops] = True
     src, dst = graph.edges
     into = np.unique(graph.use_tensor[~inside[src] & inside[dst]])
     out = np.unique(graph.use_tensor[inside[src] & ~inside[dst]])
-    return int(graph.tensor_bytes[into].sum()), int(graph.tensor_bytes[out].sum())
+    return int(size[into].sum()), int(size[out].sum())
 
 
 def _llama_devices(

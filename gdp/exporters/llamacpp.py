@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 
 ARGUMENTS = "arguments.txt"
+_TOKENS, _TOKEN_BYTES = "tokens", 4  # the op of GGUF graphs that holds the tokens of a pass
 _BLOCK = re.compile(r"^blk\.(\d+)(\.experts)?$")
 
 
@@ -30,9 +32,21 @@ _BLOCK = re.compile(r"^blk\.(\d+)(\.experts)?$")
 class Slots:
     """The pieces that the flags move: ops by index."""
 
-    embedding: Int[np.ndarray, "_"]
+    embedding: Int[np.ndarray, "_"]  # and what takes a token: on the CPU always
     layers: Sequence[Int[np.ndarray, "_"]]  # of each block without its experts; last: the output
     experts: Sequence[Int[np.ndarray, "_"]]  # of each slot, empty where there are none
+
+
+class Option(NamedTuple):
+    """An option of llama.cpp's command line, and why it is there."""
+
+    flag: str
+    value: str
+    why: str
+
+
+UBATCH = 512
+"""Tokens of a prompt that llama.cpp computes at once: its default."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +57,47 @@ class Flags:
     tensor_split: tuple[int, ...]  # slots of each GPU; empty where there is one GPU at most
     override_tensor: tuple[str, ...]
     ctx_size: int  # tokens of all sequences, for which the cache was planned
+    cache_type: str = "f16"  # of keys and of values, as planned
+    planned_tokens: int = 1  # that the plan computes at once
+
+    def options(self) -> list[Option]:
+        """The options in their order, as `llama-cli --help` spells them."""
+        count, ubatch = self.n_gpu_layers, min(UBATCH, self.ctx_size)
+        rows = [
+            Option("--fit", "off", "llama.cpp changes nothing of this plan by itself; builds from "
+                   "before its pull request 16653 have no such flag: leave it out there"),
+            Option("--n-gpu-layers", str(count),
+                   f"the last {count} of the blocks and the output layer lie on GPUs" if count
+                   else "no block lies on a GPU"),
+        ]  # fmt: skip
+        if self.tensor_split and count:
+            rows.append(Option("--tensor-split", ",".join(map(str, self.tensor_split)),
+                               "so many of these lie on each GPU, in the GPUs' order"))  # fmt: skip
+        if self.override_tensor:
+            rows.append(Option("--override-tensor", ",".join(self.override_tensor),
+                               "the experts of these blocks lie on the CPU"))  # fmt: skip
+        planned = (
+            "their tensors are part of the plan" if self.planned_tokens >= ubatch
+            else f"the plan has room for the tensors of {self.planned_tokens}, the rest comes out "
+            "of the reserve"
+        )  # fmt: skip
+        return [
+            *rows,
+            Option("--ctx-size", str(self.ctx_size),
+                   "tokens of all sequences together, for which the plan has cache"),
+            Option("--cache-type-k", self.cache_type, "the type of cached keys that was planned"),
+            Option("--cache-type-v", self.cache_type, "the type of cached values that was planned"),
+            Option("--flash-attn", "auto",
+                   "on wherever the devices have it for this cache, as the plan has no room for "
+                   "scores of tokens by tokens; 'on' would move attention to the CPU in silence "
+                   "where one lacks it (ggml-org/llama.cpp#28456)"),
+            Option("--ubatch-size", str(ubatch),
+                   f"so many tokens of a prompt are computed at once; {planned}"),
+        ]  # fmt: skip
 
     def arguments(self) -> list[str]:
         """The options as arguments of a program."""
-        arguments = ["--n-gpu-layers", str(self.n_gpu_layers)]
-        if self.tensor_split and self.n_gpu_layers:
-            arguments += ["--tensor-split", ",".join(map(str, self.tensor_split))]
-        if self.override_tensor:
-            arguments += ["--override-tensor", ",".join(self.override_tensor)]
-        return [*arguments, "--ctx-size", str(self.ctx_size)]
+        return [word for option in self.options() for word in (option.flag, option.value)]
 
 
 def slots_of(graph: OpGraph) -> Slots:
@@ -62,7 +108,8 @@ def slots_of(graph: OpGraph) -> Slots:
         if indices := _BLOCK.match(scope):
             blocks.setdefault((int(indices[1]), indices[2] is not None), []).append(op)
         elif not graph.is_io[op]:
-            outer.setdefault(scope, []).append(op)
+            # In a generation, what takes the next token stays with the embedding on the CPU.
+            outer.setdefault(scope or "token_embd", []).append(op)
     if set(outer) != {"token_embd", "output_norm", "output"} or not blocks:
         raise PlacementError(f"graph {graph.name!r} was not read from a .gguf file; llama.cpp "
                              "follows placements of such files only")  # fmt: skip
@@ -87,7 +134,7 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
     used = {int(d) for d in device[~graph.is_io]}
     if len(cpus := [cluster.device_names[d] for d in sorted(used) if order[d] == 0]) > 1:
         raise _cannot(f"ops lie on {' and '.join(cpus)}, and llama.cpp knows one CPU")
-    if order[int(device[slots.embedding[0]])]:
+    if any(order[d] for d in device[slots.embedding]):
         raise _cannot("llama.cpp keeps token_embd on the CPU (--cluster tells CPUs from GPUs)")
     at = [_one(graph, device, ops) for ops in slots.layers]
     places = [order[d] for d in at]
@@ -109,7 +156,16 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
     return Flags(
         sum(counts), counts if len(gpus) > 1 else (), _overrides(graph, slots, away),
         int(context),  # pyright: ignore[reportArgumentType]
+        *_planned(graph),
     )  # fmt: skip
+
+
+def _planned(graph: OpGraph) -> tuple[str, int]:
+    """Type of the cache, and tokens that are computed at once."""
+    held = (d for d, kind in zip(graph.detail, graph.op_types, strict=True) if kind == "Attention")
+    kind = next((str(d.attributes["stored"]).lower() for d in held), "f16")
+    ids = np.flatnonzero(graph.producer == graph.op_index.get(_TOKENS, -1))
+    return kind, int(graph.tensor_bytes[ids].max(initial=_TOKEN_BYTES)) // _TOKEN_BYTES
 
 
 def _one(graph: OpGraph, device: Int[np.ndarray, "N"], ops: Int[np.ndarray, "M"]) -> int:
@@ -141,9 +197,11 @@ def export_llamacpp(
     output: Path,
     overwrite: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
-    """Write `llamacpp.json`, and the flags as one line of arguments for a shell."""
+    """Write `llamacpp.json`, which says why each flag is there, and the flags as one line of
+    arguments for a shell."""
     flags = flags_of(graph, placement, cluster)
-    data = msgspec.json.encode({"flags": flags, "arguments": flags.arguments()})
+    why = {option.flag: option.why for option in flags.options()}
+    data = msgspec.json.encode({"flags": flags, "arguments": flags.arguments(), "why": why})
     with new_contents(output, "export to llamacpp", overwrite) as folder:
         (folder / "llamacpp.json").write_bytes(msgspec.json.format(data, indent=1) + b"\n")
         (folder / ARGUMENTS).write_text(shlex.join(flags.arguments()) + "\n")

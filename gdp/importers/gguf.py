@@ -1,6 +1,8 @@
-"""GGUF files as graphs: a prompt, or one decoded token with its cache of keys and values.
+"""GGUF files as graphs: a prompt, one decoded token with its cache of keys and values, or both.
 
-A spec is `MODEL.gguf`, or `MODEL.gguf?batch=1&sequence=512&decode`. Read are transformers whose
+A spec is `MODEL.gguf`, `MODEL.gguf?batch=1&sequence=512&decode`, or for a whole request
+`MODEL.gguf?prompt=2048&new=256`; `cache=q8_0` asks for caches of another type than f16. Read are
+transformers whose
 blocks are attention, then a dense or a mixture-of-experts feed-forward: llama, mistral, mixtral,
 qwen2, qwen3, qwen3moe, gemma and what names its tensors as they do. Only the header is read
 (hyperparameters, shape and type of every tensor; the GGUF specification of ggml, version 3): the
@@ -9,13 +11,14 @@ file is mapped, and its weights stay on disk.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gdp.errors import MissingExtraError, ModelError
+from gdp.graph.generation import Request, generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpDetail, OpGraph
-from gdp.importers.program import batch_of, spec_parts
+from gdp.importers.program import batch_of, request_tokens, spec_parts
 from gdp.ops.rule import RMS_NORMALISE_FLOP, SIGMOID_FLOP, attention_flop
 from gdp.units import MAX_SIZE_BYTES
 from gdp.version import install_command
@@ -141,8 +144,11 @@ def _numbers(reader: Any, prefix: str) -> dict[str, int | list[int]]:
     return numbers
 
 
-CACHE_BYTES = 2  # llama.cpp keeps keys and values as F16 by default
-ACTIVATION_BYTES = 4  # and passes F32 between ops
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+"""Of cached keys and values, as llama.cpp's `--cache-type-k` has them."""
+ACTIVATION_BYTES = 4  # llama.cpp passes F32 between ops
+TOKENS = "tokens"
+"""Name of the op that holds the tokens of a pass."""
 EXPERTS = "_exps"
 _BLOCK = re.compile(r"^blk\.(\d+)\.(.+)$")
 _PRODUCTS = (
@@ -151,7 +157,7 @@ _PRODUCTS = (
 )  # fmt: skip
 
 
-_KEYS = frozenset(("batch", "sequence", "decode"))
+_KEYS = frozenset(("batch", "sequence", "decode", "prompt", "new", "cache"))
 
 
 @dataclass(frozen=True)
@@ -162,16 +168,27 @@ class GgufSpec:
     batch: int = 1
     sequence: int = 512  # tokens of the prompt; with `decode`, of the cache
     decode: bool = False
+    prompt: int = 0  # tokens that are read before `new` ones are written; 0: one phase alone
+    new: int = 0
+    cache: str = "f16"  # type of cached keys and values
+
+    @property
+    def context(self) -> int:
+        """Tokens of all sequences for which there is cache."""
+        return self.batch * (self.prompt + self.new if self.new else self.sequence)
 
 
 def parse_gguf_spec(text: str) -> GgufSpec:
     """A spec from its text; raises `ModelError` for an unknown or malformed part.
 
-    >>> parse_gguf_spec("m.gguf?sequence=4096&decode")
-    GgufSpec(path='m.gguf', batch=1, sequence=4096, decode=True)
+    >>> parse_gguf_spec("m.gguf?sequence=4096&decode")  # doctest: +NORMALIZE_WHITESPACE
+    GgufSpec(path='m.gguf', batch=1, sequence=4096, decode=True, prompt=0, new=0, cache='f16')
     """
-    path, given = spec_parts(text, "MODEL.gguf?batch=1&sequence=512&decode", _KEYS)
-    return GgufSpec(path, *batch_of(given))
+    path, given = spec_parts(text, "MODEL.gguf?batch=1&sequence=512&decode&cache=f16", _KEYS)
+    cache = given.get("cache", "f16").lower()
+    if cache not in CACHE_TYPES:
+        raise ModelError(f"no type of cache {cache!r}; llama.cpp has {', '.join(CACHE_TYPES)}")
+    return GgufSpec(path, *batch_of(given), *request_tokens(given), cache)
 
 
 def gguf_files(text: str) -> list[Path]:
@@ -182,7 +199,19 @@ def gguf_files(text: str) -> list[Path]:
 def load_gguf(text: str) -> OpGraph:
     """The graph of a spec, from the header alone."""
     spec = parse_gguf_spec(text)
-    return graph_of(read_header(Path(spec.path)), spec)
+    header = read_header(Path(spec.path))
+    return _generation(header, spec) if spec.new else graph_of(header, spec)
+
+
+def _generation(header: GgufHeader, spec: GgufSpec) -> OpGraph:
+    """A whole request: the prompt, and steps at the mean context."""
+    mean = spec.prompt + max(1, spec.new // 2)
+    prompt = graph_of(header, replace(spec, sequence=spec.prompt))
+    step = graph_of(header, replace(spec, sequence=mean, decode=True))
+    return generation_graph(
+        f"{Path(spec.path).stem} {spec.batch}x{spec.prompt}+{spec.new}", prompt, step,
+        Request(spec.prompt, spec.new, spec.batch), full_cache=(spec.prompt + spec.new) / mean,
+    )  # fmt: skip
 
 
 class _ModelBuilder:
@@ -212,7 +241,7 @@ class _ModelBuilder:
         moved = sum(self.graph.tensors[t][1] for t in reads) + size_bytes
         # Quantised weights are multiplied in low precision; the roofline has no finer entry.
         dtype = "float32" if kind == "F32" else "float16"
-        attributes = {"context": self.spec.sequence * self.spec.batch, "stored": kind}
+        attributes = {"context": self.spec.context, "stored": kind}
         op = self.graph.add_op(
             name, op_type, reads=reads, flop=flop,
             traffic_bytes=0.0 if is_io else moved + touched, weight_bytes=held,
@@ -289,7 +318,7 @@ def graph_of(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     embedding = _matrix(header, "token_embd", outer["token_embd"])
     width, vocabulary = (*embedding.dims, 1)[:2]
     rows = builder.tokens
-    x = builder.add("tokens", INPUT, [], rows)
+    x = builder.add(TOKENS, INPUT, [], rows)
     row_bytes = embedding.nbytes / vocabulary
     embedding_op = len(builder.graph.op_types)
     x = builder.add(
@@ -381,9 +410,16 @@ def _attention(builder: _ModelBuilder, index: int, read: list[int]) -> int:
     size = header.number("attention.key_length", header.number("embedding_length") // heads)
     value_size = header.number("attention.value_length", size)
     queries = 1 if spec.decode else spec.sequence
-    cache = spec.batch * spec.sequence * key_heads * (size + value_size) * CACHE_BYTES
+    gguf = import_gguf()
+    numbers, packed = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[spec.cache.upper()]]
+    if size % numbers or value_size % numbers:
+        raise ModelError(
+            f"{header.path}: a cache of {spec.cache} packs {numbers} numbers together, and heads "
+            f"have {size} and {value_size}; take cache=f16"
+        )
+    cache = spec.batch * spec.sequence * key_heads * (size + value_size) // numbers * packed
     return builder.add(
         f"blk.{index}.attention", "Attention", read, builder.tokens * heads * value_size,
         flop=attention_flop(spec.batch, heads, queries, spec.sequence, size, value_size),
-        held=cache, touched=cache, cached=cache, kind="F16",
+        held=cache, touched=cache, cached=cache, kind=spec.cache.upper(),
     )  # fmt: skip

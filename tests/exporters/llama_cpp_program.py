@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--override-tensor", default="")
     parser.add_argument("--ctx-size", type=int)
     parser.add_argument("--devices", type=int, default=0)
-    flags = parser.parse_args()
+    flags = parser.parse_known_args()[0]
     server = None
     if flags.devices:
         if not llama_cpp.llama_supports_rpc():

@@ -1,7 +1,6 @@
 """llama.cpp's flags: what they say is the placement, and the plan is the best they can say."""
 
 import bisect
-import itertools
 import json
 import re
 import subprocess
@@ -13,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from gguf_models import write_gguf
+from gguf_models import MIB, box, sayable, write_gguf
 
 from gdp import api
 from gdp.cli.main import cli
-from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.cluster.types import Cluster
 from gdp.commands.block_plans import _crossing, plan_llamacpp
 from gdp.commands.execute import export
 from gdp.commands.placing import place_for
@@ -27,18 +26,7 @@ from gdp.errors import InfeasibleError, PlacementError
 from gdp.exporters.llamacpp import flags_of, slots_of
 from gdp.graph.op_graph import OUTPUT, OpDetail, OpGraph, make_graph
 from gdp.models import load
-from gdp.placement import Placement, make_placement
-
-MIB = 1 << 20
-
-
-def box(*gpu_bytes: int, cpu_bytes: int = 64 * MIB) -> Cluster:
-    """A slow CPU and GPUs of these sizes, links that are quick to begin."""
-    gpus = [
-        Device(f"gpu{i}", "gpu", {"default": 1e12}, 100e9, size) for i, size in enumerate(gpu_bytes)
-    ]
-    cpu = Device("cpu", "cpu", {"default": 1e11}, 10e9, cpu_bytes)
-    return make_cluster("box", [cpu, *gpus], default_latency_s=1e-6)
+from gdp.placement import make_placement
 
 
 def replayed(graph: OpGraph, arguments: list[str], cluster: Cluster) -> list[str]:
@@ -67,22 +55,6 @@ def replayed(graph: OpGraph, arguments: list[str], cluster: Cluster) -> list[str
         return gpus[bisect.bisect_right(ends, float(np.float32(slot - first) / np.float32(active)))]
 
     return [device(op) for op in range(graph.num_ops)]
-
-
-def sayable(graph: OpGraph, cluster: Cluster) -> list[Placement]:
-    """Every placement that the flags can say, one by one."""
-    slots, found = slots_of(graph), []
-    places = range(cluster.num_devices)
-    for row in itertools.combinations_with_replacement(places, len(slots.layers)):
-        mine = [i for i, d in enumerate(row) if d and len(slots.experts[i])]
-        for k in range(len(mine) + 1):
-            for away in itertools.combinations(mine, k):
-                device = np.zeros(graph.num_ops, dtype=np.int64)
-                for slot, d in enumerate(row):
-                    device[slots.layers[slot]] = d
-                    device[slots.experts[slot]] = 0 if slot in away else d
-                found.append(make_placement(graph, cluster, device))
-    return found
 
 
 def test_all_that_the_flags_can_say_is_said_as_llama_cpp_reads_it(tmp_path: Path) -> None:
@@ -128,7 +100,49 @@ def test_experts_go_to_the_cpu_where_the_gpu_is_small(tmp_path: Path) -> None:
     written = export(found, f"{path}?decode&sequence=64", "llamacpp", tmp_path / "out", cluster)
     told = json.loads(written[0].read_text())
     assert told["arguments"] == flags.arguments()
+    assert list(told["why"]) == [word for word in flags.arguments() if word.startswith("--")]
     assert "--ctx-size 64" in written[1].read_text()
+
+
+@pytest.mark.parametrize(
+    ("query", "kind", "ubatch", "said"),
+    [
+        ("sequence=64", "f16", 64, "so many tokens .* their tensors are part of the plan"),
+        ("sequence=1024", "f16", 512, "so many tokens .* their tensors are part of the plan"),
+        ("decode&sequence=1024&cache=q8_0", "q8_0", 512, "room for the tensors of 1, the rest"),
+        ("prompt=8&new=600&cache=bf16", "bf16", 512, "room for the tensors of 8, the rest"),
+    ],
+)
+def test_flags_say_cache_and_batch_as_planned(
+    query: str, kind: str, ubatch: int, said: str, tmp_path: Path
+) -> None:
+    graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?{query}"), box(64 * MIB)
+    flags = flags_of(graph, plan_llamacpp(graph, cluster).result.placement, cluster)
+    told = {option.flag: option for option in flags.options()}
+    assert told["--cache-type-k"].value == told["--cache-type-v"].value == kind
+    assert told["--ubatch-size"].value == str(ubatch)
+    assert re.search(said, told["--ubatch-size"].why)
+    assert (told["--fit"].value, told["--flash-attn"].value) == ("off", "auto")
+
+
+def test_one_plan_serves_the_prompt_and_the_steps(tmp_path: Path) -> None:
+    """Weights count once, the token is taken on the CPU, and no plan that the flags can say is
+    faster."""
+    path = write_gguf(tmp_path / "m.gguf", experts=4)
+    graph, cluster = load(f"{path}?prompt=24&new=40"), box(int(1.8 * MIB))
+    found = plan_llamacpp(graph, cluster).result
+    scores = [
+        api.simulate(graph, placement, cluster, costs=roofline)
+        for placement in sayable(graph, cluster)
+    ]
+    best = min(score.latency_s for score in scores if score.feasible)
+    assert found.score.feasible
+    assert found.value_s <= best * 1.03
+    flags = flags_of(graph, found.placement, cluster)
+    assert flags.ctx_size == 64
+    assert flags.n_gpu_layers > 0
+    alone = load(f"{path}?decode&sequence=64")
+    assert flags_of(alone, plan_llamacpp(alone, cluster).result.placement, cluster).ctx_size == 64
 
 
 def test_a_small_cpu_makes_it_frugal_and_a_small_box_is_infeasible(tmp_path: Path) -> None:
@@ -326,8 +340,15 @@ def test_from_the_header_to_the_flags_on_the_command_line(tmp_path: Path) -> Non
     done = runner.invoke(cli, [*command, "-o", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     rule = r"'^blk\.(1)\.ffn_(down|gate|up)_exps\.=CPU'"
-    wanted = f"--n-gpu-layers 4 --override-tensor {rule} --ctx-size 128"
-    assert json.loads(done.stdout)["arguments"] == wanted
+    wanted = (
+        f"--fit off --n-gpu-layers 4 --override-tensor {rule} --ctx-size 128 --cache-type-k f16 "
+        "--cache-type-v f16 --flash-attn auto --ubatch-size 128"
+    )
+    told = json.loads(done.stdout)
+    assert told["arguments"] == wanted
+    done = runner.invoke(cli, [*command[:-1], "-o", str(tmp_path / "text")])
+    assert wanted in done.output
+    assert all(f"{flag}: {why}" in done.output for flag, why in told["why"].items())
     for flag, value in (("--method", "heft"), ("--seconds", "5"), ("--checkpoint", "c")):
         done = runner.invoke(cli, ["place", path, *box_flags, "--for", "llamacpp", flag, value])
         assert done.exit_code == 2

@@ -1,11 +1,17 @@
 """GGUF headers as graphs: bytes by quantisation, what a token reads, what is refused."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 from gguf_models import HEADS, INNER, KEY_HEADS, VOCABULARY, WIDTH, write_gguf
 
+import gdp
+from gdp.cli.main import cli
 from gdp.errors import ModelError
+from gdp.graph.generation import request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.models import load, source_files
 from tests.fuzz import gguf_files
@@ -67,6 +73,55 @@ def test_tied_embeddings_biases_and_other_families(tmp_path: Path) -> None:
     queries = op(graph, "blk.0.attn_q")
     assert graph.weight_bytes[queries] == WIDTH * WIDTH * 4.5 / 8 + 4 * WIDTH
     assert source_files(f"{path}?decode") == [path]
+
+
+def test_a_request_holds_weights_once_and_its_cache_to_the_end(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", tied=True)
+    graph, step = load(f"{path}?prompt=60&new=40"), load(f"{path}?decode&sequence=100")
+    assert request_of(graph) == (60, 40, 1)
+
+    def held(graph: OpGraph) -> tuple[int, int]:
+        once = np.unique(graph.weight_id, return_index=True)[1]
+        cache = int(graph.cache_bytes.sum())
+        return int(graph.weight_bytes[once].sum()) - cache, cache
+
+    assert held(graph) == held(step)
+    assert graph.name == "m 1x60+40"
+    repeats = {name: int(n) for name, n in zip(graph.op_names, graph.repeats, strict=True)}
+    assert (repeats["blk.1.attn_q"], repeats["step/blk.1.attn_q"]) == (1, 40)
+    mean = load(f"{path}?decode&sequence=80")
+    attention = op(mean, "blk.0.attention")
+    assert graph.flop[op(graph, "step/blk.0.attention")] == mean.flop[attention]
+
+
+def test_a_request_is_told_in_tokens_on_the_command_line(tmp_path: Path) -> None:
+    path = str(write_gguf(tmp_path / "m.gguf", experts=4))
+    words = ["place", path, "--generate", "prompt=64,new=16", "--cluster", "cpu+2xt4-pcie4"]
+    for more in (["--seconds", "0.2"], ["--for", "llamacpp"]):
+        done = CliRunner().invoke(cli, [*words, *more, "--json"])
+        assert done.exit_code == 0, done.output
+        answer = json.loads(done.stdout)["generation"]
+        assert answer["request"] == {"prompt": 64, "new": 16, "batch": 1}
+        cache = 3 * 80 * 2 * KEY_WIDTH * 2
+        assert sum(row["cache_bytes"] for row in answer["memory"]) == cache
+        assert answer["first_token_s"] + 16 * answer["token_s"] == pytest.approx(
+            answer["request_s"], rel=0.1
+        )
+    done = CliRunner().invoke(cli, ["fit", path, "--cluster", "cpu+t4", "--prompt", "64",
+                                    "--new", "4", "--seconds", "0.1", "--json"])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["rows"][0]["tokens_per_s"] > 0
+    asked = gdp.Generation(path, prompt=64, new=16)
+    assert gdp.load(asked).digest == load(f"{path}?prompt=64&new=16").digest
+
+
+def test_caches_have_the_type_that_is_asked_for(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    plain, packed = (load(f"{path}?decode&sequence=64{q}") for q in ("", "&cache=q8_0"))
+    assert plain.cache_bytes.sum() == 3 * 2 * KEY_WIDTH * 64 * 2
+    assert packed.cache_bytes.sum() == plain.cache_bytes.sum() * 34 // 64
+    with pytest.raises(ModelError, match=r"no type of cache 'q3'; llama\.cpp has f32, f16"):
+        load(f"{path}?cache=q3")
 
 
 def test_no_tensor_data_is_needed(tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ RESERVES: Mapping[tuple[str, str], Reserve] = {
                 "transformers plans with 90% of a device where it quantises "
                 "(quantizer_bnb_4bit.py: adjust_max_memory); at least 1 GiB"),
         Reserve("accelerator", "pipelining", GIB, (Tier(_ALL, 0.1),),
-                "PyTorch as under accelerate; vLLM, too, takes 90% (gpu_memory_utilization)"),
+                "PyTorch as under accelerate"),
+        Reserve("accelerator", "vllm", GIB, (Tier(_ALL, 0.1),),
+                "what vLLM leaves by default: gpu_memory_utilization 0.9 (0.92 in newer ones)"),
         Reserve("unified", "", GIB, (Tier(_ALL, 1 / 3),),
                 "Metal's recommendedMaxWorkingSetSize is two thirds of up to 36 GiB (10922.67 MB "
                 "of 16 GB: abetlen/llama-cpp-python#687, 21845.34 of 32: ollama/ollama#434)"),

@@ -49,7 +49,7 @@ Row = list[tuple[int, int, int]]
 """(first block, block behind the last, device) of every stretch."""
 
 
-def _first_that_fits(
+def first_that_fits(
     graph: OpGraph, cluster: Cluster, placements: Iterable[Placement | None], reason: str,
     *, method: str, objective: str, costs: CostModel | str | Path | None,
 ) -> Result:  # fmt: skip
@@ -156,7 +156,7 @@ def plan_llamacpp(
         )  # fmt: skip
 
     tries = [*((share, False) for share in MEMORY_SHARES), (MEMORY_SHARES[-1], True)]
-    result = _first_that_fits(
+    result = first_that_fits(
         graph, cluster, (placement(*how) for how in tries), "a device is too small or forbidden",
         method="llamacpp", objective=objective, costs=model,
     )  # fmt: skip
@@ -344,7 +344,7 @@ class ModuleBlocks:
 
     seconds: Float[np.ndarray, "C C D"]  # from a cut to a later one; inf where not allowed
     weight_bytes: Int[np.ndarray, "C C"]
-    cut_bytes: Int[np.ndarray, "C"]  # of tensors that cross each cut
+    cut_bytes: Int[np.ndarray, "C"]  # of tensors that cross each cut, in all passes
     cut_tensors: Int[np.ndarray, "C"]
     tensor_bytes: int  # of the block that has most of them
 
@@ -411,7 +411,7 @@ def best_pipeline(
         device[graph.is_io] = machine.host
         return make_placement(graph, machine, device, made_by="gdp pipelining")
 
-    return _first_that_fits(
+    return first_that_fits(
         graph, machine, map(placement, MEMORY_SHARES), "no device holds even one of its pieces",
         method="pipelining", objective=objective, costs=costs,
     )  # fmt: skip
@@ -446,7 +446,8 @@ def module_blocks(
     last = np.full(graph.num_tensors, -1)
     np.maximum.at(last, graph.use_tensor[crosses], block[graph.use_op[crosses]])
     cut = np.arange(count + 1)
-    open_at = (block[graph.producer] < cut[:, None]) & (cut[:, None] <= last)
+    passes = graph.repeats[graph.producer]
+    open_at = ((block[graph.producer] < cut[:, None]) & (cut[:, None] <= last)) * passes
     op_bytes = np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops)
     block_bytes = np.bincount(block, op_bytes, count)
     return ModuleBlocks(

@@ -19,6 +19,7 @@ from gdp.files.writing import OverwritePolicy
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import (
+    HF_PREFIX,
     PYTHON_PREFIX,
     Model,
     is_onnx,
@@ -215,6 +216,7 @@ _ACCEPTED = {
         lambda model: spec_of(model).startswith(PYTHON_PREFIX),
         "a python:package.module:function",
     ),
+    "hf": (lambda model: spec_of(model).startswith(HF_PREFIX), "hf:CONFIG"),
     "any": (lambda _: True, "a model"),
 }
 

@@ -7,7 +7,7 @@ those of these tables. Rows import what they need when they are used, so that `g
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -112,7 +112,7 @@ class Exporter:
     name: str
     title: str  # as the README lists it
     write: "Callable[[ExportJob], list[Path]]"  # returns the paths written
-    accepts: Literal["onnx", "traced", "python", "any"] = "any"  # kind of models
+    accepts: Literal["onnx", "traced", "python", "hf", "any"] = "any"  # kind of models
     needs_cluster: bool = False  # kinds of devices decide what is written
     offloads: bool = False  # holds weights that rest in host memory or on disk
     replicates: bool = False  # holds replicated stages
@@ -172,6 +172,20 @@ def _llamacpp(job: ExportJob) -> "list[Path]":
     return export_llamacpp(*job.plan)
 
 
+def _vllm(job: ExportJob) -> "list[Path]":
+    from gdp import api
+    from gdp.cluster.reserve import for_runtime
+    from gdp.exporters.vllm import export_vllm
+    from gdp.importers.pytorch.huggingface import check_config, config_file
+    from gdp.models import spec_of
+
+    peak_bytes = api.simulate(job.graph, job.placement, job.cluster).peak_bytes
+    config = check_config(config_file(spec_of(job.model)))
+    longest = (config.get("text_config") or config).get("max_position_embeddings")
+    job = replace(job, cluster=for_runtime(job.cluster, "vllm"))
+    return export_vllm(*job.plan, peak_bytes=peak_bytes, longest=longest)
+
+
 def _jax(job: ExportJob) -> "list[Path]":
     from gdp.commands.code_models import executable_model
     from gdp.errors import ModelError
@@ -193,6 +207,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         Exporter("accelerate", "device maps for accelerate (with offloading)", _accelerate,
                  needs_cluster=True, offloads=True),
         Exporter("llamacpp", "flags of llama.cpp", _llamacpp),
+        Exporter("vllm", "an uneven pipeline of vLLM (untried)", _vllm, "hf", needs_cluster=True),
         Exporter("pipelining", "split points for torch.distributed.pipelining", _pipelining,
                  "traced", needs_cluster=True),
         Exporter("jax", "JAX", _jax, "python"),
@@ -227,5 +242,6 @@ PLANNING_TARGETS: Mapping[str, PlanningTarget] = {
         PlanningTarget("openvino", "gdp.commands.onnx_plans:plan_openvino", exact=True),
         PlanningTarget("pipelining", "gdp.commands.block_plans:plan_pipelining", by_module=True,
                        exact=True),
+        PlanningTarget("vllm", "gdp.commands.vllm_plan:plan_vllm", exact=True, searches=False),
     )
 }  # fmt: skip

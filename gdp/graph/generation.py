@@ -19,7 +19,7 @@ from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph
 
 NEXT_TOKEN = "next_token"
 """Name of the op that takes the next token; it begins every step."""
-_STEP = "step/"
+STEP = "step/"
 """Begins the names of the ops of a step."""
 
 
@@ -80,7 +80,7 @@ def generation_graph(
     position = {x: i for i, x in enumerate(made)}
     held, weight_id, cached = _weights(prefill, step, full_cache)
     work = float(step.tensor_bytes[logits[1]])
-    names = [_STEP + own for own in step.op_names]
+    names = [STEP + own for own in step.op_names]
     taking = OpDetail(attributes={k: int(v) for k, v in request._asdict().items()})
 
     def joint(arrays: Sequence[Sequence[Any] | np.ndarray], *more: Any) -> list[Any]:
@@ -89,7 +89,7 @@ def generation_graph(
 
     return make_graph(
         name,
-        joint([prefill.op_names, names], NEXT_TOKEN, _STEP + NEXT_TOKEN),
+        joint([prefill.op_names, names], NEXT_TOKEN, STEP + NEXT_TOKEN),
         joint([g.op_types for g in both], "argmax", "argmax"),
         [(number[makers[x]], sizes[x]) for x in made],
         [(position[x], number[op]) for x, op in uses if x in position and op in number],

@@ -1,0 +1,204 @@
+"""vLLM's environment and arguments: what they say is the placement, and the plan is the best."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from gdp import api
+from gdp.cli.main import cli
+from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.commands.vllm_plan import plan_vllm
+from gdp.costs.roofline import roofline
+from gdp.errors import PlacementError
+from gdp.exporters.vllm import layer_row, vllm_options
+from gdp.graph.generation import Request, generation_graph
+from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
+from gdp.placement import Placement, make_placement
+
+LAYERS, WEIGHTS, TOKEN = 4, 100_000, 80
+"""Layers of a decoder, bytes of the weights of each, bytes that each caches of a token."""
+
+
+def phase(tokens: int, cached: int, tied: bool) -> OpGraph:
+    """Embedding, layers, norm, head; `cached` tokens are held by the layers."""
+    scopes = ["", "m.embed", *(f"m.layers.{i}.mlp" for i in range(LAYERS)), "m.norm", "head", ""]
+    names = ["ids", *(s or "y" for s in scopes[1:])]
+    n = len(scopes)
+    weights = [0, 40_000, *[WEIGHTS + TOKEN * cached] * LAYERS, 10, 40_000, 0]
+    ids = list(range(n))
+    ids[-2] = 1 if tied else ids[-2]
+    return make_graph(
+        "lm", names, [INPUT, *["MatMul"] * (n - 2), OUTPUT],
+        [(i, 4 * tokens) for i in range(n - 1)], [(i, i + 1) for i in range(n - 1)],
+        flop=[0, *[2e6 * tokens] * (n - 2), 0],
+        memory_traffic_bytes=[0, *[1e5] * (n - 2), 0], weight_bytes=weights, weight_id=ids,
+        cache_bytes=[0, 0, *[TOKEN * cached] * LAYERS, 0, 0, 0], scope=scopes,
+    )  # fmt: skip
+
+
+def decoder(new: int = 4, tied: bool = False) -> OpGraph:
+    """A request of eight tokens."""
+    mean = 8 + max(1, new // 2)
+    return generation_graph(
+        "lm", phase(8, 0, tied), phase(1, mean, tied), Request(8, new), (8 + new) / mean
+    )
+
+
+def cards(*bytes_: int) -> Cluster:
+    """A processor, and GPUs of these usable sizes; the second is twice as fast as the others."""
+    gpus = [
+        Device(f"g{i}", f"k{i == 1}", {"default": 1e12 * (1 + (i == 1))}, 1e10 * (1 + (i == 1)),
+               size, reserve_bytes=size // 9)
+        for i, size in enumerate(bytes_)
+    ]  # fmt: skip
+    cpu = Device("cpu", "cpu", {"default": 1e11}, 1e9, 1 << 30)
+    return make_cluster("cards", [cpu, *gpus], default_latency_s=1e-6)
+
+
+def placed(graph: OpGraph, cluster: Cluster, layers: list[int]) -> Placement:
+    """Layers on these devices, what comes before and behind with the first and the last."""
+    row = layer_row(graph)
+    at = np.array([layers[0], *layers, layers[-1]])[row.layer + 1]
+    return make_placement(graph, cluster, np.where(graph.is_io, cluster.host, at))
+
+
+@pytest.mark.parametrize("new", [1, 4])
+def test_layers_are_numbered_in_both_phases(new: int) -> None:
+    graph = decoder(new)
+    row = layer_row(graph)
+    at = dict(zip(graph.op_names, row.layer.tolist(), strict=True))
+    for lead in ("", "step/"):
+        assert [at[f"{lead}m.layers.{i}.mlp"] for i in range(LAYERS)] == [0, 1, 2, 3]
+        assert at[f"{lead}head"] == at[f"{lead}m.norm"] == LAYERS
+        assert at[f"{lead}m.embed"] == -1
+    held = {graph.scope[op] for op in row.fixed}
+    assert held == {"m.embed", "head", *(f"m.layers.{i}.mlp" for i in range(LAYERS))}
+
+
+def test_environment_and_arguments_are_the_placement() -> None:
+    """g1 holds the first three layers, g0 the last; of each 90% is usable. On g1 the embedding and
+    three layers leave 1,000,000 - 340,000 bytes, and a token caches 240 there: 2750 tokens. On g0
+    the last layer and the head leave 360,000 - 140,010 for 80 a token: 2749."""
+    graph, cluster = decoder(), cards(360_000, 1_000_000)
+    found = placed(graph, cluster, [2, 2, 2, 1])
+    caches = np.array([0, 80, 240]) * 12
+    peak = np.array([0, 140_010, 340_000]) + caches
+    options = vllm_options(graph, found, cluster, peak)
+    assert options.environment() == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1,0",
+        "VLLM_PP_LAYER_PARTITION": "3,1",
+    }  # fmt: skip
+    rooms = [0.9 * cluster.devices[d].total_bytes - peak[d] + caches[d] for d in (1, 2)]
+    longest = int(min(rooms[0] / 80, rooms[1] / 240))
+    assert 2700 < longest < 2800
+    assert options.arguments() == [
+        "--pipeline-parallel-size", "2", "--gpu-memory-utilization", "0.90", "--max-model-len",
+        str(longest),
+    ]  # fmt: skip
+    assert vllm_options(graph, found, cluster, peak, 2048).max_model_len == 2048
+    alone = vllm_options(graph, placed(graph, cluster, [2] * 4), cluster, peak)
+    assert "VLLM_PP_LAYER_PARTITION" not in alone.environment()
+    assert set(options.why()) == {*options.environment(), *options.arguments()[::2], "status"}
+
+
+def test_the_last_rank_holds_a_copy_of_a_tied_embedding() -> None:
+    cluster = cards(360_000, 1_000_000)
+    peak = np.array([0, 150_000, 340_000])
+    lengths = []
+    for tied in (False, True):
+        graph = decoder(tied=tied)
+        device = placed(graph, cluster, [2, 2, 2, 1]).device.copy()
+        if tied:
+            device[[graph.op_index["head"], graph.op_index["step/head"]]] = 2
+        options = vllm_options(graph, make_placement(graph, cluster, device), cluster, peak)
+        lengths.append(options.max_model_len)
+    assert lengths[0] - lengths[1] == 40_000 // 80
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([1, 2, 1, 1], "'g0' has two stretches of layers, and a rank has one"),
+        ([0, 1, 1, 1], "lies on 'cpu', and it computes on GPUs"),
+    ],
+)
+def test_plans_that_it_cannot_follow_are_refused_in_a_line(layers: list[int], said: str) -> None:
+    graph, cluster = decoder(), cards(10**6, 10**6)
+    found = placed(graph, cluster, layers)
+    with pytest.raises(PlacementError, match=f"{said}.*--for vllm$"):
+        vllm_options(graph, found, cluster, np.zeros(3, np.int64))
+
+
+def test_other_models_and_plans_are_refused_in_a_line() -> None:
+    graph, cluster, peak = decoder(), cards(10**6, 10**6), np.zeros(3, np.int64)
+    device = placed(graph, cluster, [1, 1, 2, 2]).device.copy()
+    device[graph.op_index["head"]] = device[graph.op_index["step/head"]] = 1
+    with pytest.raises(PlacementError, match="'head' lies on 'g0', and it is with the last layers"):
+        vllm_options(graph, make_placement(graph, cluster, device), cluster, peak)
+    full = np.array([0, 2 * 10**6, 10**6])
+    with pytest.raises(
+        PlacementError, match="leaves cache for 0 tokens of context, and the plan is for 12"
+    ):
+        vllm_options(graph, placed(graph, cluster, [1, 1, 2, 2]), cluster, full)
+    one = phase(8, 0, tied=False)
+    with pytest.raises(PlacementError, match="with --generate prompt"):
+        vllm_options(one, placed(one, cluster, [1, 1, 2, 2]), cluster, peak)
+    both = replace(one, scope=tuple(s.replace("layers.3", "more.0") for s in one.scope))
+    with pytest.raises(PlacementError, match=r"'m\.layers' and 'm\.more'"):
+        layer_row(both)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize(
+    "sizes", [(700_000, 300_000), (380_000, 280_000), (300_000, 300_000, 300_000)]
+)
+def test_the_plan_is_the_best_that_it_can_follow(objective: str, sizes: tuple[int, ...]) -> None:
+    """Among all stretches of layers in all orders of the GPUs."""
+    graph, cluster = decoder(), cards(*sizes)
+    gpus = range(1, len(sizes) + 1)
+    rows = [
+        row for row in itertools.product(gpus, repeat=LAYERS)
+        if len(list(itertools.groupby(row))) == len(set(row))
+    ]  # fmt: skip
+    scores = [
+        api.simulate(graph, placed(graph, cluster, list(row)), cluster, objective=objective,
+                     costs=roofline)
+        for row in rows
+    ]  # fmt: skip
+    best = min(score.value_s for score in scores if score.feasible)
+    found = plan_vllm(graph, cluster, objective=objective, costs=roofline).result
+    assert found.score.feasible
+    assert found.value_s <= best * 1.02
+    vllm_options(graph, found.placement, cluster, np.array(found.score.peak_bytes))
+
+
+def test_from_a_configuration_to_the_options_on_the_command_line(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from tests.generating_configs import generating_config
+
+    (tmp_path / "config.json").write_text(json.dumps(generating_config("llama")))
+    model, plan = f"hf:{tmp_path}", str(tmp_path / "p.json")
+    small = tmp_path / "small.toml"
+    devices = [("cpu", "cpu", ""), *((f"t4:{i}", "t4", "memory_bytes = 150000") for i in (0, 1))]
+    small.write_text("".join(
+        f'[[device]]\nname = "{name}"\npreset = "{preset}"\n{more}\n'
+        for name, preset, more in devices
+    ))  # fmt: skip
+    words = ["place", model, "--generate", "prompt=8,new=6", "--cluster", str(small),
+             "--for", "vllm", "-o", plan]  # fmt: skip
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    words = ["export", plan, "--to", "vllm", "-o", str(tmp_path / "out")]
+    done = CliRunner().invoke(cli, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert "VLLM_PP_LAYER_PARTITION=1,1" in told["environment"]
+    assert "--pipeline-parallel-size 2" in told["arguments"]
+    assert "was not run" in told["why"]["status"]
+    # The configuration was made for 256 tokens.
+    assert 14 <= int(told["arguments"].split()[-1]) <= 256

@@ -116,7 +116,8 @@ def _all_runs(
 
     An op takes the seconds and the dispatch of all runs, and what it sends to other modules is sent
     in all of them. Every border between devices is crossed by the prompt once and by each step: the
-    latency of a link is the mean of both, so that their sum is that of all crossings.
+    latency of a link is the mean of both, so that their sum is that of all crossings; so is the
+    dispatch of a segment.
     """
     repeats = graph.repeats
     if (repeats == 1).all():
@@ -128,9 +129,14 @@ def _all_runs(
     size = graph.tensor_bytes * np.where(crosses, repeats[graph.producer], 1)
     per_op = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in cluster.devices]
     more = np.where(graph.is_io, 0, repeats - 1)[:, None] * np.array(per_op)
+    mean = float(1 + repeats.max()) / 2
+    devices = tuple(
+        replace(d, dispatch_s=d.dispatch_s * mean) if d.dispatch_per == "segment" else d
+        for d in cluster.devices
+    )
     return (
         replace(graph, tensor_bytes=size),
-        replace(cluster, link_latency_s=cluster.link_latency_s * (1 + repeats.max()) / 2),
+        replace(cluster, devices=devices, link_latency_s=cluster.link_latency_s * mean),
         seconds * repeats[:, None] + more,
     )
 

@@ -14,7 +14,7 @@ from gdp.clock import MEASURE_SECONDS
 from gdp.commands.registry import EXPORTERS, RUNTIMES
 from gdp.terminal import printable_lines
 
-ONNX_RUNTIMES = tuple(row.name for row in RUNTIMES.values() if row.executes == "onnx")
+FILE_RUNTIMES = tuple(row.name for row in RUNTIMES.values() if row.executes in ("onnx", "gguf"))
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class MeasuringOptions:
         help="Seconds of measuring in all, at most; it ends when intervals are under 3%.",
     )  # fmt: skip
     runtime: str | None = options.option(
-        "--runtime", type=click.Choice(ONNX_RUNTIMES), help="Of an ONNX model; default onnxruntime."
-    )
+        "--runtime", type=click.Choice(FILE_RUNTIMES),
+        help="Default: onnxruntime of ONNX models, llamacpp of .gguf files.",
+    )  # fmt: skip
 
 
 @click.command()
@@ -54,7 +55,7 @@ def run(
     from gdp.cli import first_run
     from gdp.cli.text import run_text
     from gdp.commands import reporting
-    from gdp.commands.execute import Placing, runnable
+    from gdp.commands.execute import Placing, place_runnable, runnable, runtime_of
     from gdp.commands.execute import run as run_model
     from gdp.models import spec_of
     from gdp.placement import placement_on
@@ -91,7 +92,8 @@ def run(
             if search.evaluations is not None:
                 limit = f"{search.evaluations} evaluations"
             say(f"placing on {machine.name}, at most {limit} of search")
-            result = api.place(graph, machine, objective=objective, costs=trained.costs, **how)
+            row = runtime_of(spec, timing.runtime)
+            result = place_runnable(graph, machine, row, objective, trained.costs, how)
             placed = result.placement
         else:
             result = placed = placement_on(read, graph, machine)

@@ -26,11 +26,10 @@ from gdp.cluster.types import Cluster
 from gdp.commands.accelerate import PlannedPlacement
 from gdp.commands.code_models import torch_boundaries
 from gdp.commands.peer_plans import FitSizes, Peer, beside, fit_plan
-from gdp.constraints import Constraints, allowed_mask
+from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
 from gdp.costs.offload import resident
-from gdp.costs.roofline import roofline
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError, of_kind
 from gdp.exporters.llamacpp import Slots, slots_of
 from gdp.graph.op_graph import OpGraph
@@ -102,11 +101,12 @@ class _LlamaBlocks:
     cpu: int
     layer_s: Float[np.ndarray, "S D"]
     experts_s: Float[np.ndarray, "S D"]
+    segment_s: Float[np.ndarray, "D"]  # the dispatch that is paid for every stretch, in all passes
     layer_bytes: Int[np.ndarray, "S"]
     expert_bytes: Int[np.ndarray, "S"]
     memory_bytes: Int[np.ndarray, "D"]  # for weights and caches
     tensor_bytes: int  # at most so many are alive at once
-    crossings: int  # of a border: passes of the model in one sample
+    crossings: int  # of a border in one sample: by the prompt, and by all steps together
     # Bytes of all passes together:
     flow_bytes: int  # between blocks
     logits_bytes: int
@@ -131,8 +131,6 @@ def plan_llamacpp(
 ) -> PlannedPlacement:
     """The best plan that llama.cpp's flags can express.
 
-    Costs are datasheet numbers unless given: the shipped calibrations are of other runtimes.
-
     Raises:
         InfeasibleError: if nothing fits.
         PlacementError: if the graph was not read from a GGUF file.
@@ -144,9 +142,8 @@ def plan_llamacpp(
     constraints = of_kind(constraints, Constraints, "constraints")
     if constraints.together or constraints.whole:
         raise ArgumentError("--for llamacpp keeps blocks whole by itself: leave out --together")
-    model = roofline if costs is None else resolve_costs(costs, cluster)[0]
     slots = slots_of(graph)
-    blocks = _llama_blocks(graph, cluster, slots, model, constraints)
+    blocks = _llama_blocks(graph, cluster, slots, costs, constraints)
 
     def placement(share: float, frugal: bool) -> Placement | None:
         memory_bytes = blocks.memory_bytes - int(share * blocks.tensor_bytes)
@@ -158,10 +155,22 @@ def plan_llamacpp(
     tries = [*((share, False) for share in MEMORY_SHARES), (MEMORY_SHARES[-1], True)]
     result = first_that_fits(
         graph, cluster, (placement(*how) for how in tries), "a device is too small or forbidden",
-        method="llamacpp", objective=objective, costs=model,
+        method="llamacpp", objective=objective, costs=costs,
     )  # fmt: skip
-    result = beside(result, _fit_peer(graph, cluster, slots, blocks), graph, cluster, model)
-    return PlannedPlacement(result, cluster, costs or roofline)
+    result = beside(result, _fit_peer(graph, cluster, slots, blocks), graph, cluster, costs)
+    return PlannedPlacement(result, cluster, costs)
+
+
+def even_row(graph: OpGraph, cluster: Cluster) -> Placement:
+    """Blocks and output in equal shares on the CPU and each GPU, in the order of the flags."""
+    slots, numbers = slots_of(graph), cluster.accelerator_numbers
+    order = [numbers.index(None), *(d for d, n in enumerate(numbers) if n is not None)]
+    device = np.full(graph.num_ops, order[0])
+    device[graph.is_io] = cluster.host
+    count = len(slots.layers)
+    for slot, (layer, experts) in enumerate(zip(slots.layers, slots.experts, strict=True)):
+        device[layer] = device[experts] = order[slot * len(order) // count]
+    return make_placement(graph, cluster, device, made_by="gdp llamacpp, even")
 
 
 def _fit_peer(graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBlocks) -> Peer:
@@ -186,17 +195,27 @@ def _fit_peer(graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBloc
 
 
 def _llama_blocks(
-    graph: OpGraph, cluster: Cluster, slots: Slots, costs: CostModel, constraints: Constraints
-) -> _LlamaBlocks:
+    graph: OpGraph, cluster: Cluster, slots: Slots, costs: CostModel | str | Path | None,
+    constraints: Constraints,
+) -> _LlamaBlocks:  # fmt: skip
     cpus = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
     if not cpus:
         raise PlacementError(f"llama.cpp needs a CPU; cluster {cluster.name!r} has none")
     cpu = cluster.host if cluster.host in cpus else cpus[0]
-    seconds = costs(graph, cluster)
-    seconds = seconds + [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in cluster.devices]
-    seconds = seconds * graph.repeats[:, None]
-    seconds = np.where(allowed_mask(constraints, graph, cluster), seconds, np.inf)
-    if not np.isfinite(seconds[slots.embedding, cpu]).all():
+    pieces = [slots.embedding, *slots.layers, *slots.experts]
+    piece = np.full(graph.num_ops, len(pieces))
+    for number, ops in enumerate(pieces):
+        piece[ops] = number
+    prepared = prepare_problem(
+        graph, cluster, costs=costs, constraints=constraints, keep_apart=piece
+    )
+    problem, count = prepared.problem, len(slots.layers)
+    per_op = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in problem.cluster.devices]
+    of_group = np.zeros(problem.num_ops, dtype=np.int64)
+    of_group[prepared.group_of] = piece
+    seconds = np.zeros((len(pieces) + 1, cluster.num_devices))
+    np.add.at(seconds, of_group, np.where(problem.allowed, problem.compute_s + per_op, np.inf))
+    if not np.isfinite(seconds[0, cpu]):
         raise InfeasibleError(
             f"llama.cpp keeps token_embd on the CPU, and {cluster.device_names[cpu]!r} is forbidden"
         )
@@ -213,12 +232,13 @@ def _llama_blocks(
         return np.array([values[ops].sum(axis=0) for ops in pieces])
 
     return _LlamaBlocks(
-        cluster=cluster, cpu=cpu,
-        layer_s=summed(seconds, slots.layers), experts_s=summed(seconds, slots.experts),
+        cluster=problem.cluster, cpu=cpu, layer_s=seconds[1 : count + 1],
+        experts_s=seconds[count + 1 : -1],
+        segment_s=arrays_of(problem).segment_s * (1 if most == 1 else 2),
         layer_bytes=summed(graph.weight_bytes, slots.layers),
         expert_bytes=summed(graph.weight_bytes, slots.experts),
         memory_bytes=memory_bytes, tensor_bytes=largest + 2 * flow,
-        crossings=1 if most == 1 else 1 + most, flow_bytes=_crossing(graph, slots.embedding)[1],
+        crossings=1 if most == 1 else 2, flow_bytes=_crossing(graph, slots.embedding)[1],
         logits_bytes=_crossing(graph, slots.layers[-1])[1],
         away_bytes=np.array([_crossing(graph, ops) for ops in slots.experts]),
     )  # fmt: skip
@@ -255,6 +275,7 @@ def _llama_devices(
                 if stretch is None:
                     break  # nor does a longer one fit
                 seconds, cpu_bytes, _ = stretch
+                seconds += float(blocks.segment_s[device])
                 if start == 0:
                     seconds += blocks.move_s(cpu, device, blocks.flow_bytes)
                 if stop == count:
@@ -317,7 +338,7 @@ def _llama_stretch(
     owned = [int(s) for s in span if blocks.expert_bytes[s] > 0]
     here_s = {s: float(blocks.experts_s[s, device]) for s in owned}
     away_s = {
-        s: float(blocks.experts_s[s, cpu])
+        s: float(blocks.experts_s[s, cpu] + blocks.segment_s[[cpu, device]].sum())
         + blocks.move_s(device, cpu, int(blocks.away_bytes[s, 0]))
         + blocks.move_s(cpu, device, int(blocks.away_bytes[s, 1]))
         for s in owned

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
-from gdp.models import Model, Traceable, is_onnx, is_traced, spec_of, traced_model
+from gdp.models import Model, Traceable, is_gguf, is_onnx, is_traced, spec_of, traced_model
 
 if TYPE_CHECKING:
     from gdp.importers.jax.trace import JaxModel
@@ -19,15 +19,16 @@ def model_label(model: Model) -> str:
 
 def require_executable(model: Model) -> None:
     """Raise `ModelError` for a graph without anything to execute; traces nothing."""
-    if not (is_onnx(model) or is_traced(model) or isinstance(model, Traceable)):
+    known = is_onnx(model) or is_traced(model) or is_gguf(model)
+    if not (known or isinstance(model, Traceable)):
         raise ModelError(
-            f"{model_label(model)!r} holds a graph only; `gdp run` needs an ONNX file, "
-            "a JAX function or a PyTorch module"
+            f"{model_label(model)!r} holds a graph only; `gdp run` needs an ONNX file, a GGUF "
+            "file, a JAX function or a PyTorch module"
         )
 
 
 def executable_model(model: Model) -> "tuple[str, Model | JaxModel | TorchModel]":
-    """Kind of a model ("onnx", "jax" or "torch"), and the object that runtimes of it execute.
+    """Kind of a model ("onnx", "gguf", "jax" or "torch"), and what runtimes of it execute.
 
     Raises:
         ModelError: if the model is a graph without anything to execute.
@@ -35,6 +36,8 @@ def executable_model(model: Model) -> "tuple[str, Model | JaxModel | TorchModel]
     require_executable(model)
     if is_onnx(model):
         return "onnx", model
+    if is_gguf(model):
+        return "gguf", spec_of(model)
     from gdp.importers.jax.trace import JaxModel
 
     code = model if isinstance(model, Traceable) else traced_model(spec_of(model))

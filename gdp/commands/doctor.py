@@ -16,7 +16,7 @@ from gdp.units import format_bytes
 from gdp.version import DISTRIBUTION, gdp_version, install_command
 
 OK, NONE, WARN, FAIL = "ok", "-", "warn", "fail"
-FOR_USERS = ("metis", "exact", "openvino", "torch", "gguf", "cluster", "plots")
+FOR_USERS = ("metis", "exact", "openvino", "torch", "gguf", "llamacpp", "cluster", "plots")
 """The extras that a user of gdp may want; the others are for who works on it."""
 
 

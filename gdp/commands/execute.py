@@ -9,7 +9,7 @@ from gdp import api
 from gdp.cluster.file import Machine
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.code_models import executable_model, model_label, require_executable
-from gdp.commands.registry import EXPORTERS, RUNTIMES, ExportJob, Runtime
+from gdp.commands.registry import EXPORTERS, PLANNING_TARGETS, RUNTIMES, ExportJob, Runtime
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel
@@ -22,6 +22,7 @@ from gdp.models import (
     HF_PREFIX,
     PYTHON_PREFIX,
     Model,
+    is_gguf,
     is_onnx,
     is_traced,
     load,
@@ -31,6 +32,7 @@ from gdp.models import (
 )
 from gdp.placement import Placed, Placement, placement_on, read_placed, require
 from gdp.prepare import PreparedProblem, asked_of, machine_of, prepare_placement, room_bytes
+from gdp.result import Result
 from gdp.runtime.measure import Measuring
 from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan
 from gdp.runtime.report import RunReport, rescaled
@@ -61,7 +63,7 @@ def run(
     """Execute a placement: predicted and measured times, the baselines, a check of the outputs.
 
     Args:
-        model: ONNX file, JAX function or PyTorch module; None for that of the placement.
+        model: ONNX or GGUF file, JAX function or PyTorch module; None for that of the placement.
         cluster: File, preset or `Cluster` whose devices exist on this machine; None for that of the
             placement.
         placement: Placement to execute; without one the model is placed first.
@@ -99,7 +101,7 @@ def run(
         placed = placement_on(placed, graph, cluster)
     else:
         options = runnable(model, placing, runtime)
-        placed = api.place(graph, cluster, objective=objective, costs=costs, **options).placement
+        placed = executor.place(costs, options).placement
     ready = executor.prepare(placed, costs)
     seed = placing.get("search", Search()).seed
     report = executor.run(placed, ready, measuring or Measuring(seed=seed))
@@ -139,6 +141,12 @@ class Executor:
         row = _runtime(model, (kind,), runtime)
         options = {"dims": dims} if kind == "onnx" else {}
         return cls(model, graph, cluster, objective, row, executable, options)
+
+    def place(self, costs: CostModel | str | Path | None, placing: Placing) -> Result:
+        """A placement that the runtime executes."""
+        return place_runnable(
+            self.graph, self.cluster, self.runtime, self.objective, costs, placing
+        )
 
     def prepare(self, placed: Placement, costs: CostModel | str | Path | None) -> ReadyPlacement:
         """The prediction of a placement; raises `PlacementError` where it cannot be executed."""
@@ -188,16 +196,38 @@ def _runtime(model: Model, kinds: Sequence[str], name: str | None) -> Runtime:
 
 def runnable(model: Model, placing: Placing, runtime: str | None = None) -> Placing:
     """Options under which `gdp.place` returns placements that the model's runtime executes."""
-    _require_runtime(runtime)
-    require_executable(model)
-    # Code is not traced here: which runtime of it is the right one is known later.
-    row = _runtime(model, ("onnx",) if is_onnx(model) else ("jax", "torch"), runtime)
+    row = runtime_of(model, runtime)
     if placing.get("method", "auto") == "auto":
         placing = {**placing, "method": row.method}
     if row.replicates:
         return placing
     constraints = of_kind(placing.get("constraints"), Constraints, "constraints")
     return {**placing, "constraints": replace(constraints, replicas=False)}
+
+
+def runtime_of(model: Model, name: str | None = None) -> Runtime:
+    """Row of the runtime with a name, or of the first that executes such models; of code, which is
+    not traced here, the first of all that may."""
+    _require_runtime(name)
+    require_executable(model)
+    kinds = ("onnx",) if is_onnx(model) else ("gguf",) if is_gguf(model) else ("jax", "torch")
+    return _runtime(model, kinds, name)
+
+
+def place_runnable(
+    graph: OpGraph, cluster: Cluster, runtime: Runtime, objective: str,
+    costs: CostModel | str | Path | None, placing: Placing,
+) -> Result:  # fmt: skip
+    """A placement that a runtime executes: `api.place`, or the program of its planning target."""
+    if not runtime.target:
+        return api.place(graph, cluster, objective=objective, costs=costs, **placing)
+    return (
+        PLANNING_TARGETS[runtime.target]
+        .plan(
+            graph, cluster, objective=objective, costs=costs, constraints=placing.get("constraints")
+        )
+        .result
+    )
 
 
 def _replicated(placement: Placement) -> str:

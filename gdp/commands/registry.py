@@ -29,11 +29,12 @@ class Runtime:
     name: str
     title: str
     distribution: str
-    executes: Literal["onnx", "jax", "torch"]  # kind of models
+    executes: Literal["onnx", "jax", "torch", "gguf"]  # kind of models
     function: str  # "module:function"; called as `gdp.runtime.ort.run.run_onnx`
     devices: Callable[[], list[str]]  # that the library sees on this machine
     replicates: bool = False  # lets devices take samples in turn
     method: str = "auto"  # for `auto`, where only placements of another one can be executed
+    target: str = ""  # in `PLANNING_TARGETS`, where only its placements can be executed
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         """Execute a placement and return its `RunReport`."""
@@ -72,6 +73,12 @@ def _torch_devices() -> list[str]:
     return ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(count))]
 
 
+def _llamacpp_devices() -> list[str]:
+    import llama_cpp
+
+    return ["CPU", *(["cores lent by RPC"] if llama_cpp.llama_supports_rpc() else [])]
+
+
 RUNTIMES: Mapping[str, Runtime] = {
     row.name: row
     for row in (
@@ -82,6 +89,8 @@ RUNTIMES: Mapping[str, Runtime] = {
                 "gdp.runtime.openvino_hetero.run:run_openvino", _openvino_devices, method="blocks"),
         Runtime("torch", "PyTorch", "torch", "torch",
                 "gdp.runtime.pytorch.run:run_torch", _torch_devices),
+        Runtime("llamacpp", "llama.cpp", "llama-cpp-python", "gguf",
+                "gdp.runtime.llamacpp.run:run_llamacpp", _llamacpp_devices, target="llamacpp"),
     )
 }  # fmt: skip
 """By name; of those that execute a model, the first is the default."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from gdp import api
 from gdp.cluster.file import Machine, load_cluster
+from gdp.commands.block_plans import even_row
 from gdp.commands.execute import Executor, Placing, ReadyPlacement, runnable
 from gdp.commands.placing import question_of
 from gdp.constraints import Constraints
@@ -16,7 +17,7 @@ from gdp.costs import machine
 from gdp.costs.adapt import Adaptation, AdaptedCosts, Run, lessons
 from gdp.costs.base import CostModel
 from gdp.costs.default import SHIPPED, resolve_costs
-from gdp.errors import ArgumentError, InfeasibleError
+from gdp.errors import ArgumentError, InfeasibleError, PlacementError
 from gdp.graph.groups import first_members
 from gdp.learn.tuning import Measurement, Planned, Trial, tuning_loop
 from gdp.methods.base import Assignment, Search
@@ -131,6 +132,9 @@ class _Session:
         if start is not None:
             first = first_members(self.fused.group_of)
             begin = Assignment(start.device[first], start.rank[first], start.teams)
+        if executor.runtime.target:
+            placed = executor.place(self.costs(adaptation), self.placing).placement
+            return self.planned(placed, adaptation)
         if self.placer is not None:
             return self.planned(self._by_placer(self.placer, adaptation, begin, seed), adaptation)
         if begin is not None and method == "auto":
@@ -198,10 +202,11 @@ def tune(
     """Place a model, run it, learn what this machine really costs, and place it again.
 
     Args:
-        model: ONNX file, JAX function or PyTorch module.
+        model: ONNX or GGUF file, JAX function or PyTorch module.
         cluster: File, preset or `Cluster` whose devices exist on this machine.
         objective: "latency" or "throughput".
-        runs: Placements to execute at most; fewer where two in a row gain nothing.
+        runs: Placements to execute at most; fewer where two in a row gain nothing. Of llama.cpp
+            the first, where nothing is known of this machine, has a part on every device.
         dims: Bindings of symbolic dimensions, "NAME=VALUE"; ONNX models.
         costs: Costs to start from; None for the shipped ones and what is remembered of this
             machine.
@@ -242,12 +247,15 @@ def tune(
     session = _session(executor, costs, options, search, placer)
     name = executor.runtime.distribution
     known = machine.knowledge(target, name, session.label).runs if costs is None else []
-    trials, rounds, final = _measured(session, runs, known, refit, measuring, progress)
+    scouts = [] if known or not refit or runs < 2 else _scouted(session, measuring)
+    trials, rounds, final = _measured(
+        session, runs - len(scouts), [*known, *scouts], refit, measuring, progress
+    )
     notes = [] if final is not None else ["interrupted: the best placement so far"]
     answer, placement = _answer(session, trials, final)
     question = question_of(model, bound, target, objective, constraints, costs)
     placement = replace(placement, question=question)
-    record = _record(session, trials, rounds)
+    record = _record(session, trials, rounds, scouts)
     path = ""
     if keep:
         try:
@@ -271,6 +279,21 @@ def _session(
         graph, cluster, objective, costs=base, constraints=options.get("constraints"), replicas=True
     )
     return _Session(executor, base, label, fused, options, search, placer)
+
+
+def _scouted(session: _Session, measuring: Measuring) -> list[Run]:
+    """A run with a part of the model on every device, of runtimes whose plans may leave one out for
+    good; empty where that is not possible."""
+    executor = session.executor
+    if not executor.runtime.target or executor.cluster.num_devices < 2:
+        return []
+    measuring.say("running a plan with a part on every device")
+    try:
+        plan = even_row(executor.graph, executor.cluster)
+        session.planned(plan, Adaptation())
+        return [session.measure(plan, ROUND_SECONDS).run]
+    except (PlacementError, RuntimeError):
+        return []
 
 
 def _measured(
@@ -338,6 +361,8 @@ def _answer(
         return FIRST, trials[0].planned.placement
     if fastest == ONE_DEVICE:
         graph, cluster = session.executor.graph, session.executor.cluster
+        if session.executor.runtime.target:
+            return ONE_DEVICE, make_placement(graph, cluster, np.full(graph.num_ops, cluster.host))
         try:
             alone = api.place(
                 graph, cluster, objective=objective,
@@ -351,8 +376,9 @@ def _answer(
 
 
 def _record(
-    session: _Session, trials: Sequence[Trial[Placement]], rounds: Sequence[Round]
-) -> machine.MachineRecord:
+    session: _Session, trials: Sequence[Trial[Placement]], rounds: Sequence[Round],
+    scouts: Sequence[Run],
+) -> machine.MachineRecord:  # fmt: skip
     """The record of the machine that is kept."""
     executor = session.executor
     first = trials[0].planned.placement
@@ -364,6 +390,6 @@ def _record(
         schema=machine.SCHEMA, date=machine.now(), model=executor.graph.name,
         digest=executor.graph.digest, runtime=name, versions=machine.runtime_versions(name),
         costs=session.label, devices=machine.measured_devices(executor.cluster),
-        runs=tuple(trial.measured.run for trial in trials),
+        runs=(*scouts, *(trial.measured.run for trial in trials)),
         off_before=abs(unadapted / rounds[0].measured_s - 1.0), off=float(np.mean(checked)),
     )  # fmt: skip

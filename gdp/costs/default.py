@@ -7,7 +7,7 @@ from gdp.cluster.types import CORE_KIND, Cluster, Device
 from gdp.costs.base import CostModel
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import Calibration, KernelNetworks, LearnedCosts, same_vectors
-from gdp.costs.machine import read_record, recorded_costs, remembered_costs
+from gdp.costs.machine import is_stored, read_record, recorded_costs, remembered_costs
 from gdp.costs.profile import ProfileError
 from gdp.costs.roofline import roofline
 from gdp.costs.work_rates import WorkRates, is_jax
@@ -62,6 +62,8 @@ def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, 
     rates = shipped_rates() if graph is not None and is_jax(graph) else None
     if rates is not None and any(_like(rates, device) for device in cluster.devices):
         return _described(LearnedCosts((rates,)), cluster, graph)
+    if graph is not None and is_stored(graph):  # llama.cpp's kernels were not measured
+        return _described(LearnedCosts(()), cluster, graph)
     return _described(LearnedCosts(shipped()), cluster, graph)
 
 

@@ -65,10 +65,18 @@ def data_folder() -> Path | None:
     return Path(base) / "gdp" / "machine"
 
 
+def is_stored(graph: OpGraph) -> bool:
+    """True for a graph of a GGUF file, whose ops say how their weights are stored."""
+    op = graph.op_index.get("token_embd")
+    return op is not None and "stored" in graph.detail[op].attributes
+
+
 def runtime_of(graph: OpGraph) -> str:
-    """Name of the runtime that executes such a graph by default, told from its ops."""
+    """Distribution of the runtime that executes such a graph by default, told from its ops."""
     if is_jax(graph):
         return "jax"
+    if is_stored(graph):
+        return "llama-cpp-python"
     named = sum(
         t[:1].isupper() for t, io in zip(graph.op_types, graph.is_io, strict=True) if not io
     )

@@ -41,14 +41,17 @@ def observed_run(
         base.with_runtime_overheads(cluster) if isinstance(base, RuntimeOverheads) else cluster
     )
     shares = _shares(graph, cluster, base, prediction, plan)
+    fused = prediction.problem.graph
     ops = np.bincount(
-        plan.segment[first_members(prediction.group_of)][~prediction.problem.graph.is_io],
-        minlength=len(plan.segment_device),
-    )
+        plan.segment[first_members(prediction.group_of)][~fused.is_io],
+        fused.repeats[~fused.is_io], len(plan.segment_device),
+    )  # fmt: skip
+    runs = np.ones(len(plan.segment_device), dtype=np.int64)
+    np.maximum.at(runs, plan.segment, graph.repeats)
     pieces, by_device = [], defaultdict[int, list[Share]](list)
     for s, d in enumerate(plan.segment_device.tolist()):
         device = overheads.devices[d]
-        dispatches = 1 if device.dispatch_per == "segment" else int(ops[s])
+        dispatches = int(runs[s] if device.dispatch_per == "segment" else ops[s])
         own = (*shares[s], Share("", 0, "", base_dispatch_s(device) * dispatches))
         if s not in measured or not shares[s]:
             continue
@@ -90,6 +93,7 @@ def _shares(
         rows = prediction.problem.graph
         segment = plan.segment[first_members(prediction.group_of)]
     seconds = base(rows, cluster)[np.arange(rows.num_ops), plan.segment_device[segment]]
+    seconds = seconds * rows.repeats
     counted = ~rows.is_io & np.isfinite(seconds) & (seconds > 0)
     keys = op_keys(rows)
     sums: list[dict[tuple[str, int, str], float]] = [{} for _ in plan.segment_device]

@@ -3,11 +3,8 @@
 import bisect
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from gdp.commands.placing import place_for
 from gdp.constraints import Constraints, Pin
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError, PlacementError
-from gdp.exporters.llamacpp import flags_of, slots_of
+from gdp.exporters.llamacpp import flags_of
 from gdp.graph.op_graph import OUTPUT, OpDetail, OpGraph, make_graph
 from gdp.models import load
 from gdp.placement import make_placement
@@ -356,43 +353,3 @@ def test_from_the_header_to_the_flags_on_the_command_line(tmp_path: Path) -> Non
     done = runner.invoke(cli, ["place", path, "--task", "causal-lm"])
     assert done.exit_code == 2
     assert "--task is for hf:CONFIG models" in done.output
-
-
-def told(path: Path, arguments: list[str], devices: int = 0) -> dict[str, Any]:
-    """What the real llama.cpp did with the flags, on its RPC server's devices in GPUs' place."""
-    pytest.importorskip("llama_cpp", reason="needs the llama-cpp-python package")
-    program = Path(__file__).with_name("llama_cpp_program.py")
-    command = [sys.executable, str(program), str(path), *arguments, "--devices", str(devices)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    if done.returncode == 3:
-        pytest.skip("llama-cpp-python is built without -DGGML_RPC=ON, so it has one device")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.parametrize("experts", [0, 4])
-def test_the_program_itself_puts_layers_where_they_were_placed(
-    experts: int, tmp_path: Path
-) -> None:
-    """Every kind of plan for two GPUs: blocks on the CPU, on either GPU, experts away."""
-    path = write_gguf(tmp_path / "m.gguf", experts=experts, kind="F16", seed=0)
-    graph, cluster = load(f"{path}?decode&sequence=64"), box(MIB, MIB)
-    slots, names = slots_of(graph), {"cpu": "CPU", "gpu0": "RPC0", "gpu1": "RPC1"}
-    plain = told(path, ["--n-gpu-layers", "0", "--ctx-size", "64"])
-    assert np.ptp(plain["logits"]) > 1.0
-    plans = {
-        tuple(flags_of(graph, found, cluster).arguments()): found
-        for found in sayable(graph, cluster)
-    }
-    for arguments, placement in list(plans.items())[1 :: max(len(plans) // 6, 1)]:
-        made = told(path, list(arguments), devices=2)
-        where = [names[cluster.device_names[d]] for d in placement.device]
-        assert made["layers"] == [where[ops[0]] for ops in slots.layers]
-        away = {
-            f"{graph.op_names[op]}.weight": where[op]
-            for ops, layer in zip(slots.experts, slots.layers, strict=True)
-            for op in ops
-            if where[op] != where[layer[0]]
-        }
-        assert made["moved"] == away
-        np.testing.assert_allclose(made["logits"], plain["logits"], atol=0.02)

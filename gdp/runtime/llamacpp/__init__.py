@@ -1,0 +1,1 @@
+"""llama.cpp: executes placements of GGUF models by its own flags."""

@@ -3,15 +3,20 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from golden.models import FILES
 
 import gdp
+from gdp.commands.execute import Executor
 from gdp.commands.finetuning import finetune
 from gdp.costs import machine
+from gdp.costs.default import SHIPPED, resolve_costs
 from gdp.learn import tuning
 from gdp.learn.finetune import FinetuneConfig
+from gdp.placement import make_placement
 from gdp.policy.policy import load_policy
+from gdp.runtime.observe import observed_run
 
 CLUSTER = "2xcpu-core"
 SHORT = gdp.Measuring(seconds=0.5)
@@ -60,6 +65,19 @@ def test_every_runtime_teaches_its_costs(runtime: str, objective: str, towers: s
         rates[name].value for name in rates if name in ("tuned plan", "first plan", "one device")
     )
     assert tuned.value_s == pytest.approx(1 / rates[tuned.answer].value)
+
+
+def test_replicas_teach_what_each_of_their_devices_takes(towers: str) -> None:
+    graph, cluster = gdp.load(towers, {"batch": 64}), gdp.Cluster.load(CLUSTER)
+    executor = Executor.of(towers, graph, cluster, "throughput", {"batch": 64})
+    placed = make_placement(graph, cluster, np.zeros(graph.num_ops, int), teams=((0, 1),))
+    ready = executor.prepare(placed, SHIPPED)
+    report, plan = executor.run(placed, ready, SHORT, baselines=False), executor.plan(ready)
+    base, _ = resolve_costs(SHIPPED, cluster, graph)
+    run = observed_run(graph, cluster, base, ready.prediction, plan, report)
+    assert [piece.device for piece in run.pieces] == ["core0", "core1"]
+    assert all(piece.together for piece in run.pieces)
+    assert run.pieces[0].shares == run.pieces[1].shares
 
 
 def test_the_command_writes_a_placement_costs_and_a_page_and_remembers(

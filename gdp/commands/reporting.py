@@ -1,7 +1,7 @@
 """Pages and traces of placements: `gdp report`, `--report` and `--trace`."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from gdp.models import Model
 from gdp.placement import Placed
 from gdp.prepare import placed_on, prepare_problem
 from gdp.result import Result
+from gdp.runtime.plan import Prediction
+from gdp.runtime.steady_state import steady_state
+from gdp.sim.objectives import find_objective
 
 
 def report(
@@ -62,7 +65,11 @@ def _write(
         yardsticks = heuristic_candidates(free, result.seed)
         result = replace(result, candidates=(*result.candidates, *yardsticks))
     view = api.view_of(graph, result.placement, cluster, costs=costs)
-    write_report(view, result.to_json(), path, measured)
+    steady = None
+    if find_objective(result.objective).pipelined:
+        drawn = steady_state(Prediction(view.problem, view.device, view.group_of, view.teams))
+        steady = None if drawn is None else asdict(drawn)
+    write_report(view, result.to_json(), path, measured, steady)
 
 
 def report_tuned(graph: OpGraph, tuned: Tuned, cluster: Cluster, path: str | Path) -> None:

@@ -29,10 +29,13 @@ from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.graph.op_graph import OpGraph
 
 SIGMA = {
-    "kind": 0.5, "device": 0.15, "type": 0.3, "type on kind": 0.15, "size": 0.15, "kernel": 0.1,
+    "kind": 0.5, "device": 0.3, "type": 0.3, "type on kind": 0.15, "size": 0.15, "kernel": 0.1,
     "dispatch": 1.0, "links": 1.0, "link": 0.4, "together": 0.3,
 }  # fmt: skip
 """Prior standard deviation of each kind of effect, of the natural log of seconds."""
+ALIKE = 0.05
+"""Devices of one kind whose learned multipliers are this near in the log are planned as equal:
+replicas and searches use that they are, and repeated runs differ by as much."""
 FINE = ("size", "kernel")
 """Effects whose spread is chosen by marginal likelihood."""
 NOISES = tuple(0.01 * 1.5**k for k in range(10))
@@ -321,10 +324,12 @@ class AdaptedCosts:
         keys = op_keys(graph)
         row = {key: u for u, key in enumerate(dict.fromkeys(keys))}
         also = (TOGETHER,) if self.together else ()
+        of_device = _device_factors(self.adaptation, cluster.devices)
         table = np.array(
             [
                 [
-                    self.adaptation.log_factor((*op_effects(*key, d.name, d.kind), *also))
+                    of_device[d.name]
+                    + self.adaptation.log_factor((*op_effects(*key, "", d.kind), *also))
                     if f"kind:{d.kind}" in self.adaptation.column
                     else 0.0
                     for d in cluster.devices
@@ -355,6 +360,17 @@ class AdaptedCosts:
             cluster, devices=devices, link_latency_s=cluster.link_latency_s * slower,
             link_bytes_per_s=cluster.link_bytes_per_s / slower,
         )  # fmt: skip
+
+
+def _device_factors(adaptation: Adaptation, devices: Sequence[Device]) -> dict[str, float]:
+    """Log of the multiplier of each device by name, the same for those of a kind within `ALIKE`."""
+    found = {d.name: adaptation.log_factor((f"device:{d.name}",)) for d in devices}
+    for kind in {d.kind for d in devices}:
+        own = [d.name for d in devices if d.kind == kind]
+        factors = [found[name] for name in own]
+        if max(factors) - min(factors) < ALIKE:
+            found |= dict.fromkeys(own, float(np.mean(factors)))
+    return found
 
 
 def base_dispatch_s(device: Device) -> float:

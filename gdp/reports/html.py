@@ -32,16 +32,21 @@ def write_report(
     result: Mapping[str, Any],
     path: str | os.PathLike[str],
     measured: Mapping[str, Any] | None = None,
+    steady: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the page of `report_html`."""
-    write_atomic(path, report_html(view, result, measured).encode())
+    write_atomic(path, report_html(view, result, measured, steady).encode())
 
 
 def report_html(
-    view: PlacementView, result: Mapping[str, Any], measured: Mapping[str, Any] | None = None
+    view: PlacementView,
+    result: Mapping[str, Any],
+    measured: Mapping[str, Any] | None = None,
+    steady: Mapping[str, Any] | None = None,
 ) -> str:
     """The page's text. `result` holds the fields of `Result.to_json`, `measured` those of
-    `RunReport.to_json` where the placement was executed."""
+    `RunReport.to_json` where the placement was executed, `steady` those of a
+    `gdp.runtime.steady_state.SteadyState` where the pipeline is to be drawn."""
     tree = module_tree(view)
     cut = tables.cut_rows(view)
     script, pipelined = _scripts(), find_objective(result["objective"]).pipelined
@@ -67,6 +72,7 @@ def report_html(
         costliest=tables.costliest_rows(view),
         curve=_polyline(result.get("curve", ())),
         measured=measured,
+        steady=steady,
         style=_asset("page.css"),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

@@ -30,19 +30,21 @@ class Cycle:
 
 
 def turn_schedule(
-    workers: Sequence[Sequence[int]], seconds: Sequence[float], sources: Sequence[Sequence[int]]
-) -> Cycle:
+    workers: Sequence[Sequence[int]], seconds: Sequence[float], sources: Sequence[Sequence[int]],
+    least_s: float = 0.0,
+) -> Cycle:  # fmt: skip
     """A cycle in which the workers of each stage take samples in turn.
 
     `cyclic_schedule` of the stages of all samples until the turns repeat, as independent stages of
-    one sample. If these are too many, the oldest sample goes first.
+    one sample. If these are too many, the oldest sample goes first. `least_s` is the shortest
+    period that links allow.
 
     >>> turn_schedule([(0, 1)], [2.0], [[]])
     Cycle(period_s=1.0, due_s=(0.0, 0.0), in_flight=4, samples=2)
     """
     stages, samples = len(seconds), math.lcm(*(len(own) for own in workers))
     if samples == 1:
-        return cyclic_schedule([own[0] for own in workers], seconds, sources)
+        return cyclic_schedule([own[0] for own in workers], seconds, sources, least_s)
     every = sorted({w for own in workers for w in own})
     if samples * stages > MOST_UNROLLED:
         return Cycle(1.0, (0.0,) * stages, _most_in_flight(2 * len(every), len(every)))
@@ -50,6 +52,7 @@ def turn_schedule(
         [every.index(own[i % len(own)]) for i in range(samples) for own in workers],
         [s for _ in range(samples) for s in seconds],
         [[i * stages + j for j in reads] for i in range(samples) for reads in sources],
+        samples * least_s,
     )
     period_s, due = unrolled.period_s / samples, unrolled.due_s
     spans_s = []
@@ -66,19 +69,20 @@ def _most_in_flight(samples: int, workers: int) -> int:
 
 
 def cyclic_schedule(
-    worker: Sequence[int], seconds: Sequence[float], sources: Sequence[Sequence[int]]
-) -> Cycle:
+    worker: Sequence[int], seconds: Sequence[float], sources: Sequence[Sequence[int]],
+    least_s: float = 0.0,
+) -> Cycle:  # fmt: skip
     """A cycle in which each worker runs each of its stages once, one after the other.
 
-    The busiest worker's load is the period. Every worker repeats its stages in topological order
-    without a gap, which fixes their places in the cycle; a stage starts at its place in the first
-    cycle in which what it reads is there. So every worker that is full stays full, which no rule
-    that looks at ages alone achieves where samples come back to a worker: with the oldest first a
-    ten-piece placement of ResNet-50 ends at 0.86 of the rate of its busiest worker, however exact
-    its costs are. Modulo scheduling with one iteration a period: Rau 1994, doi
-    10.1145/192724.192731; Hanen and Munier 1995. Stages are in topological order; `sources` are the
-    stages that each reads from. One more sample than the cycle takes, for each worker, is let in:
-    real runs vary.
+    The busiest worker's load is the period, or `least_s` where links allow no shorter one. Every
+    worker repeats its stages in topological order without a gap, which fixes their places in the
+    cycle; a stage starts at its place in the first cycle in which what it reads is there. So every
+    worker that is full stays full, which no rule that looks at ages alone achieves where samples
+    come back to a worker: with the oldest first a ten-piece placement of ResNet-50 ends at 0.86 of
+    the rate of its busiest worker, however exact its costs are. Modulo scheduling with one
+    iteration a period: Rau 1994, doi 10.1145/192724.192731; Hanen and Munier 1995. Stages are in
+    topological order; `sources` are the stages that each reads from. One more sample than the cycle
+    takes, for each worker, is let in: real runs vary.
 
     >>> cyclic_schedule([0, 1, 0], [2.0, 3.0, 1.0], [[], [0], [1]])
     Cycle(period_s=3.0, due_s=(0.0, 3.0, 8.0), in_flight=5)
@@ -88,7 +92,7 @@ def cyclic_schedule(
     for w, s in zip(worker, seconds, strict=True):
         place_s.append(load_s[w])
         load_s[w] += s
-    period_s = max(load_s)
+    period_s = max(*load_s, least_s)
     due_s: list[float] = []
     for k, reads in enumerate(sources):
         ready_s = max((due_s[j] + seconds[j] for j in reads), default=0.0)

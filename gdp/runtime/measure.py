@@ -114,6 +114,8 @@ class Measured:
     seconds: float  # in which they were counted
     is_capped: bool  # the cap was over before the rate was known to the wanted precision
     stage_s: tuple[float, ...]  # of each stage of the first pipeline, median over all runs
+    # The same of each of those who serve a stage in turn; empty where one does, or none is told.
+    member_s: tuple[tuple[float, ...], ...] = ()
 
     @property
     def latency_s(self) -> float:
@@ -201,6 +203,7 @@ class Runs:
             seconds=sum(counted.seconds for counted in self.counts),
             is_capped=not throughput.width < precision,
             stage_s=_stage_s(self.traces),
+            member_s=_member_s(self.traces),
         )
 
 
@@ -210,3 +213,18 @@ def _stage_s(rounds: Sequence[tuple[Trace, ...]]) -> tuple[float, ...]:
         float(np.median([s for traces in rounds for s in traces[0].stage_s[i]]))
         for i in range(stages)
     )
+
+
+def _member_s(rounds: Sequence[tuple[Trace, ...]]) -> tuple[tuple[float, ...], ...]:
+    """Median seconds of each stage by each of those who serve it in turn."""
+    first = rounds[0][0]
+    found = []
+    for i, turns in enumerate(first.turns):
+        own = [
+            [s for traces in rounds
+             for s, turn in zip(traces[0].stage_s[i], traces[0].run_turns[i], strict=True)
+             if turn == member]
+            for member in range(turns)
+        ]  # fmt: skip
+        found.append(tuple(float(np.median(s)) for s in own) if turns > 1 and all(own) else ())
+    return tuple(found)

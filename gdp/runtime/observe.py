@@ -37,6 +37,7 @@ def observed_run(
         report: What was measured.
     """
     measured, together = _measured(plan, report)
+    by_member = _by_member(report)
     overheads = (
         base.with_runtime_overheads(cluster) if isinstance(base, RuntimeOverheads) else cluster
     )
@@ -55,7 +56,13 @@ def observed_run(
         own = (*shares[s], Share("", 0, "", base_dispatch_s(device) * dispatches))
         if s not in measured or not shares[s]:
             continue
-        pieces.append(Piece(device.name, device.kind, own, measured[s], together))
+        serving = plan.devices_of(d)
+        each_s = by_member.get(s, ()) if together else ()
+        if len(each_s) != len(serving):
+            serving, each_s = (d,), (measured[s],)
+        for member, seconds in zip(serving, each_s, strict=True):
+            name, kind = overheads.devices[member].name, overheads.devices[member].kind
+            pieces.append(Piece(name, kind, own, seconds, together))
         by_device[d] += own
     full = find_objective(report.objective).pipelined
     several = len(by_device) > 1
@@ -80,7 +87,18 @@ def _measured(plan: ExecutionPlan, report: RunReport) -> tuple[dict[int, float],
     for row in rows:
         piped = row.pipelined_s if together and row.pipelined_s is not None else row.measured_s
         seconds[row.segment] += piped
-    return dict(seconds), together and len(set(plan.segment_device.tolist())) > 1
+    busy = {m for d in set(plan.segment_device.tolist()) for m in plan.devices_of(d)}
+    return dict(seconds), together and len(busy) > 1
+
+
+def _by_member(report: RunReport) -> dict[int, tuple[float, ...]]:
+    """Seconds of every segment that devices run in turn, by each of them."""
+    total = dict[int, tuple[float, ...]]()
+    for row in report.segments:
+        if row.segment >= 0 and row.member_s:
+            before = total.get(row.segment, (0.0,) * len(row.member_s))
+            total[row.segment] = tuple(a + b for a, b in zip(before, row.member_s, strict=True))
+    return total
 
 
 def _shares(

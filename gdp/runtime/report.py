@@ -51,6 +51,7 @@ class SegmentTime:
     measured_s: float  # median over single samples
     segment: int = -1  # of the plan that was executed; -1: no op of it
     pipelined_s: float | None = None  # median with the pipeline full, where it is known
+    member_s: tuple[float, ...] = ()  # the same of each device that takes samples in turn
 
 
 @dataclass(frozen=True)

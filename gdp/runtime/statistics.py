@@ -31,6 +31,7 @@ class Trace:
     stage_runs: tuple[tuple[tuple[float, float], ...], ...] = ()
     worker: tuple[int, ...] = ()  # of each stage; the first of those that serve it in turn
     turns: tuple[int, ...] = ()  # how many workers serve each stage in turn; empty: one each
+    run_turns: tuple[tuple[int, ...], ...] = ()  # of each run of a stage, who of them ran it
 
     @functools.cached_property
     def latencies_s(self) -> Float[np.ndarray, "S"]:

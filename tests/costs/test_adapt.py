@@ -145,6 +145,18 @@ def test_costs_are_multiplied_by_device_and_type_and_links_slowed() -> None:
     assert slower.link_latency_s[0, 0] == 0.0
 
 
+@pytest.mark.parametrize(("slower", "alike"), [(1.02, True), (2.0, False)])
+def test_devices_of_a_kind_stay_equal_until_one_is_clearly_slower(
+    slower: float, alike: bool
+) -> None:
+    graph, cluster = a_graph(), load_cluster("2xcpu-core")
+    own = (Share(*op_keys(graph)[1], 1e-3),)
+    pieces = [Piece(f"core{d}", "cpu-core", own, 1.5e-3 * slower**d, False) for d in (0, 1)] * 8
+    seconds = AdaptedCosts(roofline, adapt([Run("m", tuple(pieces))]))(graph, cluster)[1]
+    assert (seconds[0] == seconds[1]) == alike
+    assert seconds[1] / seconds[0] == pytest.approx(1.0 if alike else slower, rel=0.05)
+
+
 def test_kinds_that_were_never_measured_keep_their_costs() -> None:
     graph, cluster = a_graph(), load_cluster("2xt4-pcie4")
     runs = [Run("m", (Piece("core0", "cpu-core", (Share("A", 5, "A", 1e-3),), 9e-3, False),) * 5)]

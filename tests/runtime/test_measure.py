@@ -54,6 +54,25 @@ def test_contenders_take_turns_in_another_order_every_round() -> None:
     assert not found["fast"].throughput.is_noisy
 
 
+class Uneven(Fake):
+    """A stage that a fast and a slow worker serve in turn, each as long as a step at most."""
+
+    def run(self, quota: Quota) -> tuple[Trace, ...]:
+        (trace,) = super().run(quota)
+        turns = tuple(i % 2 for i in range(len(trace.finish_s)))
+        runs = tuple(
+            (f - (0.05, 0.1)[turn], f) for f, turn in zip(trace.finish_s, turns, strict=True)
+        )
+        return (Trace(trace.start_s, trace.finish_s, (runs,), (0,), (2,), (turns,)),)
+
+
+def test_those_who_serve_a_stage_in_turn_are_timed_apart() -> None:
+    found = measure({"one": Uneven("one", [0.1], 2)}, Measuring(1000.0))["one"]
+    assert found.member_s == (pytest.approx((0.05, 0.1)),)
+    alone = measure({"one": Fake("one", [0.1])}, Measuring(1000.0))["one"]
+    assert alone.member_s == ()
+
+
 @pytest.mark.parametrize(("step_s", "slots"), [(0.1, 1), (0.001, 1), (0.1, 4), (0.1, 40)])
 def test_every_round_counts_enough(step_s: float, slots: int) -> None:
     """At least six completions for each sample in flight, and a tenth of a second."""

@@ -93,6 +93,8 @@ def test_workers_that_take_samples_in_turn_serve_every_second_one(count: int) ->
         np.testing.assert_array_equal(slot.read("y"), 2 * np.maximum(feed, 0))
     assert served == {1: list(range(0, 40, 2)), 2: list(range(1, 40, 2))}
     assert trace.turns == (2, 1, 2, 1)
+    assert sorted(trace.run_turns[2]) == [0] * 20 + [1] * 20
+    assert set(trace.run_turns[1]) == {0}
     assert [len(seconds) for seconds in trace.stage_s] == [40] * 4
 
 

@@ -162,7 +162,8 @@ class PipelineExecutor:
         return Trace(
             start_s=tuple(start for _, start in finished),
             finish_s=tuple(finish for finish, _ in finished),
-            stage_runs=tuple(tuple(runs) for runs in self._stage_runs),
+            stage_runs=tuple(tuple((begin, end) for begin, end, _ in r) for r in self._stage_runs),
+            run_turns=tuple(tuple(turn for _, _, turn in runs) for runs in self._stage_runs),
             worker=tuple(stage.worker for stage in self._stages),
             turns=tuple(len(serving) for serving in self._serving),
         )
@@ -184,7 +185,7 @@ class PipelineExecutor:
         self._left = [0] * len(self._slots)
         self._start_s: list[float] = []
         self._finish_s: list[float] = []
-        self._stage_runs: list[list[tuple[float, float]]] = [[] for _ in self._stages]
+        self._stage_runs: list[list[tuple[float, float, int]]] = [[] for _ in self._stages]
 
     def _admit(self, slot: int) -> int:
         """Give a slot to the next sample; the lock is held."""
@@ -235,7 +236,7 @@ class PipelineExecutor:
         begin_s = time.perf_counter()
         serving[turn].session.run_with_iobinding(self._slots[slot].bindings[position][turn])
         end_s = time.perf_counter()
-        self._stage_runs[position].append((begin_s, end_s))
+        self._stage_runs[position].append((begin_s, end_s, turn))
         ready, missing = [], self._missing[slot]
         with self._lock:
             for reader in stage.readers:

@@ -274,9 +274,16 @@ def _segments(
             measured_s=measured_s,
             segment=piece.segment,
             pipelined_s=pipelined_s,
+            member_s=member_s,
         )
-        for piece, device, predicted_s, measured_s, pipelined_s in zip(
-            plan.cut.pieces, plan.piece_device, plan.piece_s, one.stage_s, full.stage_s, strict=True
+        for piece, device, predicted_s, measured_s, pipelined_s, member_s in zip(
+            plan.cut.pieces,
+            plan.piece_device,
+            plan.piece_s,
+            one.stage_s,
+            full.stage_s,
+            full.member_s,
+            strict=True,
         )
     )
 

@@ -29,7 +29,7 @@ from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.graph.op_graph import OpGraph
 
 SIGMA = {
-    "kind": 0.5, "device": 0.3, "type": 0.3, "type on kind": 0.15, "size": 0.15, "kernel": 0.1,
+    "kind": 0.5, "device": 0.5, "type": 0.3, "type on kind": 0.15, "size": 0.15, "kernel": 0.1,
     "dispatch": 1.0, "links": 1.0, "link": 0.4, "together": 0.3,
 }  # fmt: skip
 """Prior standard deviation of each kind of effect, of the natural log of seconds."""
@@ -363,14 +363,24 @@ class AdaptedCosts:
 
 
 def _device_factors(adaptation: Adaptation, devices: Sequence[Device]) -> dict[str, float]:
-    """Log of the multiplier of each device by name, the same for those of a kind within `ALIKE`."""
-    found = {d.name: adaptation.log_factor((f"device:{d.name}",)) for d in devices}
+    """Log of the multiplier of each device by name.
+
+    Devices of a kind within `ALIKE` have the same; one that was never measured has the mean of its
+    kind.
+    """
+    factors = {}
     for kind in {d.kind for d in devices}:
-        own = [d.name for d in devices if d.kind == kind]
-        factors = [found[name] for name in own]
-        if max(factors) - min(factors) < ALIKE:
-            found |= dict.fromkeys(own, float(np.mean(factors)))
-    return found
+        effects = {d.name: f"device:{d.name}" for d in devices if d.kind == kind}
+        measured = {
+            name: adaptation.log_factor((effect,))
+            for name, effect in effects.items()
+            if effect in adaptation.column
+        }
+        found = list(measured.values()) or [0.0]
+        factors |= dict.fromkeys(effects, float(np.mean(found)))
+        if max(found) - min(found) >= ALIKE:
+            factors |= measured
+    return factors
 
 
 def base_dispatch_s(device: Device) -> float:

@@ -136,7 +136,7 @@ def test_costs_are_multiplied_by_device_and_type_and_links_slowed() -> None:
     costs = AdaptedCosts(roofline, adapt(runs))
     ratio = costs(graph, cluster)[1:] / roofline(graph, cluster)[1:]
     assert ratio[0, 0] == pytest.approx(2.0, rel=0.1)
-    assert 1.0 < ratio[1, 1] < ratio[0, 1] < ratio[0, 0]  # shared by kind, then by type too
+    assert 1.0 < ratio[1, 1] < ratio[0, 1] == ratio[0, 0]  # shared by kind, then by type too
     slower = costs.with_runtime_overheads(cluster)
     assert slower.link_latency_s[0, 1] / cluster.link_latency_s[0, 1] == pytest.approx(2, rel=0.1)
     assert cluster.link_bytes_per_s[0, 1] / slower.link_bytes_per_s[0, 1] == pytest.approx(
@@ -155,6 +155,15 @@ def test_devices_of_a_kind_stay_equal_until_one_is_clearly_slower(
     seconds = AdaptedCosts(roofline, adapt([Run("m", tuple(pieces))]))(graph, cluster)[1]
     assert (seconds[0] == seconds[1]) == alike
     assert seconds[1] / seconds[0] == pytest.approx(1.0 if alike else slower, rel=0.05)
+
+
+def test_a_device_that_was_never_measured_is_the_mean_of_its_kind() -> None:
+    graph, cluster = a_graph(), load_cluster("4xcpu-core")
+    own = (Share(*op_keys(graph)[1], 1e-3),)
+    pieces = [Piece(f"core{d}", "cpu-core", own, 1e-3 * 3.0**d, False) for d in (0, 1)] * 8
+    seconds = AdaptedCosts(roofline, adapt([Run("m", tuple(pieces))]))(graph, cluster)[1]
+    assert seconds[2] == seconds[3] == pytest.approx(np.sqrt(seconds[0] * seconds[1]))
+    assert seconds[1] / seconds[0] == pytest.approx(3.0, rel=0.05)
 
 
 def test_kinds_that_were_never_measured_keep_their_costs() -> None:

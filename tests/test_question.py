@@ -10,10 +10,12 @@ from click.testing import CliRunner
 
 import gdp
 from gdp.cli.main import cli
-from gdp.cluster.file import with_max_memory, write_cluster
+from gdp.cluster.file import load_cluster, with_max_memory, write_cluster
 from gdp.cluster.reserve import with_reserve
+from gdp.commands.execute import Executor
 from gdp.graph.file import save_graph
 from gdp.question import digest_of
+from gdp.units import format_seconds
 from tests.generating_configs import generating_config
 from tests.test_even import model
 
@@ -219,3 +221,17 @@ def test_a_request_and_its_quantisation_are_remembered(
     assert "another graph" in ran("simulate", "hf:.", "p.json", code=2)
     with pytest.raises(gdp.ArgumentError, match="--quantize is for hf:CONFIG models"):
         gdp.load("onnx:light_squeezenet", quantize="nf4")
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_place_says_where_run_predicts_another_time(objective: str) -> None:
+    model, cluster = "onnx:light_inception_v2", "4xcpu-core"
+    search = gdp.Search(seconds=None, evaluations=100, simplicity=0)
+    found = gdp.place(model, cluster, objective=objective, costs="shipped", search=search)
+    graph, machine = gdp.load(model), load_cluster(cluster)
+    executor = Executor.of(model, graph, machine, objective, {})
+    plan = executor.plan(executor.prepare(found.placement, "shipped"))
+    executed_s = plan.latency_s if objective == "latency" else plan.period_s
+    told = [note for note in found.notes if note.startswith("as gdp run executes it")]
+    assert bool(told) == (abs(executed_s / found.value_s - 1) > 0.01)
+    assert all(note.endswith(format_seconds(executed_s)) for note in told)

@@ -19,9 +19,17 @@ from gdp.errors import ArgumentError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import Model, load, spec_of
-from gdp.prepare import room_bytes
+from gdp.prepare import prepare_placement, room_bytes
 from gdp.question import Question, costs_named
 from gdp.result import Result
+from gdp.runtime.plan import Prediction, make_plan
+from gdp.sim.objectives import find_objective
+from gdp.units import format_seconds
+
+MOST_CUT_OPS = 5_000
+"""Ops of the largest graph that is cut into pieces only to predict them."""
+WORTH_TELLING = 0.01
+"""Least difference of two predictions of one placement that is told."""
 
 
 def place(
@@ -137,6 +145,8 @@ def place_for(
         **placing: Options of `gdp.place`.
     """
     planned = _planned(target, graph, cluster, model, granularity, offload, placing)
+    if target in (None, "onnxruntime"):
+        planned = _told_as_executed(graph, planned)
     question = question_of(
         model, dims, cluster, planned.result.objective, placing.get("constraints"),
         placing.get("costs"), target=target or "", granularity=granularity or "",
@@ -144,6 +154,31 @@ def place_for(
     )  # fmt: skip
     placement = replace(planned.result.placement, question=question)
     return replace(planned, result=replace(planned.result, placement=placement))
+
+
+def _told_as_executed(graph: OpGraph, planned: PlannedPlacement) -> PlannedPlacement:
+    """The plan with a note where `gdp run` would predict another time, for plans on processors.
+
+    A placement is scored op by op; what is executed are pieces, whose outputs leave together.
+    """
+    result, cluster = planned.result, planned.cluster
+    objective = find_objective(result.objective)
+    processors = all(device.is_cpu for device in cluster.devices)
+    executable = processors and objective.on_links and result.score.feasible
+    if not executable or graph.num_ops > MOST_CUT_OPS:
+        return planned
+    prepared, device, _ = prepare_placement(
+        graph, result.placement, cluster, result.objective, costs=planned.costs
+    )
+    prediction = Prediction(prepared.problem, device, prepared.group_of, result.placement.teams)
+    plan = make_plan(prediction, result.objective)
+    executed_s = plan.period_s if objective.pipelined else plan.latency_s
+    before_s = result.score.period_s if objective.pipelined else result.score.latency_s
+    if abs(executed_s / before_s - 1.0) <= WORTH_TELLING:
+        return planned
+    executed = format_seconds(executed_s)
+    note = f"as gdp run executes it, in sub-models whose outputs leave together: {executed}"
+    return replace(planned, result=replace(result, notes=(*result.notes, note)))
 
 
 def question_of(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gdp.cluster.types import Device as Device
     from gdp.cluster.types import Link as Link
     from gdp.cluster.types import make_cluster as make_cluster
+    from gdp.commands.dispatch import on_devices as on_devices
     from gdp.commands.execute import export as export
     from gdp.commands.execute import run as run
     from gdp.commands.explanation import explain as explain
@@ -75,6 +76,7 @@ _WHERE = {
     "load_placement": "gdp.placement",
     "make_cluster": "gdp.cluster.types",
     "make_placement": "gdp.placement",
+    "on_devices": "gdp.commands.dispatch",
     "place": "gdp.commands.placing",
     "report": "gdp.commands.reporting",
     "run": "gdp.commands.execute",

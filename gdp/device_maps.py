@@ -7,7 +7,7 @@ op: an op without weights runs where its inputs are.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ def apply_device_map(graph: OpGraph, cluster: Cluster, entries: Mapping[str, Any
     device = np.full(graph.num_ops, cluster.host)
     unnamed: list[int] = []
     for op, (name, scope) in enumerate(zip(graph.op_names, graph.scope, strict=True)):
-        key = name if name in entries else _longest_holder(scope, scopes)
+        key = name if name in entries else longest_holder(scope, scopes)
         if key is not None and (name in entries or not graph.is_io[op]):
             device[op] = index[entries[key]]
             used.add(key)
@@ -80,6 +80,7 @@ def apply_device_map(graph: OpGraph, cluster: Cluster, entries: Mapping[str, Any
         _require_modules(graph, cluster, entries, idle)
     offloads = len(names) > cluster.num_devices
     _follow_inputs(graph, device, unnamed, index[next(iter(entries.values()))])
+    _share(graph, device, unnamed)
     whole = tuple({s for s, b in zip(graph.scope, graph.weight_bytes, strict=True) if s and b})
     reserved = streamed_bytes(graph, Constraints(whole=whole)) if offloads else 0
     return MappedOps(names, device, reserved)
@@ -130,7 +131,7 @@ def _devices(
     return names, index
 
 
-def _longest_holder(scope: str, paths: set[str]) -> str | None:
+def longest_holder(scope: str, paths: Collection[str]) -> str | None:
     """The longest of some module paths that a scope lies in."""
     inside = (p for p in paths if p == "" or scope == p or scope.startswith((p + ".", p + "/")))
     return max(inside, key=len, default=None)
@@ -151,3 +152,14 @@ def _follow_inputs(
             device[op] = device[graph.producer[largest]]
         else:
             device[op] = default
+
+
+def _share(graph: OpGraph, device: Int[np.ndarray, "N"], ops: list[int]) -> None:
+    """Put each of the ops where those are that must share its device: the first one that has an
+    entry, else the first of all."""
+    leader: dict[int, int] = {}
+    without = set(ops)
+    for op in sorted(range(graph.num_ops), key=without.__contains__):
+        leader.setdefault(int(graph.colocate[op]), op)
+    for op in ops:
+        device[op] = device[leader[int(graph.colocate[op])]]

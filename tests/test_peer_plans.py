@@ -95,6 +95,17 @@ def test_accelerates_maps_place_ops_of_the_root_where_their_inputs_are() -> None
     assert named.device_map()["add"] == "t4:0"
 
 
+def test_ops_that_share_a_device_stay_together_in_accelerates_maps() -> None:
+    """`act`, which has no entry, would follow `add` to 0 but has to lie with `l1`."""
+    graph = split()
+    together = graph.colocate.copy()
+    together[5] = together[6]
+    entries: dict[str, Any] = {"m.embed": 1, "m.layers.0": 0, "m.layers.1": 1}
+    apart = gdp.make_placement(graph, BOX, entries).device_map()
+    found = gdp.make_placement(replace(graph, colocate=together), BOX, entries).device_map()
+    assert (apart["act"], found["act"], found["l1"]) == ("t4:0", "t4:1", "t4:1")
+
+
 def test_cpu_beside_numbers_means_weights_that_stream() -> None:
     entries: dict[str, Any] = {"m.embed": 0, "m.layers.0": "cpu", "m.layers.1": "disk"}
     found = gdp.make_placement(split(), BOX, entries)

@@ -18,8 +18,8 @@ PUBLIC = [
     "ArgumentError", "Cluster", "ClusterError", "Constraints", "Device", "GdpError", "Generation",
     "InfeasibleError", "Link", "Measuring", "ModelError", "OpGraph", "Pin", "Placement",
     "PlacementError", "Problem", "Result", "Search", "compare", "explain", "export", "finetune",
-    "load", "load_placement", "make_cluster", "make_placement", "place", "report", "run",
-    "save_placement", "simulate", "trace", "trace_torch", "tune",
+    "load", "load_placement", "make_cluster", "make_placement", "on_devices", "place",
+    "report", "run", "save_placement", "simulate", "trace", "trace_torch", "tune",
 ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """A placement as a Hugging Face `device_map`: module path to device."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from gdp.placement import Placement
 def device_map(
     graph: OpGraph, placement: Placement, cluster: Cluster, module: Any = None
 ) -> dict[str, int | str]:
-    """Module path to accelerator number, "cpu" or "disk", as few entries as say it.
+    """Module path to accelerator number, "cpu" or "disk", as few entries as say it, in the order in
+    which a PyTorch `module` defines its parts; without one, in the order of their first ops.
 
     Only modules that hold weights count: accelerate moves modules, and activations follow. With
     accelerators in the cluster, "cpu" means offload: weights stream to accelerator 0 at every use.
@@ -46,9 +47,27 @@ def device_map(
     if module is not None:
         owner |= _unread(module, owner, min(owner.values(), key=lambda d: str(names[d])))
     merged = {path: names[device] for path, device in _merged(owner).items()}
-    # accelerate's main device is the first of the map that is an accelerator.
-    order = sorted(merged, key=lambda path: (merged[path] != 0, isinstance(merged[path], str)))
+    order = _in_order(merged, graph, module)
+    if any(map(is_offload, cluster.devices)) and 0 in merged.values():
+        # The first accelerator of the map computes what is offloaded; the plan has 0 for that.
+        first = next(path for path in order if merged[path] == 0)
+        order = [first, *(path for path in order if path != first)]
     return {path: merged[path] for path in order}
+
+
+def _in_order(paths: Collection[str], graph: OpGraph, module: Any) -> list[str]:
+    """Module paths in the order of their definition in a PyTorch module, else of their first ops;
+    a module before its parts."""
+    if module is not None:
+        known = [path for path, _ in module.named_modules(remove_duplicate=False)]
+    else:
+        known = list(dict.fromkeys(graph.scope))
+    position = {"": -1}
+    for i, path in enumerate(known):
+        parts = path.split(".")
+        for depth in range(1, len(parts) + 1):
+            position.setdefault(".".join(parts[:depth]), i)
+    return sorted(paths, key=lambda path: (position.get(path, len(known)), path.count(".")))
 
 
 def hugging_face_names(cluster: Cluster) -> list[int | str]:

@@ -61,10 +61,51 @@ def test_a_device_is_a_cpu_by_its_kind_and_not_by_its_name() -> None:
     ]
 
 
-def test_the_main_device_comes_first_and_what_is_offloaded_last() -> None:
+def test_a_device_map_is_in_the_order_of_the_model() -> None:
+    """Of eleven layers, the tenth is behind the second; the embedding is first, the head last."""
+    paths = ["z.embed", *(f"z.layers.{i}" for i in range(11)), "z.norm", "a_head"]
+    graph = make_graph(
+        "lm", [f"op{i}" for i in range(14)], ["Gemm"] * 14, [(i, 4) for i in range(13)],
+        [(i, i + 1) for i in range(13)], weight_bytes=[8] * 14, scope=paths,
+    )  # fmt: skip
+    device = np.array([2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1])
+    found = device_map(graph, make_placement(graph, BOX, device), BOX)
+    assert list(found) == paths
+    assert list(found.values()) == [1, 0] * 7
+
+
+def test_a_device_map_is_in_the_order_in_which_a_module_defines_its_parts() -> None:
+    """`scale` has no op that reads it, and `late` is defined first and called last."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from gdp.importers.pytorch.model import TorchModel
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.late = torch.nn.Linear(4, 4)
+            self.blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+            self.scale = torch.nn.Linear(4, 4)
+            self.early = torch.nn.Linear(4, 4)
+
+        def forward(self, x: object) -> object:
+            return self.late(self.blocks[1](self.blocks[0](self.early(x))))
+
+    module = Net()
+    graph = TorchModel("net", module, (torch.zeros(1, 4),), {}).trace().graph
+    on = {"early": 2, "blocks.0": 1, "blocks.1": 2, "late": 1}
+    placement = make_placement(graph, BOX, np.array([on.get(s, 0) for s in graph.scope]))
+    defined = ["late", "blocks.0", "blocks.1", "scale", "early"]
+    assert list(device_map(graph, placement, BOX, module)) == defined
+    assert list(device_map(graph, placement, BOX)) == ["early", "blocks.0", "blocks.1", "late"]
+
+
+def test_what_computes_offloaded_weights_comes_first() -> None:
+    """The embedding is on disk and the layers on accelerator 1: an entry of 0 leads."""
     cluster = with_offload(BOX, ["disk"])
-    placement = make_placement(layered(), cluster, np.array([3, 2, 2, 2, 1]))
-    assert list(device_map(layered(), placement, cluster).values()) == [0, 1, "disk"]
+    placement = make_placement(layered(), cluster, np.array([3, 2, 1, 2, 1]))
+    found = device_map(layered(), placement, cluster)
+    assert found == {"model.embed": "disk", "model.layers.0": 1, "model.layers.1": 0, "head": 0}
+    assert list(found) == ["model.layers.1", "model.embed", "model.layers.0", "head"]
 
 
 def test_children_that_lie_elsewhere_than_their_module_have_entries_of_their_own() -> None:
@@ -172,6 +213,9 @@ class Held:
             pair for pair, first in zip(self.tensors.items(), new, strict=True)
             if first or not remove_duplicate
         ]  # fmt: skip
+
+    def named_modules(self, remove_duplicate: bool = True) -> list[tuple[str, object]]:
+        return [("", self), *((name.rpartition(".")[0], self) for name in self.tensors)]
 
     def named_buffers(self, remove_duplicate: bool = True) -> list[tuple[str, object]]:
         return []

@@ -121,17 +121,28 @@ def torch_devices(cluster: Cluster) -> tuple[list[Any], list[int | None]]:
             f"{cluster.num_devices - wanted} accelerators, torch has {len(usable)} cores and "
             f"{cards} CUDA devices here; name a cluster that fits"
         )
-    devices, cores, card = [], [], 0
     free = iter(usable)
-    for device in cluster.devices:
-        if device.is_cpu:
-            devices.append(torch.device("cpu"))
-            cores.append(next(free))
-        else:
-            devices.append(torch.device("cuda", card))
-            cores.append(None)
-            card += 1
-    return devices, cores
+    cores = [next(free) if device.is_cpu else None for device in cluster.devices]
+    return [torch.device(name) for name in torch_names(cluster)], cores
+
+
+def torch_names(cluster: Cluster) -> list[str]:
+    """Name that torch has for each device of a cluster: accelerators are numbered in order."""
+    return ["cpu" if n is None else f"cuda:{n}" for n in cluster.accelerator_numbers]
+
+
+def require_devices(cluster: Cluster, used: Sequence[int]) -> None:
+    """Raise `ClusterError` with the first of some devices of a cluster that torch lacks here."""
+    import torch
+
+    cards = torch.cuda.device_count()
+    for d in used:
+        number = cluster.accelerator_numbers[d]
+        if number is not None and number >= cards:
+            raise ClusterError(
+                f"the placement uses {cluster.device_names[d]!r} as cuda:{number}, and torch has "
+                f"{cards} CUDA devices here"
+            )
 
 
 def values(recorded: RecordedTorch, seed: int) -> tuple[dict[Any, Any], bool]:

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+from gdp.cli.fit import fit_text
 from gdp.cli.main import cli
 from gdp.commands.fitting import FitRow, picture
 from tests.generating_configs import generating_config
@@ -35,6 +36,20 @@ def test_rows_say_what_fits_and_why_not(tmp_path: Path) -> None:
     assert "fit" in rows[-1]["limit"]
     assert rows[0]["tokens_per_s"] > 0
     assert svg.read_text().count("<rect") == sum(row["fits"] for row in rows)
+
+
+def test_the_row_of_a_scheme_names_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(generating_config("llama")))
+    words = ["fit", f"hf:{tmp_path}", "--cluster", "cpu+t4", "--prompt", "8", "--new", "4",
+             "--seconds", "0.1", "--quantize", "int8"]  # fmt: skip
+    done = CliRunner().invoke(cli, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.output.splitlines()[-1])["rows"]
+    assert row["quantize"] == "int8"
+    assert row["fits"]
+    text = fit_text([FitRow("a", 8, 4, 1, False, quantize="int8")])
+    assert "quantised" in text.splitlines()[0]
+    assert "int8" in text.splitlines()[1]
 
 
 def test_the_longest_bar_is_the_fastest_row() -> None:

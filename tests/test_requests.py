@@ -53,9 +53,15 @@ def test_a_request_is_told_in_tokens(folder: Any) -> None:
     assert "tokens/s" in text
     assert "latency" not in text.splitlines()[2]
     assert "limits decode" in text
+    header = next(
+        line for line in text.splitlines() if line.startswith("device") and "weights" in line
+    )
+    assert header.split()[1:] == ["weights", "cache", "activations", "reserve", "free"]
     answer = json.loads(said(*words, "--json"))["generation"]
     assert answer["request"] == {"prompt": 8, "new": 6, "batch": 2}
     assert answer["tokens_per_s"] == pytest.approx(2 / answer["token_s"])
+    reserves = [device.reserve_bytes for device in gdp.Cluster.load(QUICK[-1]).devices]
+    assert [row["reserve_bytes"] for row in answer["memory"]] == reserves
     # Keys and values of 14 tokens, of two sequences, two layers and two heads of 12.
     assert sum(row["cache_bytes"] for row in answer["memory"]) == 2 * 2 * 14 * 2 * 2 * 12 * 4
 

@@ -21,6 +21,7 @@ from gdp.bounds.linear_program import (
 from gdp.bounds.loads import (
     NO_POINTS,
     build_loads,
+    build_work,
     least_group_seconds,
     load_program_size,
     more_points,
@@ -28,10 +29,13 @@ from gdp.bounds.loads import (
 )
 from gdp.bounds.path_program import path_program_size, rows_bind
 from gdp.bounds.work import earliest_ends, shared_work_s
+from gdp.costs.offload import is_offload
+from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, TimeUnit
 from gdp.problem.ticks import rounding_share
 from gdp.sim.objectives import memory_binds, objective_of
 from gdp.sim.score import may_replicate
+from gdp.units import format_bytes
 
 __all__ = ["Bound", "all_bounds", "best_bound"]
 
@@ -83,6 +87,7 @@ def all_bounds(
 
 def _latency(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
     bounds = latency_bounds(problem, budget, found_s)
+    bounds += _work_in_memory(problem, budget, max(bound.value_s for bound in bounds))
     if rows_bind(problem) and path_program_size(problem) <= budget.entries:
         return bounds  # the program of paths has the rows of the loads
     return [*bounds, *load_bounds(problem, budget, found_s, only_memory=True)]
@@ -117,7 +122,8 @@ def load_bounds(
     if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
         return bounds
     if load_program_size(problem) > budget.entries or budget.is_over():
-        return bounds
+        more = [] if only_memory else _work_in_memory(problem, budget, unit_s)
+        return [*bounds, *more]
     program, solved = _with_memory(problem, unit_s, budget)
     bounds += [] if solved is None else [solved]
     known_s = max(bound.value_s for bound in bounds)
@@ -143,6 +149,34 @@ def _work(problem: Problem, work_s: float, share: Float[np.ndarray, "D"]) -> Bou
         work_s,
         f"work over total speed: with the devices weighed {parts}, each op where it is lightest",
     )
+
+
+def _work_in_memory(problem: Problem, budget: WorkBudget, known_s: float) -> list[Bound]:
+    """Busy times of devices that hold no more than their memory (`build_work`); empty where memory
+    cannot bind."""
+    d = problem.num_devices
+    if d == 1 or known_s <= 0.0 or not memory_binds(problem):
+        return []
+    if 2 * problem.num_groups * d > budget.entries or budget.is_over():
+        return []
+    program = build_work(problem, known_s)
+    solved, _ = _linear(program, budget, "linear program of work and of weights within memory")
+    if solved is None:
+        return []
+    streamed = _streamed_bytes(problem)
+    more = f"; {format_bytes(streamed)} of weights or more stream" if streamed else ""
+    return [Bound(solved.value_s, solved.argument + more)]
+
+
+def _streamed_bytes(problem: Problem) -> int:
+    """Bytes of weights that fit on no device at rest, so that offload devices hold them; 0 without
+    offload devices."""
+    rest = np.array([not is_offload(device) for device in problem.cluster.devices])
+    if rest.all():
+        return 0
+    usable = rest & problem.group_allowed.any(axis=0)
+    room = sum(problem.cluster.memory_bytes[usable].tolist())
+    return max(0, int(arrays_of(problem).weight_bytes.sum()) - room)
 
 
 def _crowd(op_s: Float[np.ndarray, "G D"], unit: TimeUnit) -> Bound:
@@ -184,7 +218,9 @@ def _with_memory(
 
 
 def _linear(
-    program: LinearProgram, budget: WorkBudget
+    program: LinearProgram,
+    budget: WorkBudget,
+    text: str = "linear program of loads and transfers",
 ) -> tuple[Bound | None, Float[np.ndarray, "G D"] | None]:
     """(its value, from the dual solution alone, so that no tolerance enters; x)."""
     solved = dual_weights(program, budget.remaining_s())
@@ -199,7 +235,7 @@ def _linear(
     by_share = sorted(zip(weight[: len(names)], names, strict=True), key=lambda entry: -entry[0])
     parts = ", ".join(f"{part:.0%} {name}" for part, name in by_share[:4] if part > 0.005)
     value_s = dual_value_s(program, weight)
-    return Bound(value_s, f"linear program of loads and transfers, weighed {parts}"), x
+    return Bound(value_s, f"{text}, weighed {parts}"), x
 
 
 def _max_load(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:

@@ -96,6 +96,38 @@ def load_program_size(problem: Problem) -> int:
     return problem.num_groups * d + problem.graph.num_uses * per_use
 
 
+def build_work(problem: Problem, unit_s: float) -> LinearProgram:
+    """The rows of devices alone: busy times, and weights within each device's memory. O(N D).
+
+    A part of the rows of `build_loads`, so what it proves holds for period and latency. It has
+    2 G D entries, which are few where modules stay whole, however large the model is. Of weights
+    that stream, as accelerate offloads them, it proves: let accelerators of memory M in all hold
+    weights at rest, W > M be the bytes of all weights, and let weights elsewhere arrive at r bytes
+    per second at most, so that an op on an offload device takes at least (its bytes) / r. Bytes on
+    the accelerators are M at most, so at least W - M are on offload devices. One of those is busy
+    for (W - M) / r seconds; several of them share it. A host that may compute is one more device
+    that holds weights, at its own speed: the program takes the cheaper of both.
+    """
+    rows = RowBuilder()
+    g, d = problem.num_groups, problem.num_devices
+    seconds = least_group_seconds(problem)
+    rows.columns(g * d)
+    finite = np.where(np.isfinite(seconds), seconds, 0.0) / unit_s
+    rows.add(np.tile(np.arange(d), g), np.arange(g * d), finite.reshape(-1), np.zeros(d))
+    if memory_binds(problem):
+        weights = HeldWeights(rows, problem)
+        for i in range(d):
+            rows.add_row(*weights.terms(i), 1.0)
+            weights.add_ties(i)
+    largest = rows.columns(1, np.inf)
+    rows.parts.append((np.arange(d), np.full(d, largest), -np.ones(d)))
+    matrix, _, b = rows.matrix()
+    high = np.array(rows.limits)
+    high[: g * d] = np.isfinite(seconds).reshape(-1)
+    names = tuple(f"device {name}" for name in problem.cluster.device_names)
+    return LinearProgram(matrix, b, (g, d), largest, high, unit_s, names)
+
+
 def build_loads(
     problem: Problem, unit_s: float, points: SeparationPoints = NO_POINTS
 ) -> LinearProgram:

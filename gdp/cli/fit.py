@@ -20,6 +20,10 @@ def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tu
     return tuple(dict.fromkeys(map(int, sizes)))
 
 
+def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+
+
 @click.command()
 @click.argument("model", metavar="MODEL")
 @click.option(
@@ -35,6 +39,10 @@ def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tu
     help="Sequences side by side.",
 )  # fmt: skip
 @click.option(
+    "--quantize", default="", callback=_schemes, metavar="A,B",
+    help="Schemes that weights are stored in, such as none,int8,nf4.",
+)  # fmt: skip
+@click.option(
     "--new", type=click.IntRange(1, 2**31 - 1), default=256, show_default=True,
     help="Tokens that are written.",
 )  # fmt: skip
@@ -45,9 +53,10 @@ def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tu
 @options.as_json
 def fit(
     model: str, clusters: tuple[str, ...], prompts: tuple[int, ...], batches: tuple[int, ...],
-    new: int, seconds: float, seed: int, costs: str | None, outputs: options.Outputs,
+    quantize: tuple[str, ...], new: int, seconds: float, seed: int, costs: str | None,
+    outputs: options.Outputs,
 ) -> None:  # fmt: skip
-    """Compare contexts, batches and machines: if they fit, and how fast they are.
+    """Compare contexts, batches, schemes and machines: if they fit, and how fast they are.
 
     MODEL is a configuration of transformers (hf:CONFIG) or a .gguf file. Every row is a placement
     of one request: the prompt is read, then tokens are written.
@@ -65,8 +74,8 @@ def fit(
     outputs.require(model, costs, *(name for name in names if name.endswith(".toml")))
     with stages(lines=False) as say, listening(say):
         rows = fit_rows(
-            model, names, prompts=prompts, batches=batches, new=new, costs=costs,
-            search=Search(seed, seconds), progress=say,
+            model, names, prompts=prompts, batches=batches, quantize=quantize, new=new,
+            costs=costs, search=Search(seed, seconds), progress=say,
         )  # fmt: skip
     if path := outputs.paths.get("picture"):
         write_atomic(path, picture(rows).encode())
@@ -78,9 +87,10 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
     from gdp.cli.text import shown, table
     from gdp.units import format_seconds
 
-    body = []
+    body, tried = [], any(row.quantize for row in rows)
     for row in rows:
         start = [row.cluster, f"{row.prompt}+{row.new}", str(row.batch)]
+        start += [row.quantize or "-"] if tried else []
         if not row.fits or row.first_token_s is None or row.request_s is None:
             body.append([*start, "no", "-", "-", "-", "-"])
             continue
@@ -90,9 +100,11 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
                 format_seconds(row.request_s), f"{row.fullest or 0:.0%}",
             ]
         )  # fmt: skip
-    header = ["machine", "tokens", "batch", "fits", "tokens/s", "first token", "request", "fullest"]
+    header = ["machine", "tokens", "batch", *["quantised"] * tried, "fits", "tokens/s"]
+    header += ["first token", "request", "fullest"]
     reasons = dict.fromkeys(
-        f"{row.cluster}, {row.prompt}+{row.new} tokens, batch {row.batch}: {row.limit}"
+        f"{row.cluster}, {row.prompt}+{row.new} tokens, batch {row.batch}"
+        f"{row.quantize and f', {row.quantize}'}: {row.limit}"
         for row in rows
         if row.limit
     )

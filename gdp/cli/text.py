@@ -132,16 +132,16 @@ def generation_lines(answer: "GenerationAnswer", objective: str) -> list[str]:
 
 
 def memory_table(answer: "GenerationAnswer") -> Shown:
-    """A row per device: weights, cache, activations, free."""
+    """A row per device: weights, cache, activations, reserve, free."""
     rows = [
         [
             row.device, format_bytes(row.weights_bytes), format_bytes(row.cache_bytes),
-            format_bytes(row.activations_bytes),
+            format_bytes(row.activations_bytes), format_bytes(row.reserve_bytes),
             "no limit" if row.free_bytes is None else format_bytes(row.free_bytes),
         ]
         for row in answer.memory
     ]  # fmt: skip
-    return table(["device", "weights", "cache", "activations", "free"], rows)
+    return table(["device", "weights", "cache", "activations", "reserve", "free"], rows)
 
 
 def _deviation(result: Result) -> list[str]:

@@ -1,6 +1,7 @@
 """Requests to a language model on several machines: if they fit, and how fast they run."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from gdp.commands.generation import generation_answer
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError
 from gdp.methods.base import Search
-from gdp.models import Generation, load
+from gdp.models import Generation, load, with_options
 from gdp.prepare import room_bytes
 
 
@@ -30,6 +31,7 @@ class FitRow:
     request_s: float | None = None
     fullest: float | None = None  # share of its memory that the fullest device holds
     limit: str = ""  # what limits decode, or what does not fit
+    quantize: str = ""  # scheme that was tried; "" for that of the configuration
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
@@ -42,12 +44,13 @@ def fit(
     *,
     prompts: Sequence[int] = (2048,),
     batches: Sequence[int] = (1,),
+    quantize: Sequence[str] = ("",),
     new: int = 256,
     costs: CostModel | str | Path | None = None,
     search: Search | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> list[FitRow]:
-    """Rows of what fits and how fast, one for every machine, prompt and batch.
+    """Rows of what fits and how fast, one for every machine, scheme, prompt and batch.
 
     Every row is a placement of its own, for latency. A request that does not fit says what misses;
     the larger ones of its machine are asked all the same, as windows bound caches.
@@ -57,25 +60,30 @@ def fit(
         clusters: Presets, files or clusters.
         prompts: Tokens that are read.
         batches: Sequences side by side.
+        quantize: Schemes that weights are stored in, such as "nf4"; "none" for none, "" for that of
+            the configuration. Only "" for .gguf models.
         new: Tokens that are written.
         costs: As `gdp.place` takes them.
         search: Budget of each placement. Default: one second.
         progress: Called with what begins and the share of the rows that are done.
 
     Raises:
-        ModelError, ClusterError: A file cannot be read.
+        ModelError, ClusterError: A file cannot be read, or a scheme is unknown.
+        ArgumentError: A scheme is given for a model of another kind.
     """
     search = search or Search(seconds=1.0)
     machines = [load_cluster(cluster) for cluster in clusters]
-    asked = list(itertools.product(prompts, batches))
-    rows: dict[tuple[int, int, int], FitRow] = {}
-    for i, (prompt, batch) in enumerate(asked):
-        request = Generation(model, prompt=prompt, new=new, batch=batch)
+    asked = list(itertools.product(quantize, prompts, batches))
+    rows: dict[tuple[int, str, int, int], FitRow] = {}
+    for i, (scheme, prompt, batch) in enumerate(asked):
+        spec = with_options(os.fspath(model), quantize=scheme) if scheme else model
+        request = Generation(spec, prompt=prompt, new=new, batch=batch)
         for j, machine in enumerate(machines):
             if progress is not None:
                 share = (i * len(machines) + j) / (len(asked) * len(machines))
                 progress(f"{machine.name}: {prompt} tokens, batch {batch}", share)
-            rows[j, prompt, batch] = _row(request, machine, costs, search)
+            row = _row(request, machine, costs, search)
+            rows[j, scheme, prompt, batch] = replace(row, quantize=scheme)
     return [rows[j, *key] for j in range(len(machines)) for key in asked]
 
 
@@ -113,6 +121,7 @@ def picture(rows: Sequence[FitRow]) -> str:
         for i, row in enumerate(rows):
             y = 20 + i * height
             label = f"{row.cluster}, {row.prompt}+{row.new} tokens, batch {row.batch}"
+            label += f", {row.quantize}" if row.quantize else ""
             yield f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(label)}</text>'
             if row.tokens_per_s is None:
                 yield f'<text x="{left}" y="{y + 13}" class="no">does not fit</text>'

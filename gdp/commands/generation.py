@@ -27,6 +27,7 @@ class DeviceMemory:
     weights_bytes: int
     cache_bytes: int  # at the end of the request; of all requests in flight under throughput
     activations_bytes: int  # the most at once, beside weights and caches
+    reserve_bytes: int  # kept beside all these for the system, drivers and runtimes
     free_bytes: int | None
 
 
@@ -137,7 +138,7 @@ def _memory(
         limited = entry.memory_bytes < UNLIMITED_BYTES
         rows.append(
             DeviceMemory(
-                entry.name, weights, cache, max(peak - weights - cache, 0),
+                entry.name, weights, cache, max(peak - weights - cache, 0), entry.reserve_bytes,
                 entry.memory_bytes - peak if limited else None,
             )
         )  # fmt: skip

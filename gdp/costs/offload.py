@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.costs.base import CostModel
 from gdp.device_maps import OFFLOAD_NAMES
+from gdp.graph.generation import STEP
 from gdp.graph.op_graph import OpGraph
 
 KINDS = {"cpu": "offload-cpu", "disk": "offload-disk"}
@@ -141,8 +142,32 @@ def weight_way_s(graph: OpGraph, cluster: Cluster, main: int, kind: str) -> Floa
         # From disk to host memory, then over the link.
         rate = 1.0 / (1.0 / rate + 1.0 / DISK_BYTES_PER_S)
         latency_s += DISK_LATENCY_S
-    sent_bytes = graph.weight_bytes - graph.cache_bytes
+    sent_bytes = read_bytes(graph)
     return np.where(sent_bytes > 0, latency_s + sent_bytes / rate, 0.0)
+
+
+def read_bytes(graph: OpGraph) -> Int[np.ndarray, "N"]:
+    """Bytes of weights, caches aside, that each op reads in one of its runs.
+
+    In a generation the ops of the prompt hold the weights of a module, as they count once; the step
+    reads them again for every token. Of the ops of a step that share a device with them, the one
+    with most traffic stands for all.
+    """
+    held = graph.weight_bytes - graph.cache_bytes
+    step = np.array([name.startswith(STEP) for name in graph.op_names], dtype=bool)
+    if not step.any():
+        return held
+    module = np.unique(graph.colocate, return_inverse=True)[1]
+    mine = np.flatnonzero(~step & (held > 0))
+    _, first = np.unique(np.stack([module[mine], graph.weight_id[mine]]), axis=1, return_index=True)
+    of_module = np.zeros(int(module.max()) + 1, dtype=np.int64)
+    np.add.at(of_module, module[mine[first]], held[mine[first]])
+    steps = np.flatnonzero(step & ~graph.is_io)
+    steps = steps[np.lexsort((-graph.memory_traffic_bytes[steps], module[steps]))]
+    modules, at = np.unique(module[steps], return_index=True)
+    read = held.copy()
+    read[steps[at]] += of_module[modules]
+    return read
 
 
 def _part(cluster: Cluster, kept: Sequence[int]) -> Cluster:

@@ -17,8 +17,8 @@ from tiny import (
 
 from gdp.bounds.best import CUT_SHORT, all_bounds, best_bound
 from gdp.bounds.budget import WorkBudget
-from gdp.bounds.linear_program import dual_value_s
-from gdp.bounds.loads import build_loads
+from gdp.bounds.linear_program import dual_value_s, dual_weights, load_weights
+from gdp.bounds.loads import build_loads, build_work
 from gdp.bounds.work import shared_work_s
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.problem.problem import Problem, make_problem
@@ -103,6 +103,27 @@ def test_any_weights_of_the_rows_prove_a_bound(seed: int) -> None:
         weight = rng.random(model.a.shape[0]) * rng.integers(0, 2, model.a.shape[0])
         weight[0] += 0.1
         assert dual_value_s(model, weight) <= best_s * (1 + TOLERANCE)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("seed", range(20))
+def test_work_within_memory_proves_a_bound(seed: int, objective: str) -> None:
+    problem = random_problem(seed, objective=objective, num_ops=5, num_devices=2)
+    cluster = problem.cluster
+    small = [replace(device, memory_bytes=4 + seed % 5) for device in cluster.devices]
+    problem = replace(problem, cluster=replace(cluster, devices=tuple(small)))
+    if objective == "latency":
+        best_s = brute_force_s(problem)
+    else:
+        period_s, overflow = periods(problem, all_devices(problem), threads=1)
+        best_s = period_s[overflow == 0].min(initial=np.inf)
+    program = build_work(problem, 1.0)
+    solved = dual_weights(program, None)
+    if solved is None or not solved[0][:2].any():  # the weights fit nowhere
+        assert best_s == np.inf
+        return
+    value_s = dual_value_s(program, load_weights(program, solved[0]))
+    assert 0.0 < value_s <= best_s * (1 + TOLERANCE)
 
 
 def test_a_fork_and_join_is_proven_optimal_in_both_objectives() -> None:

@@ -1,21 +1,25 @@
 """Offloading by hand: weights cross the link at every use, and the main device computes."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gdp import api
+from gdp.bounds.best import all_bounds, best_bound
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.commands.accelerate import plan_accelerate, streamed_bytes, whole_modules
 from gdp.commands.explanation import explain
 from gdp.commands.placing import place_for
 from gdp.constraints import Constraints
-from gdp.costs.offload import HOST_POOL, Streamed, resident, with_offload
+from gdp.costs.offload import HOST_POOL, Streamed, read_bytes, resident, with_offload
 from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
+from gdp.problem.problem import make_problem
+from gdp.sim.score import values
 
 MB = 10**6
 SEARCH = Search(seconds=None, evaluations=50)
@@ -135,6 +139,54 @@ def test_what_fits_stays_on_the_accelerator_and_what_does_not_streams() -> None:
     with pytest.raises(InfeasibleError):
         plan_accelerate(graph, box(25), whole=whole, offload="none", method="auto",
                              search=SEARCH)  # fmt: skip
+
+
+def test_the_bound_counts_what_streams_beside_the_critical_path() -> None:
+    """200 layers of 10 MB, of which 1,000 MB fit: 100 layers stream 10 ms each, beside 0.4 s of ops
+    on the critical path, which holds no weights."""
+    names = [f"{kind}{i}" for i in range(200) for kind in ("main", "side", "join")]
+    uses = [(3 * i + k, 3 * i + 2) for i in range(200) for k in (0, 1)]
+    uses += [(3 * i + 2, 3 * i + 3 + k) for i in range(199) for k in (0, 1)]
+    graph = make_graph(
+        "wide", names, ["MatMul"] * 600, [(i, 4) for i in range(600)], uses,
+        flop=[1e6, 1e3, 1e6] * 200, weight_bytes=[0, 10 * MB, 0] * 200,
+    )  # fmt: skip
+    best_s = {}
+    for memory_mb in (1000, 3000):
+        cluster = with_offload(box(memory_mb), ["cpu"])
+        seconds = Streamed(roofline)(graph, cluster)
+        best_s[memory_mb] = best_bound(make_problem(graph, cluster, seconds), 0.04)
+    assert best_s[1000].value_s == pytest.approx(1.0, rel=1e-3)
+    assert "953.67 MiB of weights or more stream" in best_s[1000].argument
+    assert best_s[3000].value_s == pytest.approx(0.4, rel=1e-3)
+
+
+def test_the_bound_of_a_tiny_machine_stays_below_its_best_placement() -> None:
+    graph, cluster = chain(3), with_offload(box(15), ["cpu", "disk"])
+    problem = make_problem(graph, cluster, Streamed(roofline)(graph, cluster))
+    ways = np.array(list(itertools.product((1, 2, 3), repeat=6)))
+    devices = np.zeros((len(ways), graph.num_ops), dtype=np.int64)
+    devices[:, 1:-1] = ways
+    latency_s, overflow = values(problem, devices)
+    best_s = latency_s[overflow == 0].min()
+    assert best_s == pytest.approx(26e-3)
+    bounds = [bound.value_s for bound in all_bounds(problem, 2.0)]
+    assert max(bounds) <= best_s * (1 + 1e-9)
+    assert max(bounds) >= 20e-3
+
+
+def test_a_step_streams_the_weights_of_its_module_for_every_token() -> None:
+    """The prompt's ops hold 10 and 6 MB of two modules; the step of the first reads 10 MB again,
+    that of the second, whose tied weight two ops of the prompt hold, 6 MB and its own 2 MB."""
+    graph = make_graph(
+        "request", ["a", "b", "c", "step/a", "step/b", "step/b2"], ["MatMul"] * 6,
+        [(i, 4) for i in range(6)], [(i, i + 1) for i in range(5)],
+        weight_bytes=[10 * MB, 6 * MB, 6 * MB, 0, 2 * MB, 0], weight_id=[0, 1, 1, 3, 4, 5],
+        memory_traffic_bytes=[0, 0, 0, 1, 9, 5], colocate=[0, 1, 1, 0, 1, 1],
+        repeats=[1, 1, 1, 8, 8, 8],
+    )  # fmt: skip
+    assert (read_bytes(graph) / MB).tolist() == [10, 6, 6, 10, 8, 0]
+    assert read_bytes(chain()).tolist() == chain().weight_bytes.tolist()
 
 
 def test_room_is_kept_for_the_largest_module_that_streams() -> None:

@@ -23,6 +23,7 @@ from gdp.bounds.loads import (
     build_loads,
     build_work,
     least_group_seconds,
+    least_program_size,
     load_program_size,
     more_points,
     worst_points,
@@ -45,6 +46,7 @@ _SLACK = 1e-10  # relative; sums here round in other orders, and some without ti
 _MIP_GAP = 1e-4  # relative; left open by HiGHS
 _PROVEN = 1e-9
 _MEMORY_ROUNDS = 6
+_KEPT_SHARE = 0.5  # of the budget's entries, for a program of which only a part fits
 
 
 def best_bound(
@@ -98,11 +100,11 @@ def load_bounds(
 ) -> list[Bound]:
     """Bounds from the busy times of devices and channels.
 
-    Work and largest ops take O(N D); the linear program is built where the budget is likely to
-    solve it, and then once more with whole placements (a mixed-integer program). Where stages may
-    be replicated, each sample has a placement of its own, and loads are means over the samples:
-    linear arguments hold of their mean as well, and those that count whole ops on one device are
-    left out (the largest op, and the mixed-integer program).
+    Work and largest ops take O(N D); the linear program is built as far as the budget is likely to
+    solve it (`_entries_kept`), and then once more with whole placements (a mixed-integer program).
+    Where stages may be replicated, each sample has a placement of its own, and loads are means over
+    the samples: linear arguments hold of their mean as well, and those that count whole ops on one
+    device are left out (the largest op, and the mixed-integer program).
 
     Args:
         problem: Any of the event simulator's.
@@ -121,10 +123,11 @@ def load_bounds(
     unit_s = max(bound.value_s for bound in bounds)
     if problem.num_devices == 1 or unit_s <= 0.0 or unit_s >= found_s * (1.0 - _PROVEN):
         return bounds
-    if load_program_size(problem) > budget.entries or budget.is_over():
+    most_entries = _entries_kept(problem, budget)
+    if most_entries < 0 or budget.is_over():
         more = [] if only_memory else _work_in_memory(problem, budget, unit_s)
         return [*bounds, *more]
-    program, solved = _with_memory(problem, unit_s, budget)
+    program, solved = _with_memory(problem, unit_s, budget, most_entries)
     bounds += [] if solved is None else [solved]
     known_s = max(bound.value_s for bound in bounds)
     nodes = budget.nodes(program.size) if whole else 0
@@ -137,6 +140,14 @@ def load_bounds(
         solved = whole_bound(program, known_s, budget, nodes, _MIP_GAP, text, problem)
         bounds += [] if solved is None else [solved]
     return bounds
+
+
+def _entries_kept(problem: Problem, budget: WorkBudget) -> float:
+    """Entries for tensors in the program: all (inf), those that leave room for two more rounds of
+    memory, or below 0 where work and weights alone are too many."""
+    if load_program_size(problem) <= budget.entries:
+        return np.inf
+    return _KEPT_SHARE * budget.entries - least_program_size(problem)
 
 
 def _work(problem: Problem, work_s: float, share: Float[np.ndarray, "D"]) -> Bound:
@@ -195,13 +206,13 @@ def _crowd(op_s: Float[np.ndarray, "G D"], unit: TimeUnit) -> Bound:
 
 
 def _with_memory(
-    problem: Problem, unit_s: float, budget: WorkBudget
+    problem: Problem, unit_s: float, budget: WorkBudget, most_entries: float
 ) -> tuple[LinearProgram, Bound | None]:
     """The linear program with the rows of memory that its own solutions break, and its bound."""
     points = NO_POINTS
     if memory_binds(problem) and objective_of(problem).memory == "pipeline":
         points = worst_points(problem, np.full((problem.num_groups, problem.num_devices), 1.0))
-    program = build_loads(problem, unit_s, points)
+    program = build_loads(problem, unit_s, points, most_entries)
     best, x = _linear(program, budget)
     for _ in range(min(_MEMORY_ROUNDS, budget.programs(program.size))):
         if x is None or not len(points.op) or budget.is_over():
@@ -210,7 +221,7 @@ def _with_memory(
         if len(more.op) == len(points.op):
             break
         points = more
-        program = build_loads(problem, unit_s, points)
+        program = build_loads(problem, unit_s, points, most_entries)
         solved, x = _linear(program, budget)
         if solved is not None and (best is None or solved.value_s > best.value_s):
             best = solved

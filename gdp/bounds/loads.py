@@ -30,6 +30,12 @@ with sent(t, d) >= x(maker, d) - x(v, d) for each reader v; with whole x that is
 inference pipeline holds. Nearly all of these N D rows are slack: those are added that a solution
 breaks most (row generation), and it is solved again.
 
+Where the program is too large, only the heaviest tensors have columns y and sent. What is left out
+are rows that limit such columns from below and, in the other rows, terms y >= 0 and sent >= 0 with
+coefficients >= 0, on the side that must be at most T or the memory. Dropping either only admits
+more solutions, so the program stays a relaxation and its value a bound: x, the work and the weights
+are there in any case, and so are tensors that are alive where they were made, as they need x alone.
+
 Axes: G groups, D devices, C columns, T tensors, K tensors between groups, U distinct (tensor,
 reading group), P separation points, M held weights, X owners of weights, O ops that may open a
 segment, A arcs into them, Z entries.
@@ -57,6 +63,7 @@ class SeparationPoints(NamedTuple):
 
 
 NO_POINTS = SeparationPoints(np.zeros(0, np.int64), np.zeros(0, np.int64))
+NO_OPENINGS = np.zeros(0, np.int64), np.zeros((2, 0), np.int64), np.zeros(0, np.int64)
 
 
 class CutTensors(NamedTuple):
@@ -68,14 +75,27 @@ class CutTensors(NamedTuple):
     use_group: Int[np.ndarray, "U"]
 
 
-def cut_tensors(problem: Problem) -> CutTensors:
-    """Every tensor read outside its producer's group, with the groups that read it."""
+def cut_tensors(problem: Problem, most_entries: float = np.inf) -> CutTensors:
+    """Every tensor read outside its producer's group, with the groups that read it.
+
+    Args:
+        problem: Of any objective.
+        most_entries: Of a matrix of loads: the heaviest tensors whose rows have no more of them.
+    """
     graph, group = problem.graph, problem.group
     src, dst = graph.edges
     across = group[src] != group[dst]
     g = problem.num_groups
     key = np.unique(graph.use_tensor[across] * g + group[dst[across]])
     tensor, use_cut = np.unique(key // g, return_inverse=True)
+    if np.isfinite(most_entries):
+        readers = np.bincount(use_cut, minlength=len(tensor))
+        heaviest = np.argsort(-graph.tensor_bytes[tensor], kind="stable")
+        entries = np.cumsum(readers[heaviest]) * _entries_per_use(problem.num_devices)
+        kept = np.zeros(len(tensor), dtype=bool)
+        kept[heaviest[: int((entries <= most_entries).sum())]] = True
+        key = key[kept[use_cut]]
+        tensor, use_cut = np.unique(key // g, return_inverse=True)
     return CutTensors(tensor, group[graph.producer[tensor]], use_cut, key % g)
 
 
@@ -92,8 +112,16 @@ def least_group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
 def load_program_size(problem: Problem) -> int:
     """About how many entries the matrix has."""
     d = problem.num_devices
-    per_use = 4 if d == 2 else 2 * d * (d + 1)
-    return problem.num_groups * d + problem.graph.num_uses * per_use
+    return problem.num_groups * d + problem.graph.num_uses * _entries_per_use(d)
+
+
+def least_program_size(problem: Problem) -> int:
+    """About how many entries it has without any tensor: work and weights."""
+    return 2 * problem.num_groups * problem.num_devices
+
+
+def _entries_per_use(d: int) -> int:
+    return 4 if d == 2 else 2 * d * (d + 1)
 
 
 def build_work(problem: Problem, unit_s: float) -> LinearProgram:
@@ -129,7 +157,10 @@ def build_work(problem: Problem, unit_s: float) -> LinearProgram:
 
 
 def build_loads(
-    problem: Problem, unit_s: float, points: SeparationPoints = NO_POINTS
+    problem: Problem,
+    unit_s: float,
+    points: SeparationPoints = NO_POINTS,
+    most_entries: float = np.inf,
 ) -> LinearProgram:
     """The linear program of a problem. O(N D + E D^2).
 
@@ -137,16 +168,18 @@ def build_loads(
         problem: Any of the event simulator's.
         unit_s: The program's unit of time.
         points: Where the memory of a pipeline is checked.
+        most_entries: Rows of so many entries are built for the heaviest tensors, and none for
+            segments; all of them by default.
     """
     a = arrays_of(problem)
     g, d = problem.num_groups, problem.num_devices
     seconds = least_group_seconds(problem)
     rows = RowBuilder()
     rows.columns(g * d)
-    cut = cut_tensors(problem)
+    cut = cut_tensors(problem, most_entries)
     links = [(s, to) for s in range(d) for to in range(d) if s != to]
     first_y = rows.columns(len(cut.tensor) * len(links))
-    opens = _openings(problem)
+    opens = _openings(problem) if np.isinf(most_entries) else NO_OPENINGS
     first_o = rows.columns(len(opens[0]) * d)
     # Loads of devices, then of channels.
     finite = np.where(np.isfinite(seconds), seconds, 0.0) / unit_s
@@ -221,9 +254,8 @@ def _openings(
 ) -> tuple[Int[np.ndarray, "O"], Int[np.ndarray, "2 A"], Int[np.ndarray, "O"]]:
     """(ops that may open a segment, arcs into them (position, producer's group), their groups)."""
     a = arrays_of(problem)
-    none = np.zeros(0, np.int64)
     if not (a.segment_s > 0).any():
-        return none, np.zeros((2, 0), np.int64), none
+        return NO_OPENINGS
     src, dst = problem.graph.edges
     counts = ~a.opens[dst] & ~a.is_io[dst] & (problem.group[src] != problem.group[dst])
     ops, position = np.unique(dst[counts], return_inverse=True)

@@ -52,11 +52,8 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
 """Of equal placements the one of the method that is named first here is kept."""
 FIRST = ("single", "heft")
 """Run before the others, whatever the order here: cheap, and often close to the best."""
-PROGRAMS: tuple[tuple[str, Callable[[Problem], bool], Method], ...] = (
-    ("period_fit", period_applies, period_fit),
-    ("latency_fit", latency_applies, latency_fit),
-)
-"""Programs that go beyond search where memory binds, and when each applies."""
+_LATENCY_FILL = 1.0 / 3.0  # below it the latency program never paid (`benchmarks.budgets gains`)
+_QUICK = 4.0  # times the seconds of the whole model on the fastest device
 _NEAR = 1.25  # replica groups that take at most so many times as long are searched
 _SAME = 1.0 - 1e-9  # sums are added up in different orders
 
@@ -114,6 +111,31 @@ def memory_fill(problem: Problem) -> float:
     np.add.at(touched, graph.producer, graph.tensor_bytes)
     held = float(a.weight_bytes.sum()) + float(touched.max(initial=0.0))
     return held / float(problem.cluster.memory_bytes.sum())
+
+
+def quick_fill(problem: Problem) -> float:
+    """Share of memory taken, of devices at most `_QUICK` times slower than the fastest.
+
+    A slow host with much memory leaves it as hard to use the fast devices well.
+    """
+    work_s = np.where(problem.allowed, problem.compute_s, 0.0).sum(axis=0)
+    runs = problem.allowed[~problem.graph.is_io].any(axis=0)
+    least_s = work_s[runs & (work_s > 0.0)].min(initial=np.inf)
+    quick = runs & (work_s <= _QUICK * least_s)
+    memory = problem.cluster.memory_bytes.astype(np.float64)
+    return memory_fill(problem) * float(memory.sum() / max(1.0, memory[quick].sum()))
+
+
+def _latency_pays(problem: Problem) -> bool:
+    """True where the latency program applies and memory is full enough for it to beat search."""
+    return latency_applies(problem) and quick_fill(problem) >= _LATENCY_FILL
+
+
+PROGRAMS: tuple[tuple[str, Callable[[Problem], bool], Method], ...] = (
+    ("period_fit", period_applies, period_fit),
+    ("latency_fit", _latency_pays, latency_fit),
+)
+"""Programs that go beyond search where memory binds, and when each is worth its seconds."""
 
 
 def in_turn(rows: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:

@@ -12,17 +12,19 @@ from tiny import (
     plain_graph,
     random_problem,
     unit_cluster,
+    with_memory,
     without_queues,
 )
 
 from gdp.bounds.best import CUT_SHORT, all_bounds, best_bound
 from gdp.bounds.budget import WorkBudget
 from gdp.bounds.linear_program import dual_value_s, dual_weights, load_weights
-from gdp.bounds.loads import build_loads, build_work
+from gdp.bounds.loads import build_loads, build_work, load_program_size, worst_points
 from gdp.bounds.work import shared_work_s
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.latency import periods
+from gdp.sim.memory import pipeline_peaks
 from gdp.sim.score import values
 
 TOLERANCE = 1e-9
@@ -124,6 +126,53 @@ def test_work_within_memory_proves_a_bound(seed: int, objective: str) -> None:
         return
     value_s = dual_value_s(program, load_weights(program, solved[0]))
     assert 0.0 < value_s <= best_s * (1 + TOLERANCE)
+
+
+def tight_period(seed: int, over: float) -> Problem:
+    """A random pipeline whose memory is so many times the least that any placement needs."""
+    problem = random_problem(seed, objective="throughput", num_ops=6, num_devices=3)
+    free = with_memory(problem, 1 << 40)
+    least = min(int(pipeline_peaks(free, device).max()) for device in all_devices(free))
+    return with_memory(free, max(1, int(least * over)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_program_that_keeps_some_tensors_proves_a_bound_and_less_than_the_whole(
+    seed: int,
+) -> None:
+    """Memory at 1, 1.2 and 1.5 times the least; no, some and all tensors have rows."""
+    problem = tight_period(seed, (1.0, 1.2, 1.5)[seed % 3])
+    period_s, overflow = periods(problem, all_devices(problem), threads=1)
+    best_s = period_s[overflow == 0].min()
+    points = worst_points(problem, np.ones((problem.num_groups, problem.num_devices)))
+    proven = []
+    for most_entries in (0, 40, 80, np.inf):
+        program = build_loads(problem, 1.0, points, most_entries)
+        solved = dual_weights(program, None)
+        assert solved is not None
+        proven.append(dual_value_s(program, load_weights(program, solved[0])))
+    assert proven == pytest.approx(sorted(proven))
+    assert proven[-1] <= best_s * (1 + TOLERANCE)
+
+
+def test_a_program_too_large_for_the_budget_keeps_the_work_and_the_weights() -> None:
+    """Sixty ops of 1 s on the fast device that holds a half of their weights, of 10 s elsewhere.
+
+    Work over speed says 60 s * 10 / 11; that 30 of the ops are outside says 300 s.
+    """
+    n = 60
+    edges = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    graph = plain_graph(n, edges, sizes=0, weight_bytes=[2] * n)
+    cluster = unit_cluster(2, memory_bytes=10**6)
+    fast = replace(cluster.devices[0], memory_bytes=n)
+    compute_s = np.tile([1.0, 10.0], (n, 1))
+    problem = make_problem(
+        graph, replace(cluster, devices=(fast, cluster.devices[1])), compute_s, "throughput"
+    )
+    budget = 0.01
+    assert WorkBudget(budget).entries < load_program_size(problem)
+    bound = best_bound(problem, budget)
+    assert 300.0 * (1 - 1e-6) <= bound.value_s <= 300.0 * (1 + TOLERANCE)
 
 
 def test_a_fork_and_join_is_proven_optimal_in_both_objectives() -> None:

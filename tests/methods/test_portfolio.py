@@ -127,3 +127,28 @@ def test_replicas_are_named_where_they_beat_the_pipeline() -> None:
     assert answer.notes == (
         "2 replicas of the whole model would take 500.000 ms a sample, the pipeline 1.000 s",
     )
+
+
+def ran(memory_bytes: list[int], seconds: list[float]) -> set[str]:
+    """The candidates of `auto` for ten ops of 10 bytes in a row on devices with so much memory."""
+    n = 10
+    graph = make_graph(
+        "row", [f"op{i}" for i in range(n)], ["X"] * n, [(i, 1) for i in range(n)],
+        [(i, i + 1) for i in range(n - 1)], weight_bytes=[10] * n,
+    )  # fmt: skip
+    devices = [
+        Device(f"d{i}", "d", {"default": 1.0}, 1.0, memory_bytes=size)
+        for i, size in enumerate(memory_bytes)
+    ]
+    links = [Link(a.name, b.name, 1000.0, 0.01) for a, b in itertools.combinations(devices, 2)]
+    problem = make_problem(graph, make_cluster("c", devices, links), np.tile(seconds, (n, 1)))
+    answer = auto(problem, Search(seconds=None, evaluations=50))
+    return {row.method for row in answer.candidates}
+
+
+def test_the_latency_program_runs_where_the_memory_of_quick_devices_is_full() -> None:
+    """100 bytes of weights: a device of 90 cannot hold them, and either much memory is left on one
+    as fast, where the program is no use, or only on one ten times slower."""
+    assert "latency_fit" in ran([90, 90], [1.0, 1.0])
+    assert "latency_fit" not in ran([90, 1000], [1.0, 1.0])
+    assert "latency_fit" in ran([90, 1000], [1.0, 10.0])

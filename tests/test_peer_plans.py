@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import gdp
 from gdp.cli.main import cli
 from gdp.cluster.presets import cluster_preset
-from gdp.commands.peer_plans import FIT_MARGIN_BYTES, FitSizes, compared, fit_plan
+from gdp.commands.peer_plans import FIT_MARGIN_BYTES, FitSizes, balanced_map, compared, fit_plan
 from gdp.commands.placing import place_for
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
@@ -169,3 +169,21 @@ def test_accelerates_own_map_is_a_candidate() -> None:
     assert row.value_s is not None
     assert row.value_s > 1.3 * placed.value_s
     assert any("times as fast as accelerate's own map" in note for note in placed.notes)
+
+
+@pytest.mark.parametrize(("bits", "fits"), [(32, False), (8, True), (4.5, True)])
+def test_accelerates_own_map_counts_quantised_weights(bits: float, fits: bool) -> None:
+    """64 MiB as float32; usable memory of 32 MiB."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    from gdp.importers.pytorch.model import TorchModel
+
+    with torch.device("meta"):
+        module = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(4)))
+        graph = TorchModel("four", module, (torch.zeros(1, 2048),), {}).trace().graph
+    graph = replace(graph, weight_bytes=(graph.weight_bytes * bits / 32).astype(np.int64))
+    cluster = cluster_preset("cpu+rtx4090")
+    small = [d if d.is_cpu else replace(d, memory_bytes=32 << 20) for d in cluster.devices]
+    entries = balanced_map(module, graph, replace(cluster, devices=tuple(small)))
+    assert entries is not None
+    assert (set(entries.values()) == {0}) == fits

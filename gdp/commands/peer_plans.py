@@ -8,6 +8,7 @@ devices.
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +82,7 @@ def accelerate_peer(module: Any, graph: OpGraph, cluster: Cluster) -> Peer:
     """The map that transformers takes under `device_map="auto"`, of a PyTorch module or None."""
 
     def plan() -> Placement | None:
-        entries = None if module is None else balanced_map(module, cluster)
+        entries = None if module is None else balanced_map(module, graph, cluster)
         if not entries:
             return None
         return make_placement(graph, cluster, entries, made_by="accelerate infer_auto_device_map")
@@ -89,9 +90,10 @@ def accelerate_peer(module: Any, graph: OpGraph, cluster: Cluster) -> Peer:
     return Peer("accelerate, auto", "accelerate's own map (device_map=auto)", plan)
 
 
-def balanced_map(module: Any, cluster: Cluster) -> Mapping[str, Any] | None:
+def balanced_map(module: Any, graph: OpGraph, cluster: Cluster) -> Mapping[str, Any] | None:
     """The map of `infer_auto_device_map` over `get_balanced_memory`, for the memory of a cluster;
-    None without accelerate or without accelerators."""
+    None without accelerate or without accelerators. Quantised weights count as transformers has
+    accelerate count them."""
     numbers = cluster.accelerator_numbers
     if all(number is None for number in numbers):
         return None
@@ -109,10 +111,37 @@ def balanced_map(module: Any, cluster: Cluster) -> Mapping[str, Any] | None:
     log = logging.getLogger("accelerate.utils.modeling")
     silent, log.disabled = log.disabled, True  # it warns of disks, as the simulator does
     try:
-        balanced = get_balanced_memory(module, dict(memory), no_split_module_classes=kept)
-        return infer_auto_device_map(module, balanced, no_split_module_classes=kept)
+        sizes: dict[str, Any] = {
+            "no_split_module_classes": kept,
+            "special_dtypes": _quantised_dtypes(module, graph),
+        }
+        balanced = get_balanced_memory(module, dict(memory), **sizes)
+        return infer_auto_device_map(module, balanced, **sizes)
     finally:
         log.disabled = silent
+
+
+def _quantised_dtypes(module: Any, graph: OpGraph) -> dict[str, Any]:
+    """accelerate's type of every parameter that the graph stores in fewer bytes than the module:
+    4 bits up to 6 bits a number, scales included, else 8, as quantisers of transformers choose."""
+    from accelerate.utils import CustomDtype
+
+    stored = defaultdict[str, int](int)
+    for scope, size in zip(graph.scope, graph.weight_bytes.tolist(), strict=True):
+        stored[scope] += size
+    found = {}
+    for path, part in module.named_modules():
+        own = dict(part.named_parameters(recurse=False))
+        numbers = sum(weight.numel() for weight in own.values())
+        dense = sum(weight.numel() * weight.element_size() for weight in own.values())
+        if 0 < stored[path] <= QUANTISED * dense:
+            dtype = CustomDtype.INT4 if stored[path] <= 0.75 * numbers else CustomDtype.FP8
+            found |= {f"{path}.{name}".lstrip("."): dtype for name in own}
+    return found
+
+
+QUANTISED = 0.8
+"""Share of its dense bytes up to which a module counts as quantised."""
 
 
 class FitSizes(NamedTuple):

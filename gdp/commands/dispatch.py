@@ -168,7 +168,7 @@ def _dispatched(module: Any, entries: Mapping[str, str], main: str) -> Any:
     import torch
 
     try:
-        from accelerate import dispatch_model
+        from accelerate.big_modeling import dispatch_model
         from accelerate.hooks import remove_hook_from_submodules
     except ImportError:
         raise MissingExtraError(

@@ -35,7 +35,7 @@ PROMPT, NEW = 2048, 256
 BOXES = "cpu+rtx3060,cpu+rtx4090,cpu+rtx4090+t4,cpu+2xrtx3090"
 MIXTURE = 40 * ["mamba"]
 MIXTURE[5::10] = 4 * ["attention"]
-# Sizes are those of the config.json in the repository of the Hugging Face Hub that is named.
+# Sizes of the models named, of the Hugging Face Hub; written down without its files at hand.
 CONFIGS: dict[str, dict[str, Any]] = {
     "Llama 2 7B": {  # meta-llama/Llama-2-7b-hf
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000,

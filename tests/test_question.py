@@ -235,3 +235,4 @@ def test_place_says_where_run_predicts_another_time(objective: str) -> None:
     told = [note for note in found.notes if note.startswith("as gdp run executes it")]
     assert bool(told) == (abs(executed_s / found.value_s - 1) > 0.01)
     assert all(note.endswith(format_seconds(executed_s)) for note in told)
+    assert bool(told) == (objective == "latency")

@@ -48,8 +48,16 @@ class PrintableFormatter(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Show warnings, and what the root logger's level lets through, on standard error."""
+    """Show warnings, and what the root logger's level lets through, on standard error, each text
+    once."""
+    shown: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return text not in shown and not shown.add(text)
+
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(is_new)
     handler.setFormatter(PrintableFormatter("gdp: %(message)s"))
     logging.basicConfig(handlers=[handler])
 

@@ -40,8 +40,9 @@ def cli() -> None:
     """Decide on which device each operator of a neural network runs.
 
     MODEL is an .onnx path, onnx:NAME (a light model of the installed onnx package), a .gguf path,
-    hf:CONFIG (a config.json of transformers, or its folder), a graph file, or
-    python:package.module:function (a JAX function or a PyTorch module with example inputs).
+    hf:CONFIG (a config.json of transformers, its folder, or ORG/NAME in the Hugging Face cache), a
+    graph file, or python:package.module:function (a JAX function or a PyTorch module with example
+    inputs).
     """
     log_to_stderr()
 

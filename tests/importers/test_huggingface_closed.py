@@ -50,6 +50,24 @@ def spec(folder: Path, fields: dict[str, Any]) -> str:
     return f"hf:{folder}?sequence=8"
 
 
+def test_a_model_of_the_local_hub_cache_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "models--org--small"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("0123abcd")
+    (model / "snapshots" / "0123abcd").mkdir(parents=True)
+    (model / "snapshots" / "0123abcd" / "config.json").write_text(json.dumps(LLAMA))
+    with pytest.raises(ModelError, match="no configuration 'org/other'.*gdp downloads nothing"):
+        load("hf:org/other")
+    with pytest.raises(ModelError, match=r"no configuration 'no name at all!/x/y'"):
+        load("hf:no name at all!/x/y")
+    graph = load("hf:org/small?sequence=8")
+    assert graph.weight_bytes.sum() == load(spec(tmp_path, LLAMA)).weight_bytes.sum() > 0
+
+
 def test_code_beside_a_configuration_is_never_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -123,15 +123,35 @@ def parse_config_spec(text: str) -> ConfigSpec:
 
 
 def config_file(spec: str) -> Path:
-    """The configuration file of a spec; raises `ModelError` where there is none."""
-    path = Path(parse_config_spec(spec).path)
+    """The configuration file of a spec: a path, else a model of that name in the local cache of
+    the Hugging Face hub. Raises `ModelError` where there is none."""
+    name = parse_config_spec(spec).path
+    path = Path(name)
     path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
+    if path.is_file():
+        return path
+    cached = _cached_config(name)
+    if cached is None:
         raise ModelError(
-            f"no configuration {str(path)!r}: give a config.json of transformers, or a folder that "
-            "holds one; gdp downloads nothing"
+            f"no configuration {name!r}: give a config.json of transformers, a folder that holds "
+            "one, or ORG/NAME of a model that the Hugging Face cache of this machine holds; gdp "
+            "downloads nothing"
         )
-    return path
+    return cached
+
+
+def _cached_config(name: str) -> Path | None:
+    """The config.json of model ORG/NAME as it was downloaded before (its main revision)."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        return None
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """Does the closed loop pay? Simulated machines whose costs are other ones than are planned with.
 
-    python -m benchmarks.tune simulated [--count 30] [--runs 10] [--kind KIND] [--ways WAY]
+    python -m benchmarks.tune simulated [--count 30] [--runs 10] [--evaluations 4000] [--kind KIND]
     python -m benchmarks.tune transfer [--count 10]
     python -m benchmarks.tune held-out [MODEL ...]
     python -m benchmarks.tune finetuned [--runs 6] [MODEL ...]
@@ -71,6 +71,7 @@ class World:
     real: Problem
     remote: float  # factor of ops whose inputs come from another device
     rng: np.random.Generator
+    evaluations: int = EVALUATIONS
 
     def machine(self, a: Assignment) -> Problem:
         """The true costs of one placement."""
@@ -167,11 +168,13 @@ def _normal(seed: int, name: str) -> float:
     return float(np.random.default_rng([seed, zlib.crc32(name.encode())]).normal())
 
 
-def searched(problem: Problem, start: Assignment | None, seed: int) -> Assignment | None:
+def searched(
+    problem: Problem, start: Assignment | None, seed: int, evaluations: int = EVALUATIONS
+) -> Assignment | None:
     """`auto`, or a local search from a placement; None where nothing is found that fits."""
     ticks = in_ticks(problem)
-    method, evaluations = (auto, EVALUATIONS) if start is None else (local_search, EVALUATIONS // 2)
-    budget = Search(seed=seed, seconds=None, evaluations=evaluations, start=start)
+    method, share = (auto, 1) if start is None else (local_search, 2)
+    budget = Search(seed=seed, seconds=None, evaluations=evaluations // share, start=start)
     found = method(ticks, budget).assignment
     if found is None or not score(ticks, found.device, found.rank, found.teams).feasible:
         return None
@@ -211,7 +214,8 @@ def _loop(
 
     def place(a: Adaptation, start: Assignment | None, seed: int) -> Planned[Assignment]:
         problem = plan(a)
-        found = searched(problem, start, seed) or start or searched(own.planned, None, 0)
+        found = searched(problem, start, seed, own.evaluations) or start
+        found = found or searched(own.planned, None, 0, own.evaluations)
         assert found is not None
         return Planned(found, found.device.tobytes(), _rated_s(problem, found))
 
@@ -230,7 +234,7 @@ def _loop(
 def _on_machine(own: World, runs: int) -> list[float]:
     """Local search whose every evaluation is a run: moves single ops of the first plan."""
     rng = np.random.default_rng(0)
-    first = searched(own.planned, None, 0)
+    first = searched(own.planned, None, 0, own.evaluations)
     assert first is not None
     best, best_s = first, own.value_s(first)
     curve = [best_s]
@@ -275,6 +279,7 @@ def main() -> None:
 @main.command()
 @click.option("--count", default=30, help="Problems.")
 @click.option("--runs", default=10)
+@click.option("--evaluations", default=EVALUATIONS, help="Of a search from scratch.")
 @click.option(
     "--kind",
     "kinds",
@@ -284,15 +289,17 @@ def main() -> None:
     help="Of error, by turns; default: all.",
 )
 @click.option("--ways", "ways", multiple=True, type=click.Choice(tuple(WAYS)), default=tuple(WAYS))
-def simulated(count: int, runs: int, kinds: Sequence[str], ways: Sequence[str]) -> None:
+def simulated(
+    count: int, runs: int, evaluations: int, kinds: Sequence[str], ways: Sequence[str]
+) -> None:
     """Over the oracle after 1, 3, 10 and 30 runs: geometric mean, and the worst."""
     at = [n for n in (1, 3, 10, 30) if n <= runs]
     ratios: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for number, instance in enumerate(instances(count)):
         planned = by_speed(make(instance, problems(300, 5000).graph))
         kind = kinds[number // 4 % len(kinds)]  # four combinations of objective and memory each
-        own = world(planned, kind, number)
-        first = searched(planned, None, 0)
+        own = replace(world(planned, kind, number), evaluations=evaluations)
+        first = searched(planned, None, 0, evaluations)
         if first is None or not np.isfinite(own.value_s(first)):
             print(f"# {instance.key} {kind}: the first plan does not fit, left out", flush=True)
             continue

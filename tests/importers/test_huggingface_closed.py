@@ -60,7 +60,7 @@ def test_a_model_of_the_local_hub_cache_is_found_by_its_name(
     (model / "refs" / "main").write_text("0123abcd")
     (model / "snapshots" / "0123abcd").mkdir(parents=True)
     (model / "snapshots" / "0123abcd" / "config.json").write_text(json.dumps(LLAMA))
-    with pytest.raises(ModelError, match="no configuration 'org/other'.*gdp downloads nothing"):
+    with pytest.raises(ModelError, match=r"no configuration 'org/other'.*gdp downloads nothing"):
         load("hf:org/other")
     with pytest.raises(ModelError, match=r"no configuration 'no name at all!/x/y'"):
         load("hf:no name at all!/x/y")

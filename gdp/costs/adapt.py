@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -115,17 +115,19 @@ class _Rows:
     effects: list[list[int]]
     measured: Float[np.ndarray, "R"]
 
-    def design(self, columns: int) -> Float[np.ndarray, "K P"]:
-        """One where a share has an effect."""
-        made = np.zeros((len(self.row), columns), np.float32)
-        for k, own in enumerate(self.effects):
-            made[k, own] = 1.0
-        return made
+    def design(self, columns: int) -> Any:
+        """Sparse matrix (K, P): one where a share has an effect."""
+        from scipy.sparse import csr_array
+
+        start = np.cumsum([0, *map(len, self.effects)])
+        effect = np.array([e for own in self.effects for e in own], int)
+        return csr_array((np.ones(len(effect)), effect, start), shape=(len(self.row), columns))
 
 
 @dataclass(frozen=True, eq=False)
 class Adaptation:
-    """Posterior of the log multipliers. Axes: P effects, R observations."""
+    """Posterior of the log multipliers. Axes: P effects, R observations, of which at most P are
+    kept: more are condensed into as many that say the same."""
 
     names: tuple[str, ...] = ()
     mean: Float[np.ndarray, "P"] = field(default_factory=lambda: np.zeros(0))
@@ -190,7 +192,8 @@ class Adaptation:
 def adapt(runs: Sequence[Run]) -> Adaptation:
     """The posterior after these runs; without runs the prior.
 
-    Milliseconds for some hundred pieces: R^3 for R pieces and links.
+    Milliseconds for some hundred pieces, half a second for thousands: R P min(R, P) for R pieces
+    and links of P effects, for each of `NOISES` and `SPREADS`.
     """
     rows, names = _rows(runs)
     models = tuple(dict.fromkeys(run.model for run in runs))
@@ -198,24 +201,51 @@ def adapt(runs: Sequence[Run]) -> Adaptation:
         return Adaptation(models=models)
     design, target = rows.design(len(names)), np.log(rows.measured)
     mean, noise, spread = np.zeros(len(names)), NOISES[5], SPREADS[1]
-    share_of = np.zeros((len(target), len(rows.row)), np.float32)
     variance, gain = np.zeros(0), np.zeros((0, 0))
     for step in range(STEPS):
         seconds = rows.seconds * np.exp(design @ mean)
         predicted = np.bincount(rows.row, seconds, len(target))
-        share_of[rows.row, np.arange(len(rows.row))] = seconds / predicted[rows.row]
-        slope = np.asarray(share_of @ design, np.float64)  # d log predicted / d theta
+        slope = _slope(rows.row, seconds / predicted[rows.row], design)
         residual = target - np.log(predicted) + slope @ mean
         if step in (2, STEPS - 2):
             noise, spread = _most_likely(slope, residual, rows.measured, names)
         variance = np.array([_variance(name, spread) for name in names])
         scale = 1.0 / _noise(noise, rows.measured)
         gain = slope * scale[:, None]
-        kernel = (gain * variance) @ gain.T + np.eye(len(gain))
-        new = variance * (gain.T @ np.linalg.solve(kernel, residual * scale))
+        new = np.sqrt(variance) * _regress(gain * np.sqrt(variance), residual * scale)[0]
         # Half a step at first: the slopes are those of costs that may be far off.
         mean = new if step else 0.5 * (mean + new)
+    if len(gain) > len(mean):
+        gain = np.linalg.qr(gain).R
     return Adaptation(tuple(names), mean, variance, gain, noise, spread, models)
+
+
+def _slope(
+    row: Int[np.ndarray, "K"], share: Float[np.ndarray, "K"], design: Any
+) -> Float[np.ndarray, "R P"]:
+    """Slopes of the log of predicted seconds: the share of every effect in them."""
+    from scipy.sparse import csr_array
+
+    return (csr_array((share, (row, np.arange(len(row))))) @ design).toarray()
+
+
+def _regress(
+    slope: Float[np.ndarray, "R P"], residual: Float[np.ndarray, "R"]
+) -> tuple[Float[np.ndarray, "P"], float]:
+    """Mean and log marginal likelihood, but for a constant, of a linear model with unit prior and
+    noise: by the kernel of observations or, where there are more of them, by that of effects."""
+    from scipy.linalg import cho_solve, cholesky
+
+    if len(slope) <= slope.shape[1]:
+        lower = cholesky(slope @ slope.T + np.eye(len(slope)), lower=True)
+        explained = cho_solve((lower, True), residual)
+        mean, misfit = slope.T @ explained, residual @ explained
+    else:
+        lower = cholesky(slope.T @ slope + np.eye(slope.shape[1]), lower=True)
+        moment = slope.T @ residual
+        mean = cho_solve((lower, True), moment)
+        misfit = residual @ residual - moment @ mean
+    return mean, float(-0.5 * misfit - np.log(np.diag(lower)).sum())
 
 
 def _rows(runs: Sequence[Run]) -> tuple[_Rows, list[str]]:
@@ -269,17 +299,15 @@ def _most_likely(
     names: Sequence[str],
 ) -> tuple[float, float]:
     """(noise, spread of fine effects) of the highest marginal likelihood."""
-    is_fine = np.array([name.partition(":")[0] in FINE for name in names])
-    variance = np.array([_variance(name, 1.0) for name in names])
-    coarse = (slope * np.where(is_fine, 0.0, variance)) @ slope.T
-    fine = (slope * np.where(is_fine, variance, 0.0)) @ slope.T
+    fine = np.array([name.partition(":")[0] in FINE for name in names])
+    sigma = np.sqrt([_variance(name, 1.0) for name in names])
     best, chosen = -np.inf, (NOISES[0], SPREADS[0])
     for spread in SPREADS:
+        scaled = slope * np.where(fine, spread * sigma, sigma)
         for noise in NOISES:
-            kernel = coarse + spread**2 * fine + np.diag(_noise(noise, measured) ** 2)
-            lower = np.linalg.cholesky(kernel)
-            white = np.linalg.solve(lower, residual)
-            likelihood = -0.5 * white @ white - np.log(np.diag(lower)).sum()
+            scale = 1.0 / _noise(noise, measured)
+            likelihood = _regress(scaled * scale[:, None], residual * scale)[1]
+            likelihood += float(np.log(scale).sum())
             if likelihood > best:
                 best, chosen = likelihood, (noise, spread)
     return chosen

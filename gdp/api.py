@@ -283,9 +283,9 @@ def _counts(graph: OpGraph, placement: Placement) -> Counts:
 
 def _require_shared_memory(cluster: Cluster, peak_bytes: Int[np.ndarray, "D"]) -> None:
     """Raise `InfeasibleError` where devices that share a memory hold more than it together."""
-    if said := shared_overflow(cluster, peak_bytes.tolist()):
+    if overflow := shared_overflow(cluster, peak_bytes.tolist()):
         raise InfeasibleError(
-            f"{said}; divide it among them with --max-memory, or place on fewer of them"
+            f"{overflow}; divide it among them with --max-memory, or place on fewer of them"
         )
 
 

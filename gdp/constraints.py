@@ -86,15 +86,15 @@ def matching(graph: OpGraph, glob: str, demand: str = "") -> Int[np.ndarray, "M"
     names = fnmatch.filter(graph.op_names, glob)
     scopes = set(fnmatch.filter(set(graph.scope), glob))
     index = graph.op_index
-    found = {index[name] for name in names}
-    found.update(i for i, scope in enumerate(graph.scope) if scope and scope in scopes)
-    if not found:
+    ops = {index[name] for name in names}
+    ops.update(i for i, scope in enumerate(graph.scope) if scope and scope in scopes)
+    if not ops:
         where = f"{demand}: " if demand else ""
         raise ArgumentError(
             f"{where}no op or scope of graph {graph.name!r} matches {glob!r}; "
             "`gdp inspect --ops` lists the names"
         )
-    return np.array(sorted(found), dtype=np.int64)
+    return np.array(sorted(ops), dtype=np.int64)
 
 
 def allowed_mask(

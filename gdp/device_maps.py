@@ -145,10 +145,10 @@ def _follow_inputs(
     first = np.searchsorted(graph.use_op, np.arange(graph.num_ops + 1))
     for op in ops:
         read = graph.use_tensor[first[op] : first[op + 1]]
-        made = read[~graph.is_io[graph.producer[read]]]
-        if len(made):
+        computed = read[~graph.is_io[graph.producer[read]]]
+        if len(computed):
             # Of equal tensors, such as the two of a residual sum, the one that is made last.
-            largest = made[::-1][np.argmax(graph.tensor_bytes[made][::-1])]
+            largest = computed[::-1][np.argmax(graph.tensor_bytes[computed][::-1])]
             device[op] = device[graph.producer[largest]]
         else:
             device[op] = default

@@ -147,7 +147,7 @@ def team_faults(teams: Teams, num_devices: int) -> Iterable[str]:
 
 def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
     """All that keeps a placement from fitting a graph and a cluster; empty when it fits."""
-    found: list[str] = []
+    problems: list[str] = []
     if placement.op_names != graph.op_names:
         missing = sorted(set(graph.op_names) - set(placement.op_names))
         extra = sorted(set(placement.op_names) - set(graph.op_names))
@@ -158,25 +158,25 @@ def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
             parts.append(f"{len(extra)} ops are unknown, first {extra[0]!r}")
         if not (missing or extra):
             parts.append("the ops come in another order")
-        found.append("; ".join(parts))
+        problems.append("; ".join(parts))
     elif placement.graph_digest != graph.digest:
-        found.append(
+        problems.append(
             f"the placement is for another version of graph {graph.name!r}: the op names agree but "
             "sizes or edges differ; place the model again"
         )
     if placement.device_names != cluster.device_names:
-        found.append(
+        problems.append(
             f"the placement names devices {', '.join(placement.device_names)}, "
             f"cluster {cluster.name!r} has {', '.join(cluster.device_names)}"
         )
     if len(placement.device) and (
         placement.device.min() < 0 or placement.device.max() >= len(placement.device_names)
     ):
-        found.append("a device index lies outside the list of devices")
+        problems.append("a device index lies outside the list of devices")
     faults = list(team_faults(placement.teams, len(placement.device_names)))
-    if placement.teams and not (found or faults):
+    if placement.teams and not (problems or faults):
         faults = list(_team_misfits(placement, graph, cluster))
-    return found + faults or _misplaced(placement, graph, cluster)
+    return problems + faults or _misplaced(placement, graph, cluster)
 
 
 def _team_misfits(placement: Placement, graph: OpGraph, cluster: Cluster) -> Iterable[str]:
@@ -207,13 +207,13 @@ def _team_misfits(placement: Placement, graph: OpGraph, cluster: Cluster) -> Ite
 
 def _misplaced(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
     """Ops on devices that cannot hold them, of a placement whose names agree."""
-    found: list[str] = []
+    problems: list[str] = []
     device, names = placement.device, cluster.device_names
 
     def name(ops: Int[np.ndarray, "M"], what: str) -> None:
         if ops.size:
             op = int(ops[0])
-            found.append(
+            problems.append(
                 f"{what}: {ops.size} of {graph.num_ops} ops, first {graph.op_names[op]!r} "
                 f"({graph.op_types[op]}) on {names[device[op]]}"
             )
@@ -228,13 +228,13 @@ def _misplaced(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[s
     _, first, group = np.unique(graph.colocate, return_index=True, return_inverse=True)
     torn = np.flatnonzero(device != device[first[group]])
     name(torn, "ops that must share a device do not")
-    return found
+    return problems
 
 
 def require(placement: Placement, graph: OpGraph, cluster: Cluster) -> None:
     """Raise `PlacementError` with every violation."""
-    if found := check(placement, graph, cluster):
-        raise PlacementError("; ".join(found))
+    if problems := check(placement, graph, cluster):
+        raise PlacementError("; ".join(problems))
 
 
 def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:

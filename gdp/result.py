@@ -53,18 +53,18 @@ class Result:
         return max(0.0, (self.value_s - self.bound_s) / self.value_s) if self.value_s > 0 else 0.0
 
     def __repr__(self) -> str:
-        told = "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
+        proven = "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
         value = format_seconds(self.value_s)
-        return f"<Result of {self.method}: {self.objective} {value}, {told}; {self.placement!r}>"
+        return f"<Result of {self.method}: {self.objective} {value}, {proven}; {self.placement!r}>"
 
     def _repr_html_(self) -> str:
         """For notebooks."""
         columns = (self.placement.device_names, self.counts.ops, self.score.peak_bytes.tolist())
         rows = [(name, ops, format_bytes(held)) for name, ops, held in zip(*columns, strict=True)]
-        told = f"{self.method}: {self.objective} {format_seconds(self.value_s)}, " + (
+        summary = f"{self.method}: {self.objective} {format_seconds(self.value_s)}, " + (
             "optimal" if self.proven_optimal else f"gap {self.gap:.1%}"
         )
-        return f"<p>{html.escape(told)}</p>" + html_table(("device", "ops", "peak"), rows)
+        return f"<p>{html.escape(summary)}</p>" + html_table(("device", "ops", "peak"), rows)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""

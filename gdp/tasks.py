@@ -118,12 +118,12 @@ def _on_ray(work: Callable[[T], R], numbered: Iterator[tuple[int, T]], address: 
             (finished,), _ = ray.wait(list(running), num_returns=1)
             number, task = running.pop(finished)
             try:
-                found = ray.get(finished)
+                result = ray.get(finished)
             except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
                 raise GdpError(_killer(number, task)) from error
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from error
-            yield number, found
+            yield number, result
     finally:
         for reference in running:
             ray.cancel(reference, force=True)

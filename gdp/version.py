@@ -36,11 +36,14 @@ def _checkout() -> tuple[Path | None, bool]:
         record = Distribution.from_name(DISTRIBUTION).read_text("direct_url.json")
     except PackageNotFoundError:
         record = None
-    said = json.loads(record or "{}")
-    found, editable = urlsplit(said.get("url", "")), said.get("dir_info", {}).get("editable", False)
+    origin = json.loads(record or "{}")
+    url, editable = (
+        urlsplit(origin.get("url", "")),
+        origin.get("dir_info", {}).get("editable", False),
+    )
     tree = Path(__file__).resolve().parent.parent
-    if found.scheme == "file" and "dir_info" in said:
-        tree = Path(unquote(found.path))
+    if url.scheme == "file" and "dir_info" in origin:
+        tree = Path(unquote(url.path))
     elif (tree / "pyproject.toml").is_file():
         editable = True  # the tree itself runs
     return (tree, editable) if (tree / "pyproject.toml").is_file() else (None, False)

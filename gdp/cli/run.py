@@ -130,8 +130,8 @@ def export(
     from gdp.commands.execute import export as export_placement
 
     read = options.read_placement(placement)
-    said = cluster.cluster is not None or cluster.max_memory or cluster.reserve
-    machine = cluster.of(read) if said else None
+    overrides = cluster.cluster is not None or cluster.max_memory or cluster.reserve
+    machine = cluster.of(read) if overrides else None
     files = export_placement(
         read, model.given, target, Path(outputs.paths["export"]), machine,
         model.dims, sources=[Path(path) for path in (placement, cluster.cluster) if path],
@@ -140,8 +140,8 @@ def export(
     names = [str(path) for path in files]
     summary: dict[str, Any] = {"target": target, "files": names}
     lines = {path.stem: path.read_text().strip() for path in files if path.suffix == ".txt"}
-    told = [json.loads(path.read_text()) for path in files if path.name == f"{target}.json"]
-    why = told[0].get("why", {}) if told else {}
+    plans = [json.loads(path.read_text()) for path in files if path.name == f"{target}.json"]
+    why = plans[0].get("why", {}) if plans else {}
     summary |= lines | ({"why": why} if why else {})
     reasons = [f"{flag}: {reason}" for flag, reason in why.items()]
     show(summary, lambda: printable_lines([*names, *lines.values(), *reasons]))

@@ -72,8 +72,8 @@ def preset_of_model(model: str, size_bytes: int = 0) -> str | None:
     if not named:
         return None
     sizes = named[max(named, key=len)]
-    if not size_bytes and (told := re.search(r"([0-9]+) ?gb", model.lower())):
-        size_bytes = int(told[1]) << 30
+    if not size_bytes and (size := re.search(r"([0-9]+) ?gb", model.lower())):
+        size_bytes = int(size[1]) << 30
     if not size_bytes:
         return min(sizes, key=len)
     return min(sizes, key=lambda p: abs(parse_bytes(presets()[p].memory_bytes) - size_bytes))

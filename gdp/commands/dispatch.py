@@ -101,8 +101,8 @@ def _require_weights(module: Any, graph: OpGraph) -> None:
     lists = {match[1] for path in read if (match := _BLOCK.match(path))}
     blocks = {match[0] for path in read if (match := _BLOCK.match(path))}
     for path in parts:
-        found = _BLOCK.match(path)
-        if found and found[1] in lists and found[0] not in blocks and parts[path].state_dict():
+        block = _BLOCK.match(path)
+        if block and block[1] in lists and block[0] not in blocks and parts[path].state_dict():
             raise _of_another(graph, f"it has no weights in {path!r}, as the module has")
     ops = np.flatnonzero(own)
     ops = ops[np.unique(graph.weight_id[ops], return_index=True)[1]]

@@ -128,8 +128,8 @@ def picture(rows: Sequence[FitRow]) -> str:
                 continue
             bar = max(1.0, (width - left - 110) * row.tokens_per_s / most)
             yield f'<rect x="{left}" y="{y}" width="{bar:.1f}" height="18" rx="2"/>'
-            told = f"{row.tokens_per_s:.1f} tokens/s"
-            yield f'<text x="{left + bar + 6:.1f}" y="{y + 13}">{told}</text>'
+            speed = f"{row.tokens_per_s:.1f} tokens/s"
+            yield f'<text x="{left + bar + 6:.1f}" y="{y + 13}">{speed}</text>'
 
     style = (
         "text{font:12px system-ui,sans-serif;fill:currentColor}rect{fill:#4c6ef5}.no{fill:#c92a2a}"

@@ -129,15 +129,15 @@ def _quantised_dtypes(module: Any, graph: OpGraph) -> dict[str, Any]:
     stored = defaultdict[str, int](int)
     for scope, size in zip(graph.scope, graph.weight_bytes.tolist(), strict=True):
         stored[scope] += size
-    found = {}
+    dtypes = {}
     for path, part in module.named_modules():
         own = dict(part.named_parameters(recurse=False))
         numbers = sum(weight.numel() for weight in own.values())
         dense = sum(weight.numel() * weight.element_size() for weight in own.values())
         if 0 < stored[path] <= QUANTISED * dense:
             dtype = CustomDtype.INT4 if stored[path] <= 0.75 * numbers else CustomDtype.FP8
-            found |= {f"{path}.{name}".lstrip("."): dtype for name in own}
-    return found
+            dtypes |= {f"{path}.{name}".lstrip("."): dtype for name in own}
+    return dtypes
 
 
 QUANTISED = 0.8

@@ -154,9 +154,9 @@ class _Session:
             graph, cluster, self.executor.objective, costs=self.costs(adaptation),
             constraints=self.placing.get("constraints"),
         )  # fmt: skip
-        found = placer(prepared, begin, seed)
-        rank = None if found.rank is None else prepared.expand(found.rank)
-        return make_placement(graph, cluster, prepared.expand(found.device), rank)
+        assignment = placer(prepared, begin, seed)
+        rank = None if assignment.rank is None else prepared.expand(assignment.rank)
+        return make_placement(graph, cluster, prepared.expand(assignment.device), rank)
 
     def planned(self, placed: Placement, adaptation: Adaptation) -> Planned:
         """A placement with its prediction."""
@@ -172,12 +172,12 @@ class _Session:
         measuring = Measuring(seconds, self.search.seed)
         report = self.executor.run(placed, ready, measuring, baselines=False)
         row = _finalists(report)[TUNED]
-        found = speed(self.executor.objective, row)
+        estimate = speed(self.executor.objective, row)
         run = observed_run(
             self.executor.graph, self.executor.cluster, self.base, ready.prediction,
             self.executor.plan(ready), report,
         )  # fmt: skip
-        return Measurement(1.0 / found.value, run, found.width / 2)
+        return Measurement(1.0 / estimate.value, run, estimate.width / 2)
 
 
 def tune(

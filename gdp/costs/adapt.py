@@ -404,9 +404,9 @@ def _device_factors(adaptation: Adaptation, devices: Sequence[Device]) -> dict[s
             for name, effect in effects.items()
             if effect in adaptation.column
         }
-        found = list(measured.values()) or [0.0]
-        factors |= dict.fromkeys(effects, float(np.mean(found)))
-        if max(found) - min(found) >= ALIKE:
+        factors_of_kind = list(measured.values()) or [0.0]
+        factors |= dict.fromkeys(effects, float(np.mean(factors_of_kind)))
+        if max(factors_of_kind) - min(factors_of_kind) >= ALIKE:
             factors |= measured
     return factors
 
@@ -450,23 +450,23 @@ def learned_rows(adaptation: Adaptation, runs: Sequence[Run]) -> list[LearnedRow
 
 def lessons(adaptation: Adaptation, runs: Sequence[Run], most: int = 3) -> list[str]:
     """Multipliers that changed most of the predicted seconds, in words, largest first."""
-    found = []
+    changes = []
     for row in learned_rows(adaptation, runs):
         if row.op_type:
             op_type = "starting pieces" if row.op_type == DISPATCH else row.op_type
-            found.append((row.planned_s, row.learned_s, f"{op_type} on {row.device}"))
+            changes.append((row.planned_s, row.learned_s, f"{op_type} on {row.device}"))
     planned = defaultdict[tuple[str, str], float](float)
     for sent in (sent for run in runs for sent in run.transfers):
         planned[sent.source, sent.destination] += sent.predicted_s
     for ends, seconds in planned.items():
         factor = math.exp(adaptation.log_factor(link_effects(*ends)))
-        found.append((seconds, seconds * factor, f"transfers {ends[0]} to {ends[1]}"))
-    told = [
+        changes.append((seconds, seconds * factor, f"transfers {ends[0]} to {ends[1]}"))
+    weighted = [
         (abs(after - before), f"{text} {after / before:.2g} times the costs")
-        for before, after, text in found
+        for before, after, text in changes
         if abs(math.log(after / before)) > math.log(1.0 + WORTH_TELLING)
     ]
-    return [text for _, text in sorted(told, reverse=True)[:most]]
+    return [text for _, text in sorted(weighted, reverse=True)[:most]]
 
 
 DISPATCH = "dispatch"

@@ -99,17 +99,17 @@ class Report:
 
     def _kernel_figures(self, kernels: Sequence[KernelPrediction]) -> dict[str, Any]:
         measured = np.array([k.measured_s for k in kernels])
-        found: dict[str, Any] = {"kernels": len(kernels)}
+        figures: dict[str, Any] = {"kernels": len(kernels)}
         for name in ("learned", "roofline"):
             key = "predicted_s" if name == "learned" else "roofline_s"
             error = np.abs(np.array([getattr(k, key) for k in kernels]) / measured - 1)
-            found[name] = {
+            figures[name] = {
                 "median": weighted_quantile(error, measured, 0.5),
                 "p90": weighted_quantile(error, measured, 0.9),
                 "median_unweighted": float(np.median(error)),
                 "p90_unweighted": float(np.quantile(error, 0.9)),
             }
-        return found
+        return figures
 
     def _by_type(self) -> list[tuple[str, float, list[KernelPrediction]]]:
         total = sum(k.measured_s for k in self.kernels)
@@ -120,18 +120,18 @@ class Report:
 
     def _model_figures(self) -> dict[str, Any]:
         measured = np.array([m.measured_s for m in self.models])
-        found = {}
+        figures = {}
         for name in ("learned", "roofline"):
             key = "predicted_s" if name == "learned" else "roofline_s"
             error = np.array([getattr(m, key) for m in self.models]) / measured - 1
-            found[name] = {
+            figures[name] = {
                 "mean": float(np.abs(error).mean()),
                 "median": float(np.median(np.abs(error))),
                 "within_10_percent": float((np.abs(error) <= 0.1).mean()),
                 "bias": float(error.mean()),
                 "worst": float(np.abs(error).max()),
             }
-        return found
+        return figures
 
 
 def weighted_quantile(
@@ -247,10 +247,10 @@ def recharge(calibration: Calibration, profile: Profile) -> Calibration:
             f"a profile of {' with '.join(kinds[0])} cannot be charged to costs of "
             f"{' with '.join(kinds[1])}"
         )
-    found = segment_s(profile.overheads)
-    if found is None:
+    per_cut_s = segment_s(profile.overheads)
+    if per_cut_s is None:
         raise ProfileError("the profile holds no overheads; profile without --no-overheads")
-    return replace(calibration, segment_s=found)
+    return replace(calibration, segment_s=per_cut_s)
 
 
 def refit(calibration: Calibration, profile: Profile) -> Calibration:
@@ -332,9 +332,9 @@ def roofline_s(
     features: KernelFeatures, model: ProfiledModel, device: Device
 ) -> Float[np.ndarray, "K"]:
     """Datasheet seconds of every kernel: the slower of its arithmetic and its traffic."""
-    flop, read, made, weights = (np.exp(features.size[:, i]) for i in (1, 2, 3, 4))
+    flop, read, written, weights = (np.exp(features.size[:, i]) for i in (1, 2, 3, 4))
     speed = np.array([device.speed(model.graph.detail[op].dtype) for op in features.lead.tolist()])
-    return np.maximum(flop / speed, (read + made + weights) / device.bytes_per_s)
+    return np.maximum(flop / speed, (read + written + weights) / device.bytes_per_s)
 
 
 def _kernel_errors(
@@ -366,12 +366,12 @@ def _kernel_errors(
 
 def report_text(report: Report) -> str:
     """The figures of a report as aligned tables."""
-    found = report.summary()
+    fitted = report.summary()
     if not report.models:
         return f"fitted to {report.train_models} models; {report.note}"
     lines = [
-        f"fitted to {found['train_models']} models of {found['train_families']} families; held out "
-        f"{len(report.models)} models of {len(report.held_families)} families: "
+        f"fitted to {fitted['train_models']} models of {fitted['train_families']} families; "
+        f"held out {len(report.models)} models of {len(report.held_families)} families: "
         f"{', '.join(report.held_families)}",
     ]
     if report.kernels:
@@ -379,8 +379,8 @@ def report_text(report: Report) -> str:
             "",
             f"{'kernels, weighted by time':28} {'share':>6} {'count':>6} {'median':>8} {'p90':>8}"
             f" {'roofline':>9} {'p90':>8}",
-            _kernel_line("all", 1.0, found["kernel_error"]),
-            *(_kernel_line(name, f["time_share"], f) for name, f in found["by_type"].items()),
+            _kernel_line("all", 1.0, fitted["kernel_error"]),
+            *(_kernel_line(name, f["time_share"], f) for name, f in fitted["by_type"].items()),
         ]
     lines += [
         "",
@@ -389,9 +389,9 @@ def report_text(report: Report) -> str:
     lines += [
         f"{m['model']:28} {m['measured_s'] * 1e3:7.2f} ms {m['predicted_s'] * 1e3:7.2f} ms "
         f"{m['error']:+8.1%} {m['roofline_error']:+9.1%}"
-        for m in found["models"]
+        for m in fitted["models"]
     ]
-    for name, figures in found["model_error"].items():
+    for name, figures in fitted["model_error"].items():
         lines.append(
             f"{name}: mean error {figures['mean']:.1%}, median {figures['median']:.1%}, "
             f"within 10%: {figures['within_10_percent']:.0%}, worst {figures['worst']:.1%}, "

@@ -88,11 +88,11 @@ def shipped_rates() -> Calibration | None:
 def shipped_for(kind: str) -> Calibration:
     """The calibration of a kind of device that travels with gdp; raises `ProfileError` where there
     is none."""
-    found = next((c for c in shipped() if c.device.kind == kind), None)
-    if found is None:
+    calibration = next((c for c in shipped() if c.device.kind == kind), None)
+    if calibration is None:
         kinds = ", ".join(dict.fromkeys(c.device.kind for c in shipped()))
         raise ProfileError(f"no costs of {kind} ship, only of {kinds}; calibrate without --base")
-    return found
+    return calibration
 
 
 def _like(rates: Calibration, device: Device) -> bool:
@@ -105,14 +105,18 @@ def _described(
 ) -> tuple[CostModel, str]:
     by_label: dict[str, list[str]] = {}
     for device in cluster.devices:
-        found = model.of(device)
+        calibration = model.of(device)
         label = "roofline from datasheet numbers"
-        if found is not None and graph is not None and not found.predictor.covers(graph):
-            label += f", as no such op was measured, and overheads {found.label()}"
-        elif found is not None:
-            label = found.label()
-            if found.mean_error is not None:
-                label += f", whole models held out {found.mean_error:.1%} off in the mean"
+        if (
+            calibration is not None
+            and graph is not None
+            and not calibration.predictor.covers(graph)
+        ):
+            label += f", as no such op was measured, and overheads {calibration.label()}"
+        elif calibration is not None:
+            label = calibration.label()
+            if calibration.mean_error is not None:
+                label += f", whole models held out {calibration.mean_error:.1%} off in the mean"
         names = by_label.setdefault(label, [])
         if device.kind not in names:
             names.append(device.kind)

@@ -329,11 +329,11 @@ _SPECIAL: dict[str, Callable[[OpDetail], float]] = {
 
 def shares(features: KernelFeatures) -> Float[np.ndarray, "K 3"]:
     """Shares of arithmetic, traffic and launch in a kernel's reference time; rows sum to one."""
-    flop, read, made, weights = (np.exp(features.size[:, i]) for i in (1, 2, 3, 4))
+    flop, read, written, weights = (np.exp(features.size[:, i]) for i in (1, 2, 3, 4))
     parts = np.column_stack(
         [
             flop / FLOP_PER_S,
-            (read + made + weights) / BYTES_PER_S,
+            (read + written + weights) / BYTES_PER_S,
             np.full(len(flop), KERNEL_S),
         ]
     )

@@ -114,8 +114,8 @@ def fit(rows: MeasuredKernels, config: FitConfig | None = None) -> Ensemble:
     kept = np.ones((config.members, len(target)), dtype=bool)
     if len(families) >= config.members:
         kept = fold[None] != np.arange(config.members)[:, None]
-    stacked, made = _fit_members((terms, other, target), weight * kept, start, config)
-    error = np.where(kept, np.nan, made - target)
+    stacked, predicted = _fit_members((terms, other, target), weight * kept, start, config)
+    error = np.where(kept, np.nan, predicted - target)
     # Every row is left out by one member at most.
     left_out = np.nansum(error, axis=0)
     left_out[kept.all(axis=0)] = np.nan
@@ -168,8 +168,8 @@ def _fit_members(
     optimiser = optax.adamw(schedule, weight_decay=config.weight_decay)
 
     def loss(params: Any, weight: Any, at: Any) -> Any:
-        made = network(params, terms[at], other[at], plain)
-        error = jnp.abs(made - target[at])
+        predicted = network(params, terms[at], other[at], plain)
+        error = jnp.abs(predicted - target[at])
         huber = jnp.where(
             error < config.huber, error**2 / (2 * config.huber), error - config.huber / 2
         )
@@ -184,8 +184,10 @@ def _fit_members(
         params = jax.lax.scan(step, (params, optimiser.init(params), weight), batches)[0][0]
         return params, network(params, terms, other, plain)
 
-    params, made = jax.jit(jax.vmap(member))(start_params, weights)
-    return {name: np.asarray(value, np.float32) for name, value in params.items()}, np.asarray(made)
+    params, predicted = jax.jit(jax.vmap(member))(start_params, weights)
+    return {name: np.asarray(value, np.float32) for name, value in params.items()}, np.asarray(
+        predicted
+    )
 
 
 def _init(

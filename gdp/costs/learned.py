@@ -58,13 +58,13 @@ def log_terms(size: Float[np.ndarray, "K S"]) -> Float[np.ndarray, "K J"]:
     Arithmetic, reads, writes, weights, rows, traffic beyond each cache, the root of the roofline, a
     launch.
     """
-    base, flop, read, made, weights, rows = size.T
-    total = np.exp(read) + np.exp(made) + np.exp(weights)
+    base, flop, read, written, weights, rows = size.T
+    total = np.exp(read) + np.exp(written) + np.exp(weights)
     beyond = [np.log(np.maximum(total - limit, 1.0)) for limit in CACHE_BYTES]
     per_byte = -np.log(BYTES_PER_S)
     return np.column_stack(
         [
-            flop - np.log(FLOP_PER_S), read + per_byte, made + per_byte, weights + per_byte,
+            flop - np.log(FLOP_PER_S), read + per_byte, written + per_byte, weights + per_byte,
             rows + np.log(1e-9), *(b + per_byte for b in beyond),
             0.5 * (base + np.log(KERNEL_S)), np.full(len(base), np.log(KERNEL_S)),
         ]

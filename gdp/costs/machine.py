@@ -117,15 +117,15 @@ def records() -> list[MachineRecord]:
 
 
 def _read(folder: Path) -> dict[Path, MachineRecord]:
-    found = {}
+    records = {}
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         try:
             record = read_json(path, _KIND, MachineRecord)
         except (ProfileError, OSError):
             continue
         if record.schema == SCHEMA:
-            found[path] = record
-    return found
+            records[path] = record
+    return records
 
 
 def forget() -> int:

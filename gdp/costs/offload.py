@@ -62,8 +62,8 @@ def is_offload(device: Device) -> bool:
 
 def main_device(cluster: Cluster) -> int | None:
     """The device that computes what is offloaded: the first accelerator."""
-    found = (i for i, d in enumerate(cluster.devices) if not d.is_cpu and not is_offload(d))
-    return next(found, None)
+    accelerators = (i for i, d in enumerate(cluster.devices) if not d.is_cpu and not is_offload(d))
+    return next(accelerators, None)
 
 
 def resident(cluster: Cluster) -> Cluster:

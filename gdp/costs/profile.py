@@ -171,12 +171,12 @@ def _fastest(a: ProfiledModel, b: ProfiledModel) -> ProfiledModel:
 
 def _merge_overheads(profiles: Sequence[Profile]) -> Overheads:
     """The lowest latencies and the highest bandwidths of several profiles."""
-    found: dict[str, float | None] = {}
+    merged: dict[str, float | None] = {}
     for name in Overheads.__struct_fields__:
         seen = [v for p in profiles if (v := getattr(p.overheads, name)) is not None]
         best = max if name.endswith("per_s") else min
-        found[name] = best(seen) if seen else None
-    return Overheads(**found)
+        merged[name] = best(seen) if seen else None
+    return Overheads(**merged)
 
 
 def _describe(profile: Profile) -> str:

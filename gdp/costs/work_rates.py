@@ -72,41 +72,41 @@ def work(graph: OpGraph) -> Float[np.ndarray, "N R"]:
     types = np.array(graph.op_types)
     product = np.isin(types, sorted(PRODUCTS))
     convolution = np.isin(types, sorted(CONVOLUTIONS))
-    found = {name: np.zeros(graph.num_ops) for name in PRIOR}
-    found["product_flop"][product] = graph.flop[product]
+    columns = {name: np.zeros(graph.num_ops) for name in PRIOR}
+    columns["product_flop"][product] = graph.flop[product]
     for op in np.flatnonzero(product).tolist():
         detail = graph.detail[op]
         if not detail.input_shapes or not detail.output_shapes:
             continue  # a graph from a file may tell no shapes: its FLOPs alone count
         sizes = sorted(float(np.prod(shape)) for shape in detail.input_shapes[:2])
-        found["product_small"][op], found["product_large"][op] = sizes[0], sizes[-1]
-        found["product_out"][op] = float(np.prod(detail.output_shapes[0]))
-    found["convolution"][convolution] = 1.0
-    found["convolution_bytes"][convolution] = graph.memory_traffic_bytes[convolution]
+        columns["product_small"][op], columns["product_large"][op] = sizes[0], sizes[-1]
+        columns["product_out"][op] = float(np.prod(detail.output_shapes[0]))
+    columns["convolution"][convolution] = 1.0
+    columns["convolution_bytes"][convolution] = graph.memory_traffic_bytes[convolution]
     for op in np.flatnonzero(convolution).tolist():
         grouped, patch_bytes = _convolution(graph, op)
-        found["grouped_flop" if grouped else "convolution_flop"][op] = graph.flop[op]
-        found["odd_patch_bytes"][op] = patch_bytes
+        columns["grouped_flop" if grouped else "convolution_flop"][op] = graph.flop[op]
+        columns["odd_patch_bytes"][op] = patch_bytes
     special = {"function": _FUNCTIONS, "slow_function": _SLOW, "division": _DIVISIONS}
     special["cheap"] = ELEMENTWISE_OPS - frozenset().union(*special.values())
     for name, members in special.items():
         own = np.array([t in members for t in graph.op_types], dtype=bool)
-        found[name][own] = graph.flop[own]
+        columns[name][own] = graph.flop[own]
     for op in np.flatnonzero([t in REDUCTIONS for t in graph.op_types]).tolist():
         detail = graph.detail[op]
         rank = len(detail.input_shapes[0]) if detail.input_shapes else 0
         axes = detail.attributes.get("axes", ())
         across = isinstance(axes, tuple) and axes and rank - 1 not in axes
-        found["reduction_across" if across else "reduction"][op] = graph.flop[op]
+        columns["reduction_across" if across else "reduction"][op] = graph.flop[op]
     _, first = np.unique(graph.weight_id, return_index=True)
     held = first[graph.weight_bytes[first] > 0]
-    found["array"][held] = 1.0
+    columns["array"][held] = 1.0
     total = float(graph.weight_bytes[held].sum())
     cold = max(0.0, 1.0 - _CACHE_BYTES / (total + 1.0))
-    found["cold_bytes"][held] = cold * graph.weight_bytes[held]
+    columns["cold_bytes"][held] = cold * graph.weight_bytes[held]
     alone = product | convolution
-    _add_loops(graph, alone, found)
-    return np.column_stack([found[name] for name in PRIOR])
+    _add_loops(graph, alone, columns)
+    return np.column_stack([columns[name] for name in PRIOR])
 
 
 def _convolution(graph: OpGraph, op: int) -> tuple[bool, float]:
@@ -121,9 +121,9 @@ def _convolution(graph: OpGraph, op: int) -> tuple[bool, float]:
     shapes = [*detail.input_shapes[:1], *detail.output_shapes[:1]]
     if groups > 1 or not isinstance(spec, tuple) or [3 * len(s) for s in shapes] != [len(spec)] * 2:
         return groups > 1, 0.0
-    read, made = (shapes[i][int(spec[2 * i * len(shapes[i]) + 1])] for i in (0, 1))
+    read, written = (shapes[i][int(spec[2 * i * len(shapes[i]) + 1])] for i in (0, 1))
     odd = read % _VECTOR != 0
-    return False, 4.0 * odd * float(graph.flop[op]) / (2.0 * max(made, 1))
+    return False, 4.0 * odd * float(graph.flop[op]) / (2.0 * max(written, 1))
 
 
 def _add_loops(graph: OpGraph, alone: np.ndarray, found: Mapping[str, np.ndarray]) -> None:

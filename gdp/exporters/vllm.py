@@ -70,7 +70,7 @@ class VllmOptions:
 
     def why(self) -> dict[str, str]:
         """A sentence for each of them."""
-        found = {
+        reasons = {
             "CUDA_DEVICE_ORDER": "numbers are those of nvidia-smi, not those of the fastest first",
             "CUDA_VISIBLE_DEVICES": "ranks take these GPUs in this order",
             "VLLM_PP_LAYER_PARTITION": "so many layers on each of these GPUs",
@@ -81,14 +81,14 @@ class VllmOptions:
             "every GPU beside its weights, within what the model was made for",
             "status": UNTRIED,
         }  # fmt: skip
-        return {k: v for k, v in found.items() if not k.isupper() or k in self.environment()}
+        return {k: v for k, v in reasons.items() if not k.isupper() or k in self.environment()}
 
 
 def layer_row(graph: OpGraph) -> LayerRow:
     """Layers of the ops of a decoder; `PlacementError` where there is no single row of layers."""
-    found = [_LAYER.match(scope) for scope in graph.scope]
+    matches = [_LAYER.match(scope) for scope in graph.scope]
     held: dict[str, int] = {}
-    for match, size in zip(found, graph.weight_bytes, strict=True):
+    for match, size in zip(matches, graph.weight_bytes, strict=True):
         if match is not None:
             held[match[1]] = held.get(match[1], 0) + int(size)
     rows = sorted((path for path in held if held[path]), key=lambda path: -held[path])
@@ -97,8 +97,10 @@ def layer_row(graph: OpGraph) -> LayerRow:
         what = " and ".join(map(repr, [*rows[:1], *rivals])) or "none"
         raise _cannot(f"it divides one row of layers, and the model has {what}")
     layer = np.full(graph.num_ops, -1)
-    inside = np.array([match is not None and match[1] == rows[0] for match in found])
-    layer[inside] = [int(match[2]) for match in found if match is not None and match[1] == rows[0]]
+    inside = np.array([match is not None and match[1] == rows[0] for match in matches])
+    layer[inside] = [
+        int(match[2]) for match in matches if match is not None and match[1] == rows[0]
+    ]
     count = int(layer.max()) + 1
     stepping = np.array([name.startswith(STEP) for name in graph.op_names])
     for phase in (stepping, ~stepping):
@@ -233,7 +235,7 @@ def export_vllm(
     line each for a shell; see `vllm_options`."""
     options = vllm_options(graph, placement, cluster, peak_bytes, longest)
     environment: Mapping[str, str] = options.environment()
-    told = {
+    document = {
         "options": options, "environment": environment, "arguments": options.arguments(),
         "why": options.why(),
     }  # fmt: skip
@@ -242,7 +244,7 @@ def export_vllm(
         "arguments.txt": shlex.join(options.arguments()),
     }
     with new_contents(output, "export to vllm", overwrite) as folder:
-        data = msgspec.json.format(msgspec.json.encode(told), indent=1)
+        data = msgspec.json.format(msgspec.json.encode(document), indent=1)
         (folder / "vllm.json").write_bytes(data + b"\n")
         for name, line in lines.items():
             (folder / name).write_text(line + "\n")

@@ -77,8 +77,8 @@ def load_dnn_partitioning(path: str | os.PathLike[str], objective: str = "max_lo
     if find_objective(objective).on_links:
         raise ValueError(f"objective must be max_load or block_latency, got {objective!r}")
     instance = _read(path)
-    if found := _violation(instance):
-        raise ModelError(f"{path}: {found}")
+    if violation := _violation(instance):
+        raise ModelError(f"{path}: {violation}")
     num_cpus = int(instance.maxCPUs) if find_objective(objective).pipelined else 1
     cluster = _cluster(Path(path).stem, instance, num_cpus)
     try:

@@ -60,8 +60,8 @@ def as_struct(*classes: type) -> None:
 
 def _typeof(value: Any, context: Any) -> Struct:
     fields = tuple(typeof_impl(field, context) for field in value)
-    for name, field, found in zip(value._fields, value, fields, strict=True):
-        if found is None:
+    for name, field, field_type in zip(value._fields, value, fields, strict=True):
+        if field_type is None:
             raise TypeError(f"{type(value).__name__}.{name}: kernels cannot read a {type(field)}")
     return Struct(type(value), fields)
 
@@ -119,8 +119,8 @@ def _get(context: Any, builder: Any, typ: Struct, value: Any, attr: str) -> Any:
     """Read one field."""
     i = typ.position(attr)
     kind = context.get_value_type(typ.fields[i])
-    found = _load(builder, _at(builder, value, _layout(context, typ)[0][i], kind))
-    return impl_ret_borrowed(context, builder, typ.fields[i], found)
+    loaded = _load(builder, _at(builder, value, _layout(context, typ)[0][i], kind))
+    return impl_ret_borrowed(context, builder, typ.fields[i], loaded)
 
 
 def _layout(context: Any, typ: Struct) -> tuple[list[int], int]:
@@ -145,11 +145,11 @@ def _load(builder: Any, pointer: Any) -> Any:
     """Read a value scalar by scalar, each marked as constant: loops need not read it again."""
     kind = pointer.type.pointee
     if isinstance(kind, ir.Aggregate):
-        found = ir.Constant(kind, ir.Undefined)
+        loaded = ir.Constant(kind, ir.Undefined)
         for i in range(len(kind)):  # pyright: ignore[reportArgumentType]
             part = _load(builder, cgutils.gep_inbounds(builder, pointer, 0, i))
-            found = builder.insert_value(found, part, i)
-        return found
+            loaded = builder.insert_value(loaded, part, i)
+        return loaded
     load = builder.load(pointer)
     load.set_metadata("invariant.load", builder.module.add_metadata([]))
     return load

@@ -218,7 +218,7 @@ def _stage_s(rounds: Sequence[tuple[Trace, ...]]) -> tuple[float, ...]:
 def _member_s(rounds: Sequence[tuple[Trace, ...]]) -> tuple[tuple[float, ...], ...]:
     """Median seconds of each stage by each of those who serve it in turn."""
     first = rounds[0][0]
-    found = []
+    members = []
     for i, turns in enumerate(first.turns):
         own = [
             [s for traces in rounds
@@ -226,5 +226,5 @@ def _member_s(rounds: Sequence[tuple[Trace, ...]]) -> tuple[tuple[float, ...], .
              if turn == member]
             for member in range(turns)
         ]  # fmt: skip
-        found.append(tuple(float(np.median(s)) for s in own) if turns > 1 and all(own) else ())
-    return tuple(found)
+        members.append(tuple(float(np.median(s)) for s in own) if turns > 1 and all(own) else ())
+    return tuple(members)

@@ -300,7 +300,7 @@ def rescaled(report: RunReport) -> RunReport:
     predicted = (
         report.predicted_latency_s * slower, 1.0 / (report.predicted_throughput_per_s * per_s)
     )  # fmt: skip
-    told = (
+    warning = (
         f"the costs are off by {abs(factor - 1.0):.0%} on this machine: predictions are scaled by "
         f"{factor:.2f}, to what the uncut model took; gdp tune learns the rest in about a minute"
     )
@@ -308,7 +308,7 @@ def rescaled(report: RunReport) -> RunReport:
         report, predicted_latency_s=predicted[0], predicted_throughput_per_s=1.0 / predicted[1],
         baselines=baselines,
         segments=tuple(replace(s, predicted_s=s.predicted_s * slower) for s in report.segments),
-        warnings=(*warnings(report.objective, predicted, report.placed, baselines), told),
+        warnings=(*warnings(report.objective, predicted, report.placed, baselines), warning),
     )  # fmt: skip
 
 

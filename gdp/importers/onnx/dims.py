@@ -106,12 +106,12 @@ def _symbols(tree: Tree) -> set[str]:
 
 def _value(tree: Tree, sizes: Mapping[str, int]) -> Fraction:
     if isinstance(tree, tuple):
-        found = Fraction(_FUNCTIONS[tree[0]](*(_value(part, sizes) for part in tree[1:])))
+        value = Fraction(_FUNCTIONS[tree[0]](*(_value(part, sizes) for part in tree[1:])))
     else:
-        found = Fraction(sizes[tree] if isinstance(tree, str) else tree)
-    if max(found.numerator.bit_length(), found.denominator.bit_length()) > MOST_BITS:
+        value = Fraction(sizes[tree] if isinstance(tree, str) else tree)
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS:
         raise ValueError("too large a number")
-    return found
+    return value
 
 
 _LEVEL = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2, "**": 3}
@@ -119,13 +119,13 @@ _LEVEL = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2, "**": 3}
 
 def _tokens(text: str) -> list[str]:
     """The tokens of a text, the last one first; raises `ValueError` where there is no token."""
-    found, position = [], 0
+    tokens, position = [], 0
     while match := _TOKEN.match(text, position):
-        found.append(match[1])
+        tokens.append(match[1])
         position = match.end()
     if text[position:].strip():
         raise ValueError("no token")
-    return found[::-1]
+    return tokens[::-1]
 
 
 def _expression(tokens: list[str], level: int = 1) -> Tree:

@@ -82,10 +82,10 @@ def resolve_spec(spec: str | os.PathLike[str]) -> Path:
 def packaged_models() -> dict[str, Path]:
     """The models inside the installed onnx package by name: a file's stem, or the folder of a file
     called model.onnx."""
-    found = importlib.util.find_spec("onnx")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("onnx")
+    if package is None or not package.submodule_search_locations:
         raise ModelError("the onnx package is not installed: pip install onnx")
-    data = Path(found.submodule_search_locations[0]) / "backend" / "test" / "data"
+    data = Path(package.submodule_search_locations[0]) / "backend" / "test" / "data"
     return {
         (path.parent.name if path.stem == "model" else path.stem): path
         for path in sorted(data.glob("**/*.onnx"))
@@ -455,9 +455,9 @@ def _check_against_schema(node: onnx.NodeProto, version: int) -> None:
     for name, attribute in given.items():
         if name in kinds and attribute.type != kinds[name]:
             wanted = AttributeProto.AttributeType.Name(kinds[name])
-            found = AttributeProto.AttributeType.Name(attribute.type)
+            type_name = AttributeProto.AttributeType.Name(attribute.type)
             raise ModelError(
-                f"attribute {name!r} of node {node.name!r} ({node.op_type}) is {found}, "
+                f"attribute {name!r} of node {node.name!r} ({node.op_type}) is {type_name}, "
                 f"{wanted} wanted"
             )
         if name in kinds and name in _POSITIVE:

@@ -54,10 +54,10 @@ class SchemaInference:
         key = _key(view)
         if key is not None and key in self._cache:
             return self._cache[key]
-        found = self._infer(view)
+        inferred = self._infer(view)
         if key is not None:
-            self._cache[key] = found
-        return found
+            self._cache[key] = inferred
+        return inferred
 
     def _infer(self, view: NodeView) -> list[Inferred]:
         schema = find_schema(view.op_type, view.version, view.domain)

@@ -60,7 +60,7 @@ def states(cache: Any) -> dict[str, Any]:
 def _tensors(cache: Any) -> list[tuple[str, Any]]:
     import torch
 
-    found: list[tuple[str, Any]] = []
+    tensors: list[tuple[str, Any]] = []
     seen: set[int] = set()
 
     def walk(value: Any, path: tuple[str, ...]) -> None:
@@ -68,7 +68,7 @@ def _tensors(cache: Any) -> list[tuple[str, Any]]:
             return
         seen.add(id(value))
         if torch.is_tensor(value):
-            found.append((".".join(path), value))
+            tensors.append((".".join(path), value))
         elif isinstance(value, Mapping):
             for key, part in value.items():
                 walk(part, (*path, str(key)))
@@ -79,7 +79,7 @@ def _tensors(cache: Any) -> list[tuple[str, Any]]:
             walk(getattr(value, "__dict__", None), path)
 
     walk(cache, ())
-    return found
+    return tensors
 
 
 def state_bytes(cache: Any) -> int:
@@ -105,19 +105,19 @@ def read_prompt(module: Any, inputs: Mapping[str, Any], label: str) -> tuple[str
 
     try:
         with closed(), torch.no_grad(), torch.device("meta"), on_meta():
-            found = cache_of(module(**inputs, use_cache=True))
+            cache = cache_of(module(**inputs, use_cache=True))
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         raise ModelError(
             f"{label}: reading a prompt on the meta device failed, which shows the shapes of its "
             f"cache: {type(error).__name__}: {first}"
         ) from error
-    if found is None:
+    if cache is None:
         raise ModelError(
             f"{label}: `decode` needs a cache, and {type(module).__name__} returns none; leave "
             "`decode` out to place it reading a whole prompt"
         )
-    return found
+    return cache
 
 
 def refilled(cache: Any, tensors: Sequence[Any]) -> Any:

@@ -106,17 +106,17 @@ def _close() -> None:
 def _close_kernels() -> None:
     if "transformers" not in sys.modules:
         return
-    found = [sys.modules["kernels"]] if "kernels" in sys.modules else []
-    if not found and importlib.util.find_spec("kernels") is not None:
+    modules = [sys.modules["kernels"]] if "kernels" in sys.modules else []
+    if not modules and importlib.util.find_spec("kernels") is not None:
         with contextlib.suppress(Exception):  # whatever a broken package raises
-            found.append(importlib.import_module("kernels"))
+            modules.append(importlib.import_module("kernels"))
     with contextlib.suppress(ImportError):
         hub = importlib.import_module(_HUB_KERNELS)
-        found.append(hub)
+        modules.append(hub)
         for name, value in (("get_kernel_hub", _no_kernel), ("_kernels_enabled", False)):
             if hasattr(hub, name):
                 _replace(hub, name, value)
-    for module in found:
+    for module in modules:
         for name in _KERNELS:
             if hasattr(module, name):
                 _replace(module, name, _no_kernel)

@@ -168,10 +168,10 @@ def _on_cpu(module: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
         if not torch.is_tensor(tensor):
             return tensor
         if id(tensor) not in fakes:
-            found = FakeTensor(mode, tensor.detach(), torch.device("cpu"))
+            fake_tensor = FakeTensor(mode, tensor.detach(), torch.device("cpu"))
             if isinstance(tensor, torch.nn.Parameter):
-                found = torch.nn.Parameter(found, tensor.requires_grad)
-            fakes[id(tensor)] = found
+                fake_tensor = torch.nn.Parameter(fake_tensor, tensor.requires_grad)
+            fakes[id(tensor)] = fake_tensor
         return fakes[id(tensor)]
 
     held = {
@@ -195,8 +195,8 @@ def _asks_for_data(error: BaseException) -> bool:
 
 def _line(error: BaseException) -> str:
     """The line of the user's code that torch names, where it names one."""
-    found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
-    own = [f" ({Path(file).name}:{line})" for file, line, _ in found if "/torch/" not in file]
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
+    own = [f" ({Path(file).name}:{line})" for file, line, _ in frames if "/torch/" not in file]
     return own[-1] if own else ""
 
 

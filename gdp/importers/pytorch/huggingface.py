@@ -148,10 +148,10 @@ def _cached_config(name: str) -> Path | None:
     except ImportError:
         return None
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        path = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,13 +162,13 @@ class HuggingFaceModel(TorchModel):
 
     def trace(self) -> Traced:
         """The graph as it was traced before, or traced now."""
-        found = find_trace(self.key)
-        if found is None:
+        traced = find_trace(self.key)
+        if traced is None:
             stage(f"tracing {self.label}, {len(list(self.module.modules()))} modules")
             with closed():
-                found = super().trace()
-            keep_trace(self.key, found)
-        return found
+                traced = super().trace()
+            keep_trace(self.key, traced)
+        return traced
 
     def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
         """The graph and its exported program, traced now."""
@@ -682,13 +682,13 @@ def keep_trace(key: str, traced: Traced) -> None:
 
 
 def _versions() -> list[str]:
-    found = []
+    versions = []
     for name in ("torch", "transformers"):
         try:
-            found.append(f"{name} {metadata.version(name)}")
+            versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            found.append(name)
-    return found
+            versions.append(name)
+    return versions
 
 
 @functools.cache

@@ -233,17 +233,17 @@ def _with_loss(model: Any) -> Any:
 
 
 def _loss_of(result: Any, loss: Any, label: str) -> Any:
-    found = loss(result) if loss is not None else getattr(result, "loss", None)
-    if found is None and isinstance(result, Mapping):
-        found = result.get("loss")
-    found = result if found is None else found
-    shape = getattr(found, "shape", None)
+    value = loss(result) if loss is not None else getattr(result, "loss", None)
+    if value is None and isinstance(result, Mapping):
+        value = result.get("loss")
+    value = result if value is None else value
+    shape = getattr(value, "shape", None)
     if shape is None or len(shape):
         raise ModelError(
-            f"{label}: the loss must be one number, got {tuple(shape) if shape else found!r}; give "
+            f"{label}: the loss must be one number, got {tuple(shape) if shape else value!r}; give "
             "the option 'loss', a function from what the module returns to the loss"
         )
-    return found
+    return value
 
 
 def _tensors(model: Any) -> tuple[Any, ...]:

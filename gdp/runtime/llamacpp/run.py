@@ -94,7 +94,7 @@ def pieces_of(
     stepping = np.array([name.startswith(STEP) for name in graph.op_names])
     is_step = stepping if stepping.any() else np.full(graph.num_ops, _decodes(graph))
     computes = np.array([scope != "" for scope in graph.scope])  # not what takes a token
-    found: dict[str, list[LayerPiece]] = {}
+    pieces: dict[str, list[LayerPiece]] = {}
     for phase, mine in (("prompt", computes & ~is_step), ("steps", computes & is_step)):
         rows: list[tuple[int, str, list[np.ndarray]]] = []
         for where, end, ops in _parts(slots, device, mine):
@@ -102,8 +102,8 @@ def pieces_of(
                 rows[-1] = (where, end, [*rows[-1][2], ops])
             else:
                 rows.append((where, end, [ops]))
-        found[phase] = [LayerPiece(d, end, np.concatenate(ops)) for d, end, ops in rows]
-    return found
+        pieces[phase] = [LayerPiece(d, end, np.concatenate(ops)) for d, end, ops in rows]
+    return pieces
 
 
 def _decodes(graph: OpGraph) -> bool:
@@ -380,9 +380,9 @@ def _segments(
 
 def _told(tokens: Tokens, reads_s: float, steps_s: float) -> str:
     """Tokens per second of both phases."""
-    told = []
+    phases = []
     if tokens.prompt and reads_s > 0:
-        told.append(f"prompt {tokens.prompt / reads_s:.1f} tokens/s")
+        phases.append(f"prompt {tokens.prompt / reads_s:.1f} tokens/s")
     if tokens.new and steps_s > 0:
-        told.append(f"decode {tokens.new / steps_s:.1f} tokens/s")
-    return f"{', '.join(told)}, by llama.cpp's own timings"
+        phases.append(f"decode {tokens.new / steps_s:.1f} tokens/s")
+    return f"{', '.join(phases)}, by llama.cpp's own timings"

@@ -39,9 +39,9 @@ class Override(ctypes.Structure):
 
 def function(name: str, result: Any, *arguments: Any) -> Any:
     """A function of ggml that llama_cpp does not wrap."""
-    found = getattr(LIBRARY, name)
-    found.restype, found.argtypes = result, arguments
-    return found
+    pointer = getattr(LIBRARY, name)
+    pointer.restype, pointer.argtypes = result, arguments
+    return pointer
 
 
 def pin(core: int) -> None:
@@ -117,8 +117,10 @@ def load_model(path: str, flags: argparse.Namespace) -> Any:
     parameters.tensor_split = (ctypes.c_float * len(shares))(*shares)
     rules = [rule.rpartition("=") for rule in filter(None, flags.override_tensor.split(","))]
     cpu = function("ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
-    told = [Override(pattern.encode(), {"CPU": cpu}[buffer]) for pattern, _, buffer in rules]
-    overrides = (Override * (len(told) + 1))(*told, Override(None, None))
+    overrides_given = [
+        Override(pattern.encode(), {"CPU": cpu}[buffer]) for pattern, _, buffer in rules
+    ]
+    overrides = (Override * (len(overrides_given) + 1))(*overrides_given, Override(None, None))
     parameters.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
     model = llama_cpp.llama_model_load_from_file(path.encode(), parameters)
     if not model:
@@ -155,8 +157,8 @@ def type_of(name: str) -> int:
 def last_error(what: str) -> str:
     """A failure, with the last line of llama.cpp's log that says so."""
     lines = "".join(LOG).splitlines()
-    told = [line for line in lines if re.search(r"error|fail|cannot|unable", line, re.I)]
-    return f"{what}: {(told or lines or ['no reason given'])[-1].strip()}"
+    faults = [line for line in lines if re.search(r"error|fail|cannot|unable", line, re.I)]
+    return f"{what}: {(faults or lines or ['no reason given'])[-1].strip()}"
 
 
 class NodeClock:
@@ -250,18 +252,18 @@ class Loaded:
     def pieces(self, prompt: int, new: int, depth: int) -> dict[str, dict[str, float]]:
         """Seconds up to the end of each watched node, of the prompt and of all steps."""
         assert self.watch is not None
-        found: dict[str, dict[str, float]] = {"prompt": {}, "steps": {}}
+        seconds: dict[str, dict[str, float]] = {"prompt": {}, "steps": {}}
         self.watch.seconds.clear()
         if prompt:
             self.sample(self.watched, prompt, 0, 0)
-            found["prompt"] = dict(self.watch.seconds)
+            seconds["prompt"] = dict(self.watch.seconds)
             self.watch.seconds.clear()
             for i in range(new):
                 self.decode(self.watched, prompt + i, 1)
         else:
             self.sample(self.watched, 0, new, depth)
-        found["steps"] = dict(self.watch.seconds)
-        return found
+        seconds["steps"] = dict(self.watch.seconds)
+        return seconds
 
     def close(self) -> None:
         """Give the memory back."""
@@ -283,10 +285,10 @@ def answers(requests: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             if verb == "load":
                 if name in loaded:
                     loaded.pop(name).close()
-                made = Loaded(request["model"], request["arguments"], request["ends"],
+                model = Loaded(request["model"], request["arguments"], request["ends"],
                               request["seed"])  # fmt: skip
-                loaded[name] = made
-                yield {"layers": made.layers, "moved": made.moved}
+                loaded[name] = model
+                yield {"layers": model.layers, "moved": model.moved}
             elif verb == "sample":
                 own = loaded[name]
                 yield own.sample(own.context, *request["tokens"])

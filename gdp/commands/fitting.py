@@ -132,7 +132,8 @@ def picture(rows: Sequence[FitRow]) -> str:
             yield f'<text x="{left + bar + 6:.1f}" y="{y + 13}">{speed}</text>'
 
     style = (
-        "text{font:12px system-ui,sans-serif;fill:currentColor}rect{fill:#4c6ef5}.no{fill:#c92a2a}"
+        "text{font:12px system-ui,sans-serif;fill:#222}rect{fill:#4c6ef5}.no{fill:#c92a2a}"
+        "@media(prefers-color-scheme:dark){text{fill:#ddd}}"
     )
     whole = height * len(rows) + 30
     return (

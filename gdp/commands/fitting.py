@@ -115,18 +115,23 @@ def picture(rows: Sequence[FitRow]) -> str:
     from html import escape
 
     most = max((row.tokens_per_s or 0.0 for row in rows), default=0.0) or 1.0
-    width, height, left = 720, 26, 300
+    labels = [
+        f"{row.cluster}, {row.prompt}+{row.new} tokens, batch {row.batch}"
+        + (f", {row.quantize}" if row.quantize else "")
+        for row in rows
+    ]
+    height, bars = 26, 310
+    left = 16 + 7 * max(map(len, labels), default=0)  # of letters 12 pixels high
+    width = left + bars + 110
 
     def lines() -> Iterator[str]:
-        for i, row in enumerate(rows):
+        for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
             y = 20 + i * height
-            label = f"{row.cluster}, {row.prompt}+{row.new} tokens, batch {row.batch}"
-            label += f", {row.quantize}" if row.quantize else ""
             yield f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(label)}</text>'
             if row.tokens_per_s is None:
                 yield f'<text x="{left}" y="{y + 13}" class="no">does not fit</text>'
                 continue
-            bar = max(1.0, (width - left - 110) * row.tokens_per_s / most)
+            bar = max(1.0, bars * row.tokens_per_s / most)
             yield f'<rect x="{left}" y="{y}" width="{bar:.1f}" height="18" rx="2"/>'
             speed = f"{row.tokens_per_s:.1f} tokens/s"
             yield f'<text x="{left + bar + 6:.1f}" y="{y + 13}">{speed}</text>'

@@ -3,12 +3,24 @@
 from pathlib import Path
 
 import click
+import numpy as np
 
 from gdp.cli import options
 from gdp.cli.program import run
-from gdp.learn.labelling import Corpus, Task, label_all, wanted
-from gdp.learn.labels import load_labels
+from gdp.learn.instances import Instance, Problems, draw
+from gdp.learn.labels import Corpus, Task, label_all, load_labels
 from gdp.tasks import Engine
+
+
+def drawn(
+    problems: Problems, per_graph: int, held_per_graph: int, seed: int, limited: float,
+    memory: tuple[float, float],
+) -> list[Instance]:  # fmt: skip
+    """Random instances over the training and validation graphs, validation first."""
+    rng = np.random.default_rng([seed, 5])
+    names = [name for name in problems.validation for _ in range(held_per_graph)]
+    names += problems.train * per_graph
+    return [draw(rng, [name], limited=limited, memory=memory) for name in names]
 
 
 @click.command()
@@ -46,7 +58,7 @@ def main(
 ) -> None:
     """Search labels and keep the best of what is known."""
     source = Corpus(str(Path(corpus).resolve()) if corpus else "", random_graphs, 30, max_ops)
-    todo = wanted(source.problems(), per_graph, held_per_graph, seed, limited, memory)
+    todo = drawn(source.problems(), per_graph, held_per_graph, seed, limited, memory)
     tasks = [Task(source, instance, None, evaluations, seed) for instance in todo]
 
     def say(done: int, count: int, key: str) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from gdp.errors import GdpError, InfeasibleError, MissingExtraError
 from gdp.learn.instances import Instance
-from gdp.learn.labelling import Corpus, Task, label_all
-from gdp.learn.labels import load_labels
+from gdp.learn.labels import Corpus, Task, label_all, load_labels
 from gdp.tasks import ATTEMPTS, HERE, Engine, code_digest, each
 from gdp.version import install_command
 

@@ -188,7 +188,7 @@ def _paths(problem: Problem) -> None:
 
     list(critical_path_assignments(problem, seed=0))
     placed = np.zeros((1 + len(ADVISERS), problem.num_ops), dtype=np.int64)
-    features(problem, found=Advice(placed, np.ones(len(placed)), 0))
+    features(problem, advice=Advice(placed, np.ones(len(placed)), 0))
 
 
 def _bounds(problem: Problem) -> None:

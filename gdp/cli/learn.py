@@ -44,7 +44,7 @@ def pretrain(
     of a corpus of your own (gdp corpus build). It ends with the curve on problems that are held
     out, and the policy that was best on them.
     """
-    from gdp.learn.curve import curve_text, read_metrics, validation_points
+    from gdp.learn.metrics import curve_text, read_metrics, validation_points
     from gdp.learn.pretrain import pretrain as train
     from gdp.learn.processes import DistributedError, join, quit_at_once
     from gdp.learn.recipe import load_recipe
@@ -103,8 +103,7 @@ class FinetuneFlags:
 
     def config(self) -> "FinetuneConfig":
         """Settings of the recipe, or the defaults, overridden by the command line."""
-        from gdp.learn.finetune import FinetuneConfig
-        from gdp.learn.recipe import load_finetune
+        from gdp.learn.finetune import FinetuneConfig, load_finetune
 
         config = FinetuneConfig() if self.recipe is None else load_finetune(self.recipe)
         if self.seconds is not None:
@@ -141,7 +140,7 @@ def finetune(
     alone.
     """
     from gdp.commands.finetuning import finetune as tune
-    from gdp.learn.pretrain import progress_bar
+    from gdp.learn.metrics import progress_bar
 
     measured, output = tuning.reward == "measured", outputs.paths["policy"]
     outputs.require(

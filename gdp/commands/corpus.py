@@ -37,8 +37,7 @@ from gdp.learn.instances import (
     read_corpus,
     write_corpus,
 )
-from gdp.learn.labelling import Corpus, Task, label_all
-from gdp.learn.labels import load_labels
+from gdp.learn.labels import Corpus, Task, label_all, load_labels
 from gdp.models import GGUF_SUFFIX, GRAPH_SUFFIXES, HF_PREFIX, PYTHON_PREFIX, load, with_dims
 from gdp.tasks import HERE, Engine, each
 

@@ -97,7 +97,8 @@ def _measured(
 ) -> "Finetuned":  # fmt: skip
     """The loop of `gdp.tune` with the policy, fine-tuned anew before each run, as the placer."""
     from gdp.commands.tuning import tune
-    from gdp.learn.finetune import check_checkpoint_writable, loaded_policy, save_finetuned
+    from gdp.learn.finetune import check_checkpoint_writable, save_finetuned
+    from gdp.policy.method import load as loaded_policy
     from gdp.policy.policy import keep_placement
 
     if out is not None:

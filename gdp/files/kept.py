@@ -1,11 +1,11 @@
 """Cache of slow results on disk: files named by a digest of all they depend on.
 
-A damaged file is a miss. Beyond its size limit the least recently used files are deleted. A folder
-that other users can write to is not used, as its content is trusted.
+A damaged file, which zlib's checksum tells, is a miss. Beyond its size limit the least recently
+used files are deleted. A folder that other users can write to is not used, as its content is
+trusted.
 """
 
 import contextlib
-import hashlib
 import os
 import stat
 import zlib
@@ -16,7 +16,6 @@ from gdp.files.writing import write_atomic
 
 MOST_BYTES = 1 << 28
 """Limit for one kind of results; a trace of a model of 32 layers takes about 1 MB."""
-_DIGEST_BYTES = 32
 
 
 class CacheUsage(NamedTuple):
@@ -41,10 +40,7 @@ def read_kept(kind: str, key: str) -> bytes | None:
         path = _folder(kind) / key
         if not _is_private(path.parent):
             return None
-        data = path.read_bytes()
-        result = zlib.decompress(data[_DIGEST_BYTES:])
-        if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
-            return None
+        result = zlib.decompress(path.read_bytes())
         os.utime(path)  # used now
     except (OSError, RuntimeError, zlib.error):  # no home is a RuntimeError
         return None
@@ -54,13 +50,13 @@ def read_kept(kind: str, key: str) -> bytes | None:
 def write_kept(kind: str, key: str, data: bytes, most_bytes: int = MOST_BYTES) -> None:
     """Cache a result; where that fails, it is computed again next time."""
     body = zlib.compress(data, 1)
-    if _DIGEST_BYTES + len(body) > most_bytes:
+    if len(body) > most_bytes:
         return
     with contextlib.suppress(OSError, RuntimeError):
         folder = _folder(kind)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _is_private(folder):
-            write_atomic(folder / key, hashlib.sha256(body).digest() + body)
+            write_atomic(folder / key, body)
             _drop_oldest(folder, most_bytes)
 
 
@@ -70,14 +66,8 @@ def usage(kind: str) -> CacheUsage | None:
         folder = _folder(kind)
     except RuntimeError:
         return None
-    sizes = [entry.size_bytes for entry in _entries(folder)]
-    return CacheUsage(folder, len(sizes), sum(sizes))
-
-
-class _Entry(NamedTuple):
-    used_s: float
-    path: Path
-    size_bytes: int
+    entries = _entries(folder)
+    return CacheUsage(folder, len(entries), sum(size for _, _, size in entries))
 
 
 def _folder(kind: str) -> Path:
@@ -93,25 +83,25 @@ def _is_private(folder: Path) -> bool:
     return status.st_uid == os.getuid() and not status.st_mode & others
 
 
-def _entries(folder: Path) -> list[_Entry]:
-    """All files of the cache, least recently used first."""
+def _entries(folder: Path) -> list[tuple[float, Path, int]]:
+    """(when it was used, path, bytes) of all files of the cache, least recently used first."""
     entries = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             with contextlib.suppress(OSError):  # another process drops files, too
-                about = path.stat()
-                entries.append(_Entry(about.st_mtime, path, about.st_size))
+                status = path.stat()
+                entries.append((status.st_mtime, path, status.st_size))
     return sorted(entries)
 
 
 def _drop_oldest(folder: Path, most_bytes: int) -> None:
     entries = _entries(folder)
-    total = sum(entry.size_bytes for entry in entries)
-    for entry in entries:
+    total = sum(size for _, _, size in entries)
+    for _, path, size in entries:
         if total <= most_bytes:
             break
-        entry.path.unlink(missing_ok=True)
-        total -= entry.size_bytes
+        path.unlink(missing_ok=True)
+        total -= size
 
 
 def use_xla_cache() -> None:

@@ -134,8 +134,8 @@ def _reject_unknown(raw: Any, type_: Any, path: str) -> None:
         if key in hints:
             _reject_unknown(value, hints[key], f"{path}.{key}")
         elif is_dataclass(type_):
-            known = ", ".join(field.name for field in fields(type_))
-            raise ValueError(f"unknown key {key!r} - at `{path}`; known are {known}")
+            names = ", ".join(field.name for field in fields(type_))
+            raise ValueError(f"unknown key {key!r} - at `{path}`; known are {names}")
 
 
 def decode_arrays(data: bytes, kind: Kind, where: str) -> dict[str, np.ndarray]:

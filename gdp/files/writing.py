@@ -183,9 +183,8 @@ def replace_folder(folder: Path, target: Path, kind: str) -> None:
     if target.exists():
         _keep_users_files(target, folder)
         os.chmod(folder, target.stat().st_mode & 0o7777)
+        os.rename(target, _replaced_name(target))
     try:
-        if target.exists():
-            os.rename(target, _replaced_name(target))
         os.rename(folder, target)
     finally:
         _finish_swap(target)
@@ -217,10 +216,10 @@ def _finish_swap(target: Path) -> None:
 def _keep_users_files(old: Path, new: Path) -> None:
     """Copy what gdp did not write, or somebody has changed since, unless `new` has its name."""
     manifest = read_manifest(old)
-    own = set() if manifest is None else {MANIFEST, *manifest.files}
-    own -= set() if manifest is None else set(changed_files(old, manifest))
+    written = set() if manifest is None else {MANIFEST, *manifest.files}
+    written -= set() if manifest is None else set(changed_files(old, manifest))
     for name in files_below(old):
-        if name not in own and not os.path.lexists(new / name):
+        if name not in written and not os.path.lexists(new / name):
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(old / name, new / name, follow_symlinks=False)
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from gdp.methods.base import Assignment
 from gdp.methods.priorities import RULES, BestRules, Rule, evaluate_rules, rank_under, rules_of
-from gdp.policy.evaluate import best_row, cost
+from gdp.policy.advice import cost
 from gdp.problem.problem import Problem
 
 Reward = Callable[[Assignment], float]
@@ -92,7 +92,7 @@ class PlacementEvaluator:
         self.evaluations += rated.evaluations
         cost_s = cost(self.problem, rated)
         self._keep(devices, cost_s, rated)
-        row = best_row(rated.seconds, rated.overflow)
+        row = int(np.lexsort((rated.seconds, rated.overflow))[0])
         others: tuple[Rule, ...] = tuple(r for r in rules_of(self.problem) if r not in rules)
         if others and cost_s[row] < NEAR * self.best_s:
             again = evaluate_rules(self.problem, devices[[row]], others)

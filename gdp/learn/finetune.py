@@ -18,7 +18,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,6 +30,7 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.errors import ArgumentError, of_kind
 from gdp.files.kept import use_xla_cache
+from gdp.files.reading import read_toml
 from gdp.files.writing import OverwritePolicy, check_folder_writable
 from gdp.learn.evaluator import PlacementEvaluator
 from gdp.learn.ppo import (
@@ -41,19 +41,22 @@ from gdp.learn.ppo import (
     optimiser,
     rows,
     step,
+    with_old,
 )
+from gdp.learn.recipe import RECIPE_KIND
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES, rules_of
 from gdp.methods.search.local_search import local_search
 from gdp.policy.advice import Advice, advice, advise, incumbents, with_incumbent
-from gdp.policy.decode import DecodeProblem, Rollout, decode
-from gdp.policy.method import policy_candidate
+from gdp.policy.decode import DecodeProblem, decode, in_threads
+from gdp.policy.method import load, policy_candidate
 from gdp.policy.model.config import Head, Params
-from gdp.policy.policy import Policy, default_checkpoint, keep_placement, load_policy, save_policy
+from gdp.policy.model.network import Batch
+from gdp.policy.policy import Policy, default_checkpoint, keep_placement, save_policy
 from gdp.policy.propose import fitting_greedy
-from gdp.policy.view.batching import Batch
 from gdp.problem.problem import Problem
+from gdp.resources import shipped
 from gdp.sim.latency import num_threads
 from gdp.sim.score import values
 
@@ -100,6 +103,11 @@ class FinetuneConfig:
             )
 
 
+def load_finetune(path: str | os.PathLike[str]) -> FinetuneConfig:
+    """The settings of a fine-tuning from a TOML file; what it leaves out is as by default."""
+    return read_toml(shipped(path), RECIPE_KIND, FinetuneConfig)
+
+
 LAYERS = {"feature": "feature_head", "mixing": "mixing", "out": "out_head"}
 """Superposed layers whose kernels `Head` holds with their gates folded in, by field."""
 ELITE = 8
@@ -140,10 +148,8 @@ class Explorer:
             other = scaled(head, factor)
             return decode(view, other, samples=1, seed=0, greedy_first=True).device[0]
 
-        if len(head.node) <= SMALL:
-            return np.stack([greedy(factor) for factor in self.drawn])
-        with ThreadPoolExecutor(num_threads()) as pool:
-            return np.stack(list(pool.map(greedy, self.drawn)))
+        threads = 1 if len(head.node) <= SMALL else num_threads()
+        return np.stack(in_threads(greedy, self.drawn, threads))
 
     def learn(self, cost_s: Float[np.ndarray, "K"]) -> None:
         """Select the best policies of old and new ones; one policy per cost."""
@@ -249,7 +255,7 @@ def finetune(
     config = of_kind(config, FinetuneConfig, "config")
     with Interrupts() as interrupts:
         return _finetuned(
-            problem, loaded_policy(checkpoint), config, start, seed,
+            problem, load(checkpoint), config, start, seed,
             progress=progress or (lambda at, numbers: None),
             out=None if out is None else Path(out), interrupts=interrupts,
         )  # fmt: skip
@@ -273,29 +279,29 @@ def _finetuned(
     if policy.config.advice:
         advise(problem, {}, clock.part(PORTFOLIO_SHARE))
     tuner = _Tuner(problem, policy, config, judge, seed)
-    first = None
+    start_answer = None
     if given is not None:
-        first = Answer(given)
+        start_answer = Answer(given)
     elif config.portfolio:
-        first = _portfolio(problem, policy, config, clock, seed)
-        if first.assignment is not None:
-            judge.judge(first.assignment.device[None], rules_of(problem))
-    start, start_s = _better(problem, first, judge.answer(), judge.best_s)
+        start_answer = _portfolio(problem, policy, config, clock, seed)
+        if start_answer.assignment is not None:
+            judge.judge(start_answer.assignment.device[None], rules_of(problem))
+    start, start_s = _better(problem, start_answer, judge.answer(), judge.best_s)
     history: list[dict[str, float]] = []
     with interrupts.held():
-        for update in () if interrupts.asked else tuner.rounds(clock):
+        for update in () if interrupts.requested else tuner.rounds(clock):
             history.append(update)
             start_s = start_s if np.isfinite(start_s) else judge.best_s
             progress(len(history) - 1, update)
-            if interrupts.asked:
+            if interrupts.requested:
                 break
     tuned = Policy(policy.config, tuner.params, f"{policy.name}, fine-tuned")
     best, value_s = judge.answer(), judge.best_s
     if start_s < value_s:
         best, value_s = start, start_s
-    before = 0 if first is None else first.evaluations
-    spent = before + judge.evaluations
-    if config.search > 0.0 and judge.left >= 1 and not interrupts.asked:
+    start_evaluations = 0 if start_answer is None else start_answer.evaluations
+    spent = start_evaluations + judge.evaluations
+    if config.search > 0.0 and judge.left >= 1 and not interrupts.requested:
         start = best if np.isfinite(value_s) else None
         search = Search(seed, None, judge.left, start, clock=_limit(config, clock))
         answer = local_search(problem, search)
@@ -306,20 +312,21 @@ def _finetuned(
     with interrupts.held():
         if out is not None:
             save_finetuned(tuned, out, config, history, policy.name)
-    asked = interrupts.asked
-    return Finetuned(tuned, best, value_s, start_s, before, spent, history, asked)
+    return Finetuned(
+        tuned, best, value_s, start_s, start_evaluations, spent, history, interrupts.requested
+    )
 
 
 class Interrupts:
     """Ctrl-C as a request to end with the best so far.
 
-    Searches end where `KeyboardInterrupt` is raised. While `held`, a request only sets `asked`, and
-    the current update is finished first, as JAX may not survive an exception in the midst of its
-    work. A second request is raised at once.
+    Searches end where `KeyboardInterrupt` is raised. While `held`, a request only sets `requested`,
+    and the current update is finished first, as JAX may not survive an exception in the midst of
+    its work. A second request is raised at once.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._is_held = False
         self._before: Any = None
 
@@ -343,7 +350,7 @@ class Interrupts:
             self._is_held = False
 
     def _handle(self, number: int, frame: object) -> None:
-        again, self.asked = self.asked, True
+        again, self.requested = self.requested, True
         if not again:
             log.warning("interrupted: ends with the best so far; once more to stop without it")
         if again or not self._is_held:
@@ -390,13 +397,6 @@ def save_finetuned(
     )  # fmt: skip
 
 
-def loaded_policy(checkpoint: str | os.PathLike[str] | Policy | None) -> Policy:
-    """A policy, or that of a folder; the shipped one for None."""
-    if isinstance(checkpoint, Policy):
-        return checkpoint
-    return load_policy(default_checkpoint() if checkpoint is None else checkpoint)
-
-
 class _Tuner:
     """State of a fine-tuning: weights, optimiser, exploration, the inputs of the network."""
 
@@ -437,17 +437,17 @@ class _Tuner:
             for at in range(config.updates):
                 if self.judge.evaluations >= until or clock.is_over() or stale == STALE:
                     break
-                known = len(self.judge.known)
+                num_evaluated = len(self.judge.known)
                 yield phase(at)
-                stale = 0 if len(self.judge.known) > known else stale + 1
+                stale = 0 if len(self.judge.known) > num_evaluated else stale + 1
 
     def explore(self, at: int) -> dict[str, float]:
         """One round of policies with other gates; the best ones become the weights."""
         start = Policy(self.network, self.explorer.params)
-        known = self.advice()
-        if self.explored is None or self.explored[0] is not known:
-            self.explored = known, start.head(self.problem, known)
-        view, head = self.view(start, known), self.explored[1]
+        around = self.advice()
+        if self.explored is None or self.explored[0] is not around:
+            self.explored = around, start.head(self.problem, around)
+        view, head = self.view(start, around), self.explored[1]
         drawn = self.explorer.draw(view, head, self.config.samples)
         cost_s = self.judge.judge(drawn)
         self.explorer.learn(cost_s)
@@ -458,21 +458,25 @@ class _Tuner:
         """One update: sample placements, evaluate them, a few optimiser steps."""
         config = self.config
         policy = Policy(self.network, self.params)
-        known = self.advice()
-        batch = policy.batch(self.problem, known)
+        around = self.advice()
+        batch = policy.batch(self.problem, around)
         # The best placement is the last row, a label; where there is none yet, the row is idle.
         forced = None if np.isinf(self.judge.best_s) else self.judge.best[None]
-        drawn = self.draw(policy, batch, known, forced, at)
         count, before, temperature = config.samples, len(self.judge.known), self.temperature
+        drawn = decode(
+            self.view(policy, around), policy.head_of(self.problem, batch), samples=count + 1,
+            seed=self.seed * 100_003 + at, temperature=temperature, greedy_first=at == 0,
+            forced=forced, keep=batch.size,
+        )  # fmt: skip
         cost_s = self.judge.judge(drawn.device[:count])
         self.warm(len(self.judge.known) - before)
         follow = forced is not None and config.imitate > 0
-        own = np.append(np.isfinite(cost_s), False).astype(float)
+        surrogate = np.append(np.isfinite(cost_s), False).astype(float)
         label = np.append(np.zeros(count), float(follow))
         finite, advantage = np.flatnonzero(np.isfinite(cost_s)), np.zeros(count + 1)
         if len(finite) > 1:
             advantage[finite] = advantages(cost_s[finite])
-        entropy = self.learn(at, batch, rows(drawn, advantage, own, label, temperature))
+        entropy = self.learn(at, batch, rows(drawn, advantage, surrogate, label, temperature))
         return {"update": float(at), **self.numbers(cost_s), "entropy": entropy}
 
     def numbers(self, cost_s: Float[np.ndarray, "K"]) -> dict[str, float]:
@@ -484,49 +488,32 @@ class _Tuner:
             "evaluations": float(self.judge.evaluations),
         }
 
-    def draw(
-        self,
-        policy: Policy,
-        batch: Batch,
-        known: Advice | None,
-        forced: Int[np.ndarray, "K N"] | None,
-        at: int,
-    ) -> Rollout:
-        """Samples, followed by the given rows."""
-        view, head = self.view(policy, known), policy.head_of(self.problem, batch)
-        pad = (len(batch.op_mask), len(batch.device_mask))
-        count, seed = self.config.samples + 1, self.seed * 100_003 + at
-        return decode(
-            view, head, samples=count, seed=seed, temperature=self.temperature,
-            greedy_first=at == 0, forced=forced, keep=True, pad=pad,
-        )  # fmt: skip
-
     def warm(self, new: int) -> None:
         """Raise the temperature after an update with few new placements, lower it otherwise."""
         factor = 1.3 if new < 0.6 * self.config.samples else 0.9
         self.temperature = float(np.clip(self.temperature * factor, 1.0, self.config.hottest))
 
-    def learn(self, at: int, batch: Batch, made: ChoiceRows) -> float:
+    def learn(self, at: int, batch: Batch, drawn: ChoiceRows) -> float:
         """A few optimiser steps on one batch; returns the entropy."""
         config = self.config
         weights = Weights(config.clip, config.entropy, config.imitate)
         entropy = 0.0
         for epoch in range(config.epochs):
-            grads, metrics = gradient(self.network, self.params, batch, made, weights)
+            grads, metrics = gradient(self.network, self.params, batch, drawn, weights)
             entropy = float(metrics.entropy)
             if epoch == 0:
-                made = made._replace(old=metrics.old, fresh=jnp.asarray(False))
+                drawn = with_old(drawn, metrics)
             grads = free(grads, self.freedom(at))
             self.params, self.state, _ = step(
                 self.transform, self.params, self.state, self.params, grads, 0.0
             )
         return entropy
 
-    def view(self, policy: Policy, known: Advice | None) -> DecodeProblem:
+    def view(self, policy: Policy, around: Advice | None) -> DecodeProblem:
         """Decoder input with memory limits tightened as far as the start policy needs."""
-        plain = policy.view(self.problem, known)
+        plain = policy.view(self.problem, around)
         if self.limits is None:
-            tight, _, _ = fitting_greedy(self.problem, plain, policy.head(self.problem, known))
+            tight, _, _ = fitting_greedy(self.problem, plain, policy.head(self.problem, around))
             self.limits = tight.memory_bytes
         return plain._replace(memory_bytes=self.limits)
 

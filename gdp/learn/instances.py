@@ -7,7 +7,6 @@ An instance is named by its graph, a seed and the objective, so that labels can 
 import functools
 import hashlib
 import re
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -110,8 +109,8 @@ def footprint_bytes(problem: Problem) -> int:
     from gdp.sim.score import score
 
     device = int(np.argmin(np.where(problem.allowed, problem.compute_s, 1e6).sum(axis=0)))
-    wanted = np.where(problem.allowed[:, device], device, problem.allowed.argmax(axis=1))
-    return int(score(problem, wanted.astype(np.int64), priority(problem)).peak_bytes.sum())
+    devices = np.where(problem.allowed[:, device], device, problem.allowed.argmax(axis=1))
+    return int(score(problem, devices.astype(np.int64), priority(problem)).peak_bytes.sum())
 
 
 def largest_group_bytes(problem: Problem) -> int:
@@ -335,17 +334,10 @@ class Problems:
     test: list[str] = field(default_factory=list)
     corpus: Path | None = None
     files: dict[str, CorpusEntry] = field(default_factory=dict)
-    _made: OrderedDict[str, Problem] = field(default_factory=OrderedDict, repr=False)
+    get: Callable[[Instance], Problem] = field(init=False, repr=False)  # the problem it names
 
-    def get(self, instance: Instance) -> Problem:
-        """The problem an instance names."""
-        key = instance.key
-        if key not in self._made:
-            self._made[key] = make(instance, self.graph)
-            while len(self._made) > KEPT:
-                self._made.popitem(last=False)
-        self._made.move_to_end(key)
-        return self._made[key]
+    def __post_init__(self) -> None:
+        self.get = functools.lru_cache(maxsize=KEPT)(lambda instance: make(instance, self.graph))
 
     def family(self, name: str) -> str:
         """The family of a graph; random graphs are one."""

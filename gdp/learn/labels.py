@@ -1,11 +1,17 @@
 """Labels: the best placement known of each instance, with its value and the effort it took.
 
-One JSON object per line, so that files merge and diffs stay readable.
+One JSON object per line, so that files merge and diffs stay readable. A search for labels that is
+run again goes on where it stopped: each label is the start of its next search, so that labels only
+get better.
 """
 
+import functools
 import os
+import time
+from collections.abc import Callable, Iterable
+from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,13 +20,19 @@ from jaxtyping import Int
 from gdp.errors import GdpError
 from gdp.files.reading import Kind, decode_json, read_bytes
 from gdp.files.writing import write_atomic
-from gdp.learn.instances import Instance
+from gdp.learn.instances import Instance, Problems, load_problems
+from gdp.methods.base import Search
+from gdp.methods.portfolio import HEURISTICS
 from gdp.methods.priorities import timing
-from gdp.policy.evaluate import judge
+from gdp.methods.search.local_search import local_search
+from gdp.policy.advice import judge
+from gdp.policy.method import assignment
 from gdp.policy.policy import pack, unpack
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import canonical
+from gdp.tasks import HERE, Engine, each
 
+QUICK_EVALUATIONS = 500
 _KIND = Kind("file of labels", GdpError)
 _LINE = Kind("label", GdpError)
 
@@ -76,10 +88,10 @@ class LabelStore:
         """Keep a placement if it is better than what is known; the effort adds up either way."""
         device = canonical(problem, device, timing(problem).order)
         cost_s, feasible = judge(problem, device[None])
-        known = self.get(instance, problem)
-        effort = evaluations + (known.evaluations if known else 0)
-        if known and (not feasible[0] or cost_s[0] >= known.value_s):
-            label = msgspec.structs.replace(known, evaluations=effort)
+        previous = self.get(instance, problem)
+        effort = evaluations + (previous.evaluations if previous else 0)
+        if previous and (not feasible[0] or cost_s[0] >= previous.value_s):
+            label = msgspec.structs.replace(previous, evaluations=effort)
         else:
             label = Label(
                 instance=instance,
@@ -95,8 +107,8 @@ class LabelStore:
     def merge(self, labels: list[Label]) -> None:
         """Take over the labels that are better than what is known of their instances."""
         for label in labels:
-            known = self._labels.get(label.instance.key)
-            if known is None or label.value_s < known.value_s:
+            previous = self._labels.get(label.instance.key)
+            if previous is None or label.value_s < previous.value_s:
                 self._labels[label.instance.key] = label
 
     def all(self) -> list[Label]:
@@ -125,3 +137,124 @@ def load_labels(path: str | os.PathLike[str]) -> LabelStore:
 
 def _digest(problem: Problem) -> str:
     return problem.graph.digest[:16]
+
+
+# The search for labels.
+
+
+class Corpus(NamedTuple):
+    """Graphs to label: those of a folder, and random ones."""
+
+    folder: str  # "" for none
+    random_graphs: int
+    min_ops: int
+    max_ops: int
+    version: str = ""  # of the folder: workers read another version anew
+
+    @functools.cache  # noqa: B019 - each process reads the folder once
+    def problems(self) -> Problems:
+        """The graphs by split."""
+        return load_problems(
+            self.folder, random_graphs=self.random_graphs,
+            min_ops=self.min_ops, max_ops=self.max_ops,
+        )  # fmt: skip
+
+
+def search_label(
+    store: LabelStore, instance: Instance, problem: Problem, *, evaluations: int, seed: int
+) -> Label | None:
+    """Label an instance: the best of the heuristics and its label, polished by local search.
+
+    A better label is kept; None where no method places the instance.
+    """
+    candidates: dict[str, Int[np.ndarray, "N"]] = {}
+    for name, method in HEURISTICS:
+        answer = method(problem, Search(seed=seed, seconds=None))
+        if answer.assignment is not None:
+            candidates[name] = answer.assignment.device
+    previous = store.get(instance, problem)
+    if previous is not None:
+        candidates["label"] = previous.placement()
+    start, best = None, "none"
+    improved: dict[str, Int[np.ndarray, "N"]] = {}
+    if candidates:
+        cost_s, _ = judge(problem, np.stack(list(candidates.values())))
+        best = list(candidates)[int(np.argmin(cost_s))]
+        improved[best] = candidates[best]
+        start = assignment(problem, candidates[best])
+    search = Search(seed=seed, seconds=None, evaluations=evaluations, start=start)
+    answer = local_search(problem, search)
+    if answer.assignment is not None:
+        improved["search"] = answer.assignment.device
+    label = None
+    for name, device in improved.items():
+        spent = answer.evaluations if name == "search" else len(candidates)
+        label = store.improve(
+            instance, problem, device, evaluations=spent, found_by=f"{best}+{name}"
+        )
+    return label
+
+
+def quick_labels(
+    problems: Problems, instances: list[Instance], seed: int
+) -> tuple[list[Instance], LabelStore]:
+    """(instances that have a placement, their labels by a short search)."""
+    store = LabelStore([])
+    for instance in instances:
+        problem = problems.get(instance)
+        search_label(store, instance, problem, evaluations=QUICK_EVALUATIONS, seed=seed)
+    return store.instances(), store
+
+
+class Task(NamedTuple):
+    """One instance to label, in a process that knows nothing yet."""
+
+    corpus: Corpus
+    instance: Instance
+    known: Label | None
+    evaluations: int
+    seed: int
+
+
+def label_of(task: Task) -> Label | None:
+    """The label of a task; None where no method places the instance."""
+    problem = task.corpus.problems().get(task.instance)
+    store = LabelStore([] if task.known is None else [task.known])
+    return search_label(store, task.instance, problem, evaluations=task.evaluations, seed=task.seed)
+
+
+def label_all(
+    out: Path,
+    todo: Iterable[Task],
+    seconds: float = np.inf,
+    engine: Engine = HERE,
+    progress: Callable[[int, int, str], None] = lambda done, count, key: None,
+) -> int:
+    """Label what has had fewer evaluations, until the time is over. Returns how many were done.
+
+    Each label is appended as it comes, and stands if the run is killed; at the end the file has
+    one line for each instance, in the order they were asked for. `progress` gets (labels found,
+    instances to label, key of the last).
+    """
+    store, begin = load_labels(out), time.monotonic()
+    todo = list({task.instance.key: task for task in todo}.values())
+    previous = {task.instance.key: store.get(task.instance) for task in todo}
+    todo = [
+        task._replace(known=label)
+        for task in todo
+        if (label := previous[task.instance.key]) is None or label.evaluations < task.evaluations
+    ]
+    in_time = takewhile(lambda _: time.monotonic() - begin <= seconds, todo)
+    done = 0
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("ab") as file:
+        for number, label in each(label_of, in_time, engine):
+            if label is not None:
+                done += 1
+                file.write(msgspec.json.encode(label) + b"\n")
+                file.flush()
+            progress(done, len(todo), todo[number].instance.key)
+    labels = {label.instance.key: label for label in load_labels(out).all()}
+    requested = [labels.pop(key) for key in previous if key in labels]
+    LabelStore([*labels.values(), *requested]).save(out)
+    return done

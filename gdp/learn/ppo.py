@@ -21,13 +21,11 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from gdp.methods.priorities import timing
-from gdp.policy.advice import Advice, advice, with_incumbent
+from gdp.policy.advice import Advice, advice, judge, with_incumbent
 from gdp.policy.decode import Rollout, decode
-from gdp.policy.evaluate import judge
 from gdp.policy.model.config import Head, NetworkConfig, Params, score
-from gdp.policy.model.network import apply
+from gdp.policy.model.network import Batch, apply
 from gdp.policy.policy import Policy
-from gdp.policy.view.batching import Batch
 from gdp.policy.view.decode_problem import NUM_PAIR_FEATURES
 from gdp.problem.arrays import Arrays, arrays_of
 from gdp.problem.problem import Problem
@@ -56,18 +54,18 @@ def gap(
 
 def _near(a: Arrays, op: int, length: int) -> Int[np.ndarray, "M"]:
     """The ops nearest to one, breadth first over producers and readers."""
-    found, queue = {op}, [op]
+    near, queue = {op}, [op]
     for here in queue:
-        if len(found) >= length:
+        if len(near) >= length:
             break
         tensors = a.out_tensor[a.out_start[here] : a.out_start[here + 1]]
         makers = a.producer[a.in_tensor[a.in_start[here] : a.in_start[here + 1]]].tolist()
         readers = [r for t in tensors for r in a.use_op[a.use_start[t] : a.use_start[t + 1]]]
         for other in (*makers, *readers):
-            if other not in found and len(found) < length:
-                found.add(int(other))
+            if other not in near and len(near) < length:
+                near.add(int(other))
                 queue.append(int(other))
-    return np.fromiter(found, dtype=np.int64)
+    return np.fromiter(near, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,64 +89,46 @@ def sample(
     *,
     samples: int,
     seed: int,
-    told: Advice | None = None,
+    around: Advice | None = None,
     gaps: int = 0,
     threads: int = 1,
 ) -> Episode:
     """`samples` placements with all that was seen.
 
-    `told` is advice around another incumbent than the best adviser. The last `gaps` rows are the
+    `around` is advice around another incumbent than the best adviser. The last `gaps` rows are the
     incumbent with a gap each that is decoded again.
     """
-    batch = policy.batch(problem, told)
-    forced = np.zeros((0, problem.num_ops), dtype=np.int64)
-    incumbent_s = np.nan
+    batch, gap_rows = policy.batch(problem, around), slice(samples - gaps, samples)
+    free = np.ones((samples, batch.size[0]), dtype=bool)
+    forced, incumbent_s = None, np.nan
     if gaps:
-        found = told or advice(problem)
-        incumbent_s = float(found.cost_s[0])
-        forced = with_gaps(problem, found.device[0], gaps, np.random.default_rng([seed, 5]))
+        start = around or advice(problem)
+        incumbent_s = float(start.cost_s[0])
+        forced = with_gaps(problem, start.device[0], gaps, np.random.default_rng([seed, 5]))
+        free[gap_rows, : problem.num_ops] = forced < 0
     rollout = decode(
-        policy.view(problem, told),
-        policy.head_of(problem, batch),
-        samples=samples,
-        seed=seed,
-        forced=forced,
-        keep=True,
-        pad=(len(batch.op_mask), len(batch.device_mask)),
-        threads=threads,
-    )
+        policy.view(problem, around), policy.head_of(problem, batch), samples=samples, seed=seed,
+        forced=forced, keep=batch.size, threads=threads,
+    )  # fmt: skip
     cost_s, feasible = judge(problem, rollout.device)
-    first = samples - len(forced)
-    free = np.ones((samples, len(batch.op_mask)), dtype=bool)
-    free[first : first + gaps, : problem.num_ops] = forced[:gaps] < 0
-    rows = slice(first, first + gaps)
-    return Episode(problem, batch, rollout, free, rows, incumbent_s, cost_s, feasible)
+    return Episode(problem, batch, rollout, free, gap_rows, incumbent_s, cost_s, feasible)
 
 
 def with_label(
-    policy: Policy, episode: Episode, label: Int[np.ndarray, "N"], told: Advice | None
+    policy: Policy, episode: Episode, label: Int[np.ndarray, "N"], around: Advice | None
 ) -> Episode:
     """The episode with one more row, which follows a label."""
-    batch, followed = follow(policy, episode.problem, label[None], told, episode.batch)
+    batch, followed = follow(policy, episode.problem, label[None], around, episode.batch)
     cost_s, feasible = judge(episode.problem, followed.device)
-    old = episode.rollout
     return replace(
         episode,
         batch=batch,
-        rollout=Rollout(
-            *(np.concatenate(pair) for pair in zip(_parts(old), _parts(followed), strict=True))
-        ),
+        rollout=Rollout(*map(np.concatenate, zip(episode.rollout, followed, strict=True))),
         free=np.concatenate([episode.free, np.ones_like(episode.free[:1])]),
         cost_s=np.concatenate([episode.cost_s, cost_s]),
         feasible=np.concatenate([episode.feasible, feasible]),
         labelled=True,
     )
-
-
-def _parts(rollout: Rollout) -> tuple[np.ndarray, ...]:
-    """The arrays of a rollout that was kept, in the order of its fields."""
-    kept = (rollout.taken, rollout.legal, rollout.feats)
-    return (rollout.device, rollout.log_probability, *(part for part in kept if part is not None))
 
 
 def with_gaps(
@@ -161,35 +141,34 @@ def with_gaps(
     return table
 
 
-def advance(policy: Policy, problem: Problem, told: Advice, *, samples: int, seed: int) -> Advice:
+def advance(policy: Policy, problem: Problem, around: Advice, *, samples: int, seed: int) -> Advice:
     """Advice with the best of some samples as the incumbent, if it is better."""
     drawn = decode(
-        policy.view(problem, told), policy.head(problem, told), samples=samples, seed=seed
+        policy.view(problem, around), policy.head(problem, around), samples=samples, seed=seed
     ).device
     cost_s, _ = judge(problem, drawn)
     row = int(np.argmin(cost_s))
-    if cost_s[row] >= told.cost_s[0]:
-        return told
-    return with_incumbent(told, problem, drawn[row])
+    if cost_s[row] >= around.cost_s[0]:
+        return around
+    return with_incumbent(around, problem, drawn[row])
 
 
 def follow(
     policy: Policy,
     problem: Problem,
     labels: Int[np.ndarray, "K N"],
-    told: Advice | None = None,
+    around: Advice | None = None,
     batch: Batch | None = None,
 ) -> tuple[Batch, Rollout]:
     """Inputs of the network and the decoder when a placement is forced."""
-    batch = policy.batch(problem, told) if batch is None else batch
+    batch = policy.batch(problem, around) if batch is None else batch
     return batch, decode(
-        policy.view(problem, told),
+        policy.view(problem, around),
         blank_head(problem),
         samples=len(labels),
         seed=0,
         forced=labels,
-        keep=True,
-        pad=(len(batch.op_mask), len(batch.device_mask)),
+        keep=batch.size,
     )
 
 
@@ -282,9 +261,6 @@ def rows(
     temperature: float = 1.0,
 ) -> ChoiceRows:
     """The arrays of a rollout, ready for `gradient`."""
-    assert rollout.feats is not None
-    assert rollout.legal is not None
-    assert rollout.taken is not None
     samples, wide = rollout.taken.shape
     action = np.zeros((samples, wide), dtype=np.int32)
     action[:, : rollout.device.shape[1]] = rollout.device
@@ -300,6 +276,11 @@ def rows(
         surrogate=jnp.asarray(surrogate, dtype=jnp.float32),
         imitation=jnp.asarray(imitation, dtype=jnp.float32),
     )
+
+
+def with_old(rows: ChoiceRows, metrics: Metrics) -> ChoiceRows:
+    """The rows for further steps, with the log-probabilities that the first step computed."""
+    return rows._replace(old=metrics.old, fresh=jnp.asarray(False))
 
 
 def log_probabilities(
@@ -345,15 +326,15 @@ def loss(
     logp, drawn, entropy = log_probabilities(config, params, batch, rows)
     old = jnp.where(rows.fresh, jax.lax.stop_gradient(drawn), rows.old)
     log_ratio = logp - old
-    own = rows.surrogate[:, None] * rows.taken
-    count = jnp.maximum(own.sum(), 1.0)
+    free_weight = rows.surrogate[:, None] * rows.taken
+    count = jnp.maximum(free_weight.sum(), 1.0)
     surrogate = surrogate_loss(log_ratio, rows.advantage[:, None], weights.clip)
     labelled = rows.imitation[:, None] * rows.taken
     cross_entropy = -(labelled * logp).sum() / jnp.maximum(labelled.sum(), 1.0)
-    bonus = (own * entropy).sum() / count
-    total = (own * surrogate).sum() / count - weights.entropy * bonus
+    bonus = (free_weight * entropy).sum() / count
+    total = (free_weight * surrogate).sum() / count - weights.entropy * bonus
     total = total + weights.imitate * cross_entropy
-    clipped = (own * (jnp.abs(jnp.expm1(log_ratio)) > weights.clip)).sum() / count
+    clipped = (free_weight * (jnp.abs(jnp.expm1(log_ratio)) > weights.clip)).sum() / count
     return total, Metrics(logp, old, bonus, cross_entropy, clipped, jnp.zeros(()))
 
 
@@ -415,8 +396,8 @@ def gap_weights(
     free: Bool[np.ndarray, "K N"], taken: Bool[np.ndarray, "K N"]
 ) -> Float[np.ndarray, "K"]:
     """Weights of rows such that each counts alike, however few of its choices were its own."""
-    own = np.maximum((free & taken).sum(axis=1), 1)
-    return np.clip(taken.sum(axis=1) / own, 1.0, MOST_WEIGHT)
+    num_free = np.maximum((free & taken).sum(axis=1), 1)
+    return np.clip(taken.sum(axis=1) / num_free, 1.0, MOST_WEIGHT)
 
 
 def published_advantages(
@@ -478,19 +459,20 @@ def imitation_rows(
     label: Int[np.ndarray, "N"],
     noise: float,
     seed: int,
-    told: Advice | None = None,
+    around: Advice | None = None,
 ) -> tuple[Batch, ChoiceRows]:
     """Two rows: the label followed exactly, and followed with some ops astray."""
     astray = perturb(problem, label, noise, seed)
-    batch, rollout = follow(policy, problem, np.stack([label, astray]), told)
-    made = rows(rollout, np.zeros(2), np.zeros(2), np.ones(2))
+    batch, rollout = follow(policy, problem, np.stack([label, astray]), around)
+    labelled = rows(rollout, np.zeros(2), np.zeros(2), np.ones(2))
     n = problem.num_ops
-    action = np.array(made.action)
+    action = np.array(labelled.action)
     action[:, :n] = label
-    assert rollout.legal is not None
     # Where the label's device is no longer legal there is nothing to imitate.
     still = np.take_along_axis(rollout.legal, action[..., None].astype(np.int64), axis=-1)[..., 0]
-    return batch, made._replace(action=jnp.asarray(action), taken=made.taken & jnp.asarray(still))
+    return batch, labelled._replace(
+        action=jnp.asarray(action), taken=labelled.taken & jnp.asarray(still)
+    )
 
 
 def perturb(

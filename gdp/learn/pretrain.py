@@ -1,21 +1,25 @@
-"""Pre-training over many graphs: imitation, then PPO, validation, checkpoints to resume from."""
+"""Pre-training over many graphs: imitation, then PPO, validation, checkpoints to resume from.
 
-import contextlib
+An update is a function of the state and of its number alone: whatever is random in update k comes
+from (seed, k), so that a resumed run draws what the first would have.
+"""
+
 import json
 import logging
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import msgspec
 import numpy as np
+import optax
 
 from gdp import checkpoint
-from gdp.errors import GdpError, MissingExtraError
+from gdp.errors import MissingExtraError
 from gdp.files.kept import use_xla_cache
 from gdp.files.reading import Kind, convert
 from gdp.files.writing import (
@@ -23,27 +27,305 @@ from gdp.files.writing import (
     check_folder_writable,
     check_no_source,
     resolve_after_crash,
-    write_atomic,
     write_manifest,
 )
-from gdp.learn.curve import draw_curve, read_metrics
 from gdp.learn.instances import Instance, Problems, draw, is_random, load_problems, parse_key
-from gdp.learn.labelling import quick_labels
-from gdp.learn.labels import Label, LabelStore, load_labels
+from gdp.learn.labels import Label, LabelStore, load_labels, quick_labels
+from gdp.learn.metrics import METRICS, MetricsLog, draw_curve, progress_bar, read_metrics
+from gdp.learn.ppo import (
+    ChoiceRows,
+    Episode,
+    Metrics,
+    Weights,
+    advance,
+    advantages,
+    gap_advantages,
+    gap_weights,
+    gradient,
+    imitation_rows,
+    optimiser,
+    published_advantages,
+    rows,
+    sample,
+    step,
+    with_label,
+    with_old,
+)
 from gdp.learn.processes import ProcessGroup
-from gdp.learn.recipe import Recipe
-from gdp.learn.trainer import Trainer, TrainState
-from gdp.policy.model.network import init
+from gdp.learn.recipe import Recipe, RecipeError
+from gdp.methods.priorities import timing
+from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
+from gdp.policy.model.config import Params
+from gdp.policy.model.network import Batch, init
 from gdp.policy.policy import Policy, load_policy, save_policy
 from gdp.policy.propose import propose
+from gdp.problem.problem import Problem
 from gdp.resources import shipped
-from gdp.version import install_command
 
-CURVE = "curve.png"
+log = logging.getLogger(__name__)
+
+CURVE, LABELS = "curve.png", "labels.jsonl"
 FEW = 8
 """Problems that are labelled for validation where no label is of a held-out graph."""
+SAMPLES = 16
+"""Placements drawn beside the greedy one in validation."""
 MISFIT = 5.0
 """Largest cost ratio of an instance; also that of placements that do not fit."""
+
+
+# One update of either phase.
+
+
+class TrainState(NamedTuple):
+    """All that a checkpoint holds beside the labels."""
+
+    params: Params
+    averaged: Params  # exponential mean of the weights: what is validated and shipped
+    optimiser: Any
+    step: np.ndarray  # [] updates done
+
+
+@dataclass
+class Trainer:
+    """A recipe with its problems and labels; `update` takes the state one step on."""
+
+    recipe: Recipe
+    problems: Problems
+    labels: LabelStore
+    team: ProcessGroup = field(default_factory=ProcessGroup)
+    threads: int = 1
+    past: dict[str, tuple[float, int]] = field(default_factory=dict)  # for the published advantage
+
+    def __post_init__(self) -> None:
+        imitation, ppo = self.recipe.imitation, self.recipe.ppo
+        for name, phase in (("imitation", imitation), ("ppo", ppo)):
+            if phase.updates and phase.graphs < self.team.size:
+                raise RecipeError(
+                    f"{self.team.size} processes share {phase.graphs} problems per update; raise "
+                    f"graphs of [{name}] to at least {self.team.size}"
+                )
+        self.transforms = (
+            optimiser(imitation.rate, imitation.rate_end, imitation.updates),
+            optimiser(ppo.rate, ppo.rate_end, ppo.updates * ppo.epochs),
+        )
+
+    @property
+    def total(self) -> int:
+        """Updates of both phases."""
+        return self.recipe.imitation.updates + self.recipe.ppo.updates
+
+    def imitates(self, at: int) -> bool:
+        """True for updates of the first phase, imitation."""
+        return at < self.recipe.imitation.updates
+
+    def fresh(self, params: Params) -> TrainState:
+        """The state before the first update."""
+        params = jax.tree.map(np.asarray, params)
+        return TrainState(params, params, self.transforms[0].init(params), np.zeros((), np.int64))
+
+    def update(self, state: TrainState) -> tuple[TrainState, dict[str, float]]:
+        """One update, and what there is to say about it."""
+        at = int(state.step)
+        if at == self.recipe.imitation.updates:
+            state = state._replace(optimiser=self.transforms[1].init(state.params))
+        do = self._imitate if self.imitates(at) else self._reinforce
+        state, numbers = do(state, np.random.default_rng([self.recipe.seed, at]))
+        return state._replace(step=np.asarray(at + 1)), numbers
+
+    def _imitate(
+        self, state: TrainState, rng: np.random.Generator
+    ) -> tuple[TrainState, dict[str, float]]:
+        config = self.recipe.imitation
+        labelled = self.labels.instances()
+        chosen = [labelled[int(k)] for k in rng.integers(len(labelled), size=config.graphs)]
+        seeds = rng.integers(1 << 31, size=config.graphs)
+        policy = Policy(self.recipe.network, state.params)
+
+        def followed() -> Iterator[tuple[Batch, ChoiceRows]]:
+            for k, instance in self.team.mine(chosen):
+                problem, seed = self.problems.get(instance), int(seeds[k])
+                label = self.labels.get(instance, problem)
+                if label is not None:
+                    around = self._advice(policy, problem, seed, rounds=0)
+                    yield imitation_rows(
+                        policy, problem, label.placement(), config.noise, seed, around
+                    )
+
+        total, metrics = self._gradients(state, followed(), Weights(0.2, 0.0, 1.0))
+        state = self._apply(state, total, len(metrics), self.transforms[0], config.average)
+        losses = [float(m.cross_entropy) for m in metrics]
+        return state, {"cross_entropy": float(np.mean(losses)) if losses else float("nan")}
+
+    def _reinforce(
+        self, state: TrainState, rng: np.random.Generator
+    ) -> tuple[TrainState, dict[str, float]]:
+        config = self.recipe.ppo
+        chosen = [self._choose(rng) for _ in range(config.graphs)]
+        seeds = rng.integers(1 << 31, size=config.graphs)
+        policy = Policy(self.recipe.network, state.params)
+        episodes = [
+            self._episode(policy, instance, int(seeds[k])) for k, instance in self.team.mine(chosen)
+        ]
+        every = [(episode, self._rows(instance, episode)) for instance, episode in episodes]
+        # Without advantages and a label nothing is left but the bonus for entropy.
+        batches = [
+            (episode.batch, choices)
+            for episode, choices in every
+            if episode.labelled or choices.advantage.any()
+        ]
+        progress = (int(state.step) - self.recipe.imitation.updates) / max(config.updates, 1)
+        weights = Weights(
+            config.clip,
+            config.entropy + (config.entropy_end - config.entropy) * progress,
+            config.imitate,
+        )
+        metrics: list[Metrics] = []
+        for epoch in range(config.epochs):
+            total, latest = self._gradients(state, batches, weights)
+            if epoch == 0:
+                batches = [
+                    (batch, with_old(choices, numbers))
+                    for (batch, choices), numbers in zip(batches, latest, strict=True)
+                ]
+            metrics += latest
+            state = self._apply(state, total, len(batches), self.transforms[1], config.average)
+        idle = len(episodes) - len(batches)
+        return state, self._numbers(episodes, metrics) | {"without_signal": float(idle)}
+
+    def _gradients(
+        self, state: TrainState, batches: Iterable[tuple[Batch, ChoiceRows]], weights: Weights
+    ) -> tuple[Params | None, list[Metrics]]:
+        """(sum of the gradients, None where there are none; metrics of each)."""
+        total, metrics = None, []
+        for batch, choices in batches:
+            grads, numbers = gradient(self.recipe.network, state.params, batch, choices, weights)
+            total = grads if total is None else jax.tree.map(np.add, total, grads)
+            metrics.append(numbers)
+        return total, metrics
+
+    def _choose(self, rng: np.random.Generator) -> Instance:
+        if only := self.recipe.data.instances:
+            return parse_key(only[int(rng.integers(len(only)))])
+        labelled = self.labels.instances()
+        if not labelled or rng.random() < self.recipe.data.fresh:
+            data = self.recipe.data
+            return draw(rng, self.problems.train, limited=data.limited, memory=data.memory)
+        return labelled[int(rng.integers(len(labelled)))]
+
+    def _episode(self, policy: Policy, instance: Instance, seed: int) -> tuple[Instance, Episode]:
+        """Sampled placements of one problem; the label rides along as the last row."""
+        problem, config = self.problems.get(instance), self.recipe.ppo
+        label = self.labels.get(instance, problem)
+        follows = config.imitate > 0 and label is not None
+        around = self._advice(policy, problem, seed, config.rounds)
+        # There are as many rows with a label as without, so that both share one compiled gradient.
+        episode = sample(
+            policy, problem, samples=config.samples - follows, seed=seed, around=around,
+            gaps=int(config.gaps * config.samples) if policy.config.advice else 0,
+            threads=self.threads,
+        )  # fmt: skip
+        best = episode.rollout.device[int(np.argmin(episode.cost_s))]
+        if label is not None:
+            label = self.labels.improve(
+                instance, problem, best,
+                evaluations=len(episode.cost_s), found_by="policy",
+            )  # fmt: skip
+            best = label.placement()
+        return instance, with_label(policy, episode, best, around) if follows else episode
+
+    def _advice(self, policy: Policy, problem: Problem, seed: int, rounds: int) -> Advice | None:
+        """Advice around a random incumbent: an adviser's placement, improved by a few rounds.
+
+        Half the time the best adviser's, as at the first decode of a problem; None means that.
+        """
+        if not policy.config.advice:
+            return None
+        rng = np.random.default_rng([seed, 3])
+        around, start = None, incumbents(problem)
+        if rng.random() < 0.5 and len(start) > 1:
+            device = start[int(rng.integers(1, len(start)))]
+            around = with_incumbent(advice(problem), problem, device)
+        for k in range(int(rng.integers(rounds + 1))):
+            around = advance(
+                policy, problem, around or advice(problem), samples=self.recipe.ppo.samples // 2,
+                seed=seed + 1 + k,
+            )  # fmt: skip
+        return around
+
+    def _rows(self, instance: Instance, episode: Episode) -> ChoiceRows:
+        samples = len(episode.cost_s)
+        labelled = np.zeros(samples)
+        labelled[-1] = float(episode.labelled)
+        free = labelled == 0
+        whole = free.copy()
+        whole[episode.gaps] = False
+        advantage = np.zeros(samples)
+        weight = free.astype(float)
+        if self.recipe.ppo.advantage == "normalised":
+            advantage[whole] = advantages(episode.cost_s[whole])
+            gaps = episode.gaps
+            advantage[gaps] = gap_advantages(episode.cost_s[gaps], episode.incumbent_s)
+            weight[gaps] = gap_weights(episode.free[gaps], episode.rollout.taken[gaps])
+        else:
+            advantage[free], self.past[instance.key] = published_advantages(
+                episode.cost_s[free], episode.feasible[free],
+                self.past.get(instance.key, (0.0, 0)), single_device_s(episode.problem),
+            )  # fmt: skip
+        choices = rows(episode.rollout, advantage, weight, labelled)
+        return choices._replace(taken=choices.taken & jax.numpy.asarray(episode.free))
+
+    def _apply(
+        self,
+        state: TrainState,
+        total: Any,
+        count: int,
+        transform: optax.GradientTransformation,
+        average: float,
+    ) -> TrainState:
+        if total is None:
+            total = jax.tree.map(np.zeros_like, state.params)
+        grads = self.team.mean(total, count)
+        params, opt, averaged = step(
+            transform, state.params, state.optimiser, state.averaged, grads, average
+        )
+        return state._replace(params=params, optimiser=opt, averaged=averaged)
+
+    def _numbers(
+        self, episodes: list[tuple[Instance, Episode]], metrics: list[Metrics]
+    ) -> dict[str, float]:
+        """Means over this process's problems; ratios are to the labels, where there are any."""
+        ratios, bests, gains = [], [], []
+        for instance, episode in episodes:
+            label = self.labels.get(instance, episode.problem)
+            drawn = episode.cost_s[: episode.gaps.start]
+            if episode.labelled:
+                gains.append(np.log(drawn.min() / episode.cost_s[-1]))
+            if label is not None:
+                ratios.append(np.log(drawn / label.value_s).mean())
+                bests.append(np.log(drawn.min() / label.value_s))
+        costs = np.concatenate([e.cost_s for _, e in episodes]) if episodes else np.full(1, np.nan)
+        mean = {
+            "mean_s": costs.mean(),
+            "best_s": costs.min(),
+            "entropy": np.mean([float(m.entropy) for m in metrics]) if metrics else np.nan,
+            "clipped": np.mean([float(m.clipped) for m in metrics]) if metrics else np.nan,
+            "feasible": np.mean([e.feasible.mean() for _, e in episodes]) if episodes else np.nan,
+        }
+        if ratios:
+            mean |= {"sample_ratio": np.exp(np.mean(ratios)), "best_ratio": np.exp(np.mean(bests))}
+        if gains:
+            mean["label_gain"] = np.exp(np.mean(gains))
+        return {name: float(value) for name, value in mean.items()}
+
+
+def single_device_s(problem: Problem) -> float:
+    """Seconds of all ops on the best single device; elsewhere what may not run there."""
+    cost_s = np.where(problem.allowed, timing(problem).cost_s, np.inf)
+    alone = np.where(problem.allowed, cost_s, cost_s.min(axis=1, keepdims=True)).sum(axis=0)
+    return max(float(alone.min()), 1e-12)
+
+
+# Validation.
 
 
 class Quality(NamedTuple):
@@ -68,34 +350,28 @@ TIGHT, LARGE = 1.7, 1000
 """Memory over the fair share up to which an instance is tight; ops from which it is large."""
 
 
-def outcomes(
-    policy: Policy,
-    problems: Problems,
-    labels: LabelStore,
-    instances: list[Instance],
-    *,
-    samples: int = 16,
-    seed: int = 0,
+def validation_outcomes(
+    policy: Policy, problems: Problems, labels: LabelStore, instances: list[Instance]
 ) -> list[Outcome]:
     """Greedy decode and the best of some samples, no repair and no search."""
-    made = []
+    outcomes = []
     for instance in instances:
         problem = problems.get(instance)
         label = labels.get(instance, problem)
         if label is None:
             continue
-        found = propose(policy, problem, samples + 1, seed)
-        cost_s = np.minimum(found.value_s, MISFIT * label.value_s)
-        ratio, fits = cost_s / label.value_s, bool(found.overflow[0] == 0)
-        made.append(Outcome(instance, problem.num_ops, float(ratio[0]), float(ratio.min()), fits))
-    return made
+        proposals = propose(policy, problem, SAMPLES + 1, seed=0)
+        ratio = np.minimum(proposals.value_s / label.value_s, MISFIT)
+        greedy, best, fits = float(ratio[0]), float(ratio.min()), bool(proposals.overflow[0] == 0)
+        outcomes.append(Outcome(instance, problem.num_ops, greedy, best, fits))
+    return outcomes
 
 
-def quality_of(found: list[Outcome]) -> Quality:
+def quality_of(outcomes: list[Outcome]) -> Quality:
     """Means over instances; not a number where there are none."""
-    if not found:
+    if not outcomes:
         return Quality(float("nan"), float("nan"), float("nan"))
-    _, _, greedy, best, fits = zip(*found, strict=True)
+    _, _, greedy, best, fits = zip(*outcomes, strict=True)
     return Quality(
         float(np.exp(np.mean(np.log(greedy)))),
         float(np.exp(np.mean(np.log(best)))),
@@ -103,13 +379,13 @@ def quality_of(found: list[Outcome]) -> Quality:
     )
 
 
-def by_regime(found: list[Outcome]) -> dict[str, float]:
+def by_regime(outcomes: list[Outcome]) -> dict[str, float]:
     """Greedy and best of the tight, the large and the other instances, where there are any."""
     parts: dict[str, list[Outcome]] = {}
-    for one in found:
-        tight = 0.0 < one.instance.memory <= TIGHT
-        name = "tight" if tight else "large" if one.num_ops >= LARGE else "ample"
-        parts.setdefault(name, []).append(one)
+    for outcome in outcomes:
+        tight = 0.0 < outcome.instance.memory <= TIGHT
+        name = "tight" if tight else "large" if outcome.num_ops >= LARGE else "ample"
+        parts.setdefault(name, []).append(outcome)
     return {
         f"{name}_{field}": value
         for name, part in sorted(parts.items())
@@ -118,19 +394,17 @@ def by_regime(found: list[Outcome]) -> dict[str, float]:
     }
 
 
-log = logging.getLogger(__name__)
+# The run.
 
 
 @dataclass(frozen=True, eq=False)
 class PretrainResult:
-    """Result of a run."""
+    """Result of a run; `best/` in its folder has the weights."""
 
-    policy: Policy  # averaged weights of the best validation, or the last
     updates: int
     best: Quality
     validated_on: str  # the problems of `best`
     folder: Path
-    history: list[dict] = field(default_factory=list)
 
 
 def pretrain(
@@ -158,7 +432,7 @@ def pretrain(
         force: Write among files that gdp did not write.
 
     Returns:
-        The best policy by validation, or the last one, with the log.
+        The number of updates, and the quality of the best policy by validation, or the last one.
 
     Raises:
         TargetError: if the folder holds anything but a run, or an output is an input of the recipe.
@@ -173,12 +447,12 @@ def pretrain(
 def _claim(folder: Path, recipe: Recipe, force: bool) -> None:
     """Check that a run may write into the folder, and mark it as its own."""
     read = [Path(name) for name in (recipe.start, recipe.data.labels, recipe.data.corpus) if name]
-    written = [folder, *(folder / name for name in ("state", "best", "last", "labels.jsonl"))]
+    written = [folder, *(folder / name for name in ("state", "best", "last", LABELS))]
     policy = OverwritePolicy(lambda: read, force)
     check_folder_writable(folder, "run", policy)
     check_no_source(written, policy)
     folder.mkdir(parents=True, exist_ok=True)
-    write_manifest(folder, "run", {"metrics.jsonl": "", "labels.jsonl": "", CURVE: ""})
+    write_manifest(folder, "run", {METRICS: "", LABELS: "", CURVE: ""})
 
 
 class _State(msgspec.Struct):
@@ -206,25 +480,25 @@ class _Run:
             min_ops=data.min_ops,
             max_ops=data.max_ops,
         )
+        self.problems.train.sort()
         self.labels = self._labels()
-        known = self.labels.instances()
-        validation = set(self.problems.validation)
-        self.held = [i for i in known if i.graph in validation][: data.validation]
+        train, validation = set(self.problems.train), set(self.problems.validation)
+        labelled = self.labels.instances()
+        self.held = [i for i in labelled if i.graph in validation][: data.validation]
         count = len({self.problems.family(i.graph) for i in self.held})
         families = "1 family" if count == 1 else f"{count} families"
         self.validated_on = f"{len(self.held)} problems of {families} held out"
         self.held_labels = self.labels
-        usable = set(data.graphs or self.problems.train)
-        self.problems.train = sorted(usable)
-        # Labels of random graphs serve beyond the recipe whose sizes they were drawn for.
-        random = not data.graphs and data.random_graphs > 0
-        learnt = [
-            i for i in known
-            if (i.graph in usable or (random and is_random(i.graph))) and i.graph not in validation
-        ]  # fmt: skip
+
+        def is_learned_from(graph: str) -> bool:
+            # Labels of random graphs serve beyond the recipe whose sizes they were drawn for.
+            random = data.random_graphs > 0 and is_random(graph)
+            return (graph in train or random) and graph not in validation
+
+        usable = [label for label in self.labels.all() if is_learned_from(label.instance.graph)]
         if not self.held and team.rank == 0:
             self._hold_some()
-        self.trainer = Trainer(recipe, self.problems, _only(self.labels, learnt), team, threads)
+        self.trainer = Trainer(recipe, self.problems, LabelStore(usable), team, threads)
         self.best: float = np.inf
         self.best_quality: Quality | None = None
 
@@ -232,8 +506,9 @@ class _Run:
         """Update until the last step, the time limit or `stop`; what was learned so far."""
         state = self._start()
         begin, saved = time.monotonic(), time.monotonic()
-        say = sinks(self.folder, int(state.step)) if self.team.rank == 0 else []
-        history = []
+        log_metrics = None
+        if self.team.rank == 0:
+            log_metrics = MetricsLog(self.folder, int(state.step))
         with progress_bar(self.trainer.total, int(state.step)) as draw:
             while int(state.step) < self.trainer.total:
                 at, clock, cpu = int(state.step), time.monotonic(), time.process_time()
@@ -245,9 +520,8 @@ class _Run:
                 }
                 if (at + 1) % self.recipe.run.validate_every == 0 or at + 1 == self.trainer.total:
                     numbers |= self._validate(state)
-                for sink in say:
-                    sink(at, numbers)
-                history.append({"step": at, **numbers})
+                if log_metrics is not None:
+                    log_metrics(at, numbers)
                 draw(at + 1, _summary(numbers))
                 over = stop_after_s is not None and time.monotonic() - begin > stop_after_s
                 over = over or (stop is not None and stop())
@@ -266,9 +540,7 @@ class _Run:
             self._ship(state, "best", quality)
         if self.team.rank == 0:
             self._draw()
-        return PretrainResult(
-            self._result(state), int(state.step), quality, self.validated_on, self.folder, history
-        )
+        return PretrainResult(int(state.step), quality, self.validated_on, self.folder)
 
     def _hold_some(self) -> None:
         """Label a few problems for validation, where no label is of a held-out graph.
@@ -293,28 +565,27 @@ class _Run:
 
     def _draw(self) -> None:
         try:
-            draw_curve(read_metrics(self.folder / "metrics.jsonl"), self.folder / CURVE)
+            draw_curve(read_metrics(self.folder / METRICS), self.folder / CURVE)
         except MissingExtraError as error:
             log.info("no picture: %s", error)
 
     def _labels(self) -> LabelStore:
         """The run's own labels where it resumes, the recipe's otherwise."""
-        own = self.folder / "labels.jsonl"
-        if own.exists():
-            return load_labels(own)
+        if (self.folder / LABELS).exists():
+            return load_labels(self.folder / LABELS)
         shared = self.recipe.data.labels
         return load_labels(shipped(shared)) if shared else LabelStore([])
 
     def _start(self) -> TrainState:
         network = self.recipe.network
         if self.recipe.start:
-            found = load_policy(self.recipe.start)
-            if found.config != network:
+            start = load_policy(self.recipe.start)
+            if start.config != network:
                 raise checkpoint.CheckpointError(
                     f"checkpoint {self.recipe.start!r} has another network than the recipe; copy "
                     "its [network] table"
                 )
-            params = found.params
+            params = start.params
         else:
             params = init(network, self.recipe.seed)
         state = self.trainer.fresh(params)
@@ -323,8 +594,7 @@ class _Run:
         where = f"checkpoint {str(self.folder / 'state')!r}"
         kind = Kind("state of a training run", checkpoint.CheckpointError)
         meta = convert(checkpoint.read_meta(self.folder / "state"), kind, _State, where)
-        # Older runs name a setting that is gone and was off.
-        if meta.recipe.replace(", clip_whole=False", "") != repr(self.recipe):
+        if meta.recipe != repr(self.recipe):
             raise checkpoint.CheckpointError(
                 f"{str(self.folder)!r} holds a run of another recipe; give a new folder"
             )
@@ -343,8 +613,9 @@ class _Run:
         at = int(state.step)
         self._share_labels()
         if self.team.rank == 0:
-            merged = _merge(self.labels, self.trainer.labels)
-            merged.save(self.folder / "labels.jsonl")
+            improved = self.trainer.labels
+            labels = [improved.get(label.instance) or label for label in self.labels.all()]
+            LabelStore(labels).save(self.folder / LABELS)
         meta = {
             "step": at,
             # At the border between phases the optimiser is still the first phase's.
@@ -361,9 +632,9 @@ class _Run:
 
     def _share_labels(self) -> None:
         """Every process gets the labels that the others have improved, resumed or not."""
-        own = msgspec.json.encode(self.trainer.labels.all())
-        for said in self.team.gather(own):
-            self.trainer.labels.merge(msgspec.json.decode(said, type=list[Label]))
+        encoded = msgspec.json.encode(self.trainer.labels.all())
+        for labels in self.team.gather(encoded):
+            self.trainer.labels.merge(msgspec.json.decode(labels, type=list[Label]))
 
     def _validate(self, state: TrainState) -> dict[str, float]:
         """Numbers of the first process; all of them write the policy where it is the best yet."""
@@ -380,116 +651,20 @@ class _Run:
         if self.team.rank > 0:
             return Quality(np.nan, np.nan, np.nan), {}
         policy = Policy(self.recipe.network, state.averaged, self.recipe.name)
-        results = outcomes(policy, self.problems, self.held_labels, self.held)
-        parts = {f"val_{key}": value for key, value in by_regime(results).items()}
-        return quality_of(results), parts
+        outcomes = validation_outcomes(policy, self.problems, self.held_labels, self.held)
+        parts = {f"val_{key}": value for key, value in by_regime(outcomes).items()}
+        return quality_of(outcomes), parts
 
     def _ship(self, state: TrainState, name: str, quality: Quality | None) -> None:
-        said = {} if quality is None else {"validation": quality._asdict()}
+        validation = {} if quality is None else {"validation": quality._asdict()}
         with self.team.together():
             save_policy(
                 Policy(self.recipe.network, state.averaged, self.recipe.name),
                 self.folder / name, recipe=self.text, force=True,
-                updates=int(state.step), **said,
+                updates=int(state.step), **validation,
             )  # fmt: skip
-
-    def _result(self, state: TrainState) -> Policy:
-        if (resolve_after_crash(self.folder / "best") / "meta.json").exists():
-            return load_policy(self.folder / "best")
-        return Policy(self.recipe.network, state.averaged, self.recipe.name)
-
-
-def _only(labels: LabelStore, instances: list[Instance]) -> LabelStore:
-    found = [labels.get(instance) for instance in instances]
-    return LabelStore([label for label in found if label is not None])
-
-
-def _merge(base: LabelStore, better: LabelStore) -> LabelStore:
-    """All labels of `base`, those in `better` in its version; order kept."""
-    merged = []
-    for instance in base.instances():
-        label = better.get(instance) or base.get(instance)
-        assert label is not None
-        merged.append(label)
-    return LabelStore(merged)
 
 
 def _summary(numbers: dict) -> str:
     shown = ("cross_entropy", "sample_ratio", "val_greedy", "val_best")
     return json.dumps({k: round(numbers[k], 3) for k in shown if k in numbers})
-
-
-# Metrics of a run: JSON lines, TensorBoard where it is installed, a progress bar
-
-
-Sink = Callable[[int, dict[str, Any]], None]
-"""Takes the step and its numbers."""
-
-
-class JsonLines:
-    """Appends one object per call.
-
-    On resume, lines from the checkpoint's step on are dropped, and a last line that a killed run
-    left unfinished. Raises `GdpError` where another line is no object with a step.
-    """
-
-    def __init__(self, path: Path, from_step: int) -> None:
-        self._path = path
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        if lines and not lines[-1].endswith(b"\n"):
-            lines.pop()
-        write_atomic(
-            path,
-            [line for at, line in enumerate(lines, 1) if _step(line, path, at) < from_step],
-        )
-
-    def __call__(self, step: int, numbers: dict[str, Any]) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, **numbers}) + "\n")
-
-
-def _step(line: bytes, path: Path, number: int) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise GdpError(
-            f"{path}, line {number}: is not a line of metrics; remove it to go on"
-        ) from None
-
-
-class TensorBoard:
-    """Scalars in TensorBoard's format, through tensorboardX (extra `plots`)."""
-
-    def __init__(self, folder: Path) -> None:
-        from tensorboardX import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder), flush_secs=30)
-
-    def __call__(self, step: int, numbers: dict[str, Any]) -> None:
-        for name, value in numbers.items():
-            if isinstance(value, int | float):
-                self._writer.add_scalar(name, value, step)
-
-
-def sinks(folder: Path, from_step: int) -> list[Sink]:
-    """JSON lines always; TensorBoard where it is installed."""
-    found: list[Sink] = [JsonLines(folder / "metrics.jsonl", from_step)]
-    try:
-        found.append(TensorBoard(folder / "tensorboard"))
-    except ImportError:
-        log.info("no TensorBoard files: %s", install_command("plots"))
-    return found
-
-
-@contextlib.contextmanager
-def progress_bar(total: int, done: int, name: str = "training") -> Iterator[Any]:
-    """A function (step, text) that draws a bar; it does nothing away from a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda step, text: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=total, completed=done)
-        yield lambda step, text: bar.update(task, completed=step, description=text)

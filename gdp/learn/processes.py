@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -187,8 +188,6 @@ def join(
 
 def _probe(host: str, port: int, timeout_s: float) -> None:
     """Wait until something listens at the coordinator's address."""
-    import time
-
     deadline = time.monotonic() + timeout_s
     while True:
         try:

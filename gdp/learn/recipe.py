@@ -2,17 +2,13 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from gdp.errors import GdpError
-from gdp.files.reading import MAX_TOML_BYTES, Kind, decode_toml, read_bytes, read_toml
+from gdp.files.reading import MAX_TOML_BYTES, Kind, decode_toml, read_bytes
 from gdp.learn.instances import parse_key
 from gdp.learn.ppo import ImitationConfig, PpoConfig
 from gdp.policy.model.config import NetworkConfig
 from gdp.resources import shipped
-
-if TYPE_CHECKING:
-    from gdp.learn.finetune import FinetuneConfig
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,6 @@ class DataConfig:
     limited: float = 0.3  # share of those with limited memory
     memory: tuple[float, float] = (1.15, 2.5)  # the limit, over the fair share of the footprint
     validation: int = 32  # problems of the validation families
-    graphs: tuple[str, ...] = ()  # only these graphs
     instances: tuple[str, ...] = ()  # only these problems (keys), for runs on one graph and cluster
 
     def __post_init__(self) -> None:
@@ -69,26 +64,19 @@ class RecipeError(GdpError):
     """A recipe that is missing or malformed."""
 
 
-_KIND = Kind("recipe", RecipeError, "pretrain/recipes and finetune/recipes travel with gdp")
+RECIPE_KIND = Kind("recipe", RecipeError, "pretrain/recipes and finetune/recipes travel with gdp")
 
 
 def parse_recipe(text: str, where: str = "recipe") -> Recipe:
     """A recipe from TOML; unknown keys and values out of range are errors."""
-    return decode_toml(text.encode(), _KIND, Recipe, where)
+    return decode_toml(text.encode(), RECIPE_KIND, Recipe, where)
 
 
 def load_recipe(path: str | os.PathLike[str]) -> tuple[Recipe, str]:
     """(recipe, its text) of a TOML file."""
-    data = read_bytes(shipped(path), _KIND, MAX_TOML_BYTES)
+    data = read_bytes(shipped(path), RECIPE_KIND, MAX_TOML_BYTES)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not a recipe: {error}") from None
     return parse_recipe(text, str(path)), text
-
-
-def load_finetune(path: str | os.PathLike[str]) -> "FinetuneConfig":
-    """The settings of a fine-tuning from a TOML file; what it leaves out is as by default."""
-    from gdp.learn.finetune import FinetuneConfig
-
-    return read_toml(shipped(path), _KIND, FinetuneConfig)

@@ -120,8 +120,8 @@ def _next(
         return place(adaptation, None, seed)
     best = min(trials, key=lambda trial: trial.measured.value_s).planned.placement
     measured = refused | {trial.planned.key for trial in trials}
-    found = [place(adaptation, start, seed + number) for start in (best, None)]
-    for planned in sorted(found, key=lambda one: one.predicted_s):
+    candidates = [place(adaptation, start, seed + number) for start in (best, None)]
+    for planned in sorted(candidates, key=lambda one: one.predicted_s):
         if planned.key not in measured:
             return planned
     for draw in range(DRAWS):

@@ -4,20 +4,20 @@ The heuristics cost milliseconds and know the schedule of the whole graph, which
 op holds. The policy reads each placement and its cost; the best is the incumbent, row 0 of the
 advice. Placements of the same heuristics on coarser graphs (`methods.heuristics.multilevel`) and,
 for throughput, the best pipeline along a few linear orders (`methods.pipeline`) are further starts
-without rows of their own. Axes: N ops, A rows of advice, D devices.
+without rows of their own. Axes: K placements, N ops, A rows of advice, D devices.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.clock import Clock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
-from gdp.methods.priorities import evaluate_rules, timing
-from gdp.policy.evaluate import cost
+from gdp.methods.priorities import BestRules, evaluate_rules, timing
 from gdp.problem.problem import Problem, cached_on_problem
 from gdp.problem.symmetry import canonical
 from gdp.sim.objectives import objective_of
@@ -27,6 +27,24 @@ ADVISERS = ("single", "blocks", "heft", "etf", "metis")
 takes the place of the last."""
 SHARPNESS = 20.0
 """An adviser's vote loses a factor of e for every twentieth that its cost is worse."""
+
+
+OVERFLOW_WEIGHT = 4.0
+"""A placement that overflows by its whole memory counts as five times as slow."""
+
+
+def judge(
+    problem: Problem, devices: Int[np.ndarray, "K N"]
+) -> tuple[Float[np.ndarray, "K"], Bool[np.ndarray, "K"]]:
+    """(cost in seconds, fits in memory?) of placements under their best priority rules."""
+    rated = evaluate_rules(problem, devices)
+    return cost(problem, rated), rated.overflow == 0
+
+
+def cost(problem: Problem, rated: BestRules) -> Float[np.ndarray, "K"]:
+    """Seconds of the objective, raised by memory overflow."""
+    capacity = float(np.minimum(problem.cluster.memory_bytes, 1 << 50).sum())
+    return rated.seconds * (1.0 + OVERFLOW_WEIGHT * rated.overflow / capacity)
 
 
 class Advice(NamedTuple):
@@ -54,9 +72,8 @@ class Advisers:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.answers: dict[str, Answer] = {}
-        self.own: dict[str, Answer] = {}  # of heuristics that were run here
+        self.run_here: dict[str, Answer] = {}  # those of them that nobody else had run
         self.clock = Clock(None)  # limit of heuristics that are run now
-        self.made: tuple[Advice, Int[np.ndarray, "K N"]] | None = None
 
     def answer(self, name: str) -> Answer | None:
         """A heuristic's answer; None where its optional package is not installed."""
@@ -68,16 +85,12 @@ class Advisers:
                 answer = dict(HEURISTICS)[name](self.problem, search)
             except MissingExtraError:
                 return None
-            self.answers[name] = self.own[name] = answer
+            self.answers[name] = self.run_here[name] = answer
         return self.answers[name]
 
-    def advise(self) -> tuple[Advice, Int[np.ndarray, "K N"]]:
+    @functools.cached_property
+    def advised(self) -> tuple[Advice, Int[np.ndarray, "K N"]]:
         """(the advice, all that was tried, the best first)."""
-        if self.made is None:
-            self.made = self._advise()
-        return self.made
-
-    def _advise(self) -> tuple[Advice, Int[np.ndarray, "K N"]]:
         placed = [self._placed(name) for name in ADVISERS]
         more = [self._multilevel(), self._pipeline()]
         rows = np.stack([row for row in [*placed, *more] if row is not None])
@@ -87,10 +100,10 @@ class Advisers:
         order = [best, *np.cumsum([row is not None for row in placed]) - 1]
         for k, row in enumerate(placed):
             order[1 + k] = best if row is None else order[1 + k]
-        made = Advice(rows[order], cost_s[order], int(rated.rule[best]))
+        best_advice = Advice(rows[order], cost_s[order], int(rated.rule[best]))
         sorted_rows = rows[np.argsort(cost_s, kind="stable")]
         first = np.unique(sorted_rows, axis=0, return_index=True)[1]
-        return made, sorted_rows[np.sort(first)]
+        return best_advice, sorted_rows[np.sort(first)]
 
     def _placed(self, name: str) -> Int[np.ndarray, "N"] | None:
         """One adviser's placement; where it finds none that fits, everything on the first it may.
@@ -116,8 +129,8 @@ class Advisers:
         from gdp.methods.pipeline.method import best_pipeline
 
         search = Search(clock=self.clock)
-        found = best_pipeline(self.problem, search, linear_only=True)
-        return None if found.device is None else self._canonical(Assignment(found.device))
+        pipeline = best_pipeline(self.problem, search, linear_only=True)
+        return None if pipeline.device is None else self._canonical(Assignment(pipeline.device))
 
     def _canonical(self, assignment: Assignment | None) -> Int[np.ndarray, "N"] | None:
         if assignment is None:
@@ -132,22 +145,24 @@ def _advisers(problem: Problem) -> Advisers:
 
 def advice(problem: Problem) -> Advice:
     """The advisers' placements; the best of them is the incumbent."""
-    return _advisers(problem).advise()[0]
+    return _advisers(problem).advised[0]
 
 
 def incumbents(problem: Problem) -> Int[np.ndarray, "K N"]:
     """The advisers' different placements, the best first: what a decode may start from."""
-    return _advisers(problem).advise()[1]
+    return _advisers(problem).advised[1]
 
 
-def advise(problem: Problem, known: Mapping[str, Answer], clock: Clock | None = None) -> Advice:
+def advise(
+    problem: Problem, prior_answers: Mapping[str, Answer], clock: Clock | None = None
+) -> Advice:
     """The advice, with the answers of advisers that were run already, by name.
 
-    Advisers are asked once: where they have been, `known` comes too late and changes nothing. Once
-    the clock is over, each ends with what it has.
+    Advisers are asked once: where they have been, `prior_answers` comes too late and changes
+    nothing. Once the clock is over, each ends with what it has.
     """
     advisers = _advisers(problem)
-    advisers.answers.update(known)
+    advisers.answers.update(prior_answers)
     advisers.clock = clock or Clock(None)
     try:
         heuristic_answers(problem)
@@ -161,19 +176,19 @@ def heuristic_answers(problem: Problem) -> Mapping[str, Answer]:
     from gdp.methods.portfolio import HEURISTICS
 
     advisers = _advisers(problem)
-    found = {name: advisers.answer(name) for name, _ in HEURISTICS}
-    return {name: answer for name, answer in found.items() if answer is not None}
+    answers = {name: advisers.answer(name) for name, _ in HEURISTICS}
+    return {name: answer for name, answer in answers.items() if answer is not None}
 
 
-def asked(problem: Problem) -> Mapping[str, Answer]:
-    """The answers of the heuristics that were run for the advice, not told by `advise`."""
-    return _advisers(problem).own
+def answers_run_here(problem: Problem) -> Mapping[str, Answer]:
+    """The answers of the heuristics that were run for the advice, not given to `advise`."""
+    return _advisers(problem).run_here
 
 
-def with_incumbent(found: Advice, problem: Problem, device: Int[np.ndarray, "N"]) -> Advice:
+def with_incumbent(start: Advice, problem: Problem, device: Int[np.ndarray, "N"]) -> Advice:
     """The advice with another placement as the incumbent."""
     device = canonical(problem, device, timing(problem).order)
     rated = evaluate_rules(problem, device[None])
-    rows, cost_s = found.device.copy(), found.cost_s.copy()
+    rows, cost_s = start.device.copy(), start.cost_s.copy()
     rows[0], cost_s[0] = device, cost(problem, rated)[0]
     return Advice(rows, cost_s, int(rated.rule[0]))

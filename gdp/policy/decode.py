@@ -3,8 +3,9 @@
 Axes: K placements, N ops, T tensors, E uses, C channels, D devices, F pair features, W head width.
 """
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
@@ -17,19 +18,22 @@ from gdp.problem.problem import Problem, cached_on_problem
 from gdp.problem.symmetry import twins
 from gdp.sim.objectives import objective_of
 
+T = TypeVar("T")
+R = TypeVar("R")
 
-@dataclass(frozen=True, eq=False)
-class Rollout:
-    """Decoded placements; what was seen on the way is there when it was asked for.
 
-    Axes of what was seen: M >= N ops and L >= D devices, as wide as the padded network.
+class Rollout(NamedTuple):
+    """Decoded placements and the inputs of their choices, for learning.
+
+    Axes of the inputs: M >= N ops and L >= D devices, as wide as the padded network; one where they
+    are not kept.
     """
 
     device: Int[np.ndarray, "K N"]
     log_probability: Float[np.ndarray, "K"]  # of the free choices, at temperature 1
-    taken: Bool[np.ndarray, "K M"] | None = None  # where a choice was free
-    legal: Bool[np.ndarray, "K M L"] | None = None
-    feats: Float32[np.ndarray, "K M L F"] | None = None
+    taken: Bool[np.ndarray, "K M"]  # where a choice was free
+    legal: Bool[np.ndarray, "K M L"]
+    feats: Float32[np.ndarray, "K M L F"]
 
 
 def decode(
@@ -41,46 +45,46 @@ def decode(
     temperature: float = 1.0,
     greedy_first: bool = False,
     forced: Int[np.ndarray, "K N"] | None = None,
-    keep: bool = False,
-    pad: tuple[int, int] | None = None,
+    keep: tuple[int, int] | None = None,
     threads: int = 1,
 ) -> Rollout:
     """`samples` placements; the first is the greedy one with `greedy_first`.
 
     `forced` rows replace the last rows of the batch: their ops go where they are told and are only
-    scored. `pad` (N, D) widens the kept arrays with zeros for a padded network.
+    scored. `keep` (M, L) keeps the inputs of choices, padded with zeros to so many ops and devices.
     """
     from gdp.policy.decode_kernels import SeenChoices, new_scratch, new_state, rollout
 
     n, d = view.cost_s.shape
-    wide_n, wide_d = pad or (n, d)
+    wide_n, wide_d = keep or (1, 1)
     uniform = np.random.default_rng(seed).random((samples, n))
     device = np.zeros((samples, n), dtype=np.int64)
     fixed = np.full((samples, n), -1, dtype=np.int64)
     if forced is not None and len(forced):
         fixed[samples - len(forced) :] = forced
-    rows, cols, deep = (samples, wide_n, wide_d) if keep else (samples, 1, 1)
-    taken = np.zeros((rows, cols), dtype=bool)
-    legal = np.zeros((rows, cols, deep), dtype=bool)
-    feats = np.zeros((rows, cols, deep, NUM_PAIR_FEATURES), dtype=np.float32)
+    taken = np.zeros((samples, wide_n), dtype=bool)
+    legal = np.zeros((samples, wide_n, wide_d), dtype=bool)
+    feats = np.zeros((samples, wide_n, wide_d, NUM_PAIR_FEATURES), dtype=np.float32)
     log_probability = np.zeros(samples)
 
     def run(k: int) -> None:
         greedy = greedy_first and k == 0
         log_probability[k] = rollout(
             view, new_state(view), new_scratch(d, len(head.out)), head, fixed[k], uniform[k],
-            greedy, temperature, device[k], SeenChoices(taken[k], legal[k], feats[k]), keep,
+            greedy, temperature, device[k], SeenChoices(taken[k], legal[k], feats[k]),
+            keep is not None,
         )  # fmt: skip
 
-    if threads > 1 and samples > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(run, range(samples)))
-    else:
-        for k in range(samples):
-            run(k)
-    if not keep:
-        return Rollout(device, log_probability)
+    in_threads(run, range(samples), threads)
     return Rollout(device, log_probability, taken, legal, feats)
+
+
+def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
+    """The results in order; in this thread where there is one item, or one thread is wanted."""
+    if min(threads, len(items)) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(threads, len(items))) as pool:
+        return list(pool.map(work, items))
 
 
 @cached_on_problem
@@ -122,9 +126,9 @@ def prepare(
 def _kept(problem: Problem) -> Bool[np.ndarray, "T"]:
     """Of a full pipeline that trains: what forward ops make and backward ops read."""
     a = arrays_of(problem)
-    kept = np.zeros(len(a.tensor_bytes), dtype=bool)
+    read_back = np.zeros(len(a.tensor_bytes), dtype=bool)
     if objective_of(problem).copies > 1.0:
-        read_back = a.is_backward[a.use_op]
-        kept[np.repeat(np.arange(len(kept)), np.diff(a.use_start))[read_back]] = True
-        kept &= ~a.is_backward[a.producer]
-    return kept
+        tensor_of_use = np.repeat(np.arange(len(read_back)), np.diff(a.use_start))
+        read_back[tensor_of_use[a.is_backward[a.use_op]]] = True
+        read_back &= ~a.is_backward[a.producer]
+    return read_back

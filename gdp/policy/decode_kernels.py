@@ -16,20 +16,17 @@ from gdp.policy.model.config import Head
 from gdp.policy.view.decode_problem import NUM_PAIR_FEATURES, PAIR, DecodeProblem
 
 
-@numba.njit(**INNER_INLINE)
-@typing.no_type_check
-def later_stages(p, s, i):
-    """Number of stages after a device's, if every device becomes one stage."""
-    stage = s.stage[i] if s.stage[i] >= 0 else s.num_stages[0]
-    return s.stage.shape[0] - 1 - stage
-
-
 @numba.njit(**INNER)
 @typing.no_type_check
-def copy_bytes(p, s, t, i):
-    """Bytes that a received tensor takes on a device."""
-    times = p.copies + (later_stages(p, s, i) if p.kept[t] else 0)
-    return times * p.tensor_bytes[t]
+def held_bytes(p, s, t, i, copies):
+    """Bytes that a tensor takes on a device: so many copies, one more per later stage if kept.
+
+    Every device is taken to become one stage.
+    """
+    if p.kept[t]:
+        stage = s.stage[i] if s.stage[i] >= 0 else s.num_stages[0]
+        copies += s.stage.shape[0] - 1 - stage
+    return copies * p.tensor_bytes[t]
 
 
 @numba.njit(**INNER)
@@ -49,10 +46,9 @@ def room(p, s, op, i):
             t = p.in_tensor[x]
             if s.placed[p.producer[t], 0] >= 0 and not s.held[t, i] and s.seen[t] != s.visit[0]:
                 s.seen[t] = s.visit[0]
-                tensors += copy_bytes(p, s, t, i)
+                tensors += held_bytes(p, s, t, i, p.copies)
     for k in range(p.out_start[op], p.out_start[op + 1]):
-        t = p.out_tensor[k]
-        tensors += p.tensor_bytes[t] * (1 + (later_stages(p, s, i) if p.kept[t] else 0))
+        tensors += held_bytes(p, s, p.out_tensor[k], i, 1.0)
     return p.memory_bytes[i] - weights - max(s.fullest_bytes[i], tensors)
 
 
@@ -71,7 +67,7 @@ def crowded_reader(p, s, op, more):
             i = s.group_device[p.group[p.use_op[x]]]
             if i >= 0 and not s.held[t, i]:
                 s.held[t, i] = True  # once each; undone below
-                more[i] += copy_bytes(p, s, t, i)
+                more[i] += held_bytes(p, s, t, i, p.copies)
         for i in range(more.shape[0]):
             s.held[t, i] = False
     crowded = -1
@@ -88,7 +84,7 @@ def receive(p, s, t, i):
     """Hold a copy of a tensor on a device that will read it."""
     if not s.held[t, i]:
         s.held[t, i] = True
-        s.live_bytes[i] += copy_bytes(p, s, t, i)
+        s.live_bytes[i] += held_bytes(p, s, t, i, p.copies)
         s.fullest_bytes[i] = max(s.fullest_bytes[i], s.live_bytes[i])
 
 
@@ -118,7 +114,7 @@ def hold_outputs(p, s, op, i):
     for k in range(p.out_start[op], p.out_start[op + 1]):
         t = p.out_tensor[k]
         s.held[t, i] = True
-        s.live_bytes[i] += p.tensor_bytes[t] * (1 + (later_stages(p, s, i) if p.kept[t] else 0))
+        s.live_bytes[i] += held_bytes(p, s, t, i, 1.0)
         for x in range(p.use_start[t], p.use_start[t + 1]):
             reader = s.group_device[p.group[p.use_op[x]]]
             if reader >= 0:
@@ -212,13 +208,6 @@ def opens_segment(p, s, op, i):
 
 @numba.njit(**INNER)
 @typing.no_type_check
-def headroom(p, s, op, i):
-    """Share of a device's memory that stays free with the op on it, in [-1, 1]."""
-    return max(-1.0, room(p, s, op, i) / p.memory_bytes[i])
-
-
-@numba.njit(**INNER)
-@typing.no_type_check
 def future_pull(p, s, op, pull, kin, sibling):
     """Preferences of the op's readers, as shares over devices.
 
@@ -281,14 +270,14 @@ def advised(p, s, op, mask, row):
         seen += p.use_start[p.out_tensor[q] + 1] - p.use_start[p.out_tensor[q]]
     if seen == 0:
         return
-    share, left = 1.0 / min(seen, NEIGHBOURHOOD), NEIGHBOURHOOD
+    share, remaining = 1.0 / min(seen, NEIGHBOURHOOD), NEIGHBOURHOOD
     for q in range(p.out_start[op], p.out_start[op + 1]):
         t = p.out_tensor[q]
         for k in range(p.use_start[t], p.use_start[t + 1]):
             i = p.advice[0, p.use_op[k]]
-            if mask[i] and left > 0:
+            if mask[i] and remaining > 0:
                 row[i, PAIR.readers] += share
-            left -= 1
+            remaining -= 1
 
 
 @numba.njit(**INNER)
@@ -370,7 +359,7 @@ def gather_loads(p, s, op, mask, row, work):
         x, cost = row[i], end[i] - begin[i]
         x[PAIR.load_share] = s.load_s[i] / (s.record[1] + 1e-30)
         x[PAIR.fair_load] = s.load_s[i] / p.fair_s
-        x[PAIR.headroom] = headroom(p, s, op, i)
+        x[PAIR.headroom] = max(-1.0, room(p, s, op, i) / p.memory_bytes[i])
         x[PAIR.recent] = s.recent[i]
         x[PAIR.host] = 1.0 if i == p.host else 0.0
         x[PAIR.used] = 1.0 if s.used[i] else 0.0
@@ -565,11 +554,11 @@ def legal_devices(p, s, op, mask, more):
         mask[i] = False
         if not p.group_allowed[group, i]:
             continue
-        left = room(p, s, op, i)
-        if left > most:
-            most = left
+        free_bytes = room(p, s, op, i)
+        if free_bytes > most:
+            most = free_bytes
             roomiest = i
-        if p.mask_memory and (left < 0 or (crowded != -1 and crowded != i)):
+        if p.mask_memory and (free_bytes < 0 or (crowded != -1 and crowded != i)):
             continue
         if p.mask_alike and not s.used[i] and p.twin[i] >= 0 and not s.used[p.twin[i]]:
             continue

@@ -20,11 +20,10 @@ from jaxtyping import Bool, Float, Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Answer, Assignment, Method, Search
-from gdp.methods.priorities import RULES, evaluate_rules, rules_of, timing
+from gdp.methods.priorities import RULES, evaluate_rules, rank_under, rules_of, timing
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of, best_priority_rule, missing_text
-from gdp.policy.advice import advise, asked, heuristic_answers, incumbents
-from gdp.policy.evaluate import assignment
+from gdp.policy.advice import advise, answers_run_here, heuristic_answers, incumbents
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, recall_placement
 from gdp.policy.propose import Proposals, propose
 from gdp.problem.problem import Problem, contracted
@@ -118,12 +117,14 @@ class _Relinking:
         if not len(masks) or self.spent + 2 * len(masks) > self.most:
             return
         keys = self._keys(np.where(masks, other, self.device))
-        kept = [k for k in sorted(range(len(masks)), key=keys.__getitem__) if keys[k] <= self.key]
-        if not kept:
+        harmless = [
+            k for k in sorted(range(len(masks)), key=keys.__getitem__) if keys[k] <= self.key
+        ]
+        if not harmless:
             return
-        together = np.where(np.logical_or.accumulate(masks[kept]), other, self.device)
+        together = np.where(np.logical_or.accumulate(masks[harmless]), other, self.device)
         keys = self._keys(together)
-        best = min(range(len(kept)), key=keys.__getitem__)
+        best = min(range(len(harmless)), key=keys.__getitem__)
         if keys[best] < self.key:
             self.device, self.key = together[best], keys[best]
 
@@ -174,20 +175,20 @@ def place_with_policy(
     nothing fits.
     """
     policy, clock = load(checkpoint), search.budget()
-    known = recall_placement(policy.placed, problem)
-    if known is None:
+    kept_placement = recall_placement(policy.placed, problem)
+    if kept_placement is None:
         return _decoded(problem, policy, search, clock, polish)
     if search.evaluations is not None:  # two compare what was decoded with what is known
         search = replace(search, evaluations=max(1, search.evaluations - 2))
     answer = _decoded(problem, policy, search, clock, polish)
-    both = [found for found in (answer.assignment, known) if found is not None]
+    both = [placement for placement in (answer.assignment, kept_placement) if placement is not None]
     best, spent = best_of(problem, both), answer.evaluations + len(both)
-    if best.assignment is not known or best.overflow_bytes > 0:
+    if best.assignment is not kept_placement or best.overflow_bytes > 0:
         return replace(answer, evaluations=spent)
     reason = (
         f"policy {policy.name!r}: {problem.unit.text(best.value_s)}, found when it was fine-tuned"
     )
-    return Answer(known, reason=reason, evaluations=spent)
+    return Answer(kept_placement, reason=reason, evaluations=spent)
 
 
 def _decoded(
@@ -199,20 +200,20 @@ def _decoded(
     """
     small, widen = coarse(problem)
     if policy.config.advice:
-        known = search.prior_answers if small is problem else {}
-        advise(small, known, clock.part(ADVISING))
+        prior_answers = search.prior_answers if small is problem else {}
+        advise(small, prior_answers, clock.part(ADVISING))
     count = SAMPLES + 1
     if search.evaluations is not None:
         count = min(count, search.evaluations // len(rules_of(small)))
     others, spent = None, 0
     if policy.config.advice:
         others = best_of(problem, _advised(small, widen))
-        spent += others.evaluations + sum(answer.evaluations for answer in asked(small).values())
+        spent += others.evaluations + sum(x.evaluations for x in answers_run_here(small).values())
     # Of the budget, what is decoded last is looked at once more under every rule.
     most = None if search.evaluations is None else search.evaluations - spent - ONCE_MORE
-    found = propose(policy, small, max(1, count), search.seed, clock, most)
-    row, spent = found.best, spent + found.evaluations
-    relinked = _relinked(policy, small, found, most, clock)
+    proposals = propose(policy, small, max(1, count), search.seed, clock, most)
+    row, spent = proposals.best, spent + proposals.evaluations
+    relinked = _relinked(policy, small, proposals, most, clock)
     spent += relinked.evaluations
     decoded = best_priority_rule(problem, best_of(problem, [Assignment(widen(relinked.device))]))
     if decoded.overflow_bytes > 0:
@@ -221,16 +222,16 @@ def _decoded(
     if others is not None:
         best = min(decoded, others)
     if polish or best.overflow_bytes > 0:
-        left = None if search.evaluations is None else search.evaluations - spent
-        best, more = _polished(problem, best, search.seed, left, clock)
+        remaining = None if search.evaluations is None else search.evaluations - spent
+        best, more = _polished(problem, best, search.seed, remaining, clock)
         spent += more
     if best.overflow_bytes > 0:
         missing = missing_text(problem, best.assignment)
         reason = f"policy {policy.name!r}: the closest placement misses {missing}"
         return Answer(None, reason=reason, evaluations=spent)
     reason = (
-        f"policy {policy.name!r}: greedy {problem.unit.text(found.seconds[0])}, best of "
-        f"{len(found.device)} {problem.unit.text(found.seconds[row])}"
+        f"policy {policy.name!r}: greedy {problem.unit.text(proposals.seconds[0])}, best of "
+        f"{len(proposals.device)} {problem.unit.text(proposals.seconds[row])}"
     )
     if best.key < decoded.key:
         reason += f"; an adviser's or a search's is better, {problem.unit.text(best.value_s)}"
@@ -238,31 +239,40 @@ def _decoded(
 
 
 def _relinked(
-    policy: Policy, problem: Problem, found: Proposals, most: int | None, clock: Clock
+    policy: Policy, problem: Problem, proposals: Proposals, most: int | None, clock: Clock
 ) -> Relinked:
     """Path relinking between the decoded placements and their starts.
 
     It uses half of the evaluations that decoding left of `most`.
     """
-    devices, seconds, overflow = found.device, found.seconds, found.overflow
-    left = None if most is None else (most - found.evaluations) // 2
+    devices, seconds, overflow = proposals.device, proposals.seconds, proposals.overflow
+    remaining = None if most is None else (most - proposals.evaluations) // 2
     given, spent = incumbents(problem) if policy.config.advice else devices[:0], 0
-    if len(given) and (left is None or left >= len(given) * len(rules_of(problem))):
+    if len(given) and (remaining is None or remaining >= len(given) * len(rules_of(problem))):
         rated = evaluate_rules(problem, given)
         devices = np.concatenate([devices, given])
         seconds = np.concatenate([seconds, rated.seconds])
         overflow = np.concatenate([overflow, rated.overflow])
-        spent, left = rated.evaluations, None if left is None else left - rated.evaluations
-    made = relink(problem, devices, seconds, overflow, most=left, clock=clock)
-    return made._replace(evaluations=made.evaluations + spent)
+        spent = rated.evaluations
+        remaining = None if remaining is None else remaining - spent
+    relinked = relink(problem, devices, seconds, overflow, most=remaining, clock=clock)
+    return relinked._replace(evaluations=relinked.evaluations + spent)
 
 
 def _advised(problem: Problem, widen: Widen) -> list[Assignment]:
     """Placements of all heuristics, and the starts of the decodes under their own priorities."""
     answers = heuristic_answers(problem).values()
-    found = [answer.assignment for answer in answers if answer.assignment is not None]
-    found += [assignment(problem, device) for device in incumbents(problem)]
-    return [Assignment(widen(x.device), None if x.rank is None else widen(x.rank)) for x in found]
+    placements = [answer.assignment for answer in answers if answer.assignment is not None]
+    placements += [assignment(problem, device) for device in incumbents(problem)]
+    return [
+        Assignment(widen(x.device), None if x.rank is None else widen(x.rank)) for x in placements
+    ]
+
+
+def assignment(problem: Problem, device: Int[np.ndarray, "N"]) -> Assignment:
+    """An assignment of devices with the best priority rule."""
+    rule = RULES[int(evaluate_rules(problem, device[None]).rule[0])]
+    return Assignment(device, rank_under(problem, device, rule))
 
 
 def policy_methods(checkpoint: str | os.PathLike[str] | None = None) -> dict[str, Method]:
@@ -306,12 +316,12 @@ def _is(folder: Path) -> bool:
 
 
 def _polished(
-    problem: Problem, start: Evaluated, seed: int, left: int | None, clock: Clock
+    problem: Problem, start: Evaluated, seed: int, remaining: int | None, clock: Clock
 ) -> tuple[Evaluated, int]:
     """(what a short search finds from a placement, evaluations spent): moves over priorities and
     devices find what no rule of decoding does.
 
-    A placement that does not fit is mended whatever is `left` of the evaluations.
+    A placement that does not fit is mended whatever is `remaining` of the evaluations.
     """
     from gdp.methods.search.local_search import improve, multi_restart
 
@@ -323,12 +333,12 @@ def _polished(
     if pipelined:
         steps = POLISHED_PERIODS
     if start.overflow_bytes == 0:
-        steps = steps if left is None else min(steps, left)
+        steps = steps if remaining is None else min(steps, remaining)
     if steps <= 0:
         return start, 0
     search = Search(seed=seed, seconds=None, evaluations=steps)
     first = replace(start, evaluations=0)
-    if pipelined and memory_binds(problem) and left is None:
+    if pipelined and memory_binds(problem) and remaining is None:
         best = multi_restart(problem, first, search, clock)
     else:
         best = improve(problem, [first], search, clock)

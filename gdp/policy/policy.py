@@ -90,7 +90,7 @@ def unpack(text: str, kind: str) -> Int[np.ndarray, "N"]:
 
 
 if TYPE_CHECKING:
-    from gdp.policy.view.batching import Batch
+    from gdp.policy.model.network import Batch
 
 
 @cached_on_problem
@@ -102,7 +102,7 @@ def _features(problem: Problem, kind: FeatureSet, advised: bool) -> Features:
 @cached_on_problem
 def _batch(problem: Problem, kind: FeatureSet, advised: bool) -> "Batch":
     """Padded JAX arrays of the input features."""
-    from gdp.policy.view.batching import on_device, pad
+    from gdp.policy.model.network import on_device, pad
 
     return on_device(pad(_features(problem, kind, advised)))
 
@@ -116,33 +116,32 @@ class Policy:
     name: str = "policy"
     placed: KeptPlacement | None = None  # what it was fine-tuned to
 
-    def features(self, problem: Problem, found: Advice | None = None) -> Features:
+    def features(self, problem: Problem, around: Advice | None = None) -> Features:
         """Input features of the network, cached unless advice is given."""
-        kind = self.config.features
-        if found is not None and self.config.advice:
-            return features(problem, kind, found)
-        return _features(problem, kind, self.config.advice)
+        if around is not None:
+            return features(problem, self.config.features, around)
+        return _features(problem, self.config.features, self.config.advice)
 
-    def batch(self, problem: Problem, found: Advice | None = None) -> "Batch":
+    def batch(self, problem: Problem, around: Advice | None = None) -> "Batch":
         """Padded JAX arrays of the input features, for learning."""
-        from gdp.policy.view.batching import on_device, pad
+        from gdp.policy.model.network import on_device, pad
 
-        if found is not None and self.config.advice:
-            return on_device(pad(self.features(problem, found)))
+        if around is not None:
+            return on_device(pad(self.features(problem, around)))
         return _batch(problem, self.config.features, self.config.advice)
 
-    def view(self, problem: Problem, found: Advice | None = None) -> DecodeProblem:
+    def view(self, problem: Problem, around: Advice | None = None) -> DecodeProblem:
         """The problem as the decoder reads it, under this network's masks."""
         plain = prepare(
             problem, mask_memory=self.config.mask_memory, mask_alike=self.config.mask_alike
         )
         if not self.config.advice:
             return plain
-        return advised(plain, found or advice(problem))
+        return advised(plain, around or advice(problem))
 
-    def head(self, problem: Problem, found: Advice | None = None) -> Head:
+    def head(self, problem: Problem, around: Advice | None = None) -> Head:
         """The encoded problem: one pass of the network, in NumPy."""
-        head = encode(self.config, self.params, self.features(problem, found))
+        head = encode(self.config, self.params, self.features(problem, around))
         return head.cut(problem.num_ops, problem.num_devices)
 
     def head_of(self, problem: Problem, batch: "Batch") -> Head:
@@ -153,10 +152,10 @@ class Policy:
         return head.cut(problem.num_ops, problem.num_devices)
 
 
-def advised(view: DecodeProblem, found: Advice) -> DecodeProblem:
+def advised(view: DecodeProblem, around: Advice) -> DecodeProblem:
     """The view with the advice that the decoder is to read."""
     return view._replace(
-        advice=np.ascontiguousarray(found.device), advice_weight=found.weight.astype(np.float64)
+        advice=np.ascontiguousarray(around.device), advice_weight=around.weight.astype(np.float64)
     )
 
 
@@ -212,8 +211,8 @@ def _without_former(meta: dict[str, Any], where: str) -> dict[str, Any]:
                 f"{where} has {name} = {network[name]!r}, a form of the network that gdp no longer "
                 "has; train it again with `gdp pretrain`"
             )
-    kept = {name: x for name, x in network.items() if name not in (*FORMER, *UNREAD)}
-    return meta | {"network": kept}
+    settings = {name: x for name, x in network.items() if name not in (*FORMER, *UNREAD)}
+    return meta | {"network": settings}
 
 
 def default_checkpoint() -> Path:

@@ -8,7 +8,6 @@ simulator decides, and the decoder tries again under limits lowered by the missi
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +18,7 @@ from gdp.methods.base import Assignment
 from gdp.methods.heuristics.list_schedule import lowered, missing_bytes
 from gdp.methods.priorities import RULES, BestRules, evaluate_rules, rank_under, rules_of
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
-from gdp.policy.decode import DecodeProblem, decode
-from gdp.policy.evaluate import best_row, evaluate
+from gdp.policy.decode import DecodeProblem, decode, in_threads
 from gdp.policy.model.config import Head
 from gdp.policy.policy import Policy
 from gdp.problem.problem import Problem
@@ -69,7 +67,7 @@ def fitting_greedy(
             break
         under, device = greedy(capacity * share)
         spent += rules
-        if evaluate(problem, device[None])[1][0] == 0:
+        if evaluate_rules(problem, device[None]).overflow[0] == 0:
             return under, device, spent
     return *first, spent
 
@@ -91,7 +89,7 @@ class Proposals(NamedTuple):
     @property
     def best(self) -> int:
         """Row with the least overflow, then the fewest seconds."""
-        return best_row(self.seconds, self.overflow)
+        return int(np.lexsort((self.seconds, self.overflow))[0])
 
     @property
     def value_s(self) -> Float[np.ndarray, "K"]:
@@ -120,15 +118,15 @@ def propose(
     if given is not None and advised is not None:
         work.spent += advised.evaluations
         work.greedy_around(given[1 : min(count, 1 + work.most_of(2))])
-    while (left := min(ROUND, count - work.count)) > 0 and work.may_sample():
-        told = None
+    while (num_missing := min(ROUND, count - work.count)) > 0 and work.may_sample():
+        around = None
         if given is not None and advised is not None:
-            found = work.found()
-            device = found.device[found.best]
-            if advised.overflow[0] == 0 and advised.seconds[0] < found.value_s[found.best]:
+            proposals = work.found()
+            device = proposals.device[proposals.best]
+            if advised.overflow[0] == 0 and advised.seconds[0] < proposals.value_s[proposals.best]:
                 device = given[0]
-            told = work.around(device)
-        work.sample(told, max(1, min(left, work.most_of(1))))
+            around = work.around(device)
+        work.sample(around, max(1, min(num_missing, work.most_of(1))))
     return work.found()
 
 
@@ -157,8 +155,8 @@ class _Work:
 
     def most_of(self, each: int) -> int:
         """Number of placements in the budget, each evaluated `each` times under every rule."""
-        left = 1 << 30 if self.most is None else self.most - self.evaluations
-        return max(0, left // (each * len(rules_of(self.problem))))
+        remaining = 1 << 30 if self.most is None else self.most - self.evaluations
+        return max(0, remaining // (each * len(rules_of(self.problem))))
 
     @property
     def evaluations(self) -> int:
@@ -190,17 +188,17 @@ class _Work:
         """The greedy placements from incumbents."""
 
         def one(k: int) -> Int[np.ndarray, "N"]:
-            told = with_incumbent(advice(self.problem), self.problem, incumbents[k])
-            view, head = self._scored(told)
+            around = with_incumbent(advice(self.problem), self.problem, incumbents[k])
+            view, head = self._scored(around)
             return decode(view, head, samples=1, seed=0, greedy_first=True).device[0]
 
-        found = self._together(one, len(incumbents))
-        self.spent += len(found) * len(rules_of(self.problem))  # of the incumbents
-        self._add(found)
+        decoded = self._together(one, len(incumbents))
+        self.spent += len(decoded) * len(rules_of(self.problem))  # of the incumbents
+        self._add(decoded)
 
-    def sample(self, told: Advice | None, count: int) -> None:
+    def sample(self, around: Advice | None, count: int) -> None:
         """Samples from one incumbent, at all temperatures."""
-        view, head = self._scored(told)
+        view, head = self._scored(around)
         first = self.count
 
         def one(k: int) -> Int[np.ndarray, "N"]:
@@ -218,16 +216,11 @@ class _Work:
         def one(k: int) -> Int[np.ndarray, "N"] | None:
             return None if self.clock.is_over() else make(k)
 
-        threads = min(self.threads, count)
-        if threads < 2:
-            made = [one(k) for k in range(count)]
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                made = list(pool.map(one, range(count)))
-        return [device for device in made if device is not None]
+        decoded = in_threads(one, range(count), self.threads)
+        return [device for device in decoded if device is not None]
 
-    def _scored(self, told: Advice | None) -> tuple[DecodeProblem, Head]:
-        view, head = self.policy.view(self.problem, told), self.policy.head(self.problem, told)
+    def _scored(self, around: Advice | None) -> tuple[DecodeProblem, Head]:
+        view, head = self.policy.view(self.problem, around), self.policy.head(self.problem, around)
         return (view if self.limits is None else view._replace(memory_bytes=self.limits)), head
 
     def _add(self, devices: Sequence[Int[np.ndarray, "N"]]) -> None:

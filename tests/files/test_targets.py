@@ -14,8 +14,7 @@ from onnx import TensorProto, helper
 from tiny import TOY, branches
 
 from gdp.cli.main import cli
-from gdp.files import writing
-from gdp.files.writing import TargetError, new_contents, read_manifest, write_atomic
+from gdp.files.writing import TargetError, atomic, new_contents, read_manifest, write_atomic
 from gdp.graph.file import save_graph
 
 FOREIGN = "years of work"
@@ -203,7 +202,7 @@ def test_links_are_followed_and_stay(tmp_path: Path) -> None:
 
 def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     write_atomic(tmp_path / "f", b"old")
-    with pytest.raises(TypeError, match="bytes-like"), writing.atomic(tmp_path / "f") as file:
+    with pytest.raises(TypeError, match="bytes-like"), atomic(tmp_path / "f") as file:
         file.writelines([b"half", None])  # type: ignore[list-item]
     assert (tmp_path / "f").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
@@ -213,7 +212,7 @@ def test_a_mount_point_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A volume of a container cannot be renamed."""
-    monkeypatch.setattr(writing.os.path, "ismount", lambda path: Path(path) == tmp_path)
+    monkeypatch.setattr("gdp.files.writing.os.path.ismount", lambda path: Path(path) == tmp_path)
     with pytest.raises(TargetError, match="is a mount point"), new_contents(tmp_path, "thing"):
         pass
     with new_contents(tmp_path / "below", "thing") as folder:

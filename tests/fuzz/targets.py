@@ -26,8 +26,9 @@ from gdp.costs.profile import save_profile as write_profile
 from gdp.graph.file import encode_graph, load_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph
 from gdp.importers.dnn_partitioning import load_dnn_partitioning
+from gdp.learn.finetune import load_finetune
 from gdp.learn.labels import load_labels
-from gdp.learn.recipe import load_finetune, load_recipe
+from gdp.learn.recipe import load_recipe
 from gdp.methods.base import Search
 from gdp.models import load
 from gdp.placement import load_placement, make_placement, save_placement

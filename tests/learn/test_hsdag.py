@@ -11,7 +11,7 @@ from gdp.learn.hsdag.network import (
     NUM_FEATURES,
     SHAPE,
     HsdagConfig,
-    ParsingPass,
+    Parsing,
     colocated,
     fractal_dimension,
     init,
@@ -20,12 +20,12 @@ from gdp.learn.hsdag.network import (
     published,
     replay,
     sinusoids,
+    start,
     view_of,
 )
 from gdp.learn.hsdag.train import (
     Learner,
     episode_loss,
-    first_state,
     hsdag,
     legal_of,
     parse_state,
@@ -138,14 +138,14 @@ def test_the_gradient_of_the_policy_loss_by_hand() -> None:
     np.testing.assert_allclose(grad, [[-0.5, 0.5], [0.5, -0.5], [0.0, 0.0]], atol=1e-6)
 
 
-def logits_again(learner: Learner, state: jax.Array, passes: ParsingPass) -> jax.Array:
+def logits_again(learner: Learner, state: jax.Array, parsing: Parsing) -> jax.Array:
     """What the loss makes of a recorded step."""
 
     @jax.jit
-    def run(params, state, passes):
-        return replay(network(SMALL, params), learner.view, state, passes)
+    def run(params, state, parsing):
+        return replay(network(SMALL, params), learner.view, state, parsing)
 
-    return run(learner.params, state, passes)
+    return run(learner.params, state, parsing)
 
 
 def test_the_loss_sees_the_groups_and_logits_of_the_episode() -> None:
@@ -153,12 +153,12 @@ def test_the_loss_sees_the_groups_and_logits_of_the_episode() -> None:
     problem = random_problem(3, num_ops=30)
     learner = Learner(problem, SMALL, PlacementEvaluator(problem, 100, None), 1, init(SMALL, 1))
     steps, _ = learner.episode(2)
-    state = first_state(SMALL, learner.params, learner.view)
+    state = start(SMALL, learner.params, learner.view)
     for number in range(SMALL.steps):
         parsed = parse_state(SMALL, learner.params, learner.view, state, learner.nodes.count)
-        passes = jax.tree.map(lambda rows, number=number: rows[number], steps.passes)
+        parsing = jax.tree.map(lambda rows, number=number: rows[number], steps.parsing)
         before = jnp.asarray(steps.state[number])
-        again = logits_again(learner, before, passes)
+        again = logits_again(learner, before, parsing)
         np.testing.assert_allclose(again, parsed.logits, rtol=1e-4, atol=1e-5)
         state = parsed.next
     assert not np.allclose(steps.state[0], steps.state[1])
@@ -175,22 +175,16 @@ def test_scores_of_edges_learn_from_the_reward() -> None:
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads["edge"][0]))
 
 
-def test_evaluation_keeps_more_than_one_group() -> None:
-    """However many passes: the last one that would leave one group is not taken."""
-    config = HsdagConfig(width=8, passes=6)
-    problem = random_problem(4, num_ops=60)
-    nodes = make_nodes(problem, config)
-    view, params = view_of(nodes, config.max_devices), init(config, 2)
-    parsed = parse_state(config, params, view, first_state(config, params, view), nodes.count)
-    groups = np.unique(parsed.part[: nodes.count])
-    assert 2 <= len(groups) < nodes.count
+@pytest.mark.parametrize("connected", [False, True])
+def test_parsing_keeps_more_than_one_group(connected: bool) -> None:
+    """The two chains and their end are one tree: each stays by itself."""
+    problem = two_chains() if connected else random_problem(4, num_ops=60)
+    nodes, params = make_nodes(problem, SMALL), init(SMALL, 2)
+    view = view_of(nodes, SMALL.max_devices)
+    parsed = parse_state(SMALL, params, view, start(SMALL, params, view), nodes.count)
+    groups = np.unique(parsed.parsing.part[: nodes.count])
     assert (groups == np.arange(len(groups))).all()
-    one = HsdagConfig(width=8, passes=1)
-    finer = parse_state(one, params, view, first_state(one, params, view), nodes.count)
-    assert len(np.unique(finer.part[: nodes.count])) > len(groups)
-    # Each pass joins whole groups of the one before.
-    pairs = {(a, b) for a, b in zip(finer.part.tolist(), parsed.part.tolist(), strict=True)}
-    assert len(pairs) == len(np.unique(finer.part))
+    assert len(groups) == 3 if connected else 2 <= len(groups) < nodes.count
 
 
 def test_a_group_may_go_where_one_of_its_nodes_may() -> None:
@@ -258,7 +252,7 @@ def test_pretrained_weights_start_better_on_another_problem() -> None:
 
 
 def test_wrong_settings_are_named() -> None:
-    with pytest.raises(ValueError, match="passes must be at least 1, got 0"):
-        HsdagConfig(passes=0)
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        HsdagConfig(steps=0)
     with pytest.raises(ValueError, match="discount must lie in"):
         HsdagConfig(discount=0.0)

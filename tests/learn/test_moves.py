@@ -9,9 +9,16 @@ from tiny import random_problem
 
 from gdp.files.reading import read_toml
 from gdp.learn.instances import load_problems
-from gdp.learn.moves import (
+from gdp.methods.annealing.move_score_kernels import NUM_FEATURES
+from gdp.methods.annealing.moves_kernels import NUM_KINDS
+from gdp.methods.base import Assignment
+from gdp.methods.scoring import score_all
+from pretrain.moves import (
+    RECIPE_KIND,
     MoveFitConfig,
+    MoveRecipe,
     Outcomes,
+    cases,
     fit,
     log_outcomes,
     pairs_of,
@@ -19,11 +26,6 @@ from gdp.learn.moves import (
     sample,
     unscored_moves,
 )
-from gdp.methods.annealing.move_score_kernels import NUM_FEATURES
-from gdp.methods.annealing.moves_kernels import NUM_KINDS
-from gdp.methods.base import Assignment
-from gdp.methods.scoring import score_all
-from pretrain.moves import _KIND, MoveRecipe, cases
 
 
 def made(seed: int, count: int = 1500) -> Outcomes:
@@ -89,7 +91,9 @@ def test_outcomes_of_a_search_are_logged(num_ops: int) -> None:
 
 def test_the_recipe_learns_from_training_families_of_every_regime() -> None:
     """One problem for each graph, families in turn; the same seed draws the same."""
-    recipe = read_toml(str(Path(__file__).parents[2] / "pretrain/moves.toml"), _KIND, MoveRecipe)
+    recipe = read_toml(
+        str(Path(__file__).parents[2] / "pretrain/moves.toml"), RECIPE_KIND, MoveRecipe
+    )
     graphs = load_problems("data/corpus", random_graphs=0, min_ops=60, max_ops=9000)
     drawn = cases(graphs.train, graphs, recipe.count, recipe.seed)
     assert drawn == cases(graphs.train, graphs, recipe.count, recipe.seed)

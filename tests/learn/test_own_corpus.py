@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,10 @@ from onnx import TensorProto, helper
 from tiny import SMALL_NETWORK
 
 from gdp.cli.main import cli
-from gdp.commands.corpus import CorpusConfig, build_corpus, find_models
+from gdp.commands.corpus import CorpusConfig, CorpusSummary, build_corpus, find_models
 from gdp.errors import GdpError
-from gdp.learn.curve import ValidationPoint, curve_text
 from gdp.learn.labels import load_labels
+from gdp.learn.metrics import ValidationPoint, curve_text
 from gdp.learn.pretrain import pretrain
 from gdp.learn.recipe import parse_recipe
 from gdp.policy.policy import load_policy
@@ -64,7 +65,31 @@ def mlp(path: Path, layers: int, width: int = 16) -> None:
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three families of two models, in the working directory."""
+    return in_new_folder(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def first_build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CorpusSummary]:
+    """A folder of models and a corpus of them, and what building it returned."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        folder = tmp_path_factory.mktemp("corpus")
+        models = in_new_folder(folder, monkeypatch)
+        return folder, build_corpus([str(models)], Path("corpus"), QUICK)
+
+
+@pytest.fixture
+def built(
+    first_build: tuple[Path, CorpusSummary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> CorpusSummary:
+    """A copy of `first_build`, in the working directory."""
+    shutil.copytree(first_build[0], tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    return first_build[1]
+
+
+def in_new_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the folder the working directory, with three families of two models."""
+    monkeypatch.chdir(folder)
     for width, family in ((8, "thin"), (16, "deep"), (32, "wide")):
         for layers in (3, 9):
             mlp(Path("models", family, f"mlp{layers}.onnx"), layers, width)
@@ -85,21 +110,20 @@ def test_families_are_folders_and_what_is_named(models: Path) -> None:
         find_models(["models/none"])
 
 
-def test_a_corpus_holds_out_whole_families_and_grows(models: Path) -> None:
-    first = build_corpus([str(models)], Path("corpus"), QUICK)
-    split = {e.family: e.split for e in first.manifest.graphs}
-    assert all(e.split == split[e.family] for e in first.manifest.graphs)
+def test_a_corpus_holds_out_whole_families_and_grows(built: CorpusSummary) -> None:
+    split = {e.family: e.split for e in built.manifest.graphs}
+    assert all(e.split == split[e.family] for e in built.manifest.graphs)
     assert sorted(split.values()) == ["train", "train", "validation"]
-    for entry in first.manifest.graphs:
+    for entry in built.manifest.graphs:
         data = Path("corpus", entry.file).read_bytes()
         assert hashlib.sha256(data).hexdigest() == entry.sha256
         assert entry.arguments["from"].startswith("models/")
     before = {k.instance.key: k.value_s for k in load_labels("corpus/labels.jsonl").all()}
-    assert len(before) == first.labels > 0
+    assert len(before) == built.labels > 0
     recipe = Path("corpus/recipe.toml")
     recipe.write_text(recipe.read_text() + "# mine\n")
     mlp(Path("models/tall/mlp5.onnx"), 5)
-    again = build_corpus([str(models)], Path("corpus"), QUICK)
+    again = build_corpus(["models"], Path("corpus"), QUICK)
     assert {e.family: e.split for e in again.manifest.graphs} == split | {"tall": "train"}
     after = {k.instance.key: k.value_s for k in load_labels("corpus/labels.jsonl").all()}
     assert all(after[key] <= value for key, value in before.items())
@@ -118,9 +142,8 @@ def test_models_that_cannot_serve_are_named(models: Path) -> None:
 
 
 def test_a_graph_that_was_changed_and_a_manifest_that_is_not_there_are_named(
-    models: Path,
+    built: CorpusSummary,
 ) -> None:
-    built = build_corpus([str(models)], Path("corpus"), QUICK)
     recipe = parse_recipe(TINY + 'corpus = "corpus"\nlabels = "corpus/labels.jsonl"')
     other = next(e for e in built.manifest.graphs if e.family == "thin")
     for entry in built.manifest.graphs:
@@ -133,8 +156,8 @@ def test_a_graph_that_was_changed_and_a_manifest_that_is_not_there_are_named(
         pretrain(missing, "other")
 
 
-def test_a_run_ends_with_a_curve_and_its_best_weights(models: Path) -> None:
-    build_corpus([str(models)], Path("corpus"), QUICK)
+@pytest.mark.usefixtures("built")
+def test_a_run_ends_with_a_curve_and_its_best_weights() -> None:
     Path("tiny.toml").write_text(TINY + 'corpus = "corpus"\nlabels = "corpus/labels.jsonl"\n')
     command = ["pretrain", "tiny.toml", "-o", "run"]
     printed = json.loads(CliRunner().invoke(cli, [*command, "--json"]).output)
@@ -155,6 +178,7 @@ def test_a_run_without_labels_and_one_that_is_stopped_are_validated(tmp_path: Pa
     """On problems that are labelled for it: the same ones when it goes on."""
     recipe = parse_recipe(
         TINY.replace("updates = 2", "updates = 0").replace("_graphs = 0", "_graphs = 2")
+        + "max_ops = 60\n"
     )
     stopped = pretrain(recipe, tmp_path / "run", stop=lambda: True)
     assert np.isfinite(stopped.best.best)

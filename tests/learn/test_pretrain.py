@@ -20,11 +20,13 @@ from gdp.learn.instances import (
     random_graph,
 )
 from gdp.learn.labels import LabelStore, load_labels
-from gdp.learn.pretrain import JsonLines, _Run, pretrain
+from gdp.learn.metrics import truncate_metrics
+from gdp.learn.pretrain import _Run, pretrain
 from gdp.learn.processes import ProcessGroup
 from gdp.learn.recipe import Recipe, RecipeError, load_recipe, parse_recipe
-from gdp.policy.evaluate import judge
-from gdp.policy.policy import load_policy
+from gdp.policy.advice import judge
+from gdp.policy.model.network import init
+from gdp.policy.policy import Policy, load_policy, save_policy
 
 SMALL = f"""
 name = "small"
@@ -33,7 +35,7 @@ seed = 3
 updates = 2
 graphs = 2
 [ppo]
-updates = 3
+updates = 2
 graphs = 2
 samples = 3
 [data]
@@ -78,12 +80,12 @@ def test_shipped_recipes_parse() -> None:
 
 
 def test_a_resumed_run_has_the_same_curve(tmp_path: Path) -> None:
-    """Five updates in one go, and stopped after every update: the same losses and weights."""
+    """Four updates in one go, and stopped after every update: the same losses and weights."""
     recipe, text = labelled(tmp_path)
     whole = pretrain(recipe, tmp_path / "whole", recipe_text=text)
-    for _ in range(5):
+    for _ in range(4):
         parts = pretrain(recipe, tmp_path / "parts", recipe_text=text, stop=lambda: True)
-    assert whole.updates == parts.updates == 5
+    assert whole.updates == parts.updates == 4
     curves = [
         [
             {k: v for k, v in json.loads(line).items() if k not in ("wall_s", "cpu_s")}
@@ -94,7 +96,7 @@ def test_a_resumed_run_has_the_same_curve(tmp_path: Path) -> None:
     assert curves[0] == curves[1]
     assert "val_greedy" in curves[0][1]
     assert "cross_entropy" in curves[0][0]
-    assert "entropy" in curves[0][4]
+    assert "entropy" in curves[0][3]
     last = [load_policy(tmp_path / run / "last").params for run in ("whole", "parts")]
     jax.tree.map(np.testing.assert_array_equal, *last)
 
@@ -120,11 +122,11 @@ def test_labels_of_random_graphs_take_part_whatever_the_seed(tmp_path: Path) -> 
 
 
 def test_a_start_of_another_network_is_refused(tmp_path: Path) -> None:
-    text = SMALL.replace("updates = 3", "updates = 1").replace("updates = 2", "updates = 0")
-    pretrain(parse_recipe(text), tmp_path / "first", recipe_text=text)
-    start = f'start = "{tmp_path / "first" / "last"}"\n'
+    network = parse_recipe(SMALL).network
+    save_policy(Policy(network, init(network, 0)), tmp_path / "first")
+    text = f'start = "{tmp_path / "first"}"\n' + SMALL.replace("width = 8", "width = 4")
     with pytest.raises(checkpoint.CheckpointError, match="another network than the recipe"):
-        pretrain(parse_recipe(start + text.replace("width = 8", "width = 4")), tmp_path / "none")
+        pretrain(parse_recipe(text), tmp_path / "none")
 
 
 def test_labels_only_get_better(tmp_path: Path) -> None:
@@ -180,14 +182,12 @@ def test_random_clusters_vary() -> None:
 def test_a_log_whose_last_line_is_torn_is_gone_on_with(tmp_path: Path) -> None:
     """A process killed while it wrote leaves half a line, at any byte of it."""
     path = tmp_path / "metrics.jsonl"
-    whole = '{"step": 0, "loss": 1.5}\n{"step": 1, "loss": 1.25}\n'
+    whole = '{"step": 0, "loss": 1.5}\n{"step": 1, "loss": 1.25}\n{"step": 2, "loss": 1.0}\n'
     for end in range(len(whole) + 1):
         path.write_text(whole[:end])
-        say = JsonLines(path, from_step=2)
-        say(2, {"loss": 1.0})
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        kept = whole[:end].count("\n")
-        assert [line["step"] for line in lines] == [*range(kept), 2]
+        truncate_metrics(path, from_step=2)
+        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        assert steps == list(range(min(whole[:end].count("\n"), 2)))
 
 
 def test_a_log_that_is_none_is_named(tmp_path: Path) -> None:
@@ -195,5 +195,5 @@ def test_a_log_that_is_none_is_named(tmp_path: Path) -> None:
     for line in ("half a line", "[]", '{"loss": 1}', '{"step": null}'):
         path.write_text(f'{{"step": 0}}\n{line}\n')
         with pytest.raises(GdpError, match=r"metrics.jsonl, line 2: is not a line of metrics"):
-            JsonLines(path, from_step=1)
+            truncate_metrics(path, from_step=1)
         assert path.read_text().endswith(f"{line}\n")

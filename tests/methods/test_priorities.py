@@ -14,8 +14,8 @@ from gdp.methods.priorities import (
     rules_of,
     timing,
 )
-from gdp.policy.advice import advice, incumbents
-from gdp.policy.evaluate import assignment, evaluate, judge
+from gdp.policy.advice import advice, incumbents, judge
+from gdp.policy.method import assignment
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy
@@ -105,7 +105,9 @@ def test_a_period_has_no_priorities() -> None:
     problem = random_problem(1, num_ops=20, num_devices=3, objective="throughput")
     devices = random_devices(problem, 3, 0)
     assert evaluate_rules(problem, devices).evaluations == 3
-    np.testing.assert_array_equal(evaluate(problem, devices)[0], values(problem, devices)[0])
+    np.testing.assert_array_equal(
+        evaluate_rules(problem, devices).seconds, values(problem, devices)[0]
+    )
 
 
 def test_slack_of_a_schedule_by_hand() -> None:

@@ -8,9 +8,8 @@ from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.pipeline.method import best_pipeline
 from gdp.methods.priorities import timing
-from gdp.policy.advice import ADVISERS, advice, advise, incumbents, with_incumbent
+from gdp.policy.advice import ADVISERS, advice, advise, incumbents, judge, with_incumbent
 from gdp.policy.decode import decode, prepare
-from gdp.policy.evaluate import judge
 from gdp.policy.model.config import NetworkConfig
 from gdp.policy.model.network import init
 from gdp.policy.policy import Policy, advised
@@ -35,7 +34,7 @@ def test_the_incumbent_is_the_best_adviser() -> None:
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_decodes_start_from_advisers_best_first_and_from_a_pipeline(objective: str) -> None:
     pipelines = 0
-    for seed in range(6):
+    for seed in range(4):
         problem = random_problem(seed, objective=objective, num_ops=30, num_devices=3)
         found = incumbents(problem)
         cost_s, _ = judge(problem, found)
@@ -68,18 +67,16 @@ def test_the_decoder_sees_where_advisers_put_an_op() -> None:
     view = advised(prepare(problem), found)
     policy = Policy(CONFIG, init(CONFIG, 0))
     drawn = decode(
-        view, policy.head(problem), samples=1, seed=0, forced=found.device[:1], keep=True,
-        pad=(problem.num_ops, problem.num_devices),
+        view, policy.head(problem), samples=1, seed=0, forced=found.device[:1],
+        keep=(problem.num_ops, problem.num_devices),
     )  # fmt: skip
-    assert drawn.feats is not None
-    assert drawn.taken is not None
     followed = 0
     for op in np.flatnonzero(drawn.taken[0]):
         seen = drawn.feats[0, op]
         for row in range(1 + len(ADVISERS)):
             mark = np.zeros(problem.num_devices)
             mark[found.device[row, op]] = 1.0
-            legal = drawn.legal[0, op]  # type: ignore[index]
+            legal = drawn.legal[0, op]
             np.testing.assert_array_equal(seen[:, PAIR.incumbent + row], mark * legal)
         assert seen[:, PAIR.votes].sum() <= 1.0 + 1e-6
         followed = max(followed, seen[:, PAIR.followed].max())

@@ -16,9 +16,8 @@ from gdp.learn.recipe import load_recipe
 from gdp.policy.advice import advice
 from gdp.policy.model.config import NetworkConfig, shapes
 from gdp.policy.model.inference import encode
-from gdp.policy.model.network import apply, init
+from gdp.policy.model.network import apply, init, on_device, pad
 from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
-from gdp.policy.view.batching import on_device, pad
 from gdp.policy.view.features import features
 from gdp.problem.problem import Problem
 
@@ -29,12 +28,15 @@ CONFIGS = {
     "published": replace(PUBLISHED, width=16, heads=2, segment=64, sage_layers=2),
     "no layers": replace(CONFIG, sage_layers=0, attention_layers=0),
     "two blocks, longer memory": replace(CONFIG, attention_layers=2, memory=2),
-    "no memory, no summaries": replace(CONFIG, memory=0, summaries=False),
-    "no gates of any kind": replace(CONFIG, superposition=False, residual_gate=False),
-    "many segments": replace(CONFIG, segment=2),
-    "one segment": replace(CONFIG, segment=512),
-    "published messages": replace(CONFIG, pooling="published"),
-    "features as published": replace(CONFIG, features="published", advice=False),
+    "many segments, no gates of any kind": replace(
+        CONFIG, segment=2, superposition=False, residual_gate=False
+    ),
+    "one segment, features as published": replace(
+        CONFIG, segment=512, features="published", advice=False
+    ),
+    "published messages, no memory, no summaries": replace(
+        CONFIG, pooling="published", memory=0, summaries=False
+    ),
 }
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 

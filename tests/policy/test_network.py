@@ -11,8 +11,15 @@ from tiny import random_problem
 from gdp.learn.recipe import load_recipe
 from gdp.policy.advice import advice
 from gdp.policy.model.config import NetworkConfig, Params
-from gdp.policy.model.network import JaxNetwork, apply, init
-from gdp.policy.view.batching import Batch, max_over_neighbours, on_device, pad
+from gdp.policy.model.network import (
+    Batch,
+    JaxNetwork,
+    apply,
+    init,
+    max_over_neighbours,
+    on_device,
+    pad,
+)
 from gdp.policy.view.features import NUM_GLOBAL_FEATURES, bucket, features
 
 PUBLISHED = load_recipe("pretrain/recipes/gdp_one.toml")[0].network
@@ -42,11 +49,8 @@ class Block:
         self.network.op_mask = jnp.ones(16, bool)
         self.params = params["attention"][0]
 
-    def __call__(self, h: jax.Array) -> jax.Array:
-        return self.network.block(self.params, h)
-
-    def attend(self, h: jax.Array) -> jax.Array:
-        return self.network.attend(self.params, h)
+        self.block = jax.jit(lambda h: self.network.block(self.params, h))
+        self.attend = jax.jit(lambda h: self.network.attend(self.params, h))
 
 
 def test_gates_are_one_at_the_start() -> None:
@@ -102,7 +106,7 @@ def test_published_sage_is_equations_2_and_3() -> None:
 
 def test_untrained_attention_passes_its_input_through() -> None:
     h = jax.random.normal(jax.random.key(0), (16, 8))
-    out = Block(residual_gate=True)(h)
+    out = Block(residual_gate=True).block(h)
     np.testing.assert_array_equal(out, h)
 
 
@@ -119,7 +123,7 @@ def test_attention_sees_its_segment_and_the_one_before() -> None:
 def test_memory_is_gradient_stopped() -> None:
     layer = Block()
     h = jax.random.normal(jax.random.key(1), (16, 8))
-    grad = jax.grad(lambda x: layer.attend(x)[8].sum())(h)
+    grad = jax.jit(jax.grad(lambda x: layer.attend(x)[8].sum()))(h)
     felt = jnp.abs(grad).sum(axis=1) > 0
     assert felt.tolist() == [8 <= op < 12 for op in range(16)]
 
@@ -137,7 +141,8 @@ def test_padding_changes_nothing(config: NetworkConfig) -> None:
     found = features(problem, config.features, advice(problem) if config.advice else None)
     params = jax.tree.map(lambda x: x + 0.01, init(config, 0))
     batch = on_device(pad(found))
-    small = apply(config, params, batch)
+    compiled = jax.jit(apply, static_argnums=0)
+    small = compiled(config, params, batch)
     n = len(found.op)
     # More padding by hand: the arrays once more, all masked.
     twice = batch._replace(
@@ -151,7 +156,7 @@ def test_padding_changes_nothing(config: NetworkConfig) -> None:
         pair_mask=jnp.concatenate([batch.pair_mask, jnp.zeros_like(batch.pair_mask)]),
         place=jnp.concatenate([batch.place, batch.place + len(batch.place)]),
     )
-    large = apply(config, params, twice)
+    large = compiled(config, params, twice)
     np.testing.assert_allclose(small.node[:n], large.node[:n], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(small.feature, large.feature, rtol=1e-4, atol=1e-5)
 

@@ -30,7 +30,7 @@ def value_s(problem: Problem, answer: Answer) -> float:
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_heuristic_is_better_than_the_policy(seed: int, objective: str) -> None:
     problem = random_problem(seed, objective=objective, num_ops=24, num_devices=2 + seed % 3)
     unlimited = problem.cluster.memory_bytes.min() >= UNLIMITED_BYTES

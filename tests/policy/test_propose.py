@@ -7,6 +7,7 @@ import pytest
 
 from gdp.clock import Clock
 from gdp.learn.instances import Instance, make, random_graph
+from gdp.methods.heuristics.list_schedule import missing_bytes
 from gdp.policy.policy import default_checkpoint, load_policy
 from gdp.policy.propose import ROUNDS, TIGHTER, fitting_greedy, propose
 from gdp.sim.objectives import OBJECTIVES
@@ -31,8 +32,6 @@ def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, policy = make(INSTANCES[1], random_graph), load_policy(default_checkpoint())
     propose(policy, problem, 1, 0)  # the advice is asked once
     counted = 0
-    from gdp.policy import propose as module
-
     row = OBJECTIVES[problem.objective]
 
     def counting(*arguments):
@@ -40,15 +39,13 @@ def test_every_simulation_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         counted += len(arguments[1])
         return row.values(*arguments)
 
-    missing_bytes = module.missing_bytes
-
     def missing(*arguments):
         nonlocal counted
         counted += 1
         return missing_bytes(*arguments)
 
     monkeypatch.setitem(OBJECTIVES, problem.objective, replace(row, values=counting))
-    monkeypatch.setattr(module, "missing_bytes", missing)
+    monkeypatch.setattr("gdp.policy.propose.missing_bytes", missing)
     found = propose(policy, problem, 17, 0)
     assert found.evaluations == counted
 

@@ -96,7 +96,7 @@ def grouped(seed: int, objective: str) -> tuple[Problem, np.ndarray]:
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_never_worse_within_the_budget_and_of_parts_of_what_was_given(objective: str) -> None:
     better = 0
-    for seed in range(60):
+    for seed in range(20):
         problem, devices = grouped(seed, objective)
         rated = evaluate_rules(problem, devices)
         best = min(zip(rated.overflow.tolist(), rated.seconds.tolist(), strict=True))
@@ -114,7 +114,7 @@ def test_never_worse_within_the_budget_and_of_parts_of_what_was_given(objective:
             again = relink(problem, devices, rated.seconds, rated.overflow, most=most)
             np.testing.assert_array_equal(again.device, made.device)
             assert again.evaluations == made.evaluations
-    assert better > 60
+    assert better > 20
 
 
 def test_parts_are_runs_of_the_order_of_decoding() -> None:

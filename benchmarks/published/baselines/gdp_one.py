@@ -31,9 +31,8 @@ from gdp.learn.ppo import (
 from gdp.learn.recipe import Recipe, load_recipe
 from gdp.policy.advice import Advice
 from gdp.policy.model.config import Params
-from gdp.policy.model.network import init
+from gdp.policy.model.network import Batch, init, on_device, pad
 from gdp.policy.policy import Policy
-from gdp.policy.view.batching import Batch, on_device, pad
 from gdp.policy.view.features import Features
 from gdp.problem.problem import Problem
 
@@ -80,14 +79,14 @@ def blind(params: Params) -> Params:
 class ByIndex(Policy):
     """A policy that knows of each device only which one it is."""
 
-    def features(self, problem: Problem, found: Advice | None = None) -> Features:
+    def features(self, problem: Problem, around: Advice | None = None) -> Features:
         """The features, with one column per device; 17 devices at most."""
-        plain = super().features(problem, found)
+        plain = super().features(problem, around)
         return plain._replace(device=np.eye(*plain.device.shape, dtype=np.float32))
 
-    def batch(self, problem: Problem, found: Advice | None = None) -> Batch:
+    def batch(self, problem: Problem, around: Advice | None = None) -> Batch:
         """The same padded and as JAX arrays."""
-        return on_device(pad(self.features(problem, found)))
+        return on_device(pad(self.features(problem, around)))
 
 
 class _Learner:

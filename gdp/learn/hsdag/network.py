@@ -11,7 +11,7 @@ from a state Z (equations 6 to 11 of arXiv 2405.14185):
     groups: the trees of every node's best edge (`gdp.graph.groups`)
     z_g = mean h + strength * MLP(mean MLP(h))  strength: the mean score of the kept edges of g
 
-and again on the groups, `passes` times in all; then device logits MLP(z_g), and the next state
+then device logits MLP(z_g), and the next state
 Z_v + z_g(v). The scores learn through the strength, as in Song et al. 2024. Departures: pooling
 takes means, not sums, and states are normalised when they are read, since they grow with every
 step. Axes: N ops, M nodes, P edges, D devices, F features; in the network, where arrays are padded,
@@ -43,7 +43,6 @@ class HsdagConfig:
 
     width: int = 64
     gnn_layers: int = 2
-    passes: int = 1  # of parsing at most, each over the groups of the one before
     max_devices: int = 8
     output_shape: bool = True  # the features of the paper's ablation
     node_id: bool = True
@@ -57,7 +56,7 @@ class HsdagConfig:
     entropy: float = 0.3
 
     def __post_init__(self) -> None:
-        for name in ("width", "gnn_layers", "passes", "steps", "samples", "epochs"):
+        for name in ("width", "gnn_layers", "steps", "samples", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0.0 < self.discount <= 1.0:
@@ -72,7 +71,7 @@ def published(**changes: Any) -> HsdagConfig:
     The discount is not in the paper; 0.95 is that of the code its authors released.
     """
     config = HsdagConfig(
-        width=128, passes=1, steps=20, samples=1, epochs=4, rate=1e-4, discount=0.95,
+        width=128, steps=20, samples=1, epochs=4, rate=1e-4, discount=0.95,
         advantage="published", entropy=0.0,
     )  # fmt: skip
     return replace(config, **changes)
@@ -102,11 +101,11 @@ class ColocatedNodes:
         """M."""
         return len(self.fastest)
 
-    def devices(self, wanted: Int[np.ndarray, "... M"]) -> Int[np.ndarray, "... N"]:
+    def devices(self, node_device: Int[np.ndarray, "... M"]) -> Int[np.ndarray, "... N"]:
         """The device of every op: the one wanted for its node, or the fastest where that may not
         be."""
-        may = self.allowed[np.arange(self.count), wanted]
-        return np.where(may, wanted, self.fastest)[..., self.node_of]
+        may = self.allowed[np.arange(self.count), node_device]
+        return np.where(may, node_device, self.fastest)[..., self.node_of]
 
 
 def make_nodes(problem: Problem, config: HsdagConfig) -> ColocatedNodes:
@@ -200,12 +199,12 @@ def _features(
 
 def _shape(problem: Problem, op: int) -> Float[np.ndarray, "S"]:
     """The logarithms of an op's output shape, a tenth of them; zeros behind."""
-    told = np.zeros(SHAPE)
+    axis_logs = np.zeros(SHAPE)
     shapes = problem.graph.detail[op].output_shapes
     if shapes:
         axes = shapes[0][:SHAPE]
-        told[: len(axes)] = np.log1p(np.maximum(axes, 0)) / 10.0
-    return told
+        axis_logs[: len(axes)] = np.log1p(np.maximum(axes, 0)) / 10.0
+    return axis_logs
 
 
 def _distinct(
@@ -231,8 +230,8 @@ class PaddedNodes(NamedTuple):
     legal: Bool[Any, "N D"]  # where a node may go; padding nowhere
 
 
-class ParsingPass(NamedTuple):
-    """One parsing of a graph."""
+class Parsing(NamedTuple):
+    """The groups of a graph's nodes."""
 
     part: Int[Any, "N"]  # the group of every node; padding of one of its own, the last
     kept: Bool[Any, "P"]  # edges that tie groups together
@@ -253,7 +252,7 @@ def view_of(nodes: ColocatedNodes, max_devices: int) -> PaddedNodes:
 
 
 class HsdagNetwork(nnx.Module):
-    """The layers; every pass of parsing shares them."""
+    """The layers."""
 
     def __init__(self, config: HsdagConfig, *, rngs: nnx.Rngs) -> None:
         width = config.width
@@ -269,25 +268,22 @@ class HsdagNetwork(nnx.Module):
         """The first state of every episode."""
         return _through(self.enter, feature)
 
-    def level(
-        self,
-        h: Float[Array, "N H"],
-        src: Int[Array, "P"],
-        dst: Int[Array, "P"],
-        edge: Bool[Array, "P"],
+    def embed(
+        self, view: PaddedNodes, state: Float[Array, "N H"]
     ) -> tuple[Float[Array, "N H"], Float[Array, "P"]]:
-        """Embeddings of the nodes of one level, and the scores of its edges, 0 for padding."""
-        h = self.before(h)
-        weight, count = edge.astype(h.dtype), h.shape[0]
+        """Embeddings of the nodes, and the scores of the edges, 0 for padding."""
+        h, src, dst = self.before(state), jnp.asarray(view.src), jnp.asarray(view.dst)
+        edge, count = jnp.asarray(view.edge), state.shape[0]
+        weight = edge.astype(h.dtype)
         degree = 1.0 + jraph.segment_sum(weight, src, count)
         degree = degree + jraph.segment_sum(weight, dst, count)
         scale = jax.lax.rsqrt(degree)[:, None]
         x = h
         for layer in self.gcn:
             sent = scale * layer(x)
-            told = sent + jraph.segment_sum(sent[src] * weight[:, None], dst, count)
-            told = told + jraph.segment_sum(sent[dst] * weight[:, None], src, count)
-            x = jax.nn.relu(scale * told)
+            received = sent + jraph.segment_sum(sent[src] * weight[:, None], dst, count)
+            received = received + jraph.segment_sum(sent[dst] * weight[:, None], src, count)
+            x = jax.nn.relu(scale * received)
         h = self.after(h + x)
         score = jax.nn.sigmoid(_through(self.edge, h[src] * h[dst])[:, 0])
         return h, jnp.where(edge, score, 0.0)
@@ -297,7 +293,7 @@ class HsdagNetwork(nnx.Module):
         h: Float[Array, "N H"],
         score: Float[Array, "P"],
         src: Int[Array, "P"],
-        parsed: ParsingPass,
+        parsed: Parsing,
     ) -> Float[Array, "N H"]:
         """Embeddings of the groups, one row each, in rows 0.. of as many as there are nodes."""
         count = h.shape[0]
@@ -305,9 +301,9 @@ class HsdagNetwork(nnx.Module):
         size = jnp.maximum(jraph.segment_sum(jnp.ones(count), parsed.part, count), 1.0)[:, None]
         mean = jraph.segment_sum(h, parsed.part, count) / size
         inner = jraph.segment_sum(jax.nn.relu(first(h)), parsed.part, count) / size
-        kept, of = parsed.kept.astype(h.dtype), parsed.part[src]
-        ties = jraph.segment_sum(kept, of, count)
-        strength = jraph.segment_sum(kept * score, of, count) / jnp.maximum(ties, 1.0)
+        tied, of = parsed.kept.astype(h.dtype), parsed.part[src]
+        ties = jraph.segment_sum(tied, of, count)
+        strength = jraph.segment_sum(tied * score, of, count) / jnp.maximum(ties, 1.0)
         # A node on its own has no edge to be strong by.
         return mean + jnp.where(ties > 0, strength, 1.0)[:, None] * second(inner)
 
@@ -362,39 +358,27 @@ def start(config: HsdagConfig, params: Params, view: PaddedNodes) -> Float[Array
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def level(
-    config: HsdagConfig, params: Params, h: Array, src: Array, dst: Array, edge: Array
+def embed(
+    config: HsdagConfig, params: Params, view: PaddedNodes, state: Array
 ) -> tuple[Float[Array, "N H"], Float[Array, "P"]]:
-    """`HsdagNetwork.level`."""
-    return network(config, params).level(h, src, dst, edge)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def pooled(
-    config: HsdagConfig, params: Params, h: Array, score: Array, src: Array, parsed: ParsingPass
-) -> Float[Array, "N H"]:
-    """`HsdagNetwork.pooled`."""
-    return network(config, params).pooled(h, score, src, parsed)
+    """`HsdagNetwork.embed`, compiled."""
+    return network(config, params).embed(view, state)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def finish(
-    config: HsdagConfig, params: Params, state: Array, z: Array, part: Array
-) -> tuple[Float[Array, "N D"], Float[Array, "N H"]]:
-    """(logits of the groups, the next state) from the last embeddings and each node's group."""
-    return network(config, params).logits(z), state + z[part]
+    config: HsdagConfig, params: Params, view: PaddedNodes, state: Array, h: Array, score: Array,
+    parsed: Parsing,
+) -> tuple[Float[Array, "N D"], Float[Array, "N H"]]:  # fmt: skip
+    """(logits of the groups, the next state) from the embeddings, the scores and the groups."""
+    net = network(config, params)
+    z = net.pooled(h, score, jnp.asarray(view.src), parsed)
+    return net.logits(z), state + z[parsed.part]
 
 
 def replay(
-    net: HsdagNetwork, view: PaddedNodes, state: Array, passes: ParsingPass
+    net: HsdagNetwork, view: PaddedNodes, state: Array, parsed: Parsing
 ) -> Float[Array, "N D"]:
-    """The logits of one step again, with the groups as they were: `passes` stacked [L, ...]."""
-    h, src, dst = state, jnp.asarray(view.src), jnp.asarray(view.dst)
-    edge = jnp.asarray(view.edge)
-    for number in range(passes.part.shape[0]):
-        parsed = ParsingPass(passes.part[number], passes.kept[number])
-        h, score = net.level(h, src, dst, edge)
-        h = net.pooled(h, score, src, parsed)
-        src, dst = parsed.part[src], parsed.part[dst]
-        edge = edge & (src != dst)
-    return net.logits(h)
+    """The logits of one step again, with the groups as they were."""
+    h, score = net.embed(view, state)
+    return net.logits(net.pooled(h, score, jnp.asarray(view.src), parsed))

@@ -4,12 +4,12 @@ At each step of an episode the graph is parsed anew, placed, and the state goes 
 14 of arXiv 2405.14185: the reward of a placement is 1 / seconds, and the gradient sums advantage x
 grad log p(placement) over the steps of an episode. The published advantage is the discounted
 reward itself, always positive; centred, the default, is by mean and deviation of the episode.
-Axes: S steps, K placements per step, L passes of parsing, N nodes with padding, M nodes, G groups.
+Axes: S steps, K placements per step, N nodes with padding, M nodes, P edges.
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -23,16 +23,14 @@ from gdp.files.kept import use_xla_cache
 from gdp.graph.groups import best_edges, components
 from gdp.learn.evaluator import PlacementEvaluator, Reward
 from gdp.learn.hsdag.network import (
-    ColocatedNodes,
     HsdagConfig,
     PaddedNodes,
-    ParsingPass,
+    Parsing,
+    embed,
     finish,
     init,
-    level,
     make_nodes,
     network,
-    pooled,
     replay,
     start,
     view_of,
@@ -42,16 +40,18 @@ from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import unsupported
 from gdp.policy.model.config import Params
+from gdp.policy.view.features import DEVICE_SIZES, bucket
 from gdp.problem.problem import Problem
 
 LEAST_GROUPS = 2
+"""Fewest groups of a parsing; one with fewer is not taken."""
 
 
 class EpisodeStep(NamedTuple):
     """State read and actions chosen in one step of an episode."""
 
     state: Float[Any, "N H"]
-    passes: ParsingPass  # stacked: part [L N], kept [L P]
+    parsing: Parsing
     legal: Bool[Any, "N D"]  # where some member of a group may go; nothing for rows without one
     action: Int[Any, "K N"]  # the device drawn for each group
 
@@ -59,8 +59,7 @@ class EpisodeStep(NamedTuple):
 class Parsed(NamedTuple):
     """The groups of one step, their logits and the next state."""
 
-    part: Int[np.ndarray, "N"]  # the group of every node, over all passes
-    passes: ParsingPass
+    parsing: Parsing
     logits: Float[np.ndarray, "N D"]
     next: Float[Array, "N H"]
 
@@ -68,47 +67,24 @@ class Parsed(NamedTuple):
 def parse_state(
     config: HsdagConfig, params: Params, view: PaddedNodes, state: Float[Array, "N H"], count: int
 ) -> Parsed:
-    """Encode, parse and pool `config.passes` times, the first `count` nodes being real.
-
-    A pass that would leave fewer than `LEAST_GROUPS` groups is not taken: without that, and
-    with enough passes, every connected graph would end as one group.
-    """
-    wide = len(view.feature)
-    src, dst, edge, h = view.src, view.dst, view.edge, state
-    whole, alive = np.arange(wide), count
-    parts, keeps = [], []
-    for _ in range(config.passes):
-        h, score = level(config, params, h, src, dst, edge)
-        part, kept, left = _parse(np.asarray(score), src, dst, edge, alive, wide)
-        h = pooled(config, params, h, score, src, ParsingPass(part, kept))
-        src, dst, alive = part[src], part[dst], left
-        edge, whole = edge & (src != dst), part[whole]
-        parts.append(part)
-        keeps.append(kept)
-    logits, following = finish(config, params, state, h, whole)
-    return Parsed(
-        whole, ParsingPass(np.stack(parts), np.stack(keeps)), np.asarray(logits), following
-    )
+    """Encode, parse and pool a state, of which the first `count` nodes are real."""
+    h, score = embed(config, params, view, state)
+    parsing = _parse(np.asarray(score), view, count)
+    logits, following = finish(config, params, view, state, h, score, parsing)
+    return Parsed(parsing, np.asarray(logits), following)
 
 
-def _parse(
-    score: np.ndarray, src: np.ndarray, dst: np.ndarray, edge: np.ndarray, alive: int, wide: int
-) -> tuple[Int[np.ndarray, "N"], Bool[np.ndarray, "P"], int]:  # fmt: skip
-    """(group of every node, edges kept, groups) of a level with `alive` of `wide` nodes."""
-    real = np.flatnonzero(edge)
-    kept = np.zeros(len(score), dtype=bool)
-    kept[real] = best_edges(score[real].astype(np.float64), src[real], dst[real])
-    label = components(src[kept], dst[kept], alive)
-    if label.max() + 1 < min(LEAST_GROUPS, alive):
-        kept[:], label = False, np.arange(alive)
-    part = np.full(wide, wide - 1, dtype=np.int32)
-    part[:alive] = label
-    return part, kept, int(label.max()) + 1
-
-
-def first_state(config: HsdagConfig, params: Params, view: PaddedNodes) -> Float[Array, "N H"]:
-    """Initial state of every episode."""
-    return start(config, params, view)
+def _parse(score: Float[np.ndarray, "P"], view: PaddedNodes, count: int) -> Parsing:
+    """The trees of every node's best edge; each node by itself where that leaves too few."""
+    real = np.flatnonzero(view.edge)
+    ties = np.zeros(len(score), dtype=bool)
+    ties[real] = best_edges(score[real].astype(np.float64), view.src[real], view.dst[real])
+    label = components(view.src[ties], view.dst[ties], count)
+    if label.max() + 1 < min(LEAST_GROUPS, count):
+        ties[:], label = False, np.arange(count)
+    part = np.full(len(view.feature), len(view.feature) - 1, dtype=np.int32)
+    part[:count] = label
+    return Parsing(part, ties)
 
 
 def draw(
@@ -124,16 +100,9 @@ def draw(
 
 def legal_of(part: Int[np.ndarray, "N"], legal: Bool[np.ndarray, "N D"]) -> Bool[np.ndarray, "N D"]:
     """Devices that some node of each group may use."""
-    found = np.zeros_like(legal)
-    np.logical_or.at(found, part, legal)
-    return found
-
-
-def node_devices(
-    parsed: Parsed, action: Int[np.ndarray, "K N"], nodes: ColocatedNodes
-) -> Int[np.ndarray, "K O"]:
-    """The device of every op, from those of the groups."""
-    return nodes.devices(action[:, parsed.part[: nodes.count]])
+    group_legal = np.zeros_like(legal)
+    np.logical_or.at(group_legal, part, legal)
+    return group_legal
 
 
 def policy_loss(
@@ -167,7 +136,7 @@ def episode_loss(
     net = network(config, params)
 
     def of_step(step: EpisodeStep, advantage: Float[Array, "K"]) -> Float[Array, ""]:
-        logits = replay(net, view, step.state, step.passes)
+        logits = replay(net, view, step.state, step.parsing)
         return policy_loss(logits, step.legal, step.action, advantage, config.entropy)
 
     return jax.vmap(of_step)(steps, advantage).mean()
@@ -211,14 +180,15 @@ class Learner:
 
     def episode(self, samples: int) -> tuple[EpisodeStep, Int[np.ndarray, "S K O"]]:
         """One episode's steps, stacked, and the devices of every op in each placement."""
-        state = first_state(self.config, self.params, self.view)
+        state = start(self.config, self.params, self.view)
         steps, devices = [], []
         for _ in range(self.config.steps):
             parsed = parse_state(self.config, self.params, self.view, state, self.nodes.count)
-            legal = legal_of(parsed.part, self.view.legal)
+            part = parsed.parsing.part
+            legal = legal_of(part, self.view.legal)
             action = draw(parsed, legal, samples, self.rng)
-            steps.append(EpisodeStep(np.asarray(state), parsed.passes, legal, action))
-            devices.append(node_devices(parsed, action, self.nodes))
+            steps.append(EpisodeStep(np.asarray(state), parsed.parsing, legal, action))
+            devices.append(self.nodes.devices(action[:, part[: self.nodes.count]]))
             state = parsed.next
         return jax.tree.map(lambda *rows: np.stack(rows), *steps), np.stack(devices)
 
@@ -241,12 +211,12 @@ class Learner:
     def advantage(self, cost_s: Float[np.ndarray, "S K"]) -> Float[np.ndarray, "S K"]:
         """Weight of a placement's log-probability; 0 where it does not run."""
         runs = np.isfinite(cost_s)
-        found = np.zeros_like(cost_s)
+        weight = np.zeros_like(cost_s)
         if self.config.advantage == "published":
-            found[runs] = 1.0 / cost_s[runs]
+            weight[runs] = 1.0 / cost_s[runs]
         elif runs.any():
-            found[runs] = advantages(cost_s[runs])
-        return found * self.config.discount ** np.arange(len(cost_s))[:, None]
+            weight[runs] = advantages(cost_s[runs])
+        return weight * self.config.discount ** np.arange(len(cost_s))[:, None]
 
     def greedy(self) -> Int[np.ndarray, "S O"]:
         """The most probable placement of every step of an episode."""
@@ -254,9 +224,9 @@ class Learner:
 
     def groups(self) -> Int[np.ndarray, "O"]:
         """The learned group of every op: the parsing of the first state."""
-        state = first_state(self.config, self.params, self.view)
+        state = start(self.config, self.params, self.view)
         parsed = parse_state(self.config, self.params, self.view, state, self.nodes.count)
-        return parsed.part[self.nodes.node_of].astype(np.int64)
+        return parsed.parsing.part[self.nodes.node_of].astype(np.int64)
 
     def warm_up(self) -> None:
         """Compile the functions that training calls, without any effect on it."""
@@ -363,10 +333,6 @@ def pretrain(
 
 def fitting(config: HsdagConfig, num_devices: int) -> HsdagConfig:
     """The configuration with a head for at least so many devices."""
-    from dataclasses import replace
-
-    from gdp.policy.view.features import DEVICE_SIZES, bucket
-
     if num_devices <= config.max_devices:
         return config
     return replace(config, max_devices=bucket(num_devices, DEVICE_SIZES))
@@ -408,25 +374,25 @@ def hsdag(
     if (refusal := unsupported(problem, "hsdag")) is not None:
         return refusal
     clock = search.budget()
-    told = search.progress
+    report = search.progress
 
     def progress(drawn: int, best_s: float) -> None:
-        if told is not None:
-            told(_share(search, clock, drawn), best_s)
+        if report is not None:
+            report(_share(search, clock, drawn), best_s)
 
-    found = train(
+    trained = train(
         problem, config, seed=search.seed, evaluations=search.evaluations, seconds=clock.left_s(),
         params=params, progress=progress,
     )  # fmt: skip
-    if found.value_s == float("inf"):
-        answer = repair_and_select(problem, search, [Assignment(found.last)], "hsdag")
-        spent = answer.evaluations + found.evaluations
+    if trained.value_s == float("inf"):
+        answer = repair_and_select(problem, search, [Assignment(trained.last)], "hsdag")
+        spent = answer.evaluations + trained.evaluations
         return Answer(answer.assignment, reason=answer.reason, evaluations=spent)
     return Answer(
-        found.assignment,
-        reason=f"hsdag: first {problem.unit.text(found.first_s)}, best "
-        f"{problem.unit.text(found.value_s)}, {found.groups.max() + 1} groups",
-        evaluations=found.evaluations,
+        trained.assignment,
+        reason=f"hsdag: first {problem.unit.text(trained.first_s)}, best "
+        f"{problem.unit.text(trained.value_s)}, {trained.groups.max() + 1} groups",
+        evaluations=trained.evaluations,
     )
 
 

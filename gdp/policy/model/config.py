@@ -72,10 +72,10 @@ def shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     """The shape of every weight, by its path."""
     width, inner = config.width, config.head_width
     full = config.features == "full"
-    found: dict[str, tuple[int, ...]] = {"type_embedding/embedding": (NUM_OP_TYPES, TYPE_WIDTH)}
+    shape: dict[str, tuple[int, ...]] = {"type_embedding/embedding": (NUM_OP_TYPES, TYPE_WIDTH)}
 
     def dense(name: str, inputs: int, outputs: int) -> None:
-        found[f"{name}/kernel"], found[f"{name}/bias"] = (inputs, outputs), (outputs,)
+        shape[f"{name}/kernel"], shape[f"{name}/bias"] = (inputs, outputs), (outputs,)
 
     def gated(name: str, inputs: int, outputs: int) -> None:
         dense(f"{name}/dense", inputs, outputs)
@@ -83,7 +83,7 @@ def shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
             dense(f"{name}/gate/conditioning", width + NUM_GLOBAL_FEATURES, inputs)
 
     def norm(name: str) -> None:
-        found[f"{name}/scale"], found[f"{name}/bias"] = (width,), (width,)
+        shape[f"{name}/scale"], shape[f"{name}/bias"] = (width,), (width,)
 
     dense("enter", NUM_OP_FEATURES + TYPE_WIDTH + full * NUM_GLOBAL_FEATURES, width)
     directed = config.pooling == "directed"
@@ -100,7 +100,7 @@ def shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
         gated(f"attention/{i}/widen", width, 2 * width)
         gated(f"attention/{i}/narrow", 2 * width, width)
         if config.residual_gate:
-            found[f"attention/{i}/strength"] = (2,)
+            shape[f"attention/{i}/strength"] = (2,)
     norm("leave")
     dense("device_in", NUM_DEVICE_FEATURES, inner)
     dense("device_out", inner, inner)
@@ -108,7 +108,7 @@ def shapes(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     gated("feature_head", NUM_PAIR_FEATURES, inner)
     gated("mixing", inner, inner)
     gated("out_head", inner, 1)
-    return found
+    return shape
 
 
 def nested(arrays: Mapping[str, np.ndarray]) -> Params:

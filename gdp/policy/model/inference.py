@@ -132,7 +132,7 @@ class Network:
             last = min(first + length, n)
             seen = slice(max(0, first - self.config.memory * length), last)
             key, value = (
-                np.concatenate([own[:, seen], far], axis=1) for own, far in (keys, values)
+                np.concatenate([ops[:, seen], far], axis=1) for ops, far in (keys, values)
             )
             at_once = max(1, ONE_CORE // (key.shape[1] * key.shape[2]))
             for low in range(first, last, at_once):

@@ -1,25 +1,103 @@
-"""The policy network in JAX, for learning: padded to the sizes of a `Batch`, differentiable.
+"""The policy network in JAX, for learning: padded to a few sizes, so that compilation is rare.
 
 All segments of the attention are computed at once and no scan is needed, as the memory of a layer
-is that layer's own input. Axes: N ops, S segments, L ops of a segment, M keys, H heads, F features.
+is that layer's own input. Axes: N padded ops, in decode order; P padded pairs, D padded devices,
+S segments, L ops of a segment, M keys, H heads, F features.
 """
 
 import functools
 import math
 import zlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jraph
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
+from gdp.graph.groups import inverse
 from gdp.policy.model.config import MAX_SUMMARIES, Head, NetworkConfig, Params, nested, shapes
 from gdp.policy.model.inference import Network
-from gdp.policy.view.batching import Batch, max_over_neighbours, mean_over_ops, op_features, pairs
+from gdp.policy.view.features import DEVICE_SIZES, OP_SIZES, Features, bucket
 
 OUT_SCALE = 0.1
 """Scale of the first weights of the last layer, so that a fresh policy is close to uniform."""
+
+
+class Batch(NamedTuple):
+    """One padded problem. Ops are in decode order, padding last; pairs index that order."""
+
+    graph: jraph.GraphsTuple  # nodes [N, F], senders and receivers [P]; the second is padding
+    op_type: Int[Array, "N"]
+    op_mask: Bool[Array, "N"]
+    pair_mask: Bool[Array, "P"]
+    device: Float[Array, "D G"]
+    device_mask: Bool[Array, "D"]
+    whole: Float[Array, "H"]
+    place: Int[Array, "N"]  # [op]: its position in decode order; padding maps to itself
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Numbers of ops and devices, padding included."""
+        return len(self.op_mask), len(self.device_mask)
+
+
+def pad(features: Features) -> Batch:
+    """The features of one problem at its bucket's size."""
+    n, d = len(features.op), len(features.device)
+    # One op and one pair at least are padding, as jraph demands.
+    wide_n = bucket(n + 1, OP_SIZES)
+    wide_p = bucket(len(features.src) + 1, tuple(2 * wide_n * k for k in (1, 2, 4, 8, 16)))
+    wide_d = bucket(d, DEVICE_SIZES)
+    position = inverse(features.order)
+    # NumPy goes in, and JAX comes in where it is used: nothing is copied to a device twice.
+    graph: dict[str, Any] = {
+        "nodes": features.op[features.order],
+        "edges": None,
+        "senders": position[features.src].astype(np.int32),
+        "receivers": position[features.dst].astype(np.int32),
+        "globals": None,
+        "n_node": np.array([n], dtype=np.int32),
+        "n_edge": np.array([len(features.src)], dtype=np.int32),
+    }
+    batch: dict[str, Any] = {
+        "graph": jraph.pad_with_graphs(jraph.GraphsTuple(**graph), wide_n, wide_p, 2),
+        "op_type": _widen(features.op_type[features.order].astype(np.int32), wide_n),
+        "op_mask": np.arange(wide_n) < n,
+        "pair_mask": np.arange(wide_p) < len(features.src),
+        "device": _widen(features.device, wide_d),
+        "device_mask": np.arange(wide_d) < d,
+        "whole": features.whole,
+        "place": np.concatenate([position, np.arange(n, wide_n)]).astype(np.int32),
+    }
+    return Batch(**batch)
+
+
+def _widen(values: np.ndarray, size: int) -> np.ndarray:
+    """Zeros behind, up to `size` rows."""
+    wide = np.zeros((size, *values.shape[1:]), dtype=values.dtype)
+    wide[: len(values)] = values
+    return wide
+
+
+def on_device(batch: Batch) -> Batch:
+    """The batch as JAX arrays, so that several updates share one copy."""
+    return jax.tree.map(jnp.asarray, batch)
+
+
+def max_over_neighbours(
+    message: Float[Array, "N F"],
+    to: Int[Array, "P"],
+    by: Int[Array, "P"],
+    pair_mask: Bool[Array, "P"],
+) -> Float[Array, "N F"]:
+    """Element-wise maximum of the messages of each op's neighbours; zero where it has none.
+
+    Messages must not be negative, which the published sigmoid and a rectifier both grant.
+    """
+    sent = jnp.where(pair_mask[:, None], message[by], 0.0)
+    return jnp.maximum(jraph.segment_max(sent, to, message.shape[0]), 0.0)
 
 
 class JaxNetwork(Network):
@@ -29,9 +107,11 @@ class JaxNetwork(Network):
 
     def __init__(self, config: NetworkConfig, params: Params, batch: Batch) -> None:
         self.config, self.params, self.whole = config, params, batch.whole
-        self.op, self.op_type, self.device = op_features(batch), batch.op_type, batch.device
+        # jraph allows None in the fields of a graph, a `Batch` does not.
+        self.op, self.op_type = jnp.asarray(batch.graph.nodes), batch.op_type
+        src, dst = jnp.asarray(batch.graph.senders), jnp.asarray(batch.graph.receivers)
+        self.device = batch.device
         self.place, self.op_mask, self.device_mask = batch.place, batch.op_mask, batch.device_mask
-        src, dst = pairs(batch)
         self.into = lambda sent: max_over_neighbours(sent, dst, src, batch.pair_mask)
         self.out_of = lambda sent: max_over_neighbours(sent, src, dst, batch.pair_mask)
 
@@ -73,7 +153,7 @@ class JaxNetwork(Network):
 
     def mean(self, rows: Float[Array, "N F"], mask: Bool[Array, "N"]) -> Float[Array, "F"]:
         """Mean over the rows that are not padding."""
-        return mean_over_ops(rows, mask)
+        return jnp.sum(rows, axis=0, where=mask[:, None]) / jnp.maximum(mask.sum(), 1)
 
     def product(
         self, x: Float[Array, "... F"], kernel: Float[Array, "F O"]

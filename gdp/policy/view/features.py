@@ -58,37 +58,37 @@ class Advised(NamedTuple):
     whole: Float[np.ndarray, "12"]
 
 
-def advised_features(problem: Problem, found: Advice | None) -> Advised:
+def advised_features(problem: Problem, advice: Advice | None) -> Advised:
     """Features of the incumbent and the advisers, of ops, devices and the whole."""
-    if found is None:
+    if advice is None:
         return Advised(
             np.zeros((problem.num_ops, NUM_ADVISED)),
             np.zeros((problem.num_devices, NUM_ADVISED_DEVICE)),
             np.zeros(NUM_ADVISED_WHOLE),
         )
     return Advised(
-        _advised_ops(problem, found),
-        _advised_devices(problem, found),
-        _advised_whole(problem, found),
+        _advised_ops(problem, advice),
+        _advised_devices(problem, advice),
+        _advised_whole(problem, advice),
     )
 
 
-def _advised_ops(problem: Problem, found: Advice) -> Float[np.ndarray, "N 7"]:
+def _advised_ops(problem: Problem, advice: Advice) -> Float[np.ndarray, "N 7"]:
     """Seconds the incumbent sends to and from every op, advisers who agree, and its schedule.
 
     Of the schedule, for a latency: start and slack over the latency; how long the op waited for its
     device after its inputs could have come, and how long the device stood idle before it.
     """
-    graph, device, times = problem.graph, found.device[0], timing(problem)
+    graph, device, times = problem.graph, advice.device[0], timing(problem)
     table = np.zeros((problem.num_ops, NUM_ADVISED))
     cut = device[graph.producer[graph.use_tensor]] != device[graph.use_op]
     seconds = np.where(cut, times.send_s[graph.use_tensor], 0.0) / times.scale_s
     np.add.at(table[:, 0], graph.use_op, seconds)
     np.add.at(table[:, 1], graph.producer[graph.use_tensor], seconds)
     table[:, :2] = squash(table[:, :2])
-    table[:, 2] = (found.device[1:] == device).mean(axis=0)
+    table[:, 2] = (advice.device[1:] == device).mean(axis=0)
     if objective_of(problem).ordered:
-        table[:, 3:] = _schedule(problem, device, found.rule)
+        table[:, 3:] = _schedule(problem, device, advice.rule)
     return table
 
 
@@ -116,9 +116,9 @@ def _schedule(
     return table
 
 
-def _advised_devices(problem: Problem, found: Advice) -> Float[np.ndarray, "D 3"]:
+def _advised_devices(problem: Problem, advice: Advice) -> Float[np.ndarray, "D 3"]:
     """Seconds each device is busy, receives and sends under the incumbent, over its value."""
-    graph, cluster, device = problem.graph, problem.cluster, found.device[0]
+    graph, cluster, device = problem.graph, problem.cluster, advice.device[0]
     times, d = timing(problem), problem.num_devices
     busy_s = np.bincount(device, times.cost_s[np.arange(problem.num_ops), device], d)
     src, dst = device[graph.producer[graph.use_tensor]], device[graph.use_op]
@@ -126,11 +126,11 @@ def _advised_devices(problem: Problem, found: Advice) -> Float[np.ndarray, "D 3"
     seconds = cluster.link_latency_s[moved[1], moved[2]]
     seconds = seconds + graph.tensor_bytes[moved[0]] / cluster.link_bytes_per_s[moved[1], moved[2]]
     received_s, sent_s = np.bincount(moved[2], seconds, d), np.bincount(moved[1], seconds, d)
-    total = np.stack([busy_s, received_s, sent_s], axis=1) / max(float(found.cost_s[0]), 1e-12)
+    total = np.stack([busy_s, received_s, sent_s], axis=1) / max(float(advice.cost_s[0]), 1e-12)
     return np.minimum(total, 8.0)
 
 
-def _advised_whole(problem: Problem, found: Advice) -> Float[np.ndarray, "12"]:
+def _advised_whole(problem: Problem, advice: Advice) -> Float[np.ndarray, "12"]:
     """Log cost ratios: advisers to the incumbent, the incumbent to bounds; the incumbent's rule."""
     times = timing(problem)
     cost = np.where(problem.allowed, times.cost_s, np.inf).min(axis=1)
@@ -140,8 +140,8 @@ def _advised_whole(problem: Problem, found: Advice) -> Float[np.ndarray, "12"]:
     total = np.where(problem.allowed, times.cost_s, times.mean_cost_s[:, None]).sum(axis=0)
     fair_s = float(1.0 / (1.0 / np.maximum(total, 1e-30)).sum())
     lowest = np.maximum(np.array([path_s, fair_s]), 1e-12)
-    gap = np.clip(np.log(found.cost_s[0] / lowest), -3.0, 6.0) / 2.0
-    return np.concatenate([found.log_ratio[1:], gap, np.arange(len(RULES)) == found.rule])
+    gap = np.clip(np.log(advice.cost_s[0] / lowest), -3.0, 6.0) / 2.0
+    return np.concatenate([advice.log_ratio[1:], gap, np.arange(len(RULES)) == advice.rule])
 
 
 NUM_OP_TYPES = 64
@@ -166,14 +166,14 @@ class Features(NamedTuple):
     order: Int[np.ndarray, "N"]
 
 
-def features(problem: Problem, kind: FeatureSet = "full", found: Advice | None = None) -> Features:
+def features(problem: Problem, kind: FeatureSet = "full", advice: Advice | None = None) -> Features:
     """Static features of a problem, and of what advisers propose for it. O((N + E) D)."""
     plain = _plain(problem, kind)
-    told = advised_features(problem, found)
+    advised = advised_features(problem, advice)
     return plain._replace(
-        op=np.concatenate([plain.op, told.op], axis=1).astype(np.float32),
-        device=np.concatenate([plain.device, told.device], axis=1).astype(np.float32),
-        whole=np.concatenate([plain.whole, told.whole]).astype(np.float32),
+        op=np.concatenate([plain.op, advised.op], axis=1).astype(np.float32),
+        device=np.concatenate([plain.device, advised.device], axis=1).astype(np.float32),
+        whole=np.concatenate([plain.whole, advised.whole]).astype(np.float32),
     )
 
 

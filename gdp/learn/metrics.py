@@ -1,14 +1,83 @@
-"""Curve of a training run, from its metrics: as text, and as a picture (extra `plots`)."""
+"""Metrics of a training run: JSON lines, TensorBoard, a progress bar; and the curve they make."""
 
+import contextlib
 import json
+import logging
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdp.errors import MissingExtraError
-from gdp.files.writing import atomic
+from gdp.errors import GdpError, MissingExtraError
+from gdp.files.writing import atomic, write_atomic
 from gdp.version import install_command
+
+log = logging.getLogger(__name__)
+
+METRICS = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Appends the numbers of a step to `metrics.jsonl`, and to TensorBoard's files where
+    tensorboardX (extra `plots`) is installed."""
+
+    def __init__(self, folder: Path, from_step: int) -> None:
+        self._path, self._board = folder / METRICS, None
+        truncate_metrics(self._path, from_step)
+        try:
+            from tensorboardX import SummaryWriter
+
+            self._board = SummaryWriter(str(folder / "tensorboard"), flush_secs=30)
+        except ImportError:
+            log.info("no TensorBoard files: %s", install_command("plots"))
+
+    def __call__(self, step: int, numbers: dict[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps({"step": step, **numbers}) + "\n")
+        if self._board is not None:
+            for name, value in numbers.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(name, value, step)
+
+
+def truncate_metrics(path: Path, from_step: int) -> None:
+    """Drop the lines from a checkpoint's step on, and a last line that a killed run left torn.
+
+    Raises `GdpError` where another line is no object with a step.
+    """
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+    steps = [_step(line, path, at) for at, line in enumerate(lines, 1)]
+    write_atomic(path, [line for line, at in zip(lines, steps, strict=True) if at < from_step])
+
+
+def _step(line: bytes, path: Path, number: int) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise GdpError(
+            f"{path}, line {number}: is not a line of metrics; remove it to go on"
+        ) from None
+
+
+@contextlib.contextmanager
+def progress_bar(total: int, done: int, name: str = "training") -> Iterator[Any]:
+    """A function (step, text) that draws a bar; it does nothing away from a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda step, text: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=total, completed=done)
+        yield lambda step, text: bar.update(task, completed=step, description=text)
+
+
+# The curve: as text, and as a picture (extra `plots`).
 
 MOST_ROWS = 16
 """Rows of text, the best and the last among them."""

@@ -17,12 +17,20 @@ from gdp.cluster.types import Cluster, nearly_full, shared_overflow
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel
+from gdp.costs.offload import moved_caches
 from gdp.errors import ArgumentError, InfeasibleError, MissingExtraError, of_kind
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Method, Search
 from gdp.models import Model, load
 from gdp.placement import Placed, Placement, make_placement
-from gdp.prepare import PreparedProblem, placed_on, prepare_placement, prepare_problem, room_bytes
+from gdp.prepare import (
+    PreparedProblem,
+    placed_on,
+    prepare_placement,
+    prepare_problem,
+    requests_in_flight,
+    room_bytes,
+)
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
 from gdp.reports.view import PlacementView
@@ -388,7 +396,20 @@ def simulate(
 
     graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
     prepared, device, rank = prepare_placement(graph, placement, cluster, objective, costs=costs)
-    return score(prepared.problem, device, rank, placement.teams)
+    scored = score(prepared.problem, device, rank, placement.teams)
+    return _caches_at_home(scored, graph, placement, cluster, objective)
+
+
+def _caches_at_home(
+    scored: Score, graph: OpGraph, placement: Placement, cluster: Cluster, objective: str
+) -> Score:
+    """The score with caches of offloaded modules on the device that computes them."""
+    moved = moved_caches(graph, placement.device, cluster)
+    if not moved.any():
+        return scored
+    peak_bytes = scored.peak_bytes + requests_in_flight(graph, cluster, objective) * moved
+    over = int(np.maximum(peak_bytes - cluster.memory_bytes, 0).sum())
+    return replace(scored, peak_bytes=peak_bytes, overflow_bytes=over)
 
 
 def evaluated(
@@ -406,6 +427,7 @@ def evaluated(
     started_s = time.perf_counter()
     prepared, device, rank = prepare_placement(graph, placement, cluster, objective, costs=costs)
     scored = score(prepared.problem, device, rank, placement.teams)
+    scored = _caches_at_home(scored, graph, placement, cluster, objective)
     free = prepare_problem(graph, cluster, objective, costs=costs, replicas=True)
     value_s = scored.value_s
     bound_s, bound_by = _bound(free.problem, Answer(None), Search().budget(), value_s)

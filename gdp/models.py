@@ -48,20 +48,22 @@ class Generation(os.PathLike[str]):
             file.
         prompt: Tokens that are read.
         new: Tokens that are written.
-        batch: Sequences side by side.
+        batch: Sequences side by side, one step for all.
+        requests: Requests in flight, each with a cache of its own. Default: one; under throughput
+            as many as there are devices.
 
     >>> Generation("llama", prompt=2048, new=256)
-    Generation(model='llama', prompt=2048, new=256, batch=1)
+    Generation(model='llama', prompt=2048, new=256, batch=1, requests=None)
     """
 
     model: str | os.PathLike[str]
     prompt: int
     new: int
     batch: int = 1
+    requests: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("prompt", "new", "batch"):
-            value = getattr(self, name)
+        for name, value in self._sizes().items():
             if not isinstance(value, int) or not 1 <= value < 1 << 31:
                 raise ModelError(
                     f"{name} must be a positive whole number below 2**31, got {value!r}"
@@ -72,7 +74,11 @@ class Generation(os.PathLike[str]):
         path = os.fspath(self.model).removeprefix(HF_PREFIX)
         path = path if is_gguf(path) else HF_PREFIX + path
         joint = "&" if "?" in path else "?"
-        return f"{path}{joint}prompt={self.prompt}&new={self.new}&batch={self.batch}"
+        return path + joint + "&".join(f"{k}={v}" for k, v in self._sizes().items())
+
+    def _sizes(self) -> dict[str, int]:
+        sizes = {"prompt": self.prompt, "new": self.new, "batch": self.batch}
+        return sizes if self.requests is None else sizes | {"requests": self.requests}
 
 
 Model = str | os.PathLike[str] | OpGraph | Traceable

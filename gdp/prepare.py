@@ -15,6 +15,7 @@ from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.device_maps import DeviceMap
 from gdp.errors import PlacementError, of_kind
+from gdp.graph.generation import request_of
 from gdp.graph.groups import all_per_group, joined, merge_ids
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Model, load
@@ -66,8 +67,7 @@ def prepare_problem(
         labels = np.unique(np.stack([labels, borders]), axis=1, return_inverse=True)[1].reshape(-1)
     if keep_apart is not None:
         labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
-    if find_objective(objective).pipelined:
-        graph = _with_requests(graph, cluster)
+    graph = _with_caches(graph, requests_in_flight(graph, cluster, objective))
     fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
     model, label = resolve_costs(costs, cluster, graph)
     if isinstance(model, AdaptedCosts):
@@ -95,9 +95,19 @@ def prepare_problem(
     return PreparedProblem(problem, fused.group_of, label, model)
 
 
-def _with_requests(graph: OpGraph, cluster: Cluster) -> OpGraph:
-    """The graph with the caches of all requests in flight: one for every device that computes."""
-    count = sum(device.supported != frozenset() for device in cluster.devices)
+def requests_in_flight(graph: OpGraph, cluster: Cluster, objective: str) -> int:
+    """Requests whose caches a placement has room for: as many as were asked for, otherwise one, and
+    in a pipeline one for every device that computes."""
+    request = request_of(graph)
+    if request is not None and request.requests:
+        return request.requests
+    if not find_objective(objective).pipelined:
+        return 1
+    return max(1, sum(device.supported != frozenset() for device in cluster.devices))
+
+
+def _with_caches(graph: OpGraph, count: int) -> OpGraph:
+    """The graph with the caches of so many requests."""
     if count < 2 or not graph.cache_bytes.any():
         return graph
     more = (count - 1) * graph.cache_bytes

@@ -88,8 +88,10 @@ def all_bounds(
 
 
 def _latency(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
-    bounds = latency_bounds(problem, budget, found_s)
-    bounds += _work_in_memory(problem, budget, max(bound.value_s for bound in bounds))
+    # First, as it is quick and where weights stream the only one that is not far off.
+    work_s = shared_work_s(least_group_seconds(problem))[0]
+    bounds = _work_in_memory(problem, budget, work_s)
+    bounds += latency_bounds(problem, budget, found_s)
     if rows_bind(problem) and path_program_size(problem) <= budget.entries:
         return bounds  # the program of paths has the rows of the loads
     return [*bounds, *load_bounds(problem, budget, found_s, only_memory=True)]
@@ -168,9 +170,9 @@ def _work_in_memory(problem: Problem, budget: WorkBudget, known_s: float) -> lis
     d = problem.num_devices
     if d == 1 or known_s <= 0.0 or not memory_binds(problem):
         return []
-    if 2 * problem.num_groups * d > budget.entries or budget.is_over():
-        return []
     program = build_work(problem, known_s)
+    if program.size > budget.entries or budget.is_over():
+        return []
     solved, _ = _linear(program, budget, "linear program of work and of weights within memory")
     if solved is None:
         return []

@@ -36,9 +36,9 @@ coefficients >= 0, on the side that must be at most T or the memory. Dropping ei
 more solutions, so the program stays a relaxation and its value a bound: x, the work and the weights
 are there in any case, and so are tensors that are alive where they were made, as they need x alone.
 
-Axes: G groups, D devices, C columns, T tensors, K tensors between groups, U distinct (tensor,
-reading group), P separation points, M held weights, X owners of weights, O ops that may open a
-segment, A arcs into them, Z entries.
+Axes: G groups, Q classes of groups, D devices, C columns, T tensors, K tensors between groups, U
+distinct (tensor, reading group), P separation points, M held weights, X owners of weights, O ops
+that may open a segment, A arcs into them, Z entries.
 """
 
 from typing import Any, NamedTuple
@@ -127,8 +127,16 @@ def _entries_per_use(d: int) -> int:
 def build_work(problem: Problem, unit_s: float) -> LinearProgram:
     """The rows of devices alone: busy times, and weights within each device's memory. O(N D).
 
-    A part of the rows of `build_loads`, so what it proves holds for period and latency. It has
-    2 G D entries, which are few where modules stay whole, however large the model is. Of weights
+    A part of the rows of `build_loads`, so what it proves holds for period and latency. Groups of
+    equal weights, devices and seconds, such as the layers of a language model, are one class with
+    one column per device: the mean x(c, d) of their shares. Take any solution of the rows of all
+    groups. The k members of c have seconds of min(s) or more each, so that k min(s) x(c, d) is at
+    most the sum of s x over them; their weights are k times those of one; shares that sum to 1 have
+    a mean that does. So the means solve the rows of classes with no larger T: the program stays a
+    relaxation, and loses only what the seconds of one class differ by, here below 1e-6. Weights
+    that groups share keep these groups apart.
+
+    The entries are few, however large the model is. Of weights
     that stream, as accelerate offloads them, it proves: let accelerators of memory M in all hold
     weights at rest, W > M be the bytes of all weights, and let weights elsewhere arrive at r bytes
     per second at most, so that an op on an offload device takes at least (its bytes) / r. Bytes on
@@ -137,13 +145,13 @@ def build_work(problem: Problem, unit_s: float) -> LinearProgram:
     that holds weights, at its own speed: the program takes the cheaper of both.
     """
     rows = RowBuilder()
-    g, d = problem.num_groups, problem.num_devices
-    seconds = least_group_seconds(problem)
+    seconds, of_group = _classes(problem)
+    g, d = seconds.shape
     rows.columns(g * d)
     finite = np.where(np.isfinite(seconds), seconds, 0.0) / unit_s
     rows.add(np.tile(np.arange(d), g), np.arange(g * d), finite.reshape(-1), np.zeros(d))
     if memory_binds(problem):
-        weights = HeldWeights(rows, problem)
+        weights = HeldWeights(rows, problem, of_group)
         for i in range(d):
             rows.add_row(*weights.terms(i), 1.0)
             weights.add_ties(i)
@@ -154,6 +162,23 @@ def build_work(problem: Problem, unit_s: float) -> LinearProgram:
     high[: g * d] = np.isfinite(seconds).reshape(-1)
     names = tuple(f"device {name}" for name in problem.cluster.device_names)
     return LinearProgram(matrix, b, (g, d), largest, high, unit_s, names)
+
+
+def _classes(problem: Problem) -> tuple[Float[np.ndarray, "Q D"], Int[np.ndarray, "G"]]:
+    """(Least seconds of all members of each class of equal groups, class of each group)."""
+    seconds = least_group_seconds(problem)
+    group, weight, size = held_weights(problem)
+    held = np.bincount(group, size, problem.num_groups)
+    own = np.zeros(problem.num_groups)  # a class of its own for what shares weights
+    sharing = np.unique(group[np.bincount(weight)[weight] > 1])
+    own[sharing] = 1 + sharing
+    # In single precision, as sums of equal seconds in other orders differ.
+    key = np.column_stack([seconds.astype(np.float32), held, own])
+    _, of_group, count = np.unique(key, axis=0, return_inverse=True, return_counts=True)
+    of_group = of_group.reshape(-1)
+    least = np.full((len(count), problem.num_devices), np.inf)
+    np.minimum.at(least, of_group, seconds)
+    return least * count[:, None], of_group
 
 
 def build_loads(
@@ -274,13 +299,18 @@ def _add_openings(rows: RowBuilder, opens: tuple[Any, Any, Any], first_o: int, d
 class HeldWeights:
     """Weights of groups, and columns h(w, d) of those that several groups share.
 
-    Where groups disagree on the size of a weight, any of them may be the one that holds it.
+    Where groups disagree on the size of a weight, any of them may be the one that holds it. With
+    `of_group`, the classes of the groups have the columns (`build_work`).
     """
 
-    def __init__(self, rows: RowBuilder, problem: Problem) -> None:
+    def __init__(
+        self, rows: RowBuilder, problem: Problem, of_group: Int[np.ndarray, "G"] | None = None
+    ) -> None:
         self.rows, self.d = rows, problem.num_devices
         self.memory = np.maximum(1.0, arrays_of(problem).memory_bytes.astype(np.float64))
         self.group, weight, self.size = held_weights(problem)
+        if of_group is not None:
+            self.group = of_group[self.group]
         sharers = np.bincount(weight)
         shared = np.flatnonzero(sharers > 1)
         least = np.full(len(sharers), np.inf)

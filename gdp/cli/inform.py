@@ -31,13 +31,22 @@ def explain(
 ) -> None:  # fmt: skip
     """Why ops are where they are: time here and elsewhere, what moving them alone would change.
 
-    Constraints are those that the model was placed with, which its file remembers.
+    Of a placement of --generate, without --op and --scope: tokens per second, what limits them, and
+    what fills each device. Constraints are those that the model was placed with, which its file
+    remembers.
     """
+    from gdp.cli.text import generation_text
     from gdp.commands.explanation import explain as explain_ops
+    from gdp.commands.generation import generation_of
 
-    if (op is None) == (scope is None):
-        raise ValueError("give --op GLOB or --scope MODULE, one of them")
     read, rules = options.read_placement(placement), constraints.read()
+    if op is None and scope is None:
+        answer = generation_of(
+            model.graph(), read, cluster.of(read), costs=costs,
+            objective=options.objective_of(objective, read),
+        )  # fmt: skip
+        show({"generation": answer.to_json()}, lambda: generation_text(answer))
+        return
     explanation = explain_ops(
         model.graph(), read, cluster.of(read), op=op, scope=scope,
         objective=options.objective_of(objective, read), costs=costs,

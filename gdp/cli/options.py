@@ -80,7 +80,7 @@ def parse_generate(text: str) -> dict[str, int]:
     for part in text.replace(" ", "").split(","):
         name, _, value = part.partition("=")
         whole = value.isascii() and value.isdecimal() and len(value) <= 10 and int(value) >= 1
-        if name not in ("prompt", "new", "batch") or name in sizes or not whole:
+        if name not in ("prompt", "new", "batch", "requests") or name in sizes or not whole:
             raise ValueError(f"{part!r} must look like prompt=2048,new=256,batch=1")
         sizes[name] = int(value)
     if missing := sorted({"prompt", "new"} - sizes.keys()):
@@ -116,8 +116,8 @@ class ModelOptions:
     )
     generate: str | None = option(
         "--generate", metavar="prompt=2048,new=256,batch=1",
-        help="A whole request, the prompt read once and so many tokens written; hf: and .gguf "
-        "models.",
+        help="A whole request, the prompt read once and so many tokens written; with requests=4, "
+        "caches for so many in flight. hf: and .gguf models.",
     )  # fmt: skip
 
     quantize: str | None = option(

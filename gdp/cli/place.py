@@ -77,7 +77,9 @@ def place(
         reporting.trace(graph, result.placement, machine, path, costs=costs)
     if path := outputs.paths.get("report"):
         reporting.report(graph, result, machine, path, costs=costs)
-    answer = generation_answer(graph, result.placement, machine, result.score, costs=costs)
+    answer = generation_answer(
+        graph, result.placement, machine, result.score, costs=costs, objective=objective
+    )  # fmt: skip
     plain = result.to_json() | ({} if answer is None else {"generation": answer.to_json()})
     show(plain, lambda: result_text(graph, machine, result, answer))
 

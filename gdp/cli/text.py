@@ -89,7 +89,7 @@ def result_text(
         f"{cluster.name}, {result.objective}, "
         f"method {result.method}, seed {result.seed}",
         f"costs    {result.costs}",
-        *(_times(result) if answer is None else generation_lines(answer, result.objective)),
+        *(_times(result) if answer is None else generation_lines(answer)),
         *_deviation(result),
         f"bound    {bound}: {'optimal' if result.proven_optimal else f'gap {result.gap:.1%}'}",
         f"waited   {result.seconds:.2f} s: {_phases(result)}; {result.evaluations} evaluations",
@@ -112,7 +112,7 @@ def _times(result: Result) -> list[str]:
     ]
 
 
-def generation_lines(answer: "GenerationAnswer", objective: str) -> list[str]:
+def generation_lines(answer: "GenerationAnswer") -> list[str]:
     """First token, tokens per second, the whole request, and what limits either phase."""
     request = answer.request
     side = f", {request.batch} sequences side by side" if request.batch > 1 else ""
@@ -123,12 +123,30 @@ def generation_lines(answer: "GenerationAnswer", objective: str) -> list[str]:
         f"{format_seconds(answer.token_s)} a step{side}",
         f"request  {format_seconds(answer.request_s)} for {request.new} tokens",
     ]
-    if objective == "throughput":
+    if answer.is_pipeline:
+        flight = f"{answer.in_flight} request{'s' if answer.in_flight > 1 else ''} in flight"
+        more = [] if answer.room is None else [f"memory has room for {answer.room}"]
+        more += [f"more than {answer.useful} are no faster"] * (answer.useful <= answer.in_flight)
         lines.append(
-            f"in all   {answer.all_tokens_per_s:.1f} tokens/s, {answer.in_flight} requests in "
-            "flight"
+            f"in all   {answer.all_tokens_per_s:.1f} tokens/s, {'; '.join([flight, *more])}"
         )
     return [*lines, *(f"limit    {text}" for text in answer.limits)]
+
+
+def generation_text(answer: "GenerationAnswer") -> Shown:
+    """Text of `gdp explain` for a whole request."""
+    parts = {
+        part.text: [
+            next((s.share for s in rows if s.text == part.text), 0) for rows in answer.shares
+        ]
+        for part in (*answer.shares[0], *answer.shares[1])
+    }
+    rows = [
+        [text, *(f"{share:.0%}" for share in both)]
+        for text, both in parts.items() if max(both) >= 0.005
+    ]  # fmt: skip
+    shares = table(["time goes to", "prompt", "decode"], rows)
+    return shown([*generation_lines(answer), "", shares, "", memory_table(answer)])
 
 
 def memory_table(answer: "GenerationAnswer") -> Shown:

@@ -21,6 +21,7 @@ from gdp.costs.offload import Streamed, main_device, resident, with_offload
 from gdp.errors import ArgumentError, InfeasibleError, of_kind
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Model
+from gdp.prepare import requests_in_flight
 from gdp.result import Result
 
 GRANULARITIES = ("op", "module", "layer")
@@ -106,10 +107,61 @@ def plan_accelerate(
     # The main device keeps memory free for weights that stream.
     reserved = streamed_bytes(graph, constraints)
     offloading, streamed = cluster_with_offload(cluster, offload, reserved), Streamed(base)
-    result = api.place(graph, offloading, costs=streamed, constraints=constraints, **placing)
+    result = _with_room_for_caches(
+        graph, offloading, costs=streamed, constraints=constraints, **placing
+    )  # fmt: skip
     placement = replace(result.placement, streamed_bytes=reserved)
     result = beside(replace(result, placement=placement), peer, graph, accelerators, costs)
     return PlannedPlacement(result, offloading, streamed)
+
+
+MOST_PLANS = 4
+"""Plans that are made until the caches of what they offload have room."""
+
+
+def _with_room_for_caches(
+    graph: OpGraph, cluster: Cluster, costs: CostModel, objective: str = "latency", **placing: Any
+) -> Result:
+    """The best map whose main device has room for the caches of offloaded modules, too.
+
+    Searches count caches where weights rest. Where that leaves too little room, they are told of
+    less memory. The bound is that of the first search: it allows more, so it holds, unless host
+    memory lacks room for the caches.
+
+    Raises:
+        InfeasibleError: if nothing fits.
+    """
+    main, kept = main_device(cluster), 0
+    placing |= {"costs": costs, "objective": objective}
+    first = result = api.place(graph, cluster, **placing)
+    if not graph.cache_bytes.any():
+        return first
+    weights = int((graph.weight_bytes - graph.cache_bytes).sum())
+    for _ in range(MOST_PLANS):
+        score = api.simulate(graph, result.placement, cluster, objective=objective, costs=costs)
+        if score.feasible:
+            held = replace(result.score, peak_bytes=score.peak_bytes)
+            return replace(
+                result, score=held, bound_s=min(first.bound_s, result.value_s),
+                bound_by=first.bound_by,
+                proven_optimal=first.bound_s >= result.value_s * (1 - 1e-9)
+                or (result is first and first.proven_optimal),
+            )  # fmt: skip
+        # A module that gives way leaves its cache behind.
+        count = requests_in_flight(graph, cluster, objective)
+        leaves = count * int(graph.cache_bytes.sum()) / max(weights, 1)
+        kept += int(score.overflow_bytes * (1 + leaves)) + 1
+        devices = [
+            replace(device, memory_bytes=max(1, device.memory_bytes - kept))
+            if d == main
+            else device
+            for d, device in enumerate(cluster.devices)
+        ]
+        result = api.place(graph, replace(cluster, devices=tuple(devices)), **placing)
+    raise InfeasibleError(
+        f"the caches of offloaded modules stay on {cluster.device_names[main or 0]}, which has no "
+        "room for them; ask for fewer tokens or requests"
+    )
 
 
 def cluster_with_offload(cluster: Cluster, offload: str | None, reserved_bytes: int = 0) -> Cluster:

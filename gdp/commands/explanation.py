@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from gdp import api
 from gdp.cluster.file import Machine
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
+from gdp.commands.generation import generation_of
 from gdp.constraints import Constraints, allowed_mask, matching, together_ids
 from gdp.costs.base import CostModel
 from gdp.errors import ArgumentError, InfeasibleError, of_kind
@@ -45,13 +46,13 @@ def explain(
     costs: CostModel | str | Path | None = None,
     constraints: Constraints | None = None,
 ) -> dict[str, Any]:
-    """Explain the devices of some ops of a placement.
+    """Explain the devices of some ops of a placement, or the times of a placed generation.
 
     Args:
         model: Model that the placement is of; None for the one that it was made for.
         placement: Placement, result, device map, or file of one.
         cluster: Cluster of the placement; None for the one that it was made for.
-        op: Glob of the names or scopes of the ops; exactly one of `op` and `scope` is given.
+        op: Glob of the names or scopes of the ops; at most one of `op` and `scope` is given.
         scope: Module whose ops are explained.
         objective: Objective whose value is compared.
         costs: Cost model or file; None for the shipped one.
@@ -60,11 +61,16 @@ def explain(
     Returns:
         For every device, the seconds of these ops there, and the simulated value, change and memory
         of the placement with them alone moved there (with ops that must share their device; ranks
-        stay); also the transfers that their kernels cause, and the limits that bind them.
+        stay); also the transfers that their kernels cause, and the limits that bind them. Without
+        ops, of a generation: under "generation" seconds, tokens per second, the parts of both
+        phases and the bytes of every device, as `gdp place --json` has them.
 
     Raises:
-        ValueError: if no op matches.
+        ArgumentError: if no op matches, or none is asked for and the placement is of no generation.
     """
+    if op is None and scope is None:
+        answer = generation_of(model, placement, cluster, objective=objective, costs=costs)
+        return {"generation": answer.to_json()}
     graph, placement, cluster, costs = placed_on(model, placement, cluster, costs)
     if constraints is None and placement.question is not None:
         constraints = placement.question.constraints

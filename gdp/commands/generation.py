@@ -3,20 +3,46 @@
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
 
+from gdp import api
+from gdp.cluster.file import Machine
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.base import CostModel
-from gdp.costs.offload import is_offload
+from gdp.costs.offload import is_offload, moved_caches
+from gdp.errors import ArgumentError
 from gdp.graph.generation import NEXT_TOKEN, Request, request_of, run_once
 from gdp.graph.op_graph import OpGraph
-from gdp.placement import Placement
-from gdp.prepare import PreparedProblem, prepare_placement
+from gdp.models import Model
+from gdp.placement import Placed, Placement
+from gdp.prepare import PreparedProblem, placed_on, prepare_placement, requests_in_flight
 from gdp.sim.latency import simulate
-from gdp.sim.objectives import Score
+from gdp.sim.objectives import Score, find_objective
+
+CAUSES = {
+    "bandwidth": "reading weights and caches",
+    "arithmetic": "computing",
+    "dispatch": "launching kernels",
+    "streaming": "streaming weights",
+    "transfers": "moving tensors between devices",
+}
+"""Parts of the time of a phase, and their words."""
+
+
+class TimePart(NamedTuple):
+    """A part of the time of a phase."""
+
+    cause: str  # of `CAUSES`
+    device: str  # "" for what lies between devices
+    share: float
+
+    @property
+    def text(self) -> str:
+        """Work and place in words."""
+        return CAUSES[self.cause] + (f" on {self.device}" if self.device else "")
 
 
 @dataclass(frozen=True)
@@ -25,7 +51,7 @@ class DeviceMemory:
 
     device: str
     weights_bytes: int
-    cache_bytes: int  # at the end of the request; of all requests in flight under throughput
+    cache_bytes: int  # at the end of the request, of all requests in flight
     activations_bytes: int  # the most at once, beside weights and caches
     reserve_bytes: int  # kept beside all these for the system, drivers and runtimes
     free_bytes: int | None
@@ -39,10 +65,14 @@ class GenerationAnswer:
     first_token_s: float  # from the prompt to the first token
     token_s: float  # of one step at the mean context
     request_s: float  # the prompt and all steps
-    in_flight: int  # requests that a full pipeline works on at once
-    all_tokens_per_s: float  # written by all requests of a full pipeline
+    in_flight: int  # requests at once
+    all_tokens_per_s: float  # written by all of them
+    useful: int  # requests at once from which on more are no faster: some device never waits
+    room: int | None  # requests whose caches the memory has room for; None: no limit
+    shares: tuple[tuple[TimePart, ...], tuple[TimePart, ...]]  # of the prompt and of a step
     limits: tuple[str, str]  # what most of the time of the prompt and of the steps goes to
     memory: tuple[DeviceMemory, ...]
+    is_pipeline: bool  # requests at once were asked for
 
     @property
     def tokens_per_s(self) -> float:
@@ -51,9 +81,35 @@ class GenerationAnswer:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
-        plain = asdict(self) | {"request": self.request._asdict()}
-        plain["limits"] = dict(zip(("prompt", "decode"), self.limits, strict=True))
+        plain = asdict(self) | {"request": self.request.asked()}
+        for name in ("limits", "shares"):
+            plain[name] = dict(zip(("prompt", "decode"), plain[name], strict=True))
+        plain["shares"] = {
+            phase: [share._asdict() | {"text": share.text} for share in rows]
+            for phase, rows in plain["shares"].items()
+        }
         return plain | {"tokens_per_s": self.tokens_per_s}
+
+
+def generation_of(
+    model: Model | None,
+    placement: Placed,
+    cluster: Machine | None = None,
+    *,
+    objective: str = "latency",
+    costs: CostModel | str | Path | None = None,
+) -> GenerationAnswer:
+    """The answer of a placement that was made before; arguments as `gdp.explain` has them.
+
+    Raises:
+        ArgumentError: The placement is of no generation.
+    """
+    graph, placed, machine, costs = placed_on(model, placement, cluster, costs)
+    score = api.simulate(graph, placed, machine, objective=objective, costs=costs)
+    answer = generation_answer(graph, placed, machine, score, costs=costs, objective=objective)
+    if answer is None:
+        raise ArgumentError("give --op GLOB or --scope MODULE, one of them")
+    return answer
 
 
 def generation_answer(
@@ -63,11 +119,14 @@ def generation_answer(
     score: Score,
     *,
     costs: CostModel | str | Path | None = None,
+    objective: str = "latency",
 ) -> GenerationAnswer | None:
     """Seconds and bytes of a request under a placement and its score; None for one phase.
 
     The prompt and one step are simulated with the links as they are; the score is that of the whole
-    request.
+    request. R requests of L seconds each that take turns on the devices, the busiest of which needs
+    P seconds for each, finish max(P, L / R) seconds apart at best, and so they do where every step
+    passes each device once: the larger mean of two cycles, the busiest device and the whole way.
     """
     request = request_of(graph)
     if request is None:
@@ -78,62 +137,81 @@ def generation_answer(
     first = int(prepared.group_of[once.op_index[NEXT_TOKEN]])
     first_s = float(schedule.finish_s[first])
     token_s = max(schedule.latency_s - first_s, 0.0)
-    fused = prepared.problem.graph
-    stepping = np.zeros(fused.num_ops, dtype=bool)
+    stepping = np.zeros(prepared.problem.num_ops, dtype=bool)
     stepping[prepared.group_of[graph.repeats > 1]] = True
-    # No more requests are in flight than devices take turns.
-    serving = {d for team in placement.teams for d in team}
-    used = len(serving | set(device[~fused.is_io].tolist()))
-    flight = min(used, max(1, round(score.latency_s / score.period_s))) if score.period_s else 1
-    limits = (
-        _limit(prepared, device, ~stepping, first_s, "the prompt"),
-        _limit(prepared, device, stepping, token_s, "decode"),
-    )
-    per_s = 1.0 / score.period_s if score.period_s else math.inf
+    stepping[first] = False  # it takes the first token, too
+    shares = (
+        _shares(prepared, device, ~stepping, first_s), _shares(prepared, device, stepping, token_s)
+    )  # fmt: skip
+    count = requests_in_flight(graph, cluster, objective)
+    busiest_s = min(score.period_s, score.latency_s)
+    useful = max(1, math.ceil(score.latency_s / busiest_s * (1 - 1e-9))) if busiest_s else 1
+    flight = count if request.requests else min(count, useful)
+    apart_s = max(busiest_s, score.latency_s / flight)
+    memory = _memory(graph, placement, cluster, score, count)
     return GenerationAnswer(
         request=request, first_token_s=first_s, token_s=token_s, request_s=score.latency_s,
-        in_flight=flight, all_tokens_per_s=request.new * request.batch * per_s,
-        limits=limits, memory=_memory(graph, placement, cluster, score),
+        in_flight=flight, useful=useful, room=_room(memory, count),
+        all_tokens_per_s=request.new * request.batch / apart_s if apart_s else math.inf,
+        shares=shares,
+        limits=(
+            _limit(shares[0], "the prompt", "the time to the first token"),
+            _limit(shares[1], "decode", "a step"),
+        ),
+        memory=memory, is_pipeline=find_objective(objective).pipelined or count > 1,
     )  # fmt: skip
 
 
-def _limit(
-    prepared: PreparedProblem, device: np.ndarray, mine: Bool[np.ndarray, "M"], whole_s: float,
-    phase: str,
-) -> str:  # fmt: skip
-    """Largest share of a phase: bandwidth, arithmetic or dispatch of a device, or transfers."""
+def _shares(
+    prepared: PreparedProblem, device: np.ndarray, mine: Bool[np.ndarray, "M"], whole_s: float
+) -> tuple[TimePart, ...]:
+    """Parts of a phase, the largest first: bandwidth, arithmetic, dispatch or streaming of each
+    device; the rest is transfers. Where devices work at once, parts of the sum of all work."""
     problem = prepared.problem
-    graph, shares = problem.graph, dict[str, float]()
+    graph, seconds = problem.graph, dict[tuple[str, str], float]()
     for d, entry in enumerate(problem.cluster.devices):
         ops = np.flatnonzero(mine & (device == d) & ~graph.is_io)
-        seconds = problem.compute_s[ops, d]
+        op_s = problem.compute_s[ops, d]
         per_op = ops.size if entry.dispatch_per == "op" else 0
-        shares[f"dispatch of {entry.name}"] = per_op * entry.dispatch_s
+        seconds["dispatch", entry.name] = per_op * entry.dispatch_s
         if is_offload(entry):
-            shares[f"the way of the weights on {entry.name}"] = float(seconds.sum())
+            seconds["streaming", entry.name] = float(op_s.sum())
             continue
         moved_s = graph.memory_traffic_bytes[ops] / entry.bytes_per_s
         speed = np.array([entry.speed(graph.detail[op].dtype) for op in ops])
-        counted_s = graph.flop[ops] / speed if ops.size else moved_s
-        reads = moved_s >= counted_s
-        shares[f"bandwidth of {entry.name}"] = float(seconds[reads].sum())
-        shares[f"arithmetic of {entry.name}"] = float(seconds[~reads].sum())
-    shares["moving tensors between devices"] = max(whole_s - sum(shares.values()), 0.0)
-    most = max(shares, key=lambda name: shares[name])
-    share = min(shares[most] / whole_s, 1.0) if whole_s > 0 else 0.0
-    return f"{most} limits {phase} ({share:.0%} of its time)"
+        reads = moved_s >= (graph.flop[ops] / speed if ops.size else moved_s)
+        seconds["bandwidth", entry.name] = float(op_s[reads].sum())
+        seconds["arithmetic", entry.name] = float(op_s[~reads].sum())
+    worked_s = sum(seconds.values())
+    seconds["transfers", ""] = max(whole_s - worked_s, 0.0)
+    total_s = max(whole_s, worked_s)
+    if total_s <= 0:
+        return ()
+    parts = [TimePart(*key, part_s / total_s) for key, part_s in seconds.items() if part_s > 0]
+    return tuple(sorted(parts, key=lambda part: -part.share))
+
+
+def _limit(shares: tuple[TimePart, ...], phase: str, whole: str) -> str:
+    """The largest part of the time of a phase, in a sentence."""
+    if not shares:
+        return f"nothing limits {phase}: it takes no time"
+    cause, device, share = shares[0]
+    what = {"transfers": "the way between devices", "streaming": f"the way of weights on {device}"}
+    limit = what.get(cause, f"{cause} of {device}")
+    return f"{limit} limits {phase}: {share:.0%} of {whole} is {CAUSES[cause]}"
 
 
 def _memory(
-    graph: OpGraph, placement: Placement, cluster: Cluster, score: Score
+    graph: OpGraph, placement: Placement, cluster: Cluster, score: Score, count: int
 ) -> tuple[DeviceMemory, ...]:
     rows = []
     serving = {d: team[0] for team in placement.teams for d in team}
+    moved = moved_caches(graph, placement.device, cluster)
     for d, entry in enumerate(cluster.devices):
         mine = np.flatnonzero((placement.device == serving.get(d, d)) & (graph.weight_bytes > 0))
         once = mine[np.unique(graph.weight_id[mine], return_index=True)[1]]
         weights = int((graph.weight_bytes - graph.cache_bytes)[once].sum())
-        cache = int(graph.cache_bytes[once].sum())
+        cache = count * int(graph.cache_bytes[once].sum() + moved[d])
         peak = int(score.peak_bytes[d])
         limited = entry.memory_bytes < UNLIMITED_BYTES
         rows.append(
@@ -143,3 +221,13 @@ def _memory(
             )
         )  # fmt: skip
     return tuple(rows)
+
+
+def _room(memory: tuple[DeviceMemory, ...], count: int) -> int | None:
+    """Requests whose caches fit beside what the devices hold anyway."""
+    rooms = [
+        (row.free_bytes + row.cache_bytes) * count // row.cache_bytes
+        for row in memory
+        if row.cache_bytes and row.free_bytes is not None
+    ]
+    return max(0, min(rooms)) if rooms else None

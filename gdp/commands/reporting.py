@@ -8,6 +8,7 @@ from typing import Any
 from gdp import api
 from gdp.cluster.file import Machine
 from gdp.cluster.types import Cluster
+from gdp.commands.generation import generation_answer
 from gdp.commands.tuning import Tuned
 from gdp.costs.adapt import adapt, learned_rows
 from gdp.costs.base import CostModel
@@ -69,7 +70,11 @@ def _write(
     if find_objective(result.objective).pipelined:
         drawn = steady_state(Prediction(view.problem, view.device, view.group_of, view.teams))
         steady = None if drawn is None else asdict(drawn)
-    write_report(view, result.to_json(), path, measured, steady)
+    answer = generation_answer(
+        graph, placed, cluster, result.score, costs=costs, objective=result.objective
+    )  # fmt: skip
+    generation = None if answer is None else answer.to_json()
+    write_report(view, result.to_json(), path, measured, steady, generation)
 
 
 def report_tuned(graph: OpGraph, tuned: Tuned, cluster: Cluster, path: str | Path) -> None:

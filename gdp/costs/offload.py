@@ -106,6 +106,25 @@ def with_offload(cluster: Cluster, targets: Sequence[str], reserved_bytes: int =
     )  # fmt: skip
 
 
+def moved_caches(
+    graph: OpGraph, device: Int[np.ndarray, "N"], cluster: Cluster
+) -> Int[np.ndarray, "D"]:
+    """Bytes of one request's caches that each device holds beside those of its own ops.
+
+    accelerate computes an offloaded module on the main device (`execution_device` in its
+    `dispatch_model`), so its keys and values are made there and stay; only weights rest elsewhere.
+    """
+    moved, main = np.zeros(cluster.num_devices, dtype=np.int64), main_device(cluster)
+    for d, entry in enumerate(cluster.devices):
+        if main is not None and is_offload(entry):
+            mine = np.flatnonzero((device == d) & (graph.cache_bytes > 0))
+            once = mine[np.unique(graph.weight_id[mine], return_index=True)[1]]
+            size = int(graph.cache_bytes[once].sum())
+            moved[d] -= size
+            moved[main] += size
+    return moved
+
+
 @dataclass(frozen=True)
 class Streamed:
     """Costs on a cluster of `with_offload`: those of another model plus the transfer of weights."""

@@ -29,6 +29,11 @@ class Request(NamedTuple):
     prompt: int  # that are read
     new: int  # that are written
     batch: int = 1  # sequences side by side
+    requests: int = 0  # in flight at once, each with a cache of its own; 0 where nobody said
+
+    def asked(self) -> dict[str, int]:
+        """The sizes that were given, by name."""
+        return {k: v for k, v in self._asdict().items() if k != "requests" or v}
 
 
 def generation_graph(
@@ -46,42 +51,16 @@ def generation_graph(
     Raises:
         ModelError: A graph has no input or output.
     """
-    both = (prefill, step)
-    ends = [_of_kind(prefill, OUTPUT, "prompt"), _of_kind(step, INPUT, "step")[:1]]
-    outputs = _of_kind(step, OUTPUT, "step")
-    n, t = prefill.num_ops, prefill.num_tensors
+    both, n = (prefill, step), prefill.num_ops
     take = n + step.num_ops  # the op that takes the first token, and behind it those of the steps
-    token, tokens = int(np.flatnonzero(step.producer == ends[1][0])[0]), t + step.num_tensors
-    logits = [
-        int(g.use_tensor[g.use_op == i[0]][0])
-        for g, i in zip(both, (ends[0], outputs), strict=True)
-    ]
-    uses = [
-        *_pairs(prefill.use_tensor, prefill.use_op),
-        *_pairs(step.use_tensor + t, step.use_op + n),
-    ]
-    uses = [(tokens if x == token + t else x, op) for x, op in uses]
-    uses = [(tokens + 1 if op - n in outputs else x, op) for x, op in uses]
-    uses += [(logits[0], take), (logits[1] + t, take + 1)]
-    # What reads nothing, such as positions, is made anew in every step: it waits for the token.
-    reads = np.bincount(step.use_op, minlength=step.num_ops)
-    uses += [(tokens, int(op) + n) for op in np.flatnonzero((reads == 0) & ~step.is_io)]
-    sizes = [
-        *prefill.tensor_bytes.tolist(),
-        *step.tensor_bytes.tolist(),
-        *[int(step.tensor_bytes[token])] * 2,
-    ]
-    makers = [*prefill.producer.tolist(), *(step.producer + n).tolist(), take, take + 1]
-    # Outputs of the prompt and the token input of the step give way to the ops that take a token.
-    gone = {*ends[0].tolist(), int(ends[1][0]) + n}
+    tensors, uses, gone, work = _flow(prefill, step)
     kept = [op for op in range(take + 2) if op not in gone]
     number = {op: i for i, op in enumerate(kept)}
-    made = [x for x, op in enumerate(makers) if op not in gone]
+    made = [x for x, (op, _) in enumerate(tensors) if op not in gone]
     position = {x: i for i, x in enumerate(made)}
     held, weight_id, cached = _weights(prefill, step, full_cache)
-    work = float(step.tensor_bytes[logits[1]])
     names = [STEP + own for own in step.op_names]
-    taking = OpDetail(attributes={k: int(v) for k, v in request._asdict().items()})
+    taking = OpDetail(attributes=request.asked())
 
     def joint(arrays: Sequence[Sequence[Any] | np.ndarray], *more: Any) -> list[Any]:
         values = [value for array in arrays for value in _listed(array)] + list(more)
@@ -91,7 +70,7 @@ def generation_graph(
         name,
         joint([prefill.op_names, names], NEXT_TOKEN, STEP + NEXT_TOKEN),
         joint([g.op_types for g in both], "argmax", "argmax"),
-        [(number[makers[x]], sizes[x]) for x in made],
+        [(number[tensors[x][0]], tensors[x][1]) for x in made],
         [(position[x], number[op]) for x, op in uses if x in position and op in number],
         flop=joint([g.flop for g in both], work, work),
         memory_traffic_bytes=joint([g.memory_traffic_bytes for g in both], work, work),
@@ -106,12 +85,39 @@ def generation_graph(
     )  # fmt: skip
 
 
+def _flow(
+    prefill: OpGraph, step: OpGraph
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]], set[int], float]:
+    """(producer and bytes of every tensor, its uses, ops that give way to those that take a token,
+    work of taking one). Ops of the step are numbered behind the prompt's, those that take a token
+    last: outputs of the prompt and the token input of the step are gone."""
+    outputs, n, t = _of_kind(prefill, OUTPUT, "prompt"), prefill.num_ops, prefill.num_tensors
+    first, last = _of_kind(step, INPUT, "step")[0], _of_kind(step, OUTPUT, "step")
+    take = n + step.num_ops
+    token, tokens = int(np.flatnonzero(step.producer == first)[0]), t + step.num_tensors
+    logits = [
+        int(g.use_tensor[g.use_op == op][0]) for g, op in ((prefill, outputs[0]), (step, last[0]))
+    ]
+    uses = _pairs(prefill.use_tensor, prefill.use_op)
+    uses += _pairs(step.use_tensor + t, step.use_op + n)
+    uses = [(tokens if x == token + t else x, op) for x, op in uses]
+    uses = [(tokens + 1 if op - n in last else x, op) for x, op in uses]
+    uses += [(logits[0], take), (logits[1] + t, take + 1)]
+    # What reads nothing, such as positions, is made anew in every step: it waits for the token.
+    reads = np.bincount(step.use_op, minlength=step.num_ops)
+    uses += [(tokens, int(op) + n) for op in np.flatnonzero((reads == 0) & ~step.is_io)]
+    tensors = _pairs(prefill.producer, prefill.tensor_bytes)
+    tensors += _pairs(step.producer + n, step.tensor_bytes)
+    tensors += [(op, int(step.tensor_bytes[token])) for op in (take, take + 1)]
+    return tensors, uses, {*outputs.tolist(), int(first) + n}, float(step.tensor_bytes[logits[1]])
+
+
 def _listed(values: Sequence[Any] | np.ndarray) -> Sequence[Any]:
     return values.tolist() if isinstance(values, np.ndarray) else values
 
 
-def _pairs(tensors: np.ndarray, ops: np.ndarray) -> list[tuple[int, int]]:
-    return list(zip(tensors.tolist(), ops.tolist(), strict=True))
+def _pairs(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:
+    return list(zip(first.tolist(), second.tolist(), strict=True))
 
 
 def _of_kind(graph: OpGraph, kind: str, phase: str) -> Int[np.ndarray, "K"]:
@@ -128,7 +134,19 @@ def request_of(graph: OpGraph) -> Request | None:
     attributes: Mapping = {} if op is None else graph.detail[op].attributes
     if not {"prompt", "new", "batch"} <= attributes.keys():
         return None
-    return Request(*(int(attributes[key]) for key in Request._fields))
+    return Request(**{k: int(v) for k, v in attributes.items() if k in Request._fields})
+
+
+def with_requests(graph: OpGraph, requests: int) -> OpGraph:
+    """The graph of a request, of which so many are in flight at once; 0: as it is."""
+    if not requests:
+        return graph
+    taking = [op for name, op in graph.op_index.items() if name in (NEXT_TOKEN, STEP + NEXT_TOKEN)]
+    detail = list(graph.detail)
+    for op in taking:
+        more = {**detail[op].attributes, "requests": requests}
+        detail[op] = replace(detail[op], attributes=more)
+    return replace(graph, detail=tuple(detail))
 
 
 def run_once(graph: OpGraph) -> OpGraph:

@@ -157,7 +157,7 @@ _PRODUCTS = (
 )  # fmt: skip
 
 
-_KEYS = frozenset(("batch", "sequence", "decode", "prompt", "new", "cache"))
+_KEYS = frozenset(("batch", "sequence", "decode", "prompt", "new", "requests", "cache"))
 
 
 @dataclass(frozen=True)
@@ -170,19 +170,22 @@ class GgufSpec:
     decode: bool = False
     prompt: int = 0  # tokens that are read before `new` ones are written; 0: one phase alone
     new: int = 0
+    requests: int = 0  # in flight at once; 0 where nobody said
     cache: str = "f16"  # type of cached keys and values
 
     @property
     def context(self) -> int:
         """Tokens of all sequences for which there is cache."""
-        return self.batch * (self.prompt + self.new if self.new else self.sequence)
+        tokens = self.prompt + self.new if self.new else self.sequence
+        return self.batch * max(1, self.requests) * tokens
 
 
 def parse_gguf_spec(text: str) -> GgufSpec:
     """A spec from its text; raises `ModelError` for an unknown or malformed part.
 
     >>> parse_gguf_spec("m.gguf?sequence=4096&decode")  # doctest: +NORMALIZE_WHITESPACE
-    GgufSpec(path='m.gguf', batch=1, sequence=4096, decode=True, prompt=0, new=0, cache='f16')
+    GgufSpec(path='m.gguf', batch=1, sequence=4096, decode=True, prompt=0, new=0, requests=0,
+             cache='f16')
     """
     path, given = spec_parts(text, "MODEL.gguf?batch=1&sequence=512&decode&cache=f16", _KEYS)
     cache = given.get("cache", "f16").lower()
@@ -210,7 +213,8 @@ def _generation(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     step = graph_of(header, replace(spec, sequence=mean, decode=True))
     return generation_graph(
         f"{Path(spec.path).stem} {spec.batch}x{spec.prompt}+{spec.new}", prompt, step,
-        Request(spec.prompt, spec.new, spec.batch), full_cache=(spec.prompt + spec.new) / mean,
+        Request(spec.prompt, spec.new, spec.batch, spec.requests),
+        full_cache=(spec.prompt + spec.new) / mean,
     )  # fmt: skip
 
 

@@ -348,23 +348,23 @@ def batch_of(given: Mapping[str, str]) -> tuple[int, int, bool]:
     return int(sizes["batch"]), int(sizes["sequence"]), decode
 
 
-def request_tokens(given: Mapping[str, str]) -> tuple[int, int]:
-    """(prompt, new) of a spec's parameters, zeros where it asks for one phase; raises `ModelError`
-    for other values, and where it asks for one phase and for both."""
-    if not given.keys() & {"prompt", "new"}:
-        return 0, 0
+def request_tokens(given: Mapping[str, str]) -> tuple[int, int, int]:
+    """(prompt, new, requests in flight) of a spec's parameters, zeros where it asks for one phase;
+    raises `ModelError` for other values, and where it asks for one phase and for both."""
+    if not given.keys() & {"prompt", "new", "requests"}:
+        return 0, 0, 0
     both = sorted(given.keys() & {"sequence", "decode"})
     if both:
         raise ModelError(f"a generation has its own tokens, prompt and new: leave out {both[0]}")
     sizes = []
-    for key in ("prompt", "new"):
+    for key in ("prompt", "new", *(["requests"] if "requests" in given else [])):
         size = given.get(key, "")
         if not (size.isascii() and size.isdecimal() and 1 <= int(size) < 1 << 31):
             raise ModelError(
                 f"{key} must be a positive whole number below 2**31, got {size or 'nothing'!r}"
             )
         sizes.append(int(size))
-    return sizes[0], sizes[1]
+    return sizes[0], sizes[1], sum(sizes[2:])
 
 
 @contextlib.contextmanager

@@ -33,9 +33,10 @@ def write_report(
     path: str | os.PathLike[str],
     measured: Mapping[str, Any] | None = None,
     steady: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the page of `report_html`."""
-    write_atomic(path, report_html(view, result, measured, steady).encode())
+    write_atomic(path, report_html(view, result, measured, steady, generation).encode())
 
 
 def report_html(
@@ -43,10 +44,12 @@ def report_html(
     result: Mapping[str, Any],
     measured: Mapping[str, Any] | None = None,
     steady: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
 ) -> str:
     """The page's text. `result` holds the fields of `Result.to_json`, `measured` those of
     `RunReport.to_json` where the placement was executed, `steady` those of a
-    `gdp.runtime.steady_state.SteadyState` where the pipeline is to be drawn."""
+    `gdp.runtime.steady_state.SteadyState` where the pipeline is to be drawn, `generation` those of
+    `gdp.commands.generation.GenerationAnswer` where a request was placed."""
     tree = module_tree(view)
     cut = tables.cut_rows(view)
     script, pipelined = _scripts(), find_objective(result["objective"]).pipelined
@@ -73,6 +76,7 @@ def report_html(
         curve=_polyline(result.get("curve", ())),
         measured=measured,
         steady=steady,
+        generation=generation and tables.generation_rows(generation, view.problem.cluster),
         style=_asset("page.css"),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

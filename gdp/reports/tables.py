@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from gdp.cluster.types import UNLIMITED_BYTES
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.reports.modules import FEW, ModuleTree, layers
 from gdp.reports.view import PlacementView, op_label
 from gdp.sim.objectives import find_objective
 
 MAX_ROWS = 200
 """Of a table that people read; what is left out is counted."""
+SMALL = 0.005
+"""Parts of a smaller share are neither drawn nor told."""
 
 
 def device_rows(
@@ -46,6 +48,33 @@ def device_rows(
             }
         )  # fmt: skip
     return rows
+
+
+def generation_rows(answer: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
+    """A placed generation with the bars of its page: of each phase the parts of its time, of each
+    device what fills it, as shares of the whole."""
+    number = {name: d for d, name in enumerate(cluster.device_names)}
+    phases = [
+        {
+            "name": name, "seconds": seconds,
+            "parts": [
+                part | {"number": number.get(part["device"])}
+                for part in answer["shares"][phase] if part["share"] >= SMALL
+            ],
+        }
+        for name, phase, seconds in (
+            ("prompt", "prompt", answer["first_token_s"]), ("step", "decode", answer["token_s"])
+        )
+    ]  # fmt: skip
+    seen = {part["text"]: part for phase in phases for part in phase["parts"]}
+    held = ("weights", "cache", "activations", "reserve")
+    memory = []
+    for row in answer["memory"]:
+        whole = sum(row[f"{kind}_bytes"] for kind in held) + max(row["free_bytes"] or 0, 0)
+        parts = [(kind, row[f"{kind}_bytes"] / max(whole, 1)) for kind in held]
+        memory.append(dict(row) | {"number": number[row["device"]], "parts": parts})
+    legend = sorted(seen.values(), key=lambda part: (part["number"] is None, part["number"]))
+    return dict(answer) | {"phases": phases, "legend": legend, "memory": memory, "held": held}
 
 
 def cut_rows(view: PlacementView) -> list[dict[str, Any]]:

@@ -128,6 +128,29 @@ def test_work_within_memory_proves_a_bound(seed: int, objective: str) -> None:
     assert 0.0 < value_s <= best_s * (1 + TOLERANCE)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_equal_ops_are_one_column_of_the_program_of_work(seed: int) -> None:
+    """Twins in seconds and weights: the program has a column for both and proves as much as one
+    that keeps them apart, here by seconds that differ by a millionth."""
+    rng = np.random.default_rng(seed)
+    graph = plain_graph(6, [], weight_bytes=[2, 2, 2, 3, 3, 3], op_types=["Op"] * 6)
+    seconds = np.repeat(rng.integers(1, 9, size=(2, 2)).astype(float), 3, axis=0)
+    cluster = unit_cluster(2, memory_bytes=9)
+    proven, columns = [], []
+    for factor in (1.0, 1 + 1e-6 * np.arange(6)[:, None]):
+        problem = make_problem(graph, cluster, seconds * factor, "throughput")
+        program = build_work(problem, 1.0)
+        solved = dual_weights(program, None)
+        assert solved is not None
+        proven.append(dual_value_s(program, load_weights(program, solved[0])))
+        columns.append(program.num_shares)
+        period_s, overflow = periods(problem, all_devices(problem), threads=1)
+        best_s = period_s[overflow == 0].min()
+        assert 0.0 < proven[-1] <= best_s * (1 + TOLERANCE)
+    assert columns == [4, 12]
+    assert proven[0] == pytest.approx(proven[1], rel=1e-5)
+
+
 def tight_period(seed: int, over: float) -> Problem:
     """A random pipeline whose memory is so many times the least that any placement needs."""
     problem = random_problem(seed, objective="throughput", num_ops=6, num_devices=3)

@@ -71,6 +71,29 @@ def test_a_cache_stays_where_it_is_read_and_is_not_streamed() -> None:
     assert seconds[:, -1].tolist() == plain[:, -1].tolist()
 
 
+@pytest.mark.parametrize(("memory_mb", "resting"), [(51, 2), (48, 3)])
+def test_caches_of_offloaded_modules_lie_on_the_main_device(memory_mb: int, resting: int) -> None:
+    """Four layers of 10 MB of weights and 4 MB of cache; 14 MB of the main device are for what
+    streams. In 37 MB two layers and four caches fit, 36 MB. In 34 MB two layers with their own
+    caches would, but not the other two caches: one layer and four caches, 26 MB."""
+    plain = chain(4)
+    holds = plain.weight_bytes > 0
+    graph = replace(
+        plain, weight_bytes=plain.weight_bytes + 4 * MB * holds, cache_bytes=4 * MB * holds
+    )
+    plan = plan_accelerate(
+        graph, box(memory_mb), whole=whole_modules(None, graph, "module"), costs=roofline,
+        search=SEARCH,
+    )  # fmt: skip
+    peak = dict(zip(plan.cluster.device_names, plan.result.score.peak_bytes.tolist(), strict=True))
+    assert peak["g0"] // MB == 10 * (4 - resting) + 16
+    assert peak["cpu offload"] // MB == 10 * resting
+    assert plan.result.bound_s <= plan.result.value_s
+    again = api.simulate(graph, plan.result.placement, box(memory_mb), costs=roofline)
+    assert again.peak_bytes.tolist() == list(peak.values())
+    assert again.feasible
+
+
 def test_what_streams_takes_half_of_the_memory_at_most_and_rests_in_that_of_the_host() -> None:
     base = box(100)
     host = replace(base.devices[0], memory_bytes=40 * MB)

@@ -78,7 +78,7 @@ def test_tied_embeddings_biases_and_other_families(tmp_path: Path) -> None:
 def test_a_request_holds_weights_once_and_its_cache_to_the_end(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", tied=True)
     graph, step = load(f"{path}?prompt=60&new=40"), load(f"{path}?decode&sequence=100")
-    assert request_of(graph) == (60, 40, 1)
+    assert request_of(graph) == (60, 40, 1, 0)
 
     def held(graph: OpGraph) -> tuple[int, int]:
         once = np.unique(graph.weight_id, return_index=True)[1]

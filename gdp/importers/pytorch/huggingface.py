@@ -28,7 +28,7 @@ from gdp.errors import GdpError, InfeasibleError, ModelError
 from gdp.files.kept import read_kept, write_kept
 from gdp.files.reading import Kind, decode_json, read_bytes
 from gdp.graph.file import decode_graph, encode_graph
-from gdp.graph.generation import Request, generation_graph
+from gdp.graph.generation import Request, generation_graph, with_requests
 from gdp.importers.program import Traced, batch_of, request_tokens, spec_parts
 from gdp.importers.pytorch.caches import (
     ARGUMENTS,
@@ -89,7 +89,7 @@ _SIZES = ("image_size", "num_channels", "patch_size")
 _LARGEST = (1 << 31) - 1
 
 
-_KEYS = frozenset(("task", "batch", "sequence", "decode", "prompt", "new", "quantize"))
+_KEYS = frozenset(("task", "batch", "sequence", "decode", "prompt", "new", "quantize", "requests"))
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ class ConfigSpec:
     prompt: int = 0  # tokens that are read before `new` ones are written; 0: one phase alone
     new: int = 0
     quantize: str = ""  # a scheme to try; "": that of the configuration
+    requests: int = 0  # in flight at once; the last field, as traces do not depend on it
 
 
 def parse_config_spec(text: str) -> ConfigSpec:
@@ -111,15 +112,16 @@ def parse_config_spec(text: str) -> ConfigSpec:
 
     >>> parse_config_spec("hf:llama/config.json?batch=2&decode")  # doctest: +NORMALIZE_WHITESPACE
     ConfigSpec(path='llama/config.json', task='', batch=2, sequence=512, decode=True, prompt=0,
-               new=0, quantize='')
+               new=0, quantize='', requests=0)
     """
     form = "hf:PATH?task=TASK&batch=1&sequence=512&decode&quantize=SCHEME"
     path, given = spec_parts(text, form, _KEYS, PREFIX)
     task = given.get("task", "")
     if task and task not in TASKS:
         raise ModelError(f"no task {task!r}; there are {', '.join(TASKS)}")
-    prompt, new = request_tokens(given)
-    return ConfigSpec(path, task, *batch_of(given), prompt, new, given.get("quantize", ""))
+    prompt, new, requests = request_tokens(given)
+    scheme = given.get("quantize", "")
+    return ConfigSpec(path, task, *batch_of(given), prompt, new, scheme, requests)
 
 
 def config_file(spec: str) -> Path:
@@ -261,11 +263,12 @@ def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:
 def find_huggingface_trace(text: str) -> Traced | None:
     """The trace of a spec where one is kept; takes neither torch nor transformers."""
     spec, path = parse_config_spec(text), config_file(text)
-    return find_trace(_key(spec, _without_code(check_config(path))))
+    found = find_trace(_key(spec, _without_code(check_config(path))))
+    return found and replace(found, graph=with_requests(found.graph, spec.requests))
 
 
 def _key(spec: ConfigSpec, document: Mapping[str, Any]) -> str:
-    return key_of(document, astuple(spec)[1:])
+    return key_of(document, astuple(spec)[1:-1])
 
 
 def _without_code(value: Any) -> Any:
@@ -480,17 +483,18 @@ class GeneratingModel(HuggingFaceModel):
         """The joint graph of both phases (`gdp.graph.generation`), as it was traced before, or
         traced now."""
         found = find_trace(self.key)
-        if found is not None or self.step is None or self.request is None:
+        if self.step is None or self.request is None:
             return found or super().trace()
+        if found is not None:
+            return replace(found, graph=with_requests(found.graph, self.request.requests))
         count = len(list(self.module.modules()))
         with closed():
             stage(f"tracing {self.label}: reading the prompt, {count} modules")
             prompt = TorchModel.trace(self)
             stage(f"tracing {self.label}: a step of decoding, {count} modules")
             step = TorchModel.trace(self.step)
-        graph = generation_graph(
-            self.label, prompt.graph, step.graph, self.request, self.full_cache
-        )
+        request = self.request._replace(requests=0)  # as any number shares the trace
+        graph = generation_graph(self.label, prompt.graph, step.graph, request, self.full_cache)
         both = [
             *zip(
                 (prompt.estimated, prompt.assumptions),
@@ -501,7 +505,7 @@ class GeneratingModel(HuggingFaceModel):
         estimated, assumptions = (tuple(dict.fromkeys(a + b)) for a, b in both)
         traced = Traced(graph, estimated, assumptions, prompt.parameters)
         keep_trace(self.key, traced)
-        return traced
+        return replace(traced, graph=with_requests(graph, self.request.requests))
 
     def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
         """Refused: a program of both phases does not exist."""
@@ -537,7 +541,7 @@ def _generating(
         inputs = _prompt(torch, asked.config, asked.task, (spec.batch, spec.prompt), 1)
     return GeneratingModel(
         asked.text, Prompt().eval(), (), inputs, {"name": name}, prefix="model", key=key, step=step,
-        request=Request(spec.prompt, new, spec.batch), full_cache=full / mean,
+        request=Request(spec.prompt, new, spec.batch, spec.requests), full_cache=full / mean,
     )  # fmt: skip
 
 

@@ -1,0 +1,121 @@
+"""A placed generation told in users' words: seconds, tokens per second and bytes known by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import unit_cluster
+
+import gdp
+from gdp.commands import reporting
+from gdp.costs.roofline import roofline
+from gdp.graph.generation import NEXT_TOKEN, Request, generation_graph
+from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
+
+CLUSTER = unit_cluster(2, memory_bytes=250)
+"""Devices of 1 FLOP/s, 1 byte/s and 250 bytes; links of 1 byte/s."""
+
+
+def phase(tokens: int, flop: float, traffic: float, cache: int = 0) -> OpGraph:
+    """Modules m and n, of 100 and 50 bytes of weights; m may hold a cache."""
+    b = GraphBuilder()
+    x = b.make_tensor(b.add_op("ids", INPUT), tokens)
+    for name, held in (("m", 100 + cache), ("n", 50)):
+        op = b.add_op(
+            f"{name}/mul", "mm", reads=[x], flop=flop, traffic_bytes=traffic, scope=name,
+            weight_bytes=held, cache_bytes=held - 100 if name == "m" else 0,
+        )  # fmt: skip
+        x = b.make_tensor(op, tokens if name == "m" else 2)
+    b.add_op("out", OUTPUT, reads=[x])
+    return b.build("phase")
+
+
+def asked(requests: int = 0) -> OpGraph:
+    """A prompt of 4 tokens, 8 s of arithmetic in each module, and 5 steps with 3 s of reading in
+    each; taking a token takes 2 s. A full cache takes 15 bytes."""
+    prompt, step = phase(4, 8.0, 1.0), phase(1, 1.0, 3.0, cache=10)
+    return generation_graph("g", prompt, step, Request(4, 5, requests=requests), 1.5)
+
+
+def cut(graph: OpGraph) -> gdp.Placement:
+    """m on d0, which is the host; n, and what takes tokens, on d1."""
+    on_d1 = np.array([scope == "n" for scope in graph.scope])
+    on_d1 |= np.array([NEXT_TOKEN in name for name in graph.op_names])
+    return gdp.make_placement(graph, CLUSTER, on_d1.astype(np.int64))
+
+
+def told(graph: OpGraph, objective: str = "latency") -> dict:
+    found = gdp.explain(graph, cut(graph), CLUSTER, costs=roofline, objective=objective)
+    return found["generation"]
+
+
+def test_a_request_is_explained_without_naming_ops() -> None:
+    """8 s in m, 4 s on the link, 8 + 2 s on d1; a step crosses three times, the last to the host:
+    1 + 3 + 1 + 3 + 2 + 1 = 11 s. In all 8 + 4 + 8 + 5 * 2 and five steps."""
+    answer = told(asked())
+    assert answer["first_token_s"] == 22.0
+    assert answer["token_s"] == 11.0
+    assert answer["tokens_per_s"] == pytest.approx(1 / 11)
+    assert answer["request_s"] == 85.0
+    assert answer["limits"] == {
+        "prompt": "arithmetic of d0 limits the prompt: 36% of the time to the first token is "
+        "computing",
+        "decode": "bandwidth of d1 limits decode: 45% of a step is reading weights and caches",
+    }
+    shares = {part["text"]: part["share"] for part in answer["shares"]["decode"]}
+    assert shares == {
+        "reading weights and caches on d1": pytest.approx(5 / 11),
+        "reading weights and caches on d0": pytest.approx(3 / 11),
+        "moving tensors between devices": pytest.approx(3 / 11),
+    }
+    assert [(r["weights_bytes"], r["cache_bytes"]) for r in answer["memory"]] == [
+        (100, 15),
+        (50, 0),
+    ]
+    assert all(
+        r["weights_bytes"] + r["cache_bytes"] + r["activations_bytes"] + r["free_bytes"] == 250
+        for r in answer["memory"]
+    )
+
+
+@pytest.mark.parametrize(("requests", "apart_s"), [(1, 85.0), (2, 43.0), (3, 43.0)])
+def test_requests_in_flight_take_turns_until_a_device_is_full(
+    requests: int, apart_s: float
+) -> None:
+    """d1 works 8 + 5 * 2 + 5 * 5 = 43 s for a request of 85 s: one request at a time leaves it
+    idle for half of them, two keep it busy, and a third only takes memory."""
+    answer = told(asked(requests), "throughput")
+    assert answer["all_tokens_per_s"] == pytest.approx(5 / apart_s)
+    assert (answer["in_flight"], answer["useful"]) == (requests, 2)
+    first = answer["memory"][0]
+    assert first["cache_bytes"] == 15 * requests
+    assert answer["room"] == (first["free_bytes"] + first["cache_bytes"]) // 15
+
+
+def test_caches_of_all_requests_bind_the_memory() -> None:
+    """150 bytes of weights and 15 for each request; beside them 15 of tensors."""
+    search = gdp.Search(seconds=None, evaluations=20)
+    one = unit_cluster(1, memory_bytes=150 + 6 * 15 + 15)
+    gdp.place(asked(6), one, costs=roofline, search=search)
+    with pytest.raises(gdp.InfeasibleError, match="misses 15 B"):
+        gdp.place(asked(7), one, costs=roofline, search=search)
+
+
+def test_a_page_shows_the_request_and_what_fills_each_device(tmp_path: Path) -> None:
+    graph, path = asked(2), tmp_path / "r.html"
+    reporting.report(graph, cut(graph), CLUSTER, path, costs=roofline, objective="throughput")
+    text = path.read_text()
+    for words in (
+        "<b>22.000 s</b><span>to the first token</span>", "<b>85.000 s</b>",
+        "<span>in all, 2 requests in flight</span>", "more than 2 are no faster",
+        "Bandwidth of d1 limits decode: 45% of a step is reading weights and caches.",
+        'title="reading weights and caches on d1: 45%"', 'title="cache: 30 B"',
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_a_placement_of_one_phase_needs_ops_to_explain() -> None:
+    graph = phase(4, 8.0, 1.0)
+    placement = gdp.make_placement(graph, CLUSTER, np.zeros(graph.num_ops, np.int64))
+    with pytest.raises(gdp.GdpError, match="give --op GLOB or --scope MODULE"):
+        gdp.explain(graph, placement, CLUSTER, costs=roofline)

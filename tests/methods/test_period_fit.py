@@ -28,7 +28,6 @@ from gdp.methods.exact.method import least_period
 from gdp.methods.fix_and_optimise import period as fit
 from gdp.methods.fix_and_optimise.period import (
     applies,
-    merge_devices,
     period_fit,
     solve_period,
 )
@@ -204,22 +203,9 @@ def test_points_are_kept_once() -> None:
     assert len(more_points(more_points(NO_POINTS, once), once).op) == len(once.op)
 
 
-def test_a_part_of_several_devices_counts_as_one() -> None:
-    """Work is shared by speed, memory adds up but for a reserve, links are the best of theirs."""
-    graph = plain_graph(2, [(0, 1)])
-    compute_s = np.array([[2.0, 2.0, 6.0], [3.0, 6.0, 1.0]])
-    whole = make_problem(graph, unit_cluster(3, 0.5, memory_bytes=100), compute_s, "throughput")
-    small = merge_devices(whole, [[0, 1], [2]])
-    assert small.compute_s == pytest.approx(np.array([[1.0, 6.0], [2.0, 1.0]]))
-    assert small.cluster.memory_bytes[0] < 200
-    assert small.cluster.memory_bytes[1] == 100
-    assert small.cluster.link_latency_s[0, 1] == 0.5
-    assert small.cluster.host == 0
-
-
 @pytest.mark.parametrize("at_once", [True, False])
 def test_many_devices_end_at_the_optimum(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All devices at once always; by splits and pairs on this instance, from one device full."""
+    """All devices at once always; by chains and pairs on this instance, from one device full."""
     monkeypatch.setattr(fit, "_SEARCHED", 0)
     monkeypatch.setattr(fit, "_FEW_ENTRIES", 10_000 if at_once else 0)
     for seed in range(6) if at_once else (0,):

@@ -20,6 +20,7 @@ from gdp.methods.base import Assignment
 from gdp.methods.scoring import OP_S, Evaluated, score_all
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
+from gdp.sim.objectives import memory_binds
 from gdp.sim.score import values
 
 if TYPE_CHECKING:  # the kernels load numba
@@ -27,7 +28,8 @@ if TYPE_CHECKING:  # the kernels load numba
 
 # Seconds between two looks at the clock, at most: what Ctrl-C waits for.
 _SLICE_S = 0.05
-_MOVE_S = 1.5e-6  # of an idle core, for a step that costs what its move changes
+# Of an idle core, for a step that costs what its move changes, and for each op where memory binds.
+_MOVE_S, _PEAK_S = 1.5e-6, 1.2e-8
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class AnnealConfig:
     # Shares of steps: single, neighbour, chain, window, swap, cut, cluster, exchange of priorities
     shares: tuple[float, ...] = (0.10, 0.15, 0.15, 0.15, 0.10, 0.10, 0.15, 0.10)
     guide: float = 0.01  # of the mean square of all loads, beside the largest: throughput only
+    price_rise: float = 1.0  # over a round, by which the price is multiplied: throughput only
     fit: bool = False  # minimise the overflow, and stop where there is none
 
     def __post_init__(self) -> None:
@@ -107,7 +110,9 @@ class Annealer:
     @property
     def step_s(self) -> float:
         """Seconds of an idle core for a step, roughly: counted, never measured."""
-        return OP_S * self.problem.num_ops if self.simulates else _MOVE_S
+        if self.simulates:
+            return OP_S * self.problem.num_ops
+        return _MOVE_S + _PEAK_S * self.problem.num_ops * memory_binds(self.problem)
 
     def plan(self, steps: int, config: AnnealConfig) -> "CoolingSchedule":
         """The schedule of a round of so many steps."""
@@ -126,6 +131,7 @@ class Annealer:
             weight_s=1e-3 if config.fit else 1.0,
             weight_bytes=1.0 if config.fit else config.overflow_price,
             until_fits=config.fit,
+            price_rise=config.price_rise,
         )
 
     def set_order(self, order: Int[np.ndarray, "N"]) -> None:

@@ -259,6 +259,7 @@ class CoolingSchedule(NamedTuple):
     weight_s: float
     weight_bytes: float
     until_fits: bool  # stop at the first placement that fits
+    price_rise: float  # the price of overflow at the round's end over that at its start: throughput
 
 
 class AnnealState(NamedTuple):
@@ -556,12 +557,14 @@ def anneal_period(m, a, w, c, p, loads, guides, plan, order, place, guide_weight
         value_s, guide_s = smoothed_period(loads, plan)
         # The memory is looked at last: it is the one part that can cost O(N).
         limit = -np.log(max(uniform(p.random), 1e-300)) * temperature(plan, c.count[STEP])
-        now = energy(plan, c.value[NOW_S] + guide_weight * guides[0], c.value[NOW_BYTES])
+        price = plan.price_rise ** (c.count[STEP] / plan.steps)
+        now_s, now_bytes = c.value[NOW_S] + guide_weight * guides[0], c.value[NOW_BYTES]
+        now = energy(plan, now_s, price * now_bytes)
         new_s = value_s + guide_weight * guide_s
         taken = energy(plan, new_s, 0.0) - now <= limit
         if taken:
             over_bytes = pipeline_overflow(a, m, w, c, loads)
-            taken = energy(plan, new_s, over_bytes) - now <= limit
+            taken = energy(plan, new_s, price * over_bytes) - now <= limit
         if not taken:
             move_groups(m, loads, c, p, True)
             restore_loads(loads)

@@ -8,19 +8,17 @@ valid program, so its bound holds for every placement that fits; a solution that
 like any other, and one that overflows a little is repaired and counts, too. A short search comes
 first: the rounds look for something better than its answer.
 
-With more than two devices the solver rarely gets through the whole program. Then the devices are
-halved, and each half again, the program deciding every split: devices of one part stand for a
-single device with their memory and speed together, so that every split is a program over two of
-them. The later division of a part is not known yet, so this gives a start, not a bound. From there
-pairs of devices take turns: groups on other devices stay, and the pair is solved on its own.
+With more than two devices the solver rarely gets through the whole program. Then most of the
+seconds go to many short chains of annealing that cross the memory limits, and pairs of devices take
+turns from the best of these: groups on other devices stay, and the pair is solved on its own.
 
-Axes: G groups, D devices, P parts of the devices.
+Axes: G groups, D devices.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from gdp.bounds.linear_program import (
     UNIT,
@@ -38,7 +36,6 @@ from gdp.bounds.loads import (
     placed_points,
 )
 from gdp.clock import Clock
-from gdp.cluster.types import NO_CHANNEL, Cluster
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.fix_and_optimise.rounds import (
     free_region,
@@ -51,27 +48,23 @@ from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of
 from gdp.methods.search.local_search import from_hot, multi_restart
 from gdp.problem.arrays import arrays_of
-from gdp.problem.problem import Problem, make_problem
+from gdp.problem.problem import Problem
 from gdp.problem.symmetry import classes_of, links_alike, same
-from gdp.problem.ticks import round_to_ticks, send_time
+from gdp.problem.ticks import send_time
 from gdp.sim.objectives import memory_binds, objective_of
 
 _SEARCHED = 30_000  # evaluations of each search that comes first, some tenths of a second
 _SEARCH_SHARE = 0.1  # of the seconds, for it
 _HOT_SHARE = 0.6  # of what it left, for chains that cross the memory limits
+_HOT_MOST_SHARE = 0.8  # where the program of all devices at once is too large
+_HOT_CHAINS, _HOT_MISSES = 60, 24
 _ROUNDS = 10
-_SPLIT_SHARE = 0.5  # of the seconds, for splits of more than two devices
 _GAP = 5e-3  # relative; left open by a round
 _NODES = 200  # of a round's search tree
-_SPLIT_NODES = 20  # of a split's, which only makes a start
 _MOST_ENTRIES = 150_000  # of the matrix
 _FEW_ENTRIES = 1_500  # up to here all devices at once are solved soon
 _MOST_TURNS = 24
-_RESERVED = (
-    0.92  # of the memory of several devices: tensors that they all read are there several times
-)
 NOTHING = PlacementSolution(None, 0.0, False)
-Parts = list[list[int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,11 +104,12 @@ def period_fit(problem: Problem, search: Search) -> Answer:
         limits = RoundLimits(_GAP, _NODES, search.seed)
         few = Search(seed=search.seed, seconds=None, evaluations=_SEARCHED)
         first = multi_restart(problem, first, few, clock.part(_SEARCH_SHARE))
-        known = PeriodRounds(from_hot(problem, first, search.seed, clock.part(_HOT_SHARE)))
-        if problem.num_devices == 2 or load_program_size(problem) <= _FEW_ENTRIES:
+        whole = problem.num_devices == 2 or load_program_size(problem) <= _FEW_ENTRIES
+        hot = clock.part(_HOT_SHARE if whole else _HOT_MOST_SHARE)
+        chains = () if whole else (_HOT_CHAINS, _HOT_MISSES)
+        known = PeriodRounds(from_hot(problem, first, search.seed, hot, *chains))
+        if whole:
             return solve_rounds(problem, known, clock, limits).best
-        coarse = replace(limits, nodes=_SPLIT_NODES)
-        known = _by_halves(problem, known, clock.part(_SPLIT_SHARE), coarse)
         return _by_pairs(problem, known, clock, limits).best
 
     return solve_in_rounds(problem, search, "period", improve)
@@ -207,29 +201,6 @@ def _any_upper_s(problem: Problem, work_s: Float[np.ndarray, "G D"]) -> float:
     return float(most_s + openings + sent_s.sum() * problem.num_devices) or 1.0
 
 
-def _by_halves(
-    problem: Problem, known: PeriodRounds, clock: Clock, limits: RoundLimits
-) -> PeriodRounds:
-    """Split the devices into halves until all are single; keep the placement if it is better."""
-    parts: Parts = [list(range(problem.num_devices))]
-    home = np.zeros(problem.num_groups, dtype=np.int64)
-    evaluations = 0
-    while (halved := halves(parts)) is not None and not clock.is_over():
-        parts, which = halved
-        small = merge_devices(problem, parts)
-        may = _choices(small, home, which)
-        start = Assignment(may.argmax(axis=1)[small.group].astype(np.int64))
-        split = solve_rounds(small, PeriodRounds(best_of(small, [start])), clock, limits, may).best
-        evaluations += split.evaluations
-        home = group_devices(small, split.assignment.device)
-    if halves(parts) is not None:
-        return known
-    device = np.array([part[0] for part in parts])[home][problem.group]
-    placed = best_of(problem, [Assignment(device)])
-    fixed = placed if placed.overflow_bytes == 0 else repair(problem, placed, clock, limits.seed)
-    return PeriodRounds(_better(known.best, fixed, evaluations), known.points)
-
-
 def _by_pairs(
     problem: Problem, known: PeriodRounds, clock: Clock, limits: RoundLimits
 ) -> PeriodRounds:
@@ -271,74 +242,3 @@ def _busy_s(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
     for end in (pairs[1], pairs[2]):
         busy_s = np.maximum(busy_s, np.bincount(end, send_s, problem.num_devices))
     return busy_s
-
-
-def halves(parts: Parts) -> tuple[Parts, int] | None:
-    """(parts with the largest of them halved, which one that was); None where all are single.
-
-    The first half takes the place of the part, the second comes last.
-
-    >>> halves([[0, 1, 2], [3]])
-    ([[0, 1], [3], [2]], 0)
-    """
-    which = max(range(len(parts)), key=lambda k: len(parts[k]))
-    part = parts[which]
-    if len(part) == 1:
-        return None
-    middle = (len(part) + 1) // 2
-    return [*parts[:which], part[:middle], *parts[which + 1 :], part[middle:]], which
-
-
-def merge_devices(problem: Problem, parts: Parts) -> Problem:
-    """The problem in which each part is one device."""
-    old, p = problem.cluster, len(parts)
-    devices = tuple(
-        replace(
-            old.devices[part[0]],
-            memory_bytes=max(
-                1, int(old.memory_bytes[part].sum() * (_RESERVED if part[1:] else 1.0))
-            ),
-        )
-        for part in parts
-    )
-    bandwidth, latency = np.full((p, p), np.inf), np.zeros((p, p))
-    channel = np.arange(p * p).reshape(p, p)
-    for i, here in enumerate(parts):
-        for j, there in enumerate(parts):
-            if i != j:
-                between = np.ix_(here, there)
-                bandwidth[i, j] = old.link_bytes_per_s[between].max()
-                latency[i, j] = old.link_latency_s[between].min()
-                if not np.any(old.queues[between]):
-                    channel[i, j] = NO_CHANNEL
-    host = next(i for i, part in enumerate(parts) if old.host in part)
-    cluster = Cluster(old.name, devices, bandwidth, latency, channel, host)
-    allowed = np.stack([problem.allowed[:, part].any(axis=1) for part in parts], axis=1)
-    return make_problem(
-        problem.graph,
-        cluster,
-        round_to_ticks(_seconds_together(problem, parts), problem.unit),
-        problem.objective,
-        allowed=allowed,
-        together=problem.group,
-        unit=problem.unit,
-    )
-
-
-def _seconds_together(problem: Problem, parts: Parts) -> Float[np.ndarray, "N P"]:
-    """Seconds of each op where its work is spread over a part; inf where no device may run it."""
-    seconds = np.where(problem.allowed, problem.compute_s, np.inf)
-    with np.errstate(divide="ignore"):
-        return np.stack([1.0 / (1.0 / seconds[:, part]).sum(axis=1) for part in parts], axis=1)
-
-
-def _choices(small: Problem, home: Int[np.ndarray, "G"], which: int) -> Bool[np.ndarray, "G P"]:
-    """Allowed parts in a split: groups of the part that was halved may go into either half."""
-    may = np.zeros((small.num_groups, small.num_devices), dtype=bool)
-    may[np.arange(small.num_groups), home] = True
-    inside = home == which
-    may[inside, which] = True
-    may[inside, -1] = True
-    may &= small.group_allowed
-    may[~may.any(axis=1)] = small.group_allowed[~may.any(axis=1)]  # barred there: anywhere else
-    return may

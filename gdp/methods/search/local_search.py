@@ -47,9 +47,11 @@ FAR = 2.0
 """Times what the devices take for the work alone: beyond that `multi_restart` searches again."""
 CHAINS = 3
 """Searches of `multi_restart`, at most."""
-HOT = AnnealConfig(hot=0.3, cold=1e-3, first_steps=50_000, overflow_price=1.0)
-"""Of `from_hot`: temperatures as shares of the start's value."""
-HOT_CHAINS, HOT_MISSES = 8, 3
+HOT = tuple(
+    AnnealConfig(hot=0.4, cold=1e-3, first_steps=50_000, overflow_price=price, price_rise=rise)
+    for price, rise in ((1.8, 2.0), (1.2, 5.0))
+)
+"""Of the chains of `from_hot` in turn: temperatures and prices as shares of the best value."""
 _STRIDE = 7919
 """Between the seeds of two chains."""
 
@@ -291,20 +293,26 @@ def coarse_starts(problem: Problem, coarse: Coarse, assignment: Assignment) -> l
     return [Assignment(device), Assignment(device, upward_rank(coarse.problem))]
 
 
-def from_hot(problem: Problem, first: Evaluated, seed: int, clock: Clock) -> Evaluated:
-    """The best of up to `HOT_CHAINS` chains that begin hot and pay little for overflow.
+def from_hot(
+    problem: Problem, first: Evaluated, seed: int, clock: Clock, chains: int = 8, misses: int = 3
+) -> Evaluated:
+    """The best of up to so many chains that begin hot and pay little for overflow, ever more.
 
-    They begin in turn from the first placement and from the best; `HOT_MISSES` in a row without a
-    better placement end it. Where memory is short, placements that fit lie in many pockets; a chain
-    that pays ten values for a device's memory never leaves its own.
+    So many `misses` in a row without a better placement end it. Where memory is short, placements
+    that fit lie in many pockets; a chain that pays ten values for a device's memory never leaves
+    its own, and one that pays little to the end seldom fits.
     """
     best, spent, missed = first, first.evaluations, 0
-    for k in range(0 if is_compiling() else HOT_CHAINS):
-        if clock.is_over() or missed == HOT_MISSES:
+    for k in range(0 if is_compiling() else chains):
+        if clock.is_over() or missed == misses:
             break
-        start = replace(best if k % 2 else first, evaluations=0)
-        chain = make_annealer(problem, start, seed * 64 + k)
-        anneal(chain, HOT.first_steps, HOT, clock, HOT.first_steps)
+        chain = make_annealer(problem, replace(first, evaluations=0), seed * 64 + k)
+        scale = best.value_s / max(first.value_s, 1e-30) if best.overflow_bytes == 0 else 1.0
+        config = HOT[k % len(HOT)]
+        config = replace(
+            config, hot=config.hot * scale, overflow_price=config.overflow_price * scale
+        )
+        anneal(chain, config.first_steps, config, clock, config.first_steps)
         spent += chain.evaluations
         missed = 0 if chain.best() < best else missed + 1
         best = min(best, chain.best())

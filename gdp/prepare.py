@@ -13,6 +13,7 @@ from gdp.cluster.types import Cluster, memory_pools
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, RuntimeOverheads
+from gdp.costs.offload import is_offload
 from gdp.device_maps import DeviceMap
 from gdp.errors import PlacementError, of_kind
 from gdp.graph.generation import request_of
@@ -103,7 +104,8 @@ def requests_in_flight(graph: OpGraph, cluster: Cluster, objective: str) -> int:
         return request.requests
     if not find_objective(objective).pipelined:
         return 1
-    return max(1, sum(device.supported != frozenset() for device in cluster.devices))
+    computing = (d.supported != frozenset() and not is_offload(d) for d in cluster.devices)
+    return max(1, sum(computing))
 
 
 def _with_caches(graph: OpGraph, count: int) -> OpGraph:

@@ -8,9 +8,11 @@ from tiny import unit_cluster
 
 import gdp
 from gdp.commands import reporting
+from gdp.costs.offload import with_offload
 from gdp.costs.roofline import roofline
 from gdp.graph.generation import NEXT_TOKEN, Request, generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
+from gdp.prepare import requests_in_flight
 
 CLUSTER = unit_cluster(2, memory_bytes=250)
 """Devices of 1 FLOP/s, 1 byte/s and 250 bytes; links of 1 byte/s."""
@@ -119,3 +121,13 @@ def test_a_placement_of_one_phase_needs_ops_to_explain() -> None:
     placement = gdp.make_placement(graph, CLUSTER, np.zeros(graph.num_ops, np.int64))
     with pytest.raises(gdp.GdpError, match="give --op GLOB or --scope MODULE"):
         gdp.explain(graph, placement, CLUSTER, costs=roofline)
+
+
+def test_a_pipeline_has_room_for_a_request_on_each_device_that_computes() -> None:
+    """A processor and two GPUs: three requests. Beside offloaded weights, for which accelerate
+    leaves the processor no work, two: memory computes nothing."""
+    plain = gdp.Cluster.load("cpu+2xt4-pcie4")
+    for cluster, count in ((plain, 3), (with_offload(plain, ["cpu", "disk"]), 2)):
+        assert requests_in_flight(asked(), cluster, "throughput") == count
+        assert requests_in_flight(asked(), cluster, "latency") == 1
+        assert requests_in_flight(asked(4), cluster, "latency") == 4

@@ -166,7 +166,7 @@ def _caches() -> Iterator[Check]:
 
 def _traces() -> Check:
     from gdp.files.kept import usage
-    from gdp.importers.pytorch.huggingface import TRACES, keeps_traces
+    from gdp.importers.pytorch.kept_traces import TRACES, keeps_traces
 
     kept_traces = usage(TRACES)
     if not keeps_traces():

@@ -108,7 +108,9 @@ def generation_of(
     score = api.simulate(graph, placed, machine, objective=objective, costs=costs)
     answer = generation_answer(graph, placed, machine, score, costs=costs, objective=objective)
     if answer is None:
-        raise ArgumentError("give --op GLOB or --scope MODULE, one of them")
+        raise ArgumentError(
+            "the placement is of no request (--generate): give --op GLOB or --scope MODULE"
+        )
     return answer
 
 

@@ -296,11 +296,18 @@ def coarse_starts(problem: Problem, coarse: Coarse, assignment: Assignment) -> l
 def from_hot(
     problem: Problem, first: Evaluated, seed: int, clock: Clock, chains: int = 8, misses: int = 3
 ) -> Evaluated:
-    """The best of up to so many chains that begin hot and pay little for overflow, ever more.
+    """The best of several chains that begin hot, at a low price of overflow that rises.
 
-    So many `misses` in a row without a better placement end it. Where memory is short, placements
-    that fit lie in many pockets; a chain that pays ten values for a device's memory never leaves
-    its own, and one that pays little to the end seldom fits.
+    Where memory is short, placements that fit lie in many pockets: a chain that pays ten values for
+    a device's memory never leaves its own, and one that pays little to the end seldom fits.
+
+    Args:
+        problem: Of a period or a load.
+        first: Placement that every chain begins from.
+        seed: Of the chains.
+        clock: No chain begins once it is over.
+        chains: The most there are.
+        misses: Chains in a row without a better placement that end it.
     """
     best, spent, missed = first, first.evaluations, 0
     for k in range(0 if is_compiling() else chains):

@@ -1,6 +1,6 @@
 """Does the closed loop pay? Simulated machines whose costs are other ones than are planned with.
 
-    python -m benchmarks.tune simulated [--count 30] [--runs 10] [--evaluations 4000] [--kind KIND]
+    python -m benchmarks.tune simulated [--count 30] [--runs 10] [--evaluations 4000] [--rows FILE]
     python -m benchmarks.tune transfer [--count 10]
     python -m benchmarks.tune held-out [MODEL ...]
     python -m benchmarks.tune finetuned [--runs 6] [MODEL ...]
@@ -15,6 +15,7 @@ of executed placements and, but for search on the machine, the same searches. Th
 lowest seconds of any way, or of a long search on the true costs.
 """
 
+import json
 import multiprocessing
 import os
 import tempfile
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import click
 import numpy as np
@@ -289,32 +291,56 @@ def main() -> None:
     help="Of error, by turns; default: all.",
 )
 @click.option("--ways", "ways", multiple=True, type=click.Choice(tuple(WAYS)), default=tuple(WAYS))
+@click.option("--rows", type=click.Path(dir_okay=False, path_type=Path),
+              help="File of rows: written after each problem; problems in it are not run again.")  # fmt: skip
 def simulated(
-    count: int, runs: int, evaluations: int, kinds: Sequence[str], ways: Sequence[str]
-) -> None:
+    count: int, runs: int, evaluations: int, kinds: Sequence[str], ways: Sequence[str],
+    rows: Path | None,
+) -> None:  # fmt: skip
     """Over the oracle after 1, 3, 10 and 30 runs: geometric mean, and the worst."""
     at = [n for n in (1, 3, 10, 30) if n <= runs]
     ratios: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    done: dict[str, dict[str, list[float]] | None] = {}
+    if rows is not None and rows.exists():
+        done = dict(json.loads(line) for line in rows.read_text().splitlines())
     for number, instance in enumerate(instances(count)):
-        planned = by_speed(make(instance, problems(300, 5000).graph))
         kind = kinds[number // 4 % len(kinds)]  # four combinations of objective and memory each
-        own = replace(world(planned, kind, number), evaluations=evaluations)
-        first = searched(planned, None, 0, evaluations)
-        if first is None or not np.isfinite(own.value_s(first)):
-            print(f"# {instance.key} {kind}: the first plan does not fit, left out", flush=True)
+        key = f"{instance.key} {kind}, {evaluations} evaluations, {runs} runs"
+        if key not in done:
+            began_s = time.process_time()
+            done[key] = _over_oracle(instance, number, kind, runs, evaluations, ways)
+            print(f"# {key}: {time.process_time() - began_s:.0f} CPU s", flush=True)
+            if rows is not None:
+                with rows.open("a") as file:
+                    file.write(json.dumps([key, done[key]]) + "\n")
+        curves = done[key]
+        if curves is None:
+            print(f"# {key}: the first plan does not fit, left out", flush=True)
             continue
-        began_s = time.process_time()
-        found = {way: WAYS[way](own, runs) for way in ways}
-        oracle_s = min(min(curve) for curve in found.values())
-        long = searched(own.real, None, 99)
-        for way, curve in found.items():
-            least_s = min(oracle_s, np.inf if long is None else own.value_s(long))
-            ratios[kind, way].append([curve[n - 1] / least_s for n in at])
-        print(f"# {instance.key} {kind}, {planned.num_ops} ops, "
-              f"{time.process_time() - began_s:.0f} CPU s: " + ", ".join(
-                  f"{way} {'/'.join(f'{x:.3f}' for x in ratios[kind, way][-1])}"
-                  for way in ways), flush=True)  # fmt: skip
+        for way in ways:
+            ratios[kind, way].append([curves[way][n - 1] for n in at])
+        print(f"# {key}: " + ", ".join(
+            f"{way} {'/'.join(f'{x:.3f}' for x in ratios[kind, way][-1])}"
+            for way in ways), flush=True)  # fmt: skip
     _table(ratios, kinds, ways, at)
+
+
+def _over_oracle(
+    instance: Instance, number: int, kind: str, runs: int, evaluations: int, ways: Sequence[str]
+) -> dict[str, list[float]] | None:
+    """True seconds after each run over the lowest known, of each way; None where the first plan
+    does not fit."""
+    planned = by_speed(make(instance, problems(300, 5000).graph))
+    own = replace(world(planned, kind, number), evaluations=evaluations)
+    first = searched(planned, None, 0, evaluations)
+    if first is None or not np.isfinite(own.value_s(first)):
+        return None
+    curves = {way: WAYS[way](own, runs) for way in ways}
+    least_s = min(min(curve) for curve in curves.values())
+    long = searched(own.real, None, 99)
+    if long is not None:
+        least_s = min(least_s, own.value_s(long))
+    return {way: [s / least_s for s in curve] for way, curve in curves.items()}
 
 
 def _table(

@@ -292,7 +292,7 @@ def main() -> None:
 )
 @click.option("--ways", "ways", multiple=True, type=click.Choice(tuple(WAYS)), default=tuple(WAYS))
 @click.option("--rows", type=click.Path(dir_okay=False, path_type=Path),
-              help="File of rows: written after each problem; problems in it are not run again.")  # fmt: skip
+              help="Rows are kept in it; problems in it are not run again.")  # fmt: skip
 def simulated(
     count: int, runs: int, evaluations: int, kinds: Sequence[str], ways: Sequence[str],
     rows: Path | None,

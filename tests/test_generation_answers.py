@@ -1,15 +1,19 @@
 """A placed generation told in users' words: seconds, tokens per second and bytes known by hand."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from tiny import unit_cluster
 
 import gdp
+from gdp.cli.main import cli
 from gdp.commands import reporting
 from gdp.costs.offload import with_offload
 from gdp.costs.roofline import roofline
+from gdp.graph.file import save_graph
 from gdp.graph.generation import NEXT_TOKEN, Request, generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
 from gdp.prepare import requests_in_flight
@@ -114,6 +118,22 @@ def test_a_page_shows_the_request_and_what_fills_each_device(tmp_path: Path) -> 
         'title="reading weights and caches on d1: 45%"', 'title="cache: 30 B"',
     ):  # fmt: skip
         assert words in text
+
+
+def test_a_simulated_placement_is_told_as_the_placed_one(tmp_path: Path) -> None:
+    save_graph(asked(2), tmp_path / "g.json")
+    words = (str(tmp_path / "g.json"), "--cluster", "2xcpu-core", "--objective", "throughput")
+    kept = str(tmp_path / "p.json")
+
+    def answer(*command: str) -> dict:
+        done = CliRunner().invoke(cli, [*command, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)["generation"]
+
+    placed = answer("place", *words, "--evaluations", "20", "-o", kept)
+    assert answer("simulate", words[0], kept, *words[1:]) == placed
+    lines = CliRunner().invoke(cli, ["simulate", words[0], kept, *words[1:]]).stdout
+    assert "2 requests in flight" in lines
 
 
 def test_a_placement_of_one_phase_needs_ops_to_explain() -> None:

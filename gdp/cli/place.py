@@ -158,7 +158,9 @@ def simulate(
     A placement that remembers its model is enough: gdp simulate PLACEMENT.
     """
     from gdp import api
+    from gdp.cli.text import generation_lines
     from gdp.commands import reporting
+    from gdp.commands.generation import generation_answer
     from gdp.prepare import placed_on
 
     spec, placement = model.beside(placement)
@@ -180,7 +182,11 @@ def simulate(
         "overflow_bytes": score.overflow_bytes,
         "peak_bytes": dict(zip(placed.device_names, score.peak_bytes.tolist(), strict=True)),
     }
-    show(prediction, lambda: printable(str(score)))
+    answer = generation_answer(graph, placed, machine, score, costs=costs, objective=objective)
+    if answer is not None:
+        prediction["generation"] = answer.to_json()
+    lines = [str(score), *([] if answer is None else generation_lines(answer))]
+    show(prediction, lambda: printable("\n".join(lines)))
     if not score.feasible:
         sys.exit(1)
 

@@ -40,6 +40,8 @@ FINE = ("size", "kernel")
 """Effects whose spread is chosen by marginal likelihood."""
 NOISES = tuple(0.01 * 1.5**k for k in range(10))
 SPREADS = (0.3, 1.0, 3.0)
+FEW_FLOP = 8.0
+"""FLOP for each byte read, below which a product is one of a matrix and few vectors."""
 LEAST_S = 2e-6
 """Error of a clock in any measurement, and the least dispatch that is scaled."""
 STEPS = 8
@@ -317,11 +319,17 @@ def _most_likely(
 
 
 def op_keys(graph: OpGraph) -> list[tuple[str, int, str]]:
-    """(type, decades of work, kernel) of every op: ops of one key cost the same on a device."""
-    keys = []
+    """(type, decades of work, kernel) of every op: ops of one key cost the same on a device.
+
+    In a language model with caches, products of one token are a type of their own: runtimes have
+    other kernels for a matrix times a vector, whose errors say nothing of a prompt's.
+    """
+    keys, has_caches = [], bool(graph.cache_bytes.any())
     for op_type, flop, traffic in zip(
         graph.op_types, graph.flop.tolist(), graph.memory_traffic_bytes.tolist(), strict=True
     ):
+        if has_caches and flop < FEW_FLOP * traffic:
+            op_type = f"{op_type} of a token"
         size = round(math.log10(max(flop / 10 + traffic, 1.0)))
         keys.append((op_type, size, f"{op_type} {flop:.3g} {traffic:.3g}"))
     return keys

@@ -71,7 +71,7 @@ def row(
     from gdp.api import place
     from gdp.bounds.best import all_bounds
     from gdp.cluster.types import Cluster
-    from gdp.costs.roofline import roofline
+    from gdp.costs.base import roofline
     from gdp.methods.base import Search
     from gdp.prepare import prepare_problem
 

@@ -120,7 +120,7 @@ def main(objective: str, over: float, evaluations: int, models: str, clusters: s
     """Print a row for each model and cluster, and geometric means."""
     import gdp
     from gdp.api import prepare_problem
-    from gdp.costs.roofline import roofline
+    from gdp.costs.base import roofline
 
     header = "model, cluster, MB, search ms (CPU s), long ms (CPU s), auto ms (CPU s), auto / long"
     click.echo(f"| {' | '.join([*header.split(', '), 'bound / auto'])} |")

@@ -46,8 +46,8 @@ from gdp.costs.adapt import (
     base_dispatch_s,
     op_keys,
 )
+from gdp.costs.base import roofline
 from gdp.costs.machine import forget
-from gdp.costs.roofline import roofline
 from gdp.learn.instances import Instance, make, random_cluster
 from gdp.learn.tuning import Measurement, Planned, tuning_loop
 from gdp.methods.base import Assignment, Search

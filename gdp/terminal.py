@@ -1,8 +1,9 @@
-"""Names from models and files, as a terminal may show them."""
+"""Names from models and files, as a terminal may show them, and output of native libraries."""
 
 import contextlib
 import html
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
@@ -87,3 +88,17 @@ def listening(listener: Callable[[str], object]) -> Iterator[None]:
         yield
     finally:
         _on_stage.reset(token)
+
+
+@contextlib.contextmanager
+def redirect_native_stdout() -> Iterator[None]:
+    """Discard output to file descriptor 1: METIS and HiGHS report details there, no errors."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -2,7 +2,7 @@
 
 import gdp
 from gdp.cli.text import compare_text
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.result import Result
 

@@ -11,7 +11,7 @@ from gdp.cli.text import cluster_json, cluster_text, memory_in_all, result_text
 from gdp.cluster.detect import local_cluster
 from gdp.cluster.file import read_cluster, with_max_memory, write_cluster
 from gdp.cluster.types import Cluster, make_cluster, shared_overflow
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.methods.base import Search

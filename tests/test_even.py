@@ -12,7 +12,7 @@ import pytest
 import gdp
 from gdp.cluster.file import load_cluster, write_cluster
 from gdp.commands.reporting import report, trace
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.graph.file import save_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.importers.program import Traced

@@ -10,7 +10,7 @@ import gdp
 from gdp.cli.inform import explained_text
 from gdp.cluster.types import Cluster, Link, make_cluster
 from gdp.constraints import Constraints, Pin
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.placement import Placement, make_placement
 

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from gdp.cli.fit import fit_text
 from gdp.cli.main import cli
+from gdp.cli.place import fit_text
 from gdp.commands.fitting import FitRow, picture
 from tests.generating_configs import generating_config
 

@@ -11,8 +11,8 @@ from tiny import unit_cluster
 import gdp
 from gdp.cli.main import cli
 from gdp.commands import reporting
+from gdp.costs.base import roofline
 from gdp.costs.offload import with_offload
-from gdp.costs.roofline import roofline
 from gdp.graph.file import save_graph
 from gdp.graph.generation import NEXT_TOKEN, Request, generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph

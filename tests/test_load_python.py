@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gdp.commands.inspection import inspect_model
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT
-from gdp.models import load
+from gdp.models import inspect_model, load
 
 
 def inputs(graph) -> list[str]:  # type: ignore[no-untyped-def]

@@ -14,7 +14,7 @@ from gdp.cluster.file import load_cluster, with_max_memory, write_cluster
 from gdp.cluster.reserve import with_reserve
 from gdp.commands.execute import Executor
 from gdp.graph.file import save_graph
-from gdp.question import digest_of
+from gdp.placement import digest_of
 from gdp.units import format_seconds
 from tests.generating_configs import generating_config
 from tests.test_even import model

@@ -8,7 +8,7 @@ from tiny import plain_graph, unit_cluster
 
 from gdp import api
 from gdp.commands import reporting
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.methods.base import Search
 from gdp.placement import make_placement
 from gdp.reports.html import report_html

@@ -22,7 +22,7 @@ from benchmarks.published.baselines.table import LEARNED
 from benchmarks.published.cases import Case, Row
 from gdp import api
 from gdp.cluster.types import Cluster
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.prepare import prepare_problem
 from gdp.problem.problem import Problem

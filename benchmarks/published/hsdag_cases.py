@@ -12,7 +12,7 @@ from benchmarks.published.cases import Case, Row
 from benchmarks.published.hsdag_graphs import MODELS, graph_of
 from gdp import api
 from gdp.cluster.types import Cluster
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.learn.hsdag.network import HsdagConfig, published
 from gdp.learn.hsdag.train import hsdag

@@ -138,7 +138,7 @@ def accelerate_rows(options: Options) -> Iterable[Row]:
     from benchmarks.gpu.plans import Machine, dispatched, equal, measured
     from gdp.cluster.presets import device_preset
     from gdp.commands.accelerate import kept_modules, plan_accelerate
-    from gdp.costs.roofline import roofline
+    from gdp.costs.base import roofline
     from gdp.exporters.accelerate import device_map
     from gdp.methods.base import Search
     from gdp.models import traced_model

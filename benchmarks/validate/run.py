@@ -27,10 +27,9 @@ from benchmarks.validate.report import FORMAT, read, report
 from gdp import api
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints
-from gdp.costs.base import CostModel
+from gdp.costs.base import CostModel, roofline
 from gdp.costs.default import resolve_costs
 from gdp.costs.learned import LearnedCosts
-from gdp.costs.roofline import roofline
 from gdp.errors import GdpError
 from gdp.graph.fuse import fuse, group_seconds
 from gdp.graph.op_graph import OpGraph

@@ -116,7 +116,7 @@ def _count(number: int, what: str) -> str:
 def inspect(model: options.ModelOptions, ops: bool) -> None:
     """Show ops, FLOPs, bytes, and the ops that are only estimated."""
     from gdp.cli.text import inspection_text
-    from gdp.commands.inspection import inspect_model
+    from gdp.models import inspect_model
 
     summary = inspect_model(model.spec, model.dims, ops=ops)
     show(summary, lambda: inspection_text(summary))
@@ -137,8 +137,7 @@ def devices(cluster: options.ClusterOptions, outputs: options.Outputs, presets: 
     Of this machine the bandwidth of main memory is measured, for a second, and written with -o.
     """
     from gdp.cli.text import bandwidth_text, cluster_json, cluster_text, presets_text, shown
-    from gdp.cluster.bandwidth import measure_bandwidth, with_bandwidth
-    from gdp.cluster.detect import available_cores
+    from gdp.cluster.detect import available_cores, measure_bandwidth, with_bandwidth
     from gdp.cluster.file import write_cluster
     from gdp.cluster.presets import presets as all_presets
 

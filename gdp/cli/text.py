@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdp.cluster.bandwidth import Bandwidth
+from gdp.cluster.detect import Bandwidth
 from gdp.cluster.presets import device_preset, presets
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, memory_pools
 from gdp.graph.op_graph import OpGraph

@@ -8,8 +8,7 @@ import msgspec
 
 from gdp.cluster.types import MAX_DEVICES, Cluster, Device, Link, make_cluster
 from gdp.errors import ClusterError
-from gdp.files.reading import Kind, read_toml
-from gdp.resources import data_path
+from gdp.files.reading import Kind, data_path, read_toml
 from gdp.units import parse_bytes
 
 # One direction of 16 lanes: 985, 1969 and 3938 MB/s per lane after 128b/130b coding

@@ -19,8 +19,8 @@ from gdp.errors import ArgumentError
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import Model, load, spec_of
+from gdp.placement import Question, costs_named
 from gdp.prepare import prepare_placement, room_bytes
-from gdp.question import Question, costs_named
 from gdp.result import Result
 from gdp.runtime.plan import Prediction, make_plan
 from gdp.sim.objectives import find_objective

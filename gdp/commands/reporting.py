@@ -17,8 +17,8 @@ from gdp.models import Model
 from gdp.placement import Placed
 from gdp.prepare import placed_on, prepare_problem
 from gdp.result import Result
+from gdp.runtime.cycle import steady_state
 from gdp.runtime.plan import Prediction
-from gdp.runtime.steady_state import steady_state
 from gdp.sim.objectives import find_objective
 
 

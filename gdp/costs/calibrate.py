@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Float
 
 from gdp.cluster.types import Device, make_cluster
+from gdp.costs.base import roofline
 from gdp.costs.features import KernelFeatures, kernel_features, transfer_design
 from gdp.costs.fit import FitConfig, fit, rows_of
 from gdp.costs.kernels import components, learn_fusions
 from gdp.costs.learned import Calibration, KernelNetworks
 from gdp.costs.profile import Overheads, Profile, ProfiledModel, ProfileError
-from gdp.costs.roofline import roofline
 from gdp.costs.work_rates import fit_work_rates
 from gdp.errors import MissingExtraError
 from gdp.files.writing import atomic

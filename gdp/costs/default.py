@@ -4,16 +4,15 @@ import functools
 from pathlib import Path
 
 from gdp.cluster.types import CORE_KIND, Cluster, Device
-from gdp.costs.base import CostModel
+from gdp.costs.base import CostModel, roofline
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import Calibration, KernelNetworks, LearnedCosts, same_vectors
 from gdp.costs.machine import is_stored, read_record, recorded_costs, remembered_costs
 from gdp.costs.profile import ProfileError
-from gdp.costs.roofline import roofline
 from gdp.costs.work_rates import WorkRates, is_jax
 from gdp.errors import ArgumentError
+from gdp.files.reading import data_path
 from gdp.graph.op_graph import OpGraph
-from gdp.resources import data_path
 
 SHIPPED = "shipped"
 """Name of the costs that travel with gdp, without what was learned of this machine."""

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.cluster.types import Cluster, Device, is_cpu_kind
-from gdp.costs.base import can_run
+from gdp.costs.base import can_run, roofline
 from gdp.costs.features import (
     BYTES_PER_S,
     FLOP_PER_S,
@@ -26,7 +26,6 @@ from gdp.costs.features import (
 )
 from gdp.costs.kernels import FusionTable, kernel_groups
 from gdp.costs.profile import DeviceRecord, ProfileError
-from gdp.costs.roofline import roofline
 from gdp.costs.work_rates import WorkRates
 from gdp.graph.op_graph import OpGraph
 

@@ -1,7 +1,8 @@
 """Bounded, strict reading: every failure is one line that names the file.
 
 A file may come from anywhere. Its size is bounded, also once decompressed; JSON and TOML are
-decoded into types, so that an error names the field by msgspec's path (`$.device[0].name`).
+decoded into types, so that an error names the field by msgspec's path (`$.device[0].name`). Files
+that ship with gdp are found in the wheel or in a source checkout (`data_path`).
 """
 
 import gzip
@@ -12,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
@@ -178,3 +180,24 @@ def _array(name: str, data: bytes) -> np.ndarray:
     if not np.isfinite(array).all():
         raise ValueError(f"array {name!r} holds numbers that are not finite")
     return array
+
+
+def data_path(*parts: str) -> Path:
+    """A file or folder shipped with gdp, such as `data_path("clusters", "devices.toml")`."""
+    package = Path(__file__).parents[1]
+    if (packaged := package / "_data").is_dir():
+        return packaged.joinpath(*parts)
+    # A source checkout: these lie beside the package, all else in data/.
+    beside = parts[0] in ("checkpoints", "pretrain", "finetune")
+    return (package.parent if beside else package.parent / "data").joinpath(*parts)
+
+
+def shipped(path: str | os.PathLike[str]) -> str:
+    """The path itself if it exists, else the shipped file of that name if there is one: recipes and
+    commands name files by their place in a checkout."""
+    name = os.fspath(path)
+    parts = Path(name).parts
+    if Path(name).exists() or not parts or Path(name).is_absolute():
+        return name
+    found = data_path(*(parts[1:] if parts[0] == "data" and parts[1:] else parts))
+    return str(found) if found.exists() else name

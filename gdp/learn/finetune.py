@@ -30,7 +30,7 @@ from jaxtyping import Float, Int
 from gdp.clock import Clock
 from gdp.errors import ArgumentError, of_kind
 from gdp.files.kept import use_xla_cache
-from gdp.files.reading import read_toml
+from gdp.files.reading import read_toml, shipped
 from gdp.files.writing import OverwritePolicy, check_folder_writable
 from gdp.learn.evaluator import PlacementEvaluator
 from gdp.learn.ppo import (
@@ -56,7 +56,6 @@ from gdp.policy.model.network import Batch
 from gdp.policy.policy import Policy, default_checkpoint, keep_placement, save_policy
 from gdp.policy.propose import fitting_greedy
 from gdp.problem.problem import Problem
-from gdp.resources import shipped
 from gdp.sim.latency import num_threads
 from gdp.sim.score import values
 

@@ -17,13 +17,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.errors import GdpError
-from gdp.files.reading import Kind, read_json
+from gdp.files.reading import Kind, read_json, shipped
 from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
-from gdp.resources import shipped
 
 LINK_SPEEDS = {"ethernet": 3e9, "pcie3": 12e9, "pcie4": 25e9, "pcie5": 50e9, "nvlink": 200e9}
 """Typical bytes per second one way."""

@@ -21,7 +21,7 @@ import optax
 from gdp import checkpoint
 from gdp.errors import MissingExtraError
 from gdp.files.kept import use_xla_cache
-from gdp.files.reading import Kind, convert
+from gdp.files.reading import Kind, convert, shipped
 from gdp.files.writing import (
     OverwritePolicy,
     check_folder_writable,
@@ -60,7 +60,6 @@ from gdp.policy.model.network import Batch, init
 from gdp.policy.policy import Policy, load_policy, save_policy
 from gdp.policy.propose import propose
 from gdp.problem.problem import Problem
-from gdp.resources import shipped
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,10 @@ import os
 from dataclasses import dataclass, field
 
 from gdp.errors import GdpError
-from gdp.files.reading import MAX_TOML_BYTES, Kind, decode_toml, read_bytes
+from gdp.files.reading import MAX_TOML_BYTES, Kind, decode_toml, read_bytes, shipped
 from gdp.learn.instances import parse_key
 from gdp.learn.ppo import ImitationConfig, PpoConfig
 from gdp.policy.model.config import NetworkConfig
-from gdp.resources import shipped
 
 
 @dataclass(frozen=True)

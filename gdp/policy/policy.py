@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp import checkpoint
-from gdp.files.reading import Kind, convert
+from gdp.files.reading import Kind, convert, data_path
 from gdp.methods.base import Assignment
 from gdp.policy.advice import Advice, advice
 from gdp.policy.decode import DecodeProblem, prepare
@@ -25,7 +25,6 @@ from gdp.policy.model.config import Head, NetworkConfig, Params, nested, shapes
 from gdp.policy.model.inference import encode
 from gdp.policy.view.features import Features, FeatureSet, features
 from gdp.problem.problem import Problem, cached_on_problem
-from gdp.resources import data_path
 
 WIDE = "<i4"
 """Packed integer type, which holds device numbers and priorities of any graph."""

@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.cluster.types import UNLIMITED_BYTES
-from gdp.reports.modules import ModuleTree, layers
-from gdp.reports.view import PlacementView, lanes, op_label
+from gdp.reports.view import ModuleTree, PlacementView, lanes, layers, op_label
 from gdp.sim.memory import Held, held_over_time, weights_held
 
 MAX_DRAWN = 20_000

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem

@@ -12,9 +12,9 @@ import pytest
 from refusals import CLUSTER, Run, changed, refused
 
 from gdp.errors import GdpError
+from gdp.files.reading import data_path
 from gdp.learn.labels import load_labels
 from gdp.policy.policy import WIDE, KeptPlacement, default_checkpoint, pack, unpack
-from gdp.resources import data_path
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gdp.costs.default import resolve_costs
 from gdp.costs.learned import LearnedCosts
 from gdp.costs.profile import load_profile
 from gdp.errors import ClusterError, ModelError
-from gdp.resources import data_path
+from gdp.files.reading import data_path
 
 
 @pytest.fixture

@@ -5,8 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdp.cluster.bandwidth import Bandwidth, measure_bandwidth, with_bandwidth
-from gdp.cluster.detect import local_cluster, read_topology
+from gdp.cluster.detect import (
+    Bandwidth,
+    local_cluster,
+    measure_bandwidth,
+    read_topology,
+    with_bandwidth,
+)
 from gdp.cluster.file import cluster_toml, parse_max_memory, read_cluster, with_max_memory
 from gdp.cluster.presets import (
     cluster_preset,

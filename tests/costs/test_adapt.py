@@ -18,7 +18,7 @@ from gdp.costs.adapt import (
     op_keys,
     piece_effects,
 )
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.graph.op_graph import make_graph
 
 TYPES = tuple("ABCDEFGH")

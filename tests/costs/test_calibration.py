@@ -9,6 +9,7 @@ import pytest
 from made_up import chain_graph, law_s, profile
 
 from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.costs.base import roofline
 from gdp.costs.calibrate import (
     calibrate,
     fit_transfer,
@@ -28,7 +29,6 @@ from gdp.costs.learned import (
     predict,
 )
 from gdp.costs.profile import DeviceRecord, ProfileError
-from gdp.costs.roofline import roofline
 from gdp.files import writing
 from gdp.graph.op_graph import make_graph
 

@@ -13,8 +13,8 @@ from gdp.commands.accelerate import plan_accelerate, streamed_bytes, whole_modul
 from gdp.commands.explanation import explain
 from gdp.commands.placing import place_for
 from gdp.constraints import Constraints
+from gdp.costs.base import roofline
 from gdp.costs.offload import HOST_POOL, Streamed, read_bytes, resident, with_offload
-from gdp.costs.roofline import roofline
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search

@@ -4,11 +4,11 @@ import numpy as np
 from tiny import plain_graph
 
 from gdp.cluster.types import Device, make_cluster
+from gdp.costs.base import roofline
 from gdp.costs.calibrate import fit_transfer
 from gdp.costs.features import kernel_features, transfer_design
 from gdp.costs.fit import model_rows
 from gdp.costs.profile import Kernel, ProfiledModel
-from gdp.costs.roofline import roofline
 from gdp.graph.op_graph import INPUT, OpGraph
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from gdp.cluster.presets import cluster_preset
 from gdp.commands.accelerate import plan_accelerate
-from gdp.commands.inspection import summary
 from gdp.exporters.accelerate import device_map
 from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Search
+from gdp.models import summary
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 accelerate: Any = pytest.importorskip("accelerate", reason="accelerate is not installed")

@@ -18,7 +18,7 @@ from gdp.commands.block_plans import _crossing, plan_llamacpp
 from gdp.commands.execute import export
 from gdp.commands.placing import place_for
 from gdp.constraints import Constraints, Pin
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.exporters.llamacpp import flags_of
 from gdp.graph.op_graph import OUTPUT, OpDetail, OpGraph, make_graph

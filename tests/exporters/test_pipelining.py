@@ -17,7 +17,7 @@ from tiny import plain_graph
 from gdp import api
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.block_plans import best_pipeline
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.exporters.pipelining import export_pipelining, idle_share, stages_of
 from gdp.graph.op_graph import OpGraph

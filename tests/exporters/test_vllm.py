@@ -13,7 +13,7 @@ from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.vllm_plan import plan_vllm
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.errors import PlacementError
 from gdp.exporters.vllm import layer_row, vllm_options
 from gdp.graph.generation import Request, generation_graph

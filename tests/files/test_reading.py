@@ -11,8 +11,15 @@ import numpy as np
 import pytest
 
 from gdp.errors import ModelError
-from gdp.files.reading import Kind, decode_arrays, decode_json, decode_toml, read_bytes, read_json
-from gdp.resources import shipped
+from gdp.files.reading import (
+    Kind,
+    decode_arrays,
+    decode_json,
+    decode_toml,
+    read_bytes,
+    read_json,
+    shipped,
+)
 
 KIND = Kind("made-up file", ModelError, "write one")
 

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import parser
 
+from gdp.files.reading import data_path
 from gdp.importers.onnx.read import packaged_models
-from gdp.resources import data_path
 
 _HEAD = '<ir_version: 9, opset_import: ["" : 18]>'
 _MODELS = {

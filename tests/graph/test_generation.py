@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.errors import ModelError
 from gdp.graph.file import decode_graph, encode_graph
 from gdp.graph.generation import NEXT_TOKEN, Request, generation_graph, request_of, run_once

@@ -8,11 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from gdp.cli.main import cli
-from gdp.commands.inspection import inspect_model
 from gdp.errors import ModelError
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.importers.pytorch.huggingface import ConfigSpec, parse_config_spec
-from gdp.models import load, source_files
+from gdp.models import inspect_model, load, source_files
 
 
 @pytest.mark.parametrize(

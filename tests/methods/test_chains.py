@@ -8,6 +8,7 @@ import pytest
 from tiny import all_devices, plain_graph, random_problem, unit_cluster
 
 from gdp.clock import Clock
+from gdp.files.reading import shipped
 from gdp.learn.instances import Instance, load_problems, make
 from gdp.methods.annealing.annealer import side_by_side
 from gdp.methods.base import Assignment, Search
@@ -16,7 +17,6 @@ from gdp.methods.scoring import Evaluated, best_of, score_all
 from gdp.methods.search.budget import SearchConfig
 from gdp.methods.search.local_search import improve, local_search, simple_assignments
 from gdp.problem.problem import Problem, make_problem
-from gdp.resources import shipped
 from gdp.sim.score import score, values
 
 FOREVER = Clock(None)

@@ -133,7 +133,7 @@ def test_auto_with_replicas_is_never_worse_with_the_same_evaluations(evaluations
 
 def test_search_finds_better_teams_than_the_program_along_linear_orders() -> None:
     """On a cluster of one CPU and two cards, for a graph that is no chain."""
-    from gdp.costs.roofline import roofline
+    from gdp.costs.base import roofline
     from gdp.learn.instances import random_graph
     from gdp.methods.pipeline.method import replicated_pipeline
     from gdp.methods.scoring import Evaluated

@@ -16,7 +16,7 @@ from tiny import fork_join, plain_graph, random_problem, unit_cluster
 from gdp import api
 from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.importers.dnn_partitioning import load_dnn_partitioning
 from gdp.methods.base import Search

@@ -15,7 +15,7 @@ from gdp.bounds.best import all_bounds
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Device, make_cluster
 from gdp.constraints import Constraints, merge
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.methods.base import Search
 from gdp.methods.exact.method import without_replicas

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.learn.recipe import load_recipe
 from gdp.methods.priorities import timing
 from gdp.policy.decode import decode, prepare

@@ -4,7 +4,7 @@ import numpy as np
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
 from gdp.cluster.types import Cluster, make_cluster
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.graph.op_graph import OpDetail
 from gdp.policy.view.features import features, timing
 from gdp.problem.problem import make_problem

@@ -7,7 +7,7 @@ import pytest
 from tiny import plain_graph, random_problem, unit_cluster
 
 from gdp.cluster.types import Link, make_cluster
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.problem.problem import Problem, make_problem
 from gdp.problem.symmetry import canonical, classes_of, links_alike, same, twins
 from gdp.sim.score import score

@@ -9,14 +9,13 @@ from tiny import cpu, plain_graph, unit_cluster
 
 from gdp.api import view_of
 from gdp.cluster.types import Link, make_cluster
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.placement import make_placement
 from gdp.problem.problem import make_problem
-from gdp.reports import tables
-from gdp.reports.modules import layers, module_tree
+from gdp.reports import html
 from gdp.reports.payload import payload
 from gdp.reports.trace import trace_events
-from gdp.reports.view import PlacementView, channel_names, op_label
+from gdp.reports.view import PlacementView, channel_names, layers, module_tree, op_label
 from gdp.sim.latency import simulate
 
 
@@ -92,13 +91,13 @@ def test_samples_that_take_other_ways_are_shown_one_after_the_other() -> None:
     assert drawn["ops"]["label"][3] == "sample 2: o0"
     assert [device["busy"] for device in drawn["devices"]] == [6 * 10**9] * 2
     assert all(min(curve["bytes"]) >= 2 for curve in drawn["memory"]), "weights stay"
-    first, second = tables.device_rows(view, {"d0": 5, "d1": 5})
+    first, second = html.device_rows(view, {"d0": 5, "d1": 5})
     assert (first["beside"], second["beside"]) == (["d1"], ["d0"])
     assert first["busy_share"] == 0.5
-    assert tables.device_rows(view, {}, 3.0)[0]["busy_share"] == 1.0, "a sample every 3 s"
-    (row,) = tables.breakdowns(view, module_tree(view))["op type"]
+    assert html.device_rows(view, {}, 3.0)[0]["busy_share"] == 1.0, "a sample every 3 s"
+    (row,) = html.breakdowns(view, module_tree(view))["op type"]
     assert row["by_device_s"] == [3.0, 3.0], "a sample's share of each"
-    assert {row["device"] for row in tables.costliest_rows(view)} == {"d0, d1"}
+    assert {row["device"] for row in html.costliest_rows(view)} == {"d0, d1"}
     spans = [e for e in trace_events(view) if e["ph"] == "X"]
     assert [(e["tid"], e["ts"]) for e in spans] == [
         (d, s * 1e6) for d, s in ((0, 0), (0, 1), (0, 3), (1, 6), (1, 7), (1, 9))

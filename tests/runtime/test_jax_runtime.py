@@ -19,9 +19,8 @@ from gdp.errors import ClusterError, ModelError
 from gdp.graph.file import save_graph
 from gdp.models import load, traced_model
 from gdp.placement import make_placement, save_placement
-from gdp.runtime.jax.program import Layout, SegmentedJaxProgram
+from gdp.runtime.jax.program import Layout, SegmentedJaxProgram, argument_values, as_numpy
 from gdp.runtime.jax.run import jax_devices, run_jax
-from gdp.runtime.jax.values import argument_values, as_numpy
 
 TESTS = Path(__file__).parents[1]
 MODELS = ("attention_model", "cnn", "training_step", "stacked_layers", "written_step")

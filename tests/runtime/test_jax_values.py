@@ -8,8 +8,8 @@ from tiny import plain_graph
 
 from gdp.cluster.types import Cluster
 from gdp.errors import ClusterError
+from gdp.runtime.jax.program import RELATIVE_TOLERANCE, _drawn, tolerance
 from gdp.runtime.jax.run import jax_devices
-from gdp.runtime.jax.values import RELATIVE_TOLERANCE, _drawn, tolerance
 
 
 def drawn(shape: tuple[int, ...], dtype: object, *, is_weight: bool = False) -> np.ndarray:

@@ -11,7 +11,7 @@ from gdp.api import simulate
 from gdp.cluster.presets import device_preset
 from gdp.cluster.types import Cluster, make_cluster
 from gdp.commands.execute import run
-from gdp.costs.roofline import roofline
+from gdp.costs.base import roofline
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx

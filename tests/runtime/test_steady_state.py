@@ -8,8 +8,8 @@ from tiny import plain_graph, unit_cluster
 
 from gdp.graph.op_graph import INPUT
 from gdp.problem.problem import make_problem
+from gdp.runtime.cycle import Bar, SteadyState, steady_state
 from gdp.runtime.plan import Prediction
-from gdp.runtime.steady_state import Bar, SteadyState, steady_state
 
 
 def shown(device: list[int], seconds: list[float], teams=(), devices: int = 2) -> SteadyState:

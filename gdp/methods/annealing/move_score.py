@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float
 
 from gdp.checkpoint import load_arrays
+from gdp.files.reading import data_path
 from gdp.problem.problem import Problem
-from gdp.resources import data_path
 
 if TYPE_CHECKING:  # the kernels load numba
     from gdp.methods.annealing.move_score_kernels import Scorer

@@ -18,9 +18,9 @@ from gdp.methods.scoring import (
     nearest_allowed,
     unsupported,
 )
-from gdp.native_stdout import redirect_native_stdout
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
+from gdp.terminal import redirect_native_stdout
 from gdp.version import install_command
 
 # METIS sums integer weights; this keeps sums of a whole graph within 31 bits.

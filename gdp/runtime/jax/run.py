@@ -21,8 +21,13 @@ from gdp.runtime.async_execution import (
     versions,
 )
 from gdp.runtime.compare import Comparison, compare
-from gdp.runtime.jax.program import Layout, SegmentedJaxProgram
-from gdp.runtime.jax.values import argument_values, as_numpy, tolerance
+from gdp.runtime.jax.program import (
+    Layout,
+    SegmentedJaxProgram,
+    argument_values,
+    as_numpy,
+    tolerance,
+)
 from gdp.runtime.measure import Measuring
 from gdp.runtime.plan import (
     ExecutionPlan,

@@ -22,8 +22,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.runtime.async_execution import AsyncExecution, measured_rows, versions
 from gdp.runtime.compare import Arrays, OutputCheck, judge
 from gdp.runtime.measure import Measuring
-from gdp.runtime.ort.inputs import make_inputs
-from gdp.runtime.ort.repeatable import repeatable
+from gdp.runtime.ort.inputs import make_inputs, repeatable
 from gdp.runtime.ort.source import Source, load_source, randomised
 from gdp.runtime.plan import (
     ExecutionPlan,

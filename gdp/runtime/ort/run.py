@@ -18,7 +18,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.runtime.compare import Arrays, OutputCheck, Repeatable, judge
 from gdp.runtime.cycle import Cycle, turn_schedule
 from gdp.runtime.measure import Measured, Measuring, measure
-from gdp.runtime.ort.inputs import make_inputs
+from gdp.runtime.ort.inputs import make_inputs, repeatable
 from gdp.runtime.ort.pipeline import (
     PipelineExecutor,
     Serving,
@@ -27,7 +27,6 @@ from gdp.runtime.ort.pipeline import (
     Slot,
     make_slot,
 )
-from gdp.runtime.ort.repeatable import repeatable
 from gdp.runtime.ort.sessions import (
     can_pin,
     core_of_device,

@@ -251,7 +251,7 @@ def quick_profile(
     import jax
 
     from gdp.cluster.detect import cpu_model
-    from gdp.runtime.jax.values import argument_values
+    from gdp.runtime.jax.program import argument_values
     from gdp.runtime.ort.sessions import usable_cores
 
     device = jax_device("cpu")

@@ -19,10 +19,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
-import llama_cpp
-
+llama_cpp: Any = import_module("llama_cpp")  # its type stubs refuse pointers that it takes
 LIBRARY = llama_cpp.llama_cpp._lib  # noqa: SLF001  # with all that it was linked with
 LOG: list[str] = []
 LISTENER = llama_cpp.llama_log_callback(lambda level, text, _: LOG.append(text.decode()))

@@ -127,7 +127,8 @@ def place(
     problem = in_ticks(prepared.problem)
     answer = table[method](problem, _recorded(search, curve, started_s, problem.unit.seconds))
     phases.ended("search")
-    answer = simpler(problem, answer, search, clock.part(_SIMPLIFY_PART))
+    learned = prepared.model.adaptation if isinstance(prepared.model, AdaptedCosts) else None
+    answer = simpler(problem, answer, search, clock.part(_SIMPLIFY_PART), learned)
     answer = answer.in_seconds(problem.unit.seconds)
     phases.ended("simplify")
     result = _result(graph, prepared, answer, method, search, phases, clock)

@@ -34,6 +34,7 @@ from gdp.errors import ArgumentError, InfeasibleError, PlacementError, of_kind
 from gdp.exporters.llamacpp import Slots, slots_of
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
+from gdp.methods.simplify import SHARE
 from gdp.models import Model
 from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem
@@ -398,7 +399,7 @@ def best_pipeline(
     objective: str = "throughput",
     costs: CostModel | str | Path | None = None,
     constraints: Constraints | None = None,
-    simplicity: float = 0.02,
+    simplicity: float | None = None,
 ) -> Result:
     """The plan of least period whose stages begin at some of the ops `cuts`: on the accelerators,
     or where there are none on the CPUs.
@@ -420,6 +421,9 @@ def best_pipeline(
     base, _ = resolve_costs(costs, machine, graph)
     block = np.searchsorted(np.array(sorted(cuts)), np.arange(graph.num_ops), side="right")
     blocks = module_blocks(graph, machine, block, base, constraints)
+
+    if simplicity is None:
+        simplicity = SHARE
 
     def placement(share: float) -> Placement | None:
         memory_bytes = machine.memory_bytes - int(share * blocks.tensor_bytes)

@@ -1,10 +1,10 @@
 """What compare and its table say of the proven bound."""
 
 import gdp
+from gdp import Result
 from gdp.cli.text import compare_text
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
-from gdp.result import Result
 
 
 def test_all_methods_are_measured_against_the_best_bound_of_any() -> None:

@@ -1,67 +1,57 @@
 """What fits: a row for every machine and request, its reason where it does not."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-pytest.importorskip("transformers", reason="transformers is not installed")
-
 from gdp.cli.main import cli
-from gdp.cli.place import fit_text
-from gdp.commands.fitting import FitRow, picture
-from tests.generating_configs import generating_config
+from tests.gguf_models import write_gguf
+
+QUICK = ["--new", "4", "--seconds", "0.1"]
 
 
 def test_rows_say_what_fits_and_why_not(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(generating_config("llama")))
-    small = tmp_path / "small.toml"
+    """The longest bar of the picture is that of the fastest row."""
+    model, small = write_gguf(tmp_path / "m.gguf", layers=1), tmp_path / "small<.toml"
     small.write_text(
-        'name = "small"\nhost = "d"\n[[device]]\nname = "d"\npreset = "cpu"\n'
-        "memory_bytes = 180000\n"
+        'name = "small<"\nhost = "d"\n[[device]]\nname = "d"\npreset = "cpu"\n'
+        "memory_bytes = 600000\n"
     )
-    words = ["fit", f"hf:{tmp_path}", "--clusters", f"cpu+t4,{small}", "--prompt", "8,64",
-             "--batch", "1,2", "--new", "4", "--seconds", "0.1"]  # fmt: skip
+    words = ["fit", str(model), "--clusters", f"cpu+t4,{small}", "--prompt", "8,64",
+             "--batch", "1,2", *QUICK]  # fmt: skip
     svg = tmp_path / "fit.svg"
     done = CliRunner().invoke(cli, [*words, "--picture", str(svg), "--json"])
     assert done.exit_code == 0, done.output
     rows = json.loads(done.output.splitlines()[-1])["rows"]
     assert [(r["cluster"], r["prompt"], r["batch"]) for r in rows] == [
         (name, prompt, batch)
-        for name in ("cpu+t4", "small") for prompt in (8, 64) for batch in (1, 2)
+        for name in ("cpu+t4", "small<") for prompt in (8, 64) for batch in (1, 2)
     ]  # fmt: skip
-    assert [row["fits"] for row in rows[:4]] == [True] * 4
-    assert not rows[-1]["fits"]
+    fits = [row["fits"] for row in rows]
+    assert fits == [True] * 4 + [False] * 4
     assert "fit" in rows[-1]["limit"]
-    assert rows[0]["tokens_per_s"] > 0
-    assert svg.read_text().count("<rect") == sum(row["fits"] for row in rows)
+    drawn = svg.read_text()
+    assert drawn.count("does not fit") == 4
+    assert "small&lt;" in drawn
+    speeds = [row["tokens_per_s"] for row in rows[:4]]
+    widths = [float(width) for width in re.findall(r'<rect [^>]* width="([\d.]+)"', drawn)]
+    assert widths == pytest.approx([310 * speed / max(speeds) for speed in speeds], abs=0.05)
 
 
 def test_the_row_of_a_scheme_names_it(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from tests.generating_configs import generating_config
+
     (tmp_path / "config.json").write_text(json.dumps(generating_config("llama")))
-    words = ["fit", f"hf:{tmp_path}", "--cluster", "cpu+t4", "--prompt", "8", "--new", "4",
-             "--seconds", "0.1", "--quantize", "int8"]  # fmt: skip
-    done = CliRunner().invoke(cli, [*words, "--json"])
+    words = ["fit", f"hf:{tmp_path}", "--cluster", "cpu+t4", "--prompt", "8", *QUICK]
+    done = CliRunner().invoke(cli, [*words, "--quantize", "int8"])
     assert done.exit_code == 0, done.output
-    (row,) = json.loads(done.output.splitlines()[-1])["rows"]
-    assert row["quantize"] == "int8"
-    assert row["fits"]
-    text = fit_text([FitRow("a", 8, 4, 1, False, quantize="int8")])
-    assert "quantised" in text.splitlines()[0]
-    assert "int8" in text.splitlines()[1]
-
-
-def test_the_longest_bar_is_the_fastest_row() -> None:
-    rows = [
-        FitRow("a", 8, 4, 1, True, 10.0), FitRow("b<", 8, 4, 1, True, 5.0),
-        FitRow("c", 8, 4, 1, False),
-    ]  # fmt: skip
-    drawn = picture(rows)
-    assert 'width="310.0"' in drawn
-    assert 'width="155.0"' in drawn
-    assert "b&lt;" in drawn
-    assert drawn.count("does not fit") == 1
+    header, row, *_ = done.output.splitlines()
+    assert header.split()[:5] == ["machine", "tokens", "batch", "quantised", "fits"]
+    assert row.split()[:5] == ["cpu+t4", "8+4", "1", "int8", "yes"]
 
 
 def test_only_configurations_are_fitted() -> None:

@@ -8,8 +8,8 @@ import pytest
 from golden.models import FILES
 
 import gdp
+from gdp import finetune
 from gdp.commands.execute import Executor
-from gdp.commands.finetuning import finetune
 from gdp.costs import machine
 from gdp.costs.default import SHIPPED, resolve_costs
 from gdp.learn import tuning

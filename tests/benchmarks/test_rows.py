@@ -22,7 +22,7 @@ from benchmarks.published.baselines.rows import (
 from benchmarks.published.cases import Case, Row, cases_of, interval, kept, tables_of
 from benchmarks.published.summary import ratios_text, values_text
 from gdp.methods.base import Answer, Search
-from gdp.methods.heuristics.simple import single
+from gdp.methods.table import METHODS
 from gdp.problem.problem import Problem, make_problem
 from gdp.tasks import Engine
 
@@ -137,7 +137,7 @@ def test_methods_are_judged_by_the_simulator() -> None:
 
     def method(problem: Problem, search: Search) -> Answer:
         seen.append((search.seed, search.evaluations, search.seconds))
-        return single(problem, search)
+        return METHODS["single"](problem, search)
 
     assert by_method(method, 0.01)(fork_join(), 250, 4).value_s == 7.0
     assert seen == [(4, 2, None)]

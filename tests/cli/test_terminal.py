@@ -5,12 +5,14 @@ import logging
 import unicodedata
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from gdp.cli.main import cli
-from gdp.cli.program import _fail
+from gdp.cli.program import run
 from gdp.cli.text import table
+from gdp.errors import GdpError
 from gdp.graph.file import load_graph, save_graph
 from gdp.graph.op_graph import make_graph
 from gdp.terminal import PrintableFormatter, printable
@@ -67,9 +69,15 @@ def test_json_keeps_names_as_they_are(tmp_path: Path) -> None:
     assert found["ops"][0]["name"] == load_graph(Path(model)).op_names[0]
 
 
-def test_errors_and_logs_are_one_harmless_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_and_logs_are_one_harmless_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise GdpError(f"no op {EVIL}")
+
+    monkeypatch.setattr("sys.argv", ["gdp"])
     with pytest.raises(SystemExit):
-        _fail(f"no op {EVIL}", 2)
+        run(click.Command("refuse", callback=refuse))
     said = capsys.readouterr().err
     assert harmless(said)
     assert said.count("\n") == 1

@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gdp import api
+from gdp import api, explain
 from gdp.bounds.best import all_bounds, best_bound
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.commands.accelerate import plan_accelerate, streamed_bytes, whole_modules
-from gdp.commands.explanation import explain
 from gdp.commands.placing import place_for
 from gdp.constraints import Constraints
 from gdp.costs.base import roofline

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -13,7 +14,6 @@ from gdp.errors import ModelError
 from gdp.exporters.ort_cut import Cut, cut_model
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx_model
-from gdp.runtime.ort.telemetry import ort
 from gdp.sim.segments import segments
 
 FLOAT = TensorProto.FLOAT

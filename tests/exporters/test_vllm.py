@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.vllm_plan import plan_vllm
+from gdp.commands.registry import PLANNING_TARGETS
 from gdp.costs.base import roofline
 from gdp.errors import PlacementError
 from gdp.exporters.vllm import layer_row, vllm_options
@@ -171,7 +171,9 @@ def test_the_plan_is_the_best_that_it_can_follow(objective: str, sizes: tuple[in
         for row in rows
     ]  # fmt: skip
     best = min(score.value_s for score in scores if score.feasible)
-    found = plan_vllm(graph, cluster, objective=objective, costs=roofline).result
+    found = (
+        PLANNING_TARGETS["vllm"].plan(graph, cluster, objective=objective, costs=roofline).result
+    )
     assert found.score.feasible
     assert found.value_s <= best * 1.02
     vllm_options(graph, found.placement, cluster, np.array(found.score.peak_bytes))

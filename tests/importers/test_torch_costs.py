@@ -2,7 +2,6 @@
 
 import pytest
 
-from gdp.importers.pytorch.listing import dtype_name
 from gdp.ops.rule import Shape
 from gdp.ops.table import aten_cost
 
@@ -74,7 +73,3 @@ def test_a_broadcast_view_is_read_once() -> None:
 
 def test_an_unknown_op_says_so() -> None:
     assert aten_cost("no_such_op", {}, [f32(4)], [f32(4)]).known is False
-
-
-def test_dtypes_have_the_names_of_the_devices_speeds() -> None:
-    assert dtype_name("torch.bfloat16") == "bfloat16"

@@ -8,13 +8,11 @@ from tiny import plain_graph, unit_cluster
 
 from gdp.graph.op_graph import make_graph
 from gdp.methods.base import Search
-from gdp.methods.heuristics.blocks import blocks
 from gdp.methods.heuristics.list_schedule import etf, heft
 from gdp.methods.heuristics.list_schedule_kernels import etf_plan, heft_plan
-from gdp.methods.heuristics.metis import metis
-from gdp.methods.heuristics.simple import round_robin, single
 from gdp.methods.path_kernels import fill_upward_ranks
 from gdp.methods.priorities import mean_send_s, upward_rank
+from gdp.methods.table import METHODS
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
@@ -204,15 +202,15 @@ def test_metis_finds_the_two_halves_that_blocks_cut_through(objective: str) -> N
     graph = make_graph("ladder", [f"o{i}" for i in range(n)], ["Op"] * n, tensors, uses)
     problem = make_problem(graph, unit_cluster(2), np.ones((n, 2)), objective)
     found = {}
-    for method in (metis, blocks):
-        answer = method(problem, SEARCH)
+    for method in ("metis", "blocks"):
+        answer = METHODS[method](problem, SEARCH)
         assert answer.assignment is not None
         found[method] = answer.assignment
-    assert cut_bytes(problem, found[metis].device) == 1
-    assert sorted(np.bincount(found[metis].device).tolist()) == [12, 12]
+    assert cut_bytes(problem, found["metis"].device) == 1
+    assert sorted(np.bincount(found["metis"].device).tolist()) == [12, 12]
     value_s = {m: values(problem, x.device[None], x.rank)[0][0] for m, x in found.items()}
-    assert value_s[metis] <= 13.0
-    assert value_s[blocks] > value_s[metis]
+    assert value_s["metis"] <= 13.0
+    assert value_s["blocks"] > value_s["metis"]
 
 
 def test_metis_cuts_few_bytes_rather_than_few_edges() -> None:
@@ -225,7 +223,7 @@ def test_metis_cuts_few_bytes_rather_than_few_edges() -> None:
     uses += [(8 + i, j) for i in range(4) for j in range(4, 8)]
     graph = make_graph("two", [f"o{i}" for i in range(8)], ["Op"] * 8, tensors, uses)
     problem = make_problem(graph, unit_cluster(2), np.ones((8, 2)), "throughput")
-    answer = metis(problem, SEARCH)
+    answer = METHODS["metis"](problem, SEARCH)
     assert answer.assignment is not None
     assert cut_bytes(problem, answer.assignment.device) == 4
 
@@ -235,7 +233,7 @@ def test_metis_gives_each_device_its_share_of_the_work() -> None:
     problem = make_problem(
         plain_graph(24, []), unit_cluster(2), np.array([[1.0, 3.0]] * 24), "throughput"
     )
-    answer = metis(problem, SEARCH)
+    answer = METHODS["metis"](problem, SEARCH)
     assert answer.assignment is not None
     assert np.bincount(answer.assignment.device).tolist() == [18, 6]
 
@@ -246,7 +244,7 @@ def test_blocks_split_a_chain_where_its_largest_stage_is_least() -> None:
     problem = make_problem(
         plain_graph(6, [(i, i + 1) for i in range(5)]), unit_cluster(3), compute_s, "throughput"
     )
-    answer = blocks(problem, SEARCH)
+    answer = METHODS["blocks"](problem, SEARCH)
     assert answer.assignment is not None
     assert values(problem, answer.assignment.device[None])[0][0] == 5.0
     changes = np.flatnonzero(np.diff(answer.assignment.device)).tolist()
@@ -256,12 +254,12 @@ def test_blocks_split_a_chain_where_its_largest_stage_is_least() -> None:
 def test_round_robin_deals_out_in_turn_and_passes_over_what_is_full() -> None:
     graph = plain_graph(6, [], 0, weight_bytes=[4] * 6)
     problem = make_problem(graph, unit_cluster(3), np.ones((6, 3)))
-    answer = round_robin(problem, SEARCH)
+    answer = METHODS["round_robin"](problem, SEARCH)
     assert answer.assignment is not None
     assert answer.assignment.device.tolist() == [0, 1, 2, 0, 1, 2]
     graph = plain_graph(5, [], 0, weight_bytes=[8, 4, 4, 4, 4])
     problem = make_problem(graph, unit_cluster(3, memory_bytes=8), np.ones((5, 3)))
-    answer = round_robin(problem, SEARCH)
+    answer = METHODS["round_robin"](problem, SEARCH)
     assert answer.assignment is not None
     assert answer.assignment.device.tolist() == [0, 1, 2, 1, 2]
     assert answer.reason == "", "nothing had to be repaired"
@@ -276,6 +274,6 @@ def test_single_takes_the_fastest_device_that_holds_the_model() -> None:
     cluster = replace(cluster, devices=(*cluster.devices[:2], small))
     graph = plain_graph(3, [], 0, weight_bytes=[2, 2, 2])
     problem = make_problem(graph, cluster, np.array([[3.0, 2.0, 1.0]] * 3))
-    answer = single(problem, SEARCH)
+    answer = METHODS["single"](problem, SEARCH)
     assert answer.assignment is not None
     assert answer.assignment.device.tolist() == [1, 1, 1]

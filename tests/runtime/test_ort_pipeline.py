@@ -4,6 +4,7 @@ import dataclasses
 import threading
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
@@ -21,7 +22,6 @@ from gdp.runtime.ort.pipeline import (
     make_slot,
 )
 from gdp.runtime.ort.sessions import can_pin, core_of_device, pinned, usable_cores
-from gdp.runtime.ort.telemetry import ort
 
 CORE = min(usable_cores())
 

@@ -55,7 +55,7 @@ class CutSeconds(NamedTuple):
 
 
 def cut_seconds(problem: Problem, adaptation: Adaptation | None = None) -> CutSeconds:
-    """What cuts may take beyond predictions, in the problem's unit.
+    """Seconds that cuts may take beyond predictions, in the problem's unit.
 
     A dispatch for each piece and a link's latency for each transfer, times what their multipliers
     are one standard deviation higher: of the prior, or where they were measured, of the posterior.

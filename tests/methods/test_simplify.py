@@ -110,7 +110,11 @@ def test_what_cuts_may_take_falls_with_what_was_learned() -> None:
     )
     names = problem.cluster.device_names
     runs = [
-        Run("m", (), (LinkSeconds(names[0], names[1], 0.1, 0.2), LinkSeconds(*names, 0.1, 0.21)))
+        Run(
+            "m",
+            (),
+            (LinkSeconds(names[0], names[1], 0.1, 0.2), LinkSeconds(names[0], names[1], 0.1, 0.21)),
+        )
     ] * 4
     prior, learned = cut_seconds(problem), cut_seconds(problem, adapt(runs))
     assert prior.transfer_s[0, 1] == pytest.approx(0.1 * np.expm1(1.0817), rel=1e-3)

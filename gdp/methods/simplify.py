@@ -5,10 +5,10 @@ while every transfer and every piece of a cut model costs a runtime something th
 So a placement counts with what its transfers and pieces may take beyond their prediction, one
 standard deviation (`CutSeconds`), and of those within a share of the best the one of least seconds
 is taken: from those that a method has seen, and from what a greedy walk makes of the best of them.
-With a share of one's own it is the one with the fewest transfers and pieces within that. Of equal
-ones the one whose fullest device is emptiest is taken; and where a device is nearly full, ops at
-the borders of its parts move on, for nothing or within one's own share, since runtimes need memory
-that no plan knows of.
+Where a share was asked for, it is the one with the fewest transfers and pieces within that. Of
+equal ones the one whose fullest device is emptiest is taken; and where a device is nearly full, ops
+at the borders of its parts move on, for nothing or within the share asked for, since runtimes need
+memory that no plan knows of.
 
 Axes: N ops, T tensors, D devices, K moves.
 """

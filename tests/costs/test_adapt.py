@@ -19,7 +19,7 @@ from gdp.costs.adapt import (
     piece_effects,
 )
 from gdp.costs.base import roofline
-from gdp.graph.op_graph import make_graph
+from gdp.graph.op_graph import GraphBuilder, make_graph
 
 TYPES = tuple("ABCDEFGH")
 
@@ -97,6 +97,31 @@ def test_draws_spread_around_the_mean_as_far_as_the_posterior() -> None:
     assert np.mean(drawn) == pytest.approx(mean, abs=4 * expected / np.sqrt(300))
     assert np.std(drawn) == pytest.approx(expected, rel=0.25)
     assert (found.sampled(7).mean == found.sampled(7).mean).all()
+
+
+@pytest.mark.parametrize("cache_bytes", [100, 0])
+def test_products_of_a_token_are_learned_apart_from_a_prompts(cache_bytes: int) -> None:
+    """A prompt takes what was planned, a token twice that. In a model with caches the one says
+    little of the other's new kernels; other graphs are not split by what bounds an op."""
+    b = GraphBuilder()
+    for name, flop in (("prompt", 1e9), ("token", 1e8)):
+        b.add_op(
+            name, "mm", flop=flop, traffic_bytes=1e8, weight_bytes=100, cache_bytes=cache_bytes
+        )
+    prompt, token = (Share(*key, 1e-3) for key in op_keys(b.build("g")))
+    both = (
+        Piece("core0", "cpu-core", (prompt,), 1e-3, False),
+        Piece("core0", "cpu-core", (token,), 2e-3, False),
+    )
+    learned = adapt([Run("m", both * 6)])
+    new = [
+        learned.log_factor(op_effects(share.op_type, 3, "new", "core0", "cpu-core"))
+        for share in (prompt, token)
+    ]
+    if cache_bytes:
+        assert np.exp(new[1] - new[0]) > 1.3
+    else:
+        assert new[0] == new[1]
 
 
 def test_what_other_devices_cost_while_busy_is_learned_apart() -> None:

@@ -2,6 +2,7 @@
 
     best        search for better values of them, and keep the best (run again to go on)
     show        the table of each regime, three seeds
+    budgets     the same by evaluations: moves by score and as drawn, weights trained and random
 
 Test families only. Regimes: ample memory, tight memory (1.1 of the smallest limit that a search
 fits in), large graphs (5,000 ops and more), tiled matrix products on 4 and 8 devices, and clusters
@@ -34,6 +35,7 @@ from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
 from gdp.learn.instances import Instance, Problems, limit_memory, make
+from gdp.methods.annealing.move_score import using, without_scores
 from gdp.methods.base import Answer, Method, Search
 from gdp.methods.portfolio import HEURISTICS, auto
 from gdp.methods.priorities import evaluate_rules
@@ -183,11 +185,12 @@ def greedy(policy: Policy) -> Way:
     return way
 
 
-def answered(checkpoint: Path | Policy | None) -> Way:
+def answered(checkpoint: Path | Policy | None, evaluations: int | None = None) -> Way:
     """The policy's answer as `gdp place --method policy` has it."""
 
     def way(problem: Problem, seed: int) -> tuple[float, int]:
-        answer = place_with_policy(problem, checkpoint, Search(seed=seed, seconds=None))
+        search = Search(seed=seed, seconds=None, evaluations=evaluations)
+        answer = place_with_policy(problem, checkpoint, search)
         return reached_s(problem, answer), answer.evaluations
 
     return way
@@ -322,6 +325,115 @@ def show_verb(
                 made["search alone"].append(alone(entry, graphs, seed, cpu_s))
                 click.echo(f"{entry.graph}, seed {seed}: {_ratios(entry, made)}", err=True)
         show(f"{regime}, {len(entries)} instances, {seeds} seeds", table(entries, made))
+
+
+LONG, LONG_SEEDS = 10_000, 1
+"""From so many evaluations on large graphs have so many seeds."""
+
+
+@main.command()
+@CHECKPOINT
+@REGIME
+@click.option("--evaluations", default="100,400,1000,10000", show_default=True)
+@click.option("--seeds", default=len(SEEDS), show_default=True)
+@click.option(
+    "--rows", "file", type=click.Path(path_type=Path), help="JSON lines of what ran, to go on from."
+)
+def budgets(
+    checkpoint: Path | None, regimes: tuple[str, ...], evaluations: str, seeds: int,
+    file: Path | None,
+) -> None:  # fmt: skip
+    """Seconds over the lowest known or found, by evaluations; `search alone` has `auto`'s CPU."""
+    graphs, counts = source(), [int(x) for x in evaluations.split(",")]
+    kept = file.read_text().splitlines() if file is not None and file.exists() else []
+    rows = {tuple(row["case"]): row for row in map(json.loads, kept)}
+    policy = loaded(checkpoint)
+    known = [entry for entry in load() if entry.best_s is not None]
+    chosen = [
+        (k, seed, count)
+        for k, entry in enumerate(known)
+        if entry.regime in (regimes or REGIMES)
+        for count in counts
+        for seed in range(LONG_SEEDS if entry.regime == "large" and count >= LONG else seeds)
+    ]
+    for objective in ("latency", "throughput"):  # compiled before anything is measured
+        warm = next(entry for entry in known if entry.objective == objective)
+        for way in _budget_ways(policy, 100).values():
+            way(problem_of(warm, graphs), 0)
+    for case in [case for case in chosen if case not in rows]:
+        k, seed, count = case
+        made = {
+            name: measured(way, problem_of(known[k], graphs), seed)
+            for name, way in _budget_ways(policy, count).items()
+        }
+        made["search alone"] = alone(known[k], graphs, seed, made["auto"].cpu_s)
+        rows[case] = {"case": case, **{name: (x.value_s, x.cpu_s) for name, x in made.items()}}
+        if file is not None:
+            with file.open("a") as out:
+                out.write(json.dumps(rows[case]) + "\n")
+    _show_budgets(known, {case: rows[case] for case in chosen}, counts)
+
+
+def _budget_ways(policy: Policy, evaluations: int) -> dict[str, Way]:
+    """What is compared with so many evaluations each."""
+    way, random = searched(evaluations), Policy(policy.config, init(policy.config, 0))
+
+    def drawn(problem: Problem, seed: int) -> tuple[float, int]:
+        with using(without_scores()):
+            return way(problem, seed)
+
+    return {
+        "auto": way,
+        "auto, moves as drawn": drawn,
+        "policy": answered(policy, evaluations),
+        "policy, random weights": answered(random, evaluations),
+    }
+
+
+def _show_budgets(
+    known: list[Entry], rows: dict[tuple[int, int, int], dict[str, Any]], counts: list[int]
+) -> None:
+    """A table a regime: geometric mean over the lowest (CPU seconds), misfits, for each budget;
+    below, weights and scores in percent of what is without them, with the standard error."""
+    lowest = {k: float(entry.best_s or np.inf) for k, entry in enumerate(known)}
+    for (k, _, _), row in rows.items():
+        lowest[k] = min(lowest[k], *(cell[0] for name, cell in row.items() if name != "case"))
+    for regime in dict.fromkeys(known[k].regime for k, _, _ in rows):
+        names = [name for name in next(iter(rows.values())) if name != "case"]
+        table: dict[str, Any] = {name: [] for name in names}
+        pairs = (("auto", "auto, moves as drawn"), ("policy", "policy, random weights"))
+        table |= {f"{left} / {right.split(', ')[1]}": [] for left, right in pairs}
+        for count in counts:
+            mine = [
+                (case[0], row)
+                for case, row in rows.items()
+                if known[case[0]].regime == regime and case[2] == count
+            ]
+            for name in names:
+                ratios = np.array([row[name][0] / lowest[k] for k, row in mine])
+                fits = np.isfinite(ratios)
+                cpu_s = np.median([row[name][1] for _, row in mine])
+                misfits = f", {(~fits).sum()} misfit" if not fits.all() else ""
+                table[name].append(f"{geomean(list(ratios[fits])):.3f} ({cpu_s:.2f} s{misfits})")
+            for left, right in pairs:
+                table[f"{left} / {right.split(', ')[1]}"].append(_paired(mine, left, right))
+        title = f"{regime}, {len({k for k, _, _ in rows if known[k].regime == regime})} instances, "
+        show(
+            title + "/".join(map(str, counts)) + " evaluations",
+            {name: " | ".join(cells) for name, cells in table.items()},
+        )
+
+
+def _paired(rows: list[tuple[int, dict[str, Any]]], left: str, right: str) -> str:
+    """Mean logarithm of one row over another in percent, with its standard error by instance."""
+    logs: dict[int, list[float]] = {}
+    for k, row in rows:
+        if np.isfinite(row[left][0]) and np.isfinite(row[right][0]):
+            logs.setdefault(k, []).append(float(np.log(row[left][0] / row[right][0])))
+    means = 100.0 * np.array([np.mean(x) for x in logs.values()])
+    if len(means) < 2:
+        return "nan"
+    return f"{means.mean():+.2f}% ±{means.std(ddof=1) / np.sqrt(len(means)):.2f}"
 
 
 def _ratios(entry: Entry, made: dict[str, list[Made]]) -> str:

@@ -9,6 +9,7 @@ from benchmarks.published.baselines.common import nodes_of
 from benchmarks.published.baselines.expert import Family, expert
 from benchmarks.published.baselines.gdp_one import gdp_batch
 from benchmarks.published.baselines.rows import (
+    LEARNED,
     Run,
     Runner,
     by_finetuning,
@@ -18,7 +19,6 @@ from benchmarks.published.baselines.rows import (
     run_case,
     run_of,
 )
-from benchmarks.published.baselines.table import LEARNED
 from benchmarks.published.cases import Case, Row
 from gdp import api
 from gdp.cluster.types import Cluster
@@ -79,7 +79,7 @@ LARGEST_NODES = 1300
 def rows_of(name: str, cluster: str) -> dict[str, tuple[Runner, bool]]:
     """Every row of a workload: how it is run, and whether it draws."""
     table, family = api.methods(), WORKLOADS[name].family
-    learned = {row: (by_training(train), True) for row, train in LEARNED.items() if row != "RNN"}
+    learned = {row: (by_training(train), True) for row, train in LEARNED.items()}
     if name in BATCH:
         learned["GDP-batch"] = by_batch(name, cluster), True
     return {

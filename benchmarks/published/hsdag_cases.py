@@ -6,8 +6,14 @@ from functools import partial
 
 from benchmarks.published.baselines.common import nodes_of
 from benchmarks.published.baselines.expert import Family, expert, only_on
-from benchmarks.published.baselines.rows import Runner, by_method, by_rule, by_training, run_case
-from benchmarks.published.baselines.table import LEARNED
+from benchmarks.published.baselines.rows import (
+    LEARNED,
+    Runner,
+    by_method,
+    by_rule,
+    by_training,
+    run_case,
+)
 from benchmarks.published.cases import Case, Row
 from benchmarks.published.hsdag_graphs import MODELS, graph_of
 from gdp import api

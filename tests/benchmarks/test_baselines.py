@@ -9,11 +9,11 @@ from tiny import cpu, fork_join, plain_graph, unit_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.published.baselines import doppler, expert, seq2seq
+from benchmarks.published.baselines import doppler, expert, hdp
 from benchmarks.published.baselines.common import Arena, Average
 from benchmarks.published.baselines.gdp_one import RECIPE, ByIndex, blind, gdp_batch
 from benchmarks.published.baselines.placeto import returns
-from benchmarks.published.baselines.table import LEARNED
+from benchmarks.published.baselines.rows import LEARNED
 from gdp.cluster.types import make_cluster
 from gdp.learn.recipe import load_recipe
 from gdp.policy.decode import decode
@@ -88,7 +88,7 @@ def test_gdp_batch_learns_from_all_problems_in_turn_within_each_budget() -> None
     assert other.value_s <= 7.0  # of the best single device
 
 
-@pytest.mark.parametrize("name", ["RNN", "DOPPLER"])
+@pytest.mark.parametrize("name", ["HDP", "DOPPLER"])
 def test_the_same_seed_gives_the_same_answer(name: str) -> None:
     first, again = (LEARNED[name](fork_join(), 40, 3) for _ in range(2))
     assert first.assignment is not None
@@ -107,13 +107,13 @@ def test_returns_run_from_a_step_to_the_end() -> None:
 def test_forced_placements_have_the_probability_they_were_drawn_with() -> None:
     """Over all placements of three items on two devices probabilities sum to one."""
     rng = np.random.default_rng(0)
-    params = seq2seq.init(rng, 4, 2, 8)
+    params = hdp.placer(rng, 4, 2, 8)
     items = rng.normal(size=(3, 4)).astype(np.float32)
     allowed, silent = np.ones((3, 2), dtype=bool), np.zeros((3, 2), np.float32)
     total = 0.0
     for code in range(8):
         action = np.array([code >> k & 1 for k in range(3)])
-        chosen, logp = seq2seq.place(params, items, allowed, silent, action, True)
+        chosen, logp = hdp.place(params, items, allowed, silent, action, True)
         assert np.asarray(chosen).tolist() == action.tolist()
         total += float(np.exp(logp))
     assert total == pytest.approx(1.0, rel=1e-5)

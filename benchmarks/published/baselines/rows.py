@@ -6,6 +6,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.published.baselines.common import Found
+from benchmarks.published.baselines.doppler import doppler
+from benchmarks.published.baselines.gdp_one import gdp_one
+from benchmarks.published.baselines.hdp import hdp
+from benchmarks.published.baselines.placeto import placeto
 from benchmarks.published.cases import BOUND, Case, Row
 from gdp.bounds.best import best_bound
 from gdp.methods.base import Answer, Method, Search
@@ -18,6 +22,10 @@ from gdp.sim.score import score
 
 PLANS = {"single": single_assignments, "heft": heft_assignments, "modules": module_assignments}
 """Heuristics whose plans are simulated one after another."""
+LEARNED: dict[str, Callable[[Problem, int, int], Found]] = {
+    "HDP": hdp, "Placeto": placeto, "DOPPLER": doppler, "GDP-one": gdp_one,
+}  # fmt: skip
+"""The learned baselines: `(problem, evaluations, seed) -> Found`."""
 BOUND_S = 4.0
 """Seconds for a proven bound."""
 

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 
 import gdp
 from benchmarks.llamacpp_models import SIZES, TINY, ModelSize, write_model
-from benchmarks.policy.instances import geomean
+from benchmarks.tables import between, geomean, head, line
 from benchmarks.tune import spinning
 from gdp import api
 from gdp.cluster.presets import device_preset
@@ -162,24 +162,19 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return float(np.corrcoef(ranks)[0, 1])
 
 
-def _cell(value: Estimate) -> str:
-    return f"{value.value:.1f} ({value.low:.1f} to {value.high:.1f})"
-
-
 def told(name: str, rows: Sequence[Timed], finals: dict[str, Measured]) -> Iterator[str]:
     """Lines of a model's table."""
     yield f"\n## {name}\n"
-    yield (
-        "| flags | prompt tokens/s: predicted | measured | off | decode: predicted | measured "
-        "| off |\n| --- |" + " ---: |" * 6
+    yield head(
+        "flags | prompt tokens/s: predicted | measured | off | decode: predicted | measured | off"
     )
     for row in rows:
         cells = [
             cell
             for p, m, off in zip(row.predicted, row.measured, row.off, strict=True)
-            for cell in (f"{p:.1f}", _cell(m), f"{off:.0%}")
+            for cell in (f"{p:.1f}", between(m.value, m.low, m.high), f"{off:.0%}")
         ]
-        yield f"| {row.flags} | {' | '.join(cells)} |"
+        yield line(row.flags, *cells)
     own = finals["gdp"].latency
     yield "\n" + ", ".join(
         f"request by {flags}: {m.latency.value * 1e3:.1f} ms "

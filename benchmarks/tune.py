@@ -1,9 +1,7 @@
 """Does the closed loop pay? Simulated machines whose costs are other ones than are planned with.
 
     python -m benchmarks.tune simulated [--count 30] [--runs 10] [--evaluations 4000] [--rows FILE]
-    python -m benchmarks.tune transfer [--count 10]
     python -m benchmarks.tune held-out [MODEL ...]
-    python -m benchmarks.tune finetuned [--runs 6] [MODEL ...]
     python -m benchmarks.tune measured --cluster 2xcpu-core [--runs 10] [MODEL ...]
 
 `simulated`: graphs of test families, 300 to 5,000 ops, on random clusters, both objectives, ample
@@ -32,9 +30,8 @@ import click
 import numpy as np
 
 import gdp
-from benchmarks.policy.instances import geomean, problems
-from gdp.cluster.types import Cluster
-from gdp.commands.finetuning import finetune
+from benchmarks.policy.instances import problems
+from benchmarks.tables import between, geomean, head, line
 from gdp.costs.adapt import (
     Adaptation,
     AdaptedCosts,
@@ -42,13 +39,11 @@ from gdp.costs.adapt import (
     Piece,
     Run,
     Share,
-    adapt,
     base_dispatch_s,
     op_keys,
 )
 from gdp.costs.base import roofline
-from gdp.costs.machine import forget
-from gdp.learn.instances import Instance, make, random_cluster
+from gdp.learn.instances import Instance, make
 from gdp.learn.tuning import Measurement, Planned, tuning_loop
 from gdp.methods.base import Assignment, Search
 from gdp.methods.portfolio import auto
@@ -210,9 +205,9 @@ def adapted(problem: Problem, adaptation: Adaptation) -> Problem:
 
 def _loop(
     own: World, runs: int, plan: Callable[[Adaptation], Problem], *, merged: bool = False,
-    refit: bool = True, seen: list[Run] | None = None,
+    refit: bool = True,
 ) -> list[float]:  # fmt: skip
-    """True seconds of the best measured placement after each run; `seen` gets the runs."""
+    """True seconds of the best measured placement after each run."""
 
     def place(a: Adaptation, start: Assignment | None, seed: int) -> Planned[Assignment]:
         problem = plan(a)
@@ -225,8 +220,6 @@ def _loop(
     for trial in tuning_loop(
         place, partial(own.measure, merged=merged), runs, patience=None, refit=refit
     ):
-        if seen is not None:
-            seen.append(trial.measured.run)
         if trial.measured.value_s < lowest:
             lowest, best = trial.measured.value_s, own.value_s(trial.planned.placement)
         curve.append(best)
@@ -348,58 +341,13 @@ def _table(
     at: Sequence[int],
 ) -> None:  # fmt: skip
     for kind in (*kinds, "all"):
-        print(f"\n| {kind} | " + " | ".join(f"{n} runs" for n in at) + " | problems |")
-        print("| --- |" + " ---: |" * (len(at) + 1))
+        print("\n" + head(" | ".join([kind, *(f"{n} runs" for n in at), "problems"])))
         for way in ways:
             own = kinds if kind == "all" else [kind]
             rows = np.array([r for k in own for r in ratios[k, way]])
             if len(rows):
-                cells = [f"{geomean(c.tolist()):.3f} ({c.max():.2f})" for c in rows.T]
-                print(f"| {way} | " + " | ".join(cells) + f" | {len(rows)} |")
-
-
-@main.command()
-@click.option("--count", default=10, help="Machines; each tunes four graphs and meets three more.")
-@click.option("--runs", default=3, help="Of each tuned graph.")
-def transfer(count: int, runs: int) -> None:
-    """Graphs of unseen families, not run at all, after others were tuned on the same machine."""
-    source = problems(30, 2000)
-    ratios = defaultdict[str, list[float]](list)
-    rng = np.random.default_rng(0)
-    for number in range(count):
-        tests = rng.choice(sorted(source.test), 3, replace=False).tolist()
-        cluster = random_cluster(number, source.graph(tests[0]))
-
-        def problem(name: str, number: int = number, cluster: Cluster = cluster) -> Problem:
-            return by_speed(make(Instance(name, number, "latency"), source.graph, cluster))
-
-        seen: list[Run] = []
-        for name in rng.choice(sorted(source.train), 4, replace=False).tolist():
-            own = world(problem(name), "types", number)
-            _loop(own, runs, partial(adapted, own.planned), seen=seen)
-        learned = adapt(seen)
-        for name in tests:
-            own = world(problem(name), "types", number)
-            plans = {
-                "costs as planned": own.planned, "learned on four others":
-                adapted(own.planned, learned), "true costs": own.real,
-            }  # fmt: skip
-            values = {}
-            for way, costs in plans.items():
-                found = searched(costs, None, 0)
-                assert found is not None
-                values[way] = own.value_s(found)
-            long = _loop(own, 10, lambda _, own=own: own.real, refit=False)[-1]
-            least_s = min(*values.values(), long)
-            for way, value_s in values.items():
-                ratios[way].append(value_s / least_s)
-        print(f"# machine {number}: " + ", ".join(
-            f"{way} {geomean(own):.3f}" for way, own in ratios.items()), flush=True)  # fmt: skip
-    print(
-        "\n| no run of the model | over the lowest | worst | graphs |\n| --- | ---: | ---: | ---: |"
-    )
-    for way, own in ratios.items():
-        print(f"| {way} | {geomean(own):.3f} | {max(own):.2f} | {len(own)} |")
+                cells = [f"{geomean(c):.3f} ({c.max():.2f})" for c in rows.T]
+                print(line(way, *cells, len(rows)))
 
 
 LIGHT = tuple(f"onnx:light_{n}" for n in (
@@ -428,8 +376,7 @@ def measured(models: Sequence[str], cluster: str, objective: str, runs: int, spi
     make the first.
     """
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-    print("| model | off, run 1 | 2 | 3 | last | first plan | no refit | tuned | best baseline |\n"
-          "| --- |" + " ---: |" * 8)  # fmt: skip
+    print(head("model | off, run 1 | 2 | 3 | last | first plan | no refit | tuned | best baseline"))
     gains, offs = defaultdict[str, list[float]](list), defaultdict[int, list[float]](list)
     with spinning(spin):
         for model in models or (*LIGHT, *TRACED):
@@ -451,44 +398,13 @@ def measured(models: Sequence[str], cluster: str, objective: str, runs: int, spi
             gains["first plan"].append(answer.value / first.value)
             gains["no refit"].append(answer.value / other)
             gains["best baseline"].append(answer.value / base.value)
-            cells = [f"{own[k]:.1%}" if k < len(own) else "-" for k in (0, 1, 2)] + [
-                f"{own[-1]:.1%}"
-            ]
-            cells += [_rate(first), f"{other:.1f}", _rate(answer), _rate(base)]
-            print(f"| {model.rpartition(':')[2]} | " + " | ".join(cells) + " |", flush=True)
+            cells = [f"{own[k]:.1%}" if k < len(own) else "-" for k in (0, 1, 2)]
+            cells += [f"{own[-1]:.1%}", _rate(first), f"{other:.1f}", _rate(answer), _rate(base)]
+            print(line(model.rpartition(":")[2], *cells), flush=True)
     print("\nsamples/s of the answer over, geometric mean and lowest: " + ", ".join(
         f"{name} {geomean(own):.3f} ({min(own):.3f})" for name, own in gains.items()))  # fmt: skip
     print("predictions off, mean: " + ", ".join(
         f"run {n + 1} {np.mean(own):.1%} of {len(own)}" for n, own in offs.items()))  # fmt: skip
-
-
-@main.command("finetuned")
-@click.argument("models", nargs=-1)
-@click.option("--cluster", default="2xcpu-core", show_default=True)
-@click.option("--objective", default="throughput", show_default=True)
-@click.option("--runs", default=6, show_default=True)
-def finetuned(models: Sequence[str], cluster: str, objective: str, runs: int) -> None:
-    """The policy, fine-tuned by measured rewards, beside `gdp tune` with as many runs.
-
-    Nothing else may run meanwhile. Each answer was measured in turn with its own baselines.
-    """
-    print("| model | `gdp tune` samples/s | CPU s | `gdp finetune --reward measured` | CPU s |\n"
-          "| --- |" + " ---: |" * 4)  # fmt: skip
-    ratios = []
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["GDP_DATA_DIR"] = folder
-        for model in models or LIGHT[:3]:
-            began_s = time.process_time()
-            tuned = gdp.tune(model, cluster, objective=objective, runs=runs, keep=False)
-            between_s = time.process_time()
-            policy = finetune(model, cluster, objective=objective, reward="measured", runs=runs)
-            ended_s = time.process_time()
-            forget()
-            ratios.append(tuned.value_s / policy.value_s)
-            print(f"| {model.rpartition(':')[2]} | {1 / tuned.value_s:.1f} | "
-                  f"{between_s - began_s:.0f} | {1 / policy.value_s:.1f} | "
-                  f"{ended_s - between_s:.0f} |", flush=True)  # fmt: skip
-    print(f"\nsamples/s of finetune over tune, geometric mean {geomean(ratios):.3f}")
 
 
 @main.command("held-out")
@@ -508,8 +424,7 @@ def held_out(models: Sequence[str], cluster: str, objective: str, tuned: int, ru
         os.environ["GDP_DATA_DIR"] = folder
         for model in models[:tuned]:
             gdp.tune(model, cluster, objective=objective, runs=runs)
-        print("| model | measured /s | shipped costs off | tuned on others off |\n"
-              "| --- | ---: | ---: | ---: |")  # fmt: skip
+        print(head("model | measured /s | shipped costs off | tuned on others off"))
         for model in models[tuned:]:
             placed = gdp.place(model, cluster, objective=objective).placement
             found = gdp.run(model, cluster, placed, objective=objective)
@@ -521,13 +436,13 @@ def held_out(models: Sequence[str], cluster: str, objective: str, tuned: int, ru
                 scored = gdp.simulate(model, placed, cluster, objective=objective, costs=costs)
                 off = abs(scored.value_s / measured_s - 1)
                 offs["shipped" if costs else "tuned"].append(off)
-            print(f"| {model} | {1 / measured_s:.1f} | {offs['shipped'][-1]:.1%} | "
-                  f"{offs['tuned'][-1]:.1%} |", flush=True)  # fmt: skip
+            last = [f"{offs[name][-1]:.1%}" for name in ("shipped", "tuned")]
+            print(line(model, f"{1 / measured_s:.1f}", *last), flush=True)
     print("mean: " + ", ".join(f"{name} {np.mean(own):.1%}" for name, own in offs.items()))
 
 
 def _rate(found: Estimate) -> str:
-    return f"{found.value:.1f} ({found.low:.1f} to {found.high:.1f})"
+    return between(found.value, found.low, found.high)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import click
 import numpy as np
 
-from benchmarks.policy.hard import show
+from benchmarks.policy.instances import show
 from gdp.clock import Clock
 from gdp.learn.instances import load_problems
 from gdp.methods.annealing.move_score import (

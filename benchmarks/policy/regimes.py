@@ -26,9 +26,15 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.policy import instances as tests
-from benchmarks.policy.hard import CHECKPOINT, SEEDS, loaded, show
-from benchmarks.policy.instances import geomean
+from benchmarks.policy.instances import (
+    CHECKPOINT,
+    loaded,
+    problems,
+    reached_s,
+    show,
+    unseen_cluster,
+)
+from benchmarks.tables import geomean
 from gdp.cli import options
 from gdp.cli.program import run
 from gdp.cluster.types import Cluster, Device, make_cluster
@@ -36,7 +42,7 @@ from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
 from gdp.learn.instances import Instance, Problems, limit_memory, make
 from gdp.methods.annealing.move_score import using, without_scores
-from gdp.methods.base import Answer, Method, Search
+from gdp.methods.base import Method, Search
 from gdp.methods.portfolio import HEURISTICS, auto
 from gdp.methods.priorities import evaluate_rules
 from gdp.methods.search.local_search import local_search
@@ -73,7 +79,7 @@ class Entry:
 @functools.cache
 def source() -> Problems:
     """All graphs of the test families."""
-    return tests.problems(60, 25_000)
+    return problems(60, 25_000)
 
 
 def tiled_cluster(kind: int, graph: OpGraph) -> Cluster:
@@ -99,7 +105,7 @@ def problem_of(entry: Entry, graphs: Problems) -> Problem:
     if entry.regime == "tiled":
         cluster = tiled_cluster(entry.cluster, graphs.graph(entry.graph))
     elif entry.regime == "unseen":
-        cluster = tests.unseen_cluster(entry.cluster, graphs.graph(entry.graph))
+        cluster = unseen_cluster(entry.cluster, graphs.graph(entry.graph))
     problem = make(instance, graphs.graph, cluster)
     return limit_memory(problem, entry.memory) if entry.memory else problem
 
@@ -122,11 +128,6 @@ def save(entries: list[Entry]) -> None:
 def load() -> list[Entry]:
     """Read the list."""
     return [Entry(**row) for row in json.loads(LIST.read_text())]
-
-
-def reached_s(problem: Problem, answer: Answer) -> float:
-    """Seconds of an answer, inf without one."""
-    return np.inf if answer.assignment is None else tests.value(problem, answer.assignment)
 
 
 @dataclass(frozen=True)
@@ -289,7 +290,7 @@ def _budget(seed: int, evaluations: int) -> Search:
 @CHECKPOINT
 @REGIME
 @click.option("--policy/--no-policy", "with_policy", default=True, help="Its rows, too.")
-@click.option("--seeds", default=len(SEEDS), show_default=True)
+@click.option("--seeds", default=3, show_default=True)
 def show_verb(
     checkpoint: Path | None, regimes: tuple[str, ...], with_policy: bool, seeds: int
 ) -> None:
@@ -335,7 +336,7 @@ LARGE_SEEDS = 1
 @CHECKPOINT
 @REGIME
 @click.option("--evaluations", default="100,400,1000,10000", show_default=True)
-@click.option("--seeds", default=len(SEEDS), show_default=True)
+@click.option("--seeds", default=3, show_default=True)
 @click.option(
     "--rows", "file", type=click.Path(path_type=Path), help="JSON lines of what ran, to go on from."
 )
@@ -414,7 +415,7 @@ def _show_budgets(
                 fits = np.isfinite(ratios)
                 cpu_s = np.median([row[name][1] for _, row in mine])
                 misfits = f", {(~fits).sum()} misfit" if not fits.all() else ""
-                table[name].append(f"{geomean(list(ratios[fits])):.3f} ({cpu_s:.2f} s{misfits})")
+                table[name].append(f"{geomean(ratios[fits]):.3f} ({cpu_s:.2f} s{misfits})")
             for left, right in pairs:
                 table[f"{left} / {right.split(', ')[1]}"].append(_paired(mine, left, right))
         title = f"{regime}, {len({k for k, _, _ in rows if known[k].regime == regime})} instances, "

@@ -23,8 +23,7 @@ import click
 
 import gdp
 from gdp.cluster.presets import cluster_preset
-from gdp.commands.accelerate import PlannedPlacement
-from gdp.commands.code_models import torch_module
+from gdp.commands.accelerate import PlannedPlacement, torch_module
 from gdp.commands.generation import generation_answer
 from gdp.commands.placing import memory_for, place_for
 from gdp.errors import GdpError, InfeasibleError

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 import gdp
 from gdp.cli.main import cli
 from gdp.cluster.presets import cluster_preset
-from gdp.commands.peer_plans import FIT_MARGIN_BYTES, FitSizes, balanced_map, compared, fit_plan
+from gdp.commands.accelerate import balanced_map, compared
+from gdp.commands.llamacpp import FIT_MARGIN_BYTES, FitSizes, fit_plan
 from gdp.commands.placing import place_for
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search

@@ -16,7 +16,7 @@ from gdp.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gdp.commands.fitting import FitRow
+    from gdp.commands.generation import FitRow
     from gdp.result import Result
 
 
@@ -267,8 +267,8 @@ def fit(
     MODEL is a configuration of transformers (hf:CONFIG) or a .gguf file. Every row is a placement
     of one request: the prompt is read, then tokens are written.
     """
-    from gdp.commands.fitting import fit as fit_rows
-    from gdp.commands.fitting import picture
+    from gdp.commands.generation import fit as fit_rows
+    from gdp.commands.generation import fit_picture
     from gdp.files.writing import write_atomic
     from gdp.methods.base import Search
     from gdp.models import HF_PREFIX, is_gguf
@@ -284,7 +284,7 @@ def fit(
             costs=costs, search=Search(seed, seconds), progress=say,
         )  # fmt: skip
     if path := outputs.paths.get("picture"):
-        write_atomic(path, picture(rows).encode())
+        write_atomic(path, fit_picture(rows).encode())
     show({"model": model, "rows": [row.to_json() for row in rows]}, lambda: fit_text(rows))
 
 

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from gdp import api
 from gdp.cluster.file import Machine
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.code_models import executable_model, model_label, require_executable
 from gdp.commands.registry import EXPORTERS, PLANNING_TARGETS, RUNTIMES, ExportJob, Runtime
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
@@ -22,12 +21,14 @@ from gdp.models import (
     HF_PREFIX,
     PYTHON_PREFIX,
     Model,
+    Traceable,
     is_gguf,
     is_onnx,
     is_traced,
     load,
     source_files,
     spec_of,
+    traced_model,
     with_dims,
 )
 from gdp.placement import Placed, Placement, placement_on, read_placed, require
@@ -36,6 +37,10 @@ from gdp.result import Result
 from gdp.runtime.measure import Measuring
 from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan
 from gdp.runtime.report import RunReport, rescaled
+
+if TYPE_CHECKING:
+    from gdp.importers.jax.trace import JaxModel
+    from gdp.importers.pytorch.model import TorchModel
 
 
 class Placing(TypedDict, total=False):
@@ -181,6 +186,42 @@ class Executor:
         )  # fmt: skip
 
 
+def model_label(model: Model) -> str:
+    """Name of a model in messages."""
+    return model.name if isinstance(model, OpGraph | Traceable) else str(model)
+
+
+def require_executable(model: Model) -> None:
+    """Raise `ModelError` for a graph without anything to execute; traces nothing."""
+    known = is_onnx(model) or is_traced(model) or is_gguf(model)
+    if not (known or isinstance(model, Traceable)):
+        raise ModelError(
+            f"{model_label(model)!r} holds a graph only; `gdp run` needs an ONNX file, a GGUF "
+            "file, a JAX function or a PyTorch module"
+        )
+
+
+def executable_model(model: Model) -> "tuple[str, Model | JaxModel | TorchModel]":
+    """Kind of a model ("onnx", "gguf", "jax" or "torch"), and what runtimes of it execute.
+
+    Raises:
+        ModelError: if the model is a graph without anything to execute.
+    """
+    require_executable(model)
+    if is_onnx(model):
+        return "onnx", model
+    if is_gguf(model):
+        return "gguf", spec_of(model)
+    from gdp.importers.jax.trace import JaxModel
+
+    code = model if isinstance(model, Traceable) else traced_model(spec_of(model))
+    if isinstance(code, OpGraph):
+        raise ModelError(
+            f"{model!r} returns a graph only; return (function, arguments) to execute it"
+        )
+    return "jax" if isinstance(code, JaxModel) else "torch", code
+
+
 def _require_runtime(name: str | None) -> None:
     if name is not None and name not in RUNTIMES:
         raise ArgumentError(f"no runtime {name!r}; there are {', '.join(RUNTIMES)}")
@@ -242,7 +283,7 @@ def _replicated(placement: Placement) -> str:
 _ACCEPTED = {
     "onnx": (is_onnx, "an ONNX model"),
     "traced": (is_traced, "python:package.module:function or hf:CONFIG"),
-    "python": (
+    "jax": (
         lambda model: spec_of(model).startswith(PYTHON_PREFIX),
         "a python:package.module:function",
     ),
@@ -311,6 +352,8 @@ def export(
     is_accepted, wanted = _ACCEPTED[row.accepts]
     if not is_accepted(model):
         raise ModelError(f"target {target!r} needs {wanted}, got {model_label(model)!r}")
+    if row.accepts == "jax" and executable_model(model)[0] != "jax":
+        raise ModelError(f"{spec_of(model)!r} is a PyTorch module; a JAX function is needed here")
     overwrite = OverwritePolicy(lambda: [*source_files(model), *sources], force)
     return row.write(ExportJob(model, graph, placement, cluster, output, bound, overwrite))
 

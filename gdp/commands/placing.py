@@ -5,17 +5,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gdp import api
 from gdp.cluster.file import Machine, cluster_toml, load_cluster
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
-from gdp.commands.accelerate import PlannedPlacement, cluster_with_offload, whole_modules
-from gdp.commands.code_models import torch_module
-from gdp.commands.onnx_plans import plan_freely
+from gdp.commands.accelerate import (
+    PlannedPlacement,
+    cluster_with_offload,
+    torch_module,
+    whole_modules,
+)
 from gdp.commands.registry import PLANNING_TARGETS
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import resident
-from gdp.errors import ArgumentError
+from gdp.errors import ArgumentError, of_kind
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import Model, load, spec_of
@@ -216,3 +220,22 @@ def _planned(
     return row.plan(
         graph, cluster, model=model, module=module, whole=whole, offload=offload, **placing
     )
+
+
+def plan_freely(
+    graph: OpGraph,
+    cluster: Cluster,
+    *,
+    model: Any = None,
+    module: Any = None,
+    whole: tuple[str, ...] = (),
+    offload: str | None = None,
+    constraints: Constraints | None = None,
+    **placing: Any,
+) -> PlannedPlacement:
+    """The best placement of all: ONNX Runtime can follow any."""
+    del model, module, offload
+    constraints = of_kind(constraints, Constraints, "constraints")
+    constraints = replace(constraints, whole=(*constraints.whole, *whole))
+    result = api.place(graph, cluster, constraints=constraints, **placing)
+    return PlannedPlacement(result, cluster, placing.get("costs"))

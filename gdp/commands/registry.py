@@ -121,7 +121,7 @@ class Exporter:
     name: str
     title: str  # as the README lists it
     write: "Callable[[ExportJob], list[Path]]"  # returns the paths written
-    accepts: Literal["onnx", "traced", "python", "hf", "any"] = "any"  # kind of models
+    accepts: Literal["onnx", "traced", "jax", "hf", "any"] = "any"  # kind of models
     needs_cluster: bool = False  # kinds of devices decide what is written
     offloads: bool = False  # holds weights that rest in host memory or on disk
     replicates: bool = False  # holds replicated stages
@@ -158,14 +158,14 @@ def _openvino(job: ExportJob) -> "list[Path]":
 
 
 def _accelerate(job: ExportJob) -> "list[Path]":
-    from gdp.commands.code_models import torch_module
+    from gdp.commands.accelerate import torch_module
     from gdp.exporters.accelerate import export_accelerate
 
     return export_accelerate(*job.plan, module=torch_module(job.model))
 
 
 def _pipelining(job: ExportJob) -> "list[Path]":
-    from gdp.commands.code_models import torch_boundaries
+    from gdp.commands.accelerate import torch_boundaries
     from gdp.exporters.pipelining import export_pipelining
     from gdp.models import spec_of
 
@@ -196,15 +196,10 @@ def _vllm(job: ExportJob) -> "list[Path]":
 
 
 def _jax(job: ExportJob) -> "list[Path]":
-    from gdp.commands.code_models import executable_model
-    from gdp.errors import ModelError
     from gdp.exporters.jax import export_jax
     from gdp.models import spec_of
 
-    spec = spec_of(job.model)
-    if executable_model(spec)[0] != "jax":
-        raise ModelError(f"{spec!r} is a PyTorch module; a JAX function is needed here")
-    return export_jax(spec, job.placement, job.output, job.overwrite)
+    return export_jax(spec_of(job.model), job.placement, job.output, job.overwrite)
 
 
 EXPORTERS: Mapping[str, Exporter] = {
@@ -219,7 +214,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         Exporter("vllm", "an uneven pipeline of vLLM (untried)", _vllm, "hf", needs_cluster=True),
         Exporter("pipelining", "split points for torch.distributed.pipelining", _pipelining,
                  "traced", needs_cluster=True),
-        Exporter("jax", "JAX", _jax, "python"),
+        Exporter("jax", "JAX", _jax, "jax"),
     )
 }  # fmt: skip
 
@@ -245,12 +240,12 @@ PLANNING_TARGETS: Mapping[str, PlanningTarget] = {
     for row in (
         PlanningTarget("accelerate", "gdp.commands.accelerate:plan_accelerate", by_module=True,
                        offloads=True),
-        PlanningTarget("llamacpp", "gdp.commands.block_plans:plan_llamacpp", exact=True,
+        PlanningTarget("llamacpp", "gdp.commands.llamacpp:plan_llamacpp", exact=True,
                        searches=False),
-        PlanningTarget("onnxruntime", "gdp.commands.onnx_plans:plan_freely"),
-        PlanningTarget("openvino", "gdp.commands.onnx_plans:plan_openvino", exact=True),
+        PlanningTarget("onnxruntime", "gdp.commands.placing:plan_freely"),
+        PlanningTarget("openvino", "gdp.commands.block_plans:plan_openvino", exact=True),
         PlanningTarget("pipelining", "gdp.commands.block_plans:plan_pipelining", by_module=True,
                        exact=True),
-        PlanningTarget("vllm", "gdp.commands.vllm_plan:plan_vllm", exact=True, searches=False),
+        PlanningTarget("vllm", "gdp.commands.block_plans:plan_vllm", exact=True, searches=False),
     )
 }  # fmt: skip

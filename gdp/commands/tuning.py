@@ -9,8 +9,8 @@ import numpy as np
 
 from gdp import api
 from gdp.cluster.file import Machine, load_cluster
-from gdp.commands.block_plans import even_row
 from gdp.commands.execute import Executor, Placing, ReadyPlacement, runnable
+from gdp.commands.llamacpp import even_row
 from gdp.commands.placing import question_of
 from gdp.constraints import Constraints
 from gdp.costs import machine

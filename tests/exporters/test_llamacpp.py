@@ -14,8 +14,8 @@ from gguf_models import MIB, box, sayable, write_gguf
 from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster
-from gdp.commands.block_plans import _crossing, plan_llamacpp
 from gdp.commands.execute import export
+from gdp.commands.llamacpp import _crossing, plan_llamacpp
 from gdp.commands.placing import place_for
 from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline

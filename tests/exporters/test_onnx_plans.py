@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.onnx_plans import _cuts, plan_openvino
+from gdp.commands.block_plans import _cuts, plan_openvino
 from gdp.commands.placing import place_for
 from gdp.constraints import Constraints, Pin
 from gdp.costs.base import CostModel
@@ -99,7 +99,7 @@ def test_cuts_are_where_the_fewest_bytes_pass(monkeypatch: pytest.MonkeyPatch) -
         "sizes", [*"abcd"], ["Conv"] * 4, [(0, 100), (1, 1), (2, 50)], [(0, 1), (1, 2), (2, 3)]
     )
     assert _cuts(graph).tolist() == [1, 2, 3]
-    monkeypatch.setattr("gdp.commands.onnx_plans.MAX_CUTS", 2)
+    monkeypatch.setattr("gdp.commands.block_plans.MAX_CUTS", 2)
     assert _cuts(graph).tolist() == [2, 3]
 
 

@@ -13,7 +13,7 @@ import gdp
 from gdp.cli.main import cli
 from gdp.cluster.file import write_cluster
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.block_plans import plan_llamacpp
+from gdp.commands.llamacpp import plan_llamacpp
 from gdp.errors import ClusterError, ModelError
 from gdp.exporters.llamacpp import slots_of
 from gdp.graph.generation import STEP

@@ -16,11 +16,10 @@ from tiny import (
     without_queues,
 )
 
-from gdp.bounds.best import CUT_SHORT, all_bounds, best_bound
+from gdp.bounds.best import CUT_SHORT, all_bounds, best_bound, shared_work_s
 from gdp.bounds.budget import WorkBudget
 from gdp.bounds.linear_program import dual_value_s, dual_weights, load_weights
 from gdp.bounds.loads import build_loads, build_work, load_program_size, worst_points
-from gdp.bounds.work import shared_work_s
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.latency import periods

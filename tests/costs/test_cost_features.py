@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from made_up import chain_graph, profile
 
+from gdp.costs.calibrate import components, learn_fusions
 from gdp.costs.features import SIZES, kernel_features, op_features, shares
 from gdp.costs.features import _transpose_access as transpose_access
-from gdp.costs.kernels import components, kernel_groups, kernel_ids, learn_fusions
+from gdp.costs.fit import kernel_ids
+from gdp.costs.learned import kernel_groups
 from gdp.graph.op_graph import OpDetail, make_graph
 
 

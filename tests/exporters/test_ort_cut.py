@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from gdp.errors import ModelError
-from gdp.exporters.ort_cut import Cut, cut_model
+from gdp.exporters.onnxruntime import Cut, cut_model
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx_model
 from gdp.sim.segments import segments

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from gdp.cli.main import cli
-from gdp.importers.pytorch import kept_traces, model
+from gdp.importers.pytorch import model
 from gdp.models import load
 
 LLAMA = {
@@ -72,10 +72,10 @@ def test_what_a_trace_depends_on_is_traced_anew(
     assert load(f"{asked}&batch=2").digest != first.digest
     assert load(written(tmp_path / "n", intermediate_size=64)).digest != first.digest
     assert len(traces) == 3
-    monkeypatch.setattr(kept_traces, "_versions", lambda: ["torch 0"])
+    monkeypatch.setattr("gdp.importers.pytorch.kept_traces._versions", lambda: ["torch 0"])
     assert load(asked).digest == first.digest
     assert len(traces) == 4
-    monkeypatch.setattr(kept_traces, "_code", lambda: "of another importer")
+    monkeypatch.setattr("gdp.importers.pytorch.kept_traces._code", lambda: "of another importer")
     assert load(asked).digest == first.digest
     assert len(traces) == 5
     monkeypatch.setenv("GDP_KEEP_TRACES", "0")
@@ -89,7 +89,7 @@ def test_a_damaged_trace_is_ignored_and_written_again(
 ) -> None:
     asked = written(tmp_path / "m")
     first = load(asked)
-    (path,) = (tmp_path / "cache" / kept_traces.TRACES).iterdir()
+    (path,) = (tmp_path / "cache" / "traces").iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[:-7] if damage is None else damage)
     assert load(asked).digest == first.digest

@@ -14,8 +14,7 @@ from gdp.methods.annealing.annealer import side_by_side
 from gdp.methods.base import Assignment, Search
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of, score_all
-from gdp.methods.search.budget import SearchConfig
-from gdp.methods.search.local_search import improve, local_search, simple_assignments
+from gdp.methods.search.local_search import SearchConfig, improve, local_search, simple_assignments
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
 

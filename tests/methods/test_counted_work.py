@@ -12,7 +12,7 @@ from gdp.clock import WorkClock
 from gdp.methods.base import Search
 from gdp.methods.fix_and_optimise import latency as latency_program
 from gdp.methods.fix_and_optimise import period as period_program
-from gdp.methods.fix_and_optimise.rounds import solve_s
+from gdp.methods.fix_and_optimise.latency import solve_s
 from gdp.methods.scoring import score_of
 from gdp.problem.problem import Problem
 

@@ -14,17 +14,18 @@ from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.methods.base import Answer, Search
 from gdp.methods.exact.blocks import contiguous_start, ladder_positions, solve_blocks
-from gdp.methods.exact.hypergraph import (
+from gdp.methods.exact.load_search import _step, fill, flat_nodes, new_state, search_loads
+from gdp.methods.exact.max_load import (
     LoadHypergraph,
     absorb,
     load_model,
+    load_s,
+    polish,
     reduce_model,
+    solve_loads,
     work_bound_s,
 )
-from gdp.methods.exact.load_search import _step, fill, flat_nodes, new_state, search_loads
-from gdp.methods.exact.max_load import load_s, polish, solve_loads
-from gdp.methods.exact.method import PROGRAMS, least_block_latency
-from gdp.methods.exact.targets import ProofState, close_gap
+from gdp.methods.exact.method import PROGRAMS, ProofState, close_gap, least_block_latency
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim import host_load
 

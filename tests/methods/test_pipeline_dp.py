@@ -22,7 +22,6 @@ from gdp.importers.dnn_partitioning import load_dnn_partitioning
 from gdp.methods.base import Search
 from gdp.methods.pipeline import down_sets, orders
 from gdp.methods.pipeline import method as module
-from gdp.methods.pipeline.elements import contract, linear_orders
 from gdp.methods.pipeline.lattice import (
     as_bits,
     make_lattice,
@@ -30,7 +29,7 @@ from gdp.methods.pipeline.lattice import (
     state_counts,
     state_moves,
 )
-from gdp.methods.pipeline.method import best_pipeline, pipeline_dp
+from gdp.methods.pipeline.method import best_pipeline, contract, linear_orders, pipeline_dp
 from gdp.methods.pipeline.stage_costs import stage_costs
 from gdp.methods.table import METHODS
 from gdp.problem.problem import Problem, make_problem

@@ -20,8 +20,7 @@ from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
 from gdp.methods.base import Search
 from gdp.methods.exact.method import without_replicas
 from gdp.methods.pipeline import method as module
-from gdp.methods.pipeline.elements import contract
-from gdp.methods.pipeline.method import best_pipeline, pipeline_dp, replicated_pipeline
+from gdp.methods.pipeline.method import best_pipeline, contract, pipeline_dp, replicated_pipeline
 from gdp.methods.pipeline.stage_costs import device_classes, find_replica_groups
 from gdp.methods.portfolio import auto
 from gdp.methods.table import METHODS

@@ -11,8 +11,7 @@ from gdp.cluster.types import make_cluster
 from gdp.methods.annealing.move_score import using, without_scores
 from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import Evaluated, score_all
-from gdp.methods.search.budget import Budget, SearchConfig
-from gdp.methods.search.local_search import improve
+from gdp.methods.search.local_search import Budget, SearchConfig, improve
 from gdp.methods.search.windows import WindowConfig, WindowSearch, search_windows
 from gdp.problem.problem import Problem, make_problem
 

@@ -15,9 +15,8 @@ from gdp import checkpoint
 from gdp.learn.recipe import load_recipe
 from gdp.policy.advice import advice
 from gdp.policy.model.config import NetworkConfig, shapes
-from gdp.policy.model.inference import encode
 from gdp.policy.model.network import apply, init, on_device, pad
-from gdp.policy.policy import Policy, default_checkpoint, load_policy, save_policy
+from gdp.policy.policy import Policy, default_checkpoint, encode, load_policy, save_policy
 from gdp.policy.view.features import features
 from gdp.problem.problem import Problem
 

@@ -10,7 +10,7 @@ from gdp.methods.base import Answer, Search
 from gdp.methods.portfolio import auto
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, cached_on_problem
-from gdp.sim.engine import arrays
+from gdp.sim.latency import arrays
 from gdp.sim.score import score
 
 

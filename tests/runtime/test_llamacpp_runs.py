@@ -17,10 +17,9 @@ from gdp.commands.llamacpp import plan_llamacpp
 from gdp.errors import ClusterError, ModelError
 from gdp.exporters.llamacpp import slots_of
 from gdp.graph.generation import STEP
-from gdp.importers.gguf import parse_gguf_spec
 from gdp.models import load
 from gdp.runtime.llamacpp import run as runtime
-from gdp.runtime.llamacpp.run import cores_of, pieces_of, tokens_of
+from gdp.runtime.llamacpp.run import cores_of, parse_gguf_spec, pieces_of, tokens_of
 
 LAYERS = 3
 CPU_S, LENT_S = 0.003, 0.001

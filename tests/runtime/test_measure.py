@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gdp.errors import MeasurementError
-from gdp.runtime.async_execution import AsyncExecution
+from gdp.runtime.jax.run import AsyncExecution
 from gdp.runtime.measure import PRECISION, SLICE_S, Measuring, Quota, measure, span_s
 from gdp.runtime.statistics import MIN_BLOCKS, PER_SLOT, Trace
 

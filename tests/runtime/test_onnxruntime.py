@@ -18,8 +18,7 @@ from gdp.importers.onnx.model import load_onnx
 from gdp.placement import load_placement, make_placement, save_placement
 from gdp.runtime.compare import compare, merge_comparisons
 from gdp.runtime.measure import Measuring
-from gdp.runtime.ort.inputs import make_inputs
-from gdp.runtime.ort.run import check_outputs, cut_plan, prepare, run_onnx
+from gdp.runtime.ort.run import check_outputs, cut_plan, make_inputs, prepare, run_onnx
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
 from gdp.runtime.plan import roofline_prediction

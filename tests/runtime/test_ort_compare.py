@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gdp.cli.text import run_text
 from gdp.runtime.compare import Repeatable, compare, judge
 from gdp.runtime.measure import Measuring
-from gdp.runtime.ort.inputs import repeatable
+from gdp.runtime.ort.run import repeatable
 from gdp.runtime.report import Row, measured_fields
 
 node = helper.make_node

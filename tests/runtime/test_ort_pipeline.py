@@ -13,14 +13,7 @@ from gdp.cluster.types import make_cluster
 from gdp.errors import ClusterError
 from gdp.runtime.cycle import Cycle
 from gdp.runtime.measure import Quota
-from gdp.runtime.ort.pipeline import (
-    PipelineExecutor,
-    Serving,
-    SessionStage,
-    SideBySide,
-    Slot,
-    make_slot,
-)
+from gdp.runtime.ort.run import PipelineExecutor, Serving, SessionStage, SideBySide, Slot, make_slot
 from gdp.runtime.ort.sessions import can_pin, core_of_device, pinned, usable_cores
 
 CORE = min(usable_cores())

@@ -15,8 +15,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx
 from gdp.runtime.compare import OutputCheck
 from gdp.runtime.ort import run
-from gdp.runtime.ort.inputs import make_inputs
-from gdp.runtime.ort.run import check_outputs, cut_plan, prepare
+from gdp.runtime.ort.run import check_outputs, cut_plan, make_inputs, prepare
 from gdp.runtime.ort.sessions import from_array, to_array, usable_cores
 from gdp.runtime.ort.source import load_source
 from gdp.runtime.plan import roofline_prediction

@@ -14,7 +14,7 @@ from gdp.errors import ClusterError
 from gdp.importers.onnx.model import load_onnx
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
-from gdp.runtime.profile import record
+from gdp.runtime.profile.jax import bandwidth, statistic, timed_rounds
 from gdp.runtime.profile.ort import (
     HELPERS,
     ProfileConfig,
@@ -23,7 +23,6 @@ from gdp.runtime.profile.ort import (
     profile_source,
     tagged,
 )
-from gdp.runtime.profile.record import bandwidth, statistic, timed_rounds
 
 QUICK = ProfileConfig(rounds=2, seconds=0.02, min_runs=2, max_runs=3)
 
@@ -66,7 +65,7 @@ def test_bandwidth_is_the_slope_and_leaves_the_latency_out() -> None:
 def test_rounds_share_their_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of calls of 10 ms, 1 s in 5 rounds is 20 a round, and one to see how long they take."""
     clock = iter(np.arange(10_000) * 10e-3)
-    monkeypatch.setattr(record.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr("gdp.runtime.profile.record.time.perf_counter", lambda: next(clock))
     calls: list[int] = []
     times = timed_rounds(lambda: calls.append(1), rounds=5, seconds=1.0)
     assert times.shape[0] == 5

@@ -37,8 +37,7 @@ def model() -> TorchModel:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_placement_computes_the_same(seed: int) -> None:
-    from gdp.runtime.pytorch.program import SegmentedTorchProgram, Workers, output_nodes, pieces
-    from gdp.runtime.pytorch.run import values
+    from gdp.runtime.pytorch.run import SegmentedTorchProgram, Workers, output_nodes, pieces, values
 
     net = model()
     recorded = net.record()
@@ -85,13 +84,13 @@ def test_a_run_reports_what_was_executed() -> None:
 
 
 def test_inputs_that_a_module_branches_on_are_those_that_it_is_run_with() -> None:
-    from gdp.runtime.pytorch.program import (
+    from gdp.runtime.pytorch.run import (
         SegmentedTorchProgram,
         Workers,
         output_nodes,
+        values,
         whole_piece,
     )
-    from gdp.runtime.pytorch.run import values
 
     class Branches(nn.Module):
         def forward(self, x: Any) -> Any:

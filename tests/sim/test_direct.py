@@ -18,9 +18,8 @@ from tiny import (
 
 from gdp.cluster.types import make_cluster
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim.engine import arrays, workspace
 from gdp.sim.kernels.engine import run_latency
-from gdp.sim.latency import latencies
+from gdp.sim.latency import arrays, latencies, workspace
 
 
 def with_links(problem: Problem, latency_s: np.ndarray, channel: np.ndarray) -> Problem:

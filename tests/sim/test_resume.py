@@ -6,8 +6,7 @@ from tiny import random_devices, random_problem
 
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.sim.engine import arrays, workspace
-from gdp.sim.latency import latencies
+from gdp.sim.latency import arrays, latencies, workspace
 
 KINDS = ("single", "several", "window", "swap", "ranks")
 

@@ -357,7 +357,7 @@ LIGHT = tuple(f"onnx:light_{n}" for n in (
 
 
 TRACED = (
-    *(f"python:benchmarks.runtimes.executed_models:{n}" for n in ("bert", "llama", "mixtral")),
+    *(f"python:benchmarks.models:{n}" for n in ("bert", "llama", "mixtral")),
     "python:examples.jax_step:training_step",
 )
 """Executed by PyTorch and by JAX."""

@@ -1,6 +1,6 @@
 """The table of models x runtimes: what a row says."""
 
-from benchmarks.runtimes.executed import HEADER, RUNTIMES, text
+from benchmarks.executed import HEADER, RUNTIMES, text
 
 
 def row(**changed: object) -> dict[str, object]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.record import Record
+from benchmarks.gpu import Record
 
 
 def test_a_step_that_fails_is_recorded_and_the_next_one_runs(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_no_step_begins_when_time_is_over(tmp_path: Path) -> None:
 
 def test_what_runs_when_time_is_over_is_cut_off_with_all_written(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from benchmarks.gpu.record import Record\n"
+        "import sys, time; from pathlib import Path; from benchmarks.gpu import Record\n"
         "record = Record(Path(sys.argv[1]), 0.01)\n"
         "record.step('first', 1, lambda s: {'a': 1})\n"
         "record.step('long', 1, lambda s: time.sleep(60))"

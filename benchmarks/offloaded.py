@@ -20,11 +20,11 @@ from gdp.commands.accelerate import (
     plan_accelerate,
     streamed_bytes,
 )
+from gdp.commands.peer_plans import balanced_map
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import Streamed
-from gdp.exporters.accelerate import device_map, hugging_face_names
-from gdp.graph.op_graph import OpGraph
+from gdp.exporters.accelerate import device_map
 from gdp.importers.pytorch.model import TorchModel
 from gdp.methods.base import Search
 from gdp.placement import make_placement
@@ -65,7 +65,7 @@ class Machine:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether there is an accelerator at all."""
+        """Not in a rehearsal."""
         return self.device.type == "cuda"
 
     def wait(self) -> None:
@@ -137,7 +137,7 @@ def measured(call: Call, machine: Machine, seconds: float) -> tuple[dict[str, An
 
 
 def equal(found: Any, wanted: Any) -> dict[str, Any]:
-    """Whether logits agree, and how far they are apart as a share of the largest magnitude."""
+    """Agreement of logits, and how far they are apart as a share of the largest magnitude."""
     apart = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
     return {"outputs_equal": math.isfinite(apart) and apart <= TOLERANCE, "apart": apart}
 
@@ -191,46 +191,14 @@ def _by_gdp(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -
 
 
 def _by_accelerate(model: TorchModel, machine: Machine, costs: CostModel, limit: int) -> Any:
-    """The map of `infer_auto_device_map`, followed by accelerate."""
+    """accelerate's own map, followed by accelerate."""
     graph, box = model.trace().graph, machine.box(limit)
     constraints = Constraints(whole=tuple(kept_modules(model.module)))
     streams = cluster_with_offload(box, "cpu", streamed_bytes(graph, constraints))
-    found = their_map(model.module, box)
-    return dispatched(model, machine, found), of_map(found, graph, streams, costs)[0]
-
-
-def their_map(module: Any, box: Cluster) -> dict[str, Any]:
-    """What `infer_auto_device_map` answers for the limits of a box."""
-    from accelerate import infer_auto_device_map
-
-    limits: dict[int | str, int | str] = {}
-    for device, name in zip(box.devices, hugging_face_names(box), strict=True):
-        limits[name] = device.memory_bytes
-    return infer_auto_device_map(
-        module,
-        max_memory=limits,
-        no_split_module_classes=list(module._no_split_modules or ()),  # noqa: SLF001
-    )
-
-
-def of_map(
-    found: Mapping[str, Any], graph: OpGraph, machine: Cluster, costs: CostModel
-) -> tuple[float, bool]:
-    """Predicted seconds of a device map, and whether it fits as gdp counts memory; `machine` has an
-    offload device. Ops without weights follow the module that they belong to, or the op before."""
-    names = hugging_face_names(machine)
-    index: dict[Any, int] = {name: i for i, name in enumerate(names)}  # the last "cpu": rests
-    device = np.full(graph.num_ops, machine.host)
-    last = index[0]
-    for op, scope in enumerate(graph.scope):
-        if graph.is_io[op]:
-            continue
-        paths = [p for p in found if not p or scope == p or scope.startswith(f"{p}.")]
-        last = index[found[max(paths, key=len)]] if paths else last
-        device[op] = last
-    placement = make_placement(graph, machine, device)
-    score = api.simulate(graph, placement, machine, costs=Streamed(costs))
-    return score.latency_s, score.feasible
+    found = dict(balanced_map(model.module, graph, box) or {})
+    placement = make_placement(graph, streams, found)
+    score = api.simulate(graph, placement, streams, costs=Streamed(costs))
+    return dispatched(model, machine, found), score.latency_s
 
 
 def dispatched(model: TorchModel, machine: Machine, found: Mapping[str, Any]) -> Call:

@@ -1,19 +1,25 @@
-"""Models x runtimes: what was executed, whether outputs equal, predicted beside measured.
+"""Placed models executed on two cores: outputs, and predicted beside measured seconds.
 
-    M=python:benchmarks.runtimes.executed_models
+    python -m benchmarks.executed light [--simplicity 0,2] [--seconds 60] [--models bert,a.onnx]
+    python -m benchmarks.executed runtimes --costs costs [--only PyTorch,JAX] [--seconds 12]
+
+`light`: throughput of light ONNX models against one core, the runtime's own threads and a copy on
+every core; BERT-base of 128 tokens is exported when it is first asked for. Figures are medians of
+interleaved rounds with 95% intervals; what `gdp run` would advise ends every line.
+
+`runtimes`: models x runtimes. PyTorch's predictions are by costs fitted to other models on the same
+machine, those of the other runtimes by the shipped ones:
+
+    M=python:benchmarks.models
     gdp profile $M:{gpt2,distilbert,vit,resnet,qwen2,qwen2_moe} \\
         --device torch:cpu --rounds 4 --seconds 4 -o p.json.gz
     gdp calibrate p.json.gz --steps 300 -o costs
-    python -m benchmarks.runtimes.executed --costs costs [--only PyTorch,JAX]
-        [--seconds 12] [--json]
 
-On two cores. PyTorch's predictions are by costs fitted to other models on the same machine
-(--costs), those of the other runtimes by the shipped ones. For accelerate, cores stand for the
-accelerators and a disk for host memory: outputs count there, times do not, and nothing is
-predicted. Every timing keeps both cores busy; run nothing beside it.
+For accelerate, cores stand for the accelerators and a disk for host memory: outputs count there,
+times do not, and nothing is predicted. Every timing keeps both cores busy; run nothing beside it.
 """
 
-import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -24,16 +30,82 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
+from benchmarks.tables import between, head, line
+from gdp import api
+from gdp.cluster.presets import cluster_preset
+from gdp.commands.execute import Executor, export, run
+from gdp.commands.placing import place_for
+from gdp.constraints import Constraints
+from gdp.methods.base import Search
+from gdp.models import load, traced_model
+from gdp.runtime.measure import Measuring
+from gdp.runtime.report import advice
+
 FLAG = "--xla_force_host_platform_device_count=2"
 BOX = "2xcpu-core"
 TORCH = ("bert", "llama", "mixtral")
 LIGHT = ("inception_v2", "squeezenet", "resnet50")
+PIPELINED = "resnet50,densenet121,inception_v2,squeezenet"
 Row = dict[str, Any]
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    """The benchmark's verbs."""
+
+
+def spec(name: str) -> str:
+    """A light model by its name, BERT-base (needs the extra `corpus`), or an ONNX file's path."""
+    if name == "bert":
+        from pretrain.profile_corpus.exports import BERT_BASE, export
+
+        return str(export(BERT_BASE, Path("runs/exports")))
+    return name if name.endswith(".onnx") else f"onnx:light_{name}"
+
+
+@main.command()
+@click.option("--seconds", default=60.0, show_default=True, help="Of timing one execution.")
+@click.option("--search-seconds", default=5.0, show_default=True, help="Of placing a model.")
+@click.option("--simplicity", default="2", show_default=True, help="Percent; 0,2 runs all twice.")
+@click.option("--models", default=PIPELINED, show_default=True, help="Or bert, or ONNX files.")
+def light(seconds: float, search_seconds: float, simplicity: str, models: str) -> None:
+    """Each model as `auto` places it, and as the best pipeline without replicated stages."""
+    cluster = cluster_preset(BOX)
+    for percent in map(float, simplicity.split(",")):
+        click.echo(f"\nthroughput, samples/s; {percent:g}% for simplicity")
+        click.echo(
+            head("model | executed | pieces | equal | predicted | measured | error | 1 core | "
+                 "2 threads | 2 copies | fastest", left=2)
+        )  # fmt: skip
+        for name, replicas in itertools.product(models.split(","), (True, False)):
+            graph = load(spec(name))
+            result = api.place(
+                graph, cluster, objective="throughput", constraints=Constraints(replicas=replicas),
+                search=Search(seconds=search_seconds, simplicity=percent / 100),
+            )  # fmt: skip
+            executor = Executor.of(spec(name), graph, cluster, "throughput", {})
+            ready = executor.prepare(result.placement, None)
+            report = executor.run(result.placement, ready, Measuring(seconds, precision=0.0))
+            equal = report.outputs_equal and report.inner_equal
+            sizes = "+".join(str(len(team)) for team in result.placement.teams)
+            predicted, own = report.predicted_throughput_per_s, report.measured_throughput_per_s
+            click.echo(line(
+                name.rpartition("/")[2], f"replicas {sizes}" if sizes else "pipeline",
+                len(report.segments), "yes" if equal else "NO",
+                f"{predicted:.2f}", between(own, *report.throughput_interval_per_s, ".2f"),
+                f"{predicted / own - 1:+.0%}",
+                *(f"{row.throughput_per_s:.2f}" for row in report.baselines.values()),
+                advice(report.to_json()),
+            ))  # fmt: skip
+            for note in (*report.warnings, *result.notes):
+                click.echo(f"  {note}")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How long, and with which costs."""
+    """Seconds of measuring each row, and costs of torch on this machine."""
 
     seconds: float
     costs: str | None
@@ -41,19 +113,15 @@ class Options:
 
 def named(model: str) -> str:
     """The model's `python:` name."""
-    return f"python:benchmarks.runtimes.executed_models:{model}"
+    return f"python:benchmarks.models:{model}"
 
 
 def executed(
-    spec: str, name: str, runtime: str, objective: str, seconds: float, costs: str | None = None
+    model: str, name: str, runtime: str, objective: str, seconds: float, costs: str | None = None
 ) -> Row:
     """One model by `gdp.run`, placed by `auto`."""
-    from gdp.commands.execute import run
-    from gdp.methods.base import Search
-    from gdp.runtime.measure import Measuring
-
     report = run(
-        spec, BOX, objective=objective, costs=costs, measuring=Measuring(seconds),
+        model, BOX, objective=objective, costs=costs, measuring=Measuring(seconds),
         search=Search(seconds=None, evaluations=400),
     )  # fmt: skip
     pieces = report["segments"]
@@ -97,18 +165,13 @@ def torch_rows(options: Options) -> Iterable[Row]:
 def pipelining_rows(options: Options) -> Iterable[Row]:
     """Two processes with gloo, as `gdp export --to pipelining` writes them: seconds are those of a
     microbatch, of as many as are advised."""
-    from gdp.cluster.file import load_cluster
-    from gdp.commands.execute import export
-    from gdp.commands.placing import place_for
-    from gdp.models import load
-
     for name in TORCH:
-        spec, cluster = named(name), load_cluster(BOX)
-        found = place_for("pipelining", load(spec), cluster, model=spec, objective="throughput",
+        model, cluster = named(name), cluster_preset(BOX)
+        found = place_for("pipelining", load(model), cluster, model=model, objective="throughput",
                           costs=options.costs)  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "out"
-            export(found.result, spec, "pipelining", output, cluster)
+            export(found.result, model, "pipelining", output, cluster)
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
             done = subprocess.run(
                 [sys.executable, str(output / "run.py"), "--rounds", "5"], check=False,
@@ -135,13 +198,11 @@ def accelerate_rows(options: Options) -> Iterable[Row]:
 
     import torch
 
-    from benchmarks.gpu.plans import Machine, dispatched, equal, measured
+    from benchmarks.offloaded import Machine, dispatched, equal, measured
     from gdp.cluster.presets import device_preset
     from gdp.commands.accelerate import kept_modules, plan_accelerate
     from gdp.costs.base import roofline
     from gdp.exporters.accelerate import device_map
-    from gdp.methods.base import Search
-    from gdp.models import traced_model
 
     with tempfile.TemporaryDirectory() as scratch:
         host, card = (replace(device_preset(n), name=n) for n in ("cpu-server", "rtx4090"))
@@ -174,6 +235,10 @@ RUNTIMES: dict[str, Callable[[Options], Iterable[Row]]] = {
     "ONNX Runtime": ort_rows, "JAX": jax_rows, "PyTorch": torch_rows,
     "pipelining": pipelining_rows, "accelerate": accelerate_rows,
 }  # fmt: skip
+HEADER = head(
+    "model | runtime | executed | outputs equal, apart | predicted ms | measured ms | error | "
+    "one core", left=4,
+)  # fmt: skip
 
 
 def text(row: Row) -> str:
@@ -182,51 +247,36 @@ def text(row: Row) -> str:
     def ms(seconds: float | None) -> str:
         return "-" if seconds is None else f"{seconds * 1e3:.2f}"
 
+    measured, predicted = row["measured_s"], row["predicted_s"]
     low, high = row["interval_s"]
-    error = "-" if row["predicted_s"] is None else (
-        f"{100 * (row['predicted_s'] / row['measured_s'] - 1):+.0f}%"
+    return line(
+        row["model"], row["runtime"], row["executed"],
+        f"{'yes' if row['equal'] else 'NO'}, {row['apart']:.0e}", ms(predicted),
+        between(1e3 * measured, 1e3 * low, 1e3 * high, ".2f"),
+        "-" if predicted is None else f"{predicted / measured - 1:+.0%}", ms(row["one_core_s"]),
     )  # fmt: skip
-    return (
-        f"| {row['model']} | {row['runtime']} | {row['executed']} | "
-        f"{'yes' if row['equal'] else 'NO'}, {row['apart']:.0e} | {ms(row['predicted_s'])} | "
-        f"{ms(row['measured_s'])} ({ms(low)} to {ms(high)}) | {error} | {ms(row['one_core_s'])} |"
-    )
 
 
-HEADER = (
-    "| model | runtime | executed | outputs equal, apart | predicted ms | measured ms | error | "
-    "one core |\n| --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
-)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help=f"of {', '.join(RUNTIMES)}")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of measuring, for each row")
-    parser.add_argument("--costs", help="costs of torch on this machine, of gdp calibrate")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+@main.command()
+@click.option("--only", default=",".join(RUNTIMES), show_default=True)
+@click.option("--seconds", default=12.0, show_default=True, help="Of measuring, for each row.")
+@click.option("--costs", help="Of torch on this machine, made by gdp calibrate.")
+def runtimes(only: str, seconds: float, costs: str | None) -> None:
+    """Each model under each runtime that executes it."""
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip()
-    names = given.only.split(",") if given.only else list(RUNTIMES)
-    if unknown := sorted(set(names) - set(RUNTIMES)):
-        parser.error(f"no runtime {unknown[0]!r}; there are {', '.join(RUNTIMES)}")
-    rows: list[Row] = []
-    failed = 0
-    if not given.json:
-        print(HEADER, flush=True)
-    for name in names:
+    if unknown := sorted(set(only.split(",")) - set(RUNTIMES)):
+        raise click.UsageError(f"no runtime {unknown[0]!r}; there are {', '.join(RUNTIMES)}")
+    failed = False
+    click.echo(HEADER)
+    for name in only.split(","):
         try:
-            for row in RUNTIMES[name](Options(given.seconds, given.costs)):
-                rows.append(row)
-                if not given.json:
-                    print(text(row), flush=True)
+            for row in RUNTIMES[name](Options(seconds, costs)):
+                click.echo(text(row))
         except Exception as error:  # the other runtimes are tried all the same
-            failed += 1
-            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    if given.json:
-        print(json.dumps(rows, indent=1))
-    return 1 if failed else 0
+            failed = True
+            click.echo(f"{name}: {type(error).__name__}: {error}", err=True)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -198,7 +198,7 @@ def load(
     if isinstance(spec, OpGraph):
         return spec
     if not isinstance(spec, str | os.PathLike):
-        return _graph_of(spec)
+        return _reported(_traced(spec, ""))
     spec = text
     if is_traced(text):
         trace = traced(text, room_bytes)
@@ -327,11 +327,6 @@ def traced(spec: str, room_bytes: int | None = None) -> "Traced | OpGraph":
         return _traced(model, spec)
     model = traced_model(spec)
     return model if isinstance(model, OpGraph) else _traced(model, spec)
-
-
-def _graph_of(model: object, spec: str = "") -> OpGraph:
-    """The graph of a traced model."""
-    return _reported(_traced(model, spec))
 
 
 def _reported(trace: "Traced") -> OpGraph:

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gdp.cli import options
-from gdp.cli.show import placing, show, stages
+from gdp.cli.show import Say, placing, show, stages
 from gdp.clock import MEASURE_SECONDS
-from gdp.commands.registry import EXPORTERS, RUNTIMES
+from gdp.commands.registry import EXPORTERS, RUNTIMES, Runtime
 from gdp.files.writing import write_atomic
 from gdp.terminal import printable_lines
 
 if TYPE_CHECKING:
+    from gdp.cluster.types import Cluster
+    from gdp.commands.execute import Placing
     from gdp.commands.tuning import Round, Tuned
+    from gdp.graph.op_graph import OpGraph
+    from gdp.result import Result
 
 FILE_RUNTIMES = tuple(row.name for row in RUNTIMES.values() if row.executes in ("onnx", "gguf"))
 
@@ -55,11 +59,10 @@ def run(
 
     Without PLACEMENT the model is placed first; a placement that remembers its model is enough.
     """
-    from gdp import api
     from gdp.cli import first_run
     from gdp.cli.text import run_text
     from gdp.commands import reporting
-    from gdp.commands.execute import Placing, place_runnable, runnable, runtime_of
+    from gdp.commands.execute import Placing, runnable, runtime_of
     from gdp.commands.execute import run as run_model
     from gdp.models import spec_of
     from gdp.placement import placement_on
@@ -87,17 +90,8 @@ def run(
         graph = options.told_load(spec, dims, room)
         if read is None:
             how = runnable(spec, how, timing.runtime)
-            api.require_answerable(
-                graph, machine, method=search.method, costs=trained.costs,
-                checkpoint=trained.checkpoint, constraints=how.get("constraints"),
-            )  # fmt: skip
-            first_run.prepare(search.method, objective, say)
-            limit = f"{search.seconds:g} s"
-            if search.evaluations is not None:
-                limit = f"{search.evaluations} evaluations"
-            say(f"placing on {machine.name}, at most {limit} of search")
             row = runtime_of(spec, timing.runtime)
-            result = place_runnable(graph, machine, row, objective, trained.costs, how)
+            result = _placed(graph, machine, row, objective, trained.costs, how, search, say)
             placed = result.placement
         else:
             result = placed = placement_on(read, graph, machine)
@@ -114,6 +108,27 @@ def run(
     show(report, lambda: run_text(report))
     if report["outputs_equal"] is False or not report.get("inner_equal", True):
         sys.exit(1)
+
+
+def _placed(
+    graph: "OpGraph", machine: "Cluster", runtime: Runtime, objective: str, costs: str | None,
+    how: "Placing", search: options.MethodOptions, say: Say,
+) -> "Result":  # fmt: skip
+    """A placement that the runtime executes; the stages of finding it are told."""
+    from gdp import api
+    from gdp.cli import first_run
+    from gdp.commands.execute import place_runnable
+
+    api.require_answerable(
+        graph, machine, method=search.method, costs=costs, checkpoint=how.get("checkpoint"),
+        constraints=how.get("constraints"),
+    )  # fmt: skip
+    first_run.prepare(search.method, objective, say)
+    limit = f"{search.seconds:g} s"
+    if search.evaluations is not None:
+        limit = f"{search.evaluations} evaluations"
+    say(f"placing on {machine.name}, at most {limit} of search")
+    return place_runnable(graph, machine, runtime, objective, costs, how)
 
 
 @click.command()

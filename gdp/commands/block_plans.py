@@ -340,10 +340,7 @@ def plan_openvino(
     graph: OpGraph,
     cluster: Cluster,
     *,
-    model: Any = None,
-    module: Any = None,
     whole: tuple[str, ...] = (),
-    offload: str | None = None,
     objective: str = "latency",
     costs: CostModel | str | Path | None = None,
     search: Search | None = None,
@@ -356,7 +353,6 @@ def plan_openvino(
     Raises:
         InfeasibleError: if no such plan fits.
     """
-    del model, module, offload
     find_objective(objective)
     started_s = time.perf_counter()
     search = of_kind(search, Search, "search")

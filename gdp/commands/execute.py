@@ -37,6 +37,7 @@ from gdp.result import Result
 from gdp.runtime.measure import Measuring
 from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan
 from gdp.runtime.report import RunReport, rescaled
+from gdp.runtime.request import RunRequest
 
 if TYPE_CHECKING:
     from gdp.importers.jax.trace import JaxModel
@@ -133,7 +134,7 @@ class Executor:
     objective: str
     runtime: Runtime
     executable: Any
-    options: Mapping[str, Any]  # of the runtime's function, of this model
+    dims: Mapping[str, int]  # sizes of symbolic dimensions
 
     @classmethod
     def of(
@@ -144,8 +145,7 @@ class Executor:
         _require_runtime(runtime)
         kind, executable = executable_model(model)
         row = _runtime(model, (kind,), runtime)
-        options = {"dims": dims} if kind == "onnx" else {}
-        return cls(model, graph, cluster, objective, row, executable, options)
+        return cls(model, graph, cluster, objective, row, executable, dims)
 
     def place(self, costs: CostModel | str | Path | None, placing: Placing) -> Result:
         """A placement that the runtime executes."""
@@ -179,10 +179,12 @@ class Executor:
     def run(
         self, placed: Placement, ready: ReadyPlacement, measuring: Measuring, **more: Any
     ) -> RunReport:
-        """Execute it; `more` are `rivals` and `baselines` of `gdp.runtime.ort.run.run_onnx`."""
+        """Execute it; `more` are `rivals` and `baselines` of `RunRequest`."""
         return self.runtime.run(
-            self.executable, self.graph, self.cluster, placed.device, objective=self.objective,
-            measuring=measuring, predict=ready.prediction, **more, **self.options,
+            RunRequest(
+                self.executable, self.graph, self.cluster, placed.device, self.dims, self.objective,
+                measuring, ready.prediction, **more,
+            )
         )  # fmt: skip
 
 

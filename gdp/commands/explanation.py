@@ -83,20 +83,18 @@ def explain(
     view = api.view_of(graph, placement, cluster, costs=costs)
     kernels = np.unique(view.group_of[chosen])
     allowed = _allowed(graph, cluster, constraints)
-    rows = []
-    for d in range(cluster.num_devices):
-        row = _stay(prepared.problem, kernels, d)
-        row["holds"] = int((placement.device[chosen] == lead.get(d, d)).sum())
-        barred = _barred(graph, cluster, prepared.problem, allowed, moving, kernels, d)
+
+    def row_of(d: int) -> dict[str, Any]:
+        to, row = lead.get(d, d), _stay(prepared.problem, kernels, d)
+        row["holds"] = int((placement.device[chosen] == to).sum())
         if row["holds"] == len(chosen):
-            row |= _change(cluster, now, now)
-        elif barred:
-            row["reason"] = barred
-        else:
-            to = lead.get(d, d)
-            after = _moved(graph, placement, cluster, moving, to, objective, costs)
-            row |= _change(cluster, after, now)
-        rows.append(row)
+            return row | _change(cluster, now, now)
+        if reason := _barred(graph, cluster, prepared.problem, allowed, moving, kernels, d):
+            return row | {"reason": reason}
+        after = _moved(graph, placement, cluster, moving, to, objective, costs)
+        return row | _change(cluster, after, now)
+
+    rows = [row_of(d) for d in range(cluster.num_devices)]
     return {
         "matches": scope if op is None else op,
         "ops": len(chosen),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gdp.graph.op_graph import OpGraph
     from gdp.models import Model
     from gdp.placement import Placement
+    from gdp.runtime.report import RunReport
+    from gdp.runtime.request import RunRequest
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,15 @@ class Runtime:
     title: str
     distribution: str
     executes: Literal["onnx", "jax", "torch", "gguf"]  # kind of models
-    function: str  # "module:function"; called as `gdp.runtime.ort.run.run_onnx`
+    function: str  # "module:function"; takes a `RunRequest` and returns a `RunReport`
     devices: Callable[[], list[str]]  # that the library sees on this machine
     replicates: bool = False  # lets devices take samples in turn
     method: str = "auto"  # for `auto`, where only placements of another one can be executed
     target: str = ""  # in `PLANNING_TARGETS`, where only its placements can be executed
 
-    def run(self, *arguments: Any, **options: Any) -> Any:
-        """Execute a placement and return its `RunReport`."""
-        return _imported(self.function)(*arguments, **options)
+    def run(self, request: "RunRequest") -> "RunReport":
+        """Execute a placement."""
+        return _imported(self.function)(request)
 
 
 def _imported(function: str) -> Callable[..., Any]:

@@ -456,7 +456,7 @@ def learned_rows(adaptation: Adaptation, runs: Sequence[Run]) -> list[LearnedRow
     return sorted(rows, key=lambda row: (row.op_type != "", -row.learned_s))
 
 
-def lessons(adaptation: Adaptation, runs: Sequence[Run], most: int = 3) -> list[str]:
+def lessons(adaptation: Adaptation, runs: Sequence[Run]) -> list[str]:
     """Multipliers that changed most of the predicted seconds, in words, largest first."""
     changes = []
     for row in learned_rows(adaptation, runs):
@@ -474,9 +474,10 @@ def lessons(adaptation: Adaptation, runs: Sequence[Run], most: int = 3) -> list[
         for before, after, text in changes
         if abs(math.log(after / before)) > math.log(1.0 + WORTH_TELLING)
     ]
-    return [text for _, text in sorted(weighted, reverse=True)[:most]]
+    return [text for _, text in sorted(weighted, reverse=True)[:MOST_LESSONS]]
 
 
+MOST_LESSONS = 3
 DISPATCH = "dispatch"
 """Of `LearnedRow.op_type`: starting pieces."""
 WORTH_TELLING = 0.1

@@ -9,7 +9,7 @@ import datetime
 import functools
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -187,12 +187,9 @@ class Knowledge:
         return f"this machine, tuned on {models}, {off:.0%} off when last checked"
 
 
-def knowledge(
-    cluster: Cluster, runtime: str, costs: str, versions: Mapping[str, str] | None = None
-) -> Knowledge:
+def knowledge(cluster: Cluster, runtime: str, costs: str) -> Knowledge:
     """Records of a cluster's devices under a runtime, relative to the costs of a label."""
-    devices = set(measured_devices(cluster))
-    installed = runtime_versions(runtime) if versions is None else versions
+    devices, installed = set(measured_devices(cluster)), runtime_versions(runtime)
     return Knowledge([
         r for r in records()
         if r.runtime == runtime and r.costs == costs and set(r.devices) <= devices

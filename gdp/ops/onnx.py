@@ -54,21 +54,17 @@ def per_input(flop: Number) -> Formula:
 # Products
 
 
-def matmul(a: int = 0, *, transposed: str = "transA") -> Formula:
-    """The output's elements times the inner size, the last axis of operand `a`."""
-
-    def formula(view: NodeView) -> Number:
-        shape = view.shape(a)
-        inner = shape[-2 if view.attribute(transposed, 0) and len(shape) > 1 else -1]
-        return 2.0 * view.out_elements * inner
-
-    return formula
+def matmul(view: NodeView) -> Number:
+    """The output's elements times the inner size, the last axis of the first operand."""
+    shape = view.shape(0)
+    inner = shape[-2 if view.attribute("transA", 0) and len(shape) > 1 else -1]
+    return 2.0 * view.out_elements * inner
 
 
 def gemm(view: NodeView) -> Number:
     """alpha A B + beta C; factors of one are free."""
     scaled = (view.attribute("alpha", 1.0) != 1.0) + (view.attribute("beta", 1.0) != 1.0)
-    return matmul()(view) + (view.has(2) + scaled) * view.out_elements
+    return matmul(view) + (view.has(2) + scaled) * view.out_elements
 
 
 def _einsum(view: NodeView) -> Number:
@@ -478,8 +474,8 @@ STANDARD: dict[str, OpRule] = {
     "NegativeLogLikelihoodLoss": OpRule("", lambda view: 3 * view.in_elements(1)),
     **rows("MaxPool AveragePool LpPool", "", pool),
     "LRN": OpRule("", _lrn),
-    "MatMul": OpRule("", matmul()),
-    **rows("MatMulInteger QLinearMatMul", "", matmul(), integer=True),
+    "MatMul": OpRule("", matmul),
+    **rows("MatMulInteger QLinearMatMul", "", matmul, integer=True),
     "Gemm": OpRule("", gemm),
     "Einsum": OpRule("", _einsum),
     "Conv": OpRule("", convolution(weight=1, bias=2)),

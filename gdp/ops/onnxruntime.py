@@ -47,7 +47,7 @@ MICROSOFT = "com.microsoft"
 
 def _q_gemm_flop(view: NodeView) -> Number:
     """The integer product, its bias, and the scale of the result."""
-    return matmul()(view) + (view.has(6) + 1) * view.out_elements
+    return matmul(view) + (view.has(6) + 1) * view.out_elements
 
 
 def _skip_flop(per_element: int) -> Formula:
@@ -85,7 +85,7 @@ def _n_bits_flop(view: NodeView) -> Number:
 
 def _dynamic_flop(view: NodeView) -> Number:
     """Range and quantisation of the input, the product, scale and bias."""
-    return matmul()(view) + 5 * view.in_elements(0) + (1 + view.has(4)) * view.out_elements
+    return matmul(view) + 5 * view.in_elements(0) + (1 + view.has(4)) * view.out_elements
 
 
 def _attention_flop(view: NodeView) -> Number:
@@ -378,11 +378,11 @@ CONTRIB: dict[str, OpRule] = {
     ),
     **rows("MatMulNBits MatMulBnb4", "", _n_bits_flop, shape=_matmul_n_bits, **_OURS),
     **rows(
-        "FusedMatMul TransposeMatMul FusedMatMulActivation", "", matmul(), shape=_fused_matmul,
+        "FusedMatMul TransposeMatMul FusedMatMulActivation", "", matmul, shape=_fused_matmul,
         **_OURS,
     ),
     "MatMulIntegerToFloat": OpRule(
-        "", matmul(), None, _matmul_to_float(data=1, dtype_from=2), integer=True, **_OURS
+        "", matmul, None, _matmul_to_float(data=1, dtype_from=2), integer=True, **_OURS
     ),
     "DynamicQuantizeMatMul": OpRule(
         "", _dynamic_flop, None, _matmul_to_float(data=1, dtype_from=0), integer=True, **_OURS

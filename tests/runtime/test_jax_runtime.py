@@ -21,6 +21,7 @@ from gdp.models import load, traced_model
 from gdp.placement import make_placement, save_placement
 from gdp.runtime.jax.program import Layout, SegmentedJaxProgram, argument_values, as_numpy
 from gdp.runtime.jax.run import jax_devices, run_jax
+from gdp.runtime.request import RunRequest
 
 TESTS = Path(__file__).parents[1]
 MODELS = ("attention_model", "cnn", "training_step", "stacked_layers", "written_step")
@@ -48,6 +49,7 @@ import jax, numpy as np
 from gdp.models import traced_model
 from gdp.runtime.jax.run import run_jax
 from gdp.runtime.measure import Measuring
+from gdp.runtime.request import RunRequest
 from test_jax_runtime import MODELS, devices, scattered
 
 assert len(jax.devices()) == 2
@@ -55,8 +57,10 @@ for index, name in enumerate(MODELS):
     model = traced_model(f"python:jax_models:{name}")
     graph = model.trace().graph
     objective = ("latency", "throughput")[index % 2]
-    report = run_jax(model, graph, devices(2), scattered(graph, index), objective=objective,
-                     measuring=Measuring(seconds=0.1))
+    report = run_jax(RunRequest(
+        model, graph, devices(2), scattered(graph, index), objective=objective,
+        measuring=Measuring(seconds=0.1),
+    ))
     ops = int((~graph.is_io).sum())
     print(json.dumps({"name": name, "graph_ops": ops} | report.to_json()))
 """
@@ -148,8 +152,12 @@ def test_too_few_devices_are_counted_and_the_way_out_named() -> None:
 def test_a_graph_of_another_function_is_refused() -> None:
     graph = load("python:jax_models:cnn")
     with pytest.raises(ModelError, match="changed since"):
-        run_jax(traced_model("python:jax_models:while_loop"), graph, devices(1),
-                np.zeros(graph.num_ops, np.int64))  # fmt: skip
+        run_jax(
+            RunRequest(
+                traced_model("python:jax_models:while_loop"), graph, devices(1),
+                np.zeros(graph.num_ops, np.int64),
+            )
+        )  # fmt: skip
 
 
 def test_the_same_seed_draws_the_same_arguments() -> None:

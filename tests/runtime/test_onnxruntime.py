@@ -22,6 +22,7 @@ from gdp.runtime.ort.run import check_outputs, cut_plan, make_inputs, prepare, r
 from gdp.runtime.ort.sessions import usable_cores
 from gdp.runtime.ort.source import load_source
 from gdp.runtime.plan import roofline_prediction
+from gdp.runtime.request import RunRequest
 
 CORES = sorted(usable_cores())
 
@@ -66,10 +67,10 @@ def right_elsewhere(graph: OpGraph, devices: Cluster) -> np.ndarray:
 def test_a_branch_on_another_core_gives_the_same_outputs(objective: str, tmp_path: Path) -> None:
     path, devices = branches(tmp_path), cluster()
     graph = load_onnx(path, {"batch": 16})
-    report = run_onnx(
+    report = run_onnx(RunRequest(
         path, graph, devices, right_elsewhere(graph, devices),
         dims={"batch": 16}, objective=objective, measuring=Measuring(seconds=0.2),
-    )  # fmt: skip
+    ))  # fmt: skip
     assert report.outputs_equal
     assert report.max_abs_diff < 1e-4
     assert not report.random_weights
@@ -162,20 +163,21 @@ def test_missing_weights_are_one_line(tmp_path: Path) -> None:
     path, dims = branches(tmp_path, external=True), {"batch": 2}
     graph = load_onnx(path, dims)
     device = np.zeros(graph.num_ops, int)
-    run_onnx(path, graph, cluster(1), device, dims=dims, measuring=Measuring(seconds=0.02))
+    request = RunRequest(path, graph, cluster(1), device, dims, measuring=Measuring(seconds=0.02))
+    run_onnx(request)
     (tmp_path / "w.bin").unlink()
     with pytest.raises(ModelError, match=r"branches.onnx: its weights are missing, no file") as e:
-        run_onnx(path, graph, cluster(1), device, dims=dims, measuring=Measuring(seconds=0.02))
+        run_onnx(request)
     assert "\n" not in str(e.value)
 
 
 def test_one_device_is_one_segment_of_the_whole_model(tmp_path: Path) -> None:
     path = branches(tmp_path)
     graph = load_onnx(path, {"batch": 2})
-    report = run_onnx(
+    report = run_onnx(RunRequest(
         path, graph, cluster(1), np.zeros(graph.num_ops, int),
         dims={"batch": 2}, measuring=Measuring(seconds=0.05),
-    )  # fmt: skip
+    ))  # fmt: skip
     assert [s.ops for s in report.segments] == [6]
     assert report.max_abs_diff == 0.0
 
@@ -186,10 +188,10 @@ def test_a_light_model_in_two_halves_equals_the_whole() -> None:
     devices = cluster()
     device = (np.arange(graph.num_ops) > graph.num_ops // 2).astype(np.int64)
     device = np.minimum(np.where(graph.is_io, 0, device), devices.num_devices - 1)
-    report = run_onnx(
+    report = run_onnx(RunRequest(
         "onnx:light_squeezenet", graph, devices, device,
         objective="throughput", measuring=Measuring(seconds=0.5),
-    )  # fmt: skip
+    ))  # fmt: skip
     assert report.outputs_equal
     assert report.random_weights
 

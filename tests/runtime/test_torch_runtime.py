@@ -8,6 +8,7 @@ import pytest
 from gdp.cluster.presets import cluster_preset
 from gdp.importers.pytorch.model import TorchModel
 from gdp.runtime.measure import Measuring
+from gdp.runtime.request import RunRequest
 from gdp.sim.segments import segments
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
@@ -71,7 +72,7 @@ def test_a_run_reports_what_was_executed() -> None:
     device[graph.is_io] = 0
     try:
         report = run_torch(
-            net, graph, cluster_preset("2xcpu-core"), device, measuring=Measuring(1.0)
+            RunRequest(net, graph, cluster_preset("2xcpu-core"), device, measuring=Measuring(1.0))
         )
     except Exception as error:
         if "cores" in str(error):
@@ -132,5 +133,5 @@ def test_what_asks_for_its_device_is_traced_for_one_that_computes() -> None:
     assert made.latency_s > 0
     cluster = cluster_preset("1xcpu-core")
     device = np.zeros(graph.num_ops, np.int64)
-    report = run_torch(model, graph, cluster, device, measuring=Measuring(1.0))
+    report = run_torch(RunRequest(model, graph, cluster, device, measuring=Measuring(1.0)))
     assert report.outputs_equal

@@ -72,8 +72,8 @@ def _bitsandbytes(config: Config, w: Weight) -> int:
     return ceil(w.numel / 2) + blocks + 4 * ceil(blocks / 256) + table + 256 * 4 + 4
 
 
-def _groups(config: Config, w: Weight, default: int = 128) -> int:
-    size = int(config.get("group_size") or default)
+def _groups(config: Config, w: Weight) -> int:
+    size = int(config.get("group_size") or 128)
     return 1 if size <= 0 else ceil(w.columns / size)
 
 

@@ -1,13 +1,11 @@
 """Executes a placement of a JAX function, and measures it beside its baselines."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import ClusterError, ModelError
@@ -28,14 +26,9 @@ from gdp.runtime.jax.program import (
     as_numpy,
     tolerance,
 )
-from gdp.runtime.measure import Measuring
 from gdp.runtime.plan import (
     ExecutionPlan,
-    Prediction,
     make_plan,
-    replicas_s,
-    roofline_prediction,
-    uncut_s,
 )
 from gdp.runtime.report import (
     DEFAULT,
@@ -44,36 +37,23 @@ from gdp.runtime.report import (
     SINGLE,
     RunReport,
     SegmentTime,
-    measured_fields,
 )
+from gdp.runtime.request import RunRequest
 
 
-def run_jax(
-    model: JaxModel,
-    graph: OpGraph,
-    cluster: Cluster,
-    device: Int[np.ndarray, "N"],
-    *,
-    objective: str = "latency",
-    measuring: Measuring = Measuring(),  # noqa: B008  # frozen
-    predict: Prediction | None = None,
-    rivals: Mapping[str, Prediction] = MappingProxyType({}),
-    baselines: bool = True,
-) -> RunReport:
+def run_jax(request: RunRequest) -> RunReport:
     """Execute a placement: one jitted function per segment, transfers by `jax.device_put`.
 
-    `graph` must be the model's. Without `predict`, predictions are of roofline costs of the fused
-    ops. Arguments that are shapes get seeded values. Training steps start from the same parameters
-    each time. `rivals` and `baselines` are as of `gdp.runtime.ort.run.run_onnx`.
-
-    Raises `ClusterError` where JAX has fewer devices than the cluster, and `MeasurementError` when
-    a measured rate is impossible.
+    Arguments that are shapes get seeded values. Training steps start from the same parameters each
+    time. Raises `ClusterError` where JAX has fewer devices than the cluster, and `MeasurementError`
+    when a measured rate is impossible.
     """
+    model: JaxModel = request.model
+    cluster, measuring = request.cluster, request.measuring
     devices = jax_devices(cluster)
-    recorded = _recorded(model, graph)
+    recorded = _recorded(model, request.graph)
     arguments = argument_values(model, measuring.seed)
-    predict = predict or roofline_prediction(graph, cluster, device, objective)
-    plan = make_plan(predict, objective)
+    plan = request.plan
     measuring.say(f"compiling {len(plan.segment_device)} pieces and the uncut function")
 
     def cut(plan: ExecutionPlan) -> SegmentedJaxProgram:
@@ -85,30 +65,25 @@ def run_jax(
 
     program = cut(plan)
     whole = Uncut(model, recorded, arguments, devices[cluster.host])
-    singles = whole.singles(cluster, devices) if baselines else {}
+    singles = whole.singles(cluster, devices) if request.baselines else {}
     comparison = _compare(whole, program, recorded, devices)
-    is_equal = comparison.max_relative_diff <= tolerance(graph, devices)
+    is_equal = comparison.max_relative_diff <= tolerance(request.graph, devices)
     comparison = replace(comparison, equal=is_equal)
     contenders = {PLACED: placed(program, plan)} | singles
-    for name, rival in rivals.items():
-        other = make_plan(rival, objective)
+    for name, rival in request.rivals.items():
+        other = make_plan(rival, request.objective)
         contenders[name] = placed(cut(other), other)
-    if baselines:
+    if request.baselines:
         contenders |= whole.defaults(devices, trains=model.trains)
     rows = measured_rows(contenders, measuring)
     best = min(singles, key=lambda name: rows[name].latency_s, default="")
     names = {DEFAULT: DEFAULT, REPLICAS: REPLICAS} | ({SINGLE: best} if best else {})
-    expected = {REPLICAS: replicas_s(predict, objective)}
-    if best:
-        expected[SINGLE] = uncut_s(predict, objective, cluster.device_names.index(best))
-    return RunReport(
-        **measured_fields(
-            objective, (plan.latency_s, plan.period_s), rows[PLACED],
-            {k: rows[n] for k, n in names.items() if n in rows}, measuring, expected,
-            {name: rows[name] for name in rivals},
-        ),
-        model=graph.name,
-        **comparison.report_fields(),
+    names |= {name: name for name in (PLACED, *request.rivals)}
+    return request.report(
+        plan,
+        {name: rows[own] for name, own in names.items() if own in rows},
+        comparison,
+        single=cluster.device_names.index(best) if best else None,
         random_weights=_has_shapes(model),
         segments=_segments(program, plan, cluster),
         samples_in_flight=contenders[PLACED].slots,

@@ -10,10 +10,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,25 +27,20 @@ from gdp.importers.gguf import GgufSpec, parse_gguf_spec
 from gdp.placement import make_placement
 from gdp.runtime.async_execution import versions
 from gdp.runtime.compare import Repeatable, compare
-from gdp.runtime.measure import Measured, Measuring, Quota, measure
+from gdp.runtime.measure import Quota, measure
 from gdp.runtime.plan import (
     ExecutionPlan,
-    Prediction,
-    make_plan,
     rival_device,
-    roofline_prediction,
-    uncut_s,
 )
 from gdp.runtime.report import (
     DEFAULT,
     PLACED,
     SINGLE,
-    Row,
     RunReport,
     SegmentTime,
-    measured_fields,
     row,
 )
+from gdp.runtime.request import RunRequest
 from gdp.runtime.statistics import Trace
 from gdp.version import install_command
 
@@ -203,31 +197,19 @@ class LlamaContender:
         return (Trace(tuple(start_s), tuple(finish_s)),)
 
 
-def run_llamacpp(
-    model: str,
-    graph: OpGraph,
-    cluster: Cluster,
-    device: Int[np.ndarray, "N"],
-    *,
-    objective: str = "latency",
-    measuring: Measuring = Measuring(),  # noqa: B008  # frozen
-    predict: Prediction | None = None,
-    rivals: Mapping[str, Prediction] = MappingProxyType({}),
-    baselines: bool = True,
-) -> RunReport:
+def run_llamacpp(request: RunRequest) -> RunReport:
     """Execute a placement of a GGUF model by its flags, beside the processor alone and llama.cpp's
     own default (all layers on GPUs, divided by their memory).
 
-    Takes what `gdp.runtime.ort.run.run_onnx` takes. Seconds are llama.cpp's own, of a pass over the
-    prompt and of the steps of decoding; the tokens are random. Raises `ClusterError` where the
-    devices are not here, `PlacementError` where flags cannot say the placement, and
-    `MeasurementError` where llama.cpp fails.
+    Seconds are llama.cpp's own, of a pass over the prompt and of the steps of decoding; the tokens
+    are random. Raises `ClusterError` where the devices are not here, `PlacementError` where flags
+    cannot say the placement, and `MeasurementError` where llama.cpp fails.
     """
-    spec = parse_gguf_spec(model)
+    graph, cluster, device = request.graph, request.cluster, request.device
+    measuring, spec = request.measuring, parse_gguf_spec(request.model)
     tokens, cores = tokens_of(spec), cores_of(cluster)
     lent = [c for c, d in zip(cores, cluster.devices, strict=True) if _is_lent(d)]
-    predict = predict or roofline_prediction(graph, cluster, device, objective)
-    plan, slots = make_plan(predict, objective), slots_of(graph)
+    plan, slots = request.plan, slots_of(graph)
     pieces = pieces_of(graph, slots, device)
     alone = np.full(graph.num_ops, cluster.host)
     _require_package()
@@ -249,9 +231,9 @@ def run_llamacpp(
         ends = dict.fromkeys(piece.end for own in pieces.values() for piece in own)
         contenders = {PLACED: load(PLACED, device, tuple(ends)), SINGLE: load(SINGLE, alone)}
         difference = _compared(worker, tokens)
-        for name, rival in rivals.items():
+        for name, rival in request.rivals.items():
             contenders[name] = load(name, rival_device(rival))
-        if not baselines:
+        if not request.baselines:
             del contenders[SINGLE]
         elif lent or len(cluster.devices) > 1:
             contenders[DEFAULT] = started(DEFAULT, [*default_arguments(graph, cluster), *threads])
@@ -261,14 +243,10 @@ def run_llamacpp(
         worker.close()
     reads_s, steps_s = (float(np.median(own)) for own in zip(*phases[PLACED], strict=True))
     seconds = {"prompt": reads_s, "steps": steps_s}
-    return RunReport(
-        **measured_fields(
-            objective, (plan.latency_s, plan.period_s), row(times[PLACED]),
-            _rows(times, (SINGLE, DEFAULT)), measuring,
-            {SINGLE: uncut_s(predict, objective, cluster.host)}, _rows(times, rivals),
-        ),
-        model=graph.name,
-        **difference.report_fields(),
+    return request.report(
+        plan,
+        {name: row(measured) for name, measured in times.items()},
+        difference,
         random_weights=False,
         segments=_segments(graph, cluster, plan, pieces, shares, seconds),
         samples_in_flight=1,
@@ -277,10 +255,6 @@ def run_llamacpp(
         note=_told(tokens, reads_s, steps_s),
         versions=versions("llama-cpp-python", "numpy"),
     )  # fmt: skip
-
-
-def _rows(times: Mapping[str, Measured], names: Iterable[str]) -> dict[str, Row]:
-    return {name: row(times[name]) for name in names if name in times}
 
 
 def default_arguments(graph: OpGraph, cluster: Cluster) -> list[str]:

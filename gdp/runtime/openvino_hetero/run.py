@@ -4,10 +4,8 @@ It is compiled by the loader that `gdp export --to openvino` writes: what runs i
 """
 
 import itertools
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,18 +19,15 @@ from gdp.exporters.openvino_plan import hetero_plan
 from gdp.graph.op_graph import OpGraph
 from gdp.runtime.async_execution import AsyncExecution, measured_rows, versions
 from gdp.runtime.compare import Arrays, OutputCheck, judge
-from gdp.runtime.measure import Measuring
 from gdp.runtime.ort.inputs import make_inputs, repeatable
 from gdp.runtime.ort.source import Source, load_source, randomised
 from gdp.runtime.plan import (
     ExecutionPlan,
-    Prediction,
     make_plan,
     rival_device,
-    roofline_prediction,
-    uncut_s,
 )
-from gdp.runtime.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime, measured_fields
+from gdp.runtime.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime
+from gdp.runtime.request import RunRequest
 from gdp.sim.segments import segments
 from gdp.version import install_command
 
@@ -40,32 +35,20 @@ PLUGIN = "openvino_intel_cpu_plugin"
 """OpenVINO has one device CPU; further processors of a cluster are its plug-in once more."""
 
 
-def run_openvino(
-    path: str | os.PathLike[str],
-    graph: OpGraph,
-    cluster: Cluster,
-    device: Int[np.ndarray, "N"],
-    *,
-    dims: Mapping[str, int] | None = None,
-    objective: str = "latency",
-    measuring: Measuring = Measuring(),  # noqa: B008  # frozen
-    predict: Prediction | None = None,
-    rivals: Mapping[str, Prediction] = MappingProxyType({}),
-    baselines: bool = True,
-) -> RunReport:
+def run_openvino(request: RunRequest) -> RunReport:
     """Execute a placement: one sub-model of HETERO per device, in float32, several samples on
     their way.
 
-    Takes what `gdp.runtime.ort.run.run_onnx` takes. Raises `ClusterError` where OpenVINO sees fewer
-    devices, `PlacementError` where a device would be entered twice, and RuntimeError where OpenVINO
-    cut the model into other pieces.
+    Raises `ClusterError` where OpenVINO sees fewer devices, `PlacementError` where a device would
+    be entered twice, and RuntimeError where OpenVINO cut the model into other pieces.
     """
+    graph, cluster, device = request.graph, request.cluster, request.device
+    measuring = request.measuring
     core = _core()
     names = openvino_devices(core, cluster)
-    source = randomised(load_source(path, dims), measuring.seed)
+    source = randomised(load_source(request.model, request.dims), measuring.seed)
     feeds = make_inputs(source.model, graph, measuring.seed)
-    predict = predict or roofline_prediction(graph, cluster, device, objective)
-    plan = make_plan(predict, "throughput")  # HETERO runs a device's ops at one go
+    plan = make_plan(request.prediction, "throughput")  # HETERO runs a device's ops at one go
     split = hetero_plan(graph, device, cluster.device_names)
     host = names[cluster.host]
 
@@ -81,25 +64,19 @@ def run_openvino(
         ),
     }
     check = _check(source, compiled, feeds)
-    if baselines:
+    if request.baselines:
         compiled[DEFAULT] = core.compile_model(_read(core, source, feeds), host, _F32)
     else:
         del compiled[SINGLE]
-    uncut = [name for name in (SINGLE, DEFAULT) if name in compiled]
-    for name, rival in rivals.items():
+    for name, rival in request.rivals.items():
         other = hetero_plan(graph, rival_device(rival), cluster.device_names)
         compiled[name] = placed(other)
     slots = len(split["order"]) + 1
     rows = measured_rows({n: _issued(m, feeds, slots) for n, m in compiled.items()}, measuring)
-    return RunReport(
-        **measured_fields(
-            objective, (plan.latency_s, plan.period_s), rows[PLACED],
-            {name: rows[name] for name in uncut},
-            measuring, {SINGLE: uncut_s(predict, objective, cluster.host)},
-            {name: rows[name] for name in rivals},
-        ),
-        model=graph.name,
-        **check.report_fields(),
+    return request.report(
+        plan,
+        rows,
+        check,
         random_weights=bool(source.weights),
         segments=_segments(placed(split, PERF_COUNT=True), feeds, graph, device, plan, cluster),
         samples_in_flight=slots,

@@ -1,15 +1,12 @@
 """Execution of ONNX models by ONNX Runtime: a placement and its baselines, measured."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx
-from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import ModelError
@@ -17,7 +14,7 @@ from gdp.exporters.ort_cut import Cut, cut_model
 from gdp.graph.op_graph import OpGraph
 from gdp.runtime.compare import Arrays, OutputCheck, Repeatable, judge
 from gdp.runtime.cycle import Cycle, turn_schedule
-from gdp.runtime.measure import Measured, Measuring, measure
+from gdp.runtime.measure import Measured, measure
 from gdp.runtime.ort.inputs import make_inputs, repeatable
 from gdp.runtime.ort.pipeline import (
     PipelineExecutor,
@@ -41,19 +38,17 @@ from gdp.runtime.plan import (
     ExecutionPlan,
     Prediction,
     make_plan,
-    replicas_s,
-    roofline_prediction,
-    uncut_s,
 )
 from gdp.runtime.report import (
     DEFAULT,
+    PLACED,
     REPLICAS,
     SINGLE,
     RunReport,
     SegmentTime,
-    measured_fields,
     row,
 )
+from gdp.runtime.request import RunRequest
 from gdp.sim.objectives import find_objective
 
 ONE, FULL = "the placement, one sample at a time", "the placement"
@@ -108,64 +103,46 @@ class Prepared:
         return PipelineExecutor(self.stages, self.slots[:1], self.workers)
 
 
-def run_onnx(
-    path: str | os.PathLike[str],
-    graph: OpGraph,
-    cluster: Cluster,
-    device: Int[np.ndarray, "N"],
-    *,
-    dims: Mapping[str, int] | None = None,
-    objective: str = "latency",
-    measuring: Measuring = Measuring(),  # noqa: B008  # frozen
-    predict: Prediction | None = None,
-    rivals: Mapping[str, Prediction] = MappingProxyType({}),
-    baselines: bool = True,
-) -> RunReport:
+def run_onnx(request: RunRequest) -> RunReport:
     """Execute a placement: one session per segment, one pinned thread per device that is a core;
-    the devices of a team of `predict` have a session each and take the samples in turn.
+    the devices of a team of the prediction have a session each and take the samples in turn.
 
-    `graph` must be imported from `path`, with its symbolic dimensions bound. Without `predict`,
-    predictions are of roofline costs of the fused ops. A model without weights of its own gets
-    seeded random ones.
-
-    `rivals` are other placements of the model by name, measured in turn with this one; without
-    `baselines` the uncut model is not. Raises `ClusterError` for devices that are no cores,
-    `ModelError` when weights are missing, `MeasurementError` when a measured rate is impossible.
+    A model without weights of its own gets seeded random ones. Raises `ClusterError` for devices
+    that are no cores, `ModelError` when weights are missing, `MeasurementError` when a measured
+    rate is impossible.
     """
+    graph, cluster, measuring = request.graph, request.cluster, request.measuring
     cores = core_of_device(cluster)
-    source = randomised(load_source(path, dims), measuring.seed)
-    predict = predict or roofline_prediction(graph, cluster, device, objective)
-    plan = cut_plan(source.model, graph, predict, objective)
+    source = randomised(load_source(request.model, request.dims), measuring.seed)
+
+    def cut(prediction: Prediction) -> CutPlan:
+        return cut_plan(source.model, graph, prediction, request.objective)
+
+    plan = cut(request.prediction)
     pieces = len(plan.cut.pieces)
     measuring.say(f"cutting the model in {pieces} pieces" if pieces > 1 else "loading the model")
     ready = prepare(source, graph, plan, cores, measuring.seed)
     measuring.say("checking outputs against the uncut model's")
     comparison = check_outputs(ready)
     others = {
-        name: prepare(
-            source, graph, cut_plan(source.model, graph, rival, objective), cores, measuring.seed
-        )
-        for name, rival in rivals.items()
+        name: prepare(source, graph, cut(rival), cores, measuring.seed)
+        for name, rival in request.rivals.items()
     }
     with ExitStack() as stack:
         contenders = _placed(stack, ready)
-        full = find_objective(objective).pipelined
+        full = find_objective(request.objective).pipelined
         for name, other in others.items():
             way = other.pipeline() if full else other.one_at_a_time()
             contenders[name] = SideBySide((stack.enter_context(way),))
-        uncut = _uncut(stack, source, ready, cores, cores[cluster.host]) if baselines else {}
+        uncut = {}
+        if request.baselines:
+            uncut = _uncut(stack, source, ready, cores, cores[cluster.host])
         times = measure(contenders | uncut, measuring)
-    expected = {
-        SINGLE: uncut_s(predict, objective, cluster.host), REPLICAS: replicas_s(predict, objective)
-    }  # fmt: skip
-    return RunReport(
-        **measured_fields(
-            objective, (plan.latency_s, plan.period_s), row(times[ONE], times[FULL]),
-            {name: row(times[name]) for name in uncut}, measuring, expected,
-            {name: row(times[name]) for name in rivals},
-        ),
-        model=graph.name,
-        **comparison.report_fields(),
+    rows = {name: row(times[name]) for name in (*uncut, *others)}
+    return request.report(
+        plan,
+        {PLACED: row(times[ONE], times[FULL])} | rows,
+        comparison,
         random_weights=bool(source.weights),
         segments=_segments(ready, cluster, times[ONE], times[FULL]),
         samples_in_flight=len(ready.slots),

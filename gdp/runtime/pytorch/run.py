@@ -3,15 +3,12 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import ClusterError, ModelError
-from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
 from gdp.runtime.async_execution import (
     SEGMENT_RUNS,
@@ -21,8 +18,7 @@ from gdp.runtime.async_execution import (
     versions,
 )
 from gdp.runtime.compare import compare
-from gdp.runtime.measure import Measuring
-from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan, roofline_prediction, uncut_s
+from gdp.runtime.plan import ExecutionPlan, Prediction, make_plan
 from gdp.runtime.pytorch.program import (
     SegmentedTorchProgram,
     Workers,
@@ -30,37 +26,27 @@ from gdp.runtime.pytorch.program import (
     pieces,
     whole_piece,
 )
-from gdp.runtime.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime, measured_fields
+from gdp.runtime.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime
+from gdp.runtime.request import RunRequest
 
 
-def run_torch(
-    model: TorchModel,
-    graph: OpGraph,
-    cluster: Cluster,
-    device: Int[np.ndarray, "N"],
-    *,
-    objective: str = "latency",
-    measuring: Measuring = Measuring(),  # noqa: B008  # frozen
-    predict: Prediction | None = None,
-    rivals: Mapping[str, Prediction] = MappingProxyType({}),
-    baselines: bool = True,
-) -> RunReport:
+def run_torch(request: RunRequest) -> RunReport:
     """Execute a placement: one graph module per segment, weights on their devices.
 
-    `graph` must be the model's. Weights and inputs that are shapes only get seeded values. `rivals`
-    and `baselines` are as of `gdp.runtime.ort.run.run_onnx`. Raises
-    `ClusterError` where torch has fewer devices than the cluster.
+    Weights and inputs that are shapes only get seeded values. Raises `ClusterError` where torch has
+    fewer devices than the cluster.
     """
+    model: TorchModel = request.model
+    graph, cluster, measuring = request.graph, request.cluster, request.measuring
     recorded = model.record()
     if recorded.graph.digest != graph.digest:
         raise ModelError(f"{model.name}: the module has changed since {graph.name!r} was traced")
     devices, cores = torch_devices(cluster)
-    predict = predict or roofline_prediction(graph, cluster, device, objective)
-    plan = make_plan(predict, objective)
+    plan = request.plan
     measuring.say(f"cutting the module into {len(plan.segment_device)} pieces")
     given, drawn = values(recorded, measuring.seed)
     results = output_nodes(recorded)
-    best = _single(predict)
+    best = _single(request.prediction)
     # Rivals never run at the same time, so one worker for each device serves all placements.
     pools = {PLACED: Workers(devices, cores), SINGLE: Workers([devices[best]], [cores[best]]),
              DEFAULT: Workers([devices[best]], [None])}  # fmt: skip
@@ -75,12 +61,12 @@ def run_torch(
         comparison = compare(_named(uncut.run()), _named(placed.run()))
         slots = pieces_cycle(placed.pieces, plan).in_flight
         contenders = {PLACED: AsyncExecution((placed.issue,), slots, _wait)}
-        for name, rival in rivals.items():
-            other = make_plan(rival, objective)
+        for name, rival in request.rivals.items():
+            other = make_plan(rival, request.objective)
             program = cut(other)
             in_flight = pieces_cycle(program.pieces, other).in_flight
             contenders[name] = AsyncExecution((program.issue,), in_flight, _wait)
-        if baselines:
+        if request.baselines:
             default = _whole(recorded, devices[best], pools[DEFAULT], given)
             contenders[SINGLE] = AsyncExecution((uncut.issue,), 2, _wait)
             contenders[DEFAULT] = AsyncExecution((default.issue,), 2, _wait)
@@ -89,15 +75,11 @@ def run_torch(
     finally:
         for pool in pools.values():
             pool.close()
-    return RunReport(
-        **measured_fields(
-            objective, (plan.latency_s, plan.period_s), rows[PLACED],
-            {name: rows[name] for name in (SINGLE, DEFAULT) if name in rows},
-            measuring, {SINGLE: uncut_s(predict, objective, best)},
-            {name: rows[name] for name in rivals},
-        ),
-        model=graph.name,
-        **comparison.report_fields(),
+    return request.report(
+        plan,
+        rows,
+        comparison,
+        single=best,
         random_weights=drawn,
         segments=segments,
         samples_in_flight=slots,

@@ -15,12 +15,12 @@ import numpy as np
 from gdp import api
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.accelerate import (
+    balanced_map,
     cluster_with_offload,
     kept_modules,
     plan_accelerate,
     streamed_bytes,
 )
-from gdp.commands.peer_plans import balanced_map
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import Streamed

@@ -15,6 +15,7 @@ import numpy as np
 from gdp.errors import ArgumentError, GdpError, ModelError
 from gdp.files.writing import is_written_by_gdp
 from gdp.graph.op_graph import OpGraph
+from gdp.units import whole_number
 
 if TYPE_CHECKING:
     from gdp.importers.jax.trace import JaxModel
@@ -392,13 +393,12 @@ def with_dims(dims: Sequence[str]) -> Mapping[str, int]:
     bound: dict[str, int] = {}
     for item in dims:
         name, separator, value = item.partition("=")
-        # Other scripts have digits that are no numbers; ten of ours are more than any axis has.
-        whole = value.isascii() and value.isdecimal() and len(value) <= 10
-        if not separator or not whole or not 1 <= int(value) < 1 << 31:
+        size = whole_number(value)
+        if not separator or size is None:
             raise ArgumentError(
                 f"--dim {item!r} must look like NAME=VALUE with a positive whole number below 2**31"
             )
-        bound[name] = int(value)
+        bound[name] = size
     return bound
 
 

@@ -24,7 +24,7 @@ from gdp.constraints import Constraints
 from gdp.device_maps import DeviceMap, apply_device_map, read_device_map
 from gdp.errors import PlacementError
 from gdp.files.reading import Kind, read_json
-from gdp.files.writing import write_atomic
+from gdp.files.writing import indented_json, write_atomic
 from gdp.graph.op_graph import OpGraph
 from gdp.terminal import html_table
 
@@ -378,7 +378,7 @@ def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:
         streamed_bytes=placement.streamed_bytes,
         question=placement.question,
     )
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
+    write_atomic(path, indented_json(document))
 
 
 def read_placed(placed: Placed) -> Placement | DeviceMap:

@@ -17,6 +17,12 @@ MAX_SIZE_BYTES = 1 << 62
 """The largest size there is: two of them still add up in 64 bits."""
 
 
+def whole_number(text: str) -> int | None:
+    """A whole number from 1 to 2**31 - 1; None for other texts, such as one in other digits."""
+    plain = text.isascii() and text.isdecimal() and len(text) <= 10
+    return int(text) if plain and 1 <= int(text) < 1 << 31 else None
+
+
 def parse_bytes(text: str | int) -> int:
     """Bytes of a size such as "20GiB", "300MB" or 1024; GB is 10^9 and GiB 2^30.
 

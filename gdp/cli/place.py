@@ -12,6 +12,7 @@ from gdp.cli.show import placing, show, stages
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.errors import InfeasibleError
 from gdp.terminal import printable
+from gdp.units import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -220,10 +221,10 @@ def report(
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    sizes = [part.strip() for part in value.split(",")]
-    if not all(s.isascii() and s.isdecimal() and 1 <= int(s) < 1 << 31 for s in sizes):
+    sizes = [whole_number(part.strip()) for part in value.split(",")]
+    if None in sizes:
         raise click.BadParameter(f"{value!r} must be whole numbers such as 2048,8192")
-    return tuple(dict.fromkeys(map(int, sizes)))
+    return tuple(dict.fromkeys(size for size in sizes if size is not None))
 
 
 def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement, make_placement
 from gdp.prepare import prepare_problem
 from gdp.problem.arrays import arrays_of
+from gdp.sim.segments import border_tensors
 
 FIT_MARGIN_BYTES = 1 << 30
 """Kept free on each GPU: default of llama.cpp's `--fit-target`, 1024 MiB."""
@@ -187,9 +188,7 @@ def _crossing(graph: OpGraph, ops: Int[np.ndarray, "M"]) -> tuple[int, int]:
     size = graph.tensor_bytes * graph.repeats[graph.producer]
     inside = np.zeros(graph.num_ops, dtype=bool)
     inside[ops] = True
-    src, dst = graph.edges
-    into = np.unique(graph.use_tensor[~inside[src] & inside[dst]])
-    out = np.unique(graph.use_tensor[inside[src] & ~inside[dst]])
+    into, out = border_tensors(graph, inside)
     return int(size[into].sum()), int(size[out].sum())
 
 

@@ -22,7 +22,7 @@ from gdp.costs.base import CostModel
 from gdp.costs.profile import ProfileError
 from gdp.costs.work_rates import is_jax
 from gdp.files.reading import Kind, read_json
-from gdp.files.writing import write_atomic
+from gdp.files.writing import indented_json, write_atomic
 from gdp.graph.op_graph import OpGraph
 
 SCHEMA = 1
@@ -103,7 +103,7 @@ def remember(record: MachineRecord) -> Path:
 
 def encode(record: MachineRecord) -> bytes:
     """A record as JSON."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1)
+    return indented_json(record)
 
 
 def _subject(record: MachineRecord) -> tuple[object, ...]:

@@ -4,8 +4,6 @@ A profile holds the graphs of the models beside the times, so that a cost model 
 without the models. It stores seconds; it knows no runtime.
 """
 
-import gzip
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +13,7 @@ import msgspec
 
 from gdp.errors import GdpError
 from gdp.files.reading import Kind, read_json
-from gdp.files.writing import write_atomic
+from gdp.files.writing import gzipped, write_atomic
 from gdp.graph.file import decode_graph, encode_graph
 from gdp.graph.op_graph import OpGraph
 
@@ -200,13 +198,7 @@ def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
         models=[_encode_model(model) for model in profile.models],
     )
     data = msgspec.json.encode(document)
-    if str(path).endswith(".gz"):
-        buffer = io.BytesIO()
-        # No name and no time in the header: equal profiles make equal files.
-        with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as file:
-            file.write(data)
-        data = buffer.getvalue()
-    write_atomic(path, data)
+    write_atomic(path, gzipped(data) if str(path).endswith(".gz") else data)
 
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:

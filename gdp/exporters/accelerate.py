@@ -4,13 +4,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from gdp.cluster.types import Cluster
 from gdp.costs.offload import KINDS, is_offload
 from gdp.errors import PlacementError
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 
@@ -142,7 +141,6 @@ def export_accelerate(
             "every weight is offloaded, and a map without an accelerator has accelerate compute on "
             "the CPU; call accelerate.cpu_offload(model, execution_device=0), or disk_offload"
         )
-    data = msgspec.json.encode(entries)
     with new_contents(output, "export to accelerate", overwrite) as folder:
-        (folder / "device_map.json").write_bytes(msgspec.json.format(data, indent=1) + b"\n")
+        (folder / "device_map.json").write_bytes(indented_json(entries) + b"\n")
     return [output / "device_map.json"]

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import PlacementError
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 
@@ -201,8 +200,8 @@ def export_llamacpp(
     arguments for a shell."""
     flags = flags_of(graph, placement, cluster)
     why = {option.flag: option.why for option in flags.options()}
-    data = msgspec.json.encode({"flags": flags, "arguments": flags.arguments(), "why": why})
+    document = {"flags": flags, "arguments": flags.arguments(), "why": why}
     with new_contents(output, "export to llamacpp", overwrite) as folder:
-        (folder / "llamacpp.json").write_bytes(msgspec.json.format(data, indent=1) + b"\n")
+        (folder / "llamacpp.json").write_bytes(indented_json(document) + b"\n")
         (folder / ARGUMENTS).write_text(shlex.join(flags.arguments()) + "\n")
     return [output / "llamacpp.json", output / ARGUMENTS]

@@ -13,7 +13,13 @@ import onnx
 
 from gdp.errors import ModelError
 from gdp.exporters.ort_cut import Cut, SubModel, cut_model
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, check_folder_writable, new_contents
+from gdp.files.writing import (
+    OWN_FILES_ONLY,
+    OverwritePolicy,
+    check_folder_writable,
+    indented_json,
+    new_contents,
+)
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segment_values, segments
@@ -114,8 +120,7 @@ def export_onnxruntime(
             inputs=_tensors(model.graph.input, cut.inputs),
             outputs=_tensors(model.graph.output, cut.outputs),
         )
-        text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-        (folder / "manifest.json").write_bytes(text)
+        (folder / "manifest.json").write_bytes(indented_json(manifest))
         shutil.copyfile(Path(__file__).with_name("runner_template.py"), folder / "run.py")
         written = sorted(path.name for path in folder.iterdir())
     return [output / name for name in written]

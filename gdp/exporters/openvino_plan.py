@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.errors import PlacementError
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 from gdp.sim.segments import segment_values, segments
@@ -32,8 +31,7 @@ def export_openvino(
     files = {"affinity.json": plan, "devices.json": _openvino_names(cluster)}
     with new_contents(output, "export to openvino", overwrite) as folder:
         for name, content in files.items():
-            encoded = msgspec.json.format(msgspec.json.encode(content), indent=1)
-            (folder / name).write_bytes(encoded)
+            (folder / name).write_bytes(indented_json(content))
         shutil.copyfile(Path(__file__).with_name("openvino_loader.py"), folder / "load.py")
     return [output / name for name in (*files, "load.py")]
 

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from gdp.cluster.types import Cluster
 from gdp.errors import PlacementError
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 
@@ -101,14 +100,14 @@ def export_pipelining(
     `run.py`, which executes and checks it; see `gdp.files.writing` for `overwrite`."""
     stages = stages_of(graph, placement, cluster, cuts)
     count = len(stages)
-    data = msgspec.json.encode({
+    plan = {
         "model": model,
         "split_spec": {stage.begins_at: "BEGINNING" for stage in stages[1:]},
         "stages": stages,
         "microbatches": next(n for n in range(1, 1 << 20) if idle_share(count, n) <= IDLE),
         "idle_share": {str(n): round(idle_share(count, n), 3) for n in _COUNTS},
-    })  # fmt: skip
+    }  # fmt: skip
     with new_contents(output, "export to pipelining", overwrite) as folder:
-        (folder / "pipeline.json").write_bytes(msgspec.json.format(data, indent=1) + b"\n")
+        (folder / "pipeline.json").write_bytes(indented_json(plan) + b"\n")
         (folder / "run.py").write_text(_RUNNER.read_text())
     return [output / "pipeline.json", output / "run.py"]

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError
-from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, new_contents
+from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.generation import STEP, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
@@ -244,8 +243,7 @@ def export_vllm(
         "arguments.txt": shlex.join(options.arguments()),
     }
     with new_contents(output, "export to vllm", overwrite) as folder:
-        data = msgspec.json.format(msgspec.json.encode(document), indent=1)
-        (folder / "vllm.json").write_bytes(data + b"\n")
+        (folder / "vllm.json").write_bytes(indented_json(document) + b"\n")
         for name, line in lines.items():
             (folder / name).write_text(line + "\n")
     return [output / name for name in ("vllm.json", *lines)]

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import gzip
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -18,7 +19,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -60,6 +61,19 @@ class FolderManifest(msgspec.Struct):
 
 
 # Files.
+
+
+def indented_json(value: Any) -> bytes:
+    """A value as JSON for people to read."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1)
+
+
+def gzipped(data: bytes) -> bytes:
+    """Bytes compressed without name and time, so that equal data makes equal files."""
+    buffer = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as file:
+        file.write(data)
+    return buffer.getvalue()
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | Sequence[bytes]) -> None:
@@ -228,8 +242,8 @@ def write_manifest(folder: Path, kind: str, files: Mapping[str, str] | None = No
     """Write `gdp.json`; without `files`, of every file in the folder."""
     if files is None:
         files = {name: _digest(folder / name) for name in files_below(folder) if name != MANIFEST}
-    data = msgspec.json.encode(FolderManifest(SCHEMA, kind, dict(files)))
-    (folder / MANIFEST).write_bytes(msgspec.json.format(data, indent=1) + b"\n")
+    manifest = FolderManifest(SCHEMA, kind, dict(files))
+    (folder / MANIFEST).write_bytes(indented_json(manifest) + b"\n")
 
 
 def read_manifest(folder: Path) -> FolderManifest | None:

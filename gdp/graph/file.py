@@ -4,8 +4,6 @@ What repeats is stored once: types, scopes and details are tables with one index
 depend on the graph alone, so equal graphs make equal files.
 """
 
-import gzip
-import io
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ import numpy as np
 
 from gdp.errors import ModelError
 from gdp.files.reading import Kind, decode_json, read_bytes
-from gdp.files.writing import write_atomic
+from gdp.files.writing import gzipped, write_atomic
 from gdp.graph.op_graph import Attribute, OpDetail, OpGraph, make_graph
 
 SCHEMA = 1
@@ -67,13 +65,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
     """Write a graph file; an interrupted write leaves what was there before."""
     data = encode_graph(graph)
-    if Path(path).name.endswith(GZIP_SUFFIXES):
-        buffer = io.BytesIO()
-        # No name and no time in the header: equal graphs make equal files.
-        with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as file:
-            file.write(data)
-        data = buffer.getvalue()
-    write_atomic(path, data)
+    write_atomic(path, gzipped(data) if Path(path).name.endswith(GZIP_SUFFIXES) else data)
 
 
 def load_graph(path: str | os.PathLike[str]) -> OpGraph:

@@ -19,6 +19,7 @@ import numpy as np
 from gdp.errors import ModelError
 from gdp.graph.groups import components, merge_ids
 from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
+from gdp.units import whole_number
 
 _log = logging.getLogger(__name__)
 
@@ -342,7 +343,7 @@ def batch_of(given: Mapping[str, str]) -> tuple[int, int, bool]:
     """(batch, sequence, decode) of a spec's parameters; raises `ModelError` for other values."""
     sizes = {"batch": given.get("batch", "1"), "sequence": given.get("sequence", "512")}
     for key, size in sizes.items():
-        if not (size.isascii() and size.isdecimal() and 1 <= int(size) < 1 << 31):
+        if whole_number(size) is None:
             raise ModelError(f"{key} must be a positive whole number below 2**31, got {size!r}")
     decode = given.get("decode", "0") in ("", "1", "true")
     return int(sizes["batch"]), int(sizes["sequence"]), decode
@@ -359,11 +360,11 @@ def request_tokens(given: Mapping[str, str]) -> tuple[int, int, int]:
     sizes = []
     for key in ("prompt", "new", *(["requests"] if "requests" in given else [])):
         size = given.get(key, "")
-        if not (size.isascii() and size.isdecimal() and 1 <= int(size) < 1 << 31):
+        if (number := whole_number(size)) is None:
             raise ModelError(
                 f"{key} must be a positive whole number below 2**31, got {size or 'nothing'!r}"
             )
-        sizes.append(int(size))
+        sizes.append(number)
     return sizes[0], sizes[1], sum(sizes[2:])
 
 

@@ -20,7 +20,7 @@ from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_clust
 from gdp.costs.base import roofline
 from gdp.errors import GdpError
 from gdp.files.reading import Kind, read_json, shipped
-from gdp.files.writing import write_atomic
+from gdp.files.writing import indented_json, write_atomic
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
 
@@ -320,8 +320,7 @@ def read_corpus(folder: Path) -> CorpusManifest:
 def write_corpus(manifest: CorpusManifest, folder: Path) -> None:
     """Write the manifest, graphs sorted by name."""
     manifest.graphs.sort(key=lambda entry: entry.name)
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    write_atomic(folder / MANIFEST, text + b"\n")
+    write_atomic(folder / MANIFEST, indented_json(manifest) + b"\n")
 
 
 @dataclass

@@ -187,6 +187,15 @@ def _in_order(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N
     return np.argsort(order)[ids]
 
 
+def border_tensors(
+    graph: OpGraph, inside: Bool[np.ndarray, "N"]
+) -> tuple[Int[np.ndarray, "I"], Int[np.ndarray, "O"]]:
+    """Tensors that some ops read from others, and that others read from them."""
+    src, dst = graph.edges
+    into = np.unique(graph.use_tensor[~inside[src] & inside[dst]])
+    return into, np.unique(graph.use_tensor[inside[src] & ~inside[dst]])
+
+
 def _contract(
     problem: Problem,
     segment: Int[np.ndarray, "N"],

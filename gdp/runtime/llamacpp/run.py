@@ -42,6 +42,7 @@ from gdp.runtime.report import (
 )
 from gdp.runtime.request import RunRequest
 from gdp.runtime.statistics import Trace
+from gdp.sim.segments import border_tensors
 from gdp.version import install_command
 
 RPC_KIND = "rpc-core"
@@ -335,12 +336,10 @@ def _segments(
             weight = np.array([plan.segment_s[s] for s in ids])
             for s, w in zip(ids.tolist(), weight / max(weight.sum(), 1e-12), strict=True):
                 measured[s] = measured.get(s, 0.0) + seconds[phase] * float(part) * float(w)
-    source, reader = graph.edges
     rows = []
     for s, spent_s in sorted(measured.items()):
         inside = (plan.segment == s) & ~graph.is_io
-        reads = np.unique(graph.use_tensor[inside[reader] & ~inside[source]])
-        makes = np.unique(graph.use_tensor[inside[source] & ~inside[reader]])
+        reads, makes = border_tensors(graph, inside)
         rows.append(
             SegmentTime(
                 device=cluster.device_names[int(plan.segment_device[s])], ops=int(inside.sum()),

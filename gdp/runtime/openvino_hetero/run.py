@@ -28,7 +28,7 @@ from gdp.runtime.plan import (
 )
 from gdp.runtime.report import DEFAULT, PLACED, SINGLE, RunReport, SegmentTime
 from gdp.runtime.request import RunRequest
-from gdp.sim.segments import segments
+from gdp.sim.segments import border_tensors, segments
 from gdp.version import install_command
 
 PLUGIN = "openvino_intel_cpu_plugin"
@@ -211,14 +211,11 @@ def _segments(
             seconds[number] = seconds.get(number, 0.0) + op.real_time.total_seconds()
         spent.append(seconds)
     works, segment = ~graph.is_io, segments(graph, device)
-    source, reader = graph.edges
     rows = []
     for number, piece in enumerate(np.unique(segment[works]).tolist()):
         own = works & (segment == piece)
         first = int(np.flatnonzero(own)[0])
-        tensors = graph.use_tensor
-        reads = np.unique(tensors[own[reader] & ~own[source]])
-        makes = np.unique(tensors[own[source] & ~own[reader]])
+        reads, makes = border_tensors(graph, own)
         rows.append(
             SegmentTime(
                 device=cluster.device_names[int(device[first])],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gdp.commands.peer_plans import balanced_map
 
 from gdp import api
 from gdp.cluster.types import Cluster, Device, make_cluster

@@ -1,14 +1,13 @@
 """Cases of the published comparisons: one run of one row each, run anywhere, kept in a file."""
 
-import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
 import numpy as np
 
+from benchmarks.tables import interval
 from gdp.tasks import HERE, Engine, each
 
 Row = dict[str, Any]
@@ -16,7 +15,7 @@ BOUND = "bound"
 
 
 class Case(NamedTuple):
-    """What one run is of."""
+    """One run."""
 
     model: str
     cluster: str
@@ -32,7 +31,7 @@ def kept(
     path: Path | None = None,
     engine: Engine | None = HERE,
 ) -> list[Row]:
-    """What every case makes; those of the file are not run again, and new ones are added to it.
+    """The rows of all cases; those of the file are not run again, and new ones are added to it.
     Without an engine, only what the file has.
 
     `work` is a function of a module that depends on nothing but its case, so that it makes the same
@@ -51,7 +50,7 @@ def kept(
 
 
 def done(path: Path | None) -> dict[Case, Row]:
-    """What a file holds, by case; a last line that was cut off is taken away."""
+    """The rows of a file by case; a last line that was cut off is taken away."""
     if path is None or not path.exists():
         return {}
     whole, _, cut = path.read_text().rpartition("\n")
@@ -107,40 +106,3 @@ def _summary(runs: list[Row]) -> Row:
             row[name] = float(np.mean([run[name] for run in runs]))
         row["best_at"] = max((run["best_at"] for run in runs if run["best_at"]), default=None)
     return row
-
-
-def interval(values: np.ndarray) -> float:
-    """Half the width of the 95% interval of the mean (Student); 0 for a single value."""
-    if len(values) < 2:
-        return 0.0
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
-
-
-def chosen(text: str, names: Sequence[str], what: str) -> list[str]:
-    """The names of a list with commas, or all of them; raises where one is unknown."""
-    found = list(names) if text == "all" else text.split(",")
-    if unknown := [name for name in found if name not in names]:
-        raise click.BadParameter(f"no {what} {unknown[0]!r}; there are {', '.join(names)}")
-    return found
-
-
-def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--rows`, where runs are kept, and as `engine` where they are run: `--processes`, `--ray`, or
-    nowhere with `--as-is`."""
-
-    @functools.wraps(command)
-    def told(processes: int, ray: str | None, as_is: bool, **others: Any) -> Any:
-        return command(engine=None if as_is else Engine(processes, ray), **others)
-
-    found: Callable[..., Any] = told
-    for option in (
-        click.option("--as-is", is_flag=True, help="Run nothing: print what --rows has."),
-        click.option("--rows", type=click.Path(path_type=Path), help="Rows done, to go on from."),
-        click.option("--ray", help="A Ray cluster, HOST:PORT, to run rows on."),
-        click.option("--processes", type=click.IntRange(1), default=1, show_default=True,
-                     help="Rows that run at once on this machine."),
-    ):  # fmt: skip
-        found = option(found)
-    return found

@@ -1,36 +1,59 @@
 """All problems of a comparison in one table each: values, what methods take over `auto`, and when
 `auto` has passed a rival."""
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 
-from benchmarks.published.baselines.rows import with_until
-from benchmarks.published.cases import BOUND, Case, Row, kept, tables_of
-from gdp.tasks import HERE, Engine
+from benchmarks.published.baselines.rows import lines_of, with_until
+from benchmarks.published.cases import BOUND, Case, Row, cases_of, kept, tables_of
+from benchmarks.tables import geomean, head, line
+from gdp.tasks import Engine
 
 HIDDEN = ("single device", "CPU only", "ETF", "gdp auto, shortest search")
 """Rows that the table of values leaves out."""
 Tables = Sequence[Sequence[Row]]
 
 
-def compare(
-    cases: Sequence[Case], run: Callable[[Case], Row], path: Path | None, engine: Engine | None,
-    rival: str, table_text: Callable[[list[Row]], str], as_json: bool,
-) -> None:  # fmt: skip
-    """Run the cases and print a table of each problem and the summary; the rival's row says when
-    `auto` has its best."""
-    tables = tables_of(kept(cases, run, path, engine))
-    with_until(tables, rival, lambda asked: kept(asked, run, path, engine or HERE))
-    if as_json:
-        click.echo(json.dumps({"rows": [row for table in tables for row in table]}))
-        return
-    for table in tables:
-        click.echo(table_text(table) + "\n")
-    click.echo(summary_text(tables, rival))
+def comparison(
+    about: str | None, what: str, names: Mapping[str, Any], small: str, clusters: str,
+    rival: str, title: Callable[[Row], str],
+    rows_of: Callable[[str, str], Mapping[str, tuple[Any, bool]]], run: Callable[[Case], Row],
+) -> click.Command:  # fmt: skip
+    """A command that runs all rows of problems (model, cluster), prints a table of each and the
+    summary, and says when `auto` has the rival's best."""
+
+    @click.command(help=about)
+    @click.option("--evaluations", default=1000, show_default=True)
+    @click.option("--seeds", default=5, show_default=True)
+    @click.option(f"--{what}s", "chosen", default=small, show_default=True)
+    @click.option("--clusters", default=clusters, show_default=True)
+    @click.option("--without", multiple=True, help="A row to leave out.")
+    @click.option("--as-is", is_flag=True, help="Run nothing: print what --rows has.")
+    @click.option("--rows", type=click.Path(path_type=Path), help="Rows done, to go on from.")
+    @click.option("--ray", help="A Ray cluster, HOST:PORT, to run rows on.")
+    @click.option("--processes", type=click.IntRange(1), default=1, show_default=True,
+                  help="Rows that run at once on this machine.")  # fmt: skip
+    def main(
+        evaluations: int, seeds: int, chosen: str, clusters: str, without: tuple[str, ...],
+        as_is: bool, rows: Path | None, ray: str | None, processes: int,
+    ) -> None:  # fmt: skip
+        wanted = list(names) if chosen == "all" else chosen.split(",")
+        if unknown := [name for name in wanted if name not in names]:
+            raise click.BadParameter(f"no {what} {unknown[0]!r}; there are {', '.join(names)}")
+        engine = Engine(processes, ray)
+        cases = cases_of(product(wanted, clusters.split(",")), rows_of, evaluations, seeds, without)
+        tables = tables_of(kept(cases, run, rows, None if as_is else engine))
+        with_until(tables, rival, lambda asked: kept(asked, run, rows, engine))
+        for table in tables:
+            click.echo("\n".join([title(table[0]), "", *lines_of(table), ""]))
+        click.echo(summary_text(tables, rival))
+
+    return main
 
 
 def summary_text(tables: Tables, rival: str) -> str:
@@ -54,24 +77,20 @@ def _values_of(tables: Tables, methods: Sequence[str]) -> str:
     firsts = [table[0] for table in tables]
     by = [{row["method"]: row for row in table} for table in tables]
     lines = [
-        _line(["", *(f"{first['model']} on {_devices(first)}" for first in firsts)]),
-        "| --- |" + " ---: |" * len(firsts),
-        *(_line([key, *(first[key] for first in firsts)]) for key in ("ops", "fused")),
+        head(" | ".join(["", *(f"{first['model']} on {_devices(first)}" for first in firsts)])),
+        *(line(key, *(first[key] for first in firsts)) for key in ("ops", "fused")),
     ]
     for name in methods:
         values = [row.get(name, {}).get("value_s") for row in by]
         if name not in HIDDEN and any(values):
-            lines.append(
-                _line([name, *(f"{x * 1e3:#.4g}".rstrip(".") if x else "-" for x in values)])
-            )
+            lines.append(line(name, *(f"{x * 1e3:#.4g}".rstrip(".") if x else "-" for x in values)))
     return "\n".join(lines)
 
 
 def ratios_text(tables: Tables) -> str:
     """Time over that of `auto`: geometric mean, least and most over the problems that have it."""
-    head = ["method", "problems", "seeds", "time / auto's - 1", "least", "most", "evaluations",
-            "CPU s"]  # fmt: skip
-    lines = [_line(head), "| --- |" + " ---: |" * (len(head) - 1)]
+    titles = "method | problems | seeds | time / auto's - 1 | least | most | evaluations | CPU s"
+    lines = [head(titles)]
     for name in _methods(tables):
         found = [
             (row, ours["value_s"])
@@ -86,24 +105,21 @@ def ratios_text(tables: Tables) -> str:
         ratio = np.array([row["value_s"] / ours_s for row, ours_s in found])
         seeds = sorted({row["seeds"] for row, _ in found})
         cells = [name, len(found), " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))]
-        cells += [f"{np.exp(np.log(ratio).mean()) - 1:+.1%}"]
-        cells += [f"{ratio.min() - 1:+.1%}", f"{ratio.max() - 1:+.1%}"]
+        cells += [f"{x - 1:+.1%}" for x in (geomean(ratio), ratio.min(), ratio.max())]
         for key, form in (("evaluations_spent", "{:.0f}"), ("cpu_s", "{:.1f}")):
             have = [row[key] for row, _ in found if key in row]
             cells.append(form.format(np.mean(have)) if have else "")
-        lines.append(_line(cells))
+        lines.append(line(*cells))
     return "\n".join(lines)
 
 
 def until_text(tables: Tables, rival: str) -> str:
-    """What the rival had spent when it had its best, and `auto` when it was as fast."""
-    lines = [
-        f"| model | devices | {rival}'s draws until its best | auto's simulations until as fast |",
-        "| --- | --- | ---: | ---: |",
-    ]
+    """Draws of the rival when it had its best, and of `auto` when it was as fast."""
+    titles = f"model | devices | {rival}'s draws until its best | auto's simulations until as fast"
+    lines = [head(titles, left=2)]
     for row in (row for table in tables for row in table if "auto_until" in row):
         ends, drawn = row["auto_until"] or "in its search", row["best_at"] or "not counted"
-        lines.append(_line([row["model"], _devices(row), drawn, ends]))
+        lines.append(line(row["model"], _devices(row), drawn, ends))
     return "\n".join(lines)
 
 
@@ -115,7 +131,3 @@ def _methods(tables: Tables) -> list[str]:
     """Every method of some table, in order; the bound last."""
     names = dict.fromkeys(row["method"] for table in tables for row in table)
     return [*(name for name in names if name != BOUND), BOUND]
-
-
-def _line(cells: Sequence[object]) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |"

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("jax")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.published.gdp_cases import WORKLOADS
+from benchmarks.published.gdp_table import WORKLOADS
 from pretrain.corpus.build import traced
 from pretrain.corpus.families import CorpusGraph
 from pretrain.corpus.rnn import gnmt

@@ -19,8 +19,9 @@ from benchmarks.published.baselines.rows import (
     run_case,
     with_until,
 )
-from benchmarks.published.cases import Case, Row, cases_of, interval, kept, tables_of
+from benchmarks.published.cases import Case, Row, cases_of, kept, tables_of
 from benchmarks.published.summary import ratios_text, values_text
+from benchmarks.tables import interval
 from gdp.methods.base import Answer, Search
 from gdp.methods.table import METHODS
 from gdp.problem.problem import Problem, make_problem

@@ -11,6 +11,7 @@ from benchmarks.published.baselines.gdp_one import gdp_one
 from benchmarks.published.baselines.hdp import hdp
 from benchmarks.published.baselines.placeto import placeto
 from benchmarks.published.cases import BOUND, Case, Row
+from benchmarks.tables import head, line
 from gdp.bounds.best import best_bound
 from gdp.methods.base import Answer, Method, Search
 from gdp.methods.heuristics.list_schedule import heft_assignments
@@ -58,16 +59,6 @@ def by_method(method: Method, share: float = 1.0) -> Runner:
     return run
 
 
-def by_rule(rule: Callable[[Problem], Found]) -> Runner:
-    """A baseline that does not search."""
-
-    def run(problem: Problem, evaluations: int, seed: int) -> Run:
-        del evaluations, seed
-        return run_of(rule(problem))
-
-    return run
-
-
 def by_training(train: Callable[[Problem, int, int], Found]) -> Runner:
     """A learned baseline."""
 
@@ -77,8 +68,13 @@ def by_training(train: Callable[[Problem, int, int], Found]) -> Runner:
     return run
 
 
+def by_rule(rule: Callable[[Problem], Found]) -> Runner:
+    """A baseline that does not search."""
+    return by_training(lambda problem, evaluations, seed: rule(problem))
+
+
 def run_of(found: Found) -> Run:
-    """What a baseline found, as a run."""
+    """The run of a baseline."""
     value_s = None if found.assignment is None else found.value_s
     return Run(value_s, found.evaluations, found.cpu_s, found.best_at)
 
@@ -99,7 +95,7 @@ def by_finetuning(share: float = 1.0) -> Runner:
 
 
 def reached(problem: Problem, below_s: float) -> int | None:
-    """How many placements `auto` has simulated when one is at least as fast; None: in its search.
+    """Placements that `auto` has simulated when one is at least as fast; None: in its search.
 
     Its candidates in its order: plans of those in `PLANS` one by one, others as a whole.
     """
@@ -124,25 +120,18 @@ def reached(problem: Problem, below_s: float) -> int | None:
 def lines_of(rows: Sequence[Row]) -> list[str]:
     """The rows of one problem in Markdown; speed-up of auto over each is value / auto - 1."""
     ours = next((row["value_s"] for row in rows if row["method"] == "gdp auto"), None)
-    lines = [
-        "| method | seeds | ms | 95% | value / auto - 1 | evaluations | CPU s |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    lines = [head("method | seeds | ms | 95% | value / auto - 1 | evaluations | CPU s")]
     for row in rows:
-        value_s = row["value_s"]
-        if value_s is None:
-            spent = f"{row['evaluations_spent']:.0f}" if "evaluations_spent" in row else ""
-            lines.append(
-                f"| {row['method']} | | {row.get('reason', 'does not fit')} | | | {spent} | |"
-            )
-            continue
-        gain = "" if ours is None else f"{value_s / ours - 1:+.1%}"
-        cells = [row["method"], "", f"{value_s * 1e3:.4f}", "", gain, "", ""]
-        if "evaluations_spent" in row:
-            cells[1] = str(row["seeds"])
-            cells[3] = f"{row['interval_s'] * 1e3:.4f}" if row["interval_s"] else ""
-            cells[5:] = [f"{row['evaluations_spent']:.0f}", f"{row['cpu_s']:.1f}"]
-        lines.append("| " + " | ".join(cells) + " |")
+        value_s, ran = row["value_s"], "evaluations_spent" in row
+        cells = ["", row.get("reason", "does not fit"), "", "", "", ""]
+        if value_s is not None:
+            gain = "" if ours is None else f"{value_s / ours - 1:+.1%}"
+            cells = ["", f"{value_s * 1e3:.4f}", "", gain, "", ""]
+            if ran:
+                width = f"{row['interval_s'] * 1e3:.4f}" if row["interval_s"] else ""
+                cells[0], cells[2], cells[5] = str(row["seeds"]), width, f"{row['cpu_s']:.1f}"
+        cells[4] = f"{row['evaluations_spent']:.0f}" if ran else ""
+        lines.append(line(row["method"], *cells))
     return lines
 
 
@@ -151,7 +140,7 @@ UNTIL = "gdp auto until"
 
 
 def run_case(case: Case, problem: Problem, rows: Mapping[str, tuple[Runner, bool]]) -> Row:
-    """What a case makes: a run of its method, the bound, or when `auto` has reached its value.
+    """The result of a case: a run of its method, the bound, or when `auto` has reached its value.
 
     Every run has the problem as if it were the first to ask, so that evaluations and seconds are
     those of a fresh start, whichever were run before.

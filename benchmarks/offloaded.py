@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gdp.commands.peer_plans import balanced_map
 
 from gdp import api
 from gdp.cluster.types import Cluster, Device, make_cluster

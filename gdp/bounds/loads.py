@@ -41,6 +41,7 @@ distinct (tensor, reading group), P separation points, M held weights, X owners 
 that may open a segment, A arcs into them, Z entries.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -213,21 +214,7 @@ def build_loads(
     rows.add(np.tile(np.arange(d), g + len(opens[0])), columns, values, np.zeros(d))
     names = [f"device {name}" for name in problem.cluster.device_names]
     if links and len(cut.tensor):
-        # Links on which nothing queues are no load.
-        loaded = [(k, *link) for k, link in enumerate(links) if a.channel[link] >= 0]
-        used, number = np.unique([a.channel[s, to] for _, s, to in loaded], return_inverse=True)
-        size = a.tensor_bytes[cut.tensor].astype(np.float64)
-        send_s = np.array(
-            [
-                send_time(a.latency_s[s, to], size, a.bytes_per_s[s, to], a.round_to)
-                for _, s, to in loaded
-            ]
-        )
-        column = first_y + np.arange(len(cut.tensor))[:, None] * len(links)
-        column = (column + np.array([k for k, _, _ in loaded], dtype=np.int64)).reshape(-1)
-        rows.add(np.tile(number, len(cut.tensor)), column, send_s.T.reshape(-1) / unit_s,
-                 np.zeros(len(used)))  # fmt: skip
-        names += [_channel_name(problem, int(c)) for c in used]
+        names += _add_channel_loads(rows, problem, cut.tensor, links, first_y, unit_s)
     num_loads = rows.count
     _add_cuts(rows, cut, links, first_y, d)
     _add_openings(rows, opens, first_o, d)
@@ -242,6 +229,28 @@ def build_loads(
         may = problem.group_allowed[cut.maker]
         high[first_y:first_o] = np.stack([may[:, s] for s, _ in links], axis=1).reshape(-1)
     return LinearProgram(matrix, b, (g, d), largest, high, unit_s, tuple(names))
+
+
+def _add_channel_loads(
+    rows: RowBuilder, problem: Problem, tensor: Int[np.ndarray, "T"],
+    links: Sequence[tuple[int, int]], first_y: int, unit_s: float,
+) -> list[str]:  # fmt: skip
+    """Add a row of seconds for every channel that something queues on; their names."""
+    a = arrays_of(problem)
+    loaded = [(k, *link) for k, link in enumerate(links) if a.channel[link] >= 0]
+    used, number = np.unique([a.channel[s, to] for _, s, to in loaded], return_inverse=True)
+    size = a.tensor_bytes[tensor].astype(np.float64)
+    send_s = np.array(
+        [
+            send_time(a.latency_s[s, to], size, a.bytes_per_s[s, to], a.round_to)
+            for _, s, to in loaded
+        ]
+    )
+    column = first_y + np.arange(len(tensor))[:, None] * len(links)
+    column = (column + np.array([k for k, _, _ in loaded], dtype=np.int64)).reshape(-1)
+    rows.add(np.tile(number, len(tensor)), column, send_s.T.reshape(-1) / unit_s,
+             np.zeros(len(used)))  # fmt: skip
+    return [_channel_name(problem, int(c)) for c in used]
 
 
 def _channel_name(problem: Problem, channel: int) -> str:

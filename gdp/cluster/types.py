@@ -321,10 +321,8 @@ def make_cluster(
     }
     for link in links:
         _check_link(link, index)
-        ends = [(index[link.src], index[link.dst])]
-        if not link.one_way:
-            ends.append((index[link.dst], index[link.src]))
-        for i, j in ends:
+        a, b = index[link.src], index[link.dst]
+        for i, j in [(a, b)] if link.one_way else [(a, b), (b, a)]:
             bandwidth[i, j], latency[i, j] = link.bytes_per_s, link.latency_s
             own = f"{i}>{j}" if link.contention else None
             label[i, j] = own if link.channel is None else f"named {link.channel}"

@@ -122,9 +122,8 @@ def build_corpus(
     chosen = find_models(models, config.dims)
     folder.mkdir(parents=True, exist_ok=True)
     _own(folder)
-    manifest = CorpusManifest([], "gdp corpus build")
-    if (folder / MANIFEST).exists():
-        manifest = read_corpus(folder)
+    is_new = not (folder / MANIFEST).exists()
+    manifest = CorpusManifest([], "gdp corpus build") if is_new else read_corpus(folder)
     left_out: dict[str, str] = {}
     here = engine if engine.ray is None else HERE  # models are on this machine
     for number, (at, (graph, reason)) in enumerate(each(_imported, chosen, here), start=1):
@@ -138,8 +137,8 @@ def build_corpus(
         _add(manifest, folder, model, graph)
         _own(folder)
     if not manifest.graphs:
-        reasons = "; ".join(f"{spec}: {reason}" for spec, reason in left_out.items())
-        raise GdpError(f"no model is left to learn from: {reasons}")
+        reasons = [f"{spec}: {reason}" for spec, reason in left_out.items()]
+        raise GdpError(f"no model is left to learn from: {'; '.join(reasons)}")
     _split(manifest, config)
     write_corpus(manifest, folder)
     if not (folder / RECIPE).exists():

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gdp.cluster.file import Machine
+from gdp.cluster.types import Cluster
 from gdp.costs.offload import is_offload
 from gdp.device_maps import longest_holder
 from gdp.errors import ArgumentError, MissingExtraError, ModelError, PlacementError
@@ -14,7 +15,7 @@ from gdp.exporters.accelerate import device_map
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.export import import_torch
 from gdp.models import Model, load
-from gdp.placement import Placed, placement_on, read_placed, require
+from gdp.placement import Placed, Placement, placement_on, read_placed, require
 from gdp.prepare import asked_of, machine_of
 from gdp.runtime.pytorch.run import require_devices, torch_names
 from gdp.units import format_bytes
@@ -71,6 +72,18 @@ def on_devices(
     placement = placement_on(read, graph, machine)
     machine, _ = machine_of(placement, machine, None)
     require(placement, graph, machine)
+    _require_held(placement, machine)
+    _require_weights(module, graph)
+    held = device_map(graph, placement, machine, module)
+    entries = {path: "cpu" if where == "cpu" else f"cuda:{where}" for path, where in held.items()}
+    main = torch_names(machine)[int(placement.device[np.argmax(graph.weight_bytes > 0)])]
+    _require_moved(graph, entries, main)
+    require_devices(machine, np.unique(placement.device[graph.weight_bytes > 0]).tolist())
+    return _dispatched(module, entries, main)
+
+
+def _require_held(placement: Placement, machine: Cluster) -> None:
+    """Raise `PlacementError` for weights off the devices, and for stages on several."""
     if any(is_offload(machine.devices[d]) for d in np.unique(placement.device)):
         raise PlacementError(
             "the placement offloads weights, and gdp.on_devices keeps all on devices: place again "
@@ -81,13 +94,6 @@ def on_devices(
             "the placement has replicated stages, and a module runs one sample at a time: place "
             "again with gdp.Constraints(replicas=False)"
         )
-    _require_weights(module, graph)
-    held = device_map(graph, placement, machine, module)
-    entries = {path: "cpu" if where == "cpu" else f"cuda:{where}" for path, where in held.items()}
-    main = torch_names(machine)[int(placement.device[np.argmax(graph.weight_bytes > 0)])]
-    _require_moved(graph, entries, main)
-    require_devices(machine, np.unique(placement.device[graph.weight_bytes > 0]).tolist())
-    return _dispatched(module, entries, main)
 
 
 def _require_weights(module: Any, graph: OpGraph) -> None:

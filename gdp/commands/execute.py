@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from gdp import api
 from gdp.cluster.file import Machine
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.registry import EXPORTERS, PLANNING_TARGETS, RUNTIMES, ExportJob, Runtime
+from gdp.commands.registry import (
+    EXPORTERS,
+    PLANNING_TARGETS,
+    RUNTIMES,
+    Exporter,
+    ExportJob,
+    Runtime,
+)
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel
@@ -96,15 +103,14 @@ def run(
     model, bound, machine = asked_of(placed, model, cluster, with_dims(dims))
     if machine is None:
         raise ArgumentError("give the cluster to run on, or a placement that remembers it")
-    cluster = machine
     if costs is None and isinstance(placed, Placement) and placed.question is not None:
         costs = placed.question.require_costs()
     if graph is None:
-        room = None if placed is not None else room_bytes(cluster, placing.get("constraints"))
+        room = None if placed is not None else room_bytes(machine, placing.get("constraints"))
         graph = load(model, bound, room_bytes=room)
-    executor = Executor.of(model, graph, cluster, objective, bound, runtime)
+    executor = Executor.of(model, graph, machine, objective, bound, runtime)
     if placed is not None:
-        placed = placement_on(placed, graph, cluster)
+        placed = placement_on(placed, graph, machine)
     else:
         options = runnable(model, placing, runtime)
         placed = executor.place(costs, options).placement
@@ -113,7 +119,7 @@ def run(
     report = executor.run(placed, ready, measuring or Measuring(seed=seed))
     if not isinstance(ready.prepared.model, AdaptedCosts):
         report = rescaled(report)
-    return report.to_json() | {"cluster": cluster.name, "costs": ready.prepared.costs}
+    return report.to_json() | {"cluster": machine.name, "costs": ready.prepared.costs}
 
 
 @dataclass(frozen=True)
@@ -351,13 +357,18 @@ def export(
     if row.offloads:
         cluster = machine_of(placement, cluster, None)[0]
     require(placement, graph, cluster)
-    is_accepted, wanted = _ACCEPTED[row.accepts]
-    if not is_accepted(model):
-        raise ModelError(f"target {target!r} needs {wanted}, got {model_label(model)!r}")
-    if row.accepts == "jax" and executable_model(model)[0] != "jax":
-        raise ModelError(f"{spec_of(model)!r} is a PyTorch module; a JAX function is needed here")
+    _require_accepted(row, model)
     overwrite = OverwritePolicy(lambda: [*source_files(model), *sources], force)
     return row.write(ExportJob(model, graph, placement, cluster, output, bound, overwrite))
+
+
+def _require_accepted(row: Exporter, model: Model) -> None:
+    """Raise `ModelError` for a model of another kind than a format holds."""
+    is_accepted, wanted = _ACCEPTED[row.accepts]
+    if not is_accepted(model):
+        raise ModelError(f"target {row.name!r} needs {wanted}, got {model_label(model)!r}")
+    if row.accepts == "jax" and executable_model(model)[0] != "jax":
+        raise ModelError(f"{spec_of(model)!r} is a PyTorch module; a JAX function is needed here")
 
 
 def _cluster_by_names(graph: OpGraph, placement: Placement) -> Cluster:

@@ -216,7 +216,6 @@ def make_graph(
     """
     n, t = len(op_names), len(tensors)
     producer = np.array([p for p, _ in tensors], dtype=np.int64)
-    tensor_bytes = np.array([b for _, b in tensors], dtype=np.int64)
     pairs = np.array(sorted(set(uses)), dtype=np.int64).reshape(-1, 2)
     _check_ids(name, n, t, producer, pairs)
     order = _op_order(name, op_names, producer[pairs[:, 0]], pairs[:, 1])
@@ -234,7 +233,7 @@ def make_graph(
         memory_traffic_bytes=_filled(memory_traffic_bytes, zeros, float)[order],
         weight_bytes=_filled(weight_bytes, zeros, np.int64)[order],
         weight_id=_filled(weight_id, own, np.int64)[order],
-        tensor_bytes=tensor_bytes[by_producer],
+        tensor_bytes=np.array([b for _, b in tensors], dtype=np.int64)[by_producer],
         producer=position[producer[by_producer]] if t else producer,
         use_tensor=use_tensor[by_op],
         use_op=use_op[by_op],

@@ -86,20 +86,20 @@ def load_onnx_model(
     from gdp.importers.onnx.shapes import Facts, ImportOptions
 
     path = resolve_spec(spec)
-    options = ImportOptions(dict(dims or {}), trips, unknown)
     try:
         model = read_model(path, weights=weights)
         normalise(model, str(path))
     except RecursionError:
         raise ModelError(f"{path}: {TOO_DEEP}") from None
     try:
-        facts = Facts(model, options)
+        facts = Facts(model, ImportOptions(dict(dims or {}), trips, unknown))
         facts.infer()
         fold(facts)
         annotate(facts)
         roles = Roles(facts)
-        name = model_name(spec, path, model.graph.name or "")
-        graph, node_of_op, estimated = build_graph(name, roles)
+        graph, node_of_op, estimated = build_graph(
+            model_name(spec, path, model.graph.name or ""), roles
+        )
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
     except RecursionError:
@@ -110,13 +110,10 @@ def load_onnx_model(
             path, len(estimated), estimated[0],
         )  # fmt: skip
     return ImportedOnnx(
-        graph=graph,
-        model=model,
-        node_of_op=tuple(node_of_op),
+        graph, model, tuple(node_of_op),
         weight_nodes=tuple(node.name or "" for node in model.graph if node in roles.weight_nodes),
-        estimated=tuple(estimated),
-        assumptions=tuple(facts.assumptions),
-    )
+        estimated=tuple(estimated), assumptions=tuple(facts.assumptions),
+    )  # fmt: skip
 
 
 _SAYS_NOTHING = re.compile(

@@ -149,18 +149,6 @@ def blocks(
     return block_ids(load_arrays(problem), *_rows(device[None], rank))[0]
 
 
-def block_finish_s(
-    problem: Problem, device: Int[np.ndarray, "N"], rank: Int[np.ndarray, "N"] | None = None
-) -> Float[np.ndarray, "N"]:
-    """When each op's block is done; inf for all where blocks wait for each other in a circle."""
-    from gdp.sim.kernels.host_load import block_finish, block_ids
-
-    flat = load_arrays(in_ticks(problem))
-    devices, sets = _rows(device[None], rank)
-    block = block_ids(flat, devices, sets)[0]
-    return block_finish(flat, devices[0], block)[block] * seconds_per_unit(problem)
-
-
 def block_values(
     problem: Problem, devices: Int[np.ndarray, "B N"], ranks: Int[np.ndarray, "..."] | None = None
 ) -> tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]:

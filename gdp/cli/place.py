@@ -12,7 +12,6 @@ from gdp.cli.show import placing, show, stages
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.errors import InfeasibleError
 from gdp.terminal import printable
-from gdp.units import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -221,6 +220,8 @@ def report(
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    from gdp.units import whole_number
+
     sizes = [whole_number(part.strip()) for part in value.split(",")]
     if None in sizes:
         raise click.BadParameter(f"{value!r} must be whole numbers such as 2048,8192")

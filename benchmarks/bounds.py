@@ -1,7 +1,7 @@
-"""How close the proven bounds come to the best placement found: bound / best.
+"""Proven bounds over the best placement found.
 
-    python benchmarks/bounds.py [--seconds 3] [--bound-seconds 3] [--models A,B] [--clusters C,D]
-                                [--objective latency|throughput|both] [--json]
+    python -m benchmarks.bounds [--seconds 3] [--bound-seconds 3] [--models A,B] [--clusters C,D]
+                                [--objective latency|throughput|both]
 
 Models are the nine light ONNX models (batch 1) and the traced training step of a transformer of
 four layers; clusters are two and four T4 over PCIe, a CPU with a T4, and two unequal GPUs. Costs
@@ -10,11 +10,19 @@ the bound misses and of what the search misses; where the last column says so, a
 placements was solved and the search alone is to blame.
 """
 
-import json
 import time
 from typing import Any
 
 import click
+
+import gdp
+from benchmarks.tables import head, line
+from gdp.api import place
+from gdp.bounds.best import all_bounds
+from gdp.cluster.types import Cluster
+from gdp.costs.base import roofline
+from gdp.methods.base import Search
+from gdp.prepare import prepare_problem
 
 MODELS = (
     "bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet",
@@ -64,43 +72,20 @@ def transformer_step() -> Any:
     return trace_training_step(loss, params, (tokens, tokens), optimizer=optax.adam(1e-3))
 
 
-def row(
-    graph: Any, model: str, cluster: str, objective: str, seconds: float, bound_seconds: float
-) -> dict[str, Any]:
+def row(graph: Any, cluster: str, objective: str, seconds: float, bound_s: float) -> dict[str, Any]:
     """One model on one cluster."""
-    from gdp.api import place
-    from gdp.bounds.best import all_bounds
-    from gdp.cluster.types import Cluster
-    from gdp.costs.base import roofline
-    from gdp.methods.base import Search
-    from gdp.prepare import prepare_problem
-
     machine = Cluster.load(cluster)
-    goal: str = "throughput" if objective == "throughput" else "latency"
-    problem = prepare_problem(graph, machine, goal, costs=roofline).problem
+    problem = prepare_problem(graph, machine, objective, costs=roofline).problem
     began_s = time.perf_counter()
-    bounds = all_bounds(problem, bound_seconds)
+    bound = max(all_bounds(problem, bound_s), key=lambda b: b.value_s)
     took_s = time.perf_counter() - began_s
-    best = place(
-        graph,
-        machine,
-        objective=goal,
-        costs=roofline,
-        search=Search(seconds=seconds, simplicity=0.0),
-    )
-    bound = max(bounds, key=lambda b: b.value_s)
+    best = place(graph, machine, objective=objective, costs=roofline,
+                 search=Search(seconds=seconds, simplicity=0.0))  # fmt: skip
     return {
-        "model": model,
-        "cluster": cluster,
-        "objective": objective,
-        "ops": problem.num_ops,
-        "best_s": best.value_s,
-        "bound_s": bound.value_s,
-        "ratio": min(1.0, bound.value_s / best.value_s),
-        "seconds": took_s,
+        "objective": objective, "best_s": best.value_s, "bound_s": bound.value_s,
+        "ratio": min(1.0, bound.value_s / best.value_s), "seconds": took_s,
         "argument": bound.argument,
-        "bounds": [{"bound_s": b.value_s, "argument": b.argument} for b in bounds],
-    }
+    }  # fmt: skip
 
 
 @click.command()
@@ -109,51 +94,25 @@ def row(
 @click.option("--models", default=",".join(MODELS), show_default=True)
 @click.option("--clusters", default=",".join(CLUSTERS), show_default=True)
 @click.option("--objective", default="both", show_default=True)
-@click.option("--json", "as_json", is_flag=True)
-def main(
-    seconds: float,
-    bound_seconds: float,
-    models: str,
-    clusters: str,
-    objective: str,
-    as_json: bool,
-) -> None:
+def main(seconds: float, bound_seconds: float, models: str, clusters: str, objective: str) -> None:
     """Print the table and the averages."""
-    import gdp
-
     rows = []
-    header = ["model", "cluster", "objective", "best ms", "bound ms", "ratio", "s", "argument"]
-    if not as_json:
-        click.echo(
-            f"| {' | '.join(header)} |\n| --- | --- | --- | ---: | ---: | ---: | ---: | --- |"
-        )
+    click.echo(head("model | cluster | objective | best ms | bound ms | ratio | s | argument", 3))
     for model in models.split(","):
         graph = transformer_step() if model == MODELS[-1] else gdp.load(f"onnx:light_{model}")
         for cluster in clusters.split(","):
             for goal in TARGETS if objective == "both" else (objective,):
-                r = row(graph, model, cluster, goal, seconds, bound_seconds)
+                r = row(graph, cluster, goal, seconds, bound_seconds)
                 rows.append(r)
-                if not as_json:
-                    click.echo(
-                        f"| {model} | {cluster} | {goal} | {r['best_s'] * 1e3:.4f} | "
-                        f"{r['bound_s'] * 1e3:.4f} | {r['ratio']:.4f} | {r['seconds']:.2f} | "
-                        f"{r['argument']} |"
-                    )
-    averages = {
-        goal: sum(ratios) / len(ratios)
-        for goal in TARGETS
-        if (ratios := [r["ratio"] for r in rows if r["objective"] == goal])
-    }
-    if as_json:
-        document = {"seconds": seconds, "rows": rows, "averages": averages}
-        click.echo(json.dumps(document))
-        return
-    for goal, average in averages.items():
-        worst = min(r["ratio"] for r in rows if r["objective"] == goal)
-        click.echo(
-            f"{goal}: average {average:.4f} of the best found (target {TARGETS[goal]}), "
-            f"worst {worst:.4f}"
-        )
+                cells = [f"{r[name] * 1e3:.4f}" for name in ("best_s", "bound_s")]
+                cells += [f"{r['ratio']:.4f}", f"{r['seconds']:.2f}", r["argument"]]
+                click.echo(line(model, cluster, goal, *cells))
+    for goal, target in TARGETS.items():
+        if ratios := [r["ratio"] for r in rows if r["objective"] == goal]:
+            click.echo(
+                f"{goal}: average {sum(ratios) / len(ratios):.4f} of the best found "
+                f"(target {target}), worst {min(ratios):.4f}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Seconds from a command to its answer: the first after installing, and every later one.
 
-    python benchmarks/first_answer.py [--case run|place|train|heft] [--repeat 5] [--json]
+    python benchmarks/first_answer.py [--case run|place|train|heft] [--repeat 5]
 
 Whole processes, `python -m gdp`, with caches in a fresh folder: cold, then the median of the warm
 ones; wall-clock seconds and CPU seconds, those of processes started by it included. Installing is
@@ -8,7 +8,6 @@ not part of either. `py-spy record -s -- python -m gdp ...` shows where the seco
 """
 
 import contextlib
-import json
 import os
 import resource
 import subprocess
@@ -68,14 +67,10 @@ def measure(arguments: list[str], repeat: int) -> dict[str, Any]:
     "--case", "cases", type=click.Choice(list(CASES)), multiple=True, help="Default: all."
 )
 @click.option("--repeat", type=int, default=5, show_default=True, help="Warm processes.")
-@click.option("--json", "as_json", is_flag=True)
-def main(cases: tuple[str, ...], repeat: int, as_json: bool) -> None:
+def main(cases: tuple[str, ...], repeat: int) -> None:
     """Print the table."""
-    rows = [measure(CASES[name], repeat) for name in cases or CASES]
-    if as_json:
-        click.echo(json.dumps({"rows": rows}))
-        return
-    for row in rows:
+    for name in cases or CASES:
+        row = measure(CASES[name], repeat)
         click.echo(row["command"])
         for kind in ("cold", "warm"):
             click.echo(f"  {kind}: {row[kind]['wall_s']:.2f} s, CPU {row[kind]['cpu_s']:.2f} s")

@@ -1,6 +1,6 @@
 """Exact evaluations a second, against one plain pass over the same arrays.
 
-    python benchmarks/simulator.py [--rounds 7] [--json]
+    python -m benchmarks.simulator [--rounds 7]
 
 The plain pass visits ops in topological order and starts each at max(device free, inputs' arrival):
 no queues, no contention, so it is no simulation but the least that any evaluation must do. Both are
@@ -10,7 +10,6 @@ average degree 2 whose ops read the 100 before them; 4 devices; placements unifo
 blocks of equal size. Seconds are of this process's CPU but for those of two cores.
 """
 
-import json
 import time
 import typing
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import click
 import numba
 import numpy as np
 
+from benchmarks.tables import head, line
 from gdp.cluster.types import Device, make_cluster
 from gdp.graph.op_graph import make_graph
 from gdp.problem.problem import Problem, make_problem
@@ -134,9 +134,6 @@ def row(num_ops: int, kind: str, rounds: int) -> dict[str, Any]:
             times[name].append(seconds_of(call, now) / size)
     fastest = {name: min(values[1:]) for name, values in times.items()}
     return {
-        "ops": num_ops,
-        "uses": problem.graph.num_uses,
-        "placements": kind,
         "exact_per_s": 1 / fastest["exact"],
         "plain_per_s": 1 / fastest["plain"],
         "ratio": fastest["plain"] / fastest["exact"],
@@ -148,22 +145,20 @@ def row(num_ops: int, kind: str, rounds: int) -> dict[str, Any]:
 
 @click.command()
 @click.option("--rounds", type=int, default=7, show_default=True)
-@click.option("--json", "as_json", is_flag=True)
-def main(rounds: int, as_json: bool) -> None:
+def main(rounds: int) -> None:
     """Print the table."""
-    rows = [row(n, kind, rounds) for n in (1000, 10_000, 50_000) for kind in ("random", "blocks")]
-    if as_json:
-        click.echo(json.dumps({"rows": rows}))
-        return
-    click.echo("| ops | placements | exact /s | plain /s | ratio | exact ns/use | plain ns/use | "
-               "2 cores |")  # fmt: skip
-    click.echo("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for r in rows:
-        click.echo(
-            f"| {r['ops']} | {r['placements']} | {r['exact_per_s']:.0f} | {r['plain_per_s']:.0f} | "
-            f"{r['ratio']:.2f} | {r['exact_ns_per_use']:.1f} | {r['plain_ns_per_use']:.1f} | "
-            f"{r['two_cores_speedup']:.2f} |"
-        )
+    titles = (
+        "ops | placements | exact /s | plain /s | ratio | exact ns/use | plain ns/use | 2 cores"
+    )
+    click.echo(head(titles, left=2))
+    for count in (1000, 10_000, 50_000):
+        for kind in ("random", "blocks"):
+            r = row(count, kind, rounds)
+            click.echo(line(
+                count, kind, f"{r['exact_per_s']:.0f}", f"{r['plain_per_s']:.0f}",
+                f"{r['ratio']:.2f}", f"{r['exact_ns_per_use']:.1f}", f"{r['plain_ns_per_use']:.1f}",
+                f"{r['two_cores_speedup']:.2f}",
+            ))  # fmt: skip
 
 
 if __name__ == "__main__":

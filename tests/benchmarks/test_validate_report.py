@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.validate.report import FORMAT, figures, read, report
+from benchmarks.validate import FORMAT, figures, read, report
 
 
 def row(name: str, predicted: float, rounds: list[float], value: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What budgets buy and whether they hold: `python -m benchmarks.budgets VERB`.
+"""Values that budgets buy, and seconds taken: `python -m benchmarks.budgets VERB`.
 
     gains       a program's gain over search in the same CPU seconds, by how full memory is
     spread      values over seeds, and their distance from the best

@@ -1,4 +1,4 @@
-"""How well costs are known: errors on held-out families, and after a quick profile.
+"""Errors of costs on held-out families, and after a quick profile.
 
 python benchmarks/costs.py report PROFILE             the shipped calibration on held-out families
 python benchmarks/costs.py blind PROFILE              the shipped calibration on all of a profile

@@ -1,4 +1,4 @@
-"""How good are plans of language models, beside accelerate's own map in the same simulator?
+"""Plans of language models beside accelerate's own map in the same simulator.
 
     python -m benchmarks.language_models [--seconds 3] [--boxes A,B] [--json FILE] [MODEL ...]
 
@@ -125,7 +125,7 @@ def cell(model: str, box: str, folder: Path, seconds: float) -> Cell:
 
 
 def loads(graph: OpGraph, planned: PlannedPlacement, asked: gdp.Generation) -> str:
-    """What accelerate says of the exported map, of the model on the meta device."""
+    """The word of accelerate on the exported map, of the model on the meta device."""
     from accelerate.utils import check_device_map
 
     module = torch_module(asked)

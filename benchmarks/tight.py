@@ -32,7 +32,7 @@ CLUSTERS = "2xt4-pcie3,v100+t4-pcie3,4xt4-pcie3"
 
 
 def with_memory(problem: Problem, factor: float) -> Problem:
-    """The same problem with so much of every device's memory."""
+    """The problem with so much of every device's memory."""
     old = problem.cluster
     devices = tuple(
         replace(device, memory_bytes=max(1, int(device.memory_bytes * factor)))

@@ -62,7 +62,7 @@ NOISE = 0.02
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """What is planned with, and the machine."""
+    """The costs that are planned with, and the machine."""
 
     planned: Problem
     real: Problem

@@ -40,7 +40,7 @@ LEAST = 1e-4
 
 @dataclass(frozen=True)
 class Run:
-    """What a search reached and took."""
+    """Result and cost of a search."""
 
     value_s: float
     cpu_s: float

@@ -132,7 +132,7 @@ def load() -> list[Entry]:
 
 @dataclass(frozen=True)
 class Made:
-    """What one way of placing made of one instance."""
+    """One way of placing, on one instance."""
 
     value_s: float
     cpu_s: float
@@ -157,7 +157,7 @@ def heuristics(problem: Problem, seed: int) -> tuple[float, int]:
 
 
 def advisers(problem: Problem, seed: int) -> tuple[float, int]:
-    """What the policy starts from, under all rules of priority, and the heuristics."""
+    """Placements that the policy starts from, under all rules of priority, and the heuristics."""
     value_s, spent = heuristics(problem, seed)
     rated = evaluate_rules(problem, incumbents(problem))
     fits = np.where(rated.overflow == 0, rated.seconds, np.inf)
@@ -376,7 +376,7 @@ def budgets(
 
 
 def _budget_ways(policy: Policy, evaluations: int) -> dict[str, Way]:
-    """What is compared with so many evaluations each."""
+    """Ways that are compared, with so many evaluations each."""
     way, random = searched(evaluations), Policy(policy.config, init(policy.config, 0))
 
     def drawn(problem: Problem, seed: int) -> tuple[float, int]:

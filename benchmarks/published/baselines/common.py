@@ -1,4 +1,4 @@
-"""What all baselines share: nodes, features, the judge, and an optimiser.
+"""Parts that all baselines share: nodes, features, the judge, and an optimiser.
 
 Axes: M nodes, K placements, D devices, F features.
 """
@@ -20,7 +20,6 @@ from gdp.learn.hsdag.network import ColocatedNodes, HsdagConfig, make_nodes
 from gdp.methods.base import Assignment
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
-from gdp.sim.objectives import objective_of
 
 Params = dict[str, Any]
 RESERVED = 6  # evaluations kept back: what comes close to the best is tried under every rule
@@ -28,7 +27,7 @@ RESERVED = 6  # evaluations kept back: what comes close to the best is tried und
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a baseline found, and what it cost."""
+    """Answer of a baseline, and its cost."""
 
     assignment: Assignment | None  # None where nothing that fits was met
     value_s: float
@@ -112,11 +111,6 @@ def compute_s(problem: Problem) -> np.ndarray:
     return np.where(np.isfinite(seconds), seconds, seconds.min(axis=1, keepdims=True))
 
 
-def legal(arena: Arena) -> np.ndarray:
-    """Where each node may go [M, D]."""
-    return arena.nodes.allowed
-
-
 def dense(rng: np.random.Generator, inputs: int, outputs: int, scale: float = 1.0) -> Params:
     """A kernel of variance 1 / inputs, and a bias of zeros."""
     kernel = scale * rng.standard_normal((inputs, outputs)) / np.sqrt(inputs)
@@ -168,8 +162,3 @@ def gumbel_choice(logits: np.ndarray, allowed: np.ndarray, rng: np.random.Genera
     """A draw from the softmax of what is allowed, over the last axis."""
     noisy = np.where(allowed, logits, -np.inf) + rng.gumbel(size=logits.shape)
     return noisy.argmax(axis=-1)
-
-
-def is_latency(problem: Problem) -> bool:
-    """Whether priorities matter."""
-    return objective_of(problem).ordered

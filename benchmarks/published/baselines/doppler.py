@@ -41,7 +41,7 @@ DEVICE_FEATURES = 5
 
 
 class Episode(NamedTuple):
-    """What one placement of all nodes chose from; steps stand for nodes, M of them."""
+    """Choices of one placement of all nodes; steps stand for nodes, M of them."""
 
     ready: np.ndarray  # [M, M]: the nodes that could be next
     node: np.ndarray  # [M]: which was
@@ -95,7 +95,7 @@ class Graph:
 
 
 def make_graph(arena: Arena) -> Graph:
-    """What the policies see of a problem."""
+    """The part of a problem that the policies see."""
     problem, nodes = arena.problem, arena.nodes
     count, graph = nodes.count, problem.graph
     size = np.zeros((count, count))

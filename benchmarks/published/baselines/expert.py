@@ -1,4 +1,4 @@
-"""What a person would write down, by family, and the placements on one device.
+"""A person's rules, by family, and the placements on one device.
 
 convolutional: the whole model on the fastest accelerator; at these sizes nobody splits it.
 recurrent: one layer per accelerator, in turn, as GNMT's authors did.
@@ -38,7 +38,7 @@ def expert(problem: Problem, family: Family) -> Found:
 
 
 def _holds(problem: Problem, device: int) -> bool:
-    """Whether one device holds the whole model."""
+    """True where one device holds the whole model."""
     return only_on(problem, device).assignment is not None
 
 

@@ -85,7 +85,7 @@ class ByIndex(Policy):
         return plain._replace(device=np.eye(*plain.device.shape, dtype=np.float32))
 
     def batch(self, problem: Problem, around: Advice | None = None) -> Batch:
-        """The same padded and as JAX arrays."""
+        """The features padded and as JAX arrays."""
         return on_device(pad(self.features(problem, around)))
 
 
@@ -99,7 +99,7 @@ class _Learner:
         self.past = (0.0, 0)
 
     def draw(self, policy: Policy) -> tuple[Batch, ChoiceRows]:
-        """What one update learns from."""
+        """Placements that one update learns from."""
         arena, seed = self.arena, self.seed * self.updates + self.arena.drawn
         episode = sample(policy, arena.problem, samples=self.samples, seed=seed)
         arena.rate(episode.rollout.device)

@@ -64,7 +64,7 @@ def hdp(problem: Problem, evaluations: int, seed: int) -> Found:
 
 
 class _Grouper:
-    """What describes nodes and groups."""
+    """Features of nodes and groups."""
 
     def __init__(self, arena: Arena) -> None:
         nodes = arena.nodes

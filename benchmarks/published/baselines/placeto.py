@@ -69,7 +69,7 @@ def placeto(problem: Problem, evaluations: int, seed: int) -> Found:
 
 
 def returns(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
-    """What is saved from each step to the end: seconds before it minus those after the last.
+    """Seconds saved from each step to the end: seconds before it minus those after the last.
 
     >>> returns([5.0, 4.0, 6.0, 3.0])
     array([2., 1., 3.])

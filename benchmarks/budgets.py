@@ -15,6 +15,7 @@ from dataclasses import replace
 import click
 import numpy as np
 
+from benchmarks.tables import head
 from benchmarks.tight import tight
 from gdp.bounds.best import best_bound
 from gdp.clock import COMPILE, WorkClock, waited_s
@@ -65,8 +66,7 @@ def value_s(problem: Problem, answer: Answer) -> float:
 @click.option("--work", type=float, default=8.0, show_default=True, help="counted seconds")
 def gains(objective: str, graphs: str, cluster: str, over: str, work: float) -> None:
     """A program in rounds against search from the same heuristics in the same CPU seconds."""
-    click.echo("| graph | over | memory full | program ms (CPU s) | search ms | gain a CPU s |")
-    click.echo("| --- | ---: | ---: | ---: | ---: | ---: |")
+    click.echo(head("graph | over | memory full | program ms (CPU s) | search ms | gain a CPU s"))
     for graph in graphs.split(","):
         for factor in map(float, over.split(",")):
             problem = problem_of(graph, cluster, objective, factor)
@@ -116,9 +116,8 @@ def spread(
 ) -> None:
     """`auto` over seeds: lowest and highest value, their mean, CPU seconds, a bound of 3 s."""
     click.echo(
-        "| graph | bound ms | lowest ms | highest / lowest | mean / lowest | CPU s | values ms |"
+        head("graph | bound ms | lowest ms | highest / lowest | mean / lowest | CPU s | values ms")
     )
-    click.echo("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
     for graph in graphs.split(","):
         made = problem_of(graph, cluster, objective, over)
         values, began_s = [], time.process_time()
@@ -143,8 +142,7 @@ def kept(ops: str, seconds: str, cluster: str) -> None:
     import gdp
 
     gdp.place(layered(4000), cluster, search=gdp.Search(seconds=2.0))  # compiled
-    click.echo("| ops | asked s | taken s | taken / asked | CPU s | phases |")
-    click.echo("| ---: | ---: | ---: | ---: | ---: | --- |")
+    click.echo(head("ops | asked s | taken s | taken / asked | CPU s | phases"))
     for count in map(int, ops.split(",")):
         graph = layered(count)
         for limit_s in map(float, seconds.split(",")):

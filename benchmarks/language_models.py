@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 import gdp
+from benchmarks.tables import head
 from gdp.cluster.presets import cluster_preset
 from gdp.commands.accelerate import PlannedPlacement, torch_module
 from gdp.commands.generation import generation_answer
@@ -144,18 +145,16 @@ def loads(graph: OpGraph, planned: PlannedPlacement, asked: gdp.Generation) -> s
 
 def told(cells: list[Cell]) -> Iterator[str]:
     """Lines of the table."""
-    yield (
-        "| model | box | tokens/s | first token, s | request, s | gap | offloaded "
-        "| accelerate's own map | loads | seconds |\n| --- | --- |" + " ---: |" * 8
-    )
+    figures = "tokens/s | first token, s | request, s | gap | offloaded"
+    yield head(f"model | box | {figures} | accelerate's own map | loads | seconds", left=2)
     for c in cells:
-        head = f"| {c.model} | {c.box} |"
+        start = f"| {c.model} | {c.box} |"
         if not c.fits:
-            yield f"{head} does not fit | - | - | - | - | - | - | {c.seconds:.0f} |"
+            yield f"{start} does not fit | - | - | - | - | - | - | {c.seconds:.0f} |"
             continue
         ratio = "does not fit" if c.peer_s is None else f"{c.peer_s / c.request_s:.2f} times"
         yield (
-            f"{head} {c.tokens_per_s:.3g} | {c.first_token_s:.3g} | {c.request_s:.3g} | "
+            f"{start} {c.tokens_per_s:.3g} | {c.first_token_s:.3g} | {c.request_s:.3g} | "
             f"{c.gap:.1%} | {c.offloaded:.0%} | {ratio} | {c.loads} | {c.seconds:.0f} |"
         )
     for c in cells:

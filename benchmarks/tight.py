@@ -17,6 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
+from benchmarks.tables import geomean, head, line
 from gdp.cluster.types import Cluster
 from gdp.methods.base import Method, Search
 from gdp.methods.portfolio import HEURISTICS
@@ -122,9 +123,8 @@ def main(objective: str, over: float, evaluations: int, models: str, clusters: s
     from gdp.api import prepare_problem
     from gdp.costs.base import roofline
 
-    header = "model, cluster, MB, search ms (CPU s), long ms (CPU s), auto ms (CPU s), auto / long"
-    click.echo(f"| {' | '.join([*header.split(', '), 'bound / auto'])} |")
-    click.echo(f"| --- | --- | {'---: | ' * 6}")
+    timed = " | ".join(f"{name} ms (CPU s)" for name in ("search", "long", "auto"))
+    click.echo(head(f"model | cluster | MB | {timed} | auto / long | bound / auto", left=2))
     gains, gaps = [], []
     for model in models.split(","):
         graph = gdp.load(f"onnx:light_{model}")
@@ -136,15 +136,15 @@ def main(objective: str, over: float, evaluations: int, models: str, clusters: s
             r = row(problem, evaluations)
             gains.append(r["auto_s"] / r["long_s"])
             gaps.append(r["bound_s"] / r["auto_s"])
-            click.echo(
-                f"| {model} | {cluster} | {problem.cluster.memory_bytes[0] / 1e6:.1f} | "
-                f"{r['search_s'] * 1e3:.4f} ({r['search_cpu_s']:.1f}) | "
-                f"{r['long_s'] * 1e3:.4f} ({r['long_cpu_s']:.1f}) | "
-                f"{r['auto_s'] * 1e3:.4f} ({r['auto_cpu_s']:.1f}) | "
-                f"{gains[-1]:.3f} | {gaps[-1]:.3f} |"
-            )
-    means = [float(np.exp(np.log(values).mean())) for values in (gains, gaps)]
-    click.echo(f"geometric means: auto / long {means[0]:.3f}, bound / auto {means[1]:.3f}")
+            cells = [
+                f"{r[f'{name}_s'] * 1e3:.4f} ({r[f'{name}_cpu_s']:.1f})"
+                for name in ("search", "long", "auto")
+            ]
+            memory = f"{problem.cluster.memory_bytes[0] / 1e6:.1f}"
+            click.echo(line(model, cluster, memory, *cells, f"{gains[-1]:.3f}", f"{gaps[-1]:.3f}"))
+    click.echo(
+        f"geometric means: auto / long {geomean(gains):.3f}, bound / auto {geomean(gaps):.3f}"
+    )
 
 
 if __name__ == "__main__":

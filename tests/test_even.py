@@ -15,7 +15,7 @@ from gdp.commands.reporting import report, trace
 from gdp.costs.base import roofline
 from gdp.graph.file import save_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
-from gdp.importers.program import Traced
+from gdp.importers.jax.trace import Traced
 from gdp.models import load
 from gdp.placement import load_placement
 

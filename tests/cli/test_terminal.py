@@ -9,8 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from gdp.cli.main import cli
-from gdp.cli.program import run
+from gdp.cli.main import cli, run_program
 from gdp.cli.text import table
 from gdp.errors import GdpError
 from gdp.graph.file import load_graph, save_graph
@@ -77,7 +76,7 @@ def test_errors_and_logs_are_one_harmless_line(
 
     monkeypatch.setattr("sys.argv", ["gdp"])
     with pytest.raises(SystemExit):
-        run(click.Command("refuse", callback=refuse))
+        run_program(click.Command("refuse", callback=refuse))
     said = capsys.readouterr().err
     assert harmless(said)
     assert said.count("\n") == 1

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
-from gdp.commands.block_plans import _cuts, plan_openvino
 from gdp.commands.placing import place_for
+from gdp.commands.registry import PLANNING_TARGETS
 from gdp.constraints import Constraints, Pin
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError
@@ -20,6 +20,7 @@ from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
 
 SEARCH = Search(seconds=None, evaluations=50)
+plan_openvino = PLANNING_TARGETS["openvino"].plan
 
 
 def machine(memory_bytes: int = 1 << 30) -> Cluster:
@@ -95,12 +96,21 @@ def test_pins_and_memory_are_heeded() -> None:
 
 
 def test_cuts_are_where_the_fewest_bytes_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one cut is looked at, it is between b and c, over which one byte passes."""
     graph = make_graph(
         "sizes", [*"abcd"], ["Conv"] * 4, [(0, 100), (1, 1), (2, 50)], [(0, 1), (1, 2), (2, 3)]
     )
-    assert _cuts(graph).tolist() == [1, 2, 3]
-    monkeypatch.setattr("gdp.commands.block_plans.MAX_CUTS", 2)
-    assert _cuts(graph).tolist() == [2, 3]
+    early = costs_of([1.0, 9.0, 9.0, 9.0], [9.0, 1.0, 1.0, 1.0])
+
+    def devices(costs: CostModel) -> list[int]:
+        found = plan_openvino(graph, machine(), costs=costs, search=SEARCH).result
+        return found.placement.device.tolist()
+
+    assert devices(early) == [0, 1, 1, 1]
+    monkeypatch.setattr("gdp.commands.block_plans.MAX_CUTS", 1)
+    monkeypatch.setattr("gdp.commands.block_plans.PIPELINE_METHODS", ())
+    assert devices(HALVES) == [0, 0, 1, 1]
+    assert devices(early) == [1, 1, 1, 1]
 
 
 def test_onnx_runtime_follows_what_gdp_places() -> None:

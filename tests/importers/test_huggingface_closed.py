@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from gdp.errors import InfeasibleError, ModelError
-from gdp.importers.pytorch.closed import NotAtHandError, closed
+from gdp.importers.pytorch.huggingface import closed
 from gdp.models import load
 
 LLAMA = {
@@ -126,11 +126,11 @@ def test_inside_nothing_is_reached_and_after_all_is_as_before(
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with closed(), closed():
         assert hub.is_offline_mode()
-        with pytest.raises(NotAtHandError, match=r"huggingface\.co on the network"):
+        with pytest.raises(FileNotFoundError, match=r"huggingface\.co on the network"):
             socket.getaddrinfo("huggingface.co", 443)
-        with pytest.raises(NotAtHandError, match="kernel 'a/b' of others"):
+        with pytest.raises(FileNotFoundError, match="kernel 'a/b' of others"):
             hub_kernels.get_kernel("a/b")
-        with socket.socket() as made, pytest.raises(NotAtHandError):
+        with socket.socket() as made, pytest.raises(FileNotFoundError):
             made.connect(("127.0.0.1", 9))
     assert not calls
     assert not hub.is_offline_mode()

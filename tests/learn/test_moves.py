@@ -9,8 +9,7 @@ from tiny import random_problem
 
 from gdp.files.reading import read_toml
 from gdp.learn.instances import load_problems
-from gdp.methods.annealing.move_score_kernels import NUM_FEATURES
-from gdp.methods.annealing.moves_kernels import NUM_KINDS
+from gdp.methods.annealing.move_score import shipped_scoring
 from gdp.methods.base import Assignment
 from gdp.methods.scoring import score_all
 from pretrain.moves import (
@@ -26,6 +25,8 @@ from pretrain.moves import (
     sample,
     unscored_moves,
 )
+
+NUM_KINDS, NUM_FEATURES = shipped_scoring().weight.shape
 
 
 def made(seed: int, count: int = 1500) -> Outcomes:

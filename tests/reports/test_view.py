@@ -13,7 +13,6 @@ from gdp.costs.base import roofline
 from gdp.placement import make_placement
 from gdp.problem.problem import make_problem
 from gdp.reports import html
-from gdp.reports.payload import payload
 from gdp.reports.trace import trace_events
 from gdp.reports.view import PlacementView, channel_names, layers, module_tree, op_label
 from gdp.sim.latency import simulate
@@ -85,7 +84,7 @@ def test_samples_that_take_other_ways_are_shown_one_after_the_other() -> None:
     assert view.end_s == 12.0
     ops, kernels = view.counts()
     assert ops.tolist() == kernels.tolist() == [3, 3], "each member runs all of them"
-    drawn = payload(view, module_tree(view))
+    drawn = html.payload(view, module_tree(view))
     assert drawn["ops"]["device"] == [0, 0, 0, 1, 1, 1]
     assert drawn["ops"]["start"] == [round(s * 1e9) for s in (0, 1, 3, 6, 7, 9)]
     assert drawn["ops"]["label"][3] == "sample 2: o0"

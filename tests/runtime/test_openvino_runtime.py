@@ -1,5 +1,6 @@
 """Placements executed by OpenVINO: HETERO over two copies of its CPU plug-in, outputs checked."""
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -72,8 +73,7 @@ def test_a_placement_runs_on_the_devices_it_names(model: str) -> None:
 
 def test_wrong_pieces_would_be_noticed(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An output that is another one after the cut makes outputs unequal."""
-    from gdp.runtime.openvino_hetero import run as module
-
+    module = import_module("gdp.runtime.openvino_hetero.run")
     read = module._read
     count = iter(range(100))
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numba
 import numpy as np
 import pytest
 from reference_simulator import run
@@ -18,8 +17,7 @@ from tiny import (
 
 from gdp.cluster.types import make_cluster
 from gdp.problem.problem import Problem, make_problem
-from gdp.sim.kernels.engine import run_latency
-from gdp.sim.latency import arrays, latencies, workspace
+from gdp.sim.latency import arrays, latencies, simulate
 
 
 def with_links(problem: Problem, latency_s: np.ndarray, channel: np.ndarray) -> Problem:
@@ -173,21 +171,13 @@ def test_what_overtakes_a_long_queue_is_the_reference_too(count: int) -> None:
     assert_as_the_reference(problem, device[None], None)
 
 
-@numba.njit
-def by_ops(a, w, device, record):  # type: ignore[no-untyped-def]
-    """The latency of one run, first ready, first served."""
-    return run_latency(a, w, device, False, record)
-
-
-def test_only_recorded_runs_leave_times() -> None:
+def test_ops_that_never_run_have_no_times() -> None:
     graph = plain_graph(3, [(0, 1), (1, 2)])
     compute_s = np.array([[1.0, 1.0], [np.inf, 1.0], [1.0, 1.0]])
     problem = make_problem(graph, unit_cluster(2), compute_s)
-    a, w = arrays(problem), workspace(problem)
-    assert by_ops(a, w, np.array([1, 1, 1], np.int32), True) == 3.0
-    assert w.start_s.tolist() == [0.0, 1.0, 2.0]
-    by_ops(a, w, np.array([0, 1, 1], np.int32), False)
-    assert w.start_s.tolist() == [0.0, 1.0, 2.0]
-    assert by_ops(a, w, np.array([0, 0, 0], np.int32), True) == np.inf
-    assert w.start_s.tolist() == [0.0, 1.0, np.inf]
-    assert w.finish_s.tolist() == [1.0, np.inf, np.inf]
+    assert arrays(problem).direct
+    assert simulate(problem, np.array([1, 1, 1])).start_s.tolist() == [0.0, 1.0, 2.0]
+    never = simulate(problem, np.array([0, 0, 0]))
+    assert never.latency_s == np.inf
+    assert never.start_s.tolist() == [0.0, 1.0, np.inf]
+    assert never.finish_s.tolist() == [1.0, np.inf, np.inf]

@@ -161,11 +161,11 @@ def _run_all(
                 tried.append(_without(name, 0.0, "no time was left"))
                 continue
             prior = {name: answered[name] for name in order if name in answered}
-            is_program = name in (program for program, _, _ in PROGRAMS)
+            work_s = PROGRAM_WORK_S.get(name) if limit.is_counted else None
+            part = limit if work_s is None else limit.at_most(work_s)
             row, scored, answer = _try(
-                problem, name, method, replace(search, prior_answers=prior),
-                limit.at_most(PROGRAM_WORK_S) if is_program and limit.is_counted else limit,
-            )  # fmt: skip
+                problem, name, method, replace(search, prior_answers=prior), part
+            )
             tried.append(row)
             if answer is not None:
                 answered[name] = answer

@@ -323,7 +323,8 @@ def _polished(
 
     A placement that does not fit is mended whatever is `remaining` of the evaluations.
     """
-    from gdp.methods.search.local_search import improve, multi_restart
+    from gdp.methods.search.chains import multi_restart
+    from gdp.methods.search.local_search import improve
 
     if problem.tensor_s is not None:
         return start, 0

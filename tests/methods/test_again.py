@@ -7,10 +7,20 @@ import pytest
 from tiny import plain_graph, unit_cluster
 
 from gdp.clock import Clock
+from gdp.methods.annealing.annealer import AnnealConfig
 from gdp.methods.base import Assignment, Search
-from gdp.methods.scoring import Evaluated
-from gdp.methods.search import local_search as again
-from gdp.methods.search.local_search import CHAINS, FAR, multi_restart
+from gdp.methods.scoring import Evaluated, best_of
+from gdp.methods.search import chains as again
+from gdp.methods.search.chains import (
+    CHAINS,
+    FAR,
+    ChainLimits,
+    best_ends,
+    child_of,
+    from_hot,
+    multi_restart,
+    names_like,
+)
 from gdp.problem.problem import Problem, make_problem
 
 SEARCH = Search(seed=4, seconds=None, evaluations=100)
@@ -80,3 +90,78 @@ def test_none_is_begun_once_the_clock_is_over(
     monkeypatch.setattr(Clock, "is_over", lambda self: True)
     assert multi_restart(six_ops(), placed(50.0), SEARCH, Clock(1.0)).value_s == 30.0
     assert len(begun) == 1
+
+
+def pair_of(*devices: list[int], compute_s: np.ndarray | None = None) -> tuple[Problem, list]:
+    """Six ops in a row on three devices, and placements of them."""
+    given = np.ones((6, 3)) if compute_s is None else compute_s
+    graph = plain_graph(6, [(i, i + 1) for i in range(5)], 1)
+    problem = make_problem(graph, unit_cluster(3), given, "throughput")
+    return problem, [best_of(problem, [Assignment(np.array(device))]) for device in devices]
+
+
+def test_devices_of_a_kind_are_renamed_to_agree_with_another_placement() -> None:
+    problem, (one, other) = pair_of([0, 0, 1, 1, 2, 2], [2, 2, 2, 0, 0, 1])
+    names = names_like(problem, other.assignment.device, one.assignment.device)
+    assert names.tolist() == [0, 0, 0, 1, 1, 2]
+
+
+def test_unlike_devices_keep_their_names() -> None:
+    unlike = np.ones((6, 3))
+    unlike[:, 2] = 5.0
+    problem, (one, other) = pair_of([0, 0, 1, 1, 2, 2], [2, 2, 1, 1, 0, 0], compute_s=unlike)
+    names = names_like(problem, other.assignment.device, one.assignment.device)
+    assert names.tolist() == [2, 2, 1, 1, 0, 0]
+    swapped = np.array([1, 1, 0, 0, 2, 2])
+    assert names_like(problem, swapped, one.assignment.device).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_child_has_every_op_where_one_of_its_parents_has_it() -> None:
+    problem, parents = pair_of([0, 0, 0, 1, 1, 2], [0, 1, 2, 0, 1, 2])
+    one, other = (parent.assignment.device for parent in parents)
+    rng, seen = np.random.default_rng(0), set()
+    for _ in range(60):
+        child = child_of(problem, parents, rng)
+        assert child.evaluations == 1
+        device = child.assignment.device
+        assert any(
+            ((device == mother) | (device == names_like(problem, father, mother))).all()
+            for mother, father in ((one, other), (other, one))
+        )
+        seen.add(tuple(device.tolist()))
+    assert len(seen) == 8
+
+
+def test_chains_after_the_fresh_ones_begin_from_children_and_cooler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, (first,) = pair_of([0, 0, 0, 1, 1, 1])
+    begun: list[tuple[float, float]] = []
+    plain = again.anneal
+
+    def anneal(chain, steps: int, config: AnnealConfig, clock: Clock, evaluations: int) -> bool:
+        begun.append((chain.start.value_s, config.hot))
+        return plain(chain, 50, config, clock, 50)
+
+    bred: list[int] = []
+
+    def child_of(problem: Problem, parents: list[Evaluated], rng: np.random.Generator) -> Evaluated:
+        bred.append(len(parents))
+        assert parents == sorted(parents)
+        return parents[-1]
+
+    monkeypatch.setattr(again, "anneal", anneal)
+    monkeypatch.setattr(again, "child_of", child_of)
+    monkeypatch.setattr(again, "best_ends", lambda ends: sorted(ends)[:2])
+    best = from_hot(problem, first, 1, Clock(None), ChainLimits(15, 99))
+    assert best.evaluations > first.evaluations + 15
+    assert len(begun) == 15
+    assert len(bred) == 3
+    assert max(hot for _, hot in begun[12:]) < 0.2 * min(hot for _, hot in begun[:12])
+
+
+def test_parents_are_the_best_ends_no_two_of_one_value() -> None:
+    ends = [placed(value_s) for value_s in (5.0, 3.0, 9.0, 3.0, 4.0, 8.0, 7.0, 6.0, 10.0)]
+    best = best_ends(ends)
+    assert [end.value_s for end in best] == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert best[0] is ends[1]

@@ -12,6 +12,7 @@ from gdp.methods.fix_and_optimise import latency as fit
 from gdp.methods.fix_and_optimise.latency import applies, latency_fit, region
 from gdp.methods.portfolio import auto
 from gdp.methods.scoring import Evaluated, best_of
+from gdp.methods.search.chains import ChainLimits
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import memory_binds
 from gdp.sim.score import score, values
@@ -46,10 +47,24 @@ def test_rounds_reach_the_optimum_from_the_worst_start() -> None:
     assert judged.value_s == pytest.approx(best_s)
 
 
+def test_chains_alone_find_it_where_the_program_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = knapsack()
+    monkeypatch.setattr(fit, "_MOST_ENTRIES", 0)
+    monkeypatch.setattr(fit, "build_paths", None)  # never asked for
+    assert applies(problem)
+    answer = latency_fit(problem, Search(seconds=None))
+    assert answer.assignment is not None
+    found_s = score(problem, answer.assignment.device, answer.assignment.rank).value_s
+    assert found_s == pytest.approx(brute_force_s(problem))
+
+
 def test_the_program_alone_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the local search after each round: the first solution is the optimum already."""
     problem = knapsack()
     monkeypatch.setattr(fit, "_POLISH", (0, 0))
+    monkeypatch.setattr(fit, "_HOT_CHAINS", ChainLimits(0))
     answer = latency_fit(problem, Search(seconds=None))
     assert answer.assignment is not None
     found_s = score(problem, answer.assignment.device, answer.assignment.rank).value_s

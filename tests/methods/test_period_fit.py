@@ -33,7 +33,7 @@ from gdp.methods.fix_and_optimise.period import (
 )
 from gdp.methods.portfolio import auto
 from gdp.methods.scoring import best_of
-from gdp.methods.search.local_search import from_hot
+from gdp.methods.search.chains import from_hot
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.memory import pipeline_peaks

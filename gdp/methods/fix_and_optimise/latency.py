@@ -1,5 +1,8 @@
 """The latency program in rounds: solve a region, simulate under all rules, repair, search on.
 
+Chains of annealing that begin hot come first (`gdp.methods.search.chains`): the rounds look around
+the best placement, so that it matters in which pocket of the memory limits that lies.
+
 The program (`gdp.bounds.path_program`) knows memory, paths, work and transfers, but not the order
 in which ops and transfers queue. So each round frees a region of the best placement (all groups of
 two devices, or a window of the graph on all devices), solves it for something better than the best
@@ -35,11 +38,15 @@ from gdp.methods.fix_and_optimise.rounds import (
 )
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of, best_priority_rule, expand
+from gdp.methods.search.budget import SearchConfig
+from gdp.methods.search.chains import ChainLimits, from_hot
 from gdp.methods.search.local_search import improve
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.sim.objectives import objective_of
 
+_HOT_SHARE = 0.33  # of the seconds, for chains that cross the memory limits
+_HOT_CHAINS = ChainLimits(60, 24)
 _ROUNDS = 16
 _GAP = 3e-2  # relative; left open by a round
 _NODES = 20  # of a round's search tree
@@ -52,23 +59,33 @@ _POLISH = (200, 4000)  # its simulations, at least and at most
 
 
 def applies(problem: Problem) -> bool:
-    """True for an ordered run whose memory binds, if the program is not too large."""
+    """True for an ordered run whose memory binds, if chains may simulate the whole graph."""
     goal = objective_of(problem)
     return (
         goal.ordered
         and goal.on_links
         and not goal.pipelined
         and problem.num_devices > 1
+        and problem.num_ops <= SearchConfig().windows_above
         and rows_bind(problem)
-        and path_program_size(problem) <= _MOST_ENTRIES
     )
 
 
 def latency_fit(problem: Problem, search: Search) -> Answer:
-    """The best placement of the rounds, from `search.start` or prior answers on."""
-    return solve_in_rounds(
-        problem, search, "latency", lambda best, clock: _improved(problem, best, search.seed, clock)
-    )
+    """The best placement of chains and rounds, from `search.start` or prior answers on.
+
+    Of a program that is too large no round is solved: chains have all of the seconds.
+    """
+    solvable = path_program_size(problem) <= _MOST_ENTRIES
+
+    def improve_first(first: Evaluated, clock: Clock) -> Evaluated:
+        hot = clock.part(_HOT_SHARE if solvable else 1.0)
+        if first.overflow_bytes > 0:
+            first = repair(problem, first, hot, search.seed)
+        best = from_hot(problem, first, search.seed, hot, _HOT_CHAINS)
+        return _improved(problem, best, search.seed, clock) if solvable else best
+
+    return solve_in_rounds(problem, search, "latency", improve_first)
 
 
 def _improved(problem: Problem, best: Evaluated, seed: int, clock: Clock) -> Evaluated:

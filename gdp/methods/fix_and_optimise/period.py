@@ -46,7 +46,7 @@ from gdp.methods.fix_and_optimise.rounds import (
 )
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of
-from gdp.methods.search.local_search import from_hot, multi_restart
+from gdp.methods.search.chains import ChainLimits, from_hot, multi_restart
 from gdp.problem.arrays import arrays_of
 from gdp.problem.problem import Problem
 from gdp.problem.symmetry import classes_of, links_alike, same
@@ -57,7 +57,7 @@ _SEARCHED = 30_000  # evaluations of each search that comes first, some tenths o
 _SEARCH_SHARE = 0.1  # of the seconds, for it
 _HOT_SHARE = 0.6  # of what it left, for chains that cross the memory limits
 _HOT_MOST_SHARE = 0.8  # where the program of all devices at once is too large
-_HOT_CHAINS, _HOT_MISSES = 60, 24
+_HOT_CHAINS = ChainLimits(60, 24)
 _ROUNDS = 10
 _GAP = 5e-3  # relative; left open by a round
 _NODES = 200  # of a round's search tree
@@ -106,8 +106,8 @@ def period_fit(problem: Problem, search: Search) -> Answer:
         first = multi_restart(problem, first, few, clock.part(_SEARCH_SHARE))
         whole = problem.num_devices == 2 or load_program_size(problem) <= _FEW_ENTRIES
         hot = clock.part(_HOT_SHARE if whole else _HOT_MOST_SHARE)
-        chains = () if whole else (_HOT_CHAINS, _HOT_MISSES)
-        known = PeriodRounds(from_hot(problem, first, search.seed, hot, *chains))
+        chains = ChainLimits() if whole else _HOT_CHAINS
+        known = PeriodRounds(from_hot(problem, first, search.seed, hot, chains))
         if whole:
             return solve_rounds(problem, known, clock, limits).best
         return _by_pairs(problem, known, clock, limits).best

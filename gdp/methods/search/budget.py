@@ -15,8 +15,8 @@ CANDIDATE_SHARE = 0.6
 """Of `auto`: for all candidates together, before the search from the best of them."""
 PROGRAM_SHARE = 0.2
 """Of what they left, for pipelines with replicated stages along linear orders."""
-PROGRAM_WORK_S = 8.0
-"""Counted work of one program in rounds where evaluations end the search."""
+PROGRAM_WORK_S = {"period_fit": 8.0, "latency_fit": 12.0}
+"""Counted work of a program in rounds where evaluations end the search."""
 AHEAD_SHARE, BEHIND_SHARE = 0.5, 0.15
 """Then for search of replica groups, where these are ahead of plain heuristics, and elsewhere."""
 LOOK_SHARE = 0.2

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from gdp.bounds.work import shared_work_s
 from gdp.clock import Clock
 from gdp.methods.annealing.annealer import (
     AnnealConfig,
@@ -27,8 +26,6 @@ from gdp.methods.scoring import (
     Evaluated,
     best_of,
     compile_once,
-    group_seconds,
-    is_compiling,
     missing_text,
     proven_misfit,
     score_all,
@@ -41,19 +38,6 @@ from gdp.sim.objectives import memory_binds, objective_of
 
 LOG = logging.getLogger(__name__)
 _ROOM = 1000  # evaluations left, from which a start outside the memory limits is worth its cost
-
-
-FAR = 2.0
-"""Times what the devices take for the work alone: beyond that `multi_restart` searches again."""
-CHAINS = 3
-"""Searches of `multi_restart`, at most."""
-HOT = tuple(
-    AnnealConfig(hot=0.4, cold=1e-3, first_steps=50_000, overflow_price=price, price_rise=rise)
-    for price, rise in ((1.8, 2.0), (1.2, 5.0))
-)
-"""Of the chains of `from_hot` in turn: temperatures and prices as shares of the best value."""
-_STRIDE = 7919
-"""Between the seeds of two chains."""
 
 
 def local_search(problem: Problem, search: Search) -> Answer:
@@ -291,57 +275,3 @@ def coarse_starts(problem: Problem, coarse: Coarse, assignment: Assignment) -> l
     """The coarse placements nearest to a fine one, with and without priorities."""
     device = coarse.project(problem, assignment.device)
     return [Assignment(device), Assignment(device, upward_rank(coarse.problem))]
-
-
-def from_hot(
-    problem: Problem, first: Evaluated, seed: int, clock: Clock, chains: int = 8, misses: int = 3
-) -> Evaluated:
-    """The best of several chains that begin hot, at a low price of overflow that rises.
-
-    Where memory is short, placements that fit lie in many pockets: a chain that pays ten values for
-    a device's memory never leaves its own, and one that pays little to the end seldom fits.
-
-    Args:
-        problem: Of a period or a load.
-        first: Placement that every chain begins from.
-        seed: Of the chains.
-        clock: No chain begins once it is over.
-        chains: The most there are.
-        misses: Chains in a row without a better placement that end it.
-    """
-    best, spent, missed = first, first.evaluations, 0
-    for k in range(0 if is_compiling() else chains):
-        if clock.is_over() or missed == misses:
-            break
-        chain = make_annealer(problem, replace(first, evaluations=0), seed * 64 + k)
-        scale = best.value_s / max(first.value_s, 1e-30) if best.overflow_bytes == 0 else 1.0
-        config = HOT[k % len(HOT)]
-        config = replace(
-            config, hot=config.hot * scale, overflow_price=config.overflow_price * scale
-        )
-        anneal(chain, config.first_steps, config, clock, config.first_steps)
-        spent += chain.evaluations
-        missed = 0 if chain.best() < best else missed + 1
-        best = min(best, chain.best())
-    return replace(best, evaluations=spent)
-
-
-def multi_restart(problem: Problem, first: Evaluated, search: Search, clock: Clock) -> Evaluated:
-    """The best of up to `CHAINS` searches from one placement, each with all of the evaluations.
-
-    Where memory is short, annealing enters the limits somewhere and cannot always leave that
-    corner: of the chains from one start some end several times slower than the others.
-
-    Another is begun while the best takes over `FAR` times as long as all work, shared out at will,
-    and the clock is not over. For objectives whose value is a period or a load.
-    """
-    least_s = shared_work_s(group_seconds(problem))[0]
-    best, spent = first, 0
-    for k in range(CHAINS):
-        chain = replace(search, seed=search.seed + k * _STRIDE)
-        candidate = improve(problem, [replace(first, evaluations=0)], chain, clock)
-        spent += candidate.evaluations
-        best = min(best, candidate)
-        if clock.is_over() or (best.overflow_bytes == 0 and best.value_s <= FAR * least_s):
-            break
-    return replace(best, evaluations=first.evaluations + spent)

@@ -162,12 +162,13 @@ def layered(num_ops: int, seed: int = 0):
     from gdp.graph.op_graph import make_graph
 
     rng = np.random.default_rng(seed)
+    most = (1 << 20) * min(50_000, num_ops) // num_ops  # all weights fit on four T4
     tensors = [(i, int(size)) for i, size in enumerate(rng.integers(1 << 12, 1 << 20, num_ops))]
     uses = [(i - 1 if i % 7 else max(0, i - 7), i) for i in range(1, num_ops)]
     uses += [(i - int(rng.integers(2, 20)), i) for i in range(21, num_ops, 3)]
     return make_graph(
         f"layered-{num_ops}", [f"op{i}" for i in range(num_ops)], ["MatMul"] * num_ops, tensors,
-        uses, flop=rng.uniform(1e6, 1e9, num_ops), weight_bytes=rng.integers(0, 1 << 20, num_ops),
+        uses, flop=rng.uniform(1e6, 1e9, num_ops), weight_bytes=rng.integers(0, most, num_ops),
     )  # fmt: skip
 
 

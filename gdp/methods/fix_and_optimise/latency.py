@@ -76,27 +76,35 @@ def latency_fit(problem: Problem, search: Search) -> Answer:
 
     Of a program that is too large no round is solved: chains have all of the seconds.
     """
-    solvable = path_program_size(problem) <= _MOST_ENTRIES
-
-    def improve_first(first: Evaluated, clock: Clock) -> Evaluated:
-        hot = clock.part(_HOT_SHARE if solvable else 1.0)
-        if first.overflow_bytes > 0:
-            first = repair(problem, first, hot, search.seed)
-        best = from_hot(problem, first, search.seed, hot, _HOT_CHAINS)
-        return _improved(problem, best, search.seed, clock) if solvable else best
-
-    return solve_in_rounds(problem, search, "latency", improve_first)
+    return solve_in_rounds(
+        problem, search, "latency", lambda best, clock: _improved(problem, best, search.seed, clock)
+    )
 
 
-def _improved(problem: Problem, best: Evaluated, seed: int, clock: Clock) -> Evaluated:
+def _improved(problem: Problem, first: Evaluated, seed: int, clock: Clock) -> Evaluated:
+    """The best of a placement and of all chains and rounds, none where nothing can be better."""
+    if not 0.0 < first.value_s < np.inf:
+        return first
+    if first.overflow_bytes > 0:
+        first = repair(problem, first, clock, seed)
+    if path_program_size(problem) > _MOST_ENTRIES:
+        return from_hot(problem, first, seed, clock, _HOT_CHAINS)
+    timing = timing_graph(problem, _spans_budget(clock))
+    program = build_paths(problem, first.value_s / UNIT, timing)
+    least_s = _least_s(program, clock)
+    if first.overflow_bytes == 0 and least_s >= target_s(first):
+        return first
+    best = from_hot(problem, first, seed, clock.part(_HOT_SHARE), _HOT_CHAINS)
+    if best.overflow_bytes == 0 and least_s >= target_s(best):
+        return best
+    return _by_regions(problem, program, best, seed, clock)
+
+
+def _by_regions(
+    problem: Problem, program: LinearProgram, best: Evaluated, seed: int, clock: Clock
+) -> Evaluated:
     """The best of a placement and the solutions of all rounds."""
     count, rng = best.evaluations, np.random.default_rng(seed)
-    unit_s = best.value_s / UNIT
-    if not 0.0 < unit_s < np.inf:
-        return best
-    program = build_paths(problem, unit_s, timing_graph(problem, _spans_budget(clock)))
-    if best.overflow_bytes == 0 and _least_s(program, clock) >= target_s(best):
-        return best
     tried: list[Int[np.ndarray, "G"]] = []
     for k in range(_ROUNDS):
         if clock.is_over():

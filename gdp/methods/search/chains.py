@@ -137,7 +137,7 @@ def child_of(problem: Problem, parents: list[Evaluated], rng: np.random.Generato
 def names_like(
     problem: Problem, device: Int[np.ndarray, "N"], like: Int[np.ndarray, "N"]
 ) -> Int[np.ndarray, "N"]:
-    """The same placement with devices of a kind renamed to agree with another on most ops."""
+    """A placement, its devices of a kind renamed to agree with another one on most ops."""
     from scipy.optimize import linear_sum_assignment
 
     a = arrays_of(problem)

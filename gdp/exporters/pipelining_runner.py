@@ -79,7 +79,7 @@ def microbatches(whole, count):
     return [[draw(example, generator) for example in examples] for _ in range(count)]
 
 
-def repair_and_select(rank, world, on_cpu):
+def bind_to_device(rank, world, on_cpu):
     """The device of this process; a core of its own where it is one and there are enough."""
     if not on_cpu:
         return torch.device(STAGES[rank]["torch_device"])
@@ -142,7 +142,7 @@ def largest_differences(computed, wanted):
 
 def work(rank, world, init, options):
     """One stage; the last one checks, times and prints."""
-    device = repair_and_select(rank, world, options.device == "cpu")
+    device = bind_to_device(rank, world, options.device == "cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"

@@ -84,8 +84,8 @@ def relink(
 
     What the others place elsewhere is cut by where it is and where it would be, and along the order
     of decoding. Every part is tried by itself; those that do no harm are then taken together, the
-    best first, as far as that is best. `seconds` and `overflow` (bytes) are as of `rate`. At most
-    `most` simulations, and until the clock is over.
+    best first, as far as that is best. `seconds` and `overflow` (bytes) are those of
+    `evaluate_rules`. At most `most` simulations, and until the clock is over.
     """
     order = np.lexsort((seconds, overflow))
     limit, clock = SIMULATED_OPS // problem.num_ops, clock or Clock(None)

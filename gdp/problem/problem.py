@@ -51,7 +51,8 @@ class Problem:
     tensor_s: Float[np.ndarray, "T"] | None = None
     replicas: bool = False  # whether devices may take samples in turn; see gdp.sim.score
     unit: TimeUnit = SECONDS
-    _cache: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)  # see `derived`
+    # By `cached_on_problem`.
+    _cache: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """The problem alone: what is derived from it is made again where it is unpickled."""

@@ -1,5 +1,6 @@
 """Pipelines of torch: the plan is the best that split points can say, and ranks follow it."""
 
+import ast
 import itertools
 import json
 import os
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 from tiny import plain_graph
 
-from gdp import api
+import gdp
+from gdp import api, exporters
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.block_plans import best_pipeline
 from gdp.costs.base import roofline
@@ -22,6 +24,16 @@ from gdp.errors import InfeasibleError, PlacementError
 from gdp.exporters.pipelining import export_pipelining, idle_share, stages_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import make_placement
+
+SCRIPTS = ("pipelining_runner", "runner_template")
+"""Modules that exports copy into users' folders."""
+
+
+def defined_names(path: Path) -> set[str]:
+    """Names of all functions of a file, but for special methods."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    names = (node.name for node in nodes if isinstance(node, ast.FunctionDef))
+    return {name for name in names if not name.startswith("__")}
 
 
 def box(*memory_bytes: int, bytes_per_s: float = 1e9) -> Cluster:
@@ -183,6 +195,20 @@ def test_stages_are_stretches_that_begin_where_modules_do(tmp_path: Path) -> Non
     assert plan["split_spec"] == {"head": "BEGINNING"}
     assert plan["microbatches"] == 4
     assert idle_share(2, 4) == idle_share(4, 12) == 0.2
+
+
+def test_scripts_that_users_get_share_no_name_with_the_methods() -> None:
+    """They hold code of their own: a name of the package in them is a mistaken rename."""
+    scripts = [Path(exporters.__file__).parent / f"{name}.py" for name in SCRIPTS]
+    own = {name for path in scripts for name in defined_names(path)}
+    others = {
+        name
+        for path in Path(gdp.__file__).parent.rglob("*.py")
+        if path.parent != scripts[0].parent
+        for name in defined_names(path)
+    }
+    assert "bind_to_device" in own
+    assert not {name for name in own & others if "_" in name}
 
 
 def test_a_tied_weight_is_held_once_in_a_stage() -> None:

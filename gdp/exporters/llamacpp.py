@@ -20,6 +20,7 @@ from gdp.cluster.types import Cluster
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
+from gdp.ops.llamacpp import UBATCH
 from gdp.placement import Placement
 
 ARGUMENTS = "arguments.txt"
@@ -42,10 +43,6 @@ class Option(NamedTuple):
     flag: str
     value: str
     why: str
-
-
-UBATCH = 512
-"""Tokens of a prompt that llama.cpp computes at once: its default."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,9 @@ def slots_of(graph: OpGraph) -> Slots:
     if set(outer) != {"token_embd", "output_norm", "output"} or not blocks:
         raise PlacementError(f"graph {graph.name!r} was not read from a .gguf file; llama.cpp "
                              "follows placements of such files only")  # fmt: skip
-    count = max(block for block, _ in blocks) + 1
+    tokens = graph.op_index.get(_TOKENS)
+    told = graph.detail[tokens].attributes.get("blocks", 0) if tokens is not None else 0
+    count = max(*(block + 1 for block, _ in blocks), int(told))  # pyright: ignore[reportArgumentType]
 
     def ops(indices: Iterable[int]) -> Int[np.ndarray, "_"]:
         return np.array(sorted(indices), dtype=np.int64)
@@ -135,7 +134,7 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
         raise _cannot(f"ops lie on {' and '.join(cpus)}, and llama.cpp knows one CPU")
     if any(order[d] for d in device[slots.embedding]):
         raise _cannot("llama.cpp keeps token_embd on the CPU (--cluster tells CPUs from GPUs)")
-    at = [_one(graph, device, ops) for ops in slots.layers]
+    at = _device_of_slots(graph, device, slots)
     places = [order[d] for d in at]
     if places != sorted(places):
         late = next(i for i in range(1, len(places)) if places[i] < places[i - 1])
@@ -165,6 +164,14 @@ def _planned(graph: OpGraph) -> tuple[str, int]:
     kind = next((str(d.attributes["stored"]).lower() for d in held), "f16")
     ids = np.flatnonzero(graph.producer == graph.op_index.get(_TOKENS, -1))
     return kind, int(graph.tensor_bytes[ids].max(initial=_TOKEN_BYTES)) // _TOKEN_BYTES
+
+
+def _device_of_slots(graph: OpGraph, device: Int[np.ndarray, "N"], slots: Slots) -> list[int]:
+    """The device of every slot; a block without ops is where the next one is."""
+    at = [_one(graph, device, slots.layers[-1])]
+    for ops in slots.layers[-2::-1]:
+        at.append(_one(graph, device, ops) if len(ops) else at[-1])
+    return at[::-1]
 
 
 def _one(graph: OpGraph, device: Int[np.ndarray, "N"], ops: Int[np.ndarray, "M"]) -> int:

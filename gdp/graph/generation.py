@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from gdp.errors import ModelError
 from gdp.graph.groups import merge_ids
@@ -37,8 +37,9 @@ class Request(NamedTuple):
 
 
 def generation_graph(
-    name: str, prefill: OpGraph, step: OpGraph, request: Request, full_cache: float = 1.0
-) -> OpGraph:
+    name: str, prefill: OpGraph, step: OpGraph, request: Request,
+    full_cache: float | Float[np.ndarray, "S"] = 1.0,
+) -> OpGraph:  # fmt: skip
     """The graph of a request, from the graph of its prompt and that of one step of decoding.
 
     Args:
@@ -46,7 +47,8 @@ def generation_graph(
         prefill: Reads the prompt; its outputs are the logits.
         step: Reads one token, its first input, with the cache of the mean context.
         request: How many tokens are read and written.
-        full_cache: Bytes of a full cache per byte of the step's.
+        full_cache: Bytes of a full cache per byte of the step's, of each of its ops or of all: a
+            window or a state of a fixed size does not grow.
 
     Raises:
         ModelError: A graph has no input or output.
@@ -155,7 +157,7 @@ def run_once(graph: OpGraph) -> OpGraph:
 
 
 def _weights(
-    prefill: OpGraph, step: OpGraph, full_cache: float
+    prefill: OpGraph, step: OpGraph, full_cache: float | Float[np.ndarray, "S"]
 ) -> tuple[Int[np.ndarray, "N"], Int[np.ndarray, "N"], Int[np.ndarray, "N"]]:
     """Bytes, ids and cache bytes of the ops of both phases. The prompt's ops hold what their module
     has of weights, a step's ops its cache, and what the prompt does not read of the module."""

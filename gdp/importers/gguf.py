@@ -1,148 +1,37 @@
 """GGUF files as graphs: a prompt, one decoded token with its cache of keys and values, or both.
 
 A spec is `MODEL.gguf`, `MODEL.gguf?batch=1&sequence=512&decode`, or for a whole request
-`MODEL.gguf?prompt=2048&new=256`; `cache=q8_0` asks for caches of another type than f16. Read are
-transformers whose
-blocks are attention, then a dense or a mixture-of-experts feed-forward: llama, mistral, mixtral,
-qwen2, qwen3, qwen3moe, gemma and what names its tensors as they do. Only the header is read
-(hyperparameters, shape and type of every tensor; the GGUF specification of ggml, version 3): the
-file is mapped, and its weights stay on disk.
+`MODEL.gguf?prompt=2048&new=256`; `cache=q8_0` asks for caches of another type than f16. Only the
+header is read.
+
+A block is told by its tensors, named as llama.cpp names them: attention (with windows, or latent),
+a state-space recurrence, linear attention or a short convolution, both side by side, or nothing;
+then a feed-forward, dense or a mixture of experts, or nothing. Each may have another width.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from gdp.errors import MissingExtraError, ModelError
+import numpy as np
+
+from gdp.errors import ModelError
 from gdp.graph.generation import Request, generation_graph
-from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpDetail, OpGraph
+from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
+from gdp.importers.gguf_caches import (
+    STATE_FLOP,
+    Parts,
+    cells,
+    has_cache,
+    heads_of,
+    row_bytes,
+    state_of,
+)
+from gdp.importers.gguf_header import GgufHeader, StoredTensor, part_files, read_header
 from gdp.importers.program import batch_of, request_tokens, spec_parts
 from gdp.ops.rule import RMS_NORMALISE_FLOP, SIGMOID_FLOP, attention_flop
 from gdp.units import MAX_SIZE_BYTES
-from gdp.version import install_command
-
-LARGEST = (1 << 31) - 1
-"""Of a hyperparameter."""
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of the file."""
-
-    dims: tuple[int, ...]  # as ggml orders them: inputs of a product first, experts last
-    kind: str  # the type, such as "Q4_K"
-    nbytes: int  # packed: blocks of elements with their scales
-
-
-@dataclass(frozen=True)
-class GgufHeader:
-    """Architecture, hyperparameters and tensors of a model, without its weights."""
-
-    path: str
-    architecture: str
-    numbers: Mapping[str, int | list[int]]  # by key, less the architecture before it
-    tensors: Mapping[str, StoredTensor]  # by name, such as "blk.0.attn_q.weight"
-
-    def number(self, key: str, default: int | None = None, layer: int = 0) -> int:
-        """A hyperparameter, of one layer where the layers differ; raises `ModelError` where it
-        is missing and has no default, or is none that a model can have."""
-        value = self.numbers.get(key, default)
-        if isinstance(value, list):
-            value = value[layer] if layer < len(value) else None
-        if value is None:
-            raise ModelError(f"{self.path} says no {self.architecture}.{key}")
-        if not 1 <= value <= LARGEST:
-            raise ModelError(
-                f"{self.path}: {self.architecture}.{key} must be from 1 to {LARGEST}, got {value}; "
-                "the file is damaged"
-            )
-        return value
-
-
-def import_gguf() -> Any:
-    """The `gguf` package."""
-    try:
-        import gguf
-    except ModuleNotFoundError:
-        raise MissingExtraError(
-            f".gguf models need the gguf package: {install_command('gguf')}"
-        ) from None
-    return gguf
-
-
-def part_files(path: Path) -> list[Path]:
-    """The file, or all parts of the model that it is one of."""
-    part = _PART.search(path.name)
-    if part is None:
-        return [path]
-    stem, count = path.name[: part.start()], int(part[2])
-    return [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
-
-
-def read_header(path: Path) -> GgufHeader:
-    """The header of a model, of all its parts; raises `ModelError` where it cannot be read."""
-    numbers: dict[str, int | list[int]] = {}
-    tensors: dict[str, StoredTensor] = {}
-    architecture = ""
-    for part in part_files(path):
-        named, more, stored = _read_part(part, architecture)
-        architecture = architecture or named
-        numbers |= more
-        tensors |= stored
-    if not architecture or not tensors:
-        raise ModelError(f"{path} names no architecture or has no tensors; it is no language model")
-    return GgufHeader(str(path), architecture, numbers, tensors)
-
-
-def _read_part(
-    path: Path, architecture: str
-) -> tuple[str, dict[str, int | list[int]], dict[str, StoredTensor]]:
-    """(architecture, hyperparameters, tensors) of one file; the first part names the
-    architecture."""
-    gguf = import_gguf()
-    if not path.is_file():
-        raise ModelError(
-            f"no model {str(path)!r}; all parts of a split model must be in one folder"
-        )
-    # What a damaged file makes the reader raise is of any kind.
-    try:
-        reader = gguf.GGUFReader(path)
-        if not architecture:
-            field = reader.get_field("general.architecture")
-            architecture = str(field.contents()) if field else ""
-        numbers = _numbers(reader, architecture + ".")
-        tensors = {
-            tensor.name: StoredTensor(
-                tuple(int(size) for size in tensor.shape),
-                tensor.tensor_type.name,
-                int(tensor.n_bytes),
-            )
-            for tensor in reader.tensors
-        }
-    except Exception as error:
-        raise ModelError(
-            f"{path} cannot be read as GGUF: {type(error).__name__}: {error}"
-        ) from error
-    for name, stored in tensors.items():
-        if not stored.dims or min(stored.dims) < 1:
-            raise ModelError(
-                f"{path}: tensor {name!r} has the shape {list(stored.dims)}; the file is damaged"
-            )
-    return architecture, numbers, tensors
-
-
-def _numbers(reader: Any, prefix: str) -> dict[str, int | list[int]]:
-    numbers: dict[str, int | list[int]] = {}
-    for key, field in reader.fields.items():
-        value = field.contents() if key.startswith(prefix) else None
-        is_list = isinstance(value, list) and all(isinstance(v, int) for v in value)
-        if value is not None and (isinstance(value, int) or is_list):
-            numbers[key.removeprefix(prefix)] = value
-    return numbers
-
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """Of cached keys and values, as llama.cpp's `--cache-type-k` has them."""
@@ -151,10 +40,40 @@ TOKENS = "tokens"
 """Name of the op that holds the tokens of a pass."""
 EXPERTS = "_exps"
 _BLOCK = re.compile(r"^blk\.(\d+)\.(.+)$")
-_PRODUCTS = (
-    "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate_inp", "ffn_gate_inp_shexp",
-    *(f"ffn_{part}{kind}" for part in ("gate", "up", "down") for kind in ("", "_exps", "_shexp")),
+_FEED_FORWARDS = ("", "_shexp", EXPERTS)
+"""Dense, shared experts, and experts: endings of tensors."""
+_ROWS = ("attn_k_b", "attn_v_b")
+"""Products with a matrix for each head."""
+_INTO_ATTENTION = (
+    "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_gate", "attn_q_a", "attn_kv_a_mqa", "attn_q_b",
+    "attn_kv_b", "attn_k_b", "indexer.attn_k", "indexer.proj", "indexer.attn_q_b",
 )  # fmt: skip
+_INTO_STATE = (
+    "ssm_in", "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_x", "ssm_dt", "ssm_f_a", "ssm_f_b",
+    "ssm_g_a", "ssm_g_b", "shortconv.in_proj",
+)  # fmt: skip
+_AFTER = {
+    "attn_q_b": ("attn_q_a",), "indexer.attn_q_b": ("attn_q_a",), "attn_kv_b": ("attn_kv_a_mqa",),
+    "attn_k_b": ("attn_q_b", "attn_q"), "ssm_x": ("ssm_in",), "ssm_dt": ("ssm_x",),
+    "ssm_f_b": ("ssm_f_a",), "ssm_g_b": ("ssm_g_a",),
+}  # fmt: skip
+"""Products that read another one instead of the normalised input: the first that there is."""
+_STATE_OUT = ("ssm_out", "shortconv.out_proj")
+_KEYS_OF_ATTENTION = ("attn_k", "attn_qkv", "attn_kv_a_mqa")
+_PRODUCTS = frozenset((
+    *_INTO_ATTENTION, *_INTO_STATE, *_STATE_OUT, *_ROWS, "attn_output", "inp_gate", "proj",
+    "laurel_l", "laurel_r", "ffn_gate_inp", "ffn_gate_inp_shexp", "ffn_latent_down",
+    "ffn_latent_up",
+    *(f"ffn_{part}{kind}" for part in ("gate", "up", "gate_up", "down") for kind in _FEED_FORWARDS),
+))  # fmt: skip
+_SMALL = re.compile(r"(ssm_conv1d\w*|ssm_a|ssm_d|shortconv\.conv|altup_\w+|\w+_norm)$")
+"""Tensors of more than one axis that are no matrices of products."""
+_BESIDE_EMBEDDING = ("token_embd_norm", "token_types", "position_embd", "per_layer_token_embd")
+"""Tensors outside blocks that lie with the embedding; others lie with the output."""
+_NEXT = "nextn."
+"""Begins the tensors of blocks that draft more tokens, which llama.cpp computes only if asked."""
+_LOADED_NEXT = frozenset(("qwen35", "qwen35moe", "step35"))
+"""Architectures whose drafting blocks llama.cpp loads all the same; it skips those of others."""
 
 
 _KEYS = frozenset(("batch", "sequence", "decode", "prompt", "new", "requests", "cache"))
@@ -208,21 +127,22 @@ def load_gguf(text: str) -> OpGraph:
 
 def _generation(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     """A whole request: the prompt, and steps at the mean context."""
-    mean = spec.prompt + max(1, spec.new // 2)
+    mean, tokens = spec.prompt + max(1, spec.new // 2), spec.prompt + spec.new
     prompt = graph_of(header, replace(spec, sequence=spec.prompt))
     step = graph_of(header, replace(spec, sequence=mean, decode=True))
+    full = graph_of(header, replace(spec, sequence=tokens, decode=True))
     return generation_graph(
         f"{Path(spec.path).stem} {spec.batch}x{spec.prompt}+{spec.new}", prompt, step,
         Request(spec.prompt, spec.new, spec.batch, spec.requests),
-        full_cache=(spec.prompt + spec.new) / mean,
+        full_cache=full.cache_bytes / np.maximum(step.cache_bytes, 1),
     )  # fmt: skip
 
 
 class _ModelBuilder:
     """The graph of a model under construction; ops return the tensor that they make."""
 
-    def __init__(self, header: GgufHeader, spec: GgufSpec) -> None:
-        self.header, self.spec = header, spec
+    def __init__(self, header: GgufHeader, spec: GgufSpec, num_blocks: int) -> None:
+        self.header, self.spec, self.num_blocks = header, spec, num_blocks
         self.tokens = spec.batch * (1 if spec.decode else spec.sequence)
         self.graph = GraphBuilder()
 
@@ -245,7 +165,9 @@ class _ModelBuilder:
         moved = sum(self.graph.tensors[t][1] for t in reads) + size_bytes
         # Quantised weights are multiplied in low precision; the roofline has no finer entry.
         dtype = "float32" if kind == "F32" else "float16"
-        attributes = {"context": self.spec.context, "stored": kind}
+        attributes: dict[str, Attribute] = {"context": self.spec.context, "stored": kind}
+        if name == TOKENS:
+            attributes["blocks"] = self.num_blocks
         op = self.graph.add_op(
             name, op_type, reads=reads, flop=flop,
             traffic_bytes=0.0 if is_io else moved + touched, weight_bytes=held,
@@ -271,7 +193,9 @@ class _ModelBuilder:
         held = sum(part.nbytes for part in parts.values())
         inputs, outputs = (*weight.dims, 1)[:2]  # the gate of a shared expert is a vector
         used, share = 1, 1.0
-        if name.endswith(EXPERTS):
+        if name.endswith(_ROWS):
+            used = weight.dims[2]
+        elif name.endswith(EXPERTS):
             used, experts = self.header.number("expert_used_count"), weight.dims[2]
             # Tokens choose independently here, each `used` different ones of the experts.
             share = 1.0 - (1.0 - min(1.0, used / experts)) ** rows
@@ -299,7 +223,7 @@ class _ModelBuilder:
 
 def _matrix(header: GgufHeader, name: str, parts: dict[str, StoredTensor]) -> StoredTensor:
     """The weight of a product; raises `ModelError` where it is missing or has other axes."""
-    weight, is_stack = parts.get("weight"), name.endswith(EXPERTS)
+    weight, is_stack = parts.get("weight"), name.endswith((EXPERTS, *_ROWS))
     if weight is None:
         raise ModelError(f"{header.path} has no tensor {name}.weight; it is damaged")
     if len(weight.dims) != 3 if is_stack else len(weight.dims) > 2:
@@ -310,32 +234,34 @@ def _matrix(header: GgufHeader, name: str, parts: dict[str, StoredTensor]) -> St
     return weight
 
 
-Parts = dict[str, dict[str, StoredTensor]]
-"""The tensors of one block by base name and ending: `["attn_q"]["weight"]`."""
-
-
 def graph_of(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     """The ops of one pass, block by block; raises `ModelError` for tensors of unknown blocks."""
-    builder, (outer, blocks) = _ModelBuilder(header, spec), _by_block(header)
+    outer, blocks = _by_block(header)
+    builder = _ModelBuilder(header, spec, len(blocks))
     if "token_embd" not in outer:
         raise ModelError(f"{header.path} has no token_embd.weight; it is no language model")
     embedding = _matrix(header, "token_embd", outer["token_embd"])
     width, vocabulary = (*embedding.dims, 1)[:2]
     rows = builder.tokens
     x = builder.add(TOKENS, INPUT, [], rows)
-    row_bytes = embedding.nbytes / vocabulary
+    beside = [outer.pop(name) for name in _BESIDE_EMBEDDING if name in outer]
+    held = embedding.nbytes + sum(part.nbytes for parts in beside for part in parts.values())
     embedding_op = len(builder.graph.op_types)
     x = builder.add(
         "token_embd", "Gather", [x], rows * width,
-        held=embedding.nbytes, touched=rows * row_bytes, kind=embedding.kind,
+        held=held, touched=rows * (held / vocabulary), kind=embedding.kind,
     )  # fmt: skip
-    for index, parts in sorted(blocks.items()):
-        x = _block(builder, index, parts, x)
+    for index, parts in enumerate(blocks):
+        if any(base.startswith(_NEXT) for base in parts):
+            _next_tokens(builder, index, parts, x)
+        else:
+            x = _block(builder, index, parts, x)
     last = spec.batch  # llama.cpp computes logits of the last token only
     head = outer.get("output", {"weight": embedding})
-    small = [outer.get(name, {}).values() for name in ("output_norm", "rope_freqs")]
-    x = builder.norm("output_norm", x, sum(part.nbytes for parts in small for part in parts))
     tied = None if "output" in outer else embedding_op
+    small = [parts for name, parts in outer.items() if name not in ("token_embd", "output")]
+    held = sum(part.nbytes for parts in small for part in parts.values())
+    x = builder.norm("output_norm", x, held)
     x = builder.product("output", [x], head, last, tied)
     builder.add("logits", OUTPUT, [x], 0)
     size = f"{spec.batch}x{spec.sequence}{' decode' if spec.decode else ''}"
@@ -345,85 +271,190 @@ def graph_of(header: GgufHeader, spec: GgufSpec) -> OpGraph:
         raise ModelError(f"{header.path}: {error}") from None
 
 
-def _by_block(header: GgufHeader) -> tuple[Parts, dict[int, Parts]]:
+def _by_block(header: GgufHeader) -> tuple[Parts, list[Parts]]:
+    """Tensors outside blocks, and those of each block."""
     outer: Parts = {}
     blocks: dict[int, Parts] = {}
     for name, stored in header.tensors.items():
         block = _BLOCK.match(name)
         group = blocks.setdefault(int(block[1]), {}) if block else outer
-        base, _, ending = (block[2] if block else name).rpartition(".")
-        group.setdefault(base, {})[ending] = stored
-    if sorted(blocks) != list(range(len(blocks))) or not blocks:
+        base, dot, ending = (block[2] if block else name).rpartition(".")
+        group.setdefault(base if dot else ending, {})[ending if dot else ""] = stored
+    count = header.count("block_count", max(blocks, default=-1) + 1)
+    if (
+        not blocks or max(blocks) >= count
+        or not all(_is_nothing(header, i) for i in range(count) if i not in blocks)
+    ):  # fmt: skip
         raise ModelError(f"{header.path} has blocks {sorted(blocks)[:9]}, not 0, 1, 2, ...")
-    return outer, blocks
+    return outer, [blocks.get(i, {}) for i in range(count)]
+
+
+def _is_nothing(header: GgufHeader, layer: int) -> bool:
+    """True where the header says that a block has neither attention nor a feed-forward, as an
+    architecture search leaves some."""
+    told = [header.numbers.get(key) for key in ("attention.head_count", "feed_forward_length")]
+    return all(isinstance(row, list) and row[layer : layer + 1] == [0] for row in told)
+
+
+def _next_tokens(builder: _ModelBuilder, index: int, parts: Parts, x: int) -> None:
+    """A block that drafts more tokens: not computed, and held where llama.cpp loads it."""
+    if builder.header.architecture in _LOADED_NEXT:
+        held = sum(part.nbytes for tensors in parts.values() for part in tensors.values())
+        builder.add(f"blk.{index}.nextn", "Identity", [x], 0, held=held)
+
+
+class _BlockBuilder:
+    """Ops of one block: what mixes tokens, then the feed-forward, each added to what flows past."""
+
+    def __init__(self, builder: _ModelBuilder, index: int, parts: Parts) -> None:
+        self.builder, self.index, self.parts = builder, index, parts
+        self.path, self.built = f"blk.{index}", set[str]()
+        self.small = {"attn": 0, "ffn": 0}
+        for base, tensors in parts.items():
+            if base in _PRODUCTS and "weight" in tensors:
+                continue
+            if not _SMALL.match(base) and any(len(part.dims) > 1 for part in tensors.values()):
+                raise self.unknown(base)
+            section = "attn" if re.search("att|ssm|shortconv", base) else "ffn"
+            self.small[section] += sum(part.nbytes for part in tensors.values())
+
+    def unknown(self, base: str) -> ModelError:
+        """An error that names a tensor of a block of another kind."""
+        header = self.builder.header
+        return ModelError(
+            f"{header.path}: gdp knows no blocks of architecture {header.architecture!r} with a "
+            f"tensor {self.path}.{base}"
+        )
+
+    def has(self, base: str) -> bool:
+        """True where the block has a tensor."""
+        return base in self.parts
+
+    def product(self, base: str, *reads: int) -> int:
+        """A product of the block."""
+        self.built.add(base)
+        name = f"{self.path}.{base}"
+        return self.builder.product(name, list(reads), self.parts[base], self.builder.tokens)
+
+    def chain(self, bases: Sequence[str], normed: int) -> list[int]:
+        """Products of the normalised input, or of one another; the tensors that none of them
+        reads."""
+        made: dict[str, int] = {}
+        inner: set[str] = set()
+        for base in bases:
+            if base not in self.parts or base == "ssm_dt" and "weight" not in self.parts[base]:
+                continue
+            source = next((b for b in _AFTER.get(base, ()) if b in made), None)
+            if source is not None:
+                inner.add(source)
+            made[base] = self.product(base, normed if source is None else made[source])
+        return [tensor for base, tensor in made.items() if base not in inner]
+
+    def add_to(self, x: int, part: int, name: str) -> int:
+        """The sum of what flows past and what a part of the block makes."""
+        return self.builder.sum(f"{self.path}.{name}", x, part)
 
 
 def _block(builder: _ModelBuilder, index: int, parts: Parts, x: int) -> int:
-    """Attention, then the feed-forward, each added to what flows past it."""
-    path, rows = f"blk.{index}", builder.tokens
-    small = {"attn": 0, "ffn": 0}
+    """A block, told by the tensors that it has; `ModelError` for tensors of unknown blocks."""
+    block = _BlockBuilder(builder, index, parts)
+    mixes = any(block.has(base) for base in ("attn_output", *_STATE_OUT))
+    feeds = [kind for kind in _FEED_FORWARDS if block.has(f"ffn_down{kind}")]
+    small = block.small
+    if mixes or (small["attn"] and not feeds):
+        held = small["attn"] + (0 if feeds else small["ffn"])
+        normed = builder.norm(f"{block.path}.attn_norm", x, held)
+        for k, mixed in enumerate(_mixed(block, normed)):
+            x = block.add_to(x, mixed, f"attn_add{k or ''}")
+        if block.has("laurel_l"):
+            low = block.product("laurel_r", block.product("laurel_l", normed))
+            x = block.add_to(x, low, "laurel_add")
+    elif not feeds and any(base in _INTO_ATTENTION for base in parts):
+        raise _no_attention(block)
+    if feeds:
+        held = small["ffn"] + (0 if mixes else small["attn"])
+        normed = builder.norm(f"{block.path}.ffn_norm", x, held)
+        for k, kind in enumerate(feeds):
+            x = block.add_to(x, _feed_forward(block, kind, normed), f"ffn_add{k or ''}")
+    if block.has("inp_gate") and block.has("proj"):
+        x = block.add_to(x, block.product("proj", block.product("inp_gate", x)), "per_layer_add")
     for base, tensors in parts.items():
-        if base in _PRODUCTS and "weight" in tensors:
-            continue
-        if any(len(stored.dims) > 1 for stored in tensors.values()):
-            raise ModelError(
-                f"{builder.header.path}: gdp knows no blocks of architecture "
-                f"{builder.header.architecture!r} with a tensor {path}.{base}"
-            )
-        section = "attn" if "att" in base else "ffn"
-        small[section] += sum(stored.nbytes for stored in tensors.values())
-
-    def product(base: str, *reads: int) -> int:
-        return builder.product(f"{path}.{base}", list(reads), parts[base], rows)
-
-    normed = builder.norm(f"{path}.attn_norm", x, small["attn"])
-    wanted = [b for b in ("attn_q", "attn_k", "attn_v", "attn_qkv") if b in parts]
-    if wanted not in (["attn_q", "attn_k", "attn_v"], ["attn_qkv"]) or "attn_output" not in parts:
-        raise ModelError(
-            f"{builder.header.path}: block {index} of architecture "
-            f"{builder.header.architecture!r} has no attention that gdp knows"
-        )
-    read = [product(base, normed) for base in wanted]
-    mixed = _attention(builder, index, read)
-    x = builder.sum(f"{path}.attn_add", x, product("attn_output", mixed))
-    normed = builder.norm(f"{path}.ffn_norm", x, small["ffn"])
-    parts_added = [
-        _feed_forward(product, parts, kind, normed)
-        for kind in ("", "_shexp", EXPERTS)
-        if f"ffn_down{kind}" in parts
-    ]
-    for k, part in enumerate(parts_added):
-        x = builder.sum(f"{path}.ffn_add{k or ''}", x, part)
+        if base in _PRODUCTS and "weight" in tensors and base not in block.built:
+            raise _no_attention(block) if "attn" in base else block.unknown(base)
     return x
 
 
-def _feed_forward(product: Callable[..., int], parts: Parts, kind: str, normed: int) -> int:
-    reads = [normed]
+def _no_attention(block: _BlockBuilder) -> ModelError:
+    header = block.builder.header
+    return ModelError(
+        f"{header.path}: block {block.index} of architecture {header.architecture!r} has no "
+        "attention that gdp knows"
+    )
+
+
+def _mixed(block: _BlockBuilder, normed: int) -> list[int]:
+    """What mixes tokens: attention, a state, or both side by side."""
+    out = next((base for base in _STATE_OUT if block.has(base)), None)
+    # Of linear attention in the way of Kimi, which has no output of its own name.
+    is_linear = block.has("ssm_conv1d_q")
+    mixed = []
+    if out or is_linear:
+        alone = is_linear or not block.has("attn_output")
+        read = block.chain((*_INTO_STATE, *(_INTO_ATTENTION if alone else ())), normed)
+        mixed.append(block.product(out or "attn_output", _state(block, read or [normed])))
+    if block.has("attn_output") and not is_linear:
+        read = block.chain(_INTO_ATTENTION, normed)
+        # Without queries it is a plain product, which an architecture search puts in its place.
+        mixed.append(block.product("attn_output", _attention(block, read) if read else normed))
+    return mixed
+
+
+def _feed_forward(block: _BlockBuilder, kind: str, normed: int) -> int:
+    latent = kind == EXPERTS and block.has("ffn_latent_down")
+    reads = [block.product("ffn_latent_down", normed) if latent else normed]
     router = "ffn_gate_inp" + ("_shexp" if kind == "_shexp" else "")
-    if kind and router in parts:
-        reads.append(product(router, normed))
-    inner = [product(b, *reads) for b in (f"ffn_gate{kind}", f"ffn_up{kind}") if b in parts]
-    return product(f"ffn_down{kind}", *(inner or reads))
+    if kind and block.has(router):
+        reads.append(block.product(router, normed))
+    names = [f"ffn_{part}{kind}" for part in ("gate", "up", "gate_up")]
+    inner = [block.product(name, *reads) for name in names if block.has(name)]
+    made = block.product(f"ffn_down{kind}", *(inner or reads))
+    return block.product("ffn_latent_up", made) if latent and block.has("ffn_latent_up") else made
 
 
-def _attention(builder: _ModelBuilder, index: int, read: list[int]) -> int:
-    """Queries over the cache and the tokens themselves; holds keys and values of the context."""
-    header, spec = builder.header, builder.spec
-    heads = header.number("attention.head_count", layer=index)
-    key_heads = header.number("attention.head_count_kv", heads, layer=index)
-    size = header.number("attention.key_length", header.number("embedding_length") // heads)
-    value_size = header.number("attention.value_length", size)
-    queries = 1 if spec.decode else spec.sequence
-    gguf = import_gguf()
-    numbers, packed = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[spec.cache.upper()]]
-    if size % numbers or value_size % numbers:
-        raise ModelError(
-            f"{header.path}: a cache of {spec.cache} packs {numbers} numbers together, and heads "
-            f"have {size} and {value_size}; take cache=f16"
-        )
-    cache = spec.batch * spec.sequence * key_heads * (size + value_size) // numbers * packed
+def _state(block: _BlockBuilder, read: list[int]) -> int:
+    """The recurrence of a state that each token changes; holds the state of every sequence."""
+    builder = block.builder
+    state = state_of(builder.header, block.index, block.parts)
+    held = builder.spec.batch * state.nbytes
+    rows = builder.tokens
     return builder.add(
-        f"blk.{index}.attention", "Attention", read, builder.tokens * heads * value_size,
-        flop=attention_flop(spec.batch, heads, queries, spec.sequence, size, value_size),
-        held=cache, touched=cache, cached=cache, kind=spec.cache.upper(),
+        f"{block.path}.state", "StateSpace", read, rows * state.width,
+        flop=float(rows) * (STATE_FLOP * state.elements + 2 * state.conv_elements),
+        held=held, touched=2.0 * held, cached=held,
     )  # fmt: skip
+
+
+def _attention(block: _BlockBuilder, read: list[int]) -> int:
+    """Queries over the cache and the tokens themselves; holds keys and values of the context, or
+    of the last window of it."""
+    builder, index, parts = block.builder, block.index, block.parts
+    header, spec = builder.header, builder.spec
+    owns = has_cache(header, index)
+    if not any(base in parts for base in ("attn_q", "attn_q_b", "attn_qkv")) or (
+        owns and not any(base in parts for base in _KEYS_OF_ATTENTION)
+    ):
+        raise _no_attention(block)
+    heads = heads_of(header, index, parts)
+    kept = cells(header, index, spec.batch, spec.sequence)
+    cache = kept * row_bytes(header, heads, spec.cache)
+    queries, keys = (1 if spec.decode else spec.sequence), -(-kept // spec.batch)
+    mixed = builder.add(
+        f"{block.path}.attention", "Attention", read,
+        builder.tokens * heads.count * heads.value_size,
+        flop=attention_flop(
+            spec.batch, heads.count, queries, keys, heads.key_size, heads.value_size
+        ),
+        held=cache if owns else 0, touched=cache, cached=cache if owns else 0,
+        kind=spec.cache.upper(),
+    )  # fmt: skip
+    return block.product("attn_v_b", mixed) if block.has("attn_v_b") else mixed

@@ -1,0 +1,7 @@
+"""Numbers of llama.cpp that its files, its plans and its flags share."""
+
+UBATCH = 512
+"""Tokens of a prompt that it computes at once: the default of `--ubatch-size`."""
+OFFLOAD_TOKENS = 32
+"""Least tokens at once for which a GPU computes with weights that lie on the CPU, which are sent
+for that (`--op-offload`, on by default): `offload_op` of ggml's backends."""

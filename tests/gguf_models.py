@@ -17,13 +17,13 @@ MIB = 1 << 20
 WIDTH, INNER, VOCABULARY, HEADS, KEY_HEADS = 256, 512, 1024, 4, 2
 
 
-def _describe(writer: Any, layers: int, experts: int, used: int) -> None:
+def _describe(writer: Any, layers: int, experts: int, used: int, empty: tuple[int, ...]) -> None:
     """The fields of the header."""
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(layers)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KEY_HEADS)
-    writer.add_feed_forward_length(INNER)
+    for add, size in ((writer.add_head_count, HEADS), (writer.add_head_count_kv, KEY_HEADS),
+                      (writer.add_feed_forward_length, INNER)):  # fmt: skip
+        add([0 if i in empty else size for i in range(layers)] if empty else size)
     writer.add_context_length(512)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(VOCABULARY)
@@ -37,12 +37,14 @@ def write_gguf(
     path: Path, *, layers: int = 3, experts: int = 0, used: int = 2, tied: bool = False,
     architecture: str = "llama", kind: str = "Q4_K",
     extra: dict[str, tuple[int, ...]] | None = None, seed: int | None = None,
+    empty: tuple[int, ...] = (),
 ) -> Path:  # fmt: skip
-    """A model with quantised products and F32 norms, `experts` in each block where asked; with a
-    seed weights are drawn, of kinds that the gguf package can quantise to, such as F16 and Q8_0."""
+    """A model with quantised products and F32 norms, `experts` in each block where asked, some
+    blocks left empty; with a seed weights are drawn, of kinds that the gguf package can quantise
+    to, such as F16 and Q8_0."""
     gguf = pytest.importorskip("gguf", reason="needs the gguf package")
     writer = gguf.GGUFWriter(path, architecture)
-    _describe(writer, layers, experts, used)
+    _describe(writer, layers, experts, used, empty)
     rng = None if seed is None else np.random.default_rng(seed)
 
     def quantised(name: str, *shape: int) -> None:
@@ -63,7 +65,7 @@ def write_gguf(
     plain("output_norm.weight", WIDTH)
     if not tied:
         quantised("output.weight", VOCABULARY, WIDTH)
-    for block in range(layers):
+    for block in (block for block in range(layers) if block not in empty):
         at, many = f"blk.{block}.", (experts,) if experts else ()
         plain(at + "attn_norm.weight", WIDTH)
         plain(at + "ffn_norm.weight", WIDTH)

@@ -10,7 +10,7 @@ then a feed-forward, dense or a mixture of experts, or nothing. Each may have an
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -342,7 +342,9 @@ class _BlockBuilder:
         made: dict[str, int] = {}
         inner: set[str] = set()
         for base in bases:
-            if base not in self.parts or base == "ssm_dt" and "weight" not in self.parts[base]:
+            # The step of some recurrences is a bias alone, which is no product.
+            tensors = self.parts.get(base)
+            if tensors is None or (base == "ssm_dt" and "weight" not in tensors):
                 continue
             source = next((b for b in _AFTER.get(base, ()) if b in made), None)
             if source is not None:
@@ -393,7 +395,7 @@ def _no_attention(block: _BlockBuilder) -> ModelError:
 
 
 def _mixed(block: _BlockBuilder, normed: int) -> list[int]:
-    """What mixes tokens: attention, a state, or both side by side."""
+    """Mix tokens by attention, by a state, or by both side by side."""
     out = next((base for base in _STATE_OUT if block.has(base)), None)
     # Of linear attention in the way of Kimi, which has no output of its own name.
     is_linear = block.has("ssm_conv1d_q")
@@ -450,9 +452,9 @@ def _attention(block: _BlockBuilder, read: list[int]) -> int:
     queries, keys = (1 if spec.decode else spec.sequence), -(-kept // spec.batch)
     mixed = builder.add(
         f"{block.path}.attention", "Attention", read,
-        builder.tokens * heads.count * heads.value_size,
+        builder.tokens * heads.number * heads.value_size,
         flop=attention_flop(
-            spec.batch, heads.count, queries, keys, heads.key_size, heads.value_size
+            spec.batch, heads.number, queries, keys, heads.key_size, heads.value_size
         ),
         held=cache if owns else 0, touched=cache, cached=cache if owns else 0,
         kind=spec.cache.upper(),

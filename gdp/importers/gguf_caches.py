@@ -72,7 +72,7 @@ def has_cache(header: GgufHeader, layer: int) -> bool:
 class Heads(NamedTuple):
     """Sizes of the attention of one block."""
 
-    count: int
+    number: int
     key_size: int
     value_size: int
     cell_numbers: tuple[int, ...]  # that a token caches, in rows that are packed one by one

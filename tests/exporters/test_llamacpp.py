@@ -353,3 +353,17 @@ def test_from_the_header_to_the_flags_on_the_command_line(tmp_path: Path) -> Non
     done = runner.invoke(cli, ["place", path, "--task", "causal-lm"])
     assert done.exit_code == 2
     assert "--task is for hf:CONFIG models" in done.output
+
+
+def test_a_block_without_ops_is_a_layer_of_the_flags(tmp_path: Path) -> None:
+    """Blocks that an architecture search emptied count among llama.cpp's layers, in the middle
+    and at the end."""
+    whole = load(f"{write_gguf(tmp_path / 'm.gguf', layers=5)}?decode")
+    kept = load(f"{write_gguf(tmp_path / 'n.gguf', layers=5, empty=(1, 4))}?decode")
+    cluster = box(64 * MIB)
+    for graph in (whole, kept):
+        device = np.where(np.array(graph.scope) == "token_embd", 0, 1)
+        device[graph.is_io] = 0
+        assert flags_of(graph, make_placement(graph, cluster, device), cluster).n_gpu_layers == 6
+        found = plan_llamacpp(graph, cluster).result.placement
+        assert flags_of(graph, found, cluster).n_gpu_layers > 0

@@ -117,6 +117,8 @@ def _parts(
     yield int(device[first[0]]), "inp_embd", first
     for i, (layer, experts) in enumerate(zip(slots.layers, slots.experts, strict=True)):
         layer, experts = layer[mine[layer]], experts[mine[experts]]
+        if not len(layer):  # emptied by an architecture search
+            continue
         here = int(device[layer[0]])
         last = "result_output" if i == len(slots.layers) - 1 else f"l_out-{i}"
         if not len(experts) or device[experts[0]] == here:

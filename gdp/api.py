@@ -20,7 +20,7 @@ from gdp.costs.base import CostModel
 from gdp.costs.offload import moved_caches
 from gdp.errors import ArgumentError, InfeasibleError, MissingExtraError, of_kind
 from gdp.graph.op_graph import OpGraph
-from gdp.methods.base import Answer, Method, Search
+from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.models import Model, load
 from gdp.placement import Placed, Placement, make_placement
 from gdp.prepare import (
@@ -44,7 +44,8 @@ COUNTED_BOUND_S = 2.0
 """Work of the bound where evaluations are given, in seconds of an idle core."""
 SIMPLIFY_SHARE = 0.05
 """Of the seconds, kept for fewer transfers and pieces."""
-_SIMPLIFY_PART = SIMPLIFY_SHARE / (SIMPLIFY_SHARE + BOUND_SHARE)
+DEVIATION_SHARE = 0.05
+"""Of the seconds, kept for draws of learned costs."""
 WARM_UP_OPS = 4000
 MAX_WAYS = 12
 
@@ -109,62 +110,67 @@ def place(
     """Place the ops of a model, freely; arguments and errors as `gdp.place` documents them."""
     from gdp.methods.simplify import simpler
 
-    search = of_kind(search, Search, "search")
+    search, phases = of_kind(search, Search, "search"), Phases()
     cluster = load_cluster(cluster)
     graph = load(model, room_bytes=room_bytes(cluster, constraints))
     table = methods(checkpoint)
     _require_method(method, table)
-    phases, clock = Phases(), search.budget()
+    phases.ended("read")
+    clock, started_s = search.budget(), time.perf_counter()
     prepared = prepare_problem(
         graph, cluster, objective, costs=costs, constraints=constraints, replicas=True
     )
     phases.ended("costs")
+    learned = prepared.model.adaptation if isinstance(prepared.model, AdaptedCosts) else None
+    deviation_share = 0.0 if learned is None else DEVIATION_SHARE
+    kept = BOUND_SHARE + deviation_share
     if not clock.is_counted:
-        limit = clock.part(1 - BOUND_SHARE - SIMPLIFY_SHARE)
+        limit = clock.part(1 - kept - SIMPLIFY_SHARE)
         search = replace(search, seconds=limit.seconds, clock=limit)
     curve: list[tuple[float, float]] = []
-    started_s = time.perf_counter() - sum(phases.seconds.values())
     problem = in_ticks(prepared.problem)
     answer = table[method](problem, _recorded(search, curve, started_s, problem.unit.seconds))
     phases.ended("search")
-    learned = prepared.model.adaptation if isinstance(prepared.model, AdaptedCosts) else None
-    answer = simpler(problem, answer, search, clock.part(_SIMPLIFY_PART), learned)
-    answer = answer.in_seconds(problem.unit.seconds)
+    part = clock.part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept))
+    answer = simpler(problem, answer, search, part, learned).in_seconds(problem.unit.seconds)
     phases.ended("simplify")
-    result = _result(graph, prepared, answer, method, search, phases, clock)
+    placed, assignment = _fitting(prepared.problem, answer, method)
+    part = clock.part(deviation_share / kept)
+    deviation_s = _deviation_s(prepared, assignment, placed.value_s, part)
+    phases.ended("deviation")
+    bound = _bound(prepared.problem, answer, clock, placed.value_s)
+    phases.ended("bound")
+    result = _result(graph, prepared, answer, assignment, placed, bound, method, search.seed)
+    phases.ended("counts")
     return replace(
-        result, curve=tuple(curve),
-        deviation_s=_deviation_s(graph, cluster, prepared, result, constraints),
+        result, curve=tuple(curve), deviation_s=deviation_s,
+        seconds=sum(phases.seconds.values()), phases=phases.seconds,
     )  # fmt: skip
 
 
-DRAWS = 8
+DRAWS, LEAST_DRAWS = 8, 4
+"""Of learned costs, for the deviation of a value: so many, or fewer where the clock is over."""
 
 
 def _deviation_s(
-    graph: OpGraph, cluster: Cluster, prepared: PreparedProblem, result: Result,
-    constraints: Constraints | None,
-) -> float | None:  # fmt: skip
+    prepared: PreparedProblem, assignment: Assignment, value_s: float, clock: Clock
+) -> float | None:
     """Standard deviation of a value over draws of the costs that were learned of the machine; None
     where nothing was."""
-    from gdp.graph.groups import first_members
     from gdp.sim.score import score
 
     costs = prepared.model
     if not isinstance(costs, AdaptedCosts):
         return None
-    first, placement = first_members(prepared.group_of), result.placement
-    drawn = []
-    for seed in range(DRAWS):
-        problem = prepare_problem(
-            graph, cluster, result.objective, constraints=constraints, replicas=True,
-            costs=replace(costs, adaptation=costs.adaptation.sampled(seed)),
-        ).problem  # fmt: skip
-        scored = score(problem, placement.device[first], placement.rank[first], placement.teams)
+    drawn: list[float] = []
+    for problem in prepared.drawn(range(DRAWS)):
+        scored = score(problem, assignment.device, assignment.rank, assignment.teams)
         drawn.append(scored.value_s)
+        if clock.is_over() and len(drawn) >= LEAST_DRAWS:
+            break
     # What no effect explains is another for each device, roughly.
-    own = costs.adaptation.noise / len(np.unique(placement.device)) ** 0.5
-    return float(np.hypot(np.std(drawn), own * result.value_s))
+    own = costs.adaptation.noise / len(np.unique(assignment.device)) ** 0.5
+    return float(np.hypot(np.std(drawn), own * value_s))
 
 
 def _require_method(method: str, table: Mapping[str, Method]) -> None:
@@ -214,37 +220,35 @@ def _recorded(
     return replace(search, progress=record)
 
 
-def _result(
-    graph: OpGraph,
-    prepared: PreparedProblem,
-    answer: Answer,
-    method: str,
-    search: Search,
-    phases: Phases,
-    clock: Clock,
-) -> Result:
+def _fitting(problem: Problem, answer: Answer, method: str) -> tuple[Score, Assignment]:
+    """The score of an answer and its assignment; `InfeasibleError` where it does not fit."""
     from gdp.sim.score import score
 
-    problem = prepared.problem
     if answer.assignment is None:
         raise InfeasibleError(f"method {method!r} found no placement: {answer.reason}")
-    teams = answer.assignment.teams
-    placed = score(problem, answer.assignment.device, answer.assignment.rank, teams)
+    assignment = answer.assignment
+    placed = score(problem, assignment.device, assignment.rank, assignment.teams)
     if not placed.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {placed}")
     _require_shared_memory(problem.cluster, placed.peak_bytes)
-    bound_s, bound_by = _bound(problem, answer, clock, placed.value_s)
-    phases.ended("bound")
-    rank = answer.assignment.rank
+    return placed, assignment
+
+
+def _result(
+    graph: OpGraph, prepared: PreparedProblem, answer: Answer, assignment: Assignment,
+    placed: Score, bound: tuple[float, str], method: str, seed: int,
+) -> Result:  # fmt: skip
+    """The result of an answer that fits, without its seconds."""
+    problem, rank = prepared.problem, assignment.rank
     placement = make_placement(
         graph,
         problem.cluster,
-        prepared.expand(answer.assignment.device),
+        prepared.expand(assignment.device),
         None if rank is None else prepared.expand(rank),
-        made_by=f"gdp {method} seed={search.seed}",
-        teams=teams,
+        made_by=f"gdp {method} seed={seed}",
+        teams=assignment.teams,
     )
-    value_s = placed.value_s
+    (bound_s, bound_by), value_s = bound, placed.value_s
     return Result(
         placement=replace(placement, simplicity_cost=answer.simplicity_cost),
         score=placed,
@@ -256,9 +260,8 @@ def _result(
         proven_optimal=answer.proven_optimal or bound_s >= value_s * (1 - 1e-9),
         candidates=answer.candidates,
         evaluations=answer.evaluations,
-        seconds=sum(phases.seconds.values()),
-        phases=phases.seconds,
-        seed=search.seed,
+        seconds=0.0,
+        seed=seed,
         costs=prepared.costs,
         notes=(*answer.messages, *_nearly_full(problem.cluster, placed)),
         counts=_counts(graph, placement),

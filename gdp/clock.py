@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 MEASURE_SECONDS = 10.0
 """Default budget of a measured run: all contenders and rounds, warming up included."""
@@ -39,11 +40,14 @@ class Phases:
         self._since_s = time.perf_counter() if since_s is None else since_s
         self._compiled_s = waited_s(COMPILE)
 
-    def ended(self, phase: str) -> None:
-        """Count the seconds since the last phase ended for `phase`."""
+    def ended(self, phase: str, parts: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Count the seconds since the last phase ended for `phase`, but for those that `parts` of
+        it took by phases of their own."""
         now_s, compiled_s = time.perf_counter(), waited_s(COMPILE)
         compiling_s = compiled_s - self._compiled_s
-        for name, s in ((phase, now_s - self._since_s - compiling_s), (COMPILE, compiling_s)):
+        inner = {name: s for name, s in parts.items() if name != COMPILE}
+        rest_s = now_s - self._since_s - compiling_s - sum(inner.values())
+        for name, s in (*inner.items(), (phase, rest_s), (COMPILE, compiling_s)):
             if s > 0:
                 self.seconds[name] = self.seconds.get(name, 0.0) + s
         self._since_s, self._compiled_s = now_s, compiled_s

@@ -1,9 +1,10 @@
 """Prepare the problem of a model on a cluster: fused ops, costs, constraints, placements."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,6 +17,7 @@ from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.costs.offload import is_offload
 from gdp.device_maps import DeviceMap
 from gdp.errors import PlacementError, of_kind
+from gdp.graph.fuse import Fused, fuse, group_seconds
 from gdp.graph.generation import request_of
 from gdp.graph.groups import all_per_group, joined, merge_ids
 from gdp.graph.op_graph import OpGraph
@@ -23,6 +25,15 @@ from gdp.models import Model, load
 from gdp.placement import Placed, Placement, placement_on, read_placed, require
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import find_objective
+
+
+class TimedParts(NamedTuple):
+    """Inputs of a problem's times: drawing other costs changes nothing else of it."""
+
+    graph: OpGraph  # with the caches of all requests
+    fused: Fused
+    cluster: Cluster  # without the overheads of a runtime
+    ties: Int[np.ndarray, "M"] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +44,26 @@ class PreparedProblem:
     group_of: Int[np.ndarray, "N"]  # the fused op that holds each op of the model
     costs: str
     model: CostModel  # that the label `costs` is of
+    parts: TimedParts
+
+    def drawn(self, seeds: Iterable[int]) -> Iterator[Problem]:
+        """The problem under draws of the costs that were learned; empty where none were.
+
+        Base costs are computed once; a draw is a multiplication.
+        """
+        model, (graph, fused, cluster, ties) = self.model, self.parts
+        if not isinstance(model, AdaptedCosts):
+            return
+        unfused = model.reads_unfused
+        base_s = model.base(graph if unfused else fused.graph, cluster)
+        for seed in seeds:
+            draw = replace(model, adaptation=model.adaptation.sampled(seed))
+            seconds = base_s * draw.factors(graph if unfused else fused.graph, cluster)
+            seconds = group_seconds(fused, seconds) if unfused else seconds
+            machine = draw.with_runtime_overheads(cluster)
+            _, machine, seconds = _all_runs(fused.graph, ties, machine, seconds)
+            tensor_s = _tensor_s(fused.graph, machine, self.problem.objective)
+            yield replace(self.problem, cluster=machine, compute_s=seconds, tensor_s=tensor_s)
 
     def expand(self, values: Int[np.ndarray, "M"]) -> Int[np.ndarray, "N"]:
         """Values of the fused ops, for the ops of the model."""
@@ -56,7 +87,6 @@ def prepare_problem(
     constraints leave an op, or ops that must share a device, no device.
     """
     from gdp.costs.default import resolve_costs
-    from gdp.graph.fuse import fuse, group_seconds
 
     constraints = of_kind(constraints, Constraints, "constraints")
     allowed = allowed_mask(constraints, graph, cluster)
@@ -79,9 +109,10 @@ def prepare_problem(
         seconds = group_seconds(fused, model(graph, cluster))
     else:
         seconds = model(fused.graph, cluster)
+    ties = None if together is None else joined(fused.group_of, together)
+    parts = TimedParts(graph, fused, cluster, ties)
     if isinstance(model, RuntimeOverheads):
         cluster = model.with_runtime_overheads(cluster)
-    ties = None if together is None else joined(fused.group_of, together)
     work, cluster, seconds = _all_runs(fused.graph, ties, cluster, seconds)
     problem = make_problem(
         work,
@@ -93,7 +124,7 @@ def prepare_problem(
         tensor_s=_tensor_s(fused.graph, cluster, objective),
         replicas=replicas and constraints.replicas,
     )
-    return PreparedProblem(problem, fused.group_of, label, model)
+    return PreparedProblem(problem, fused.group_of, label, model, parts)
 
 
 def requests_in_flight(graph: OpGraph, cluster: Cluster, objective: str) -> int:

@@ -36,7 +36,6 @@ def test_all_methods_are_measured_against_the_best_bound_of_any() -> None:
 def test_the_phases_of_a_result_add_up_to_what_was_waited() -> None:
     graph = make_graph("two", ["a", "b"], ["X"] * 2, [(0, 1)], [(0, 1)], flop=[1e9, 1e9])
     result = gdp.place(graph, gdp.Cluster.load("2xt4-pcie3"), method="single", costs=roofline)
-    assert set(result.phases) <= {"costs", "compile", "search", "simplify", "bound"}
-    assert {"costs", "search", "bound"} <= set(result.phases)
+    assert {"costs", "search", "bound", "counts"} <= set(result.phases)
     assert result.seconds == sum(result.phases.values())
     assert all(s > 0 for s in result.phases.values())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gdp import api
+from gdp.clock import Phases
 from gdp.cluster.file import Machine, cluster_toml, load_cluster
 from gdp.cluster.reserve import for_runtime
 from gdp.cluster.types import Cluster
@@ -100,13 +101,14 @@ def place(
         raise ArgumentError(f"no target {target!r}; there are {', '.join(PLANNING_TARGETS)}")
     if offload is not None and (target is None or not PLANNING_TARGETS[target].offloads):
         raise ArgumentError("offload is what accelerate does: give target='accelerate'")
-    machine = load_cluster(cluster)
+    phases, machine = Phases(), load_cluster(cluster)
     room = memory_for(target, machine, offload, constraints)
     graph = load(model, dims, room_bytes=room)
+    phases.ended("read")
     return place_for(
         target, graph, machine, model=model, dims=dims, granularity=granularity, offload=offload,
-        objective=objective, method=method, costs=costs, search=search, checkpoint=checkpoint,
-        constraints=constraints,
+        phases=phases, objective=objective, method=method, costs=costs, search=search,
+        checkpoint=checkpoint, constraints=constraints,
     ).result  # fmt: skip
 
 
@@ -134,6 +136,7 @@ def place_for(
     dims: Mapping[str, int] | None = None,
     granularity: str | None = None,
     offload: str | None = None,
+    phases: Phases | None = None,
     **placing: Any,
 ) -> PlannedPlacement:
     """Place a graph freely, or by the program of a planning target.
@@ -147,9 +150,12 @@ def place_for(
         granularity: Pieces that stay whole: "op", "module" or "layer"; by default that of the
             target.
         offload: "cpu", "disk" or "none": where weights rest that do not fit; for accelerate.
+        phases: Seconds of the call so far; by default none.
         **placing: Options of `gdp.place`.
     """
+    phases = phases or Phases()
     planned = _planned(target, graph, cluster, model, granularity, offload, placing)
+    phases.ended("planning", planned.result.phases)
     if target in (None, "onnxruntime"):
         planned = _told_as_executed(graph, planned)
     question = question_of(
@@ -158,7 +164,12 @@ def place_for(
         offload=offload or "",
     )  # fmt: skip
     placement = replace(planned.result.placement, question=question)
-    return replace(planned, result=replace(planned.result, placement=placement))
+    phases.ended("pieces")
+    result = replace(
+        planned.result, placement=placement, phases=phases.seconds,
+        seconds=sum(phases.seconds.values()),
+    )  # fmt: skip
+    return replace(planned, result=result)
 
 
 def _told_as_executed(graph: OpGraph, planned: PlannedPlacement) -> PlannedPlacement:

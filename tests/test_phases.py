@@ -1,0 +1,132 @@
+"""All that `place` does is in a phase. The clock of these tests counts the calls of Python
+functions, so that nothing depends on how fast the machine is."""
+
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gdp
+from gdp import clock, prepare
+from gdp.clock import Phases
+from gdp.commands.placing import place_for
+from gdp.costs.adapt import AdaptedCosts, Piece, Run, Share, adapt
+from gdp.costs.base import roofline
+from gdp.graph.op_graph import OpGraph, make_graph
+
+ONCE = gdp.Search(seconds=None, evaluations=30)
+UNCOUNTED = 500
+"""Calls between entering `place` and its first phase, and behind its last one."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    count = 0
+
+    def called(_frame: Any, event: str, _arg: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    def counting() -> int:
+        """Calls so far; they are counted from the first call of this on."""
+        sys.setprofile(called)
+        return count
+
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: float(count)))
+    yield counting
+    sys.setprofile(None)
+
+
+def layers(count: int = 8) -> OpGraph:
+    """A row of blocks with weights and module paths."""
+    names = [f"op{i}" for i in range(count)]
+    return make_graph(
+        "layers", names, ["MatMul"] * count, [(i, 1000) for i in range(count)],
+        [(i, i + 1) for i in range(count - 1)], flop=[1e9] * count, weight_bytes=[1 << 20] * count,
+        scope=[f"layers.{i}" for i in range(count)],
+    )  # fmt: skip
+
+
+def learned() -> AdaptedCosts:
+    share = Share("MatMul", 8, "MatMul", 1e-3)
+    pieces = tuple(Piece("core0", "cpu-core", (share,), 2e-3, False) for _ in range(4))
+    return AdaptedCosts(roofline, adapt([Run("m", pieces)]))
+
+
+@pytest.mark.parametrize(
+    ("target", "cluster", "adapted"),
+    [
+        (None, "2xcpu-core", False),
+        (None, "2xcpu-core", True),
+        ("accelerate", "cpu+2xt4", False),
+        ("vllm", "cpu+2xt4", False),
+    ],
+)
+def test_everything_is_in_a_phase(
+    calls: Callable[[], int], target: str | None, cluster: str, adapted: bool
+) -> None:
+    graph, machine = layers(), gdp.Cluster.load(cluster)
+    how: dict[str, Any] = {"costs": learned() if adapted else roofline, "search": ONCE}
+    if target != "vllm":
+        how["method"] = "single"
+    place_for(target, graph, machine, **how)  # imports
+    before = calls()
+    result = place_for(target, graph, machine, **how).result
+    total = calls() - before
+    assert total > 4 * UNCOUNTED
+    assert total - UNCOUNTED <= result.seconds <= total
+    assert result.seconds == sum(result.phases.values())
+    assert not adapted or result.phases["deviation"] > UNCOUNTED
+    assert result.phases["pieces" if target is None else "planning"] > UNCOUNTED
+
+
+def test_seconds_of_parts_stay_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 s the inner call searched for 6 s and looked for a bound for 1 s: 3 s are left."""
+    now = SimpleNamespace(s=0.0)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now.s))
+    phases = Phases()
+    now.s = 10.0
+    phases.ended("planning", {"search": 6.0, "bound": 1.0, clock.COMPILE: 50.0})
+    assert phases.seconds == {"search": 6.0, "bound": 1.0, "planning": 3.0}
+
+
+def test_costs_are_drawn_without_preparing_the_problem_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The draws equal problems that are prepared with the drawn costs, to the last bit."""
+    graph, cluster, costs = layers(), gdp.Cluster.load("2xcpu-core"), learned()
+    prepared = prepare.prepare_problem(graph, cluster, costs=costs, replicas=True)
+    again = [
+        prepare.prepare_problem(
+            graph, cluster, replicas=True,
+            costs=AdaptedCosts(roofline, costs.adaptation.sampled(seed)),
+        ).problem
+        for seed in range(3)
+    ]  # fmt: skip
+    fused: list[object] = []
+    monkeypatch.setattr(prepare, "fuse", lambda *args, **_: fused.append(args))
+    drawn = list(prepared.drawn(range(3)))
+    assert not fused
+    assert len(drawn) == 3
+    for one, other in zip(drawn, again, strict=True):
+        assert (one.compute_s == other.compute_s).all()
+        assert one.cluster.devices == other.cluster.devices
+        assert (one.cluster.link_latency_s == other.cluster.link_latency_s).all()
+    assert len(np.unique([problem.compute_s.sum() for problem in drawn])) == 3
+
+
+def test_a_problem_is_prepared_once_where_costs_are_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+    monkeypatch.setattr("gdp.api.prepare_problem", lambda *args, **kwargs: made.append(args) or
+                        prepare.prepare_problem(*args, **kwargs))  # fmt: skip
+    result = gdp.api.place(
+        layers(), gdp.Cluster.load("2xcpu-core"), method="single", costs=learned(), search=ONCE
+    )
+    assert len(made) == 1
+    assert result.deviation_s is not None
+    assert result.deviation_s > 0

@@ -1,10 +1,13 @@
 """What MkDocs adds from the code and the repository: verbs, file schemas, pages kept elsewhere."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from schemas import formats, schema
 
 TOP = Path(__file__).resolve().parent.parent
@@ -14,6 +17,13 @@ PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
 }
+
+# Pages link to files of the repository, which exist in a checkout, too; these have pages.
+LINKS = {TOP / source: page for page, source in PAGES.items()} | {
+    TOP / "data/clusters/devices.toml": "reference/devices.md",
+    TOP / "gdp/cluster/reserve.py": "reference/devices.md#reserves",
+}
+SCHEMAS = TOP / "docs/schemas.py"
 
 
 DEVICES = """# Devices and reserves
@@ -58,3 +68,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = json.dumps(schema(name), indent=2) + "\n"
         files.append(File.generated(config, f"reference/schemas/{name}.json", content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Point links to files of the repository at the pages made of them."""
+    folder = (TOP / "docs" / page.file.src_uri).parent
+
+    def built(match: re.Match[str]) -> str:
+        path, _, anchor = match[1].partition("#")
+        source = Path(os.path.normpath(folder / path))
+        target = f"reference/schemas/{anchor}.json" if source == SCHEMAS else LINKS.get(source)
+        if target is None:
+            return match[0]
+        return f"]({os.path.relpath(TOP / 'docs' / target, folder)})"
+
+    return re.sub(r"\]\(([^)\s]+)\)", built, markdown)

@@ -157,8 +157,9 @@ def load(
 
     A Python function is called without arguments and returns what to place, one of:
 
-    - `(fn, args)`: the JAX function `fn(*args)`; every argument is an input that lives on the
-      host. Arguments are arrays or `jax.ShapeDtypeStruct`: nothing is computed.
+    - `(fn, args)`: the JAX function `fn(*args)`. Arguments are arrays or `jax.ShapeDtypeStruct`:
+      nothing is computed. They are inputs that live on the host, but for those before the last
+      that are trees of several arrays, such as parameters: these are weights.
     - `(fn, args, {"weight_argnums": 0})`: the arguments at these positions are weights, which stay
       on the devices whose ops read them. The other options of `gdp.trace` may stand there, too:
       `name`, `unroll_scan`, `trip_count`.

@@ -45,7 +45,7 @@ def attention_model() -> Any:
 
 
 def cnn() -> Any:
-    """Convolutions with pooling and a residual; all arguments are inputs."""
+    """Convolutions with pooling and a residual; the kernels are weights, the head is an input."""
 
     def forward(kernels: list[jax.Array], dense: jax.Array, x: jax.Array) -> dict[str, jax.Array]:
         for kernel in kernels:
@@ -79,7 +79,7 @@ def training_step() -> Any:
 
 
 def stacked_layers() -> Any:
-    """A training step through a scan over stacked weights, unrolled and rematerialised."""
+    """A training step through a scan over stacked weights, rematerialised."""
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
         @jax.checkpoint
@@ -89,7 +89,19 @@ def stacked_layers() -> Any:
         return jnp.square(jax.lax.scan(layer, x, params)[0]).mean()
 
     params = {"w": f32(3, 8, 8), "b": f32(3, 8)}
-    return loss, (params, f32(4, 8)), {"optimizer": optax.adam(1e-2), "unroll_scan": True}
+    return loss, (params, f32(4, 8)), {"optimizer": optax.adam(1e-2)}
+
+
+def scanned_layers() -> Any:
+    """Layers stacked on an axis and scanned, as most JAX programs write them; no options."""
+
+    def forward(params: Any, x: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
+            return x + jnp.tanh(x @ p["up"]) @ p["down"], None
+
+        return jax.lax.scan(layer, x, params)[0]
+
+    return forward, ({"up": f32(4, 8, 16), "down": f32(4, 16, 8)}, f32(2, 8))
 
 
 def written_step() -> Any:

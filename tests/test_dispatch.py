@@ -181,7 +181,7 @@ def test_a_module_without_weights_or_no_module_is_refused() -> None:
         module = Residual()
     with pytest.raises(gdp.ModelError, match="meta device; load them"):
         gdp.on_devices(module, {"": "core0"}, graph_of(module), "2xcpu-core")
-    with pytest.raises(gdp.ArgumentError, match="Module is needed, got function"):
+    with pytest.raises(gdp.ArgumentError, match="is needed, got function"):
         gdp.on_devices(graph_of, {"": "core0"}, graph_of(module), "2xcpu-core")
     with pytest.raises(gdp.ArgumentError, match="give the cluster"):
         gdp.on_devices(module, {"": "core0"}, graph_of(module))

@@ -1,8 +1,10 @@
-"""A PyTorch module that runs on the devices of its placement, through the hooks of accelerate."""
+"""Models that run on the devices of their placement: PyTorch modules through the hooks of
+accelerate, JAX functions and training steps in jitted pieces."""
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +23,9 @@ from gdp.runtime.pytorch.run import require_devices, torch_names
 from gdp.units import format_bytes
 from gdp.version import install_command
 
+if TYPE_CHECKING:
+    from gdp.runtime.jax.placed import PlacedFunction, PlacedStep
+
 SIZE_TOLERANCE = 0.25
 """Share by which the weights of a module may differ in bytes from those that were placed: what
 quantised modules keep beside their weights. Another dtype or size is a factor."""
@@ -31,28 +36,37 @@ _BLOCK = re.compile(r"^(.*?)(?:^|(?<=\.))\d+(?=\.|$)")
 def on_devices(
     module: Any, placed: Placed, model: Model | None = None, cluster: Machine | None = None
 ) -> Any:
-    """Put a module on the devices of its placement; `forward`, and `generate` of transformers'
-    models, then work as before.
+    """Put a model on the devices of its placement: a PyTorch module, a JAX function, a training
+    step in JAX.
 
-    Parts are moved in place. Hooks of accelerate move the inputs of every part to its device, and
-    results to the device of the inputs. A device that is a CPU computes there; nothing streams.
-    Called again with another placement, it moves the module there.
+    A module is moved in place; its `forward`, and `generate` of transformers' models, work as
+    before. Hooks of accelerate move the inputs of every part to its device, and results to the
+    device of the inputs. A device that is a CPU computes there; nothing streams. Called again with
+    another placement, it moves the module there.
+
+    A JAX function becomes a callable of its arguments that are not weights
+    (`gdp.runtime.jax.placed.PlacedFunction`), a training step one of state and batch
+    (`gdp.runtime.jax.placed.PlacedStep`): a jitted function per piece, weights and state on the
+    devices of their ops, transfers by `jax.device_put`.
 
     Args:
-        module: A `torch.nn.Module` with its weights.
+        module: A `torch.nn.Module` with its weights; or, as a function behind `python:` returns
+            them, `(function, arguments)` or `(function, arguments, options)` of JAX, whose weights
+            are arrays.
         placed: Result, placement, device map, or file of one.
-        model: Model that was placed; None for the one that the placement remembers. Graphs and
-            traced modules have to be given.
+        model: Model that was placed, of a module; None for the one that the placement remembers.
+            Graphs and traced modules have to be given.
         cluster: Cluster of the placement; None for the one that it remembers.
 
     Returns:
-        The module itself.
+        The module itself, a `PlacedFunction`, or a `PlacedStep`.
 
     Raises:
         PlacementError: The placement is of another model, offloads weights, has replicated stages,
             or parts one module's own ops.
         ClusterError: The placement uses a device that this machine lacks.
-        ModelError: The weights of the module are on the meta device.
+        ModelError: The weights of the module are on the meta device, those of a function are
+            shapes, or JAX cannot trace it.
         ArgumentError: No module is given, or the cluster is not known.
         MissingExtraError: torch or accelerate is not installed.
 
@@ -60,10 +74,15 @@ def on_devices(
         >>> result = gdp.place("hf:llama", "cpu+2xt4", target="accelerate")  # doctest: +SKIP
         >>> placed = gdp.on_devices(llama, result)  # doctest: +SKIP
         >>> placed.generate(**inputs)  # doctest: +SKIP
+        >>> placed = gdp.on_devices((forward, (params, x)), result)  # doctest: +SKIP
+        >>> y = placed(x)  # doctest: +SKIP
     """
-    torch = import_torch()
-    if not isinstance(module, torch.nn.Module):
-        raise ArgumentError(f"a torch.nn.Module is needed, got {type(module).__name__}")
+    if isinstance(module, tuple):
+        return _jax_on_devices(module, placed, cluster)
+    if not _is_torch_module(module):
+        raise ArgumentError(
+            f"a torch.nn.Module or (JAX function, arguments) is needed, got {type(module).__name__}"
+        )
     read = read_placed(placed)
     model, dims, machine = asked_of(read, model, cluster, {})
     if machine is None:
@@ -80,6 +99,39 @@ def on_devices(
     _require_moved(graph, entries, main)
     require_devices(machine, np.unique(placement.device[graph.weight_bytes > 0]).tolist())
     return _dispatched(module, entries, main)
+
+
+def _is_torch_module(module: Any) -> bool:
+    """True for modules; nothing else can be one before torch was imported."""
+    if "torch" not in sys.modules:
+        return False
+    return isinstance(module, import_torch().nn.Module)
+
+
+def _jax_on_devices(
+    returned: tuple[Any, ...], placed: Placed, cluster: Machine | None
+) -> "PlacedFunction | PlacedStep":
+    from gdp.importers.jax.trace import jax_model
+    from gdp.runtime.jax.placed import PlacedFunction, PlacedStep
+    from gdp.runtime.jax.program import Layout
+    from gdp.runtime.jax.run import jax_devices
+    from gdp.runtime.plan import make_plan, roofline_prediction
+
+    model = jax_model(returned, getattr(returned[0], "__name__", "traced") if returned else "()")
+    if model.trains and model.options["optimizer"] is None:
+        raise ModelError(f"{model.name}: a step with no optimizer has no state to keep; give one")
+    read = read_placed(placed)
+    recorded = model.record()
+    graph = recorded.graph
+    _, _, machine = asked_of(read, graph, cluster, {})
+    if machine is None:
+        raise ArgumentError("give the cluster, which tells CPUs from accelerators")
+    placement = placement_on(read, graph, machine)
+    require(placement, graph, machine)
+    _require_held(placement, machine)
+    plan = make_plan(roofline_prediction(graph, machine, placement.device, "latency"), "latency")
+    layout = Layout.of(plan, jax_devices(machine), machine.host)
+    return (PlacedStep if model.trains else PlacedFunction)(model, recorded, layout)
 
 
 def _require_held(placement: Placement, machine: Cluster) -> None:

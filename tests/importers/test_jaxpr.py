@@ -51,11 +51,22 @@ def test_a_layer_is_a_product_a_sum_and_a_tanh() -> None:
 
 
 def test_arguments_that_are_not_weights_are_inputs() -> None:
-    graph = trace(mlp, LAYERS[:1], f32(2, 8))
+    graph = trace(mlp, LAYERS[:1], f32(2, 8), weight_argnums=())
     assert len(ops(graph, INPUT)) == 3
     assert graph.weight_bytes.sum() == 0
     with pytest.raises(ModelError, match="do not fit 2 arguments"):
         trace(mlp, LAYERS, f32(2, 8), weight_argnums=2)
+
+
+def test_trees_of_arrays_before_the_data_are_weights_and_that_is_said() -> None:
+    """Not the last argument, whatever its form, and not an array by itself."""
+    said = JaxModel("mlp", mlp, (LAYERS[:1], f32(2, 8))).trace()
+    assert len(ops(said.graph, INPUT)) == 1
+    assert said.graph.weight_bytes.sum() == 4 * (8 * 16 + 16)
+    assert "argument 0, a tree of arrays, is taken for weights" in said.assumptions[0]
+    swapped = JaxModel("mlp", lambda x, layers: mlp(layers, x), (f32(2, 8), LAYERS[:1])).trace()
+    assert len(ops(swapped.graph, INPUT)) == 3
+    assert not swapped.assumptions
 
 
 def test_arrays_closed_over_are_weights_and_counted_once_on_a_device() -> None:
@@ -71,14 +82,16 @@ def scanned(params, x):
 
 
 def test_a_scan_is_one_op_or_its_iterations() -> None:
-    kept = trace(scanned, f32(5, 8, 8), f32(2, 8), weight_argnums=0)
-    unrolled = trace(scanned, f32(5, 8, 8), f32(2, 8), weight_argnums=0, unroll_scan=True)
+    kept = trace(scanned, f32(5, 8, 8), f32(2, 8), weight_argnums=0, unroll_scan=False)
+    unrolled = trace(scanned, f32(5, 8, 8), f32(2, 8), weight_argnums=0)
     assert inner(kept) == ["scan"]
     assert inner(unrolled) == ["dot_general", "sin"] * 5
     assert kept.flop.sum() == unrolled.flop.sum() == 5 * (2 * 2 * 8 * 8 + 16)
     assert kept.weight_bytes.sum() == unrolled.weight_bytes.sum() == 5 * 8 * 8 * 4
     assert inner(trace(scanned, f32(5, 8, 8), f32(2, 8), unroll_scan=4)) == ["scan"]
     assert "sin" in inner(trace(scanned, f32(5, 8, 8), f32(2, 8), unroll_scan=5))
+    # Over data, not over layers.
+    assert inner(trace(scanned, f32(5, 8, 8), f32(2, 8))) == ["scan"]
 
 
 @pytest.mark.parametrize("reverse", [False, True])

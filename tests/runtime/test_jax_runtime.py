@@ -119,10 +119,11 @@ def test_segments_of_few_ops_compute_the_same(name: str, ops: int) -> None:
     recorded = model.record()
     arguments = argument_values(model, seed=3)
     segment = np.arange(recorded.graph.num_ops) // ops
-    program = SegmentedJaxProgram(recorded, layout_of(segment), arguments)
+    program = SegmentedJaxProgram(recorded, layout_of(segment))
+    given = program.given(dict(zip(recorded.arguments, arguments, strict=True)))
     assert len(program.pieces) == len(set(segment[~recorded.graph.is_io]))
     expected = [as_numpy(array) for array in model.uncut()(*arguments)]
-    for found, wanted in zip(program.run(), expected, strict=True):
+    for found, wanted in zip(program.run(given), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
 
 

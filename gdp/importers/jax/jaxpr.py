@@ -29,6 +29,9 @@ _WEIGHT_VIEWS = names(
 """Applied to a weight alone these make no op: the reader holds the weight itself."""
 
 
+MOST_LAYERS = 512
+"""Length of the longest scan over layers that is unrolled unless a length is asked for."""
+
 Run = Callable[..., Sequence[Any]]
 """From the arrays of a step's `ins` to those of its `outs`."""
 
@@ -60,7 +63,8 @@ class TraceContext(NamedTuple):
 class LoopOptions:
     """Treatment of the loops and gradients of a jaxpr."""
 
-    unroll_scan: bool | int = False  # True, or the greatest length that is unrolled
+    # True, or the greatest length that is unrolled; None: scans over layers (`_over_layers`).
+    unroll_scan: bool | int | None = None
     trip_count: int | None = None  # of while loops; None: 1 is assumed, with a note
     mark_transposed: bool = False  # transposed equations are backward
 
@@ -171,7 +175,7 @@ def _equation(
                 program, jaxpr, consts, ins, TraceContext(context.scope, gradients[:1], True)
             )
         return walk(program, jaxpr, consts, ins, context)
-    if name == "scan" and _unrolls(program.options, params["length"]):
+    if name == "scan" and _unrolls(program.options, eqn, ins):
         return _unrolled_scan(program, eqn, ins, context)
     rows = _row_count(name, ins, eqn.outvars)
     if rows:
@@ -287,10 +291,21 @@ def _jaxpr_cost(program: TracedProgram, jaxpr: Any) -> OpCost:
     return OpCost(flop, traffic)
 
 
-def _unrolls(options: LoopOptions, length: int) -> bool:
+def _unrolls(options: LoopOptions, eqn: Any, ins: Sequence[Value | Stacked]) -> bool:
+    if options.unroll_scan is None:
+        return _over_layers(eqn, ins)
     if isinstance(options.unroll_scan, bool):
         return options.unroll_scan
-    return length <= options.unroll_scan
+    return eqn.params["length"] <= options.unroll_scan
+
+
+def _over_layers(eqn: Any, ins: Sequence[Value | Stacked]) -> bool:
+    """True for a scan whose steps read rows of stacked weights, or rows that such a scan made: its
+    steps are layers, which may lie on different devices. A scan over time is one op."""
+    if eqn.params["length"] > MOST_LAYERS:
+        return False
+    rows = ins[sum(scan_parts(eqn)) :]
+    return any(isinstance(v, Stacked) or v.weight is not None for v in rows if v.dims)
 
 
 def _unrolled_scan(

@@ -1,9 +1,9 @@
 """JAX functions as graphs, traced from shapes alone: inference, and whole training steps.
 
-Each primitive is an op. Calls (jit, custom derivatives, rematerialisation) are entered; a scan is
-unrolled on request or kept as one op that costs its length times its body; while and cond stay
-one op. Nothing is executed and no array is allocated: arguments may be
-`jax.ShapeDtypeStruct`.
+Each primitive is an op. Calls (jit, custom derivatives, rematerialisation) are entered; a scan over
+stacked weights is unrolled, another one on request, or kept as one op that costs its length times
+its body; while and cond stay one op. Nothing is executed and no array is allocated: arguments may
+be `jax.ShapeDtypeStruct`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,9 +45,9 @@ from gdp.ops.rule import OpCost
 def trace(
     fn: Callable[..., Any],
     *args: Any,
-    weight_argnums: int | Sequence[int] = (),
+    weight_argnums: int | Sequence[int] | None = None,
     name: str | None = None,
-    unroll_scan: bool | int = False,
+    unroll_scan: bool | int | None = None,
     trip_count: int | None = None,
 ) -> OpGraph:
     """The graph of `fn(*args)`, traced by JAX; estimates and assumptions are logged.
@@ -56,9 +56,12 @@ def trace(
         fn: a function of arrays. Arrays that it closes over are weights.
         args: arrays or `jax.ShapeDtypeStruct`, in pytrees; nothing is computed.
         weight_argnums: positions of the arguments that are weights, which the ops hold; the others
-            are graph inputs.
+            are graph inputs. By default every argument but the last that is a tree of several
+            arrays, such as a dict of parameters, with a note; `()` for none.
         name: of the graph; without it, the function's.
-        unroll_scan: True, or the greatest length of the scans to unroll; others are one op each.
+        unroll_scan: True, False, or the greatest length of the scans to unroll; others are one op
+            each. By default scans over stacked weights are unrolled, so that their layers may lie
+            on different devices.
         trip_count: of while loops; without it, 1 is assumed.
 
     Returns:
@@ -83,7 +86,7 @@ def trace_training_step(
     microbatches: int = 1,
     has_aux: bool = False,
     name: str | None = None,
-    unroll_scan: bool | int = False,
+    unroll_scan: bool | int | None = None,
     trip_count: int | None = None,
 ) -> OpGraph:
     """The graph of one training step: `loss_fn(params, batch)`, its gradients, an optax update.
@@ -102,7 +105,9 @@ def trace_training_step(
             added up, and the update runs once.
         has_aux: `loss_fn` returns (loss, anything).
         name: of the graph; without it, the function's with "_step".
-        unroll_scan: True, or the greatest length of the scans to unroll; others are one op each.
+        unroll_scan: True, False, or the greatest length of the scans to unroll; others are one op
+            each. By default scans over stacked weights are unrolled, so that their layers may lie
+            on different devices.
         trip_count: of while loops; without it, 1 is assumed.
 
     Raises:
@@ -181,7 +186,9 @@ class JaxModel:
         """The arguments that are weights."""
         if self.trains:
             return frozenset({0})
-        wanted = self.options.get("weight_argnums", ())
+        wanted = self.options.get("weight_argnums")
+        if wanted is None:
+            return self._trees()
         indices = [wanted] if isinstance(wanted, int) else list(wanted)
         held = frozenset(i + len(self.args) if i < 0 else i for i in indices)
         if not held <= set(range(len(self.args))):
@@ -189,6 +196,15 @@ class JaxModel:
                 f"{self.name}: weight_argnums {sorted(held)} do not fit {len(self.args)} arguments"
             )
         return held
+
+    def _trees(self) -> frozenset[int]:
+        """The arguments but the last that are trees of several arrays: JAX programs pass their
+        parameters so, before the data."""
+        import jax
+
+        return frozenset(
+            i for i, tree in enumerate(self.args[:-1]) if len(jax.tree.leaves(tree)) > 1
+        )
 
     @property
     def microbatches(self) -> int:
@@ -219,7 +235,7 @@ class JaxModel:
     def _listing(self, *, record: bool) -> TracedCall:
         chosen = self.options
         options = LoopOptions(
-            chosen.get("unroll_scan", False), chosen.get("trip_count"),
+            chosen.get("unroll_scan"), chosen.get("trip_count"),
             mark_transposed=not self.trains,
         )  # fmt: skip
         program = TracedProgram(options=options, steps=[] if record else None)
@@ -236,7 +252,7 @@ class JaxModel:
         params, batch = args
         optimizer = self.options["optimizer"]
         state = () if optimizer is None else jax.jit(optimizer.init)(params)
-        pieces = [self._piece(batch, k) for k in range(self.microbatches)]
+        pieces = [self.piece(batch, k) for k in range(self.microbatches)]
         return jax.tree.leaves((params, state, pieces))
 
     def uncut(self) -> Callable[..., list[Any]]:
@@ -271,7 +287,7 @@ class JaxModel:
         updates, state = optimizer.update(total, state, params)
         return loss, optax.apply_updates(params, updates), state
 
-    def _piece(self, batch: Any, k: int) -> Any:
+    def piece(self, batch: Any, k: int) -> Any:
         """Microbatch `k`; numbers without axes are the same in each."""
         import jax
 
@@ -315,6 +331,12 @@ def _list_call(model: JaxModel, label: str, program: TracedProgram) -> TracedCal
     """The ops of the function; arguments that are held are weights."""
     closed, _ = _make_jaxpr(model.fn, label, *model.args)
     held = model.held
+    if held and model.options.get("weight_argnums") is None:
+        numbers = ", ".join(map(str, sorted(held)))
+        program.assumptions.append(
+            f"argument {numbers}, a tree of arrays, is taken for weights that stay on the devices "
+            "of their ops; give weight_argnums, () for none"
+        )
     values: list[Value] = []
     for i, argument in enumerate(model.args):
         for path, leaf in _leaves(argument):

@@ -6,19 +6,20 @@ from one thread; JAX runs them when their arguments exist, so devices work side 
 that are given as shapes are made up, and results must agree within `tolerance`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from gdp.errors import ModelError
 from gdp.graph.op_graph import OUTPUT, OpGraph
-from gdp.importers.jax.jaxpr import JaxStep
+from gdp.importers.jax.jaxpr import JaxStep, stack_rows
 from gdp.importers.jax.trace import JaxModel, RecordedJax
 from gdp.importers.program import Stacked, Value
 from gdp.runtime.async_execution import ProgramSegment
+from gdp.runtime.plan import ExecutionPlan
 
 RELATIVE_TOLERANCE = 1e-4
 """Of the largest magnitude in an array: other fusions add up in another order."""
@@ -35,6 +36,11 @@ class Layout:
     devices: Sequence[Any]  # JAX devices
     host: int  # holds inputs and receives outputs
 
+    @classmethod
+    def of(cls, plan: ExecutionPlan, devices: Sequence[Any], host: int) -> "Layout":
+        """The layout of a plan on JAX's devices."""
+        return cls(plan.segment, plan.segment_device, plan.order, devices, host)
+
 
 _Send = tuple[int, int, Any]  # (slot, slot of the copy, JAX device of the copy)
 
@@ -49,19 +55,43 @@ class _Call:
     sends: tuple[_Send, ...]  # when it has been issued
 
 
-class SegmentedJaxProgram:
-    """The pieces of a program, the weights on their devices, and every transfer between them."""
+class Given(NamedTuple):
+    """Arguments of a run, and their arrays where the pieces read them."""
 
-    def __init__(self, recorded: RecordedJax, layout: Layout, arguments: Sequence[Any]) -> None:
-        self._given = dict(zip(recorded.arguments, arguments, strict=True))
+    arguments: Mapping[Value, Any]  # a stacked weight may be the list of its rows
+    arrays: Mapping[int, Any]  # by slot
+
+    def with_inputs(self, inputs: "Given") -> "Given":
+        """These and others together."""
+        return Given({**self.arguments, **inputs.arguments}, {**self.arrays, **inputs.arrays})
+
+
+class SegmentedJaxProgram:
+    """The pieces of a program, the weights on their devices, and every transfer between them.
+
+    Rows of a stacked weight, as the layers of a scan read them, lie on the devices of their layers;
+    the whole weight only where an op reads it whole.
+    """
+
+    def __init__(self, recorded: RecordedJax, layout: Layout) -> None:
+        self.arguments = tuple(recorded.arguments)
         self.outputs = tuple(recorded.outputs)
-        self.pieces = _pieces(recorded, layout, set(self._given))
+        self._layout = layout
+        self._row_step = _row_steps(recorded)
+        first = {row.weight: row for row in reversed(self._row_step)}
+        self._same: dict[Value, Value] = {row: first[row.weight] for row in self._row_step}
+        self.pieces = _pieces(recorded, layout, set(self.arguments), self._row_step.keys())
         self._slot: dict[tuple[Value, int], int] = {}
         self._home = {value: piece.device for piece in self.pieces for value in piece.makes}
-        inputs = [value for value in self._given if value.maker >= 0]
-        self._fixed = self._placed(inputs, layout)
+        inputs = [value for value in self.arguments if value.maker >= 0]
+        self._held = {
+            (self._one(value), piece.device): None
+            for piece in self.pieces
+            for value in piece.reads
+            if value not in self._home and value.maker < 0
+        }
         leaving = _leaving(recorded)
-        sends = self._transfers(inputs, leaving, layout)
+        sends = self._transfers(inputs, leaving)
         self._first = tuple(send for value in inputs for send in sends.get(value, ()))
         self._calls = [
             _Call(
@@ -72,61 +102,86 @@ class SegmentedJaxProgram:
             )
             for piece in self.pieces
         ]
-        self._results = [
-            self._at(value, layout.host if value in leaving else self._home[value])
+        self._result_at = {
+            value: self._at(value, layout.host if value in leaving else self._home[value])
             for value in dict.fromkeys(_flat(self.outputs))
             if value in self._home
-        ]
+        }
 
     def _at(self, value: Value, device: int) -> int:
         """The slot of a value on a device."""
-        return self._slot.setdefault((value, device), len(self._slot))
+        return self._slot.setdefault((self._one(value), device), len(self._slot))
 
-    def _placed(self, inputs: Sequence[Value], layout: Layout) -> dict[int, Any]:
-        """Inputs on the host, weights and constants on every device that reads them."""
+    def _one(self, value: Value) -> Value:
+        """One value for all that are the same row of a weight."""
+        return self._same[value] if value in self._same else value
+
+    def given(self, arguments: Mapping[Value, Any]) -> Given:
+        """Some arguments where they are read: inputs on the host, weights on every device that
+        reads them; constants with the weights."""
         import jax
 
-        wanted = {(value, layout.host) for value in inputs}
-        for piece in self.pieces:
-            mine = (v for v in piece.reads if v not in self._home and v.maker < 0)
-            wanted |= {(value, piece.device) for value in mine}
-        return {
-            self._at(value, device): jax.device_put(
-                self._given.get(value, value.known), layout.devices[device]
-            )
-            for value, device in wanted
-        }
+        rows: dict[JaxStep, Sequence[Any]] = {}
+        devices, host = self._layout.devices, self._layout.host
+        places = dict.fromkeys((v, host) for v in self.arguments if v.maker >= 0) | self._held
+        arrays = {}
+        for value, device in places:
+            array = self._array(value, arguments, rows)
+            if array is not None:
+                arrays[self._at(value, device)] = jax.device_put(array, devices[device])
+        # Others are not kept: the caller may let go of arrays whose copies lie on their devices.
+        passed = set(_flat(self.outputs))
+        passed |= {self._row_step[value].ins[0] for value in passed & self._row_step.keys()}
+        return Given({v: a for v, a in arguments.items() if v in passed}, arrays)
+
+    def _array(
+        self, value: Value, given: Mapping[Value, Any], rows: dict[JaxStep, Sequence[Any]]
+    ) -> Any:
+        """An argument, a constant, or a row of one, all `rows` of a step at once; None for an
+        argument that is not given."""
+        step = self._row_step.get(value)
+        if step is None:
+            found = given.get(value, value.known)
+            return stack_rows(*found)[0] if isinstance(found, list) else found
+        source = given.get(step.ins[0], step.ins[0].known)
+        if isinstance(source, list):
+            return source[(value.weight or (0, 0))[1]]
+        if step not in rows and source is not None:
+            rows[step] = step.run(source)
+        return None if source is None else rows[step][step.outs.index(value)]
 
     def _transfers(
-        self, inputs: Sequence[Value], leaving: set[Value], layout: Layout
+        self, inputs: Sequence[Value], leaving: set[Value]
     ) -> dict[Value, tuple[_Send, ...]]:
         """To each other device that reads a value, once."""
-        home = dict.fromkeys(inputs, layout.host) | self._home
+        host, devices = self._layout.host, self._layout.devices
+        home = dict.fromkeys(inputs, host) | self._home
         readers: dict[Value, dict[int, None]] = {}
         for piece in self.pieces:
             for value in piece.reads:
                 if home.get(value, piece.device) != piece.device:
                     readers.setdefault(value, {})[piece.device] = None
         for value in leaving & set(self._home):
-            if home[value] != layout.host:
-                readers.setdefault(value, {})[layout.host] = None
+            if home[value] != host:
+                readers.setdefault(value, {})[host] = None
         return {
             value: tuple(
-                (self._at(value, home[value]), self._at(value, device), layout.devices[device])
+                (self._at(value, home[value]), self._at(value, device), devices[device])
                 for device in destinations
             )
             for value, destinations in readers.items()
         }
 
-    def issue(self) -> list[Any]:
+    def issue(self, given: Given) -> list[Any]:
         """Starts one run; returns the results, which may still be computed. Does not wait."""
-        return self._issue()[1]
+        arrays = self._issue(given)
+        return [arrays[slot] for slot in self._result_at.values()]
 
-    def _issue(self) -> tuple[list[Any], list[Any]]:
+    def _issue(self, given: Given) -> list[Any]:
         import jax
 
         arrays: list[Any] = [None] * len(self._slot)
-        for slot, array in self._fixed.items():
+        for slot, array in given.arrays.items():
             arrays[slot] = array
         for source, target, device in self._first:
             arrays[target] = jax.device_put(arrays[source], device)
@@ -136,28 +191,49 @@ class SegmentedJaxProgram:
                 arrays[slot] = array
             for source, target, device in call.sends:
                 arrays[target] = jax.device_put(arrays[source], device)
-        return arrays, [arrays[slot] for slot in self._results]
+        return arrays
 
-    def run(self) -> list[np.ndarray]:
-        """The leaves of the results of one run, on the host."""
-        arrays, _ = self._issue()
+    def results(self, given: Given) -> list[Any]:
+        """The leaves of the results of one run, each where it is made or, if it leaves the model,
+        on the host; a stacked one as the list of its rows. Does not wait."""
+        arrays = self._issue(given)
+        rows: dict[JaxStep, Sequence[Any]] = {}
 
-        def fetch(value: Value) -> np.ndarray:
-            if value in self._home:
-                return as_numpy(arrays[self._at(value, self._home[value])])
-            if value in self._given:
-                return as_numpy(self._given[value])
+        def found(value: Value) -> Any:
+            if value in self._result_at:
+                return arrays[self._result_at[value]]
+            if value in given.arguments or value in self._row_step:
+                return self._array(value, given.arguments, rows)
             return np.asarray(value.known, dtype=value.dtype)
 
         return [
-            stacked([fetch(row) for row in out.rows]) if isinstance(out, Stacked) else fetch(out)
+            [found(row) for row in out.rows] if isinstance(out, Stacked) else found(out)
             for out in self.outputs
         ]
 
-    def arguments_of_pieces(self) -> list[list[Any]]:
+    def run(self, given: Given) -> list[np.ndarray]:
+        """The leaves of the results of one run, on the host."""
+        return [whole_array(leaf) for leaf in self.results(given)]
+
+    def arguments_of_pieces(self, given: Given) -> list[list[Any]]:
         """Arguments of every segment in one complete run, to time it alone."""
-        arrays, _ = self._issue()
+        arrays = self._issue(given)
         return [[arrays[slot] for slot in call.reads] for call in self._calls]
+
+
+def _row_steps(recorded: RecordedJax) -> dict[Value, JaxStep]:
+    """The steps that take rows of a stacked weight or constant, by row."""
+    given = set(recorded.arguments)
+    return {
+        row: step
+        for step in recorded.steps
+        if step.maker < 0 and len(step.ins) == 1
+        for row in step.outs
+        if len(row.weight or ()) == 3
+        and len(step.ins[0].weight or ()) == 1
+        and (step.ins[0] in given or step.ins[0].known is not None)
+        and row.dims == step.ins[0].dims[1:]
+    }
 
 
 def _flat(outputs: Iterable[Value | Stacked]) -> list[Value]:
@@ -172,9 +248,14 @@ def _leaving(recorded: RecordedJax) -> set[Value]:
     return {v for v in _flat(recorded.outputs) if recorded.op_of.get(v.maker, -1) in makers}
 
 
-def _pieces(recorded: RecordedJax, layout: Layout, given: set[Value]) -> list[ProgramSegment]:
-    """The pieces in the order in which they run; views that are results come last, on the host."""
-    maker = {value: step for step in recorded.steps for value in step.outs}
+def _pieces(
+    recorded: RecordedJax, layout: Layout, given: set[Value], rows: Collection[Value]
+) -> list[ProgramSegment]:
+    """The pieces in the order in which they run; views that are results come last, on the host.
+    They read `rows` of weights as they read whole ones."""
+    steps = recorded.steps
+    maker = {value: step for step in steps for value in step.outs if value not in rows}
+    given = given.union(rows)
     wanted = [value for value in _flat(recorded.outputs) if value in maker]
     live = _live(wanted, maker)
     steps_of: dict[int, list[JaxStep]] = {}
@@ -351,6 +432,16 @@ def as_numpy(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def stacked(arrays: Sequence[Any]) -> np.ndarray:
-    """Rows that may lie on different devices, as one array on the host."""
-    return np.stack([as_numpy(array) for array in arrays])
+def whole_array(leaf: Any) -> np.ndarray:
+    """A result on the host; of a stacked one the rows, which may lie on different devices, as one
+    array."""
+    return np.stack([as_numpy(row) for row in leaf]) if isinstance(leaf, list) else as_numpy(leaf)
+
+
+def array_on(device: Any, leaf: Any) -> Any:
+    """A result as one array on a device; does not wait."""
+    import jax
+    import jax.numpy as jnp
+
+    moved = jax.device_put(leaf, device)  # of a list every row
+    return jnp.stack(moved) if isinstance(leaf, list) else moved

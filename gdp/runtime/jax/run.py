@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from gdp.runtime.async_execution import (
 )
 from gdp.runtime.compare import Comparison, compare
 from gdp.runtime.jax.program import (
+    Given,
     Layout,
     SegmentedJaxProgram,
     argument_values,
@@ -56,23 +58,24 @@ def run_jax(request: RunRequest) -> RunReport:
     plan = request.plan
     measuring.say(f"compiling {len(plan.segment_device)} pieces and the uncut function")
 
-    def cut(plan: ExecutionPlan) -> SegmentedJaxProgram:
-        layout = Layout(plan.segment, plan.segment_device, plan.order, devices, cluster.host)
-        return SegmentedJaxProgram(recorded, layout, arguments)
+    def cut(plan: ExecutionPlan) -> tuple[SegmentedJaxProgram, Given]:
+        program = SegmentedJaxProgram(recorded, Layout.of(plan, devices, cluster.host))
+        return program, program.given(dict(zip(recorded.arguments, arguments, strict=True)))
 
-    def placed(program: SegmentedJaxProgram, plan: ExecutionPlan) -> AsyncExecution:
-        return _issued(pieces_cycle(program.pieces, plan).in_flight, program.issue)
+    def placed(program: SegmentedJaxProgram, given: Given, plan: ExecutionPlan) -> AsyncExecution:
+        issue = partial(program.issue, given)
+        return _issued(pieces_cycle(program.pieces, plan).in_flight, issue)
 
-    program = cut(plan)
+    program, given = cut(plan)
     whole = Uncut(model, recorded, arguments, devices[cluster.host])
     singles = whole.singles(cluster, devices) if request.baselines else {}
-    comparison = _compare(whole, program, recorded, devices)
+    comparison = _compare(whole, program.run(given), devices)
     is_equal = comparison.max_relative_diff <= tolerance(request.graph, devices)
     comparison = replace(comparison, equal=is_equal)
-    contenders = {PLACED: placed(program, plan)} | singles
+    contenders = {PLACED: placed(program, given, plan)} | singles
     for name, rival in request.rivals.items():
         other = make_plan(rival, request.objective)
-        contenders[name] = placed(cut(other), other)
+        contenders[name] = placed(*cut(other), other)
     if request.baselines:
         contenders |= whole.defaults(devices, trains=model.trains)
     rows = measured_rows(contenders, measuring)
@@ -85,7 +88,7 @@ def run_jax(request: RunRequest) -> RunReport:
         comparison,
         single=cluster.device_names.index(best) if best else None,
         random_weights=_has_shapes(model),
-        segments=_segments(program, plan, cluster),
+        segments=_segments(program, given, plan, cluster),
         samples_in_flight=contenders[PLACED].slots,
         cores=tuple(int(d.id) for d in devices),
         pinned=False,
@@ -193,19 +196,17 @@ def _recorded(model: JaxModel, graph: OpGraph) -> RecordedJax:
     return recorded
 
 
-def _compare(
-    whole: Uncut, program: SegmentedJaxProgram, recorded: RecordedJax, devices: Sequence[Any]
-) -> Comparison:
-    expected, computed = whole.reference(devices), program.run()
-    names = [f"output {i}" for i in range(len(recorded.outputs))]
+def _compare(whole: Uncut, computed: Sequence[np.ndarray], devices: Sequence[Any]) -> Comparison:
+    expected = whole.reference(devices)
+    names = [f"output {i}" for i in range(len(computed))]
     return compare(dict(zip(names, expected, strict=True)), dict(zip(names, computed, strict=True)))
 
 
 def _segments(
-    program: SegmentedJaxProgram, plan: ExecutionPlan, cluster: Cluster
+    program: SegmentedJaxProgram, given: Given, plan: ExecutionPlan, cluster: Cluster
 ) -> tuple[SegmentTime, ...]:
     """Every piece alone, with its arguments on its device: medians."""
-    arguments = program.arguments_of_pieces()
+    arguments = program.arguments_of_pieces(given)
     spent = np.empty((SEGMENT_RUNS, len(program.pieces)))
     for i, j in np.ndindex(*spent.shape):
         start_s = time.perf_counter()

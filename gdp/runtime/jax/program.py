@@ -114,7 +114,7 @@ class SegmentedJaxProgram:
 
     def _one(self, value: Value) -> Value:
         """One value for all that are the same row of a weight."""
-        return self._same[value] if value in self._same else value
+        return self._same.get(value, value)
 
     def given(self, arguments: Mapping[Value, Any]) -> Given:
         """Some arguments where they are read: inputs on the host, weights on every device that

@@ -125,11 +125,9 @@ def test_when_one_process_dies_the_others_stop_and_the_job_resumes(tmp_path: Pat
     text = recipe.read_text().replace("updates = 2\n", "updates = 4000\n")
     long.write_text(text.replace("[run]", "[run]\ncheckpoint_minutes = 0.001"))
     team = [start(long, tmp_path / "run", port, rank) for rank in range(2)]
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline:
-        if metrics.exists() and len(metrics.read_text().splitlines()) > 3:
-            break
+    metrics, state = tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "state"
+    deadline = time.monotonic() + 400
+    while not state.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     team[1].kill()
     assert team[1].wait() != 0
@@ -148,7 +146,7 @@ def test_when_one_process_dies_the_others_stop_and_the_job_resumes(tmp_path: Pat
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert steps == list(range(len(steps))), "it went on where the checkpoint was"
     assert len(steps) > done
-    assert lengths[0] > 3
+    assert lengths[0] > 0, "it did not begin anew"
 
 
 # A member of a job that works for ten seconds between two collective operations.

@@ -2,7 +2,6 @@
 
 import json
 import runpy
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,17 +202,13 @@ def test_no_contiguous_pipeline_has_a_shorter_period_where_it_says_so(num_device
     assert certain >= 12
 
 
-def test_any_problem_gets_an_answer_that_fits_in_the_time_given() -> None:
+def test_any_problem_gets_an_answer_that_fits_or_a_reason() -> None:
     """Unlike devices, supported kernels, tight memory and any channels: heuristic, but valid."""
     pipeline_dp(random_problem(0, objective="throughput", num_ops=6), SEARCH)
     found = 0
     for seed in range(20):
         problem = random_problem(seed, objective="throughput", num_ops=24 if seed < 4 else 10)
-        pipeline_dp(problem, Search(seconds=0.2))  # compiles whatever this problem needs
-        started_s = time.process_time()
         answer = pipeline_dp(problem, Search(seconds=0.2))
-        # That it ends at all, on a machine that does other things too.
-        assert time.process_time() - started_s < 20.0
         if answer.assignment is None:
             assert answer.reason
             continue

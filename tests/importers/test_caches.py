@@ -60,7 +60,8 @@ def test_states_are_the_tensors_with_dimensions_each_once() -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
         ids = torch.zeros(1, TOKENS, dtype=torch.long)
-    _, cache = read_prompt(model, {"input_ids": ids}, "gemma2")
+    _, cache, encoded = read_prompt(model, {"input_ids": ids}, "gemma2")
+    assert encoded is None
     # Two layers of two heads of 20; the first keeps all but one of its window of 6.
     assert {path: tuple(t.shape) for path, t in states(cache).items()} == {
         "layers.0.keys": (1, 2, 5, 20), "layers.0.values": (1, 2, 5, 20),

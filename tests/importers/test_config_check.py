@@ -25,11 +25,13 @@ def written(folder: Path, text: str) -> Path:
         ({"image_size": [1, 2, 3]}, "or two of them, got [1, 2, 3]"),
         ({"num_channels": 0}, "num_channels must be a positive whole number"),
         ({"patch_size": True}, "patch_size must be a positive whole number"),
+        ({"patch_size": [7, 0]}, "or a list of them, one of each stage, got [7, 0]"),
+        ({"spatial_vision_layer": -2000}, "spatial_vision_layer must be from -1000 to 1000"),
         ({"n_layer": 2**63}, f"n_layer must be from 0 to 1000, got {2**63}"),
         ({"num_hidden_layers": -1}, "num_hidden_layers must be from 0 to 1000, got -1"),
         ({"text_config": {"decoder_layers": 10**9}}, "decoder_layers must be from 0 to 1000"),
         ({"depths": [2, 10**6]}, "depths must be from 0 to 1000, got [2, 1000000]"),
-        ({"num_local_experts": 2**40}, "num_local_experts must be from 0 to 10000"),
+        ({"num_local_experts": 2**40}, "num_local_experts must be from 0 to 32768"),
         ({"num_labels": 2**31}, "num_labels must be from 0 to 1048576"),
     ],
 )
@@ -62,6 +64,8 @@ def test_real_sizes_pass(tmp_path: Path) -> None:
         "architectures": None, "num_hidden_layers": 126, "depths": [3, 8, 36, 3],
         "image_size": None, "n_routed_experts": 256, "mlp_only_layers": [], "num_labels": 21841,
         "time_step_limit": [0.0, float("inf")], "patch_size": [16, 16], "use_layers": "all",
+        "vision_config": {"patch_size": [7, 3, 3, 3]}, "vision_feature_layer": [-1, -2],
+        "spatial_vision_layer": -1, "num_experts": 16384,
         "eos_token_id": -1, "layer_types": ["full_attention"] * 126,
     }  # fmt: skip
     check_config(written(tmp_path, json.dumps(fields)))

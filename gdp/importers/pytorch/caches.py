@@ -9,10 +9,10 @@ it is what transformers makes of it, not a guess from names in a configuration.
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdp.errors import ModelError
-from gdp.importers.pytorch.closed import closed
+from gdp.importers.pytorch.closed import closed, error_line
 
 FIELDS = ("past_key_values", "cache_params", "cache", "state")
 """Names of the cache in the outputs of models."""
@@ -96,8 +96,16 @@ def cache_of(outputs: Any) -> tuple[str, Any] | None:
     return None
 
 
-def read_prompt(module: Any, inputs: Mapping[str, Any], label: str) -> tuple[str, Any]:
-    """(name, cache) of a module on the meta device after it has read `inputs`.
+class ReadPrompt(NamedTuple):
+    """Outputs of a model that has read a prompt, as a step of decoding takes them."""
+
+    name: str  # of the cache among the outputs
+    cache: Any
+    encoded: Any  # last hidden state of the encoder; None without an encoder
+
+
+def read_prompt(module: Any, inputs: Mapping[str, Any], label: str) -> ReadPrompt:
+    """The cache of a module on the meta device after it has read `inputs`.
 
     Raises `ModelError` where it cannot read them there, or keeps no cache.
     """
@@ -105,19 +113,42 @@ def read_prompt(module: Any, inputs: Mapping[str, Any], label: str) -> tuple[str
 
     try:
         with closed(), torch.no_grad(), torch.device("meta"), on_meta():
-            cache = cache_of(module(**inputs, use_cache=True))
+            outputs = module(**inputs, use_cache=True)
+            cache = cache_of(outputs)
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
+        if "torch.nonzero()" in str(error):
+            raise ModelError(
+                f"{label}: {type(module).__name__} chooses by data which of its parts run "
+                "(torch.nonzero), so that its ops are not known without weights; leave --decode "
+                "or --generate out, or place a python: function with real weights and inputs"
+            ) from error
         raise ModelError(
             f"{label}: reading a prompt on the meta device failed, which shows the shapes of its "
-            f"cache: {type(error).__name__}: {first}"
+            f"cache: {error_line(error)}"
         ) from error
     if cache is None:
-        raise ModelError(
-            f"{label}: `decode` needs a cache, and {type(module).__name__} returns none; leave "
-            "`decode` out to place it reading a whole prompt"
+        bidirectional = getattr(getattr(module, "config", None), "is_decoder", None) is False
+        hint = (
+            " (it has one where its configuration says is_decoder: true)" if bidirectional else ""
         )
-    return cache
+        raise ModelError(
+            f"{label}: decoding needs a cache, and {type(module).__name__} returns none{hint}; "
+            "leave --decode or --generate out to place it reading a whole prompt"
+        )
+    encoded = outputs.get("encoder_last_hidden_state")
+    if encoded is None and "decoder_input_ids" in inputs:
+        raise ModelError(
+            f"{label}: {type(module).__name__} returns no result of its encoder, which a step of "
+            "decoding takes; leave --decode or --generate out to place it reading a whole prompt"
+        )
+    return ReadPrompt(*cache, encoded)
+
+
+def as_encoded(hidden: Any) -> Any:
+    """The result of an encoder as models of transformers take it."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return BaseModelOutput(last_hidden_state=hidden)
 
 
 def refilled(cache: Any, tensors: Sequence[Any]) -> Any:

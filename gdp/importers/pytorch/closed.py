@@ -83,6 +83,14 @@ def not_at_hand(error: BaseException | None) -> str:
     return ""
 
 
+def error_line(error: BaseException) -> str:
+    """An error of others in one line: its class and its first line, with the next where the first
+    only announces it."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    last = next((i for i, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1)
+    return f"{type(error).__name__}: {' '.join(lines[: last + 1])}".removesuffix(": ")
+
+
 def _close() -> None:
     """Put all in place; `_undo` takes it back."""
     # Read once, when the hub's library is imported; what the user's environment says holds after.

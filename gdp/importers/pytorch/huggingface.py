@@ -23,13 +23,25 @@ from gdp.graph.generation import Request, generation_graph, with_requests
 from gdp.importers.program import Traced, batch_of, request_tokens, spec_parts
 from gdp.importers.pytorch.caches import (
     ARGUMENTS,
+    ReadPrompt,
+    as_encoded,
     on_meta,
     read_prompt,
     refilled,
     state_bytes,
     states,
 )
-from gdp.importers.pytorch.closed import closed, import_transformers, not_at_hand
+from gdp.importers.pytorch.closed import closed, error_line, import_transformers, not_at_hand
+from gdp.importers.pytorch.config_tasks import (
+    GENERATES,
+    TASKS,
+    encodes,
+    other_classes,
+    prompt_inputs,
+    require_generating,
+    require_task,
+    task_of,
+)
 from gdp.importers.pytorch.export import import_torch
 from gdp.importers.pytorch.kept_traces import find_trace, keep_trace, key_of
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
@@ -40,19 +52,6 @@ from gdp.units import format_bytes
 LOG = logging.getLogger(__name__)
 
 PREFIX = "hf:"
-TASKS = {
-    "causal-lm": "AutoModelForCausalLM",
-    "masked-lm": "AutoModelForMaskedLM",
-    "seq2seq-lm": "AutoModelForSeq2SeqLM",
-    "speech-to-text": "AutoModelForSpeechSeq2Seq",
-    "image-text-to-text": "AutoModelForImageTextToText",
-    "sequence-classification": "AutoModelForSequenceClassification",
-    "image-classification": "AutoModelForImageClassification",
-    "feature-extraction": "AutoModel",
-}
-"""The class that makes the model of each task."""
-GENERATES = ("causal-lm", "seq2seq-lm", "speech-to-text", "image-text-to-text")
-"""Tasks whose models write token by token, with a cache."""
 ATTENTION = ("sdpa", "eager")
 """The implementations of attention that a configuration may ask for: torch's own."""
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
@@ -63,7 +62,7 @@ _REMOVED = {
 }  # fmt: skip
 """Keys of a configuration that transformers never sees: code, and kernels by name."""
 
-MOST_LAYERS, MOST_EXPERTS, MOST_LABELS = 1000, 10_000, 1 << 20
+MOST_LAYERS, MOST_EXPERTS, MOST_LABELS = 1000, 1 << 15, 1 << 20
 """Several times the largest models there are."""
 MOST_BYTES = 1 << 24
 """Of a configuration; those with the names of 20,000 classes take 1 MB."""
@@ -72,12 +71,15 @@ MOST_DEPTH = 64
 _KIND = Kind("configuration of transformers", ModelError)
 # Fields that say how often something is built, by name, and the most of it.
 _COUNTS = (
-    (re.compile(r"(?<!feature_)layers?$|^depths?$|_depth$|(^|_)(blocks?|stages|hidden_groups|group_num)$"),
+    (re.compile(r"layers$|^n_layer$|^depths?$|_depth$|(^|_)(blocks?|stages|hidden_groups|group_num)$"),
      MOST_LAYERS),
     (re.compile(r"experts?$"), MOST_EXPERTS),
     (re.compile(r"^num_labels$|_classes$"), MOST_LABELS),
 )  # fmt: skip
-_SIZES = ("image_size", "num_channels", "patch_size")
+# One layer of several, which may be counted from the last: -1 is that.
+_LAYER = re.compile(r"(?<!^n)_layer$|_feature_layers$")
+_SIZES = {"image_size": 2, "num_channels": 2, "patch_size": MOST_DEPTH}
+"""Fields that are a positive whole number, or a list of at most so many."""
 _LARGEST = (1 << 31) - 1
 
 
@@ -228,14 +230,17 @@ def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:
     with closed():
         transformers = import_transformers()
         config = _config(transformers, path, given, document)
-        task = spec.task or _task_of(config)
+        task = spec.task or task_of(config)
+        require_task(config, task, text)
+        if spec.decode or spec.new:
+            require_generating(config, task, text)
+        asked = _Asked(torch, transformers, config, task, text)
         stage(f"building the {config.model_type} model without weights")
         with torch.device(device):
             model = _built(transformers, config, task, text, _attention(given, path))
             quantised = {} if scheme is None else quantised_options(model, scheme, text)
             with _countable(text):
-                inputs = _inputs(torch, config, task, spec)
-    asked = _Asked(torch, transformers, config, task, text)
+                inputs = _inputs(torch, asked, model, spec)
     key = _key(spec, document)
     name = f"{type(model).__name__} {spec.batch}x{spec.prompt or spec.sequence}"
     name += f" {spec.quantize}" if spec.quantize else ""
@@ -314,7 +319,9 @@ def _config(
             )
     except Exception as error:
         _refuse_missing(error, str(path), given)
-        raise ModelError(f"{path} is no configuration of transformers: {_said(error)}") from error
+        raise ModelError(
+            f"{path} is no configuration of transformers: {error_line(error)}"
+        ) from error
 
 
 def _built(transformers: Any, config: Any, task: str, text: str, attention: str | None) -> Any:
@@ -326,7 +333,7 @@ def _built(transformers: Any, config: Any, task: str, text: str, attention: str 
     except Exception as error:
         _refuse_missing(error, repr(text), config.to_dict())
         raise ModelError(
-            f"{text!r}: transformers makes no {task} model of it: {_said(error)}"
+            f"{text!r}: transformers makes no {task} model of it: {error_line(error)}"
         ) from error
     for module in model.modules():
         used = getattr(getattr(module, "config", None), "_attn_implementation", None)
@@ -349,50 +356,17 @@ def _refuse_missing(error: BaseException, where: str, document: Mapping[str, Any
     raise ModelError(f"{where}: needs {missing}, and gdp downloads nothing") from error
 
 
-def _task_of(config: Any) -> str:
-    """By the ending of the class that the configuration was saved from."""
-    names = list(getattr(config, "architectures", None) or [""])
-    endings = {
-        "ForCausalLM": "causal-lm",
-        "LMHeadModel": "causal-lm",
-        "ForMaskedLM": "masked-lm",
-        "ForSequenceClassification": "sequence-classification",
-        "ForImageClassification": "image-classification",
-    }
-    for ending, task in endings.items():
-        if names[0].endswith(ending):
-            return task
-    if names[0].endswith("ForConditionalGeneration"):
-        if getattr(config, "vision_config", None) is not None:
-            return "image-text-to-text"
-        return "speech-to-text" if hasattr(config, "num_mel_bins") else "seq2seq-lm"
-    return "feature-extraction"
-
-
-def _inputs(torch: Any, config: Any, task: str, spec: ConfigSpec) -> dict[str, Any]:
+def _inputs(torch: Any, asked: "_Asked", model: Any, spec: ConfigSpec) -> dict[str, Any]:
+    config, task = asked.config, asked.task
     if task == "image-classification" or (task not in GENERATES and hasattr(config, "image_size")):
         size = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, list | tuple) else (size, size)
         channels = getattr(config, "num_channels", 3)
         return {"pixel_values": torch.empty(spec.batch, channels, height, width)}
-    read = _prompt(torch, config, task, (spec.batch, spec.sequence), spec.sequence)
-    return read | ({"use_cache": False} if task in GENERATES else {})
-
-
-def _prompt(
-    torch: Any, config: Any, task: str, shape: tuple[int, int], written: int
-) -> dict[str, Any]:
-    """Inputs of a whole prompt; models with an encoder have also `written` tokens in the decoder.
-    What hears takes the 30 seconds that its encoder is made for."""
-    ids = torch.zeros(shape, dtype=torch.long)
-    if task == "speech-to-text":
-        frames = 2 * getattr(config, "max_source_positions", 1500)
-        features = torch.empty(shape[0], config.num_mel_bins, frames)
-        most = min(written, getattr(config, "max_target_positions", written))
-        return {"input_features": features, "decoder_input_ids": ids[:, :1].repeat(1, most)}
-    if task == "seq2seq-lm":
-        return {"input_ids": ids, "decoder_input_ids": ids[:, :1].repeat(1, written)}
-    return {"input_ids": ids}
+    shape = (spec.batch, spec.sequence)
+    if task not in GENERATES:
+        return {"input_ids": torch.zeros(shape, dtype=torch.long)}
+    return prompt_inputs(model, config, shape, spec.sequence, asked.text) | {"use_cache": False}
 
 
 class _Asked(NamedTuple):
@@ -407,60 +381,52 @@ class _Asked(NamedTuple):
 
 def _decoding(asked: _Asked, model: Any, batch: int, tokens: int, written: int) -> HuggingFaceModel:
     """One step: a token in, logits out, the cache of all tokens before held where it is read."""
-    torch, config = asked.torch, asked.config
-    if asked.task not in GENERATES:
-        raise ModelError(
-            f"{asked.text!r}: models of {', '.join(GENERATES)} decode with a cache, this is "
-            f"{asked.task}"
-        )
-    field, cache, inputs = _cache(asked, model, batch, tokens, written)
+    torch = asked.torch
+    read = _read(asked, model, batch, tokens, written)
     takes = inspect.signature(model.forward).parameters
-    encodes = "decoder_input_ids" in inputs
-    given_as = next((name for name in ARGUMENTS if name in takes), field)
+    encoded = read.encoded
+    given_as = next((name for name in ARGUMENTS if name in takes), read.name)
 
     class DecodingStep(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
 
-        def forward(self, input_ids: Any, cache: Any, **encoded: Any) -> Any:
+        def forward(self, input_ids: Any, cache: Any, encoder_outputs: Any = None) -> Any:
             named = {given_as: refilled(kept, cache), "use_cache": True}
-            if encodes:
+            if encoder_outputs is not None:
                 named |= {"decoder_input_ids": input_ids}
-                named |= {name: (value,) for name, value in encoded.items()}
+                named |= {"encoder_outputs": as_encoded(encoder_outputs)}
             else:
                 named |= {"input_ids": input_ids}
-            if not encodes and "position_ids" in takes:
-                position = torch.full((1, 1), tokens, device=input_ids.device)
-                named["position_ids"] = position
+                if "position_ids" in takes:
+                    position = torch.full((1, 1), tokens, device=input_ids.device)
+                    named["position_ids"] = position
             return self.model(**named).logits
 
-    kept = cache
+    kept = read.cache
     with torch.device("meta"):
         token = torch.zeros(batch, 1, dtype=torch.long)
-        kwargs = {"input_ids": token, "cache": list(states(cache).values())}
-        if encodes:
+        kwargs = {"input_ids": token, "cache": list(states(kept).values())}
+        if encoded is not None:
             # The cache holds what is read of it; its shape is still asked for.
-            read = next(s.shape[-2] for path, s in states(cache).items() if "cross" in path)
-            width = getattr(config, "d_model", None) or config.hidden_size
-            dtype = next(model.parameters()).dtype
-            kwargs["encoder_outputs"] = torch.empty(batch, read, width, dtype=dtype)
+            kwargs["encoder_outputs"] = torch.empty(encoded.shape, dtype=encoded.dtype)
     step = DecodingStep().eval()
     return HuggingFaceModel(asked.text, step, (), kwargs, {"held": ("cache",)}, prefix="model")
 
 
-def _cache(
-    asked: _Asked, model: Any, batch: int, tokens: int, written: int
-) -> tuple[str, Any, dict[str, Any]]:
-    """Name and cache after so many tokens, and the inputs that were read; on the meta device."""
-    torch, config = asked.torch, asked.config
-    with torch.device("meta"):
+def _read(asked: _Asked, model: Any, batch: int, tokens: int, written: int) -> ReadPrompt:
+    """The cache, and the encoder's result, after so many tokens; on the meta device."""
+    with asked.torch.device("meta"):
         twin = model if next(model.parameters()).is_meta else _built(
-            asked.transformers, config, asked.task, asked.text,
-            getattr(config, "_attn_implementation", None),
+            asked.transformers, asked.config, asked.task, asked.text,
+            getattr(asked.config, "_attn_implementation", None),
         )  # fmt: skip
-        inputs = _prompt(torch, config, asked.task, (batch, tokens), written)
-    return (*read_prompt(twin, inputs, asked.text), inputs)
+        inputs = prompt_inputs(twin, asked.config, (batch, tokens), written, asked.text)
+    try:
+        return read_prompt(twin, inputs, asked.text)
+    except ModelError as error:
+        raise ModelError(f"{error}{other_classes(asked.config, type(twin).__name__)}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -512,11 +478,13 @@ def _generating(
 ) -> GeneratingModel:
     """The prompt and a step at the mean context, and the cache as it is in the end."""
     torch, new = asked.torch, spec.new
-    encodes = asked.task in ("seq2seq-lm", "speech-to-text")
-    sizes = [(spec.prompt, n) if encodes else (spec.prompt + n, n) for n in (max(1, new // 2), new)]
+    sizes = [
+        (spec.prompt, n) if encodes(model) else (spec.prompt + n, n)
+        for n in (max(1, new // 2), new)
+    ]
     stage("reading the shapes of its cache")
     step = _decoding(asked, model, spec.batch, *sizes[0])
-    full = state_bytes(_cache(asked, model, spec.batch, *sizes[1])[1])
+    full = state_bytes(_read(asked, model, spec.batch, *sizes[1]).cache)
     mean = sum(int(state.nbytes) for state in step.kwargs["cache"])
     takes = inspect.signature(model.forward).parameters
     last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
@@ -530,7 +498,8 @@ def _generating(
             return self.model(**inputs, use_cache=True, **last).logits
 
     with torch.device("meta"):
-        inputs = _prompt(torch, asked.config, asked.task, (spec.batch, spec.prompt), 1)
+        shape = (spec.batch, spec.prompt)
+        inputs = prompt_inputs(model, asked.config, shape, 1, asked.text)
     return GeneratingModel(
         asked.text, Prompt().eval(), (), inputs, {"name": name}, prefix="model", key=key, step=step,
         request=Request(spec.prompt, new, spec.batch, spec.requests), full_cache=full / mean,
@@ -557,13 +526,8 @@ def _countable(text: str) -> Iterator[None]:
             raise
         raise ModelError(
             f"{text!r}: its inputs are too large to be counted; ask for fewer samples, tokens or "
-            f"pixels ({_said(error)})"
+            f"pixels ({error_line(error)})"
         ) from error
-
-
-def _said(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def check_config(path: Path) -> dict[str, Any]:
@@ -602,11 +566,18 @@ def _fields(document: Mapping[str, Any], path: Path, depth: int) -> Iterator[tup
 def _check_field(key: str, value: Any, path: Path) -> None:
     numbers = value if isinstance(value, list) else [value]
     if key in _SIZES and value is not None:
-        pair = not isinstance(value, list) or len(value) == 2
-        if not pair or not all(_is_whole(n) and 1 <= n <= _LARGEST for n in numbers):
+        several = {2: "two of them"}.get(_SIZES[key], "a list of them, one of each stage")
+        fits = not isinstance(value, list) or 2 <= len(value) <= _SIZES[key]
+        if not fits or not all(_is_whole(n) and 1 <= n <= _LARGEST for n in numbers):
             raise ModelError(
-                f"{path}: {key} must be a positive whole number or two of them, got {_short(value)}"
+                f"{path}: {key} must be a positive whole number or {several}, got {_short(value)}"
             )
+    if _LAYER.search(key):
+        if any(_is_whole(n) and abs(n) > MOST_LAYERS for n in numbers):
+            raise ModelError(
+                f"{path}: {key} must be from {-MOST_LAYERS} to {MOST_LAYERS}, got {_short(value)}"
+            )
+        return
     for names, most in _COUNTS:
         if names.search(key) and any(_is_whole(n) and not 0 <= n <= most for n in numbers):
             raise ModelError(f"{path}: {key} must be from 0 to {most}, got {_short(value)}")

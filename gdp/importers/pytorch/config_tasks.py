@@ -213,7 +213,7 @@ _ENCODED: dict[str, Callable[[Any, Any, Any, str], Any]] = {
     "input_values": _samples,
     "pixel_values": _pixels,
 }
-"""What an encoder reads, by the name of the argument."""
+"""Inputs of encoders, by the name of the argument."""
 
 
 def _parts(config: Any) -> Iterator[Any]:

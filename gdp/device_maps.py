@@ -8,7 +8,6 @@ op: an op without weights runs where its inputs are.
 import os
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,10 +17,12 @@ from jaxtyping import Int
 from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, streamed_bytes
 from gdp.errors import PlacementError
+from gdp.files.reading import Kind, read_bytes
 from gdp.graph.op_graph import OpGraph
 
 OFFLOAD_NAMES = {"cpu": "cpu offload", "disk": "disk offload"}
 """Device that stands for each place of offloaded weights; see `gdp.costs.offload`."""
+_KIND = Kind("device map", PlacementError)
 _NUMBER = re.compile(r"^(?:[a-z]+:)?(\d+)$")
 """Of an accelerator: 1, "1" or "cuda:1"."""
 
@@ -39,8 +40,8 @@ class MappedOps(NamedTuple):
 def read_device_map(path: str | os.PathLike[str]) -> dict[str, str | int] | None:
     """The device map in a JSON file; None where the file holds anything else, or is unreadable."""
     try:
-        entries: Any = msgspec.json.decode(Path(path).read_bytes())
-    except (OSError, msgspec.DecodeError, RecursionError):
+        entries: Any = msgspec.json.decode(read_bytes(path, _KIND))
+    except (PlacementError, msgspec.DecodeError, RecursionError):
         return None
     if not isinstance(entries, dict) or not entries or "schema" in entries:
         return None

@@ -105,6 +105,12 @@ def is_traced(spec: Model) -> bool:
     return spec_of(spec).startswith((PYTHON_PREFIX, HF_PREFIX))
 
 
+def is_code(spec: Model) -> bool:
+    """True for a spec that runs code of its author when it is loaded. All others name data: files
+    that are parsed, and architectures of the installed transformers."""
+    return spec_of(spec).startswith(PYTHON_PREFIX)
+
+
 def is_gguf(spec: Model) -> bool:
     """True for a GGUF file of llama.cpp, with or without options."""
     return spec_of(spec).partition("?")[0].endswith(GGUF_SUFFIX)

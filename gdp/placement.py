@@ -1,7 +1,7 @@
 """The artefact: which device runs each op, as JSON with a schema version.
 
 Its file keeps the question that it answers, so that later commands need the file alone: model,
-machine, objective, demands, costs, and the runtime that it was planned for.
+machine, objective, demands, costs, and the runtime that it was planned for. Code is asked for.
 """
 
 import dataclasses
@@ -23,13 +23,16 @@ from gdp.cluster.types import Cluster, Device
 from gdp.constraints import Constraints
 from gdp.device_maps import DeviceMap, apply_device_map, read_device_map
 from gdp.errors import PlacementError
-from gdp.files.reading import Kind, read_json
+from gdp.files.reading import Kind, read_bytes, read_json
 from gdp.files.writing import indented_json, write_atomic
 from gdp.graph.op_graph import OpGraph
 from gdp.terminal import html_table
 
 SCHEMA = 3
 _KIND = Kind("placement file", PlacementError)
+_COSTS_KIND = Kind("cost file", PlacementError)
+COST_FILES = ("costs.npz", "gdp.json", "meta.json", "recipe.toml")
+"""Files of a folder of costs, sorted; see `gdp.costs.cost_file`."""
 _Rank = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 _Index = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
@@ -110,16 +113,18 @@ def _limited_as(given: Device, own: Device) -> Device:
 
 
 def digest_of(path: str) -> str:
-    """SHA-256 of a file, or of the files of a folder with their names; "" where there is none."""
+    """SHA-256 of a file, or of a folder of costs: of the files that gdp writes there, with their
+    names. "" where there is none. Nothing else of a folder is read, whatever a placement names."""
     root = Path(path)
     if root.is_file():
-        return hashlib.sha256(root.read_bytes()).hexdigest()
-    if not root.is_dir():
+        return hashlib.sha256(read_bytes(root, _COSTS_KIND, unpack=False)).hexdigest()
+    files = [root / name for name in COST_FILES if (root / name).is_file()]
+    if not files:
         return ""
     whole = hashlib.sha256()
-    for file in sorted(p for p in root.rglob("*") if p.is_file()):
-        whole.update(f"{file.relative_to(root).as_posix()}\0".encode())
-        whole.update(hashlib.sha256(file.read_bytes()).digest())
+    for file in files:
+        data = read_bytes(file, _COSTS_KIND, unpack=False)
+        whole.update(f"{file.name}\0".encode() + hashlib.sha256(data).digest())
     return whole.hexdigest()
 
 
@@ -170,6 +175,7 @@ class Placement:
     simplicity_cost: float = 0.0  # share of the best value found that fewer cuts cost
     streamed_bytes: int = 0  # kept free for offloaded weights; see gdp.costs.offload
     question: Question | None = None  # that it answers
+    read_from: str = ""  # its file: what the question names, nobody has typed in this process
 
     def __post_init__(self) -> None:
         self.device.setflags(write=False)
@@ -436,4 +442,5 @@ def load_placement(path: Placed) -> Placement:
         simplicity_cost=document.simplicity_cost,
         streamed_bytes=document.streamed_bytes,
         question=document.question and document.question.located(Path(path).parent),
+        read_from=os.fspath(path),
     )

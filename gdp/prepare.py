@@ -21,8 +21,8 @@ from gdp.graph.fuse import Fused, fuse, group_seconds
 from gdp.graph.generation import request_of
 from gdp.graph.groups import all_per_group, joined, merge_ids
 from gdp.graph.op_graph import OpGraph
-from gdp.models import Model, load
-from gdp.placement import Placed, Placement, placement_on, read_placed, require
+from gdp.models import Model, is_code, load
+from gdp.placement import Placed, Placement, Question, placement_on, read_placed, require
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import find_objective
 
@@ -240,17 +240,30 @@ def asked_of(
     the cluster is None where there is none.
 
     Raises:
-        PlacementError: no model is given or remembered.
+        PlacementError: no model is given or remembered, or the file of the placement names code.
     """
     question = placed.question if isinstance(placed, Placement) else None
     machine = None if cluster is None else load_cluster(cluster)
     if question is not None:
         machine = question.machine() if machine is None else machine
-        model = question.model or None if model is None else model
+        model = _model_named(question, placed) if model is None else model
         dims = question.dims if not dims and model == question.model else dims
     if model is None:
         raise PlacementError("the placement does not say of which model it is; give the model")
     return model, dims, machine
+
+
+def _model_named(question: Question, placed: Placement | DeviceMap | None) -> str | None:
+    """Model of a question, None where it names none. A file may come from anybody: the code that
+    it names is shown, and runs only where the user names it, too."""
+    file = placed.read_from if isinstance(placed, Placement) else ""
+    if file and is_code(question.model):
+        raise PlacementError(
+            f"{file} names the model {question.model!r}, which is code, and gdp runs code only "
+            "where you name it yourself: give the model (--model, or MODEL before the placement) "
+            "if you trust it"
+        )
+    return question.model or None
 
 
 def machine_of(

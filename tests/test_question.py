@@ -124,12 +124,12 @@ def test_changed_costs_are_told(placed: Path, tmp_path: Path) -> None:
     """The question holds the digest of the folder of costs."""
     folder = tmp_path / "c"
     folder.mkdir()
-    (folder / "a").write_text("1")
+    (folder / "meta.json").write_text("1")
     first = digest_of(str(folder))
     document: dict[str, Any] = json.loads(placed.read_text())
     document["question"] |= {"costs": str(folder), "costs_sha256": first}
     placed.write_text(json.dumps(document))
-    (folder / "a").write_text("2")
+    (folder / "meta.json").write_text("2")
     assert digest_of(str(folder)) != first
     assert "with other costs than" in ran("simulate", placed, code=2)
 

@@ -268,10 +268,12 @@ def _rebase(base: str, profile: "Profile", output: str) -> None:
     from gdp.costs.calibrate import evaluate, recharge, refit
     from gdp.costs.cost_file import load_costs, save_costs
     from gdp.costs.default import shipped_for
+    from gdp.costs.profile import ProfileError
+    from gdp.files.reading import Kind, read_text
 
     shipped = base == SHIPPED
     costs = shipped_for(profile.device.kind) if shipped else load_costs(base)
-    report: dict[str, Any] = {} if shipped else checkpoint.read_meta(base)["report"]
+    report: dict[str, Any] = {} if shipped else checkpoint.read_meta(base).get("report", {})
     lines, recipe = [], Path(base) / "recipe.toml"
     if profile.models:
         adapted, reference = refit(costs, profile), reference_device(profile.device.kind)
@@ -287,10 +289,10 @@ def _rebase(base: str, profile: "Profile", output: str) -> None:
         ]
     else:
         adapted = recharge(costs, profile)
-    save_costs(
-        adapted, output, report=report,
-        recipe=recipe.read_text() if not shipped and recipe.exists() else "",
-    )  # fmt: skip
+    text = ""
+    if not shipped and recipe.exists():
+        text = read_text(recipe, Kind("recipe of costs", ProfileError))
+    save_costs(adapted, output, report=report, recipe=text)
     lines.append(f"{output}: a segment costs {1e6 * (adapted.segment_s or 0.0):.1f} us")
     show(
         {

@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
+from gdp.files.reading import MAX_BYTES, open_regular
 from gdp.files.writing import write_atomic
 
 MOST_BYTES = 1 << 28
@@ -40,7 +41,11 @@ def read_kept(kind: str, key: str) -> bytes | None:
         path = _folder(kind) / key
         if not _is_private(path.parent):
             return None
-        result = zlib.decompress(path.read_bytes())
+        with open_regular(path) as file:
+            unpacking = zlib.decompressobj()
+            result = unpacking.decompress(file.read(MAX_BYTES), MAX_BYTES)
+        if not unpacking.eof:
+            return None  # cut short, or larger than anything that is kept
         os.utime(path)  # used now
     except (OSError, RuntimeError, zlib.error):  # no home is a RuntimeError
         return None
@@ -105,14 +110,17 @@ def _drop_oldest(folder: Path, most_bytes: int) -> None:
 
 
 def use_xla_cache() -> None:
-    """Let XLA keep compiled programs in the cache folder, unless the user has chosen another."""
+    """Let XLA keep compiled programs in the cache folder, unless the user has chosen another, or
+    others can write to it: they are code."""
     import jax
 
     if getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
         return
     try:
         folder = cache_folder() / "xla"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_private(folder):
+            return
     except (OSError, RuntimeError):
         return  # a home that is read-only, or none at all, costs time, not the answer
     jax.config.update("jax_compilation_cache_dir", str(folder))

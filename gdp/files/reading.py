@@ -1,19 +1,22 @@
 """Bounded, strict reading: every failure is one line that names the file.
 
-A file may come from anywhere. Its size is bounded, also once decompressed; JSON and TOML are
-decoded into types, so that an error names the field by msgspec's path (`$.device[0].name`). Files
-that ship with gdp are found in the wheel or in a source checkout (`data_path`).
+A file may come from anywhere. It is a regular one (`open_regular`, through which all of gdp reads);
+its size is bounded, also once decompressed; JSON and TOML are decoded into types, so that an error
+names the field by msgspec's path (`$.device[0].name`). Files that ship with gdp are found in the
+wheel or in a source checkout (`data_path`).
 """
 
+import errno
 import gzip
 import io
 import os
 import re
+import stat
 import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
@@ -55,12 +58,61 @@ class Kind:
         return self.error(one_line(text))
 
 
-def read_bytes(path: str | os.PathLike[str], kind: Kind, limit: int = MAX_BYTES) -> bytes:
-    """Bytes of a file, gunzipped if need be; raises the error of its kind beyond `limit` bytes."""
+_IRREGULAR = {
+    stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}  # fmt: skip
+
+
+def require_regular(path: str | os.PathLike[str]) -> None:
+    """Raise `OSError` for all but a regular file: a pipe may wait for ever, a device has no end."""
+    _require_mode(path, os.stat(path).st_mode)
+
+
+def _require_mode(path: str | os.PathLike[str], mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(mode):
+        found = _IRREGULAR.get(stat.S_IFMT(mode), "no regular file")
+        raise OSError(errno.EINVAL, f"it is {found}; give a regular file", os.fspath(path))
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """A regular file, open for reading; raises `OSError` for anything else, and waits for
+    nothing."""
+    require_regular(path)  # before it is opened, which some devices notice
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
     try:
-        with open(path, "rb") as file:
+        _require_mode(path, os.fstat(file.fileno()).st_mode)  # another may stand there by now
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def is_below(name: str) -> bool:
+    """True for a path within a folder, as manifests name their files.
+
+    >>> is_below("weights/0.json"), is_below("../other.json"), is_below("/etc/hosts")
+    (True, False, False)
+    """
+    path = PurePath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts
+
+
+def read_bytes(
+    path: str | os.PathLike[str], kind: Kind, limit: int = MAX_BYTES, *, unpack: bool = True
+) -> bytes:
+    """Bytes of a regular file, gunzipped if need be and `unpack`; raises the error of its kind for
+    anything else, and beyond `limit` bytes."""
+    try:
+        with open_regular(path) as file:
             data = file.read(limit + 1)
-            if data[:2] == b"\x1f\x8b" and len(data) <= limit:
+            if unpack and data[:2] == b"\x1f\x8b" and len(data) <= limit:
                 data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
     except (FileNotFoundError, NotADirectoryError):
         hint = f"; {kind.missing}" if kind.missing else ""
@@ -74,6 +126,14 @@ def read_bytes(path: str | os.PathLike[str], kind: Kind, limit: int = MAX_BYTES)
             f"{path} holds more than {format_bytes(limit)}, which is too much for a {kind.name}"
         )
     return data
+
+
+def read_text(path: str | os.PathLike[str], kind: Kind) -> str:
+    """Text of a file in UTF-8, no longer than a TOML file; raises the error of its kind."""
+    try:
+        return read_bytes(path, kind, MAX_TOML_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise kind.exception(f"{path} is not a {kind.name}: {error}") from None
 
 
 def read_json(path: str | os.PathLike[str], kind: Kind, type_: type[T]) -> T:

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from gdp.errors import GdpError
+from gdp.files.reading import MAX_BYTES, is_below, open_regular
 
 MANIFEST = "gdp.json"
 SCHEMA = 1
@@ -192,7 +193,7 @@ def replace_folder(folder: Path, target: Path, kind: str) -> None:
     _finish_swap(target)
     write_manifest(folder, kind)
     for name in files_below(folder):
-        with (folder / name).open("rb") as file:
+        with open_regular(folder / name) as file:
             os.fsync(file.fileno())
     if target.exists():
         _keep_users_files(target, folder)
@@ -249,9 +250,12 @@ def write_manifest(folder: Path, kind: str, files: Mapping[str, str] | None = No
 def read_manifest(folder: Path) -> FolderManifest | None:
     """The list of gdp's files in a folder; None where gdp did not make it."""
     try:
-        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=FolderManifest)
+        with open_regular(folder / MANIFEST) as file:
+            manifest = msgspec.json.decode(file.read(MAX_BYTES), type=FolderManifest)
     except (OSError, msgspec.DecodeError, RecursionError):
         return None
+    # A name that leads elsewhere is none that gdp wrote.
+    return manifest if all(map(is_below, manifest.files)) else None
 
 
 def changed_files(folder: Path, manifest: FolderManifest) -> list[str]:
@@ -270,7 +274,7 @@ def files_below(folder: Path) -> list[str]:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -357,10 +361,10 @@ def _check_parent(target: Path) -> None:
 def is_written_by_gdp(path: Path, kind: str) -> bool:
     """True where a file is empty or begins as gdp's files of this kind do."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as file:
-            head = file.read(1 << 16)
+            file.seek(0)
+            head = (gzip.GzipFile(fileobj=file) if packed else file).read(1 << 16)
     except (OSError, EOFError, zlib.error):
         return False
     first = _FIRST_BYTES.get(kind)

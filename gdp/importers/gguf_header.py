@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gdp.errors import MissingExtraError, ModelError
+from gdp.files.reading import require_regular
 from gdp.version import install_command
 
 LARGEST = (1 << 31) - 1
@@ -100,10 +101,14 @@ def _read_part(
     """(architecture, hyperparameters, tensors) of one file; the first part names the
     architecture."""
     gguf = import_gguf()
-    if not path.is_file():
+    try:
+        require_regular(path)
+    except FileNotFoundError:
         raise ModelError(
             f"no model {str(path)!r}; all parts of a split model must be in one folder"
-        )
+        ) from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
     # What a damaged file makes the reader raise is of any kind.
     try:
         reader = gguf.GGUFReader(path)

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.costs.base import roofline
 from gdp.errors import GdpError
-from gdp.files.reading import Kind, read_json, shipped
+from gdp.files.reading import Kind, is_below, read_bytes, read_json, shipped
 from gdp.files.writing import indented_json, write_atomic
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
@@ -282,6 +282,8 @@ _MANIFEST = Kind(
     "with gdp)",
 )
 
+_GRAPH = Kind("graph of a corpus", GdpError, "build the corpus again")
+
 KEPT = 1500
 """Problems kept in memory, the least recently used leave first."""
 
@@ -313,8 +315,16 @@ class CorpusManifest(msgspec.Struct):
 
 
 def read_corpus(folder: Path) -> CorpusManifest:
-    """The manifest of a corpus folder; raises `GdpError` where there is none."""
-    return read_json(folder / MANIFEST, _MANIFEST, CorpusManifest)
+    """The manifest of a corpus folder; raises `GdpError` where there is none, or it names files
+    elsewhere."""
+    manifest = read_json(folder / MANIFEST, _MANIFEST, CorpusManifest)
+    for entry in manifest.graphs:
+        if not is_below(entry.file):
+            raise GdpError(
+                f"{folder / MANIFEST}: the file of graph {entry.name!r} is {entry.file!r}, which "
+                "leads out of the corpus; its graphs lie in its folder"
+            )
+    return manifest
 
 
 def write_corpus(manifest: CorpusManifest, folder: Path) -> None:
@@ -354,7 +364,7 @@ def _load(path: str, sha256: str) -> OpGraph:
     from gdp.graph.file import load_graph
     from gdp.graph.fuse import fuse
 
-    if sha256 and hashlib.sha256(Path(path).read_bytes()).hexdigest() != sha256:
+    if sha256 and hashlib.sha256(read_bytes(path, _GRAPH, unpack=False)).hexdigest() != sha256:
         raise GdpError(f"{path} is not the file of its manifest; build the corpus again")
     # What is placed is what runtimes fuse, as in `gdp.place`.
     return fuse(load_graph(path)).graph

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gdp.errors import GdpError, MissingExtraError
+from gdp.files.reading import Kind, read_bytes
 from gdp.files.writing import atomic, write_atomic
 from gdp.version import install_command
 
 log = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
+_KIND = Kind("file of metrics", GdpError)
 
 
 class MetricsLog:
@@ -47,7 +49,7 @@ def truncate_metrics(path: Path, from_step: int) -> None:
 
     Raises `GdpError` where another line is no object with a step.
     """
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = read_bytes(path, _KIND).splitlines(keepends=True) if path.exists() else []
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     steps = [_step(line, path, at) for at, line in enumerate(lines, 1)]
@@ -98,7 +100,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of `metrics.jsonl`; none where there is no file."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in read_bytes(path, _KIND).splitlines()]
 
 
 def validation_points(metrics: list[dict[str, Any]]) -> list[ValidationPoint]:

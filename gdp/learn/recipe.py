@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 
 from gdp.errors import GdpError
-from gdp.files.reading import MAX_TOML_BYTES, Kind, decode_toml, read_bytes, shipped
+from gdp.files.reading import Kind, decode_toml, read_text, shipped
 from gdp.learn.instances import parse_key
 from gdp.learn.ppo import ImitationConfig, PpoConfig
 from gdp.policy.model.config import NetworkConfig
@@ -73,9 +73,5 @@ def parse_recipe(text: str, where: str = "recipe") -> Recipe:
 
 def load_recipe(path: str | os.PathLike[str]) -> tuple[Recipe, str]:
     """(recipe, its text) of a TOML file."""
-    data = read_bytes(shipped(path), RECIPE_KIND, MAX_TOML_BYTES)
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{path} is not a recipe: {error}") from None
+    text = read_text(shipped(path), RECIPE_KIND)
     return parse_recipe(text, str(path)), text

@@ -21,6 +21,7 @@ from onnx import AttributeProto, TensorProto, TypeProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from gdp.errors import ModelError
+from gdp.files.reading import open_regular
 
 STRIP_BYTES = 32 * 1024
 """Tensor data longer than this is skipped when only shapes are wanted; it is far more than the
@@ -98,12 +99,13 @@ def read_model(path: Path, *, weights: bool) -> ir.Model:
     proto = onnx.ModelProto()
     try:
         if weights:
-            if path.stat().st_size > PROTOBUF_LIMIT_BYTES:
-                raise ModelError(
-                    f"{path}: is larger than the 2 GiB that protobuf can read; save it with "
-                    "external data (onnx.save_model(..., save_as_external_data=True))"
-                )
-            proto.ParseFromString(path.read_bytes())
+            with open_regular(path) as file:
+                if os.fstat(file.fileno()).st_size > PROTOBUF_LIMIT_BYTES:
+                    raise ModelError(
+                        f"{path}: is larger than the 2 GiB that protobuf can read; save it with "
+                        "external data (onnx.save_model(..., save_as_external_data=True))"
+                    )
+                proto.ParseFromString(file.read(PROTOBUF_LIMIT_BYTES))
         else:
             proto.ParseFromString(_read_stripped(path))
     except OSError as error:
@@ -131,7 +133,8 @@ def read_model(path: Path, *, weights: bool) -> ir.Model:
 def external_files(path: Path) -> list[Path]:
     """The files beside a model that hold its weights; none where it cannot be read."""
     try:
-        graph = onnx.load(path, load_external_data=False).graph
+        with open_regular(path) as file:
+            graph = onnx.load(file, load_external_data=False).graph
     except (OSError, DecodeError):
         return []
     names = {
@@ -140,6 +143,18 @@ def external_files(path: Path) -> list[Path]:
         if uses_external_data(tensor)
     }
     return [path.parent / name for name in sorted(names)]
+
+
+def foreign_data(folder: Path, location: str) -> str:
+    """Reason why a file that a model in `folder` names as its weights may be another's; "" for its
+    own: a regular file in that folder, no link, and without a second name (a hard link)."""
+    file, home = folder / location, Path(os.path.realpath(folder))
+    place = home / os.path.normpath(location)
+    if Path(os.path.realpath(file)) != place or not place.is_relative_to(home):
+        return "lie outside of its folder or behind a link"
+    if not file.is_file():
+        return "are no regular file"
+    return "have a second name elsewhere (a hard link)" if file.stat().st_nlink > 1 else ""
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -173,7 +188,7 @@ class _TooDeep(Exception):
 
 
 def _read_stripped(path: Path, longer_than: int = STRIP_BYTES) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size == 0:
             return b""
         with (
@@ -194,6 +209,8 @@ def _stripped(data: memoryview, fields: dict[int, Any], longer_than: int, depth:
         start = position
         key, position = _varint(data, position)
         wire = key & 7
+        if not key >> 3:  # no field has number 0, of which a file of zeros is full
+            raise _Truncated
         if wire == 2:
             size, begin = _varint(data, position)
             position = begin + size
@@ -253,7 +270,7 @@ def _why_undecodable(path: Path) -> str:
         )
     except _Truncated:
         pass
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(2)
     # Every writer starts with field 1, ir_version, a small varint.
     if len(head) == 2 and head[0] == 0x08 and head[1] < 0x80:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx import checker, defs, shape_inference
 
 from gdp.errors import ModelError
-from gdp.importers.onnx.read import one_line
+from gdp.importers.onnx.read import foreign_data, one_line
 from gdp.ops.onnx_view import (
     KNOWN_ELEMENTS,
     Fact,
@@ -286,12 +286,12 @@ def tensor_data(tensor: ir.TensorProtocol | None) -> np.ndarray | None:
     """The data of a small stored tensor.
 
     External data is read only for integers, which may be the operand of a Reshape, and only if
-    its file is there.
+    its file is there and the model's own: sizes shall tell nothing of another file.
     """
     if tensor is None or tensor.size > KNOWN_ELEMENTS or tensor.dtype not in _PLAIN:
         return None
     if isinstance(tensor, ir.ExternalTensor) and (
-        tensor.dtype not in _INTEGERS or not Path(tensor.path).is_file()
+        tensor.dtype not in _INTEGERS or foreign_data(Path(tensor.base_dir), str(tensor.location))
     ):
         return None
     try:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from gdp.errors import ModelError
+from gdp.importers.onnx.read import foreign_data
 from gdp.runtime.ort.inputs import bodies, constant_tensors
 
 
@@ -148,25 +149,18 @@ def require_weights(path: Path, locations: Iterable[str]) -> None:
     what is exported: so it lies in the model's folder, is no link, and has no second name (a hard
     link), whether it is to be executed or exported.
     """
-    folder = Path(os.path.realpath(path.parent))
     for location in locations:
         file = path.parent / location
-        if not file.is_file():
+        if not file.exists():
             raise ModelError(
                 f"{path}: its weights are missing, no file {str(file)!r}; "
                 "fetch it: placing needs no weights, executing and exporting do"
             )
-        place = folder / os.path.normpath(location)
-        if Path(os.path.realpath(file)) != place or not place.is_relative_to(folder):
-            fault = "lie outside of its folder or behind a link"
-        elif file.stat().st_nlink > 1:
-            fault = "have a second name elsewhere (a hard link)"
-        else:
-            continue
-        raise ModelError(
-            f"{path}: its weights in {str(file)!r} {fault}, so that they may be another's; copy "
-            "the file to where the model names it"
-        )
+        if fault := foreign_data(path.parent, location):
+            raise ModelError(
+                f"{path}: its weights in {str(file)!r} {fault}, so that they may be another's; "
+                "copy the file to where the model names it"
+            )
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -16,6 +16,7 @@ from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.base import CostModel
 from gdp.costs.offload import is_offload, moved_caches
+from gdp.costs.op_offload import offloads, sent_bytes
 from gdp.errors import ArgumentError, InfeasibleError
 from gdp.graph.generation import NEXT_TOKEN, Request, request_of, run_once
 from gdp.graph.op_graph import OpGraph
@@ -35,6 +36,7 @@ from gdp.sim.objectives import Score, find_objective
 CAUSES = {
     "bandwidth": "reading weights and caches",
     "arithmetic": "computing",
+    "sending": "sending weights to a GPU and computing there",
     "dispatch": "launching kernels",
     "streaming": "streaming weights",
     "transfers": "moving tensors between devices",
@@ -181,6 +183,7 @@ def _shares(
     device; the rest is transfers. Where devices work at once, parts of the sum of all work."""
     problem = prepared.problem
     graph, seconds = problem.graph, dict[tuple[str, str], float]()
+    sends = (sent_bytes(graph) > 0) & offloads(graph, problem.cluster)
     for d, entry in enumerate(problem.cluster.devices):
         ops = np.flatnonzero(mine & (device == d) & ~graph.is_io)
         op_s = problem.compute_s[ops, d]
@@ -189,6 +192,9 @@ def _shares(
         if is_offload(entry):
             seconds["streaming", entry.name] = float(op_s.sum())
             continue
+        if entry.is_cpu and sends[ops].any():
+            seconds["sending", entry.name] = float(op_s[sends[ops]].sum())
+            ops, op_s = ops[~sends[ops]], op_s[~sends[ops]]
         moved_s = graph.memory_traffic_bytes[ops] / entry.bytes_per_s
         speed = np.array([entry.speed(graph.detail[op].dtype) for op in ops])
         reads = moved_s >= (graph.flop[ops] / speed if ops.size else moved_s)
@@ -208,7 +214,10 @@ def _limit(shares: tuple[TimePart, ...], phase: str, whole: str) -> str:
     if not shares:
         return f"nothing limits {phase}: it takes no time"
     cause, device, share = shares[0]
-    what = {"transfers": "the way between devices", "streaming": f"the way of weights on {device}"}
+    what = {
+        "transfers": "the way between devices", "streaming": f"the way of weights on {device}",
+        "sending": f"the way of weights from {device}",
+    }  # fmt: skip
     limit = what.get(cause, f"{cause} of {device}")
     return f"{limit} limits {phase}: {share:.0%} of {whole} is {CAUSES[cause]}"
 

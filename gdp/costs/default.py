@@ -8,6 +8,7 @@ from gdp.costs.base import CostModel, roofline
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import Calibration, KernelNetworks, LearnedCosts, same_vectors
 from gdp.costs.machine import is_stored, read_record, recorded_costs, remembered_costs
+from gdp.costs.op_offload import OpOffloadCosts
 from gdp.costs.profile import ProfileError
 from gdp.costs.work_rates import WorkRates, is_jax
 from gdp.errors import ArgumentError
@@ -53,7 +54,7 @@ def resolve_costs(
             f"got {type(costs).__name__}"
         )
     if costs is roofline:
-        return _described(LearnedCosts(()), cluster, graph)
+        return _datasheets(cluster, graph)
     return costs, getattr(costs, "__name__", type(costs).__name__)
 
 
@@ -62,8 +63,14 @@ def _shipped_costs(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, 
     if rates is not None and any(_like(rates, device) for device in cluster.devices):
         return _described(LearnedCosts((rates,)), cluster, graph)
     if graph is not None and is_stored(graph):  # llama.cpp's kernels were not measured
-        return _described(LearnedCosts(()), cluster, graph)
+        return _datasheets(cluster, graph)
     return _described(LearnedCosts(shipped()), cluster, graph)
+
+
+def _datasheets(cluster: Cluster, graph: OpGraph | None) -> tuple[CostModel, str]:
+    """The roofline; of GGUF files with weights that llama.cpp sends to a GPU for a prompt."""
+    model, label = _described(LearnedCosts(()), cluster, graph)
+    return (OpOffloadCosts(model) if graph is not None and is_stored(graph) else model), label
 
 
 @functools.cache

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.cluster.types import Cluster
+from gdp.costs.op_offload import applies, offloads, sent_bytes
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
 from gdp.graph.op_graph import OpGraph
@@ -55,6 +56,7 @@ class Flags:
     ctx_size: int  # tokens of all sequences, for which the cache was planned
     cache_type: str = "f16"  # of keys and of values, as planned
     planned_tokens: int = 1  # that the plan computes at once
+    op_offload: bool = True  # weights on the CPU are sent to a GPU for a prompt
 
     def options(self) -> list[Option]:
         """The options in their order, as `llama-cli --help` spells them."""
@@ -89,11 +91,14 @@ class Flags:
                    "where one lacks it (ggml-org/llama.cpp#28456)"),
             Option("--ubatch-size", str(ubatch),
                    f"so many tokens of a prompt are computed at once; {planned}"),
+            *([] if self.op_offload else [Option(
+                "--no-op-offload", "",
+                "for a prompt the CPU computes with its weights sooner than they reach a GPU")]),
         ]  # fmt: skip
 
     def arguments(self) -> list[str]:
         """The options as arguments of a program."""
-        return [word for option in self.options() for word in (option.flag, option.value)]
+        return [word for option in self.options() for word in option[:2] if word]
 
 
 def slots_of(graph: OpGraph) -> Slots:
@@ -154,8 +159,15 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
     return Flags(
         sum(counts), counts if len(gpus) > 1 else (), _overrides(graph, slots, away),
         int(context),  # pyright: ignore[reportArgumentType]
-        *_planned(graph),
+        *_planned(graph), op_offload=_sends_weights(graph, device, cluster),
     )  # fmt: skip
+
+
+def _sends_weights(graph: OpGraph, device: Int[np.ndarray, "N"], cluster: Cluster) -> bool:
+    """False where weights on the CPU would go to a GPU for a prompt, and had better not."""
+    here = [d for d, own in enumerate(cluster.devices) if own.is_cpu]
+    sent = np.isin(device, here) & (sent_bytes(graph) > 0)
+    return not (sent.any() and applies(cluster)) or offloads(graph, cluster)
 
 
 def _planned(graph: OpGraph) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gdp.costs.op_offload import SENT_BYTES
 from gdp.errors import ModelError
 from gdp.graph.generation import Request, generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
@@ -30,6 +31,7 @@ from gdp.importers.gguf_caches import (
 )
 from gdp.importers.gguf_header import GgufHeader, StoredTensor, part_files, read_header
 from gdp.importers.program import batch_of, request_tokens, spec_parts
+from gdp.ops.llamacpp import OFFLOAD_TOKENS, UBATCH
 from gdp.ops.rule import RMS_NORMALISE_FLOP, SIGMOID_FLOP, attention_flop
 from gdp.units import MAX_SIZE_BYTES
 
@@ -149,10 +151,11 @@ class _ModelBuilder:
     def add(
         self, name: str, op_type: str, reads: list[int], numbers: int, *, flop: float = 0.0,
         held: int = 0, touched: float = 0.0, kind: str = "F32", weight_id: int | None = None,
-        cached: int = 0,
+        cached: int = 0, sent: float = 0.0,
     ) -> int:  # fmt: skip
         """An op that makes a tensor of so many numbers, none for 0; it holds `held` bytes, `cached`
-        of which one request fills, and reads `touched` of them."""
+        of which one request fills, reads `touched` of them, and where it lies on a processor sends
+        `sent` of them to a GPU."""
         size_bytes = numbers * ACTIVATION_BYTES
         if max(size_bytes, held) > MAX_SIZE_BYTES:
             raise ModelError(
@@ -168,6 +171,8 @@ class _ModelBuilder:
         attributes: dict[str, Attribute] = {"context": self.spec.context, "stored": kind}
         if name == TOKENS:
             attributes["blocks"] = self.num_blocks
+        if sent:
+            attributes[SENT_BYTES] = sent
         op = self.graph.add_op(
             name, op_type, reads=reads, flop=flop,
             traffic_bytes=0.0 if is_io else moved + touched, weight_bytes=held,
@@ -192,19 +197,21 @@ class _ModelBuilder:
         weight = _matrix(self.header, name, parts)
         held = sum(part.nbytes for part in parts.values())
         inputs, outputs = (*weight.dims, 1)[:2]  # the gate of a shared expert is a vector
-        used, share = 1, 1.0
+        used, share, at_once = 1, 1.0, min(rows, UBATCH)
+        sent = 1.0  # share that the tokens of one micro-batch need
         if name.endswith(_ROWS):
             used = weight.dims[2]
         elif name.endswith(EXPERTS):
             used, experts = self.header.number("expert_used_count"), weight.dims[2]
             # Tokens choose independently here, each `used` different ones of the experts.
-            share = 1.0 - (1.0 - min(1.0, used / experts)) ** rows
+            share, sent = (1.0 - (1.0 - min(1.0, used / experts)) ** n for n in (rows, at_once))
         flop = 2.0 * rows * used * inputs * outputs
         if "ffn_down" in name:
             flop += rows * used * inputs * (SIGMOID_FLOP + 2)  # the gated activation
         return self.add(
             name, "MatMul", reads, rows * used * outputs,
             flop=flop, held=held, touched=share * held, kind=weight.kind, weight_id=weight_id,
+            sent=-(-rows // UBATCH) * sent * held if at_once >= OFFLOAD_TOKENS else 0.0,
         )  # fmt: skip
 
     def norm(self, name: str, read: int, held: int) -> int:

@@ -19,6 +19,7 @@ from gdp.commands.llamacpp import _crossing, plan_llamacpp
 from gdp.commands.placing import place_for
 from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
+from gdp.costs.default import resolve_costs
 from gdp.errors import InfeasibleError, PlacementError
 from gdp.exporters.llamacpp import flags_of
 from gdp.graph.op_graph import OUTPUT, OpDetail, OpGraph, make_graph
@@ -367,3 +368,39 @@ def test_a_block_without_ops_is_a_layer_of_the_flags(tmp_path: Path) -> None:
         assert flags_of(graph, make_placement(graph, cluster, device), cluster).n_gpu_layers == 6
         found = plan_llamacpp(graph, cluster).result.placement
         assert flags_of(graph, found, cluster).n_gpu_layers > 0
+
+
+@pytest.mark.parametrize(("tokens", "sent"), [(31, 0), (32, 1), (512, 1), (1025, 3)])
+def test_weights_on_the_cpu_go_to_the_first_gpu_for_a_prompt(
+    tokens: int, sent: int, tmp_path: Path
+) -> None:
+    """Once for each 512 tokens; of experts those that are chosen, here nearly all."""
+    graph = load(f"{write_gguf(tmp_path / 'm.gguf', experts=4)}?sequence={tokens}")
+    cluster = box(64 * MIB, 64 * MIB)
+    plain = roofline(graph, cluster)
+    costs, _ = resolve_costs(None, cluster, graph)
+    seconds = costs(graph, cluster)
+    for name in ("blk.1.ffn_up_exps", "blk.1.attn_q"):
+        op = graph.op_index[name]
+        link_s = sent * graph.weight_bytes[op] / cluster.link_bytes_per_s[0, 1]
+        wanted_s = plain[op, 1] + link_s if sent else plain[op, 0]
+        assert seconds[op, 0] == pytest.approx(wanted_s)
+        assert seconds[op, 1:].tolist() == plain[op, 1:].tolist()
+    for name in ("token_embd", "blk.1.attention", "output"):
+        op = graph.op_index[name]
+        assert seconds[op].tolist() == plain[op].tolist()
+
+
+def test_a_slow_link_leaves_the_prompt_to_the_cpu(tmp_path: Path) -> None:
+    graph = load(f"{write_gguf(tmp_path / 'm.gguf', experts=4)}?sequence=512")
+    quick, gpus = box(64 * MIB), 1 - np.eye(2)
+    slow = replace(quick, link_bytes_per_s=np.where(gpus, 1e6, np.inf))
+    alone = replace(quick, devices=(quick.devices[0], replace(quick.devices[1], kind="rpc-core")))
+    device = np.zeros(graph.num_ops, dtype=np.int64)
+    on_gpu = np.where(np.isin(graph.scope, ["token_embd", ""]), 0, 1)
+    for cluster, where, told in ((quick, device, False), (slow, device, True),
+                                 (slow, on_gpu, False), (alone, device, False)):  # fmt: skip
+        flags = flags_of(graph, make_placement(graph, cluster, where), cluster)
+        assert ("--no-op-offload" in flags.arguments()) == told
+    costs, _ = resolve_costs(None, slow, graph)
+    assert (costs(graph, slow) == roofline(graph, slow)).all()

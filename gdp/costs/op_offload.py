@@ -1,0 +1,88 @@
+"""Weights on the processor that llama.cpp sends to a GPU for the tokens of a prompt.
+
+A product whose weights lie on the processor is computed on the first GPU of its machine where at
+least `OFFLOAD_TOKENS` tokens are computed at once: the weights go over the link for each
+micro-batch, of experts those that the tokens chose, and the result comes back (`--op-offload`, on
+by default). `--no-op-offload` computes them on the processor, which is faster where the link is
+slow: the flag is for all products of a model, so that the quicker of the two is told for all.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from gdp.cluster.types import Cluster
+from gdp.costs.base import CostModel, roofline
+from gdp.graph.op_graph import OpGraph
+
+SENT_BYTES = "sent_weight_bytes"
+"""Attribute of an op: weights that go to a GPU in one pass if they lie on a processor."""
+LENT = "rpc-core"
+"""Begins the kinds of cores that stand for GPUs over RPC, to which no weights are sent so."""
+
+
+@dataclass(frozen=True)
+class OpOffloadCosts:
+    """Costs of llama.cpp, whose processor sends weights to a GPU for a prompt where that is
+    faster."""
+
+    base: CostModel
+
+    def __call__(self, graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "N D"]:
+        seconds = self.base(graph, cluster)
+        return _offloaded(graph, cluster, seconds) if offloads(graph, cluster) else seconds
+
+
+def offloads(graph: OpGraph, cluster: Cluster) -> bool:
+    """True where weights of a prompt are computed sooner on a GPU that they are sent to, by the
+    roofline: of experts where there are any, as these are the weights that lie on a processor."""
+    sends = sent_bytes(graph) > 0
+    experts = np.array([scope.endswith(".experts") for scope in graph.scope])
+    moved = sends & experts if (sends & experts).any() else sends
+    plain_s = roofline(graph, cluster)
+    sent_s = _offloaded(graph, cluster, plain_s)
+    here = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
+    return bool(sent_s[moved][:, here].sum() < plain_s[moved][:, here].sum())
+
+
+def applies(cluster: Cluster) -> bool:
+    """True where a processor has a GPU to send weights to."""
+    return any(
+        _gpu(cluster, d) is not None for d, device in enumerate(cluster.devices) if device.is_cpu
+    )
+
+
+def sent_bytes(graph: OpGraph) -> Float[np.ndarray, "N"]:
+    """Weights of each op that llama.cpp would send from a processor to a GPU in one pass."""
+    return np.array([float(d.attributes.get(SENT_BYTES, 0)) for d in graph.detail])  # pyright: ignore[reportArgumentType]
+
+
+def _gpu(cluster: Cluster, cpu: int) -> int | None:
+    """The first GPU that a processor sends weights to."""
+    return next(
+        (
+            d
+            for d, device in enumerate(cluster.devices)
+            if not device.is_cpu
+            and not device.kind.startswith(LENT)
+            and np.isfinite(cluster.link_latency_s[cpu, d])
+        ),
+        None,
+    )
+
+
+def _offloaded(
+    graph: OpGraph, cluster: Cluster, seconds: Float[np.ndarray, "N D"]
+) -> Float[np.ndarray, "N D"]:
+    """Seconds of ops where processors send the weights of long batches away."""
+    sent, result = sent_bytes(graph), seconds.copy()
+    for cpu, device in enumerate(cluster.devices):
+        gpu = _gpu(cluster, cpu) if device.is_cpu else None
+        if gpu is not None:
+            link_s = sent / cluster.link_bytes_per_s[cpu, gpu]
+            allowed = np.isfinite(seconds[:, cpu])
+            result[:, cpu] = np.where(
+                (sent > 0) & allowed, seconds[:, gpu] + link_s, seconds[:, cpu]
+            )
+    return result

@@ -10,7 +10,7 @@ slow: the flag is for all products of a model, so that the quicker of the two is
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from gdp.cluster.types import Cluster
 from gdp.costs.base import CostModel, roofline
@@ -38,7 +38,7 @@ def offloads(graph: OpGraph, cluster: Cluster) -> bool:
     """True where weights of a prompt are computed sooner on a GPU that they are sent to, by the
     roofline: of experts where there are any, as these are the weights that lie on a processor."""
     sends = sent_bytes(graph) > 0
-    experts = np.array([scope.endswith(".experts") for scope in graph.scope])
+    experts = _of_experts(graph)
     moved = sends & experts if (sends & experts).any() else sends
     plain_s = roofline(graph, cluster)
     sent_s = _offloaded(graph, cluster, plain_s)
@@ -58,6 +58,10 @@ def sent_bytes(graph: OpGraph) -> Float[np.ndarray, "N"]:
     return np.array([float(d.attributes.get(SENT_BYTES, 0)) for d in graph.detail])  # pyright: ignore[reportArgumentType]
 
 
+def _of_experts(graph: OpGraph) -> Bool[np.ndarray, "N"]:
+    return np.array([scope.endswith(".experts") for scope in graph.scope], dtype=bool)
+
+
 def _gpu(cluster: Cluster, cpu: int) -> int | None:
     """The first GPU that a processor sends weights to."""
     return next(
@@ -75,14 +79,17 @@ def _gpu(cluster: Cluster, cpu: int) -> int | None:
 def _offloaded(
     graph: OpGraph, cluster: Cluster, seconds: Float[np.ndarray, "N D"]
 ) -> Float[np.ndarray, "N D"]:
-    """Seconds of ops where processors send the weights of long batches away."""
+    """Seconds of ops where processors send the weights of long batches away: the weights, the GPU's
+    seconds and launch, and tensors both ways but those of experts, which stay there in between."""
     sent, result = sent_bytes(graph), seconds.copy()
+    made = np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops)
+    read = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], graph.num_ops)
+    moved = sent + np.where(_of_experts(graph), 0.0, made + read)
     for cpu, device in enumerate(cluster.devices):
         gpu = _gpu(cluster, cpu) if device.is_cpu else None
         if gpu is not None:
-            link_s = sent / cluster.link_bytes_per_s[cpu, gpu]
-            allowed = np.isfinite(seconds[:, cpu])
-            result[:, cpu] = np.where(
-                (sent > 0) & allowed, seconds[:, gpu] + link_s, seconds[:, cpu]
-            )
+            once_s = 2 * cluster.link_latency_s[cpu, gpu] + cluster.devices[gpu].dispatch_s
+            away_s = seconds[:, gpu] + moved / cluster.link_bytes_per_s[cpu, gpu] + once_s
+            sends = (sent > 0) & np.isfinite(seconds[:, cpu])
+            result[:, cpu] = np.where(sends, away_s, seconds[:, cpu])
     return result

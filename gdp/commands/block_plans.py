@@ -31,7 +31,7 @@ from gdp.costs.default import resolve_costs
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError, of_kind
 from gdp.exporters.openvino_plan import hetero_plan
-from gdp.exporters.vllm import layer_row
+from gdp.exporters.vllm import TENSOR_PARALLEL, layer_row
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate, Search
 from gdp.methods.simplify import SHARE
@@ -41,6 +41,7 @@ from gdp.prepare import prepare_problem
 from gdp.problem.arrays import arrays_of
 from gdp.result import Result
 from gdp.sim.objectives import find_objective
+from gdp.units import format_seconds
 
 MAX_ORDERS = 2000
 MAX_CUTS = 256
@@ -333,7 +334,25 @@ def plan_vllm(
         graph, machine, (blocks.placement(row, "gdp vllm") for row in rows),
         "no GPU holds even one of its layers", method="vllm", objective=objective, costs=costs,
     )  # fmt: skip
+    if note := _tensor_parallel(graph, machine):
+        result = replace(result, notes=(*result.notes, note))
     return PlannedPlacement(result, machine, costs)
+
+
+def _tensor_parallel(graph: OpGraph, cluster: Cluster) -> str:
+    """What splitting every layer over the GPUs could reach; "" where there is one GPU."""
+    gpus = [device for device in cluster.devices if not device.is_cpu]
+    if len(gpus) < 2:
+        return ""
+    stepping = graph.repeats > 1
+    step = stepping if stepping.any() else np.ones(graph.num_ops, dtype=bool)
+    slowest = min(device.bytes_per_s for device in gpus)
+    least_s = float(graph.memory_traffic_bytes[step].sum()) / (len(gpus) * slowest)
+    what = "a step of decoding" if stepping.any() else "a pass"
+    return (
+        f"{TENSOR_PARALLEL}: vLLM's --tensor-parallel-size {len(gpus)} takes at least "
+        f"{format_seconds(least_s)} for {what} here"
+    )
 
 
 def plan_openvino(

@@ -187,14 +187,16 @@ def _vllm(job: ExportJob) -> "list[Path]":
     from gdp import api
     from gdp.cluster.reserve import for_runtime
     from gdp.exporters.vllm import export_vllm
-    from gdp.importers.pytorch.huggingface import check_config, config_file
+    from gdp.importers.pytorch.huggingface import check_config, config_file, parse_config_spec
     from gdp.models import spec_of
 
     peak_bytes = api.simulate(job.graph, job.placement, job.cluster).peak_bytes
     config = check_config(config_file(spec_of(job.model)))
     longest = (config.get("text_config") or config).get("max_position_embeddings")
     job = replace(job, cluster=for_runtime(job.cluster, "vllm"))
-    return export_vllm(*job.plan, peak_bytes=peak_bytes, longest=longest)
+    quantize = parse_config_spec(spec_of(job.model)).quantize
+    scheme = "" if quantize == "none" else quantize
+    return export_vllm(*job.plan, peak_bytes=peak_bytes, longest=longest, quantize=scheme)
 
 
 def _jax(job: ExportJob) -> "list[Path]":

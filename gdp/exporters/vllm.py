@@ -26,7 +26,14 @@ from gdp.graph.generation import STEP, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.placement import Placement
 
+TENSOR_PARALLEL = (
+    "plans are of whole ops: splitting each layer over N GPUs reads their memories at once, in at "
+    "least bytes / (N * bandwidth) a token, and is not among the answers"
+)
 UNTRIED = "vLLM was not run with this: the form is that of its source and documentation"
+QUANTIZED_WHEN_LOADED = {"fp8": "fp8", "nf4": "bitsandbytes", "nf4-double": "bitsandbytes"}
+"""Value of `--quantization` for schemes of `--quantize` that vLLM applies to weights of 16 bits; of
+the others it reads checkpoints that are stored so."""
 _LAYER = re.compile(r"^(.*?)\.(\d+)(?=\.|$)")
 """List of layers and number of the layer, of a module path."""
 _SMALL = 0.01
@@ -49,6 +56,7 @@ class VllmOptions:
     gpus: tuple[int, ...]  # of each rank, by number in the order of the PCI bus
     gpu_memory_utilization: float
     max_model_len: int  # tokens
+    quantize: str = ""  # scheme of `--quantize` that the plan stands on; "": weights as they are
 
     def environment(self) -> dict[str, str]:
         """Variables by name."""
@@ -61,10 +69,12 @@ class VllmOptions:
 
     def arguments(self) -> list[str]:
         """Arguments behind `vllm serve MODEL`."""
+        method = QUANTIZED_WHEN_LOADED.get(self.quantize)
         return [
             "--pipeline-parallel-size", str(len(self.gpus)),
             "--gpu-memory-utilization", f"{self.gpu_memory_utilization:.2f}",
             "--max-model-len", str(self.max_model_len),
+            *(["--quantization", method] if method else []),
         ]  # fmt: skip
 
     def why(self) -> dict[str, str]:
@@ -80,6 +90,17 @@ class VllmOptions:
             "every GPU beside its weights, within what the model was made for",
             "status": UNTRIED,
         }  # fmt: skip
+        if self.quantize in QUANTIZED_WHEN_LOADED:
+            reasons["--quantization"] = (
+                f"the plan stands on weights stored as {self.quantize} (--quantize)"
+            )
+        elif self.quantize:
+            reasons["model"] = (
+                f"the plan stands on weights stored as {self.quantize} (--quantize), which vLLM "
+                "does not make itself: serve a checkpoint that is stored so, which it recognises"
+            )
+        if len(self.gpus) > 1:
+            reasons["tensor parallelism"] = f"{TENSOR_PARALLEL}; --tensor-parallel-size is the flag"
         return {k: v for k, v in reasons.items() if not k.isupper() or k in self.environment()}
 
 
@@ -116,6 +137,7 @@ def vllm_options(
     cluster: Cluster,
     peak_bytes: Int[np.ndarray, "D"],
     longest: int | None = None,
+    quantize: str = "",
 ) -> VllmOptions:
     """The options of a placement of a request.
 
@@ -125,6 +147,7 @@ def vllm_options(
         cluster: Its devices.
         peak_bytes: That each device holds at once, as simulated.
         longest: Context that the model was made for; None where nothing says it.
+        quantize: Scheme of `--quantize` that the plan stands on; "" for none.
 
     Raises:
         PlacementError: vLLM cannot follow the placement, in one line with the reason.
@@ -160,7 +183,7 @@ def vllm_options(
     most = planned if math.isinf(most) else most
     numbers = cluster.accelerator_numbers
     gpus = tuple(int(numbers[d] or 0) for d in ranks)
-    return VllmOptions(partition, gpus, share, int(most))
+    return VllmOptions(partition, gpus, share, int(most), quantize)
 
 
 def _stretches(
@@ -229,10 +252,11 @@ def export_vllm(
     *,
     peak_bytes: Int[np.ndarray, "D"],
     longest: int | None = None,
+    quantize: str = "",
 ) -> list[Path]:
     """Write `vllm.json`, which says why each option is there, and environment and arguments as one
     line each for a shell; see `vllm_options`."""
-    options = vllm_options(graph, placement, cluster, peak_bytes, longest)
+    options = vllm_options(graph, placement, cluster, peak_bytes, longest, quantize)
     environment: Mapping[str, str] = options.environment()
     document = {
         "options": options, "environment": environment, "arguments": options.arguments(),

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
+from gdp.commands.block_plans import plan_vllm
 from gdp.commands.registry import PLANNING_TARGETS
 from gdp.costs.base import roofline
 from gdp.errors import PlacementError
@@ -19,6 +20,7 @@ from gdp.exporters.vllm import layer_row, vllm_options
 from gdp.graph.generation import Request, generation_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.placement import Placement, make_placement
+from gdp.units import format_seconds
 
 LAYERS, WEIGHTS, TOKEN = 4, 100_000, 80
 """Layers of a decoder, bytes of the weights of each, bytes that each caches of a token."""
@@ -103,7 +105,34 @@ def test_environment_and_arguments_are_the_placement() -> None:
     assert vllm_options(graph, found, cluster, peak, 2048).max_model_len == 2048
     alone = vllm_options(graph, placed(graph, cluster, [2] * 4), cluster, peak)
     assert "VLLM_PP_LAYER_PARTITION" not in alone.environment()
-    assert set(options.why()) == {*options.environment(), *options.arguments()[::2], "status"}
+    assert set(options.why()) == {
+        *options.environment(), *options.arguments()[::2], "status", "tensor parallelism",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("scheme", "flags"),
+    [("fp8", ["--quantization", "fp8"]), ("nf4", ["--quantization", "bitsandbytes"]),
+     ("nf4-double", ["--quantization", "bitsandbytes"]), ("gptq", []), ("int8", []), ("", [])],
+)  # fmt: skip
+def test_weights_are_quantised_as_planned(scheme: str, flags: list[str]) -> None:
+    """By a flag where vLLM quantises while it loads, else a sentence asks for such a checkpoint."""
+    graph, cluster = decoder(), cards(360_000, 1_000_000)
+    found = placed(graph, cluster, [2, 2, 2, 1])
+    options = vllm_options(graph, found, cluster, np.zeros(3, np.int64), quantize=scheme)
+    assert options.arguments()[6:] == flags
+    assert ("--quantization" in options.why()) == bool(flags)
+    assert ("model" in options.why()) == bool(scheme and not flags)
+    assert "--tensor-parallel-size" in options.why()["tensor parallelism"]
+
+
+def test_a_pipeline_names_what_tensor_parallelism_is_bounded_by() -> None:
+    """Bytes of one step over the bandwidths of both cards."""
+    graph, cluster = decoder(), cards(360_000, 1_000_000)
+    step = graph.repeats > 1
+    least_s = graph.memory_traffic_bytes[step].sum() / (2 * cluster.devices[1].bytes_per_s)
+    (note,) = [n for n in plan_vllm(graph, cluster).result.notes if "tensor-parallel" in n]
+    assert f"--tensor-parallel-size 2 takes at least {format_seconds(least_s)}" in note
 
 
 def test_the_last_rank_holds_a_copy_of_a_tied_embedding() -> None:

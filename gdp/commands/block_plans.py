@@ -340,7 +340,7 @@ def plan_vllm(
 
 
 def _tensor_parallel(graph: OpGraph, cluster: Cluster) -> str:
-    """What splitting every layer over the GPUs could reach; "" where there is one GPU."""
+    """Bound of splitting every layer over the GPUs, in a sentence; "" where there is one GPU."""
     gpus = [device for device in cluster.devices if not device.is_cpu]
     if len(gpus) < 2:
         return ""

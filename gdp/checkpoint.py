@@ -33,7 +33,6 @@ from gdp.files.writing import (
 )
 
 SCHEMA = 1
-META = "meta.json"
 PLAIN = "weights.npz"
 """Second copy of the weights, since importing Orbax takes longer than a placement."""
 

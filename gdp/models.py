@@ -329,7 +329,7 @@ def traced(spec: str, room_bytes: int | None = None) -> "Traced | OpGraph":
 
         if (trace := find_huggingface_trace(spec)) is not None:
             return trace
-        model = huggingface_model(spec)
+        model = huggingface_model(spec, whole=False)
         if room_bytes is not None:
             model.require_room(room_bytes)
         return _traced(model, spec)

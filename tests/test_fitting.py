@@ -49,7 +49,7 @@ def test_the_row_of_a_scheme_names_it(tmp_path: Path) -> None:
     words = ["fit", f"hf:{tmp_path}", "--cluster", "cpu+t4", "--prompt", "8", *QUICK]
     done = CliRunner().invoke(cli, [*words, "--quantize", "int8"])
     assert done.exit_code == 0, done.output
-    header, row, *_ = done.output.splitlines()
+    header, row, *_ = done.stdout.splitlines()
     assert header.split()[:5] == ["machine", "tokens", "batch", "quantised", "fits"]
     assert row.split()[:5] == ["cpu+t4", "8+4", "1", "int8", "yes"]
 

@@ -27,7 +27,7 @@ SMALL = ["--max-memory", "t4:1=1GiB"]
 def ran(*command: object, code: int = 0) -> str:
     done = CliRunner().invoke(cli, [str(part) for part in command])
     assert (done.exit_code != 0) == (code != 0), done.output
-    return done.output if done.exit_code == 0 else f"{done.output}{done.exception}"
+    return done.stdout if done.exit_code == 0 else f"{done.output}{done.exception}"
 
 
 @pytest.fixture

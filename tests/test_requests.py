@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Any:
 def said(*words: str) -> str:
     done = CliRunner().invoke(cli, list(words))
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "mamba", "t5", "whisper"])

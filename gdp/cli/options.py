@@ -91,7 +91,7 @@ def parse_generate(text: str) -> dict[str, int]:
 
 
 def told_load(spec: str, dims: "Mapping[str, int]", room_bytes: int | None = None) -> "OpGraph":
-    """Import a model by `gdp.models.load`; on a terminal, report the stages of tracing."""
+    """Import a model by `gdp.models.load`; report the stages of tracing on stderr."""
     from gdp.cli.show import told
     from gdp.models import load
 
@@ -186,15 +186,9 @@ class ModelOptions:
 
         return with_dims(self.dims)
 
-    def graph(self, placed: "Placement | DeviceMap") -> "OpGraph | None":
-        """The graph of the model that was given, by the dimensions that it was placed with unless
-        others are given; None where none was."""
-        from gdp.prepare import dims_of
-
-        if self.given is None:
-            return None
-        dims = self.bound() or dims_of(getattr(placed, "question", None), self.given)
-        return told_load(self.given, dims)
+    def graph(self) -> "OpGraph | None":
+        """The graph of the model that was given; None where none was."""
+        return None if self.given is None else self.load()
 
     def beside(self, placement: str | None) -> tuple[str | None, str]:
         """Spec and placement of a verb with the arguments MODEL PLACEMENT, of which the first may

@@ -172,7 +172,7 @@ def simulate(
     objective = options.objective_of(objective, read)
     asked = cluster.of(read)
     graph, placed, machine, _ = placed_on(
-        None if spec is None else model.graph(read), read, asked, costs
+        None if spec is None else model.load(), read, asked, costs
     )
     score = api.simulate(graph, placed, asked, objective=objective, costs=costs)
     if path := outputs.paths.get("trace"):
@@ -213,7 +213,7 @@ def report(
     read = options.read_placement(placement)
     path = outputs.paths["report"]
     reporting.report(
-        model.graph(read), read, cluster.of(read), path,
+        model.graph(), read, cluster.of(read), path,
         objective=options.objective_of(objective, read), costs=costs,
     )  # fmt: skip
     show({"report": path}, lambda: path)
@@ -280,7 +280,7 @@ def fit(
         raise click.UsageError(f"gdp fit takes hf:CONFIG and .gguf models, not {model!r}")
     names = [name for given in clusters for name in given.split(",")]
     outputs.require(model, costs, *(name for name in names if name.endswith(".toml")))
-    with stages(lines=False) as say, listening(say):
+    with stages() as say, listening(say):
         rows = fit_rows(
             model, names, prompts=prompts, batches=batches, quantize=quantize, new=new,
             costs=costs, search=Search(seed, seconds), progress=say,

@@ -46,9 +46,9 @@ class Say(Protocol):
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:
-    """Report the stages of loading by a bar on a terminal, with the time since they began; nothing
-    elsewhere."""
-    with stages(lines=False) as say, listening(say):
+    """Report the stages of loading a model that is traced: by a bar on a terminal, with the time
+    since they began, elsewhere by a line on stderr when one begins."""
+    with stages() as say, listening(say):
         yield
 
 

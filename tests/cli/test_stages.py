@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+from gdp.cli.options import told_load
 from gdp.cli.show import placing, stages
+from gdp.terminal import stage
 
 
 class Terminal(io.StringIO):
@@ -47,3 +49,14 @@ def test_a_terminal_shows_a_bar_with_the_stage_and_no_lines(
     assert "measuring 5 ways to run it, round 2, at most 7 s left" in said
     assert "\x1b[" in said
     assert "gdp: " not in said
+
+
+def test_loading_says_what_it_does_away_from_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def traced(spec: str, dims: object, room_bytes: object = None) -> None:
+        stage(f"tracing {spec}")
+
+    monkeypatch.setattr("gdp.models.load", traced)
+    told_load("hf:llama", {})
+    assert capsys.readouterr() == ("", "gdp: tracing hf:llama\n")

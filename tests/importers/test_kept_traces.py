@@ -11,6 +11,7 @@ from click.testing import CliRunner
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from gdp.cli.main import cli
+from gdp.graph.file import encode_graph
 from gdp.importers.pytorch import model
 from gdp.models import load
 
@@ -89,11 +90,13 @@ def test_a_damaged_trace_is_ignored_and_written_again(
 ) -> None:
     asked = written(tmp_path / "m")
     first = load(asked)
-    (path,) = (tmp_path / "cache" / "traces").iterdir()
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-7] if damage is None else damage)
+    paths = sorted((tmp_path / "cache" / "traces").iterdir())
+    whole = [path.read_bytes() for path in paths]
+    assert len(paths) == 2  # the trace, and its program with dense weights
+    for path, data in zip(paths, whole, strict=True):
+        path.write_bytes(data[:-7] if damage is None else damage)
     assert load(asked).digest == first.digest
-    assert path.read_bytes() == whole
+    assert [path.read_bytes() for path in paths] == whole
     assert load(asked).digest == first.digest
     assert len(traces) == 2
 
@@ -120,3 +123,32 @@ def test_stages_are_told_before_torch_is_imported(traces: list[object], tmp_path
         assert [text.split()[0] for text in said] == ["importing", "building", "tracing"]
         load(written(tmp_path / "m"))
     assert len(said) == 3
+
+
+def test_another_scheme_traces_nothing(
+    traces: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = written(tmp_path / "m")
+    load(asked)
+    assert len(traces) == 1
+    kept = [load(f"{asked}&quantize={scheme}") for scheme in ("nf4", "int8")]
+    by_file = load(written(tmp_path / "q", quantization_config={
+        "quant_method": "bitsandbytes", "load_in_4bit": True,
+    }))  # fmt: skip
+    assert len(traces) == 1
+    assert kept[0].weight_bytes.sum() == by_file.weight_bytes.sum() < kept[1].weight_bytes.sum()
+    monkeypatch.setenv("GDP_KEEP_TRACES", "0")
+    anew = load(f"{asked}&quantize=nf4")
+    assert len(traces) == 2
+    assert encode_graph(anew) == encode_graph(kept[0])
+
+
+def test_a_longer_answer_traces_the_step_alone(traces: list[object], tmp_path: Path) -> None:
+    asked = written(tmp_path / "m").partition("?")[0]
+    first = load(f"{asked}?prompt=6&new=3")
+    assert len(traces) == 2
+    longer = load(f"{asked}?prompt=6&new=9")
+    assert len(traces) == 3
+    assert longer.cache_bytes.sum() * 9 == first.cache_bytes.sum() * 15  # 15 tokens for 9
+    load(f"{asked}?prompt=6&new=9&quantize=nf4")
+    assert len(traces) == 3

@@ -28,7 +28,6 @@ from gdp.importers.pytorch.caches import (
     on_meta,
     read_prompt,
     refilled,
-    state_bytes,
     states,
 )
 from gdp.importers.pytorch.closed import closed, error_line, import_transformers, not_at_hand
@@ -44,7 +43,8 @@ from gdp.importers.pytorch.config_tasks import (
 )
 from gdp.importers.pytorch.export import import_torch
 from gdp.importers.pytorch.kept_traces import find_trace, keep_trace, key_of
-from gdp.importers.pytorch.model import RecordedTorch, TorchModel
+from gdp.importers.pytorch.model import RecordedTorch
+from gdp.importers.pytorch.phases import Phase
 from gdp.importers.pytorch.quantised import quantised_options, quantization_of, saved_bytes
 from gdp.terminal import stage
 from gdp.units import format_bytes
@@ -151,7 +151,7 @@ def _cached_config(name: str) -> Path | None:
 
 
 @dataclass(frozen=True, eq=False)
-class HuggingFaceModel(TorchModel):
+class HuggingFaceModel(Phase):
     """A model of transformers, whose traces are kept."""
 
     key: str = ""
@@ -162,7 +162,7 @@ class HuggingFaceModel(TorchModel):
         if traced is None:
             stage(f"tracing {self.label}, {len(list(self.module.modules()))} modules")
             with closed():
-                traced = super().trace()
+                traced = self.graph_of(self.program())
             keep_trace(self.key, traced)
         return traced
 
@@ -175,9 +175,9 @@ class HuggingFaceModel(TorchModel):
     def require_room(self, room_bytes: int) -> None:
         """Raise `InfeasibleError` where the weights that the model reads are larger than all memory
         there is for them. Nothing is traced."""
-        weights = {_storage(w): w for w in (*self.module.parameters(), *self.module.buffers())}
+        weights = {_storage(w): w for w in (*self.model.parameters(), *self.model.buffers())}
         sizes = {s: w.untyped_storage().nbytes() for s, w in weights.items()}
-        saved = saved_bytes(self.unwrapped, self.options.get("stored", {}))
+        saved = saved_bytes(self.model, self.options.get("stored", {}))
         if sum(sizes.values()) - saved <= room_bytes:
             return
         # Some modules hold weights that their forward pass leaves alone, which no graph has.
@@ -198,10 +198,11 @@ class HuggingFaceModel(TorchModel):
 
         read: set[int] = set()
         try:
-            inputs = tree_map(_on_meta, dict(self.kwargs))
+            made = self.made()
+            inputs = tree_map(_on_meta, dict(made.kwargs))
             mode = on_meta(lambda leaf: read.add(_storage(leaf)))
             with closed(), torch.no_grad(), torch.device("meta"), mode:
-                self.module(*self.args, **inputs)
+                made.module(*made.args, **inputs)
         except Exception:
             return set()
         return read
@@ -215,11 +216,12 @@ def _storage(tensor: Any) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
-def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:
+def huggingface_model(text: str, device: str = "meta", *, whole: bool = True) -> HuggingFaceModel:
     """The model of a spec with its inputs: on the meta device, elsewhere with random weights.
 
     Nothing is downloaded, no code beside the configuration is run, and attention is torch's own,
-    whatever the configuration asks for.
+    whatever the configuration asks for. Without `whole` the model can be traced but not executed:
+    the inputs of a step of decoding are made when it is traced, of a cut model if that can be.
     """
     spec, path = parse_config_spec(text), config_file(text)
     given = check_config(path)
@@ -246,15 +248,20 @@ def huggingface_model(text: str, device: str = "meta") -> HuggingFaceModel:
     name += f" {spec.quantize}" if spec.quantize else ""
     if spec.new:
         with _countable(text), closed():
-            request = _generating(asked, model, spec, f"{name}+{spec.new}", key)
-            return _stored_as(request, quantised)
+            request = _generating(asked, model, spec, f"{name}+{spec.new}", key, whole)
+            return _stored_as(_with_programs(request, spec, document, task), quantised)
     if not spec.decode:
-        model = HuggingFaceModel(text, model, (), inputs, {"name": name}, key=key)
-        return _stored_as(model, quantised)
-    with _countable(text), closed():
-        step = _decoding(asked, model, spec.batch, spec.sequence, spec.sequence)
-    step = replace(step, options={**step.options, "name": f"{name} decode"}, key=key)
-    return _stored_as(step, quantised)
+        phase = HuggingFaceModel(text, model, (), inputs, {"name": name}, key=key)
+        return _stored_as(_with_programs(phase, spec, document, task), quantised)
+
+    def decoding() -> HuggingFaceModel:
+        with _countable(text), closed():
+            return _decoding(asked, model, spec.batch, spec.sequence, spec.sequence)
+
+    phase = decoding() if whole else HuggingFaceModel(text, model)
+    phase = replace(phase, options={**phase.options, "name": f"{name} decode"}, key=key)
+    phase = _with_programs(replace(phase, again=decoding), spec, document, task)
+    return _stored_as(phase, quantised)
 
 
 def find_huggingface_trace(text: str) -> Traced | None:
@@ -262,6 +269,31 @@ def find_huggingface_trace(text: str) -> Traced | None:
     spec, path = parse_config_spec(text), config_file(text)
     found = find_trace(_key(spec, _without_code(check_config(path))))
     return found and replace(found, graph=with_requests(found.graph, spec.requests))
+
+
+def _with_programs(
+    phase: HuggingFaceModel, spec: ConfigSpec, document: Mapping[str, Any], task: str
+) -> HuggingFaceModel:
+    """The phase, and the step of a request, with the digests of their programs: how weights are
+    stored is not among what these depend on, nor is it for a prompt how many tokens follow."""
+    dense = _dense(document)
+
+    def key(*tokens: object) -> str:
+        return key_of(dense, ("program", task, spec.batch, *tokens))
+
+    if isinstance(phase, GeneratingModel) and phase.step is not None:
+        step = replace(phase.step, program_key=key("steps", spec.prompt, spec.new))
+        return replace(phase, step=step, program_key=key("prompt", spec.prompt))
+    return replace(phase, program_key=key("step" if spec.decode else "all", spec.sequence))
+
+
+def _dense(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration, and those within it, without its quantisation."""
+    return {
+        key: _dense(value) if isinstance(value, Mapping) else value
+        for key, value in document.items()
+        if key != "quantization_config"
+    }
 
 
 def _key(spec: ConfigSpec, document: Mapping[str, Any]) -> str:
@@ -412,7 +444,10 @@ def _decoding(asked: _Asked, model: Any, batch: int, tokens: int, written: int) 
             # The cache holds what is read of it; its shape is still asked for.
             kwargs["encoder_outputs"] = torch.empty(encoded.shape, dtype=encoded.dtype)
     step = DecodingStep().eval()
-    return HuggingFaceModel(asked.text, step, (), kwargs, {"held": ("cache",)}, prefix="model")
+    return HuggingFaceModel(
+        asked.text, step, (), kwargs, {"held": ("cache",)}, prefix="model",
+        cache_bytes={path: int(state.nbytes) for path, state in states(kept).items()},
+    )  # fmt: skip
 
 
 def _read(asked: _Asked, model: Any, batch: int, tokens: int, written: int) -> ReadPrompt:
@@ -435,7 +470,6 @@ class GeneratingModel(HuggingFaceModel):
 
     step: HuggingFaceModel | None = None
     request: Request | None = None
-    full_cache: float = 1.0  # bytes of the cache at the end, per byte of that of the step
 
     def trace(self) -> Traced:
         """The joint graph of both phases (`gdp.graph.generation`), as it was traced before, or
@@ -447,12 +481,14 @@ class GeneratingModel(HuggingFaceModel):
             return replace(found, graph=with_requests(found.graph, self.request.requests))
         count = len(list(self.module.modules()))
         with closed():
-            stage(f"tracing {self.label}: reading the prompt, {count} modules")
-            prompt = TorchModel.trace(self)
+            # First, as not every model that reads a prompt keeps a cache.
             stage(f"tracing {self.label}: a step of decoding, {count} modules")
-            step = TorchModel.trace(self.step)
+            listed = self.step.program()
+            step = self.step.graph_of(listed)
+            stage(f"tracing {self.label}: reading the prompt, {count} modules")
+            prompt = self.graph_of(self.program())
         request = self.request._replace(requests=0)  # as any number shares the trace
-        graph = generation_graph(self.label, prompt.graph, step.graph, request, self.full_cache)
+        graph = generation_graph(self.label, prompt.graph, step.graph, request, listed.growth)
         both = [
             *zip(
                 (prompt.estimated, prompt.assumptions),
@@ -474,7 +510,7 @@ class GeneratingModel(HuggingFaceModel):
 
 
 def _generating(
-    asked: _Asked, model: Any, spec: ConfigSpec, name: str, key: str
+    asked: _Asked, model: Any, spec: ConfigSpec, name: str, key: str, whole: bool
 ) -> GeneratingModel:
     """The prompt and a step at the mean context, and the cache as it is in the end."""
     torch, new = asked.torch, spec.new
@@ -482,10 +518,13 @@ def _generating(
         (spec.prompt, n) if encodes(model) else (spec.prompt + n, n)
         for n in (max(1, new // 2), new)
     ]
-    stage("reading the shapes of its cache")
-    step = _decoding(asked, model, spec.batch, *sizes[0])
-    full = state_bytes(_read(asked, model, spec.batch, *sizes[1]).cache)
-    mean = sum(int(state.nbytes) for state in step.kwargs["cache"])
+
+    def step() -> HuggingFaceModel:
+        with _countable(asked.text), closed():
+            full = states(_read(asked, model, spec.batch, *sizes[1]).cache)
+            full_bytes = {path: int(state.nbytes) for path, state in full.items()}
+            return replace(_decoding(asked, model, spec.batch, *sizes[0]), full_bytes=full_bytes)
+
     takes = inspect.signature(model.forward).parameters
     last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
@@ -501,8 +540,9 @@ def _generating(
         shape = (spec.batch, spec.prompt)
         inputs = prompt_inputs(model, asked.config, shape, 1, asked.text)
     return GeneratingModel(
-        asked.text, Prompt().eval(), (), inputs, {"name": name}, prefix="model", key=key, step=step,
-        request=Request(spec.prompt, new, spec.batch, spec.requests), full_cache=full / mean,
+        asked.text, Prompt().eval(), (), inputs, {"name": name}, prefix="model", key=key,
+        step=replace(step() if whole else HuggingFaceModel(asked.text, model), again=step),
+        request=Request(spec.prompt, new, spec.batch, spec.requests),
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from gdp.errors import GdpError
 from gdp.files.kept import read_kept, write_kept
 from gdp.files.reading import Kind, decode_json
 from gdp.graph.file import decode_graph, encode_graph
-from gdp.importers.pytorch.model import Traced
+from gdp.importers.program import Op, Traced, Value
+from gdp.importers.pytorch.repeated import Listed
 
 TRACES = "traces"
 """Kind of the cache. A trace is named by the configuration, the arguments, the versions of torch
@@ -30,6 +31,28 @@ class _KeptTrace(msgspec.Struct):
     estimated: list[str]
     assumptions: list[str]
     parameters: int | None
+
+
+_Dims = tuple[int, ...]
+_KeptValue = tuple[_Dims, str, int, int, int, _Dims | None]
+_KeptOp = tuple[
+    str, str, list[int], list[int], float, float, str, tuple[_Dims, ...],
+    Mapping[str, int | float | str | tuple[int | float, ...]], str,
+]  # fmt: skip
+
+
+class _KeptProgram(msgspec.Struct):
+    """Values by number, and ops that read and make them, as the fields of `Value` and `Op`."""
+
+    values: list[_KeptValue]
+    ops: list[_KeptOp]
+    weights: list[int]
+    paths: dict[str, int]
+    caches: list[int]
+    estimated: list[str]
+    assumptions: list[str]
+    parameters: int
+    growth: float
 
 
 def keeps_traces() -> bool:
@@ -65,6 +88,66 @@ def keep_trace(key: str, traced: Traced) -> None:
         traced.parameters,
     )  # fmt: skip
     write_kept(TRACES, key, msgspec.json.encode(entry))
+
+
+def find_program(key: str) -> Listed | None:
+    """The program of this digest, None where none is kept that can be read."""
+    data = read_kept(TRACES, key) if key and keeps_traces() else None
+    if data is None:
+        return None
+    try:
+        return _decoded(decode_json(data, _TRACE_KIND, _KeptProgram, key))
+    except (GdpError, IndexError):
+        return None
+
+
+def keep_program(key: str, listed: Listed) -> None:
+    """Keep a program under its digest; one with state is not."""
+    if key and keeps_traces() and not listed.state:
+        write_kept(TRACES, key, msgspec.json.encode(_encoded(listed)))
+
+
+def _encoded(listed: Listed) -> _KeptProgram:
+    values: dict[int, int] = {}
+    rows: list[_KeptValue] = []
+
+    def number(value: Value) -> int:
+        if id(value) not in values:
+            values[id(value)] = len(rows)
+            rows.append((
+                value.dims, value.dtype, value.itemsize, value.maker, value.out, value.weight,
+            ))  # fmt: skip
+        return values[id(value)]
+
+    ops: list[_KeptOp] = [
+        (
+            op.op_type, op.scope, [*map(number, op.ins)], [*map(number, op.outs)], op.flop,
+            op.traffic_bytes, op.dtype, op.in_dims, op.attributes, op.name,
+        )
+        for op in listed.ops
+    ]  # fmt: skip
+    weights = [*map(number, listed.weights)]
+    paths = {path: number(value) for path, value in listed.paths.items()}
+    return _KeptProgram(
+        rows, ops, weights, paths, sorted(listed.caches), sorted(listed.estimated),
+        listed.assumptions, listed.parameters, listed.growth,
+    )  # fmt: skip
+
+
+def _decoded(kept: _KeptProgram) -> Listed:
+    values = [Value(*row) for row in kept.values]
+    ops = [
+        Op(
+            op_type, scope, [values[i] for i in ins], [values[i] for i in outs], flop, traffic,
+            False, dtype, in_dims, dict(attributes), name,
+        )
+        for op_type, scope, ins, outs, flop, traffic, dtype, in_dims, attributes, name in kept.ops
+    ]  # fmt: skip
+    paths = {path: values[i] for path, i in kept.paths.items()}
+    return Listed(
+        ops, [values[i] for i in kept.weights], set(kept.estimated), kept.assumptions,
+        set(kept.caches), None, kept.parameters, [], paths, kept.growth,
+    )  # fmt: skip
 
 
 def _versions() -> list[str]:

@@ -89,7 +89,7 @@ class TorchModel:
         return Traced(
             build(self.label, listing, results),
             tuple(sorted(listing.estimated)),
-            tuple(dict.fromkeys(listing.assumptions)),
+            tuple(dict.fromkeys((*self.options.get("assumed", ()), *listing.assumptions))),
             listing.parameters,
         )
 
@@ -102,6 +102,15 @@ class TorchModel:
         return RecordedTorch(graph, program, listing, positions(graph, listing, results))
 
     def _listed(self) -> tuple[ExportedOps, Results, Any]:
+        listing, results, program = self.listed_as_traced()
+        if stored := self.options.get("stored"):
+            from gdp.importers.pytorch.quantised import apply_stored
+
+            apply_stored(listing, weights_by_path(listing, program, self.prefix), stored)
+        return listing, results, program
+
+    def listed_as_traced(self) -> tuple[ExportedOps, Results, Any]:
+        """The ops with all weights dense, what they are run for, and the exported program."""
         notes: list[str] = []
         program = exported(
             self.module, self.args, self.kwargs, self.options.get("dynamic_shapes"),
@@ -110,11 +119,7 @@ class TorchModel:
         listing, results = list_program(
             program, self.name, self.options.get("held", ()), self.prefix
         )
-        listing.assumptions[:0] = [*notes, *self.options.get("assumed", ())]
-        if stored := self.options.get("stored"):
-            from gdp.importers.pytorch.quantised import apply_stored
-
-            apply_stored(listing, _weights_by_path(listing, program, self.prefix), stored)
+        listing.assumptions[:0] = notes
         return listing, results, program
 
 
@@ -153,13 +158,20 @@ def list_program(
     return listing, Results(state=_state(signature, nodes, listing))
 
 
-def _weights_by_path(listing: ExportedOps, program: Any, prefix: str) -> dict[str, Value]:
-    """The weights of a listed program by the paths of its parameters, less a wrapper's prefix."""
-    named = {}
-    for name, path in dict(program.graph_signature.inputs_to_parameters).items():
+def weights_by_path(listing: ExportedOps, program: Any, prefix: str) -> dict[str, Value]:
+    """The weights of a listed program by the paths of its parameters and buffers, less a wrapper's
+    prefix."""
+    named, signature = {}, program.graph_signature
+    for name, path in {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.items():
         path = path.removeprefix(f"{prefix}.") if prefix else path
         named[path] = listing.weight_of[_identity(program, name)]
     return named
+
+
+def states_held(listing: ExportedOps, program: Any, held: Sequence[str], label: str) -> list[Value]:
+    """The inputs that stay where they are read, in the order of the program's."""
+    names = _held_inputs(program.graph_signature, held, label)
+    return [listing.weight_of[_identity(program, name)] for name in names]
 
 
 def _state(

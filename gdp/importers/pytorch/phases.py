@@ -1,0 +1,99 @@
+"""Phases of a model of transformers as programs: traced block by block where that can be, and kept.
+
+A program has its weights as they are in the configuration's type. How they are stored is put upon
+it, so that another scheme traces nothing.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gdp.errors import GdpError
+from gdp.importers.program import Results, Traced, build
+from gdp.importers.pytorch.caches import on_meta
+from gdp.importers.pytorch.cut import UncuttableError
+from gdp.importers.pytorch.kept_traces import find_program, keep_program
+from gdp.importers.pytorch.model import TorchModel, states_held, weights_by_path
+from gdp.importers.pytorch.quantised import apply_stored
+from gdp.importers.pytorch.repeated import Listed, Traces, repeated, whole
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Phase(TorchModel):
+    """A model with the inputs of one phase: it reads a prompt, or takes a step of decoding.
+
+    Where `again` makes it, `module` may be the model alone until then.
+    """
+
+    again: Callable[[], "Phase"] | None = None  # makes it from the model as it stands
+    program_key: str = ""  # digest of all that its program depends on
+    cache_bytes: Mapping[str, int] = field(default_factory=dict)  # of each state that a step reads
+    full_bytes: Mapping[str, int] = field(default_factory=dict)  # of each at the end of a request
+
+    def made(self) -> "Phase":
+        """The phase with its module and inputs."""
+        return self if self.again is None else self.again()
+
+    @property
+    def model(self) -> Any:
+        """The model without wrappers, made or not."""
+        return self.unwrapped if self.prefix else self.module
+
+    def program(self) -> Listed:
+        """The ops with dense weights: kept, repeated from a cut model, or traced whole."""
+        listed = find_program(self.program_key)
+        if listed is None:
+            listed = self._repeated() or whole(self.made().traces())
+            keep_program(self.program_key, listed)
+        return listed
+
+    def graph_of(self, listed: Listed) -> Traced:
+        """The graph of a program, with its weights as the options store them."""
+        if stored := self.options.get("stored"):
+            apply_stored(listed, listed.paths, stored)
+        return Traced(
+            build(self.label, listed, Results(state=listed.state)),
+            tuple(sorted(listed.estimated)),
+            tuple(dict.fromkeys((*self.options.get("assumed", ()), *listed.assumptions))),
+            listed.parameters,
+        )
+
+    def traces(self) -> Traces:
+        """The phase traced as its model stands."""
+        listing, results, program = self.listed_as_traced()
+        held = states_held(listing, program, self.options.get("held", ()), self.name)
+        return Traces(
+            listing, list(results.state), weights_by_path(listing, program, self.prefix),
+            [*zip(self.cache_bytes, held, strict=True)] if self.cache_bytes else [],
+            self.cache_bytes, self.full_bytes,
+        )  # fmt: skip
+
+    def run(self) -> None:
+        """Run on the meta device, where nothing is computed."""
+        import torch
+        from torch.utils._pytree import tree_map
+
+        inputs = tree_map(_on_meta, dict(self.kwargs))
+        with torch.no_grad(), torch.device("meta"), on_meta():
+            self.module(*self.args, **inputs)
+
+    def _repeated(self) -> Listed | None:
+        """The program by repetition; None where the model must be traced whole."""
+        if not all(p.is_meta for p in self.model.parameters()):
+            return None
+        try:
+            return repeated(self.model, lambda: self.made().run, lambda: self.made().traces())
+        except UncuttableError as error:
+            LOG.info("%s is traced whole: %s", self.label, error)
+        except GdpError:
+            return None  # tracing the whole says it better
+        except Exception as error:  # code of others, which a cut model may lead astray
+            LOG.info("%s is traced whole: %s: %s", self.label, type(error).__name__, error)
+        return None
+
+
+def _on_meta(leaf: Any) -> Any:
+    return leaf.to("meta") if hasattr(leaf, "untyped_storage") else leaf

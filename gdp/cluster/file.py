@@ -45,6 +45,7 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
     memory_pool: str | None = None
     reserve_bytes: int | str | None = None
+    unified: bool | None = None
 
 
 class LinkEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -169,6 +170,8 @@ def cluster_toml(cluster: Cluster) -> str:
             ]
         if device.memory_pool:
             lines.append(f"memory_pool = {_quote(device.memory_pool)}")
+        if device.unified:
+            lines.append("unified = true")
         if device.model:
             lines.append(f"model = {_quote(device.model)}")
         if device.supported is not None:

@@ -34,6 +34,7 @@ class Preset(msgspec.Struct, forbid_unknown_fields=True):
     source: str
     dispatch_per: str = "op"
     nvlink_bytes_per_s: float | None = None
+    unified: bool = False
     product: str = ""  # in the name that drivers give it, where that is not the preset's
 
 
@@ -94,6 +95,7 @@ def device_preset(preset: str, name: str | None = None) -> Device:
         memory_bytes=parse_bytes(entry.memory_bytes),
         dispatch_s=entry.dispatch_s,
         dispatch_per=entry.dispatch_per,
+        unified=entry.unified,
     )
     return reserved(device)
 

@@ -90,8 +90,8 @@ LARGE_UNIFIED_BYTES = 36 * GIB
 def default_reserve(device: Device, runtime: str = "") -> int:
     """Bytes that are kept by default of what a device reports."""
     total = device.total_bytes
-    kind = "processor" if device.is_cpu else "accelerator"
-    if device.is_unified:
+    kind = "processor" if device.is_cpu or device.is_unified else "accelerator"
+    if device.is_apple:
         kind = "large unified" if total > LARGE_UNIFIED_BYTES else "unified"
     row = RESERVES.get((kind, runtime)) or RESERVES[kind, ""]
     return row.bytes_of(total)

@@ -48,6 +48,7 @@ class Device:
     memory_pool: str = ""  # devices of one name share `memory_bytes`, as the cores of a machine do
     processor: str = ""  # devices of one name compute one at a time; set by measured costs alone
     reserve_bytes: int = 0  # kept beside `memory_bytes` for the system, drivers and runtimes
+    unified: bool = False  # a GPU and its processor in one memory; Apple's are told by their kind
 
     def __post_init__(self) -> None:
         where = f"device {self.name!r}"
@@ -79,7 +80,12 @@ class Device:
 
     @property
     def is_unified(self) -> bool:
-        """True for a GPU whose memory is its processor's, too: Apple's M1 and later."""
+        """True for a GPU whose memory is its processor's, too, which it so stands for."""
+        return self.unified or self.is_apple
+
+    @property
+    def is_apple(self) -> bool:
+        """True for Apple's M1 and later, of whose memory Metal leaves a part to the system."""
         return re.fullmatch(r"m\d+(-pro|-max|-ultra)?", self.kind) is not None
 
     @property

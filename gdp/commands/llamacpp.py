@@ -103,7 +103,8 @@ def plan_llamacpp(
 def even_row(graph: OpGraph, cluster: Cluster) -> Placement:
     """Blocks and output in equal shares on the CPU and each GPU, in the order of the flags."""
     slots, numbers = slots_of(graph), cluster.accelerator_numbers
-    order = [numbers.index(None), *(d for d, n in enumerate(numbers) if n is not None)]
+    first = [numbers.index(None)] if None in numbers else []
+    order = [*first, *(d for d, n in enumerate(numbers) if n is not None)]
     device = np.full(graph.num_ops, order[0])
     device[graph.is_io] = cluster.host
     count = len(slots.layers)
@@ -138,6 +139,8 @@ def _llama_blocks(
     constraints: Constraints,
 ) -> _LlamaBlocks:  # fmt: skip
     cpus = [d for d, device in enumerate(cluster.devices) if device.is_cpu]
+    if cluster.devices[cluster.host].is_unified:  # a processor of its own, in the same memory
+        cpus = [cluster.host]
     if not cpus:
         raise PlacementError(f"llama.cpp needs a CPU; cluster {cluster.name!r} has none")
     cpu = cluster.host if cluster.host in cpus else cpus[0]
@@ -198,7 +201,9 @@ def _llama_devices(
     """Devices of the plan of least seconds, or with `frugal` of the fewest bytes on the CPU; None
     where no stretches fit the GPUs. O(D S^2) stretches."""
     cluster, cpu, count = blocks.cluster, blocks.cpu, len(blocks.layer_bytes)
-    order = [cpu, *(d for d in range(cluster.num_devices) if not cluster.devices[d].is_cpu)]
+    gpus = [d for d in range(cluster.num_devices) if not cluster.devices[d].is_cpu]
+    unified = cpu in gpus
+    order = gpus if unified else [cpu, *gpus]
 
     def value(seconds: float, cpu_bytes: int = 0) -> complex:
         """Complex numbers are ordered by the real part first."""
@@ -206,7 +211,7 @@ def _llama_devices(
 
     stage = np.full((count + 1, count + 1, cluster.num_devices), np.inf, dtype=complex)
     for device in order:
-        for start in range(1 if device == cpu else count):
+        for start in range(1 if device == cpu and not unified else count):
             for stop in range(start + 1, count + 1):
                 stretch = _llama_stretch(blocks, frugal, device, start, stop)
                 if stretch is None:
@@ -280,6 +285,8 @@ def _llama_stretch(
         + blocks.move_s(cpu, device, int(blocks.away_bytes[s, 1]))
         for s in owned
     }
+    if blocks.cluster.devices[cpu].is_unified:  # its GPU computes as near to its memory
+        away_s = dict.fromkeys(owned, np.inf)
     if any(here_s[s] == away_s[s] == np.inf for s in owned):
         return None
     extra_s = {s: away_s[s] - here_s[s] for s in owned}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
+from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
 from gdp.costs.base import CostModel, roofline
 from gdp.graph.op_graph import OpGraph
@@ -70,7 +71,7 @@ def _gpu(cluster: Cluster, cpu: int) -> int | None:
             for d, device in enumerate(cluster.devices)
             if not device.is_cpu
             and not device.kind.startswith(LENT)
-            and np.isfinite(cluster.link_latency_s[cpu, d])
+            and machine_of(cluster, d) == cpu
         ),
         None,
     )

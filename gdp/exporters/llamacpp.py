@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from gdp.cluster.machines import machine_of
 from gdp.cluster.types import Cluster
 from gdp.costs.op_offload import applies, offloads, sent_bytes
 from gdp.errors import PlacementError
@@ -26,6 +27,7 @@ from gdp.placement import Placement
 
 ARGUMENTS = "arguments.txt"
 _TOKENS, _TOKEN_BYTES = "tokens", 4  # the op of GGUF graphs that holds the tokens of a pass
+RPC_PORT = 50052  # llama.cpp's default
 _BLOCK = re.compile(r"^blk\.(\d+)(\.experts)?$")
 
 
@@ -57,6 +59,8 @@ class Flags:
     cache_type: str = "f16"  # of keys and of values, as planned
     planned_tokens: int = 1  # that the plan computes at once
     op_offload: bool = True  # weights on the CPU are sent to a GPU for a prompt
+    rpc: tuple[str, ...] = ()  # machines that lend devices, by the name of their processor
+    device: tuple[str, ...] = ()  # the GPUs in their order, where some are on other machines
 
     def options(self) -> list[Option]:
         """The options in their order, as `llama-cli --help` spells them."""
@@ -68,6 +72,15 @@ class Flags:
                    f"the last {count} of the blocks and the output layer lie on GPUs" if count
                    else "no block lies on a GPU"),
         ]  # fmt: skip
+        if self.rpc:
+            rows += [
+                Option("--rpc", ",".join(f"{name}:{RPC_PORT}" for name in self.rpc),
+                       "put the address of each machine in the place of its name, and start "
+                       f"'rpc-server --host ADDRESS --port {RPC_PORT}' there"),
+                Option("--device", ",".join(self.device),
+                       "the GPUs in the order of the plan; names are those of 'llama-cli "
+                       "--list-devices': ROCm0, Vulkan0 or MTL0 in the place of CUDA0"),
+            ]  # fmt: skip
         if self.tensor_split and count:
             rows.append(Option("--tensor-split", ",".join(map(str, self.tensor_split)),
                                "so many of these lie on each GPU, in the GPUs' order"))  # fmt: skip
@@ -137,7 +150,8 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
     used = {int(d) for d in device[~graph.is_io]}
     if len(cpus := [cluster.device_names[d] for d in sorted(used) if order[d] == 0]) > 1:
         raise _cannot(f"ops lie on {' and '.join(cpus)}, and llama.cpp knows one CPU")
-    if any(order[d] for d in device[slots.embedding]):
+    alone = {d for d, own in enumerate(cluster.devices) if own.is_unified and d == cluster.host}
+    if any(order[d] and d not in alone for d in device[slots.embedding]):
         raise _cannot("llama.cpp keeps token_embd on the CPU (--cluster tells CPUs from GPUs)")
     at = _device_of_slots(graph, device, slots)
     places = [order[d] for d in at]
@@ -160,7 +174,26 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
         sum(counts), counts if len(gpus) > 1 else (), _overrides(graph, slots, away),
         int(context),  # pyright: ignore[reportArgumentType]
         *_planned(graph), op_offload=_sends_weights(graph, device, cluster),
+        **_lent(cluster),
     )  # fmt: skip
+
+
+def _lent(cluster: Cluster) -> dict[str, tuple[str, ...]]:
+    """Machines that lend GPUs to the host, and the names of all GPUs in their order."""
+    home = machine_of(cluster, cluster.host)
+    gpus = [machine_of(cluster, d) for d, own in enumerate(cluster.devices) if not own.is_cpu]
+    far = list(dict.fromkeys(machine for machine in gpus if machine != home))
+    if not far:
+        return {}
+    # A server's devices are numbered behind those of the servers before it.
+    remote = iter(f"RPC{i}" for i in range(len(gpus)))
+    numbers = {(m, k): next(remote) for m in far for k in range(gpus.count(m))}
+    names, seen = [], dict.fromkeys(gpus, 0)
+    for machine in gpus:
+        k = seen[machine]
+        names.append(f"CUDA{k}" if machine == home else numbers[machine, k])
+        seen[machine] += 1
+    return {"rpc": tuple(cluster.device_names[m] for m in far), "device": tuple(names)}
 
 
 def _sends_weights(graph: OpGraph, device: Int[np.ndarray, "N"], cluster: Cluster) -> bool:

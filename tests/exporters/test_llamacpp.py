@@ -13,14 +13,15 @@ from gguf_models import MIB, box, sayable, write_gguf
 
 from gdp import api
 from gdp.cli.main import cli
-from gdp.cluster.types import Cluster
+from gdp.cluster.file import cluster_of_toml, cluster_toml, load_cluster, read_cluster
+from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.commands.execute import export
 from gdp.commands.llamacpp import _crossing, plan_llamacpp
 from gdp.commands.placing import place_for
 from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
 from gdp.costs.default import resolve_costs
-from gdp.errors import InfeasibleError, PlacementError
+from gdp.errors import ClusterError, InfeasibleError, PlacementError
 from gdp.exporters.llamacpp import flags_of
 from gdp.graph.op_graph import OUTPUT, OpDetail, OpGraph, make_graph
 from gdp.models import load
@@ -406,3 +407,60 @@ def test_a_slow_link_leaves_the_prompt_to_the_cpu(tmp_path: Path) -> None:
         assert ("--no-op-offload" in flags.arguments()) == told
     costs, _ = resolve_costs(None, slow, graph)
     assert (costs(graph, slow) == roofline(graph, slow)).all()
+
+
+def two_machines(*, lan: float = 1e9) -> Cluster:
+    """A processor and a GPU here, a processor and two GPUs behind a network."""
+    gpu = Device("a-gpu", "gpu", {"default": 1e12}, 100e9, 64 * MIB)
+    cpu = Device("a-cpu", "cpu", {"default": 1e11}, 10e9, 64 * MIB)
+    names = [("b-gpu0", gpu), ("a-cpu", cpu), ("a-gpu", gpu), ("b-cpu", cpu), ("b-gpu1", gpu)]
+    devices = [replace(device, name=name) for name, device in names]
+    near = [Link(name[0] + "-cpu", name, 25e9) for name, _ in names if "gpu" in name]
+    return make_cluster("two", devices, near, default_bytes_per_s=lan, host="a-cpu")
+
+
+def test_gpus_of_another_machine_are_lent_by_rpc(tmp_path: Path) -> None:
+    """Named after that machine's processor; devices in the order of the plan."""
+    graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?decode"), two_machines()
+    device = np.where(np.isin(graph.scope, ["token_embd", ""]), 1, 2)
+    flags = flags_of(graph, make_placement(graph, cluster, device), cluster)
+    told = dict(zip(flags.arguments()[::2], flags.arguments()[1::2], strict=True))
+    assert told["--rpc"] == "b-cpu:50052"
+    assert told["--device"] == "RPC0,CUDA0,RPC1"
+    assert told["--tensor-split"] == "0,4,0"
+    for same in (two_machines(lan=20e9), box(64 * MIB, 64 * MIB)):
+        at = np.where(np.isin(graph.scope, ["token_embd", ""]), same.host, 2)
+        arguments = flags_of(graph, make_placement(graph, same, at), same).arguments()
+        assert not {"--rpc", "--device"} & set(arguments)
+
+
+def test_weights_are_not_sent_to_the_gpu_of_another_machine(tmp_path: Path) -> None:
+    graph, cluster = load(f"{write_gguf(tmp_path / 'm.gguf')}?sequence=64"), two_machines()
+    seconds = resolve_costs(None, cluster, graph)[0](graph, cluster)
+    op = graph.op_index["blk.1.attn_q"]
+    sent_s = (graph.weight_bytes[op] + 4 * 64 * 512) / 25e9
+    latency_s = 2 * cluster.link_latency_s[1, 2]
+    assert seconds[op, 1] == pytest.approx(seconds[op, 2] + sent_s + latency_s)
+
+
+def test_a_device_in_one_memory_with_its_processor_needs_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    entry = 'kind = "x"\nmemory_bytes = "{}MiB"\nflop_per_s = 1e12\nbytes_per_s = 1e11\n'
+    entry += "unified = true\n"
+    path.write_text("".join(f'[[device]]\nname = "{n}"\n' + entry.format(4) for n in "ab"))
+    cluster = read_cluster(path)
+    graph = load(f"{write_gguf(tmp_path / 'm.gguf', experts=4, layers=4)}?decode&sequence=64")
+    found = plan_llamacpp(graph, cluster).result
+    flags = flags_of(graph, found.placement, cluster)
+    assert flags.n_gpu_layers == 5
+    assert min(flags.tensor_split) > 0
+    assert flags.rpc == ("b",)
+    assert flags.device == ("CUDA0", "RPC0")
+    assert not flags.override_tensor
+    assert cluster_of_toml(cluster_toml(cluster), "two").devices == cluster.devices
+    alone = load_cluster("dgx-spark")
+    assert alone.devices[0].reserve_bytes < 0.1 * alone.devices[0].total_bytes
+    whole = plan_llamacpp(graph, alone).result.placement
+    assert whole.ops_on == {"dgx-spark": graph.num_ops}
+    with pytest.raises(ClusterError, match="shares the memory of its own processor"):
+        load_cluster("cpu+dgx-spark")

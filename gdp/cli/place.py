@@ -11,7 +11,7 @@ from gdp.cli.program import STARTED_S
 from gdp.cli.show import placing, show, stages
 from gdp.clock import COMPILE, Phases, waiting_for
 from gdp.errors import InfeasibleError
-from gdp.terminal import printable
+from gdp.terminal import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -189,7 +189,7 @@ def simulate(
     if answer is not None:
         prediction["generation"] = answer.to_json()
     lines = [str(score), *([] if answer is None else generation_lines(answer))]
-    show(prediction, lambda: printable("\n".join(lines)))
+    show(prediction, lambda: printable_lines(lines))
     if not score.feasible:
         sys.exit(1)
 

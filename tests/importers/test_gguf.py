@@ -115,6 +115,19 @@ def test_a_request_is_told_in_tokens_on_the_command_line(tmp_path: Path) -> None
     assert gdp.load(asked).digest == load(f"{path}?prompt=64&new=16").digest
 
 
+def test_simulate_writes_a_line_for_each_answer(tmp_path: Path) -> None:
+    path, placed = str(write_gguf(tmp_path / "m.gguf")), str(tmp_path / "p.json")
+    asked = [path, "--generate", "prompt=8,new=4"]
+    done = CliRunner().invoke(
+        cli, ["place", *asked, "--cluster", "cpu+t4", "--for", "llamacpp", "-o", placed]
+    )
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(cli, ["simulate", placed])
+    assert done.exit_code == 0, done.output
+    assert "\\n" not in done.output
+    assert len(done.output.splitlines()) > 3
+
+
 def test_caches_have_the_type_that_is_asked_for(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf")
     plain, packed = (load(f"{path}?decode&sequence=64{q}") for q in ("", "&cache=q8_0"))

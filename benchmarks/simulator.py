@@ -44,7 +44,7 @@ def plain_pass(a, latency_s, bytes_per_s, device, finish_s, free_s):
             s = device[source]
             arrive_s = finish_s[source]
             if s != d:
-                arrive_s += latency_s[s, d] + a.tensor_bytes[a.input_tensor[k]] / bytes_per_s[s, d]
+                arrive_s += latency_s[s, d] + a.sent_bytes[a.input_tensor[k]] / bytes_per_s[s, d]
             start_s = max(start_s, arrive_s)
         end_s = start_s + a.op_s[op, d]
         finish_s[op] = end_s

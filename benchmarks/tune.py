@@ -119,7 +119,7 @@ class World:
         for t, i, j in sorted(sent):
             for k, cluster in enumerate((self.planned.cluster, real.cluster)):
                 rate, wait_s = cluster.link_bytes_per_s[i, j], cluster.link_latency_s[i, j]
-                total[i, j][k] += float(wait_s + real.graph.tensor_bytes[t] / rate)
+                total[i, j][k] += float(wait_s + real.sent_bytes[t] / rate)
         names = real.cluster.device_names
         return tuple(
             LinkSeconds(names[i], names[j], p, self._noisy(m)) for (i, j), (p, m) in total.items()

@@ -19,7 +19,7 @@ from gdp.device_maps import DeviceMap
 from gdp.errors import PlacementError, of_kind
 from gdp.graph.fuse import Fused, fuse, group_seconds
 from gdp.graph.generation import request_of
-from gdp.graph.groups import all_per_group, joined, merge_ids
+from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Model, is_code, load
 from gdp.placement import Placed, Placement, Question, placement_on, read_placed, require
@@ -33,7 +33,6 @@ class TimedParts(NamedTuple):
     graph: OpGraph  # with the caches of all requests
     fused: Fused
     cluster: Cluster  # without the overheads of a runtime
-    ties: Int[np.ndarray, "M"] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +50,7 @@ class PreparedProblem:
 
         Base costs are computed once; a draw is a multiplication.
         """
-        model, (graph, fused, cluster, ties) = self.model, self.parts
+        model, (graph, fused, cluster) = self.model, self.parts
         if not isinstance(model, AdaptedCosts):
             return
         unfused = model.reads_unfused
@@ -61,8 +60,8 @@ class PreparedProblem:
             seconds = base_s * draw.factors(graph if unfused else fused.graph, cluster)
             seconds = group_seconds(fused, seconds) if unfused else seconds
             machine = draw.with_runtime_overheads(cluster)
-            _, machine, seconds = _all_runs(fused.graph, ties, machine, seconds)
             tensor_s = _tensor_s(fused.graph, machine, self.problem.objective)
+            machine, seconds = _all_runs(fused.graph, machine, seconds)
             yield replace(self.problem, cluster=machine, compute_s=seconds, tensor_s=tensor_s)
 
     def expand(self, values: Int[np.ndarray, "M"]) -> Int[np.ndarray, "N"]:
@@ -110,18 +109,19 @@ def prepare_problem(
     else:
         seconds = model(fused.graph, cluster)
     ties = None if together is None else joined(fused.group_of, together)
-    parts = TimedParts(graph, fused, cluster, ties)
+    parts = TimedParts(graph, fused, cluster)
     if isinstance(model, RuntimeOverheads):
         cluster = model.with_runtime_overheads(cluster)
-    work, cluster, seconds = _all_runs(fused.graph, ties, cluster, seconds)
+    tensor_s = _tensor_s(fused.graph, cluster, objective)
+    cluster, seconds = _all_runs(fused.graph, cluster, seconds)
     problem = make_problem(
-        work,
+        fused.graph,
         cluster,
         seconds,
         objective,
         allowed=all_per_group(allowed, fused.group_of),
         together=ties,
-        tensor_s=_tensor_s(fused.graph, cluster, objective),
+        tensor_s=tensor_s,
         replicas=replicas and constraints.replicas,
     )
     return PreparedProblem(problem, fused.group_of, label, model, parts)
@@ -150,26 +150,18 @@ def _with_caches(graph: OpGraph, count: int) -> OpGraph:
 
 
 def _all_runs(
-    graph: OpGraph,
-    together: Int[np.ndarray, "M"] | None,
-    cluster: Cluster,
-    seconds: Float[np.ndarray, "M D"],
-) -> tuple[OpGraph, Cluster, Float[np.ndarray, "M D"]]:
-    """Graph, cluster and seconds in which every op stands for all of its runs in one sample.
+    graph: OpGraph, cluster: Cluster, seconds: Float[np.ndarray, "M D"]
+) -> tuple[Cluster, Float[np.ndarray, "M D"]]:
+    """Cluster and seconds with which every op stands for all of its runs in one sample.
 
-    An op takes the seconds and the dispatch of all runs, and what it sends to other modules is sent
-    in all of them. Every border between devices is crossed by the prompt once and by each step: the
-    latency of a link is the mean of both, so that their sum is that of all crossings; so is the
-    dispatch of a segment.
+    An op takes the seconds and the dispatch of all runs. Links carry its tensors in all of them,
+    by `OpGraph.sent_bytes`; memory holds those of one run. Every border between devices is crossed
+    by the prompt once and by each step: the latency of a link is the mean of both, so that their
+    sum is that of all crossings; so is the dispatch of a segment.
     """
     repeats = graph.repeats
     if (repeats == 1).all():
-        return graph, cluster, seconds
-    group = merge_ids(graph.colocate, together)
-    src, dst = graph.edges
-    crosses = np.zeros(graph.num_tensors, dtype=bool)
-    crosses[graph.use_tensor[group[src] != group[dst]]] = True
-    size = graph.tensor_bytes * np.where(crosses, repeats[graph.producer], 1)
+        return cluster, seconds
     per_op = [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in cluster.devices]
     more = np.where(graph.is_io, 0, repeats - 1)[:, None] * np.array(per_op)
     mean = float(1 + repeats.max()) / 2
@@ -178,7 +170,6 @@ def _all_runs(
         for d in cluster.devices
     )
     return (
-        replace(graph, tensor_bytes=size),
         replace(cluster, devices=devices, link_latency_s=cluster.link_latency_s * mean),
         seconds * repeats[:, None] + more,
     )

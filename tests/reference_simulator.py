@@ -66,9 +66,9 @@ def op_seconds(problem: Problem, device: list[int], op: int, reads: list[list[in
 
 
 def transfer_seconds(problem: Problem, tensor: int, source: int, destination: int) -> float:
-    """Latency plus bytes over bandwidth, in whole ticks."""
-    cluster = problem.cluster
-    size = float(problem.graph.tensor_bytes[tensor])
+    """Latency plus the bytes of all runs over bandwidth, in whole ticks."""
+    cluster, graph = problem.cluster, problem.graph
+    size = float(graph.tensor_bytes[tensor]) * float(graph.repeats[graph.producer[tensor]])
     bandwidth = float(cluster.link_bytes_per_s[source, destination])
     seconds = float(cluster.link_latency_s[source, destination]) + size / bandwidth
     grid = problem.unit.grid

@@ -122,6 +122,9 @@ def random_problem(
         weight_id=rng.integers(num_ops, size=num_ops),
         is_backward=np.arange(num_ops) >= rng.choice([num_ops // 2, num_ops]),
     )
+    # In half of the problems ops run several times in a sample: links carry more than devices hold.
+    repeats = np.random.default_rng([seed, 1]).choice([1, 1, 2, 5], size=num_ops)
+    graph = replace(graph, repeats=repeats if seed % 2 else np.ones_like(repeats))
     if ties:
         compute_s = rng.choice([0.0, 1.0, 2.0], size=(num_ops, num_devices))
     else:

@@ -91,7 +91,7 @@ def cut_tensors(problem: Problem, most_entries: float = np.inf) -> CutTensors:
     tensor, use_cut = np.unique(key // g, return_inverse=True)
     if np.isfinite(most_entries):
         readers = np.bincount(use_cut, minlength=len(tensor))
-        heaviest = np.argsort(-graph.tensor_bytes[tensor], kind="stable")
+        heaviest = np.argsort(-problem.sent_bytes[tensor], kind="stable")
         entries = np.cumsum(readers[heaviest]) * _entries_per_use(problem.num_devices)
         kept = np.zeros(len(tensor), dtype=bool)
         kept[heaviest[: int((entries <= most_entries).sum())]] = True
@@ -239,7 +239,7 @@ def _add_channel_loads(
     a = arrays_of(problem)
     loaded = [(k, *link) for k, link in enumerate(links) if a.channel[link] >= 0]
     used, number = np.unique([a.channel[s, to] for _, s, to in loaded], return_inverse=True)
-    size = a.tensor_bytes[tensor].astype(np.float64)
+    size = a.sent_bytes[tensor].astype(np.float64)
     send_s = np.array(
         [
             send_time(a.latency_s[s, to], size, a.bytes_per_s[s, to], a.round_to)
@@ -402,7 +402,7 @@ def _add_memory(
         if buffers and len(cut.tensor):
             for k in (k for k, (_, to) in enumerate(links) if to == i):
                 columns.append(first_y + np.arange(len(cut.tensor)) * len(links) + k)
-                values.append(2.0 * a.tensor_bytes[cut.tensor] / weights.memory[i])
+                values.append(2.0 * a.held_bytes[cut.tensor] / weights.memory[i])
         rows.add_row(columns, values, 1.0)
         for op in points.op[points.device == i].tolist() if buffers else ():
             more, held = _held_at(problem, cut, first_sent, i, op)
@@ -429,12 +429,12 @@ def _held_at(
     last = _last_readers(a)
     alive = (a.producer <= op) & (op <= last)
     held = np.zeros(problem.num_groups)
-    np.add.at(held, problem.group[a.producer[alive]], a.tensor_bytes[alive].astype(np.float64))
+    np.add.at(held, problem.group[a.producer[alive]], a.held_bytes[alive].astype(np.float64))
     groups = np.flatnonzero(held > 0.0)
     sent = np.flatnonzero(last[cut.tensor] < op)
     return (
         np.concatenate([groups * d + device, first_sent + sent * d + device]),
-        np.concatenate([held[groups], a.tensor_bytes[cut.tensor[sent]].astype(np.float64)]),
+        np.concatenate([held[groups], a.held_bytes[cut.tensor[sent]].astype(np.float64)]),
     )
 
 
@@ -455,9 +455,9 @@ def worst_points(
     a = arrays_of(problem)
     last = _last_readers(a)
     change = np.zeros((problem.num_ops + 1, problem.num_devices))
-    held = a.tensor_bytes[:, None] * x[problem.group[a.producer]]
+    held = a.held_bytes[:, None] * x[problem.group[a.producer]]
     np.add.at(change, a.producer, held)
-    np.add.at(change, last + 1, -held if sent is None else a.tensor_bytes[:, None] * sent - held)
+    np.add.at(change, last + 1, -held if sent is None else a.held_bytes[:, None] * sent - held)
     devices = np.arange(problem.num_devices)
     fullest = np.cumsum(change, axis=0)[:-1].argmax(axis=0).astype(np.int64)
     return SeparationPoints(devices, fullest)

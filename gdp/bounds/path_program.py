@@ -251,13 +251,13 @@ class _Builder:
         for i in range(self.d):
             row = [*columns, group[inner] * self.d + i], [*values, self.op[inner, i]]
             if u >= 0 and v < n and uses:
-                self._add_visit(block, i, int(a.tensor_bytes[list(uses)].min()), row)
+                self._add_visit(block, i, int(a.sent_bytes[list(uses)].min()), row)
             self.rows.add_row(*row)
         if not uses:
             return
         column = np.array([self._send_column(t, readers) for t, readers in uses.items()])
         keep = column >= 0
-        size, column = a.tensor_bytes[list(uses)][keep], column[keep]
+        size, column = a.sent_bytes[list(uses)][keep], column[keep]
         for channel in np.unique(a.channel[self.source, self.target]):
             on = [k for k, link in enumerate(self.links) if a.channel[link] == channel >= 0]
             seconds = [
@@ -329,8 +329,8 @@ def _touched_bytes(problem: Problem) -> Float[np.ndarray, "G D"]:
     size = np.zeros(problem.num_ops)
     op = np.repeat(np.arange(problem.num_ops), np.diff(a.in_start))
     reads = np.unique(np.stack([op, a.in_tensor]), axis=1)
-    np.add.at(size, reads[0], a.tensor_bytes[reads[1]].astype(np.float64))
-    np.add.at(size, a.producer, a.tensor_bytes.astype(np.float64))
+    np.add.at(size, reads[0], a.held_bytes[reads[1]].astype(np.float64))
+    np.add.at(size, a.producer, a.held_bytes.astype(np.float64))
     takes = np.isfinite(a.compute_s) & (a.compute_s > 0.0)
     most = np.zeros((problem.num_groups, problem.num_devices))
     np.maximum.at(most, problem.group, np.where(takes, size[:, None], 0.0))

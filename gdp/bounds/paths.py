@@ -91,7 +91,7 @@ class Part(NamedTuple):
     first_input: Int[np.ndarray, "M+1"]
     source: Int[np.ndarray, "P"]
     tensor: Int[np.ndarray, "P"]  # -1: nothing is sent, wherever the op runs
-    tensor_bytes: Float[np.ndarray, "K"]
+    sent_bytes: Float[np.ndarray, "K"]
     latency_s: Float[np.ndarray, "D D"]
     s_per_byte: Float[np.ndarray, "D D"]
     channel: Int[np.ndarray, "D D"]
@@ -144,9 +144,9 @@ def arcs_of(problem: Problem) -> Arcs:
     src, dst = graph.edges
     key, which = np.unique(dst * (n + 1) + src, return_inverse=True)
     count = np.bincount(which, minlength=len(key)).astype(np.float64)
-    size = np.bincount(which, graph.tensor_bytes[graph.use_tensor], minlength=len(key))
+    size = np.bincount(which, problem.sent_bytes[graph.use_tensor], minlength=len(key))
     largest = np.zeros(len(key))
-    np.maximum.at(largest, which, graph.tensor_bytes[graph.use_tensor].astype(np.float64))
+    np.maximum.at(largest, which, problem.sent_bytes[graph.use_tensor].astype(np.float64))
     last = np.setdiff1d(np.arange(n), src)
     source = np.concatenate([key % (n + 1), last])
     target = np.concatenate([key // (n + 1), np.full(len(last), n)])
@@ -301,7 +301,7 @@ def _part(problem: Problem, arcs: Arcs, u: int, v: int, inner: Int[np.ndarray, "
         first_input=np.array(first, np.int64),
         source=np.array(source, np.int64),
         tensor=np.array(tensor, np.int64),
-        tensor_bytes=a.tensor_bytes[list(tensors)].astype(np.float64),
+        sent_bytes=a.sent_bytes[list(tensors)].astype(np.float64),
         latency_s=arcs.latency_s,
         s_per_byte=arcs.s_per_byte,
         channel=a.channel,
@@ -346,6 +346,6 @@ def _search_state(part: Part) -> SearchState:
 
     return SearchState(
         np.zeros(x), np.zeros(x), np.zeros(x), ints(x), np.zeros(x, np.uint64), np.zeros((x, x)),
-        ints(x), ints(x), ints(x), ints(max(1, len(part.tensor_bytes)), d), ints(d), ints(n),
+        ints(x), ints(x), ints(x), ints(max(1, len(part.sent_bytes)), d), ints(d), ints(n),
         ints(n), np.zeros((n, d)), ints(n, d), np.zeros((n, d)), ints(n), ints(n), ints(n), ints(n),
     )  # fmt: skip

@@ -233,7 +233,7 @@ def _place(p, w, op, d, count, home):
         w.node_tensor[count], w.node_to[count] = tensor, d
         w.head_s[count], w.before[count] = 0.0, 0
         _follow(w.head_s, w.busy_s, w.before, w.path_s, count, w.node[u] if u >= 0 else -1)
-        seconds = p.latency_s[e, d] + p.tensor_bytes[tensor] * p.s_per_byte[e, d]
+        seconds = p.latency_s[e, d] + p.sent_bytes[tensor] * p.s_per_byte[e, d]
         # Where nothing queues a transfer is on a machine that is never looked at.
         channel = p.channel[e, d] if p.channel[e, d] >= 0 else p.num_channels
         w.machine[count], w.busy_s[count] = num_devices + channel, seconds
@@ -299,7 +299,7 @@ def _fill_after(p, w, target_device):
                     seconds = p.op_s[op, d] + w.after_s[op, d]
                     if e != d and tensor >= 0:
                         seconds += p.latency_s[e, d] + p.opens_s[op, d]
-                        seconds += p.tensor_bytes[tensor] * p.s_per_byte[e, d]
+                        seconds += p.sent_bytes[tensor] * p.s_per_byte[e, d]
                     least_s = min(least_s, seconds)
                 w.after_s[u, e] = max(w.after_s[u, e], least_s)
 

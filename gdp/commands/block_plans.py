@@ -241,13 +241,13 @@ def module_blocks(
     last = np.full(graph.num_tensors, -1)
     np.maximum.at(last, graph.use_tensor[crosses], block[graph.use_op[crosses]])
     cut = np.arange(count + 1)
-    passes = graph.repeats[graph.producer]
-    open_at = ((block[graph.producer] < cut[:, None]) & (cut[:, None] <= last)) * passes
+    open_at = (block[graph.producer] < cut[:, None]) & (cut[:, None] <= last)
     op_bytes = np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops)
     block_bytes = np.bincount(block, op_bytes, count)
     return ModuleBlocks(
         graph, cluster, block, stretch_s, _weight_bytes(graph, block, count),
-        (open_at * graph.tensor_bytes).sum(axis=1), open_at.sum(axis=1), int(block_bytes.max()),
+        (open_at * graph.sent_bytes).sum(axis=1),
+        (open_at * graph.repeats[graph.producer]).sum(axis=1), int(block_bytes.max()),
     )  # fmt: skip
 
 

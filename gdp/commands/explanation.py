@@ -241,7 +241,7 @@ def _transfers(view: PlacementView, kernels: Int[np.ndarray, "K"]) -> list[dict[
                 "tensor": graph.tensor_names[tensor], "made_by": op_label(graph, maker),
                 "direction": "out" if mine[maker] else "in",
                 "source": names[sent.transfers.source[k]], "destination": names[to],
-                "bytes": int(graph.tensor_bytes[tensor]),
+                "bytes": int(view.problem.sent_bytes[tensor]),
                 "seconds": float(sent.transfers.arrive_s[k] - sent.transfers.start_s[k]),
             }
         )  # fmt: skip

@@ -161,12 +161,12 @@ def _llama_blocks(
         raise InfeasibleError(
             f"llama.cpp keeps token_embd on the CPU, and {cluster.device_names[cpu]!r} is forbidden"
         )
-    sent_bytes = np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops).astype(np.int64)
+    made_bytes = np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops).astype(np.int64)
     largest = max(
-        int(sent_bytes[layer].sum() + sent_bytes[experts].sum())
+        int(made_bytes[layer].sum() + made_bytes[experts].sum())
         for layer, experts in zip(slots.layers, slots.experts, strict=True)
     )
-    flow, most = int(sent_bytes[slots.embedding].sum()), int(graph.repeats.max())
+    flow, most = int(made_bytes[slots.embedding].sum()), int(graph.repeats.max())
     memory_bytes = cluster.memory_bytes.copy()
     memory_bytes[cpu] -= int(graph.weight_bytes[slots.embedding].sum())
 
@@ -188,11 +188,10 @@ def _llama_blocks(
 
 def _crossing(graph: OpGraph, ops: Int[np.ndarray, "M"]) -> tuple[int, int]:
     """Bytes that some ops read from others, and that others read from them, in all passes."""
-    size = graph.tensor_bytes * graph.repeats[graph.producer]
     inside = np.zeros(graph.num_ops, dtype=bool)
     inside[ops] = True
     into, out = border_tensors(graph, inside)
-    return int(size[into].sum()), int(size[out].sum())
+    return int(graph.sent_bytes[into].sum()), int(graph.sent_bytes[out].sum())
 
 
 def _llama_devices(

@@ -104,21 +104,22 @@ class _Groups:
     tensor_group: Int[np.ndarray, "T"]
 
 
-def _groups(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> _Groups:
+def _groups(graph: OpGraph, group_of: Int[np.ndarray, "N"], size: Int[np.ndarray, "T"]) -> _Groups:
+    """The groups, with so many bytes for each tensor: held by memory, or sent over links."""
     num, t = int(group_of.max()) + 1, max(graph.num_tensors, 1)
     maker = group_of[graph.producer]
     across = maker[graph.use_tensor] != group_of[graph.use_op]
     key = np.unique(group_of[graph.use_op][across] * t + graph.use_tensor[across])
     use_group, use_tensor = key // t, key % t
-    size = graph.tensor_bytes[use_tensor].astype(float)
+    use_bytes = size[use_tensor].astype(float)
     edges, inverse = np.unique(maker[use_tensor] * num + use_group, return_inverse=True)
     src, dst = edges // num, edges % num
     sent = np.unique(use_tensor)
     return _Groups(
         group_of=group_of, src=src, dst=dst,
-        edge_bytes=_sum(size, inverse, len(edges)),
-        in_bytes=_sum(size, use_group, num),
-        out_bytes=_sum(graph.tensor_bytes[sent], maker[sent], num),
+        edge_bytes=_sum(use_bytes, inverse, len(edges)),
+        in_bytes=_sum(use_bytes, use_group, num),
+        out_bytes=_sum(size[sent], maker[sent], num),
         out_degree=np.bincount(src, minlength=num), in_degree=np.bincount(dst, minlength=num),
         use_group=use_group, use_tensor=use_tensor, tensor_group=maker,
     )  # fmt: skip
@@ -134,7 +135,7 @@ def _fused_groups(graph: OpGraph, label: Int[np.ndarray, "N"]) -> Int[np.ndarray
     # Producers first: an op joins its reader only when no producer has taken it.
     for readers in (False, True):
         for _ in range(_MAX_PASSES):
-            groups = _groups(graph, group_of)
+            groups = _groups(graph, group_of, graph.tensor_bytes)
             light = _sum(load[:, 0], group_of) < 1.0
             pairs, wide = _fusible_pairs(groups, light, _sum(_work_s(graph), group_of), readers)
             merged = _contract(graph, groups, pairs, wide, label, limits)
@@ -190,7 +191,7 @@ def _coarse_groups(
     cap_share = 1.0 / max_ops
     while group_of.max() >= max_ops and cap_share < 4.0:
         cap = np.array([total[0] * cap_share, 4 * total[1] * cap_share, 1.0])
-        groups = _groups(graph, group_of)
+        groups = _groups(graph, group_of, graph.sent_bytes)
         close = None if near is None else _mean_near(graph, groups, near)
         pairs = np.concatenate(list(_coarse_pairs(groups, cap_share > 1.0, close)))
         limits = _Limits(load, cap, class_work, 16 * cap[0])
@@ -336,7 +337,7 @@ def _contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
     work = _work_s(graph) + np.where(_types_in(graph, _CHEAP), 0.0, 1e3)
     order = np.lexsort((-np.arange(graph.num_ops), work, group_of))
     lead = order[np.append(np.diff(group_of[order]) != 0, True)]  # the costliest op of each
-    groups = _groups(graph, group_of)
+    groups = _groups(graph, group_of, graph.tensor_bytes)
     read = np.zeros(graph.num_tensors, dtype=bool)
     read[graph.use_tensor] = True
     keep = ~read

@@ -28,6 +28,9 @@ and as int64, those of a thousand samples in flight too; beyond, they would wrap
 MAX_REPEATS = 1 << 31
 """Runs of one op in a sample."""
 
+MAX_SENT_BYTES = 1 << 62
+"""Bytes of all tensors in all runs of a sample: whole numbers of 64 bits hold their sums."""
+
 T = TypeVar("T")
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...]
 
@@ -58,7 +61,7 @@ class OpGraph:
     memory_traffic_bytes: Float[np.ndarray, "N"]  # read and written, weights included
     weight_bytes: Int[np.ndarray, "N"]  # parameters, optimizer state and constants the op holds
     weight_id: Int[np.ndarray, "N"]  # ops that share a tied weight share an id
-    tensor_bytes: Int[np.ndarray, "T"]
+    tensor_bytes: Int[np.ndarray, "T"]  # while it is alive, of one run of its producer
     producer: Int[np.ndarray, "T"]  # [t]: the op that makes t, ascending
     use_tensor: Int[np.ndarray, "E"]  # (tensor, op) pairs, each once, sorted by op, then tensor
     use_op: Int[np.ndarray, "E"]
@@ -115,6 +118,14 @@ class OpGraph:
     def is_io(self) -> Bool[np.ndarray, "N"]:
         """True for graph inputs and outputs."""
         return np.array([t in (INPUT, OUTPUT) for t in self.op_types], dtype=bool)
+
+    @functools.cached_property
+    def sent_bytes(self) -> Int[np.ndarray, "T"]:
+        """Bytes of each tensor over a link in one sample: memory holds `tensor_bytes`, and each run
+        of the producer sends them anew."""
+        sent = self.tensor_bytes * self.repeats[self.producer]
+        sent.setflags(write=False)
+        return sent
 
     @functools.cached_property
     def edges(self) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "E"]]:
@@ -335,6 +346,12 @@ def _violations(graph: OpGraph) -> list[str]:
                 f"{key} are {total:.3g} bytes in all, more than the {MAX_BYTES:.3g} that gdp sums "
                 "exactly; a size is wrong"
             )
+    sent = float((graph.tensor_bytes * graph.repeats[graph.producer].astype(np.float64)).sum())
+    if sent > MAX_SENT_BYTES:
+        violations.append(
+            f"tensor_bytes times repeats are {sent:.3g} bytes in all, more than the "
+            f"{MAX_SENT_BYTES:.3g} that whole numbers of 64 bits hold; repeats is wrong"
+        )
     with np.errstate(over="ignore"):
         for key in ("flop", "memory_traffic_bytes"):
             if not np.isfinite(getattr(graph, key).sum()):

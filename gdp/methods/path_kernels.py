@@ -46,7 +46,7 @@ def path_seconds(a, order, cost_s, latency_s, s_per_byte, devices, up_s, down_s)
                     seconds = up[reader]
                     if there != here:
                         seconds += latency_s[here, there]
-                        seconds += a.tensor_bytes[t] * s_per_byte[here, there]
+                        seconds += a.sent_bytes[t] * s_per_byte[here, there]
                     longest = max(longest, seconds)
             up[op] = cost_s[op, here] + longest
         for step in range(n):
@@ -59,7 +59,7 @@ def path_seconds(a, order, cost_s, latency_s, s_per_byte, devices, up_s, down_s)
                 seconds = down[maker] + cost_s[maker, there]
                 if there != here:
                     seconds += latency_s[there, here]
-                    seconds += a.tensor_bytes[t] * s_per_byte[there, here]
+                    seconds += a.sent_bytes[t] * s_per_byte[there, here]
                 longest = max(longest, seconds)
             down[op] = longest
 

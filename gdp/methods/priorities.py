@@ -56,8 +56,8 @@ def mean_send_s(a: Arrays) -> Float[np.ndarray, "T"]:
     """The mean over all links of a tensor's seconds on it; zero where there is one device."""
     off = ~np.eye(len(a.latency_s), dtype=bool)
     if not off.any():
-        return np.zeros(len(a.tensor_bytes))
-    return a.latency_s[off].mean() + a.tensor_bytes * (1.0 / a.bytes_per_s[off]).mean()
+        return np.zeros(len(a.sent_bytes))
+    return a.latency_s[off].mean() + a.sent_bytes * (1.0 / a.bytes_per_s[off]).mean()
 
 
 def ranks_to_try(problem: Problem) -> list[Int[np.ndarray, "N"] | None]:
@@ -143,7 +143,7 @@ def links(problem: Problem) -> tuple[Float[np.ndarray, "D D"], Float[np.ndarray,
     s_per_byte = np.where(np.isinf(cluster.link_bytes_per_s), 0.0, 1.0 / cluster.link_bytes_per_s)
     if problem.tensor_s is None:
         return np.array(cluster.link_latency_s), s_per_byte
-    moved = float(np.maximum(problem.graph.tensor_bytes, 1).sum())
+    moved = float(np.maximum(problem.sent_bytes, 1).sum())
     per_byte = 2.0 * float(problem.tensor_s.sum()) / moved
     return np.zeros_like(s_per_byte), np.where(s_per_byte > 0, per_byte, 0.0)
 

@@ -165,7 +165,7 @@ def _group_bytes(problem: Problem) -> Float[np.ndarray, "G"]:
     """Bytes that moving each group frees at least: its weights and what it makes."""
     a = arrays_of(problem)
     size = group_weight_bytes(problem).astype(float)
-    np.add.at(size, a.group[a.producer], a.tensor_bytes)
+    np.add.at(size, a.group[a.producer], a.held_bytes)
     return size
 
 

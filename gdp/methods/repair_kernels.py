@@ -48,13 +48,13 @@ def neighbour_bytes(a, group_device, g, near):
             t = a.in_tensor[y]
             h = a.group[a.producer[t]]
             if h != g and group_device[h] < near.shape[0]:
-                near[group_device[h]] += a.tensor_bytes[t]
+                near[group_device[h]] += a.sent_bytes[t]
         for y in range(a.out_start[i], a.out_start[i + 1]):
             t = a.out_tensor[y]
             for z in range(a.use_start[t], a.use_start[t + 1]):
                 h = a.group[a.use_op[z]]
                 if h != g and group_device[h] < near.shape[0]:
-                    near[group_device[h]] += a.tensor_bytes[t]
+                    near[group_device[h]] += a.sent_bytes[t]
 
 
 @numba.njit(**BARE)

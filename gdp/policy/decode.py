@@ -126,7 +126,7 @@ def prepare(
 def _kept(problem: Problem) -> Bool[np.ndarray, "T"]:
     """Of a full pipeline that trains: what forward ops make and backward ops read."""
     a = arrays_of(problem)
-    read_back = np.zeros(len(a.tensor_bytes), dtype=bool)
+    read_back = np.zeros(len(a.held_bytes), dtype=bool)
     if objective_of(problem).copies > 1.0:
         tensor_of_use = np.repeat(np.arange(len(read_back)), np.diff(a.use_start))
         read_back[tensor_of_use[a.is_backward[a.use_op]]] = True

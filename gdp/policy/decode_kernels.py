@@ -26,7 +26,7 @@ def held_bytes(p, s, t, i, copies):
     if p.kept[t]:
         stage = s.stage[i] if s.stage[i] >= 0 else s.num_stages[0]
         copies += s.stage.shape[0] - 1 - stage
-    return copies * p.tensor_bytes[t]
+    return copies * p.held_bytes[t]
 
 
 @numba.njit(**INNER)
@@ -151,7 +151,7 @@ def drop(p, s, t):
     for i in range(s.live_bytes.shape[0]):
         if s.held[t, i]:
             s.held[t, i] = False
-            s.live_bytes[i] -= p.tensor_bytes[t]
+            s.live_bytes[i] -= p.held_bytes[t]
 
 
 NEIGHBOURHOOD = 48
@@ -184,7 +184,7 @@ def arrival(p, s, t, i):
     if s.arrival_s[t, i] < np.inf:
         return s.arrival_s[t, i], 0.0
     home = s.placed[p.producer[t], 0]
-    seconds = p.latency_s[home, i] + p.tensor_bytes[t] * p.s_per_byte[home, i]
+    seconds = p.latency_s[home, i] + p.sent_bytes[t] * p.s_per_byte[home, i]
     start, channel = s.finish_s[p.producer[t]], p.channel[home, i]
     if channel >= 0:
         start = max(start, s.channel_s[channel])
@@ -226,7 +226,7 @@ def future_pull(p, s, op, pull, kin, sibling):
                 seen += 1
                 home = s.placed[p.producer[p.in_tensor[m]], 0]
                 if home >= 0:
-                    size = p.tensor_bytes[p.in_tensor[m]] + 1.0
+                    size = p.sent_bytes[p.in_tensor[m]] + 1.0
                     pull[home] += size
             if seen > NEIGHBOURHOOD:
                 break
@@ -288,7 +288,7 @@ def gather_inputs(p, s, op, mask, row, work):
     total, heaviest, heaviest_bytes = 0.0, -1, -1.0
     for k in range(p.in_start[op], p.in_start[op + 1]):
         t = p.in_tensor[k]
-        size = p.tensor_bytes[t] + 1.0
+        size = p.sent_bytes[t] + 1.0
         total += size
         if size > heaviest_bytes:
             heaviest_bytes, heaviest = size, s.placed[p.producer[t], 0]
@@ -439,7 +439,7 @@ def new_state(p: typing.Any) -> DecodeState:
     """An empty machine."""
     n, d = p.cost_s.shape
     return DecodeState(
-        arrival_s=np.full((len(p.tensor_bytes), d), np.inf),
+        arrival_s=np.full((len(p.sent_bytes), d), np.inf),
         free_s=np.zeros(d),
         channel_s=np.zeros(p.num_channels),
         load_s=np.zeros(d),
@@ -450,8 +450,8 @@ def new_state(p: typing.Any) -> DecodeState:
         weight_bytes=np.zeros(d),
         live_bytes=np.zeros(d),
         fullest_bytes=np.zeros(d),
-        held=np.zeros((len(p.tensor_bytes), d), dtype=np.bool_),
-        seen=np.zeros(len(p.tensor_bytes), dtype=np.int64),
+        held=np.zeros((len(p.sent_bytes), d), dtype=np.bool_),
+        seen=np.zeros(len(p.sent_bytes), dtype=np.int64),
         visit=np.zeros(1, dtype=np.int64),
         stage=np.full(d, -1, dtype=np.int64),
         num_stages=np.zeros(1, dtype=np.int64),

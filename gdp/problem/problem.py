@@ -46,6 +46,8 @@ class Problem:
     objective: str  # a name of `gdp.sim.objectives.OBJECTIVES`
     allowed: Bool[np.ndarray, "N D"]  # kernel support and the user's pins, both hard
     group: Int[np.ndarray, "N"]  # ops of one group share a device; ids 0..G-1
+    # Over a link in one sample. Devices hold `graph.tensor_bytes`, however often an op runs.
+    sent_bytes: Int[np.ndarray, "T"]
     # Time to move a tensor between an accelerator and host memory, whatever the devices; only
     # max_load and block_latency have it, the event simulator uses the cluster's links.
     tensor_s: Float[np.ndarray, "T"] | None = None
@@ -115,7 +117,8 @@ def make_problem(
     unit: TimeUnit = SECONDS,
 ) -> Problem:
     """A problem; `allowed` and `together` (ids, ops of one id share a device) are the user's.
-    `unit` is that of all times given; seconds by default.
+    `compute_s` is of all runs of an op in one sample (`graph.repeats`). `unit` is that of all times
+    given; seconds by default.
 
     Raises `InfeasibleError` when some op, or some group that must share a device, can run on no
     device at all; the message names it.
@@ -140,8 +143,8 @@ def make_problem(
             )
     group = merge_ids(graph.colocate, together)
     problem = Problem(
-        graph, cluster, compute_s, objective, possible, group, tensor_s, replicas,
-        unit,
+        graph, cluster, compute_s, objective, possible, group, graph.sent_bytes, tensor_s,
+        replicas, unit,
     )  # fmt: skip
     torn = np.flatnonzero(~problem.group_allowed.any(axis=1))
     if torn.size:

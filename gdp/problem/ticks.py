@@ -117,7 +117,7 @@ def _distinct_times(problem: Problem, finite_s: Float[np.ndarray, "M"]) -> Float
     if problem.tensor_s is None:
         off = ~np.eye(problem.num_devices, dtype=bool)
         links = np.stack([cluster.link_latency_s[off], cluster.link_bytes_per_s[off]], axis=1)
-        size = np.unique(problem.graph.tensor_bytes)
+        size = np.unique(problem.sent_bytes)
         parts += [latency_s + size / rate for latency_s, rate in np.unique(links, axis=0)]
     else:  # without links
         parts.append(problem.tensor_s)

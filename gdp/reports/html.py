@@ -215,7 +215,7 @@ def _cut(view: PlacementView, sample: int) -> Iterator[dict[str, Any]]:
         read_by = read_by[view.device[read_by] == to]
         yield {
             "sample": sample, "tensor": graph.tensor_names[tensor],
-            "bytes": int(graph.tensor_bytes[tensor]),
+            "bytes": int(view.problem.sent_bytes[tensor]),
             "seconds": float(transfers.arrive_s[k] - transfers.start_s[k]),
             "waits_s": max(0.0, float(transfers.start_s[k] - sent.finish_s[maker])),
             "source": names[transfers.source[k]], "destination": names[to],

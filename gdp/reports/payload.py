@@ -124,7 +124,7 @@ def _drawn(way: PlacementView, lane: Int[np.ndarray, "X"]) -> dict[str, list[Any
         "destination": sent.destination[drawn].tolist(),
         "start": _ns(sent.start_s[drawn] + way.since_s),
         "length": _ns((sent.arrive_s - sent.start_s)[drawn]),
-        "bytes": graph.tensor_bytes[sent.tensor[drawn]].tolist(),
+        "bytes": way.problem.sent_bytes[sent.tensor[drawn]].tolist(),
     }
 
 

@@ -91,7 +91,7 @@ def _transfers(view: PlacementView, lane: Int[np.ndarray, "X"], way: str) -> Ite
             "name": f"{graph.tensor_names[tensor]}: {names[a]} to {names[b]}", "cat": "transfer",
             **_lasts(start_s, arrive_s),
             "args": {
-                "bytes": int(graph.tensor_bytes[tensor]), "made_by": op_label(graph, maker),
+                "bytes": int(view.problem.sent_bytes[tensor]), "made_by": op_label(graph, maker),
             },
         }  # fmt: skip
         readers = graph.use_op[use_of[first[tensor] : first[tensor + 1]]]

@@ -148,7 +148,7 @@ def _transfers(
         sent.tensor.tolist(), sent.source.tolist(), sent.destination.tolist(),
         sent.start_s.tolist(), sent.arrive_s.tolist(), strict=True,
     ):  # fmt: skip
-        bytes_ = float(timed.graph.tensor_bytes[t])
+        bytes_ = float(timed.sent_bytes[t])
         both = totals[i, j]
         both[0] += float(base.link_latency_s[i, j]) + bytes_ / float(base.link_bytes_per_s[i, j])
         both[1] += max(arrive_s - start_s + rest_s, 0.1 * (arrive_s - start_s), 1e-7)

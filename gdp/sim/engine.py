@@ -62,9 +62,9 @@ class EngineArrays(NamedTuple):
     input_tensor: UInt[np.ndarray, "E"]
     input_op: UInt[np.ndarray, "E"]  # the producer of that tensor
     producer: UInt[np.ndarray, "T"]
-    tensor_bytes: Float[np.ndarray, "T"]
-    held_bytes: Int[np.ndarray, "T"]  # the same as integers
-    output_bytes: Int[np.ndarray, "N"]  # of all tensors of an op
+    sent_bytes: Float[np.ndarray, "T"]  # over a link in one sample
+    held_bytes: Int[np.ndarray, "T"]
+    output_bytes: Int[np.ndarray, "N"]  # held by all tensors of an op
     latency_s: Float[np.ndarray, "D D"]
     bytes_per_s: Float[np.ndarray, "D D"]
     channel: Int[np.ndarray, "D D"]  # 0..C-1; C, where copies do not queue: it is always free
@@ -137,8 +137,8 @@ def arrays(problem: Problem) -> EngineArrays:
     weight_op = np.flatnonzero(graph.weight_bytes)
     weight_op = weight_op[np.argsort(graph.weight_id[weight_op], kind="stable")]
     output_bytes = np.zeros(n, dtype=np.int64)
-    np.add.at(output_bytes, a.producer, a.tensor_bytes)
-    weight_bytes, all_bytes = int(graph.weight_bytes.sum()), int(a.tensor_bytes.sum())
+    np.add.at(output_bytes, a.producer, a.held_bytes)
+    weight_bytes, all_bytes = int(graph.weight_bytes.sum()), int(a.held_bytes.sum())
     smallest = int(a.memory_bytes.min())
     return EngineArrays(
         op_s=a.compute_s,
@@ -158,8 +158,8 @@ def arrays(problem: Problem) -> EngineArrays:
         input_tensor=a.in_tensor.astype(np.uint32),
         input_op=a.producer[a.in_tensor].astype(np.uint32),
         producer=a.producer.astype(np.uint32),
-        tensor_bytes=a.tensor_bytes.astype(np.float64),
-        held_bytes=a.tensor_bytes,
+        sent_bytes=a.sent_bytes.astype(np.float64),
+        held_bytes=a.held_bytes,
         output_bytes=output_bytes,
         latency_s=a.latency_s,
         bytes_per_s=a.bytes_per_s,
@@ -193,7 +193,7 @@ def _channels(cluster: Cluster) -> Int[np.ndarray, "D D"]:
 def _is_direct(cluster: Cluster, channel: Int[np.ndarray, "D D"], a: Arrays) -> bool:
     """True if arrivals of what a device sends depend on its own finishes alone."""
     source, to = np.nonzero(~np.eye(cluster.num_devices, dtype=bool))
-    smallest = a.tensor_bytes.min(initial=np.iinfo(np.int64).max)
+    smallest = a.sent_bytes.min(initial=np.iinfo(np.int64).max)
     rates = a.latency_s[source, to], float(smallest), a.bytes_per_s[source, to]
     takes_time = send_time(*rates, a.round_to) > 0
     queues = cluster.queues[source, to]

@@ -111,7 +111,8 @@ def held_bytes(problem: Problem, device: Int[np.ndarray, "N"]) -> Int[np.ndarray
 
 
 def host_transfer_s(graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "T"]:
-    """Seconds to move each tensor between an accelerator and the host, over the slowest such link.
+    """Seconds to move each tensor between an accelerator and the host, over the slowest such link,
+    in all runs of its producer.
 
     What `tensor_s` of a problem is where nothing else states it.
     """
@@ -124,7 +125,7 @@ def host_transfer_s(graph: OpGraph, cluster: Cluster) -> Float[np.ndarray, "T"]:
                 cluster.link_latency_s[i, j] + graph.tensor_bytes / cluster.link_bytes_per_s[i, j]
             )
             seconds = np.maximum(seconds, link_s)
-    return seconds
+    return seconds * graph.repeats[graph.producer]
 
 
 def _tensor_s(problem: Problem) -> Float[np.ndarray, "T"]:

@@ -208,7 +208,9 @@ def _contract(
     src, dst = graph.edges
     crosses = segment[src] != segment[dst]
     kept = np.unique(graph.use_tensor[crosses])
-    position = np.searchsorted(kept, graph.use_tensor[crosses])
+    kept = kept[np.argsort(segment[graph.producer[kept]], kind="stable")]
+    number = np.zeros(graph.num_tensors, dtype=np.int64)
+    number[kept] = np.arange(len(kept))
     _, first = np.unique(segment, return_index=True)
     held = _once_per_segment(graph, segment)
     io = graph.is_io[first]
@@ -217,13 +219,13 @@ def _contract(
         [graph.op_names[op] if io[s] else f"segment {s}" for s, op in enumerate(first)],
         [graph.op_types[op] if io[s] else "Segment" for s, op in enumerate(first)],
         _pairs(segment[graph.producer[kept]], graph.tensor_bytes[kept]),
-        _pairs(position, segment[dst[crosses]]),
+        _pairs(number[graph.use_tensor[crosses]], segment[dst[crosses]]),
         flop=np.bincount(segment, graph.flop, count),
         memory_traffic_bytes=np.bincount(segment, graph.memory_traffic_bytes, count),
         weight_bytes=np.bincount(segment[held], graph.weight_bytes[held], count),
         tensor_names=[graph.tensor_names[t] for t in kept],
     )  # fmt: skip
-    # Ids are topological, so make_graph keeps the order of ops; of tensors, by producer as here.
+    # Ids are topological and tensors sorted by producer, so that make_graph keeps both orders.
     tensor_s = None if problem.tensor_s is None else problem.tensor_s[kept]
     # Where the segments are is decided, so that nothing needs to be checked or tied together.
     return Problem(
@@ -233,6 +235,7 @@ def _contract(
         problem.objective,
         all_per_group(problem.allowed, segment),
         np.arange(count),
+        problem.sent_bytes[kept],
         tensor_s,
         unit=problem.unit,
     )

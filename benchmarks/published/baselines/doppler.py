@@ -100,7 +100,7 @@ def make_graph(arena: Arena) -> Graph:
     count, graph = nodes.count, problem.graph
     size = np.zeros((count, count))
     src, dst = (nodes.node_of[end] for end in graph.edges)
-    np.add.at(size, (src, dst), graph.tensor_bytes[graph.use_tensor])
+    np.add.at(size, (src, dst), problem.sent_bytes[graph.use_tensor])
     np.fill_diagonal(size, 0.0)
     before = [[(int(p), float(size[p, v])) for p in np.flatnonzero(linked[:, v])]
               for linked in [_adjacency(nodes)] for v in range(count)]  # fmt: skip

@@ -82,7 +82,7 @@ def layers(problem: Problem, by_input: bool = True) -> np.ndarray:
         if by_input and first < op:
             found[op] = found[first]
         elif by_input and name is None:
-            maker = a.producer[read[a.tensor_bytes[read].argmax()]] if len(read) else 0
+            maker = a.producer[read[a.sent_bytes[read].argmax()]] if len(read) else 0
             found[op] = found[maker]
     return found
 

@@ -113,7 +113,7 @@ def _merged(arena: Arena) -> _Graph:
     np.logical_or.at(allowed, part, nodes.allowed)
     seconds = sum_per_group(compute_s(problem), of_op)
     made = np.zeros((size, 1))
-    np.add.at(made[:, 0], of_op[problem.graph.producer], problem.graph.tensor_bytes)
+    np.add.at(made[:, 0], of_op[problem.graph.producer], problem.sent_bytes)
     scaled = [values / max(values.max(), 1e-12) for values in (seconds, made)]
     static = np.concatenate(scaled, axis=1)
     return _Graph(part, allowed, near, reach.astype(np.float32), static)

@@ -105,11 +105,11 @@ def pays_segment(m, loads, op):
 def add_send(m, loads, t, source, to, sign):
     """Count (or, with sign -1, no longer count) a transfer and its two buffers."""
     seconds = transfer_time(
-        m.latency_s[source, to], m.tensor_bytes[t], m.bytes_per_s[source, to], m.round_to
+        m.latency_s[source, to], m.sent_bytes[t], m.bytes_per_s[source, to], m.round_to
     )
     if m.channel[source, to] >= 0:
         loads.channel_s[m.channel[source, to]] += sign * seconds
-    loads.room_bytes[to] += sign * (2 + loads.kept[t]) * m.tensor_bytes[t]
+    loads.room_bytes[to] += sign * (2 + loads.kept[t]) * m.held_bytes[t]
 
 
 @numba.njit(**INNER_INLINE)
@@ -150,7 +150,7 @@ def make_loads(m, loads, device):
         hold_weights(m, loads, op, d, 1)
     for t in range(m.producer.shape[0]):
         home = np.int64(device[m.producer[t]])
-        loads.room_bytes[home] += (1 + loads.kept[t]) * m.tensor_bytes[t]
+        loads.room_bytes[home] += (1 + loads.kept[t]) * m.held_bytes[t]
         for d in range(num_devices):
             if d != home and loads.readers[t, d] > 0:
                 add_send(m, loads, t, home, d, 1)
@@ -202,7 +202,7 @@ def move_outputs(m, loads, device, op, old, new):
                     add_send(m, loads, t, old, d, -1)
                 if d != new:
                     add_send(m, loads, t, new, d, 1)
-        held = (1 + loads.kept[t]) * m.tensor_bytes[t]
+        held = (1 + loads.kept[t]) * m.held_bytes[t]
         loads.room_bytes[old] -= held
         loads.room_bytes[new] += held
         move_readers(m, loads, device, t, old, new)

@@ -113,7 +113,7 @@ def log2_lines(z):
 @no_type_check
 def sending_s(m, t, source, to):
     return transfer_time(
-        m.latency_s[source, to], m.tensor_bytes[t], m.bytes_per_s[source, to], m.round_to
+        m.latency_s[source, to], m.sent_bytes[t], m.bytes_per_s[source, to], m.round_to
     )
 
 
@@ -236,9 +236,9 @@ def read_memory(m, a, w, q, device, latency_s):
                 begin_s = q.start_s[i] if e == home else q.finish_s[i]
                 first = min(count - 1, np.int64(begin_s * per_s))
                 end = min(count - 1, np.int64(q.last_s[e] * per_s)) + 1
-                q.held_bytes[e, first] += m.tensor_bytes[t]
+                q.held_bytes[e, first] += m.held_bytes[t]
                 if end < count:
-                    q.held_bytes[e, end] -= m.tensor_bytes[t]
+                    q.held_bytes[e, end] -= m.held_bytes[t]
     for e in range(d):
         held = w.hold[e, SUM]
         q.peak_bytes[e] = 0
@@ -313,7 +313,7 @@ def look_at_outputs(m, a, p, q, device, i, home, to):
     latest_s = q.span_s[0]
     for y in range(m.out_start[i], m.out_start[i + 1]):
         t = m.out_tensor[y]
-        x[BYTES] += m.tensor_bytes[t]
+        x[BYTES] += m.held_bytes[t]
         first = m.use_start[t]
         for u in range(first, min(m.use_start[t + 1], first + READERS)):
             j = m.use_op[u]

@@ -321,7 +321,7 @@ def _serial_s(problem: Problem) -> float:
 
     a = arrays_of(problem)
     compute_s = np.where(np.isfinite(a.compute_s), a.compute_s + a.segment_s, 0.0).max(axis=1)
-    sent_s = float(a.latency_s.max()) + a.tensor_bytes / float(a.bytes_per_s.min())
+    sent_s = float(a.latency_s.max()) + a.sent_bytes / float(a.bytes_per_s.min())
     return float(compute_s.sum() + sent_s.sum() * (problem.num_devices - 1)) or 1.0
 
 

@@ -160,7 +160,7 @@ class _Model:
                         continue
                     sent = model.new_bool_var("")
                     seconds = send_time(
-                        a.latency_s[i, j], a.tensor_bytes[t], a.bytes_per_s[i, j], a.round_to
+                        a.latency_s[i, j], a.sent_bytes[t], a.bytes_per_s[i, j], a.round_to
                     )
                     size = int(ticks(np.array(seconds), self.unit_s))
                     for g in {int(a.group[v]) for v in far}:

@@ -197,7 +197,7 @@ def _any_upper_s(problem: Problem, work_s: Float[np.ndarray, "G D"]) -> float:
     a = arrays_of(problem)
     most_s = np.where(np.isfinite(work_s), work_s, 0.0).max(axis=1).sum()
     openings = float(a.segment_s.max(initial=0.0)) * problem.num_ops
-    sent_s = a.latency_s.max() + a.tensor_bytes / a.bytes_per_s.min()
+    sent_s = a.latency_s.max() + a.sent_bytes / a.bytes_per_s.min()
     return float(most_s + openings + sent_s.sum() * problem.num_devices) or 1.0
 
 
@@ -238,7 +238,7 @@ def _busy_s(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
     source, to = device[a.producer[tensor]], device[a.use_op]
     pairs = np.unique(np.stack([tensor, source, to])[:, source != to], axis=1)
     link = pairs[1], pairs[2]
-    send_s = send_time(a.latency_s[link], a.tensor_bytes[pairs[0]], a.bytes_per_s[link], a.round_to)
+    send_s = send_time(a.latency_s[link], a.sent_bytes[pairs[0]], a.bytes_per_s[link], a.round_to)
     for end in (pairs[1], pairs[2]):
         busy_s = np.maximum(busy_s, np.bincount(end, send_s, problem.num_devices))
     return busy_s

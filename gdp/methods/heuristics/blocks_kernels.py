@@ -50,12 +50,12 @@ def fill_block_inputs(
                         opens = True
                         if counted[t] != x:
                             counted[t] = x
-                            total += mean_latency_s + a.tensor_bytes[t] * mean_s_per_byte
+                            total += mean_latency_s + a.sent_bytes[t] * mean_s_per_byte
                 for k in range(a.out_start[i], a.out_start[i + 1]):
                     t = a.out_tensor[k]
                     # Read before it was made: in a sequence that is not topological.
                     if counted[t] == x:
-                        total -= mean_latency_s + a.tensor_bytes[t] * mean_s_per_byte
+                        total -= mean_latency_s + a.sent_bytes[t] * mean_s_per_byte
                 opened += opens
 
 

@@ -102,7 +102,7 @@ def etf_assignments(problem: Problem) -> Iterator[Assignment]:
     from gdp.methods.heuristics.list_schedule_kernels import etf_plan
 
     a = arrays_of(problem)
-    level_s = longest_s(a, mean_compute_s(a), np.zeros(len(a.tensor_bytes)))
+    level_s = longest_s(a, mean_compute_s(a), np.zeros(len(a.sent_bytes)))
     rank = upward_rank(problem)
     for queues in (False, True):
         plan = etf_plan(a, level_s, queues)

@@ -91,7 +91,7 @@ def new_plan(a):
 @no_type_check
 def send_seconds(a, t, src, dst):
     return transfer_time(
-        a.latency_s[src, dst], a.tensor_bytes[t], a.bytes_per_s[src, dst], a.round_to
+        a.latency_s[src, dst], a.sent_bytes[t], a.bytes_per_s[src, dst], a.round_to
     )
 
 
@@ -160,9 +160,9 @@ def excess_bytes(a, plan, i, d, extra):
                 weights += a.weight_bytes[a.group_weight[x]]
     for x in range(a.in_start[i], a.in_start[i + 1]):
         if plan.arrival_s[a.in_tensor[x], d] == np.inf:
-            tensors += a.tensor_bytes[a.in_tensor[x]]
+            tensors += a.held_bytes[a.in_tensor[x]]
     for x in range(a.out_start[i], a.out_start[i + 1]):
-        tensors += a.tensor_bytes[a.out_tensor[x]]
+        tensors += a.held_bytes[a.out_tensor[x]]
     return max(weights + max(plan.fullest_bytes[d], tensors) - a.memory_bytes[d], 0)
 
 
@@ -239,7 +239,7 @@ def place_op(a, plan, i, d, insertion, queues):
             arrival = begin + send_seconds(a, t, src, d)
             keep_busy(plan.channel_s, a.channel[src, d], arrival)
             plan.arrival_s[t, d] = arrival
-            plan.live_bytes[d] += a.tensor_bytes[t]
+            plan.live_bytes[d] += a.held_bytes[t]
         ready = max(ready, plan.arrival_s[t, d])
     seconds = run_seconds(a, plan, i, d)
     start, gap = max(ready, plan.free_s[d]), -1
@@ -271,7 +271,7 @@ def take_memory(a, plan, i, d, finish):
         t = a.out_tensor[x]
         plan.arrival_s[t, d] = finish
         if plan.unread[t] > 0:
-            plan.live_bytes[d] += a.tensor_bytes[t]
+            plan.live_bytes[d] += a.held_bytes[t]
     plan.fullest_bytes[d] = max(plan.fullest_bytes[d], plan.live_bytes[d])
     for x in range(a.in_start[i], a.in_start[i + 1]):
         t = a.in_tensor[x]
@@ -279,7 +279,7 @@ def take_memory(a, plan, i, d, finish):
         if plan.unread[t] == 0:
             for e in range(plan.live_bytes.shape[0]):
                 if plan.arrival_s[t, e] < np.inf:
-                    plan.live_bytes[e] -= a.tensor_bytes[t]
+                    plan.live_bytes[e] -= a.held_bytes[t]
 
 
 @numba.njit(**INNER)

@@ -103,7 +103,7 @@ def _adjacency(
     src, dst = graph.edges
     u, v = number[problem.group[src]], number[problem.group[dst]]
     kept = (u >= 0) & (v >= 0) & (u != v)
-    size = graph.tensor_bytes[graph.use_tensor][kept].astype(float)
+    size = problem.sent_bytes[graph.use_tensor][kept].astype(float)
     u, v = u[kept], v[kept]
     key = np.concatenate([u * count + v, v * count + u])
     pair, which = np.unique(key, return_inverse=True)

@@ -157,7 +157,7 @@ def _labels(problem: Problem, paths: list[tuple[str, ...]]) -> Int[np.ndarray, "
         read = a.in_tensor[a.in_start[op] : a.in_start[op + 1]]
         read = read[~problem.graph.is_io[a.producer[read]]]
         if len(read):
-            label[op] = label[a.producer[read[a.tensor_bytes[read].argmax()]]]
+            label[op] = label[a.producer[read[a.sent_bytes[read].argmax()]]]
         else:
             label[op] = len(paths) + op
     return label

@@ -240,7 +240,7 @@ def _pipeline_edges(
             if key not in rows:
                 rows[key] = len(rows)
                 for t, pins, tail, read_outside in tensors:
-                    size = float(problem.graph.tensor_bytes[t])
+                    size = float(problem.sent_bytes[t])
                     w_in = (in_latency + size * in_pace) * takes_in
                     w_out = (out_latency + size * out_pace) * takes_out * (tail >= 0)
                     if not at_host:

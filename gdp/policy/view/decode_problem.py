@@ -80,7 +80,8 @@ class DecodeProblem(NamedTuple):
     out_start: Int[np.ndarray, "N+1"]
     out_tensor: Int[np.ndarray, "T"]
     producer: Int[np.ndarray, "T"]
-    tensor_bytes: Int[np.ndarray, "T"]
+    held_bytes: Int[np.ndarray, "T"]
+    sent_bytes: Int[np.ndarray, "T"]  # over a link in one sample
     num_uses: Int[np.ndarray, "T"]
     use_start: Int[np.ndarray, "T+1"]
     use_op: Int[np.ndarray, "E"]
@@ -106,7 +107,7 @@ class DecodeProblem(NamedTuple):
 
 SHARED = (
     "group", "group_allowed", "group_start", "group_op", "weight_bytes", "is_io", "is_backward",
-    "in_start", "in_tensor", "out_start", "out_tensor", "producer", "tensor_bytes", "use_start",
-    "use_op", "segment_s",
+    "in_start", "in_tensor", "out_start", "out_tensor", "producer", "held_bytes", "sent_bytes",
+    "use_start", "use_op", "segment_s",
 )  # fmt: skip
 """Fields of `DecodeProblem` that are arrays of `Arrays`."""

@@ -34,7 +34,7 @@ def slacks(a, s_per_byte, device, order, start_s, finish_s, latest_s, waited_s, 
             there = device[a.producer[t]]
             at = finish_s[a.producer[t]]
             if there != here:
-                at += a.latency_s[there, here] + a.tensor_bytes[t] * s_per_byte[there, here]
+                at += a.latency_s[there, here] + a.sent_bytes[t] * s_per_byte[there, here]
             ready = max(ready, at)
         waited_s[op] = start_s[op] - ready
         idle_s[op] = start_s[op] - due_s[here]
@@ -53,7 +53,7 @@ def slacks(a, s_per_byte, device, order, start_s, finish_s, latest_s, waited_s, 
                 there, seconds = device[a.use_op[m]], 0.0
                 if there != here:
                     seconds = a.latency_s[here, there]
-                    seconds += a.tensor_bytes[t] * s_per_byte[here, there]
+                    seconds += a.sent_bytes[t] * s_per_byte[here, there]
                 due = min(due, latest_s[a.use_op[m]] - seconds)
         latest_s[op] = due - (finish_s[op] - start_s[op])
         if works:

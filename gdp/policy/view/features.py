@@ -124,7 +124,7 @@ def _advised_devices(problem: Problem, advice: Advice) -> Float[np.ndarray, "D 3
     src, dst = device[graph.producer[graph.use_tensor]], device[graph.use_op]
     moved = np.unique(np.stack([graph.use_tensor, src, dst])[:, src != dst], axis=1)
     seconds = cluster.link_latency_s[moved[1], moved[2]]
-    seconds = seconds + graph.tensor_bytes[moved[0]] / cluster.link_bytes_per_s[moved[1], moved[2]]
+    seconds = seconds + problem.sent_bytes[moved[0]] / cluster.link_bytes_per_s[moved[1], moved[2]]
     received_s, sent_s = np.bincount(moved[2], seconds, d), np.bincount(moved[1], seconds, d)
     total = np.stack([busy_s, received_s, sent_s], axis=1) / max(float(advice.cost_s[0]), 1e-12)
     return np.minimum(total, 8.0)
@@ -196,11 +196,12 @@ def _full(
     scale, free_send = times.scale_s, np.zeros(graph.num_tensors)
     cost = np.where(problem.allowed, times.cost_s, np.inf)
     fastest = np.where(np.isfinite(cost.min(axis=1)), cost.min(axis=1), 0.0)
-    out_s, in_s, out_bytes, in_bytes = (np.zeros(n) for _ in range(4))
+    out_s, in_s, out_bytes, in_bytes, held_bytes = (np.zeros(n) for _ in range(5))
     np.add.at(out_s, graph.producer, times.send_s)
-    np.add.at(out_bytes, graph.producer, graph.tensor_bytes)
+    np.add.at(held_bytes, graph.producer, graph.tensor_bytes)
+    np.add.at(out_bytes, graph.producer, problem.sent_bytes)
     np.add.at(in_s, graph.use_op, times.send_s[graph.use_tensor])
-    np.add.at(in_bytes, graph.use_op, graph.tensor_bytes[graph.use_tensor])
+    np.add.at(in_bytes, graph.use_op, problem.sent_bytes[graph.use_tensor])
     up_s = times.up_s
     down_s = down(problem, times.mean_cost_s, times.send_s)
     up_free = longest_s(arrays_of(problem), times.mean_cost_s, free_send)
@@ -219,7 +220,7 @@ def _full(
         up_s / path, down_s / path, (up_s + down_s) / path,
         up_free / path_free, down_free / path_free, (up_free + down_free) / path_free,
         position, graph.is_backward.astype(float), graph.is_io.astype(float),
-        squash(1e3 * graph.weight_bytes / capacity), squash(1e3 * out_bytes / capacity),
+        squash(1e3 * graph.weight_bytes / capacity), squash(1e3 * held_bytes / capacity),
         (graph.weight_bytes > 0).astype(float), np.log1p(group_size - 1) / 3,
         problem.allowed.mean(axis=1),
         squash((in_bytes - out_bytes) * mean_link(problem)[0] / scale),
@@ -269,7 +270,7 @@ def _devices(problem: Problem, times: PathTimes) -> Float[np.ndarray, "D G"]:
     off = ~np.eye(d, dtype=bool)
     per_byte = np.where(off, 1.0 / cluster.link_bytes_per_s, 0.0)
     peers = max(d - 1, 1)
-    bytes_mean = float(problem.graph.tensor_bytes.mean()) if problem.graph.num_tensors else 0.0
+    bytes_mean = float(problem.sent_bytes.mean()) if problem.graph.num_tensors else 0.0
     shared = np.zeros(d)
     for i in range(d):
         for j in range(d):

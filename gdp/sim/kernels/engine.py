@@ -279,7 +279,7 @@ def send(a, w, tensor, source, to, now_s, record):
     link = source * d + to
     free = (HEAD + d) * d + np.uint64(a.channel_flat[link])
     seconds = transfer_time(
-        a.link_pairs[U2 * link], a.tensor_bytes[tensor], a.link_pairs[U2 * link + U1], a.round_to
+        a.link_pairs[U2 * link], a.sent_bytes[tensor], a.link_pairs[U2 * link + U1], a.round_to
     )
     start_s = max(clock_s[free], now_s)
     arrive_s = start_s + seconds

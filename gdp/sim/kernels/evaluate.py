@@ -308,7 +308,7 @@ def period(a, w, device):
             if to != home and w.sent_to[to] != tensor:
                 w.sent_to[to] = tensor
                 w.channel_s[a.channel[home, to]] += transfer_time(
-                    a.latency_s[home, to], a.tensor_bytes[tensor], a.bytes_per_s[home, to],
+                    a.latency_s[home, to], a.sent_bytes[tensor], a.bytes_per_s[home, to],
                     a.round_to,
                 )  # fmt: skip
     longest_s = 0.0

@@ -97,7 +97,7 @@ def test_a_tied_weight_is_as_large_as_its_largest_reader_says() -> None:
     graph = plain_graph(2, [(0, 1)], 1, weight_bytes=[9, 4])
     graph = replace(graph, weight_id=np.zeros(2, dtype=np.int64))
     cluster = unit_cluster(2, memory_bytes=8)
-    problem = make_problem(graph, cluster, np.ones((2, 2)), "max_load", tensor_s=np.ones(1))
+    problem = make_problem(graph, cluster, np.ones((2, 2)), "max_load", tensor_s=np.ones(2))
     for values_of in (host_load.values, host_load.block_values):
         overflow = values_of(problem, np.array([[0, 0], [0, 1], [1, 0]]))[1]
         assert overflow.tolist() == [1, 1, 1]

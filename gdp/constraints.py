@@ -175,8 +175,8 @@ def streamed_bytes(graph: OpGraph, constraints: Constraints) -> int:
     labels = whole_labels(constraints, graph)
     first = np.unique(graph.weight_id, return_index=True)[1]
     weights = np.bincount(labels[first], graph.weight_bytes[first])
-    tensors = np.bincount(graph.use_op, graph.tensor_bytes[graph.use_tensor], graph.num_ops)
-    tensors += np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops)
+    tensors = np.bincount(graph.use_op, graph.held_bytes[graph.use_tensor], graph.num_ops)
+    tensors += np.bincount(graph.producer, graph.held_bytes, graph.num_ops)
     return int(weights.max(initial=0) + tensors.max(initial=0))
 
 

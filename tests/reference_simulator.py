@@ -160,6 +160,12 @@ def weight_bytes(problem: Problem, device: list[int]) -> list[int]:
     return total
 
 
+def held_bytes(problem: Problem, tensor: int) -> int:
+    """Bytes that a device holds of a tensor: those of one part of one run, rounded up."""
+    graph = problem.graph
+    return math.ceil(int(graph.tensor_bytes[tensor]) / int(graph.chunks[graph.producer[tensor]]))
+
+
 def run_peaks(problem: Problem, device: list[int], result: Run) -> list[int]:
     """Peak bytes of one run: the largest sum of what is held from <= time < until."""
     graph = problem.graph
@@ -170,7 +176,7 @@ def run_peaks(problem: Problem, device: list[int], result: Run) -> list[int]:
     peaks = []
     held: list[list[tuple[float, float, int]]] = [[] for _ in range(problem.num_devices)]
     for tensor in range(graph.num_tensors):
-        maker, size = int(graph.producer[tensor]), int(graph.tensor_bytes[tensor])
+        maker, size = int(graph.producer[tensor]), held_bytes(problem, tensor)
         copies = [sent for sent in result.sent if sent.tensor == tensor]
         places = [(device[maker], result.start_s[maker], result.finish_s[maker])]
         places += [(sent.destination, sent.start_s, 0.0) for sent in copies]
@@ -224,7 +230,7 @@ def pipeline_peaks(problem: Problem, device: list[int]) -> list[int]:
         intervals = []  # (first op, last op, bytes), in op ids
         stages_after = _stages_after(problem, device, is_io, i)
         for tensor in range(graph.num_tensors):
-            maker, size = int(graph.producer[tensor]), int(graph.tensor_bytes[tensor])
+            maker, size = int(graph.producer[tensor]), held_bytes(problem, tensor)
             here = [op for op in readers[tensor] if device[op] == i]
             if device[maker] == i:
                 sent = any(device[op] != i for op in readers[tensor])

@@ -122,9 +122,7 @@ def random_problem(
         weight_id=rng.integers(num_ops, size=num_ops),
         is_backward=np.arange(num_ops) >= rng.choice([num_ops // 2, num_ops]),
     )
-    # In half of the problems ops run several times in a sample: links carry more than devices hold.
-    repeats = np.random.default_rng([seed, 1]).choice([1, 1, 2, 5], size=num_ops)
-    graph = replace(graph, repeats=repeats if seed % 2 else np.ones_like(repeats))
+    graph = _with_runs(graph, seed)
     if ties:
         compute_s = rng.choice([0.0, 1.0, 2.0], size=(num_ops, num_devices))
     else:
@@ -132,6 +130,14 @@ def random_problem(
     compute_s[graph.is_io] = np.inf
     compute_s[graph.is_io, cluster.host] = 0.0
     return in_ticks(make_problem(graph, cluster, compute_s, objective))
+
+
+def _with_runs(graph: OpGraph, seed: int) -> OpGraph:
+    """In half of the problems ops run several times in a sample, or in several parts: links carry
+    more than devices hold."""
+    rng = np.random.default_rng([seed, 1])
+    repeats, chunks = rng.choice([1, 1, 2, 5], size=(2, graph.num_ops))
+    return replace(graph, repeats=repeats, chunks=chunks) if seed % 2 else graph
 
 
 def without_queues(problem: Problem, seed: int, share: float = 0.5) -> Problem:

@@ -242,7 +242,7 @@ def module_blocks(
     np.maximum.at(last, graph.use_tensor[crosses], block[graph.use_op[crosses]])
     cut = np.arange(count + 1)
     open_at = (block[graph.producer] < cut[:, None]) & (cut[:, None] <= last)
-    op_bytes = np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops)
+    op_bytes = np.bincount(graph.producer, graph.held_bytes, graph.num_ops)
     block_bytes = np.bincount(block, op_bytes, count)
     return ModuleBlocks(
         graph, cluster, block, stretch_s, _weight_bytes(graph, block, count),

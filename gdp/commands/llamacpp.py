@@ -161,7 +161,7 @@ def _llama_blocks(
         raise InfeasibleError(
             f"llama.cpp keeps token_embd on the CPU, and {cluster.device_names[cpu]!r} is forbidden"
         )
-    made_bytes = np.bincount(graph.producer, graph.tensor_bytes, graph.num_ops).astype(np.int64)
+    made_bytes = np.bincount(graph.producer, graph.held_bytes, graph.num_ops).astype(np.int64)
     largest = max(
         int(made_bytes[layer].sum() + made_bytes[experts].sum())
         for layer, experts in zip(slots.layers, slots.experts, strict=True)

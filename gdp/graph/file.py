@@ -60,6 +60,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     tensors: list[str] = []
     cache_bytes: list[_Index] = []
     repeats: list[_Index] = []  # empty: 1
+    chunks: list[_Index] = []  # empty: 1
 
 
 def save_graph(graph: OpGraph, path: str | os.PathLike[str]) -> None:
@@ -127,6 +128,7 @@ def _to_file(graph: OpGraph) -> _File:
         tensors=[] if graph.tensor_names == plain else list(graph.tensor_names),
         cache_bytes=graph.cache_bytes.tolist() if graph.cache_bytes.any() else [],
         repeats=graph.repeats.tolist() if (graph.repeats != 1).any() else [],
+        chunks=graph.chunks.tolist() if (graph.chunks != 1).any() else [],
     )
 
 
@@ -163,6 +165,7 @@ def _from_file(document: _File) -> OpGraph:
         tensor_names=document.tensors or [f"t{i}" for i in range(t)],
         cache_bytes=document.cache_bytes or None,
         repeats=document.repeats or None,
+        chunks=document.chunks or None,
     )
 
 
@@ -175,6 +178,7 @@ def _misfits(document: _File) -> str:
     optional = {
         "flop": n, "memory_traffic_bytes": n, "weight_bytes": n, "weight_id": n, "colocate": n,
         "scope": n, "detail": n, "tensors": t, "cache_bytes": n, "repeats": n,
+        "chunks": n,
     }  # fmt: skip
     lengths.update({key: wanted for key, wanted in optional.items() if getattr(document, key)})
     for key, wanted in lengths.items():

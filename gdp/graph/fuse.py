@@ -79,8 +79,9 @@ def coarsen(
 def _labels(graph: OpGraph, apart: Int[np.ndarray, "N"] | None) -> Int[np.ndarray, "N"]:
     """Ops merge only with ops of their own label; a negative label never merges."""
     ids = np.zeros(graph.num_ops, np.int64) if apart is None else apart
-    if (graph.repeats != 1).any():  # the prompt is read once, what writes tokens runs for each
-        ids = np.stack([ids, graph.repeats])
+    if (graph.repeats != 1).any() or (graph.chunks != 1).any():
+        # The prompt is read once, in parts, and what writes tokens runs for each.
+        ids = np.stack([ids, graph.repeats, graph.chunks])
         dense = np.unique(ids, axis=1, return_inverse=True)[1].reshape(-1)
     else:
         dense = np.unique(ids, return_inverse=True)[1]
@@ -364,6 +365,7 @@ def _contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
         tensor_names=[graph.tensor_names[i] for i in np.flatnonzero(keep)],
         cache_bytes=np.minimum(_sum(graph.cache_bytes, group_of).astype(np.int64), weight_bytes),
         repeats=graph.repeats[lead],
+        chunks=graph.chunks[lead],
     )
 
 

@@ -81,6 +81,7 @@ def generation_graph(
         cache_bytes=joint([cached], 0, 0),
         colocate=joint([_together(prefill, step)], take, take),
         repeats=joint([[1] * n, [request.new] * step.num_ops], request.new, request.new),
+        chunks=joint([g.chunks for g in both], 1, 1),
         is_backward=joint([g.is_backward for g in both], False, False),
         scope=joint([g.scope for g in both], "", ""),
         detail=joint([g.detail for g in both], taking, taking),

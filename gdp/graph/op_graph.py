@@ -26,7 +26,7 @@ MAX_BYTES = 1 << 53
 and as int64, those of a thousand samples in flight too; beyond, they would wrap and seem to fit."""
 
 MAX_REPEATS = 1 << 31
-"""Runs of one op in a sample."""
+"""Runs of one op in a sample, and parts of one run."""
 
 MAX_SENT_BYTES = 1 << 62
 """Bytes of all tensors in all runs of a sample: whole numbers of 64 bits hold their sums."""
@@ -61,7 +61,7 @@ class OpGraph:
     memory_traffic_bytes: Float[np.ndarray, "N"]  # read and written, weights included
     weight_bytes: Int[np.ndarray, "N"]  # parameters, optimizer state and constants the op holds
     weight_id: Int[np.ndarray, "N"]  # ops that share a tied weight share an id
-    tensor_bytes: Int[np.ndarray, "T"]  # while it is alive, of one run of its producer
+    tensor_bytes: Int[np.ndarray, "T"]  # of one run of its producer
     producer: Int[np.ndarray, "T"]  # [t]: the op that makes t, ascending
     use_tensor: Int[np.ndarray, "E"]  # (tensor, op) pairs, each once, sorted by op, then tensor
     use_op: Int[np.ndarray, "E"]
@@ -72,6 +72,8 @@ class OpGraph:
     tensor_names: tuple[str, ...]
     cache_bytes: Int[np.ndarray, "N"]  # of weight_bytes, what one request fills: keys and values
     repeats: Int[np.ndarray, "N"]  # runs of the op in one sample; more than 1 in a generation
+    # Parts that one run is computed in, one after the other: the micro-batches of a prompt.
+    chunks: Int[np.ndarray, "N"]
 
     def __post_init__(self) -> None:
         for violation in _violations(self):
@@ -105,8 +107,9 @@ class OpGraph:
             sha.update(np.ascontiguousarray(array, dtype=np.float64).tobytes())
         for array in (self.producer, self.use_tensor, self.use_op, self.colocate):
             sha.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
-        if (self.repeats != 1).any():
-            sha.update(np.ascontiguousarray(self.repeats, dtype=np.int64).tobytes())
+        for array in (self.repeats, self.chunks):
+            if (array != 1).any():
+                sha.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
         return sha.hexdigest()
 
     @functools.cached_property
@@ -120,9 +123,15 @@ class OpGraph:
         return np.array([t in (INPUT, OUTPUT) for t in self.op_types], dtype=bool)
 
     @functools.cached_property
+    def held_bytes(self) -> Int[np.ndarray, "T"]:
+        """Bytes of each tensor in memory while it is alive: of one part of one run."""
+        held = -(-self.tensor_bytes // self.chunks[self.producer])
+        held.setflags(write=False)
+        return held
+
+    @functools.cached_property
     def sent_bytes(self) -> Int[np.ndarray, "T"]:
-        """Bytes of each tensor over a link in one sample: memory holds `tensor_bytes`, and each run
-        of the producer sends them anew."""
+        """Bytes of each tensor over a link in one sample: of all runs of its producer."""
         sent = self.tensor_bytes * self.repeats[self.producer]
         sent.setflags(write=False)
         return sent
@@ -167,12 +176,13 @@ class GraphBuilder:
         detail: OpDetail = OpDetail(),
         cache_bytes: int = 0,
         repeats: int = 1,
+        chunks: int = 1,
     ) -> int:
         """Append an op that reads some tensors; its index. Ids that are None are its own."""
         op = len(self._ops)
         ids = [op if i is None else i for i in (weight_id, colocate)]
         given = (name, flop, traffic_bytes, weight_bytes, *ids, is_backward, scope, detail)
-        self._ops.append((*given, cache_bytes, repeats))
+        self._ops.append((*given, cache_bytes, repeats, chunks))
         self.op_types.append(op_type)
         self._uses += [(tensor, op) for tensor in reads]
         return op
@@ -186,13 +196,14 @@ class GraphBuilder:
     def build(self, name: str) -> OpGraph:
         """The graph; raises `ModelError` where it has a cycle or sizes that no model has."""
         names, flop, traffic, weights, weight_id, colocate, backward, scope, detail, *more = (
-            zip(*self._ops, strict=True) if self._ops else ((),) * 11
+            zip(*self._ops, strict=True) if self._ops else ((),) * 12
         )
         return make_graph(
             name, names, self.op_types, self.tensors, self._uses, flop=flop,
             memory_traffic_bytes=traffic, weight_bytes=weights, weight_id=weight_id,
             colocate=colocate, is_backward=backward, scope=scope, detail=detail,
             tensor_names=self._tensor_names, cache_bytes=more[0], repeats=more[1],
+            chunks=more[2],
         )  # fmt: skip
 
 
@@ -214,12 +225,13 @@ def make_graph(
     tensor_names: Sequence[str] | None = None,
     cache_bytes: Sequence[int] | np.ndarray | None = None,
     repeats: Sequence[int] | np.ndarray | None = None,
+    chunks: Sequence[int] | np.ndarray | None = None,
 ) -> OpGraph:
     """An `OpGraph` from lists in any order: ops are sorted topologically, uses deduplicated.
 
     `tensors` holds (producer op, bytes) pairs and `uses` (tensor, op) pairs, both by index into
-    the lists given. What is left out is zero, of its own for ids, and 1 for `repeats`. Raises
-    `ModelError` on a cycle, naming an op on it.
+    the lists given. What is left out is zero, of its own for ids, and 1 for `repeats` and
+    `chunks`. Raises `ModelError` on a cycle, naming an op on it.
 
     >>> g = make_graph("g", ["a", "b"], ["Relu", "Relu"], [(0, 4), (1, 4)], [(0, 1)])
     >>> g.num_ops, g.num_uses
@@ -255,6 +267,7 @@ def make_graph(
         tensor_names=_picked(tensor_names or [f"t{i}" for i in range(t)], by_producer),
         cache_bytes=_filled(cache_bytes, zeros, np.int64)[order],
         repeats=_filled(repeats, zeros + 1, np.int64)[order],
+        chunks=_filled(chunks, zeros + 1, np.int64)[order],
     )
 
 
@@ -324,7 +337,7 @@ def _violations(graph: OpGraph) -> list[str]:
     lengths = {
         "op_types": n, "flop": n, "memory_traffic_bytes": n, "weight_bytes": n, "weight_id": n,
         "colocate": n, "is_backward": n, "scope": n, "detail": n, "producer": t,
-        "tensor_names": t, "use_op": e, "cache_bytes": n, "repeats": n,
+        "tensor_names": t, "use_op": e, "cache_bytes": n, "repeats": n, "chunks": n,
     }  # fmt: skip
     for key, wanted in lengths.items():
         if len(getattr(graph, key)) != wanted:
@@ -335,8 +348,10 @@ def _violations(graph: OpGraph) -> list[str]:
         values = getattr(graph, key)
         if len(values) and not (np.isfinite(values).all() and (values >= 0).all()):
             violations.append(f"{key} has a negative or non-finite entry")
-    if (graph.repeats < 1).any() or (graph.repeats > MAX_REPEATS).any():
-        violations.append(f"repeats has an entry below 1 or above {MAX_REPEATS}")
+    for key in ("repeats", "chunks"):
+        values = getattr(graph, key)
+        if (values < 1).any() or (values > MAX_REPEATS).any():
+            violations.append(f"{key} has an entry below 1 or above {MAX_REPEATS}")
     if (graph.cache_bytes < 0).any() or (graph.cache_bytes > graph.weight_bytes).any():
         violations.append("cache_bytes has an entry below 0 or above its weight_bytes")
     for key in ("weight_bytes", "tensor_bytes"):

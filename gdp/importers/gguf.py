@@ -7,6 +7,9 @@ header is read.
 A block is told by its tensors, named as llama.cpp names them: attention (with windows, or latent),
 a state-space recurrence, linear attention or a short convolution, both side by side, or nothing;
 then a feed-forward, dense or a mixture of experts, or nothing. Each may have another width.
+
+llama.cpp computes a prompt in micro-batches, so that memory holds the tensors of one of them
+(`OpGraph.chunks`), under any placement of such a graph.
 """
 
 import re
@@ -151,11 +154,12 @@ class _ModelBuilder:
     def add(
         self, name: str, op_type: str, reads: list[int], numbers: int, *, flop: float = 0.0,
         held: int = 0, touched: float = 0.0, kind: str = "F32", weight_id: int | None = None,
-        cached: int = 0, sent: float = 0.0,
+        cached: int = 0, sent: float = 0.0, rows: int = 0,
     ) -> int:  # fmt: skip
         """An op that makes a tensor of so many numbers, none for 0; it holds `held` bytes, `cached`
         of which one request fills, reads `touched` of them, and where it lies on a processor sends
-        `sent` of them to a GPU."""
+        `sent` of them to a GPU. It computes so many `rows`, those of all tokens for 0, by
+        micro-batches."""
         size_bytes = numbers * ACTIVATION_BYTES
         if max(size_bytes, held) > MAX_SIZE_BYTES:
             raise ModelError(
@@ -178,6 +182,7 @@ class _ModelBuilder:
             traffic_bytes=0.0 if is_io else moved + touched, weight_bytes=held,
             weight_id=weight_id, scope="" if is_io else scope,
             detail=OpDetail(dtype=dtype, attributes=attributes), cache_bytes=cached,
+            chunks=1 if is_io else -(-(rows or self.tokens) // UBATCH),
         )  # fmt: skip
         return self.graph.make_tensor(op, size_bytes) if numbers else -1
 
@@ -212,6 +217,7 @@ class _ModelBuilder:
             name, "MatMul", reads, rows * used * outputs,
             flop=flop, held=held, touched=share * held, kind=weight.kind, weight_id=weight_id,
             sent=-(-rows // UBATCH) * sent * held if at_once >= OFFLOAD_TOKENS else 0.0,
+            rows=rows,
         )  # fmt: skip
 
     def norm(self, name: str, read: int, held: int) -> int:

@@ -116,8 +116,8 @@ def largest_group_bytes(problem: Problem) -> int:
     """Weights, inputs and outputs of the group of ops that needs most."""
     graph = problem.graph
     need = graph.weight_bytes.astype(np.int64).copy()
-    np.add.at(need, graph.producer, graph.tensor_bytes)
-    np.add.at(need, graph.use_op, graph.tensor_bytes[graph.use_tensor])
+    np.add.at(need, graph.producer, graph.held_bytes)
+    np.add.at(need, graph.use_op, graph.held_bytes[graph.use_tensor])
     group = np.zeros(problem.num_groups, dtype=np.int64)
     np.maximum.at(group, problem.group, need - graph.weight_bytes)
     np.add.at(group, problem.group, graph.weight_bytes)

@@ -107,8 +107,8 @@ def memory_fill(problem: Problem) -> float:
     a = arrays_of(problem)
     touched = np.zeros(problem.num_ops)
     graph = problem.graph
-    np.add.at(touched, graph.use_op, graph.tensor_bytes[graph.use_tensor])
-    np.add.at(touched, graph.producer, graph.tensor_bytes)
+    np.add.at(touched, graph.use_op, graph.held_bytes[graph.use_tensor])
+    np.add.at(touched, graph.producer, graph.held_bytes)
     held = float(a.weight_bytes.sum()) + float(touched.max(initial=0.0))
     return held / float(problem.cluster.memory_bytes.sum())
 

@@ -201,8 +201,8 @@ def proven_misfit(problem: Problem) -> str | None:
     capacity = [int(x) for x in problem.cluster.memory_bytes]
     held = group_weight_bytes(problem)
     need = held[problem.group]
-    np.add.at(need, graph.use_op, graph.tensor_bytes[graph.use_tensor])
-    np.add.at(need, graph.producer, graph.tensor_bytes)
+    np.add.at(need, graph.use_op, graph.held_bytes[graph.use_tensor])
+    np.add.at(need, graph.producer, graph.held_bytes)
     may_use = problem.group_allowed[problem.group]
     at_once = (may_use & (problem.compute_s == 0.0)).any(axis=1)
     need = np.where(at_once, held[problem.group], need)

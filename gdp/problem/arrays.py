@@ -26,7 +26,7 @@ class Arrays(NamedTuple):
     use_start: Int[np.ndarray, "T+1"]
     use_op: Int[np.ndarray, "E"]  # the ops that read a tensor
     producer: Int[np.ndarray, "T"]
-    held_bytes: Int[np.ndarray, "T"]  # of a tensor on each device that has it
+    held_bytes: Int[np.ndarray, "T"]  # by each device that has the tensor
     sent_bytes: Int[np.ndarray, "T"]  # over a link in one sample
     compute_s: Float[np.ndarray, "N D"]  # with the dispatch that is paid per op
     segment_s: Float[np.ndarray, "D"]  # the dispatch that is paid per segment, 0 elsewhere
@@ -72,7 +72,7 @@ def arrays_of(problem: Problem) -> Arrays:
         use_start=use_start,
         use_op=_int(graph.use_op[tensor_use]),
         producer=_int(graph.producer),
-        held_bytes=_int(graph.tensor_bytes),
+        held_bytes=_int(graph.held_bytes),
         sent_bytes=_int(problem.sent_bytes),
         compute_s=np.ascontiguousarray(problem.compute_s + paid_s),
         segment_s=np.where(per_op, 0.0, dispatch_s),

@@ -46,7 +46,7 @@ class Problem:
     objective: str  # a name of `gdp.sim.objectives.OBJECTIVES`
     allowed: Bool[np.ndarray, "N D"]  # kernel support and the user's pins, both hard
     group: Int[np.ndarray, "N"]  # ops of one group share a device; ids 0..G-1
-    # Over a link in one sample. Devices hold `graph.tensor_bytes`, however often an op runs.
+    # Over a link in one sample. Devices hold `graph.held_bytes`, however often an op runs.
     sent_bytes: Int[np.ndarray, "T"]
     # Time to move a tensor between an accelerator and host memory, whatever the devices; only
     # max_load and block_latency have it, the event simulator uses the cluster's links.

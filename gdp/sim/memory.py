@@ -125,7 +125,7 @@ def _copies(
     return (
         np.concatenate([schedule.start_s[graph.producer], sent.start_s]),
         np.concatenate([kept_s, last_reader_s(sent.tensor * d + sent.destination)]),
-        np.concatenate([graph.tensor_bytes, graph.tensor_bytes[sent.tensor]]),
+        np.concatenate([graph.held_bytes, graph.held_bytes[sent.tensor]]),
         np.concatenate([home, sent.destination]),
     )
 

@@ -218,7 +218,7 @@ def _contract(
         graph.name,
         [graph.op_names[op] if io[s] else f"segment {s}" for s, op in enumerate(first)],
         [graph.op_types[op] if io[s] else "Segment" for s, op in enumerate(first)],
-        _pairs(segment[graph.producer[kept]], graph.tensor_bytes[kept]),
+        _pairs(segment[graph.producer[kept]], graph.held_bytes[kept]),
         _pairs(number[graph.use_tensor[crosses]], segment[dst[crosses]]),
         flop=np.bincount(segment, graph.flop, count),
         memory_traffic_bytes=np.bincount(segment, graph.memory_traffic_bytes, count),

@@ -45,7 +45,7 @@ def dealt_s(problem: Problem, device: list[int], teams: Teams, samples: int) -> 
             home = where[maker]
             for to in {where[op] for op in readers[tensor]} - {home}:
                 seconds = float(cluster.link_latency_s[home, to])
-                seconds += float(graph.tensor_bytes[tensor] / cluster.link_bytes_per_s[home, to])
+                seconds += float(graph.sent_bytes[tensor] / cluster.link_bytes_per_s[home, to])
                 channel = ("channel", int(cluster.channel[home, to]))
                 busy[channel] = busy.get(channel, 0.0) + seconds
     return max(busy.values(), default=0.0) / samples

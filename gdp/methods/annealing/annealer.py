@@ -120,7 +120,8 @@ class Annealer:
 
         shares = np.array(config.shares)
         self.chain.kind_share[:] = np.cumsum(shares) / shares.sum()
-        total = float(self.problem.graph.weight_bytes.sum() + self.problem.graph.tensor_bytes.sum())
+        graph = self.problem.graph
+        total = float(graph.weight_bytes.sum() + graph.held_bytes.sum())
         memory = self.problem.cluster.memory_bytes.astype(float)
         return CoolingSchedule(
             hot=config.hot,

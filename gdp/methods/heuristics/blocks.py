@@ -255,7 +255,7 @@ def _best_cuts(
             )  # fmt: skip
             if np.isfinite(period_s):
                 yield order, cuts[ends]
-        if capacity.min() > 4 * (bytes_up_to[-1] + problem.graph.tensor_bytes.sum()):
+        if capacity.min() > 4 * (bytes_up_to[-1] + problem.graph.held_bytes.sum()):
             return
 
 

@@ -198,7 +198,7 @@ def _full(
     fastest = np.where(np.isfinite(cost.min(axis=1)), cost.min(axis=1), 0.0)
     out_s, in_s, out_bytes, in_bytes, held_bytes = (np.zeros(n) for _ in range(5))
     np.add.at(out_s, graph.producer, times.send_s)
-    np.add.at(held_bytes, graph.producer, graph.tensor_bytes)
+    np.add.at(held_bytes, graph.producer, graph.held_bytes)
     np.add.at(out_bytes, graph.producer, problem.sent_bytes)
     np.add.at(in_s, graph.use_op, times.send_s[graph.use_tensor])
     np.add.at(in_bytes, graph.use_op, problem.sent_bytes[graph.use_tensor])
@@ -310,7 +310,7 @@ def _whole(problem: Problem, times: PathTimes) -> Float[np.ndarray, "H"]:
             float(latency), 1.0 - float(latency),
             np.log(total.max() / total.min()) / 3,
             squash(20.0 * graph.weight_bytes.sum() / capacity),
-            squash(20.0 * graph.tensor_bytes.sum() / capacity),
+            squash(20.0 * graph.held_bytes.sum() / capacity),
             float(graph.is_backward.mean()),
             np.log1p(graph.num_uses / graph.num_ops),
         ]

@@ -10,9 +10,11 @@ from gdp.errors import ModelError
 from gdp.graph.file import decode_graph, encode_graph
 from gdp.graph.generation import NEXT_TOKEN, Request, generation_graph, request_of, run_once
 from gdp.graph.op_graph import INPUT, OUTPUT, GraphBuilder, OpGraph
+from gdp.methods.scoring import proven_misfit
 from gdp.prepare import prepare_problem
+from gdp.problem.problem import make_problem
 from gdp.sim.latency import simulate
-from tests.tiny import unit_cluster
+from tests.tiny import plain_graph, unit_cluster
 
 
 def phase(tokens: int, work: float, cache: int = 0) -> OpGraph:
@@ -133,3 +135,34 @@ def test_a_phase_without_an_output_is_named() -> None:
     b.add_op("a", "mm", reads=[b.make_tensor(b.add_op("ids", INPUT), 1)])
     with pytest.raises(ModelError, match="graph 'half' of the prompt has no output"):
         generation_graph("g", b.build("half"), phase(1, 1.0), Request(1, 1))
+
+
+def test_links_carry_every_run_and_devices_hold_one() -> None:
+    """Three ops of 5 bytes that run 1,000 times, in halves: 3 bytes held, 5,000 sent."""
+    graph = plain_graph(3, [(0, 1), (1, 2)], 5, repeats=[1000] * 3, chunks=[2] * 3)
+    assert graph.held_bytes.tolist() == [3] * 3
+    assert graph.sent_bytes.tolist() == [5000] * 3
+    problem = make_problem(graph, unit_cluster(2, memory_bytes=6), np.ones((3, 2)))
+    apart = simulate(problem, np.array([0, 1, 1]))
+    assert apart.latency_s == 1 + 5000 + 1 + 1
+    assert apart.peak_bytes.tolist() == [3, 6]
+    assert proven_misfit(problem) is None
+    assert decode_graph(encode_graph(graph), "g").digest == graph.digest
+    assert replace(graph, chunks=np.ones(3, np.int64)).digest != graph.digest
+
+
+def test_runs_that_no_sum_holds_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"tensor_bytes times repeats are 1e\+19 bytes"):
+        plain_graph(1, [], 10**10, repeats=[10**9])
+    with pytest.raises(ModelError, match="chunks has an entry below 1"):
+        plain_graph(1, [], chunks=[0])
+
+
+def test_memory_does_not_grow_with_the_tokens_that_are_written(joint: OpGraph) -> None:
+    many = replace(joint, repeats=np.where(joint.repeats > 1, 10**6, 1))
+    peaks = []
+    for graph in (joint, many):
+        problem = prepare_problem(graph, unit_cluster(2), costs=roofline).problem
+        placed = np.where(problem.graph.is_io, 0, 1)
+        peaks.append(simulate(problem, placed).peak_bytes.tolist())
+    assert peaks[0] == peaks[1]

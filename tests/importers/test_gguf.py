@@ -1,6 +1,7 @@
 """GGUF headers as graphs: bytes by quantisation, what a token reads, what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from gguf_models import HEADS, INNER, KEY_HEADS, VOCABULARY, WIDTH, write_gguf
 import gdp
 from gdp.cli.main import cli
 from gdp.errors import ModelError
+from gdp.exporters.llamacpp import flags_of
 from gdp.graph.generation import request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.models import load, source_files
@@ -24,6 +26,12 @@ FEED_FORWARD = 3 * WIDTH * INNER
 
 def op(graph: OpGraph, name: str) -> int:
     return graph.op_index[name]
+
+
+def made_bytes(graph: OpGraph) -> dict[str, int]:
+    """Bytes that memory holds of the tensor of each op."""
+    names = (graph.op_names[op] for op in graph.producer)
+    return dict(zip(names, graph.held_bytes.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("kind", sorted(BITS))
@@ -92,6 +100,41 @@ def test_a_request_holds_weights_once_and_its_cache_to_the_end(tmp_path: Path) -
     mean = load(f"{path}?decode&sequence=80")
     attention = op(mean, "blk.0.attention")
     assert graph.flop[op(graph, "step/blk.0.attention")] == mean.flop[attention]
+
+
+def test_a_prompt_holds_the_tensors_of_one_micro_batch(tmp_path: Path) -> None:
+    """Of 2 x 640 tokens llama.cpp computes 512 at once, in three parts; logits are of the last."""
+    path = write_gguf(tmp_path / "m.gguf", experts=4)
+    prompt = load(f"{path}?batch=2&sequence=640")
+    request = load(f"{path}?batch=2&prompt=640&new=8")
+    for graph in (prompt, request):
+        held = dict(
+            zip((graph.op_names[op] for op in graph.producer), graph.held_bytes, strict=True)
+        )
+        assert held["token_embd"] == held["blk.1.attn_add"] == -(-4 * WIDTH * 1280 // 3)
+        assert held["output"] == 4 * VOCABULARY * 2
+    at_once = dict(
+        zip((request.op_names[op] for op in request.producer), request.held_bytes, strict=True)
+    )
+    assert at_once["step/token_embd"] == 4 * WIDTH * 2
+    short = load(f"{path}?sequence=512")
+    assert (short.held_bytes == short.tensor_bytes).all()
+
+
+def test_a_long_prompt_fits_where_its_weights_and_caches_do(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    graph = load(f"{path}?prompt=8192&new=4096")
+    machine = gdp.Cluster.load("cpu+t4")
+    weights = int(graph.weight_bytes.sum())
+    batch_bytes = 512 * 4 * (2 * INNER + 4 * WIDTH)  # of one micro-batch, a block's largest
+    devices = tuple(
+        replace(d, memory_bytes=d.memory_bytes if d.is_cpu else weights + batch_bytes)
+        for d in machine.devices
+    )
+    placement = gdp.place(
+        graph, replace(machine, devices=devices), target="llamacpp", search=gdp.Search(seconds=0.2)
+    ).placement
+    assert flags_of(graph, placement, machine).n_gpu_layers == 4
 
 
 def test_a_request_is_told_in_tokens_on_the_command_line(tmp_path: Path) -> None:

@@ -92,9 +92,15 @@ def random_cluster(rng: np.random.Generator, num_devices: int) -> Cluster:
 
 
 def random_problem(
-    seed: int, *, objective: str = "latency", num_ops: int = 24, num_devices: int = 3
+    seed: int,
+    *,
+    objective: str = "latency",
+    num_ops: int = 24,
+    num_devices: int = 3,
+    runs: bool = False,
 ) -> Problem:
-    """A random problem in which everything that can tie or be zero does so now and then."""
+    """A random problem in which everything that can tie or be zero does so now and then; with
+    `runs`, ops run several times in a sample, or in several parts."""
     rng = np.random.default_rng(seed)
     ties = rng.random() < 0.5  # few distinct times, so that events fall on one instant
     cluster = random_cluster(rng, num_devices)
@@ -122,7 +128,7 @@ def random_problem(
         weight_id=rng.integers(num_ops, size=num_ops),
         is_backward=np.arange(num_ops) >= rng.choice([num_ops // 2, num_ops]),
     )
-    graph = _with_runs(graph, seed)
+    graph = _with_runs(graph, seed) if runs else graph
     if ties:
         compute_s = rng.choice([0.0, 1.0, 2.0], size=(num_ops, num_devices))
     else:
@@ -133,11 +139,10 @@ def random_problem(
 
 
 def _with_runs(graph: OpGraph, seed: int) -> OpGraph:
-    """In half of the problems ops run several times in a sample, or in several parts: links carry
-    more than devices hold."""
+    """Links carry the tensors of all runs, and devices hold those of one part of one."""
     rng = np.random.default_rng([seed, 1])
     repeats, chunks = rng.choice([1, 1, 2, 5], size=(2, graph.num_ops))
-    return replace(graph, repeats=repeats, chunks=chunks) if seed % 2 else graph
+    return replace(graph, repeats=repeats, chunks=chunks)
 
 
 def without_queues(problem: Problem, seed: int, share: float = 0.5) -> Problem:

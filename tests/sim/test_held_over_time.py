@@ -35,7 +35,7 @@ def test_copies_come_and_go_as_the_rules_say() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_its_peak_is_the_simulators(seed: int) -> None:
-    problem = random_problem(seed)
+    problem = random_problem(seed, runs=seed % 2 == 1)
     rng = np.random.default_rng(seed)
     choices = [np.flatnonzero(row) for row in problem.group_allowed]
     device = np.array([rng.choice(row) for row in choices])[problem.group]

@@ -52,7 +52,9 @@ def test_a_move_simulated_from_a_kept_state_equals_the_full_simulation(num_devic
 
     skipped = 0
     for seed in range(24):
-        problem = random_problem(seed, num_devices=num_devices, num_ops=6 + 3 * seed)
+        problem = random_problem(
+            seed, num_devices=num_devices, num_ops=6 + 3 * seed, runs=seed % 2 == 1
+        )
         rng = np.random.default_rng(seed)
         flat, work = arrays(problem), workspace(problem)
         device = problem.compute_s.argmin(axis=1)

@@ -99,7 +99,7 @@ def _held_bytes(problem: Problem, device: np.ndarray, i: int, at: int) -> int:
         held += max(mine, default=0)
     for t, maker in enumerate(a.producer.tolist()):
         readers = a.use_op[a.use_start[t] : a.use_start[t + 1]].tolist()
-        size = int(a.tensor_bytes[t])
+        size = int(a.held_bytes[t])
         away = any(device[v] != device[maker] for v in readers)
         if device[maker] != i:
             held += 2 * size * any(device[v] == i for v in readers)

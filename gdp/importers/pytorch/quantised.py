@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from gdp.errors import ModelError
 from gdp.importers.program import Op, ProgramOps, Value
+from gdp.importers.pytorch.quantised_check import check_quantization
 
 Config = Mapping[str, Any]
 
@@ -78,13 +79,13 @@ def _groups(config: Config, w: Weight) -> int:
 
 
 def _gptq(config: Config, w: Weight) -> int:
-    bits, groups = int(config.get("bits", 4)), _groups(config, w)
+    bits, groups = int(config.get("bits") or 4), _groups(config, w)
     zeros = 4 * groups * ceil(w.rows * bits / 32)
     return 4 * ceil(w.columns * bits / 32) * w.rows + zeros + 2 * groups * w.rows + 4 * w.columns
 
 
 def _awq(config: Config, w: Weight) -> int:
-    bits, groups = int(config.get("bits", config.get("w_bit", 4))), _groups(config, w)
+    bits, groups = int(config.get("bits") or config.get("w_bit") or 4), _groups(config, w)
     packed = ceil(w.rows * bits / 32)
     return 4 * w.columns * packed + 4 * groups * packed + 2 * groups * w.rows
 
@@ -108,10 +109,10 @@ def _mxfp4(config: Config, w: Weight) -> int:
 
 
 def _hqq(config: Config, w: Weight) -> int:
-    given = config.get("quant_config", config)
-    given = given.get("weight_quant_params", given)
-    bits, group = int(given.get("nbits", 4)), given.get("group_size", 64)
-    size = w.columns if group is None else int(group)
+    given = config.get("quant_config") or config
+    given = given.get("weight_quant_params") or given
+    bits, group = int(given.get("nbits") or 4), given.get("group_size", 64)
+    size = w.columns if group is None or int(group) < 0 else int(group)
     groups = ceil(w.numel / size)
     packed = {8: w.numel, 4: ceil(w.numel / 2), 2: ceil(w.numel / 4), 1: ceil(w.numel / 8)}
     # Ten numbers of 3 bits in 32, counted along the groups, or along each group.
@@ -170,14 +171,14 @@ def _compressed(config: Config, w: Weight) -> int:
     """By the first group; `stored_weights` gives each module its own."""
     group = next(iter((config.get("config_groups") or {}).values()))
     args = group["weights"]
-    bits, kind = int(args.get("num_bits", 8)), args.get("type", "int")
+    bits, kind = int(args.get("num_bits") or 8), args.get("type", "int")
     strategy, size = args.get("strategy"), args.get("group_size")
     if strategy is None:
         strategy = "group" if size else "tensor"
     scales = {
         "tensor": 1, "channel": w.rows, "token": w.rows,
-        "group": w.rows * ceil(w.columns / int(size or 128)),
-        "tensor_group": w.rows * ceil(w.columns / int(size or 16)),
+        "group": w.rows * _groups({"group_size": size or 128}, w),
+        "tensor_group": w.rows * _groups({"group_size": size or 16}, w),
     }  # fmt: skip
     if strategy == "block":
         high, wide = args.get("block_structure") or (128, 128)
@@ -263,8 +264,10 @@ def quantization_of(document: Config, quantize: str, where: str) -> Config | Non
     config = document.get("quantization_config")
     if config is None and isinstance(document.get("text_config"), Mapping):
         config = document["text_config"].get("quantization_config")
-    if config is None or (isinstance(config, Mapping) and config.get("dequantize")):
+    if config is None or (isinstance(config, Mapping) and config.get("dequantize") is True):
         return None
+    if isinstance(config, Mapping):
+        check_quantization(config, where)
     method = config.get("quant_method") if isinstance(config, Mapping) else None
     if isinstance(config, Mapping) and method is None and _is_bitsandbytes(config):
         method, config = "bitsandbytes", {**config, "quant_method": "bitsandbytes"}
@@ -292,7 +295,8 @@ def stored_weights(model: Any, config: Config, where: str) -> dict[str, StoredWe
             own = {**config, "config_groups": {"group": _compressed_group(config, module)}}
         try:
             nbytes = weight.matrices * scheme.nbytes(own, weight)
-        except (ModelError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (ModelError, TypeError, ValueError, LookupError, ArithmeticError,
+                AttributeError) as error:  # fmt: skip
             raise ModelError(f"{where}: quantization_config: {error}") from error
         copy = "never" if own.get("load_in_8bit") else scheme.dense_copy
         stored[path] = StoredWeight(nbytes, copy)

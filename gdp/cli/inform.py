@@ -8,7 +8,7 @@ import click
 from msgspec.structs import asdict
 
 from gdp.cli import options
-from gdp.cli.show import show
+from gdp.cli.show import show, told
 
 SHOWN = 12
 """Transfers and kernels that the text lists; `--json` has all."""
@@ -118,7 +118,8 @@ def inspect(model: options.ModelOptions, ops: bool) -> None:
     from gdp.cli.text import inspection_text
     from gdp.models import inspect_model
 
-    summary = inspect_model(model.spec, model.dims, ops=ops)
+    with told():
+        summary = inspect_model(model.spec, model.dims, ops=ops)
     show(summary, lambda: inspection_text(summary))
 
 

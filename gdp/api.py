@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from gdp.clock import COMPILE, Clock, Phases, waiting_for
 from gdp.cluster.file import Machine, load_cluster
-from gdp.cluster.types import Cluster, nearly_full, shared_overflow
+from gdp.cluster.types import Cluster, nearly_full, overflow_bytes, shared_overflow
 from gdp.constraints import Constraints
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel
@@ -230,7 +230,6 @@ def _fitting(problem: Problem, answer: Answer, method: str) -> tuple[Score, Assi
     placed = score(problem, assignment.device, assignment.rank, assignment.teams)
     if not placed.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {placed}")
-    _require_shared_memory(problem.cluster, placed.peak_bytes)
     return placed, assignment
 
 
@@ -291,14 +290,6 @@ def _counts(graph: OpGraph, placement: Placement) -> Counts:
     on = np.zeros(fused.graph.num_ops, dtype=np.int64)
     on[fused.group_of] = placement.device
     return Counts(per_device(placement.device[~graph.is_io]), per_device(on[~fused.graph.is_io]))
-
-
-def _require_shared_memory(cluster: Cluster, peak_bytes: Int[np.ndarray, "D"]) -> None:
-    """Raise `InfeasibleError` where devices that share a memory hold more than it together."""
-    if overflow := shared_overflow(cluster, peak_bytes.tolist()):
-        raise InfeasibleError(
-            f"{overflow}; divide it among them with --max-memory, or place on fewer of them"
-        )
 
 
 def _bound(problem: Problem, answer: Answer, clock: Clock, found_s: float) -> tuple[float, str]:
@@ -412,7 +403,7 @@ def _caches_at_home(
     if not moved.any():
         return scored
     peak_bytes = scored.peak_bytes + requests_in_flight(graph, cluster, objective) * moved
-    over = int(np.maximum(peak_bytes - cluster.memory_bytes, 0).sum())
+    over = overflow_bytes(cluster, peak_bytes)
     return replace(scored, peak_bytes=peak_bytes, overflow_bytes=over)
 
 
@@ -449,7 +440,7 @@ def evaluated(
         seed=0,
         costs=prepared.costs,
         notes=(
-            *filter(None, [shared_overflow(cluster, scored.peak_bytes.tolist())]),
+            *filter(None, [shared_overflow(cluster, scored.peak_bytes)]),
             *_nearly_full(cluster, scored),
         )[:1],
         counts=_counts(graph, placement),

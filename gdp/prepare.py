@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.cluster.file import Machine, load_cluster
-from gdp.cluster.types import Cluster, memory_pools
+from gdp.cluster.types import Cluster
 from gdp.constraints import Constraints, allowed_mask, together_ids, whole_borders
 from gdp.costs.adapt import AdaptedCosts
 from gdp.costs.base import CostModel, RuntimeOverheads
@@ -184,10 +184,7 @@ def room_bytes(cluster: Cluster, constraints: Constraints | None = None) -> int:
     for pin in constraints.pins:
         if pin.match == "*":
             usable &= set(pin.devices)
-    alone = [[device] for device in cluster.devices if not device.memory_pool]
-    memories = [*alone, *memory_pools(cluster).values()]
-    sizes = [[d.memory_bytes for d in shared if d.name in usable] for shared in memories]
-    return sum(max(shared) for shared in sizes if shared)
+    return cluster.room_bytes(np.array([name in usable for name in cluster.device_names]))
 
 
 def _tensor_s(graph: OpGraph, cluster: Cluster, objective: str) -> Float[np.ndarray, "T"] | None:

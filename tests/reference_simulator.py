@@ -133,9 +133,39 @@ def run(problem: Problem, device: list[int], rank: list[int] | None = None) -> R
         now_s = min(times, default=math.inf)
         if math.isinf(now_s):
             break
-    result.latency_s = max(result.finish_s)
+    result.latency_s = max(*result.finish_s, *processor_seconds(problem, device))
     result.peak_bytes = run_peaks(problem, device, result)
     return in_seconds(result, problem.unit.seconds / unit_s)
+
+
+def processor_seconds(problem: Problem, device: list[int]) -> list[float]:
+    """Seconds in ticks of each processor's ops and of the copies inside it, 0 for no name's."""
+    reads, makes, readers = tables(problem)
+    name = [here.processor for here in problem.cluster.devices]
+    shared = {x for x in name if x and name.count(x) > 1}
+    seconds = dict.fromkeys(shared, 0.0)
+    for op in range(problem.graph.num_ops):
+        own = name[device[op]]
+        if own not in shared:
+            continue
+        seconds[own] += op_seconds(problem, device, op, reads)
+        for tensor in makes[op]:
+            for to in {device[reader] for reader in readers[tensor]} - {device[op]}:
+                if name[to] == own:
+                    seconds[own] += transfer_seconds(problem, tensor, device[op], to)
+    return [*seconds.values(), 0.0]
+
+
+def overflow_bytes(problem: Problem, peaks: list[int]) -> int:
+    """Bytes over devices' own memories, and what is within those over memories that they share."""
+    over, pools = 0, {}
+    for here, peak in zip(problem.cluster.devices, peaks, strict=True):
+        over += max(0, peak - here.memory_bytes)
+        if here.memory_pool:
+            size, held = pools.get(here.memory_pool, (0, 0))
+            within = held + min(peak, here.memory_bytes)
+            pools[here.memory_pool] = max(size, here.memory_bytes), within
+    return over + sum(max(0, held - size) for size, held in pools.values())
 
 
 def in_seconds(run: Run, factor: float) -> Run:
@@ -197,7 +227,7 @@ def run_peaks(problem: Problem, device: list[int], result: Run) -> list[int]:
 
 
 def period(problem: Problem, device: list[int]) -> float:
-    """The busiest device's or channel's seconds per sample."""
+    """The busiest device's, channel's or processor's seconds per sample."""
     unit_s, problem = problem.unit.seconds, in_ticks(problem)
     graph, cluster = problem.graph, problem.cluster
     reads, makes, readers = tables(problem)
@@ -214,7 +244,8 @@ def period(problem: Problem, device: list[int]) -> float:
                     channel_s[channel] = channel_s.get(channel, 0.0) + transfer_seconds(
                         problem, tensor, device[op], destination
                     )
-    return max([*device_s, *channel_s.values()]) * (problem.unit.seconds / unit_s)
+    busy_s = [*device_s, *channel_s.values(), *processor_seconds(problem, device)]
+    return max(busy_s) * (problem.unit.seconds / unit_s)
 
 
 def pipeline_peaks(problem: Problem, device: list[int]) -> list[int]:

@@ -57,21 +57,30 @@ def test_what_is_shared_is_counted_once() -> None:
 
 def test_what_is_held_together_must_fit_together() -> None:
     """8 and 11 bytes share 20; with 13 they do not fit. What the third holds does not count."""
-    assert shared_overflow(pooled(20), [8, 11, 99]) == ""
-    said = shared_overflow(pooled(20), [8, 13, 0])
+    assert shared_overflow(pooled(20), np.array([8, 11, 99])) == ""
+    said = shared_overflow(pooled(20), np.array([8, 13, 0]))
     assert said == "c0, c1 share 20 B of memory and would hold 21 B together"
 
 
-def test_a_placement_over_the_shared_memory_is_refused_with_advice() -> None:
-    """Two ops of 9 s on each core hold 6 bytes of weights each: either core could, both cannot."""
+def test_methods_see_the_shared_memory() -> None:
+    """Weights of 12 bytes in a memory of 11 fit nowhere, and of 10 do, though each core may hold
+    11: one op in the pipeline of both cores, as two replicas would hold 20 bytes together."""
     graph = plain_graph(4, [], sizes=0, flop=[9.0] * 4, weight_bytes=[3] * 4)
     cores = [cpu(f"c{i}", memory_bytes=11, memory_pool="ram") for i in range(2)]
     cluster = make_cluster("box", cores)
-    with pytest.raises(InfeasibleError, match=r"share 11 B .* hold 12 B together; .*--max-memory"):
+    with pytest.raises(InfeasibleError, match=r"weights need 12 B, c0, c1 hold 11 B: 1 B missing"):
         api.place(graph, cluster, costs=roofline, method="blocks")
     divided = with_max_memory(cluster, {"c0": 11, "c1": 6})
     assert [d.memory_pool for d in divided.devices] == ["", ""]
     assert api.place(graph, divided, costs=roofline, method="blocks").score.feasible
+    less = plain_graph(2, [(0, 1)], sizes=0, flop=[9.0] * 2, weight_bytes=[5] * 2)
+    counted = Search(seconds=None, evaluations=50)
+    for method in ("auto", "single", "pipeline_dp", "heft", "exact"):
+        found = api.place(
+            less, cluster, objective="throughput", costs=roofline, method=method, search=counted
+        )
+        assert found.score.peak_bytes.sum() == 10
+        assert found.value_s == 9.0 or method == "single"
 
 
 def test_a_placement_made_elsewhere_is_noted() -> None:

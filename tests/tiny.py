@@ -56,11 +56,31 @@ def fork_join(objective: str = "latency", latency_s: float = 0.0) -> Problem:
     return make_problem(graph, unit_cluster(2, latency_s), compute_s, objective)
 
 
+NAMES = ("cpu", "gpu1", "gpu0", "fast", "cuda:0", "a b")
+"""Of devices, none of which says what it is."""
+
+
+def sharing(rng: np.random.Generator, devices: list[Device]) -> list[Device]:
+    """The devices, of which some share a memory and some a processor, now and then."""
+    pooled = rng.random(len(devices)) < rng.choice([0.0, 0.0, 0.8])
+    joined = rng.random(len(devices)) < rng.choice([0.0, 0.0, 0.7])
+    return [
+        replace(device, memory_pool="ram" if a else "", processor="socket" if b else "")
+        for device, a, b in zip(devices, pooled, joined, strict=True)
+    ]
+
+
 def random_cluster(rng: np.random.Generator, num_devices: int) -> Cluster:
-    """Devices and links with ties, zero latencies, infinite bandwidths and shared channels."""
+    """Devices and links with ties, zero latencies, infinite bandwidths and shared channels.
+
+    Some share a memory, a processor or both; names say nothing, and some copies do not queue.
+    """
+    more = rng.spawn(1)[0]
+    names = more.permutation(NAMES)[:num_devices].tolist()
+    names += [f"d{i}" for i in range(len(names), num_devices)]
     devices = [
         cpu(
-            f"d{i}",
+            names[i],
             memory_bytes=int(rng.choice([10, 40, UNLIMITED_BYTES])),
             dispatch_s=float(rng.choice([0.0, 0.5, 1.0])),
             dispatch_per=str(rng.choice(["op", "segment"])),
@@ -71,19 +91,19 @@ def random_cluster(rng: np.random.Generator, num_devices: int) -> Cluster:
     for i in range(num_devices):
         for j in range(num_devices):
             if i != j and rng.random() < 0.8:
-                links.append(
-                    Link(
-                        f"d{i}",
-                        f"d{j}",
-                        bytes_per_s=float(rng.choice([0.3, 1.0, 2.0, np.inf])),
-                        latency_s=float(rng.choice([0.0, 0.0, 0.1, 1.0])),
-                        channel=[None, "bus", "ring"][rng.integers(3)],
-                        one_way=True,
-                    )
+                link = Link(
+                    names[i],
+                    names[j],
+                    bytes_per_s=float(rng.choice([0.3, 1.0, 2.0, np.inf])),
+                    latency_s=float(rng.choice([0.0, 0.0, 0.1, 1.0])),
+                    channel=[None, "bus", "ring"][rng.integers(3)],
+                    one_way=True,
                 )
+                free = link.channel is None and more.random() < 0.3
+                links.append(replace(link, contention=not free))
     return make_cluster(
         "random",
-        devices,
+        sharing(more, devices),
         links,
         default_bytes_per_s=1.0,
         default_latency_s=0.0,
@@ -151,6 +171,12 @@ def without_queues(problem: Problem, seed: int, share: float = 0.5) -> Problem:
     channel[np.random.default_rng(seed).random(channel.shape) < share] = NO_CHANNEL
     np.fill_diagonal(channel, 0)
     return replace(problem, cluster=replace(problem.cluster, channel=channel))
+
+
+def without_processors(problem: Problem) -> Problem:
+    """The same problem on devices that all compute at once."""
+    devices = tuple(replace(device, processor="") for device in problem.cluster.devices)
+    return replace(problem, cluster=replace(problem.cluster, devices=devices))
 
 
 def with_memory(problem: Problem, limit: int) -> Problem:

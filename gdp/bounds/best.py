@@ -4,7 +4,7 @@ Busy times of devices and channels bound a period, and a latency as well; `gdp.b
 the other bounds of a latency.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -22,9 +22,9 @@ from gdp.bounds.loads import (
     NO_POINTS,
     build_loads,
     build_work,
-    least_group_seconds,
     least_program_size,
     load_program_size,
+    machine_seconds,
     more_points,
     worst_points,
 )
@@ -89,7 +89,7 @@ def all_bounds(
 
 def _latency(problem: Problem, budget: WorkBudget, found_s: float) -> list[Bound]:
     # First, as it is quick and where weights stream the only one that is not far off.
-    work_s = shared_work_s(least_group_seconds(problem))[0]
+    work_s = shared_work_s(machine_seconds(problem)[0])[0]
     bounds = _work_in_memory(problem, budget, work_s)
     bounds += latency_bounds(problem, budget, found_s)
     if rows_bind(problem) and path_program_size(problem) <= budget.entries:
@@ -116,9 +116,9 @@ def load_bounds(
     """
     if only_memory and not memory_binds(problem):
         return []
-    op_s = least_group_seconds(problem)
+    op_s, machines = machine_seconds(problem)
     work_s, share = shared_work_s(op_s)
-    bounds = [_work(problem, work_s, share)]
+    bounds = [_work(machines, work_s, share)]
     whole = not may_replicate(problem)
     if whole:
         bounds.append(_crowd(op_s, problem.unit))
@@ -152,11 +152,9 @@ def _entries_kept(problem: Problem, budget: WorkBudget) -> float:
     return _KEPT_SHARE * budget.entries - least_program_size(problem)
 
 
-def _work(problem: Problem, work_s: float, share: Float[np.ndarray, "D"]) -> Bound:
+def _work(machines: Sequence[str], work_s: float, share: Float[np.ndarray, "M"]) -> Bound:
     parts = ", ".join(
-        f"{part:.0%} {name}"
-        for part, name in zip(share, problem.cluster.device_names, strict=True)
-        if part > 0.005
+        f"{part:.0%} {name}" for part, name in zip(share, machines, strict=True) if part > 0.005
     )
     return Bound(
         work_s,
@@ -188,12 +186,12 @@ def _streamed_bytes(problem: Problem) -> int:
     if rest.all():
         return 0
     usable = rest & problem.group_allowed.any(axis=0)
-    room = sum(problem.cluster.memory_bytes[usable].tolist())
+    room = problem.cluster.room_bytes(usable)
     return max(0, int(arrays_of(problem).weight_bytes.sum()) - room)
 
 
-def _crowd(op_s: Float[np.ndarray, "G D"], unit: TimeUnit) -> Bound:
-    """Pigeonhole bound: of the k D + 1 largest ops some device gets the smallest k + 1 at least."""
+def _crowd(op_s: Float[np.ndarray, "G M"], unit: TimeUnit) -> Bound:
+    """Pigeonhole bound: of the k M + 1 largest ops some machine gets k + 1, the smallest at least."""
     d = op_s.shape[1]
     least_s = np.sort(op_s.min(axis=1))[::-1]
     total_s = np.concatenate([[0.0], np.cumsum(least_s)])

@@ -4,6 +4,7 @@
     sum over d of x(g, d) = 1                                           each group g
     sum of op_s x(., d) + dispatch o(., d)                    <= T      each device d
     sum of send_s(t, s, d) y(t, s, d) over the channel        <= T      each channel
+    sum of both over devices of one processor and within      <= T      each processor
     x(v, d) - x(u, d) <= sum over s of y(t, s, d)                       u makes t, which v reads
     x(u, s) - x(v, s) <= sum over d of y(t, s, d)                       likewise, seen from u
     y(t, s, d) <= x(u, s)                                               more than two devices
@@ -30,15 +31,17 @@ with sent(t, d) >= x(maker, d) - x(v, d) for each reader v; with whole x that is
 inference pipeline holds. Nearly all of these N D rows are slack: those are added that a solution
 breaks most (row generation), and it is solved again.
 
+Devices that share a memory together have one more row of weights and buffers.
+
 Where the program is too large, only the heaviest tensors have columns y and sent. What is left out
 are rows that limit such columns from below and, in the other rows, terms y >= 0 and sent >= 0 with
 coefficients >= 0, on the side that must be at most T or the memory. Dropping either only admits
 more solutions, so the program stays a relaxation and its value a bound: x, the work and the weights
 are there in any case, and so are tensors that are alive where they were made, as they need x alone.
 
-Axes: G groups, Q classes of groups, D devices, C columns, T tensors, K tensors between groups, U
-distinct (tensor, reading group), P separation points, M held weights, X owners of weights, O ops
-that may open a segment, A arcs into them, Z entries.
+Axes: G groups, Q classes of groups, D devices, M machines or held weights, C columns, T tensors, K
+tensors between groups, U distinct (tensor, reading group), P separation points, X owners of
+weights, O ops that may open a segment, A arcs into them, Z entries.
 """
 
 from collections.abc import Sequence
@@ -110,6 +113,27 @@ def least_group_seconds(problem: Problem) -> Float[np.ndarray, "G D"]:
     return np.where(problem.group_allowed, seconds, np.inf)
 
 
+def machine_seconds(problem: Problem) -> tuple[Float[np.ndarray, "G M"], tuple[str, ...]]:
+    """(least seconds of each group on each machine, their names): a machine computes one op at a
+    time, so the devices of one processor are one, each group where it is fastest there."""
+    seconds, own = least_group_seconds(problem), problem.cluster.processor
+    names = [device.name for device in problem.cluster.devices]
+    if (own < 0).all():
+        return seconds, tuple(names)
+    shared = [np.flatnonzero(own == k) for k in range(int(own.max()) + 1)]
+    alone = np.flatnonzero(own < 0)
+    columns = [seconds[:, alone], *(seconds[:, d].min(axis=1)[:, None] for d in shared)]
+    named = [*(names[d] for d in alone), *(processor_name(problem, k) for k in range(len(shared)))]
+    return np.concatenate(columns, axis=1), tuple(named)
+
+
+def processor_name(problem: Problem, processor: int) -> str:
+    """Name of a processor that devices share, such as "processor of cpu0, cpu1"."""
+    members = problem.cluster.processor == processor
+    names = [n for n, here in zip(problem.cluster.device_names, members, strict=True) if here]
+    return f"processor of {', '.join(names)}"
+
+
 def load_program_size(problem: Problem) -> int:
     """About how many entries the matrix has."""
     d = problem.num_devices
@@ -151,18 +175,21 @@ def build_work(problem: Problem, unit_s: float) -> LinearProgram:
     rows.columns(g * d)
     finite = np.where(np.isfinite(seconds), seconds, 0.0) / unit_s
     rows.add(np.tile(np.arange(d), g), np.arange(g * d), finite.reshape(-1), np.zeros(d))
+    names = [f"device {name}" for name in problem.cluster.device_names]
+    names += _add_processor_loads(rows, problem, np.arange(g * d), finite.reshape(-1))
+    num_loads = rows.count
     if memory_binds(problem):
         weights = HeldWeights(rows, problem, of_group)
         for i in range(d):
             rows.add_row(*weights.terms(i), 1.0)
             weights.add_ties(i)
+        _add_pools(rows, problem, weights, [weights.terms(i) for i in range(d)])
     largest = rows.columns(1, np.inf)
-    rows.parts.append((np.arange(d), np.full(d, largest), -np.ones(d)))
+    rows.parts.append((np.arange(num_loads), np.full(num_loads, largest), -np.ones(num_loads)))
     matrix, _, b = rows.matrix()
     high = np.array(rows.limits)
     high[: g * d] = np.isfinite(seconds).reshape(-1)
-    names = tuple(f"device {name}" for name in problem.cluster.device_names)
-    return LinearProgram(matrix, b, (g, d), largest, high, unit_s, names)
+    return LinearProgram(matrix, b, (g, d), largest, high, unit_s, tuple(names))
 
 
 def _classes(problem: Problem) -> tuple[Float[np.ndarray, "Q D"], Int[np.ndarray, "G"]]:
@@ -215,6 +242,8 @@ def build_loads(
     names = [f"device {name}" for name in problem.cluster.device_names]
     if links and len(cut.tensor):
         names += _add_channel_loads(rows, problem, cut.tensor, links, first_y, unit_s)
+    inside = _sends_inside(problem, cut.tensor, links, first_y, unit_s)
+    names += _add_processor_loads(rows, problem, columns, values, inside)
     num_loads = rows.count
     _add_cuts(rows, cut, links, first_y, d)
     _add_openings(rows, opens, first_o, d)
@@ -251,6 +280,63 @@ def _add_channel_loads(
     rows.add(np.tile(number, len(tensor)), column, send_s.T.reshape(-1) / unit_s,
              np.zeros(len(used)))  # fmt: skip
     return [_channel_name(problem, int(c)) for c in used]
+
+
+def _sends_inside(
+    problem: Problem, tensor: Int[np.ndarray, "T"], links: Links, first_y: int, unit_s: float
+) -> list[tuple[int, Int[np.ndarray, "T"], Float[np.ndarray, "T"]]]:
+    """(processor, columns y, seconds) of each link between devices of one processor."""
+    a, own = arrays_of(problem), problem.cluster.processor
+    size = a.tensor_bytes[tensor].astype(np.float64)
+    return [
+        (
+            int(own[s]),
+            first_y + np.arange(len(tensor)) * len(links) + k,
+            send_time(a.latency_s[s, to], size, a.bytes_per_s[s, to], a.round_to) / unit_s,
+        )
+        for k, (s, to) in enumerate(links)
+        if own[s] >= 0 and own[s] == own[to]
+    ]
+
+
+def _add_processor_loads(
+    rows: RowBuilder, problem: Problem, columns: Int[np.ndarray, "C"],
+    values: Float[np.ndarray, "C"],
+    inside: Sequence[tuple[int, np.ndarray, np.ndarray]] = (),
+) -> list[str]:  # fmt: skip
+    """Add a row of seconds for every processor that devices share; their names.
+
+    Args:
+        rows: Under construction.
+        problem: With the processors.
+        columns: Of seconds on devices, device by device for each group or opening.
+        values: Those seconds.
+        inside: Of copies between devices of a processor: (processor, columns, seconds).
+    """
+    own = problem.cluster.processor
+    device = np.arange(len(columns)) % problem.num_devices
+    for k in range(int(own.max()) + 1):
+        mine = own[device] == k
+        copies = [part for part in inside if part[0] == k]
+        rows.add_row(
+            [columns[mine], *(part[1] for part in copies)],
+            [values[mine], *(part[2] for part in copies)],
+        )
+    return [processor_name(problem, k) for k in range(int(own.max()) + 1)]
+
+
+def _add_pools(
+    rows: RowBuilder, problem: Problem, weights: "HeldWeights",
+    terms: Sequence[tuple[list[Any], list[Any]]],
+) -> None:  # fmt: skip
+    """Add a row for every memory that devices share; `terms` are each device's columns and shares
+    of its own memory."""
+    cluster = problem.cluster
+    for k, size in enumerate(np.maximum(1.0, cluster.pool_bytes.astype(np.float64)).tolist()):
+        members = np.flatnonzero(cluster.pool == k).tolist()
+        columns = [column for i in members for column in terms[i][0]]
+        values = [x * (weights.memory[i] / size) for i in members for x in terms[i][1]]
+        rows.add_row(columns, values, 1.0)
 
 
 def _channel_name(problem: Problem, channel: int) -> str:
@@ -392,11 +478,12 @@ def _add_memory(
     first_y: int,
     points: SeparationPoints,
 ) -> None:
-    """The rows of memory of every device, and of every separation point."""
+    """The rows of memory of every device, of every pool, and of every separation point."""
     a = arrays_of(problem)
     buffers = objective_of(problem).memory == "pipeline"
     weights = HeldWeights(rows, problem)
     first_sent = _sent_columns(rows, problem, cut) if len(points.op) and buffers else 0
+    terms: list[tuple[list[Any], list[Any]]] = []
     for i in range(problem.num_devices):
         columns, values = weights.terms(i)
         if buffers and len(cut.tensor):
@@ -404,10 +491,12 @@ def _add_memory(
                 columns.append(first_y + np.arange(len(cut.tensor)) * len(links) + k)
                 values.append(2.0 * a.held_bytes[cut.tensor] / weights.memory[i])
         rows.add_row(columns, values, 1.0)
+        terms.append((columns, values))
         for op in points.op[points.device == i].tolist() if buffers else ():
             more, held = _held_at(problem, cut, first_sent, i, op)
             rows.add_row([*columns, more], [*values, held / weights.memory[i]], 1.0)
         weights.add_ties(i)
+    _add_pools(rows, problem, weights, terms)
 
 
 def _sent_columns(rows: RowBuilder, problem: Problem, cut: CutTensors) -> int:

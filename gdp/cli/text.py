@@ -10,7 +10,7 @@ import numpy as np
 
 from gdp.cluster.detect import Bandwidth
 from gdp.cluster.presets import device_preset, presets
-from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, memory_pools
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.graph.op_graph import OpGraph
 from gdp.result import Result
 from gdp.terminal import printable
@@ -248,10 +248,9 @@ def cluster_json(cluster: Cluster) -> dict[str, Any]:
 def memory_in_all(cluster: Cluster) -> int | None:
     """Bytes that plans may fill of all devices, shared memory counted once; None if one is
     unlimited."""
-    pools = memory_pools(cluster).values()
-    own = [d.memory_bytes for d in cluster.devices if not d.memory_pool]
-    every = own + [max(d.memory_bytes for d in devices) for devices in pools]
-    return None if max(every) >= UNLIMITED_BYTES else sum(every)
+    if max(cluster.memory_bytes) >= UNLIMITED_BYTES:
+        return None
+    return cluster.room_bytes(np.ones(cluster.num_devices, dtype=bool))
 
 
 def cluster_text(cluster: Cluster) -> str:

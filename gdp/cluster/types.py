@@ -19,6 +19,8 @@ MAX_DEVICES = 1024
 MIN_RATE, MAX_RATE = 1e-6, 1e30
 NO_CHANNEL = -1
 """Instead of a channel: the copies on this link do not queue, several are under way at once."""
+ALONE = -1
+"""Instead of a memory pool or a processor: the device shares it with no other."""
 MAX_DELAY_S = 1e9
 """Far beyond any device or link, and far from where the sums of a simulation overflow."""
 
@@ -183,29 +185,80 @@ class Cluster:
         """Capacity of each device, also of those that share a pool."""
         return np.array([device.memory_bytes for device in self.devices], dtype=np.int64)
 
+    @functools.cached_property
+    def pool(self) -> Int[np.ndarray, "D"]:
+        """Memory that each device shares with others, 0..P-1, or `ALONE`."""
+        return _shared_ids([device.memory_pool for device in self.devices])
 
-def memory_pools(cluster: Cluster) -> dict[str, list[Device]]:
-    """The devices that share a memory, by its name; what has its own memory is left out."""
-    pools: dict[str, list[Device]] = {}
-    for device in cluster.devices:
-        if device.memory_pool:
-            pools.setdefault(device.memory_pool, []).append(device)
-    return pools
+    @functools.cached_property
+    def pool_bytes(self) -> Int[np.ndarray, "P"]:
+        """Capacity of each memory that devices share: what their peaks may add up to."""
+        members = [self.memory_bytes[self.pool == p] for p in range(int(self.pool.max()) + 1)]
+        return np.array([int(sizes.max()) for sizes in members], dtype=np.int64)
+
+    @functools.cached_property
+    def divided_bytes(self) -> Int[np.ndarray, "D"]:
+        """Capacity of each device where a memory that several share is divided equally."""
+        return self.divided_among(range(self.num_devices))
+
+    def divided_among(self, using: Sequence[int]) -> Int[np.ndarray, "D"]:
+        """Capacity of each device where those that use a memory that they share divide it."""
+        own, uses = self.memory_bytes.copy(), np.isin(np.arange(self.num_devices), list(using))
+        for k, size in enumerate(self.pool_bytes.tolist()):
+            members = uses & (self.pool == k)
+            own[members] = np.minimum(own[members], max(1, size // max(1, int(members.sum()))))
+        return own
+
+    def room_bytes(self, usable: Bool[np.ndarray, "D"]) -> int:
+        """Memory of some devices together: what several of them share counts once."""
+        room = sum(self.memory_bytes[usable & (self.pool == ALONE)].tolist())
+        for k, size in enumerate(self.pool_bytes.tolist()):
+            room += min(size, sum(self.memory_bytes[usable & (self.pool == k)].tolist()))
+        return room
+
+    @functools.cached_property
+    def processor(self) -> Int[np.ndarray, "D"]:
+        """Processor that each device shares with others, 0..Q-1, or `ALONE`."""
+        return _shared_ids([device.processor for device in self.devices])
 
 
-def shared_overflow(cluster: Cluster, peak_bytes: Sequence[int]) -> str:
-    """Message about devices that together hold more than the memory they share; "" if all fit.
+def _shared_ids(names: Sequence[str]) -> Int[np.ndarray, "D"]:
+    """Ids of the names that several have, in order; `ALONE` for others and for no name.
 
-    Devices may reach their peaks at different times, so the check is sufficient, not necessary.
+    >>> _shared_ids(["ram", "", "hbm", "ram"])
+    array([ 0, -1, -1,  0])
     """
-    peak = dict(zip(cluster.device_names, peak_bytes, strict=True))
-    for devices in memory_pools(cluster).values():
-        held, size = sum(peak[d.name] for d in devices), max(d.memory_bytes for d in devices)
-        if held > size:
-            return (
-                f"{', '.join(d.name for d in devices)} share {format_bytes(size)} of memory and "
-                f"would hold {format_bytes(held)} together"
-            )
+    shared = [name for name in dict.fromkeys(names) if name and names.count(name) > 1]
+    return np.array([shared.index(n) if n in shared else ALONE for n in names], dtype=np.int64)
+
+
+def pool_excess_bytes(cluster: Cluster, peak_bytes: Int[np.ndarray, "D"]) -> Int[np.ndarray, "P"]:
+    """Bytes by which the peaks of the devices of each shared memory add up to more than it.
+
+    Devices may reach their peaks at different times, so this is sufficient, not necessary.
+    """
+    held = np.zeros(len(cluster.pool_bytes), dtype=np.int64)
+    shares = cluster.pool != ALONE
+    np.add.at(held, cluster.pool[shares], peak_bytes[shares])
+    return np.maximum(held - cluster.pool_bytes, 0)
+
+
+def overflow_bytes(cluster: Cluster, peak_bytes: Int[np.ndarray, "D"]) -> int:
+    """Bytes over the devices' memories, and then over those that devices share, summed."""
+    over = int(np.maximum(peak_bytes - cluster.memory_bytes, 0).sum())
+    within = np.minimum(peak_bytes, cluster.memory_bytes)
+    return over + int(pool_excess_bytes(cluster, within).sum())
+
+
+def shared_overflow(cluster: Cluster, peak_bytes: Int[np.ndarray, "D"]) -> str:
+    """Message about devices that hold more than the memory they share; "" if all fit."""
+    for pool in np.flatnonzero(pool_excess_bytes(cluster, peak_bytes)).tolist():
+        members = cluster.pool == pool
+        names = [name for name, here in zip(cluster.device_names, members, strict=True) if here]
+        return (
+            f"{', '.join(names)} share {format_bytes(int(cluster.pool_bytes[pool]))} of memory and "
+            f"would hold {format_bytes(int(peak_bytes[members].sum()))} together"
+        )
     return ""
 
 

@@ -54,7 +54,7 @@ from gdp.policy.method import load, policy_candidate
 from gdp.policy.model.config import Head, Params
 from gdp.policy.model.network import Batch
 from gdp.policy.policy import Policy, default_checkpoint, keep_placement, save_policy
-from gdp.policy.propose import fitting_greedy
+from gdp.policy.propose import fitting_greedy, under_limits
 from gdp.problem.problem import Problem
 from gdp.sim.latency import num_threads
 from gdp.sim.score import values
@@ -514,7 +514,7 @@ class _Tuner:
         if self.limits is None:
             tight, _, _ = fitting_greedy(self.problem, plain, policy.head(self.problem, around))
             self.limits = tight.memory_bytes
-        return plain._replace(memory_bytes=self.limits)
+        return under_limits(self.problem, plain, self.limits)
 
     def advice(self) -> Advice | None:
         """Advice with the best placement so far as the incumbent."""

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from gdp.clock import Clock
+from gdp.cluster.types import ALONE, pool_excess_bytes
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Candidate, Method, Search
 from gdp.methods.fix_and_optimise.latency import applies as latency_applies
@@ -110,20 +112,27 @@ def memory_fill(problem: Problem) -> float:
     np.add.at(touched, graph.use_op, graph.held_bytes[graph.use_tensor])
     np.add.at(touched, graph.producer, graph.held_bytes)
     held = float(a.weight_bytes.sum()) + float(touched.max(initial=0.0))
-    return held / float(problem.cluster.memory_bytes.sum())
+    return held / float(_room_bytes(problem, np.ones(problem.num_devices, dtype=bool)))
 
 
 def quick_fill(problem: Problem) -> float:
     """Share of memory taken, of devices at most `_QUICK` times slower than the fastest.
 
-    A slow host with much memory leaves it as hard to use the fast devices well.
+    A slow host with much memory leaves it as hard to use the fast devices well. The seconds of a
+    device are those of the whole model: what it cannot run takes as long as on the slowest device.
     """
-    work_s = np.where(problem.allowed, problem.compute_s, 0.0).sum(axis=0)
-    runs = problem.allowed[~problem.graph.is_io].any(axis=0)
-    least_s = work_s[runs & (work_s > 0.0)].min(initial=np.inf)
-    quick = runs & (work_s <= _QUICK * least_s)
-    memory = problem.cluster.memory_bytes.astype(np.float64)
-    return memory_fill(problem) * float(memory.sum() / max(1.0, memory[quick].sum()))
+    runs = problem.allowed[~problem.graph.is_io]
+    work_s = np.where(runs, problem.compute_s[~problem.graph.is_io], 0.0)
+    slowest_s = work_s.max(axis=1, initial=0.0)[:, None]
+    whole_s = np.where(runs, work_s, _QUICK * slowest_s).sum(axis=0)
+    quick = runs.any(axis=0) & (whole_s <= _QUICK * whole_s.min(initial=np.inf))
+    everything = np.ones(problem.num_devices, dtype=bool)
+    room = _room_bytes(problem, everything) / max(1.0, _room_bytes(problem, quick))
+    return memory_fill(problem) * float(room)
+
+
+def _room_bytes(problem: Problem, devices: Bool[np.ndarray, "D"]) -> float:
+    return float(problem.cluster.room_bytes(devices))
 
 
 def _latency_pays(problem: Problem) -> bool:
@@ -319,19 +328,30 @@ def _notes(problem: Problem, answer: Answer) -> tuple[str, ...]:
 def replica_period_s(problem: Problem) -> tuple[float, int]:
     """Seconds per sample when every device that can hold the model runs its own copy.
 
-    Rates add up; inputs and outputs are taken to reach every replica in time.
+    Rates add up, of devices of one processor the fastest alone; a memory that devices share holds
+    as many copies as fit, of the fastest first. Inputs and outputs are taken to reach every replica
+    in time.
     """
-    rate, holders = 0.0, 0
-    io = problem.graph.is_io
+    cluster, io = problem.cluster, problem.graph.is_io
+    copies: list[tuple[float, int, Int[np.ndarray, "D"]]] = []
     for d in range(problem.num_devices):
         if not problem.allowed[~io, d].all():
             continue
-        device = np.where(io, problem.cluster.host, d)
+        device = np.where(io, cluster.host, d)
         judged = score(problem, device, None)
         if judged.feasible and judged.latency_s > 0:
             busy_s = float(problem.compute_s[~io, d].sum()) + _dispatch_s(problem, d)
-            rate += 1.0 / max(busy_s, 1e-30)
-            holders += 1
+            copies.append((busy_s, d, judged.peak_bytes))
+    rate, holders, held = 0.0, 0, np.zeros(problem.num_devices, dtype=np.int64)
+    computing: set[int] = set()
+    for busy_s, d, peak_bytes in sorted(copies, key=lambda copy: copy[:2]):
+        together = np.maximum(held, peak_bytes)
+        busy = cluster.processor[d] in computing
+        if busy or pool_excess_bytes(cluster, together).any():
+            continue
+        held, rate, holders = together, rate + 1.0 / max(busy_s, 1e-30), holders + 1
+        if cluster.processor[d] != ALONE:
+            computing.add(int(cluster.processor[d]))
     return (1.0 / rate if rate else np.inf), holders
 
 

@@ -1,9 +1,10 @@
 """Repair: from a placement that overflows device memory to one that fits, near it if possible.
 
 Whether any placement fits is bin packing, so this can fail where one exists. It tries, in this
-order and until something fits: other priorities, which change what is alive together; moving
-groups off overfull devices; packing from scratch, in topological order and by size; and annealing
-that minimises the overflow first.
+order and until something fits: other priorities, which change what is alive together; one device of
+those that share a memory, instead of several; moving groups off overfull devices and memories;
+packing from scratch, in topological order and by size; and annealing that minimises the overflow
+first.
 """
 
 from collections.abc import Iterable, Iterator
@@ -105,12 +106,25 @@ def _stages(problem: Problem, start: Evaluated) -> Iterator[Iterator[list[Assign
     ranks = ranks_to_try(problem)
     group_device = start.assignment.device[arrays_of(problem).group_op[_first(problem)]]
     yield iter([[Assignment(start.assignment.device, rank) for rank in ranks]])
+    yield _together(problem, group_device, ranks)
     yield _shedding(problem, group_device, [start.assignment.rank, *ranks])
     yield _packing(problem, ranks)
 
 
 def _first(problem: Problem) -> Int[np.ndarray, "G"]:
     return arrays_of(problem).group_start[:-1]
+
+
+def _together(
+    problem: Problem, group_device: Int[np.ndarray, "G"], ranks: list[Int[np.ndarray, "N"] | None]
+) -> Iterator[list[Assignment]]:
+    """What devices of one memory hold on one of them, as far as it may be there: it then holds no
+    copies of what they would send to each other."""
+    pool, groups = problem.cluster.pool, np.arange(problem.num_groups)
+    for to in np.flatnonzero(pool >= 0).tolist():
+        moves = (pool[group_device] == pool[to]) & problem.group_allowed[groups, to]
+        device = expand(problem, np.where(moves, to, group_device))
+        yield [Assignment(device, rank) for rank in ranks]
 
 
 def _shedding(
@@ -122,16 +136,19 @@ def _shedding(
     a = arrays_of(problem)
     size = _group_bytes(problem)
     near = np.zeros(problem.num_devices)
-    capacity = problem.cluster.memory_bytes.astype(float)
+    capacity, shares = problem.cluster.memory_bytes.astype(float), a.pool >= 0
     for rank in ranks[:2]:
         now = group_device.copy()
         for attempt in range(_ROUNDS):
             peak = _peaks(problem, Assignment(expand(problem, now), rank))
             # Every attempt sheds more than is strictly over: what moves brings copies with it.
-            excess = np.maximum(peak - capacity, 0.0) * (1.0 + 0.1 * attempt)
+            more = 1.0 + 0.1 * attempt
+            excess = np.maximum(peak - capacity, 0.0) * more
             slack = np.maximum(capacity - peak, 0.0)
+            shared = np.bincount(a.pool[shares], peak[shares], len(a.pool_bytes)) - a.pool_bytes
+            over, room = np.maximum(shared, 0.0) * more, np.maximum(-shared, 0.0)
             order = np.arange(problem.num_groups) if attempt % 2 else np.argsort(-size)
-            if not shed(a, now, size, order, excess, slack, near):
+            if not shed(a, now, size, order, excess, slack, over, room, near):
                 break
             yield [Assignment(expand(problem, now), r) for r in ranks]
 
@@ -144,21 +161,25 @@ def _packing(
 
     a = arrays_of(problem)
     size = _group_bytes(problem)
-    capacity = problem.cluster.memory_bytes.astype(float)
+    capacity, shares = problem.cluster.memory_bytes.astype(float), a.pool >= 0
+    in_all = float(problem.cluster.room_bytes(np.ones(problem.num_devices, dtype=bool)))
     topological = np.arange(problem.num_groups)
     large = size > 0.02 * capacity.min()
     by_size = np.argsort(-size, kind="stable")
     mixed = np.concatenate([by_size[large[by_size]], topological[~large]])
     for order in (topological, mixed, by_size):
         # Weights spread evenly first: each device gets the same share of its memory.
-        share = min(1.0, float(size.sum()) / capacity.sum())
-        room = capacity * share
+        share = min(1.0, float(size.sum()) / in_all)
+        room, shared = capacity * share, a.pool_bytes * share
         for _ in range(_ROUNDS // 2):
-            device = expand(problem, pack(a, order, room))
+            device = expand(problem, pack(a, order, room, shared))
             yield [Assignment(device, rank) for rank in ranks]
             peak = _peaks(problem, Assignment(device, ranks[-1]))
             held = _weights(problem, device)
-            room = np.maximum(capacity - (peak - held), 0.05 * capacity)
+            other = peak - held
+            room = np.maximum(capacity - other, 0.05 * capacity)
+            others = np.bincount(a.pool[shares], other[shares], len(a.pool_bytes))
+            shared = np.maximum(a.pool_bytes - others, 0.05 * a.pool_bytes)
 
 
 def _group_bytes(problem: Problem) -> Float[np.ndarray, "G"]:

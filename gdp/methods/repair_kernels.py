@@ -59,11 +59,12 @@ def neighbour_bytes(a, group_device, g, near):
 
 @numba.njit(**BARE)
 @no_type_check
-def fill_packs(a, order, room_bytes, group_device, holds, used, near):
+def fill_packs(a, order, room_bytes, pool_room_bytes, group_device, holds, used, near):
     """A device for every group, in the order given: where it fits, the one it exchanges most with.
 
     Ties and groups without placed neighbours go to the device with the largest share of its room
-    left; a group that fits nowhere goes there too.
+    left; a group that fits nowhere goes there too. What is left of a memory that devices share is
+    left on none of them more than once.
     """
     num_devices = a.group_allowed.shape[1]
     for g in order:
@@ -74,6 +75,9 @@ def fill_packs(a, order, room_bytes, group_device, holds, used, near):
                 continue
             need = added_bytes(a, holds, g, d)
             left = (room_bytes[d] - used[d] - need) / max(room_bytes[d], 1.0)
+            if a.pool[d] >= 0:
+                room = pool_room_bytes[a.pool[d]]
+                left = min(left, (room - pool_used(a, used, d) - need) / max(room, 1.0))
             fits = left >= 0.0
             better = fits and not best_fits
             if fits == best_fits:
@@ -86,34 +90,52 @@ def fill_packs(a, order, room_bytes, group_device, holds, used, near):
         used[best] += hold_weights(a, holds, g, best, 1)
 
 
-def pack(a, order, room_bytes):
+@numba.njit(**INNER)
+@no_type_check
+def pool_used(a, used, d):
+    """Bytes used by all devices of the pool of device d."""
+    total = 0.0
+    for other in range(used.shape[0]):
+        if a.pool[other] == a.pool[d]:
+            total += used[other]
+    return total
+
+
+def pack(a, order, room_bytes, pool_room_bytes):
     """The device of every group by `fill_packs`."""
     num_groups, num_devices = a.group_allowed.shape
     group_device = np.full(num_groups, num_devices)
     holds = np.zeros((len(a.weight_bytes), num_devices), dtype=np.int64)
     used, near = np.zeros(num_devices), np.zeros(num_devices)
-    fill_packs(a, order, room_bytes, group_device, holds, used, near)
+    fill_packs(a, order, room_bytes, pool_room_bytes, group_device, holds, used, near)
     return group_device
 
 
 @numba.njit(**BARE)
 @no_type_check
-def shed(a, group_device, size, order, excess_bytes, slack_bytes, near):
+def shed(a, group_device, size, order, excess_bytes, slack_bytes, pool_excess, pool_slack, near):
     """Move groups off overfull devices to where there is room, in the order given; count of moves.
 
-    Changes `group_device`, `excess_bytes` and `slack_bytes` in place. The receiver is the device
-    with room that the group exchanges most with. `near` [D] is scratch.
+    Changes `group_device` and what is over and left in place, of devices and of the memories that
+    they share: a group leaves an overfull pool for another memory. The receiver is the device with
+    room that the group exchanges most with. `near` [D] is scratch.
     """
     num_devices = a.group_allowed.shape[1]
     moved = 0
     for g in order:
         home = group_device[g]
-        if excess_bytes[home] <= 0.0 or size[g] <= 0.0:
+        crowded = a.pool[home] >= 0 and pool_excess[a.pool[home]] > 0.0
+        if (excess_bytes[home] <= 0.0 and not crowded) or size[g] <= 0.0:
             continue
         neighbour_bytes(a, group_device, g, near)
         best = -1
         for d in range(num_devices):
             if d == home or not a.group_allowed[g, d] or slack_bytes[d] < size[g]:
+                continue
+            inside = a.pool[d] >= 0 and a.pool[d] == a.pool[home]
+            if inside and crowded:
+                continue
+            if a.pool[d] >= 0 and not inside and pool_slack[a.pool[d]] < size[g]:
                 continue
             if (
                 best < 0
@@ -125,5 +147,9 @@ def shed(a, group_device, size, order, excess_bytes, slack_bytes, near):
             group_device[g] = best
             excess_bytes[home] -= size[g]
             slack_bytes[best] -= size[g]
+            if a.pool[home] >= 0 and a.pool[home] != a.pool[best]:
+                pool_excess[a.pool[home]] -= size[g]
+            if a.pool[best] >= 0 and a.pool[home] != a.pool[best]:
+                pool_slack[a.pool[best]] -= size[g]
             moved += 1
     return moved

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import COMPILE, Clock, waiting_for
-from gdp.cluster.types import Device, make_cluster
+from gdp.cluster.types import Device, make_cluster, shared_overflow
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.priorities import RULES, rank_under
@@ -175,7 +175,8 @@ def nearest_allowed(problem: Problem, group_device: Int[np.ndarray, "G"]) -> Int
 
 
 def missing_text(problem: Problem, assignment: Assignment) -> str:
-    """Text of the devices that an assignment overfills and by how much, largest first.
+    """Text of the devices that an assignment overfills and by how much, largest first; of devices
+    that share a memory the first that do, where each of them fits.
 
     For instance "1.20 GiB on gpu0 (needs 3.20 GiB of 2.00 GiB)".
     """
@@ -187,7 +188,7 @@ def missing_text(problem: Problem, assignment: Assignment) -> str:
         for d in np.argsort(-excess, kind="stable")
         if excess[d] > 0
     ]
-    return ", ".join(parts) or "0 bytes"
+    return ", ".join(parts) or shared_overflow(problem.cluster, peak) or "0 bytes"
 
 
 def proven_misfit(problem: Problem) -> str | None:
@@ -195,10 +196,10 @@ def proven_misfit(problem: Problem) -> str | None:
 
     1. An op needs, on one device, the weights of its group, its inputs and its outputs at once;
        where it may take no time, what it reads may be gone when its outputs are made.
-    2. Weights whose ops are all confined to some devices need room on those devices together.
+    2. Weights whose ops are all confined to some devices need room on those devices together, in
+       which a memory that several of them share counts once.
     """
     graph = problem.graph
-    capacity = [int(x) for x in problem.cluster.memory_bytes]
     held = group_weight_bytes(problem)
     need = held[problem.group]
     np.add.at(need, graph.use_op, graph.held_bytes[graph.use_tensor])
@@ -215,10 +216,10 @@ def proven_misfit(problem: Problem) -> str | None:
             f"one device, the largest it may use holds {format_bytes(room[problem.group[op]])}: "
             f"{format_bytes(short[op])} missing"
         )
-    return _confined_weights(problem, capacity)
+    return _confined_weights(problem)
 
 
-def _confined_weights(problem: Problem, capacity: list[int]) -> str | None:
+def _confined_weights(problem: Problem) -> str | None:
     """The second argument of `proven_misfit`, for each set of devices that binds some group."""
     a = arrays_of(problem)
     owner = np.repeat(np.arange(problem.num_groups), np.diff(a.group_weight_start))
@@ -226,7 +227,7 @@ def _confined_weights(problem: Problem, capacity: list[int]) -> str | None:
     for home in [np.ones(problem.num_devices, dtype=bool), *homes]:
         inside = ~(problem.group_allowed & ~home).any(axis=1)
         needed = int(a.weight_bytes[np.unique(a.group_weight[inside[owner]])].sum())
-        held = sum(size for size, here in zip(capacity, home, strict=True) if here)
+        held = problem.cluster.room_bytes(home)
         if needed > held:
             names = [d.name for d, here in zip(problem.cluster.devices, home, strict=True) if here]
             return (

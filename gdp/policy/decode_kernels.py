@@ -49,7 +49,21 @@ def room(p, s, op, i):
                 tensors += held_bytes(p, s, t, i, p.copies)
     for k in range(p.out_start[op], p.out_start[op + 1]):
         tensors += held_bytes(p, s, p.out_tensor[k], i, 1.0)
-    return p.memory_bytes[i] - weights - max(s.fullest_bytes[i], tensors)
+    need = weights + max(s.fullest_bytes[i], tensors)
+    return min(p.memory_bytes[i] - need, pool_room(p, s, i) - need)
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def pool_room(p, s, i):
+    """Bytes that other devices leave of a memory that they share; all of a device's own."""
+    if p.pool[i] < 0:
+        return p.memory_bytes[i]
+    left = np.float64(p.pool_bytes[p.pool[i]])
+    for other in range(p.pool.shape[0]):
+        if other != i and p.pool[other] == p.pool[i]:
+            left -= s.weight_bytes[other] + s.fullest_bytes[other]
+    return left
 
 
 @numba.njit(**INNER)
@@ -73,7 +87,8 @@ def crowded_reader(p, s, op, more):
     crowded = -1
     for i in range(more.shape[0]):
         fullest = max(s.fullest_bytes[i], s.live_bytes[i] + more[i])
-        if more[i] > 0 and s.weight_bytes[i] + fullest > p.memory_bytes[i]:
+        limit = min(p.memory_bytes[i], pool_room(p, s, i))
+        if more[i] > 0 and s.weight_bytes[i] + fullest > limit:
             crowded = i if crowded == -1 else -2
     return crowded
 

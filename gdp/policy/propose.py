@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from gdp.clock import Clock
 from gdp.methods.base import Assignment
-from gdp.methods.heuristics.list_schedule import lowered, missing_bytes
+from gdp.methods.heuristics.list_schedule import lowered, missing_bytes, pool_limits
 from gdp.methods.priorities import RULES, BestRules, evaluate_rules, rank_under, rules_of
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
 from gdp.policy.decode import DecodeProblem, decode, in_threads
@@ -41,7 +41,7 @@ def fitting_greedy(
     clock, rules = clock or Clock(None), len(rules_of(problem))
 
     def greedy(limit: Float[np.ndarray, "D"]) -> tuple[DecodeProblem, Int[np.ndarray, "N"]]:
-        under = view._replace(memory_bytes=limit)
+        under = under_limits(problem, view, limit)
         return under, decode(under, head, samples=1, seed=0, greedy_first=True).device[0]
 
     first = greedy(view.memory_bytes)
@@ -70,6 +70,13 @@ def fitting_greedy(
         if evaluate_rules(problem, device[None]).overflow[0] == 0:
             return under, device, spent
     return *first, spent
+
+
+def under_limits(
+    problem: Problem, view: DecodeProblem, limit: Float[np.ndarray, "D"]
+) -> DecodeProblem:
+    """The view with lower memory limits, of the memories that devices share as well."""
+    return view._replace(memory_bytes=limit, pool_bytes=pool_limits(problem, limit))
 
 
 TEMPERATURES = (0.3, 0.7, 1.0)
@@ -221,7 +228,9 @@ class _Work:
 
     def _scored(self, around: Advice | None) -> tuple[DecodeProblem, Head]:
         view, head = self.policy.view(self.problem, around), self.policy.head(self.problem, around)
-        return (view if self.limits is None else view._replace(memory_bytes=self.limits)), head
+        if self.limits is not None:
+            view = under_limits(self.problem, view, self.limits)
+        return view, head
 
     def _add(self, devices: Sequence[Int[np.ndarray, "N"]]) -> None:
         if devices:

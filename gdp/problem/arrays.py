@@ -1,6 +1,7 @@
 """The flat arrays that the heuristics and the local search read inside their kernels.
 
-Axes: N ops, T tensors, E uses, D devices, G groups, W distinct weights, M (op, weight) pairs.
+Axes: N ops, T tensors, E uses, D devices, G groups, W distinct weights, M (op, weight) pairs, P
+memories that devices share.
 """
 
 from typing import NamedTuple
@@ -46,6 +47,9 @@ class Arrays(NamedTuple):
     group_weight: Int[np.ndarray, "M"]  # the distinct weights of a group that hold any bytes
     weight_bytes: Int[np.ndarray, "W"]
     memory_bytes: Int[np.ndarray, "D"]
+    pool: Int[np.ndarray, "D"]  # memory that a device shares with others, or below zero
+    pool_bytes: Int[np.ndarray, "P"]
+    processor: Int[np.ndarray, "D"]  # processor that it shares with others, or below zero
 
 
 @cached_on_problem
@@ -92,6 +96,9 @@ def arrays_of(problem: Problem) -> Arrays:
         group_weight=group_weight,
         weight_bytes=weight_bytes,
         memory_bytes=_int(cluster.memory_bytes),
+        pool=_int(cluster.pool),
+        pool_bytes=_int(cluster.pool_bytes),
+        processor=_int(cluster.processor),
     )
 
 

@@ -41,7 +41,10 @@ def classes_of(alike: Bool[np.ndarray, "D D"]) -> list[list[int]]:
 
 @cached_on_problem
 def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
-    """Pairs of devices whose exchange leaves links as they are and renames channels."""
+    """Pairs of devices whose exchange leaves links as they are and renames channels.
+
+    Both share their memory and their processor with each other, or with none.
+    """
     cluster, d = problem.cluster, problem.num_devices
     alike = np.eye(d, dtype=bool)
     off = ~alike
@@ -59,7 +62,7 @@ def links_alike(problem: Problem) -> Bool[np.ndarray, "D D"]:
             renamed = len(np.unique(pairs, axis=1).T) == num_channels
             queues = (cluster.queues[moved] == cluster.queues).all()
             alike[i, j] = alike[j, i] = kept and renamed and queues
-    return alike
+    return alike & same(cluster.pool, cluster.processor)
 
 
 def is_host(problem: Problem) -> Bool[np.ndarray, "D"]:
@@ -73,7 +76,7 @@ def twins(problem: Problem) -> Int[np.ndarray, "D"]:
     """For each device the next lower one that is exactly alike, or -1.
 
     Alike: same costs, constraints, memory and dispatch, and exchanging the two leaves every link
-    and the sharing of channels as they are.
+    and the sharing of channels, memories and processors as they are.
     """
     devices = problem.cluster.devices
     alike = links_alike(problem) & same(

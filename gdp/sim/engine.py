@@ -76,6 +76,10 @@ class EngineArrays(NamedTuple):
     direct: bool  # each channel serves one device alone, and every transfer takes time
     host: int
     capacity_bytes: Int[np.ndarray, "D"]
+    pool: Int[np.ndarray, "D"]  # of `problem.arrays.Arrays`, as the next two
+    pool_bytes: Int[np.ndarray, "P"]
+    processor: Int[np.ndarray, "D"]
+    shares_processor: bool  # two devices are one processor
     weight_op: Int[np.ndarray, "W"]  # ops with weights, sorted by weight id
     weight_id: Int[np.ndarray, "W"]  # of those ops
     weight_bytes: Int[np.ndarray, "W"]
@@ -116,6 +120,7 @@ class Workspace(NamedTuple):
     num_done: Int[np.ndarray, "1"]
     channel_s: Float[np.ndarray, "C+1"]  # busy seconds, of throughput_kernels
     sent_to: Int[np.ndarray, "D"]  # the tensor last sent to each device, likewise
+    processor_s: Float[np.ndarray, "Q"]  # busy seconds of processors that devices share
     free_bytes: Int[np.ndarray, "N"]  # scratch of memory_kernels, as all that follows
     free_sent_bytes: Int[np.ndarray, "E"]
     sent_by_lane: Int[np.ndarray, "E"]
@@ -139,7 +144,6 @@ def arrays(problem: Problem) -> EngineArrays:
     output_bytes = np.zeros(n, dtype=np.int64)
     np.add.at(output_bytes, a.producer, a.held_bytes)
     weight_bytes, all_bytes = int(graph.weight_bytes.sum()), int(a.held_bytes.sum())
-    smallest = int(a.memory_bytes.min())
     return EngineArrays(
         op_s=a.compute_s,
         segment_s=a.segment_s,
@@ -172,12 +176,32 @@ def arrays(problem: Problem) -> EngineArrays:
         direct=_is_direct(cluster, channel, a),
         host=int(cluster.host),
         capacity_bytes=a.memory_bytes,
+        pool=a.pool,
+        pool_bytes=a.pool_bytes,
+        processor=a.processor,
+        shares_processor=bool((a.processor >= 0).any()),
         weight_op=weight_op,
         weight_id=graph.weight_id[weight_op].astype(np.int64),
         weight_bytes=graph.weight_bytes[weight_op].astype(np.int64),
-        memory_binds=weight_bytes + all_bytes > smallest,
+        memory_binds=_may_overflow(a, weight_bytes, all_bytes),
         # Two buffers of each tensor received, and one set for each stage that follows.
-        pipeline_memory_binds=weight_bytes + (d + 1) * all_bytes > smallest,
+        pipeline_memory_binds=_may_overflow(a, weight_bytes, (d + 1) * all_bytes),
+    )
+
+
+def _may_overflow(a: Arrays, weight_bytes: int, tensor_bytes: int) -> bool:
+    """True if a device, or devices that share a memory, may hold more than there is.
+
+    Args:
+        a: Of the problem.
+        weight_bytes: Of all ops together, shared weights counted for each.
+        tensor_bytes: That one device may hold; of a pool, each.
+    """
+    members = np.bincount(a.pool[a.pool >= 0], minlength=len(a.pool_bytes))
+    alone = weight_bytes + tensor_bytes > int(a.memory_bytes.min())
+    return alone or any(
+        weight_bytes + int(count) * tensor_bytes > int(size)
+        for count, size in zip(members, a.pool_bytes, strict=True)
     )
 
 
@@ -232,6 +256,7 @@ def workspace(problem: Problem) -> Workspace:
         num_done=np.zeros(1, np.int64),
         channel_s=np.zeros(channels),
         sent_to=np.zeros(d, np.int64),
+        processor_s=np.zeros(1 + int(problem.cluster.processor.max())),
         free_bytes=np.zeros(n, np.int64),
         free_sent_bytes=np.zeros(e, np.int64),
         sent_by_lane=np.zeros(e, np.int64),

@@ -8,6 +8,7 @@ ops S is busy for
 where S cuts a tensor when some, but not all, of its producer and readers are in S: what the device
 makes is written to host memory once, and what it needs is read once. A CPU pays for compute alone.
 The value is the largest load: arXiv 2006.16423, section 4 (compute and transfers do not overlap).
+Devices of one processor (`Device.processor`) add up to one load.
 
 Block latency is that of one sample when accelerators are called. An accelerator runs its ops as
 blocks, each a call: wait for all inputs of the block, load them one after another, compute, store
@@ -56,6 +57,9 @@ class LoadArrays(NamedTuple):
     weight_id: Int[np.ndarray, "N"]
     weight_bytes: Int[np.ndarray, "N"]
     memory_bytes: Int[np.ndarray, "D"]
+    pool: Int[np.ndarray, "D"]
+    pool_bytes: Int[np.ndarray, "P"]
+    processor: Int[np.ndarray, "D"]
 
 
 def is_cpu(problem: Problem) -> Bool[np.ndarray, "D"]:
@@ -78,6 +82,9 @@ def load_arrays(problem: Problem) -> LoadArrays:
         weight_id=np.array(graph.weight_id, dtype=np.int64),
         weight_bytes=np.array(graph.weight_bytes, dtype=np.int64),
         memory_bytes=a.memory_bytes,
+        pool=a.pool,
+        pool_bytes=a.pool_bytes,
+        processor=a.processor,
     )
 
 

@@ -1,6 +1,8 @@
 """Latency of one run, by events, and period of a pipeline; many placements at once, over the cores.
 
-Each thread simulates in a workspace of its own.
+Each thread simulates in a workspace of its own. Devices of one processor (`Device.processor`)
+compute one at a time: a latency and a period are at least the seconds of all their ops and of the
+copies between them, in the simulator as in every search and bound.
 """
 
 import contextlib
@@ -49,7 +51,7 @@ class Schedule:
     transfers: Transfers
     busy_s: Float[np.ndarray, "D"]
     peak_bytes: Int[np.ndarray, "D"]  # weights alone where the latency is inf
-    latency_s: float
+    latency_s: float  # the end of the run, or what devices of one processor take in all, if longer
 
 
 def simulate(
@@ -113,7 +115,7 @@ def latencies(
         )  # fmt: skip
 
     split(whole, count, threads, run)
-    return at_least_serial(problem, devices, (latency_s * unit_s, overflow_bytes))
+    return latency_s * unit_s, overflow_bytes
 
 
 def periods(
@@ -141,39 +143,12 @@ def periods(
         evaluate_periods(flat, work, placed, first, end, period_s, overflow_bytes)
 
     split(whole, len(placed), threads, run)
-    return at_least_serial(problem, devices, (period_s * unit_s, overflow_bytes))
+    return period_s * unit_s, overflow_bytes
 
 
 def shares_processor(problem: Problem) -> bool:
     """True if two devices are one processor."""
-    named = [device.processor for device in problem.cluster.devices if device.processor]
-    return len(set(named)) < len(named)
-
-
-def serial_s(problem: Problem, schedule: Schedule) -> float:
-    """Seconds that the busiest shared processor is busy for; 0 where there is none."""
-    if not shares_processor(problem):
-        return 0.0
-    name = np.array([device.processor for device in problem.cluster.devices])
-    sent = schedule.transfers
-    busiest_s = 0.0
-    for own in set(name.tolist()) - {""}:
-        inside = (name[sent.source] == own) & (name[sent.destination] == own)
-        copies_s = float((sent.arrive_s - sent.start_s)[inside].sum())
-        busiest_s = max(busiest_s, float(schedule.busy_s[name == own].sum()) + copies_s)
-    return busiest_s
-
-
-def at_least_serial(
-    problem: Problem,
-    devices: Int[np.ndarray, "B N"],
-    evaluated: tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]],
-) -> tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]:
-    """Raise values to what devices of one processor take one after the other."""
-    if not shares_processor(problem):
-        return evaluated
-    least_s = [serial_s(problem, simulate(problem, device)) for device in devices]
-    return np.maximum(evaluated[0], least_s), evaluated[1]
+    return bool((problem.cluster.processor >= 0).any())
 
 
 def rank_rows(

@@ -18,6 +18,10 @@ A full pipeline (throughput). Each device runs its ops of one sample in topologi
   forward op made and a backward op reads there. A device with k stages after it starts k more
   samples forward before the first comes back (1F1B: Narayanan et al. 2019, PipeDream,
   doi 10.1145/3341301.3359646). Stages are devices in the order of their first forward op.
+
+Devices that share a memory (`Device.memory_pool`) fit where their peaks add up to no more than it,
+though they may come at different times. What overflows is counted once: beyond a device's own
+limit, and what the devices hold within theirs beyond the memory that they share.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -128,8 +132,3 @@ def _copies(
         np.concatenate([graph.held_bytes, graph.held_bytes[sent.tensor]]),
         np.concatenate([home, sent.destination]),
     )
-
-
-def overflow_bytes(problem: Problem, peak_bytes: Int[np.ndarray, "D"]) -> int:
-    """Bytes over the devices' memories, summed."""
-    return int(np.maximum(peak_bytes - problem.cluster.memory_bytes, 0).sum())

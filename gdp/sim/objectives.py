@@ -15,12 +15,13 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.cluster.types import overflow_bytes
 from gdp.errors import ArgumentError
 from gdp.problem.problem import Problem
 from gdp.sim import host_load
 from gdp.sim.engine import arrays
-from gdp.sim.latency import latencies, periods, serial_s, simulate
-from gdp.sim.memory import latency_peaks, overflow_bytes, pipeline_peaks
+from gdp.sim.latency import latencies, periods, simulate
+from gdp.sim.memory import latency_peaks, pipeline_peaks
 
 Rank = Int[np.ndarray, "N"] | None
 Values = tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]
@@ -32,7 +33,7 @@ class Score:
 
     latency_s: float  # one inference or training step
     period_s: float  # between two samples of a full pipeline
-    overflow_bytes: int  # over device memory, summed over devices; 0 means feasible
+    overflow_bytes: int  # over device memory, own and shared, summed; 0 means feasible
     peak_bytes: Int[np.ndarray, "D"]
     value_s: float  # what the problem's objective minimises
 
@@ -108,19 +109,16 @@ def memory_binds(problem: Problem) -> bool:
 def _latency_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
     schedule = simulate(problem, device, rank)
     period_s, _ = periods(problem, device[None])
-    overflow = overflow_bytes(problem, schedule.peak_bytes)
-    least_s = serial_s(problem, schedule)
-    latency_s, period_s[0] = max(schedule.latency_s, least_s), max(period_s[0], least_s)
+    overflow = overflow_bytes(problem.cluster, schedule.peak_bytes)
+    latency_s = schedule.latency_s
     return Score(latency_s, float(period_s[0]), overflow, schedule.peak_bytes, latency_s)
 
 
 def _period_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:
-    schedule = simulate(problem, device, rank)
-    least_s = serial_s(problem, schedule)
-    latency_s = max(schedule.latency_s, least_s)
-    period_s = max(float(periods(problem, device[None])[0][0]), least_s)
+    latency_s = simulate(problem, device, rank).latency_s
+    period_s = float(periods(problem, device[None])[0][0])
     peak_bytes = pipeline_peaks(problem, device)
-    overflow = overflow_bytes(problem, peak_bytes)
+    overflow = overflow_bytes(problem.cluster, peak_bytes)
     return Score(latency_s, period_s, overflow, peak_bytes, period_s)
 
 
@@ -128,7 +126,7 @@ def _load_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> S
     latency_s = float(host_load.block_values(problem, device[None], rank)[0][0])
     load_s = float(host_load.values(problem, device[None])[0][0])
     held = host_load.held_bytes(problem, device)
-    return Score(latency_s, load_s, overflow_bytes(problem, held), held, load_s)
+    return Score(latency_s, load_s, overflow_bytes(problem.cluster, held), held, load_s)
 
 
 def _block_score(problem: Problem, device: Int[np.ndarray, "N"], rank: Rank) -> Score:

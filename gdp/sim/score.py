@@ -23,6 +23,9 @@ Memory: every member holds what a plain pipeline holds there (`gdp.sim.memory`) 
 weights, and two buffers of each tensor that it receives. The host, where it is a member, besides
 holds the inputs that it sends to the other members and the outputs that they send.
 
+Devices of one processor compute one at a time, so what they are busy for adds up over all samples:
+members of a team on one processor gain nothing.
+
 Latency: one sample goes one way; the slowest of the ways counts.
 """
 
@@ -31,13 +34,13 @@ import math
 import numpy as np
 from jaxtyping import Float, Int
 
+from gdp.cluster.types import ALONE, overflow_bytes
 from gdp.errors import ArgumentError
 from gdp.placement import Teams, team_faults
 from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks, seconds_per_unit
 from gdp.sim.engine import arrays
 from gdp.sim.latency import borrowed, checked_devices, simulate
-from gdp.sim.memory import overflow_bytes
 from gdp.sim.objectives import Score as Score
 from gdp.sim.objectives import objective_of, peaks
 
@@ -67,10 +70,13 @@ def values(
 
 
 def may_replicate(problem: Problem) -> bool:
-    """True if a placement may have replica groups: a pipeline of an inference, and allowed."""
+    """True if a placement may have replica groups: a pipeline of an inference, allowed, and not all
+    on one processor, whose devices take no samples in turn."""
+    processor = problem.cluster.processor
     return (
         problem.replicas
         and problem.num_devices > 1
+        and bool(processor[0] == ALONE or (processor != processor[0]).any())
         and objective_of(problem).memory == "pipeline"
         and not problem.graph.is_backward.any()
     )
@@ -97,8 +103,9 @@ def devices_of_sample(
 
 def busy_seconds(
     problem: Problem, device: Int[np.ndarray, "N"], teams: Teams
-) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "C"]]:
-    """Busy seconds per sample of each device and of each channel, over a cycle."""
+) -> tuple[Float[np.ndarray, "D"], Float[np.ndarray, "C"], Float[np.ndarray, "Q"]]:
+    """Busy seconds per sample of each device, of each channel, and of each processor that devices
+    share, over a cycle."""
     from gdp.sim.kernels.evaluate import evaluate_periods
 
     cycle = _require(problem, device, teams)
@@ -108,12 +115,15 @@ def busy_seconds(
     flat, value, over = arrays(problem), np.empty(cycle), np.empty(cycle, dtype=np.int64)
     with borrowed(problem) as work:
         busy_s, channel_s = np.zeros_like(work.busy_s), np.zeros_like(work.channel_s)
+        processor_s = np.zeros_like(work.processor_s)
         for i in range(cycle):
             evaluate_periods(flat, work, placed, i, i + 1, value, over)
             busy_s += work.busy_s
             channel_s += work.channel_s
-    busy_s, channel_s = (seconds / cycle * unit_s for seconds in (busy_s, channel_s))
-    return busy_s, channel_s[:-1]  # the last is of links on which nothing queues
+            processor_s += work.processor_s
+    per_sample_s = unit_s / cycle
+    # The last channel is that of links on which nothing queues.
+    return busy_s * per_sample_s, channel_s[:-1] * per_sample_s, processor_s * per_sample_s
 
 
 def period_s(problem: Problem, device: Int[np.ndarray, "N"], teams: Teams) -> float:
@@ -157,7 +167,7 @@ def replicated_score(
     )
     held = peak_bytes(problem, device, teams, rank)
     value_s = period if objective.pipelined else latency_s
-    return Score(latency_s, period, overflow_bytes(problem, held), held, value_s)
+    return Score(latency_s, period, overflow_bytes(problem.cluster, held), held, value_s)
 
 
 def _require(problem: Problem, device: Int[np.ndarray, "N"], teams: Teams) -> int:

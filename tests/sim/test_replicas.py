@@ -8,6 +8,7 @@ import pytest
 from reference_simulator import pipeline_peaks, tables
 from tiny import plain_graph, random_devices, random_problem, unit_cluster
 
+from gdp.cluster.types import NO_CHANNEL
 from gdp.graph.op_graph import INPUT, OUTPUT
 from gdp.placement import Teams
 from gdp.problem.problem import Problem, make_problem
@@ -18,7 +19,7 @@ TEAMS: list[Teams] = [((0, 1),), ((0, 1, 2),), ((1, 3),), ((0, 2), (1, 3)), ((0,
 
 
 def dealt_s(problem: Problem, device: list[int], teams: Teams, samples: int) -> float:
-    """The busiest device's or channel's seconds a sample, adding up sample by sample.
+    """The busiest device's, channel's or processor's seconds a sample, added up by samples.
 
     Shares no code with the package: where an op of a sample runs, what it sends and to whom.
     """
@@ -41,13 +42,19 @@ def dealt_s(problem: Problem, device: list[int], teams: Teams, samples: int) -> 
                 )
                 seconds += entry.dispatch_s * (entry.dispatch_per == "op" or opens)
             busy["device", d] = busy.get(("device", d), 0.0) + seconds
+            if entry.processor:
+                busy[entry.processor, 0] = busy.get((entry.processor, 0), 0.0) + seconds
         for tensor, maker in enumerate(graph.producer.tolist()):
             home = where[maker]
             for to in {where[op] for op in readers[tensor]} - {home}:
                 seconds = float(cluster.link_latency_s[home, to])
                 seconds += float(graph.sent_bytes[tensor] / cluster.link_bytes_per_s[home, to])
                 channel = ("channel", int(cluster.channel[home, to]))
-                busy[channel] = busy.get(channel, 0.0) + seconds
+                if channel[1] != NO_CHANNEL:
+                    busy[channel] = busy.get(channel, 0.0) + seconds
+                inside = cluster.devices[home].processor
+                if inside and inside == cluster.devices[to].processor:
+                    busy[inside, 0] = busy.get((inside, 0), 0.0) + seconds
     return max(busy.values(), default=0.0) / samples
 
 

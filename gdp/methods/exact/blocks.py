@@ -196,13 +196,18 @@ class _Model:
         return [(row[j], int(self.work[v, c])) for j, c in enumerate(self.cpus)]
 
     def _memory(self) -> None:
-        """Fit weights into every device."""
+        """Fit weights into every device, and into every memory that devices share."""
         problem, memory = self.problem, self.problem.cluster.memory_bytes
         weights = owned_weights(problem, problem.group, problem.num_groups)
-        for i, a in enumerate(self.accelerators):
-            limit_weights(self.model, [row[i] for row in self.holds], int(memory[a]), *weights)
-        for j, c in enumerate(self.cpus if self.cpu_holds else ()):
-            limit_weights(self.model, [row[j] for row in self.cpu_holds], int(memory[c]), *weights)
+        here = {a: [row[i] for row in self.holds] for i, a in enumerate(self.accelerators)}
+        if self.cpu_holds:
+            here |= {c: [row[j] for row in self.cpu_holds] for j, c in enumerate(self.cpus)}
+        for d, on in here.items():
+            limit_weights(self.model, [on], int(memory[d]), *weights)
+        for k, size in enumerate(problem.cluster.pool_bytes.tolist()):
+            members = [on for d, on in here.items() if problem.cluster.pool[d] == k]
+            if members:
+                limit_weights(self.model, members, size, *weights)
 
     def _times(self) -> None:
         model, problem = self.model, self.problem

@@ -48,28 +48,30 @@ def ticks(seconds: np.ndarray, unit_s: float) -> Int[np.ndarray, "..."]:
 
 def limit_weights(
     model: Any,
-    here: list[Any],
+    here: list[list[Any]],
     capacity: int,
     held: Int[np.ndarray, "G"],
     shared: tuple[tuple[int, tuple[int, ...]], ...],
 ) -> None:
-    """Fit the weights of the groups that are `here` into a device; shared ones are there once.
+    """Fit the weights of groups into a memory; each of its devices holds shared ones once.
 
     Args:
         model: Under construction.
-        here: A literal of each group.
-        capacity: Bytes of the device.
+        here: A literal of each group, for each device of the memory.
+        capacity: Bytes of the memory.
         held: Bytes of each group alone.
         shared: (bytes, groups) of each weight that groups share.
     """
-    if capacity >= int(held.sum()) + sum(size for size, _ in shared):
+    if capacity >= int(held.sum()) + len(here) * sum(size for size, _ in shared):
         return
-    terms = [int(size) * here[g] for g, size in enumerate(held) if size]
-    for size, groups in shared:
-        there = model.new_bool_var("")
-        for g in groups:
-            model.add_implication(here[g], there)
-        terms.append(int(size) * there)
+    terms = []
+    for on in here:
+        terms += [int(size) * on[g] for g, size in enumerate(held) if size]
+        for size, groups in shared:
+            there = model.new_bool_var("")
+            for g in groups:
+                model.add_implication(on[g], there)
+            terms.append(int(size) * there)
     model.add(sum(terms) <= capacity)
 
 

@@ -211,7 +211,8 @@ def least_block_latency(problem: Problem, search: Search, blocks_per_device: int
     )
     assignment = None if best is None or np.isinf(best_s) else Assignment(best, rank)
     bound_s = min(solution.bound_s, best_s)
-    return _cut_short(assignment, best_s, bound_s, by, solution.is_complete)
+    overflows = solution.device is not None and np.isinf(solved_s)
+    return _cut_short(assignment, best_s, bound_s, by, solution.is_complete and not overflows)
 
 
 def _everything_s(problem: Problem) -> float:

@@ -93,7 +93,11 @@ class _Model:
             self.on.append(row)
         weights = owned_weights(problem, problem.group, problem.num_groups)
         for d, capacity in enumerate(problem.cluster.memory_bytes.tolist()):
-            limit_weights(model, [row[d] for row in self.on], capacity, *weights)
+            limit_weights(model, [[row[d] for row in self.on]], capacity, *weights)
+        for k, capacity in enumerate(problem.cluster.pool_bytes.tolist()):
+            members = np.flatnonzero(problem.cluster.pool == k).tolist()
+            here = [[row[d] for row in self.on] for d in members]
+            limit_weights(model, here, capacity, *weights)
 
     def _ops(self) -> None:
         model, problem = self.model, self.problem
@@ -122,6 +126,10 @@ class _Model:
         for d in range(count):
             model.add_no_overlap(busy[d])
             model.add(self.latency >= sum(loads[d]))
+        processor = problem.cluster.processor
+        for k in range(int(processor.max()) + 1):  # one op at a time over all of its devices
+            members = np.flatnonzero(processor == k).tolist()
+            model.add(self.latency >= sum(load for d in members for load in loads[d]))
         model.minimize(self.latency)
 
     def _paths(

@@ -153,7 +153,7 @@ def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np
     held = group_weight_bytes(problem)
     work_s = _sums(seconds)
     bytes_up_to = _sums(held[sequence].astype(float)[:, None])[0]
-    capacity = problem.cluster.memory_bytes.astype(float)
+    capacities = _capacities(problem)
     nowhere = np.full(problem.num_groups, problem.cluster.host, dtype=np.int64)
 
     def placed(order: Int[np.ndarray, "K"], ends: Int[np.ndarray, "K"]) -> Int[np.ndarray, "G"]:
@@ -169,19 +169,28 @@ def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np
     for order in orders:
         for used in range(problem.num_devices, 0, -1):
             # Full memories first, then with room left for activations.
-            for share in (1.0, 0.8, 0.5):
-                room = capacity * share
-                if (ends := _balanced(work_s, bytes_up_to, order[:used], room)) is not None:
-                    yield placed(order[:used], ends)
-                if capacity.min() > bytes_up_to[-1]:
-                    break
-        for share in (0.95, 0.8, 0.6):
-            if (
-                capacity.min() <= bytes_up_to[-1]
-                and (ends := _filled(bytes_up_to, capacity[order] * share)) is not None
-            ):
-                yield placed(order, ends)
-        yield placed(order, _equal_shares(bytes_up_to, capacity[order]))
+            for capacity in capacities:
+                for share in (1.0, 0.8, 0.5):
+                    room = capacity * share
+                    if (ends := _balanced(work_s, bytes_up_to, order[:used], room)) is not None:
+                        yield placed(order[:used], ends)
+                    if capacity.min() > bytes_up_to[-1]:
+                        break
+        for capacity in capacities:
+            for share in (0.95, 0.8, 0.6):
+                if (
+                    capacity.min() <= bytes_up_to[-1]
+                    and (ends := _filled(bytes_up_to, capacity[order] * share)) is not None
+                ):
+                    yield placed(order, ends)
+            yield placed(order, _equal_shares(bytes_up_to, capacity[order]))
+
+
+def _capacities(problem: Problem) -> list[Float[np.ndarray, "D"]]:
+    """The devices' memories, and with each memory that devices share divided among them."""
+    cluster = problem.cluster
+    ways = [cluster.memory_bytes, cluster.divided_bytes] if len(cluster.pool_bytes) else []
+    return [way.astype(float) for way in ways or [cluster.memory_bytes]]
 
 
 def _sums(values: Float[np.ndarray, "Q K"]) -> Float[np.ndarray, "K B"]:
@@ -246,17 +255,17 @@ def _best_cuts(
     counted = np.empty(problem.graph.num_tensors, dtype=np.int64)
     receive_s, openers = np.zeros((2, len(cuts), len(cuts)))
     fill_block_inputs(a, sequence, cuts, latency_s, s_per_byte, place, counted, receive_s, openers)
-    capacity = problem.cluster.memory_bytes.astype(float)
-    for share in (1.0, 0.8, 0.6, 0.4):
-        for order in orders:
-            period_s, ends = best_cuts(
-                np.ascontiguousarray(work_s[:, cuts]), bytes_up_to[cuts], receive_s, openers,
-                order, a.segment_s, capacity * share,
-            )  # fmt: skip
-            if np.isfinite(period_s):
-                yield order, cuts[ends]
-        if capacity.min() > 4 * (bytes_up_to[-1] + problem.graph.held_bytes.sum()):
-            return
+    for capacity in _capacities(problem):
+        for share in (1.0, 0.8, 0.6, 0.4):
+            for order in orders:
+                period_s, ends = best_cuts(
+                    np.ascontiguousarray(work_s[:, cuts]), bytes_up_to[cuts], receive_s, openers,
+                    order, a.segment_s, capacity * share,
+                )  # fmt: skip
+                if np.isfinite(period_s):
+                    yield order, cuts[ends]
+            if capacity.min() > 4 * (bytes_up_to[-1] + problem.graph.held_bytes.sum()):
+                break
 
 
 def _candidate_cuts(work_s: Float[np.ndarray, "D B"]) -> Int[np.ndarray, "K"]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.cluster.types import pool_excess_bytes
 from gdp.graph.groups import inverse
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.priorities import as_rank, longest_s, mean_compute_s, mean_send_s, upward_rank
@@ -185,7 +186,8 @@ def reserved_assignments(
     capacity = a.memory_bytes.astype(float)
     limit = capacity.copy()
     for attempt in range(ROUNDS):
-        plan = make(a._replace(memory_bytes=limit.astype(np.int64)))
+        shared = pool_limits(problem, limit)
+        plan = make(a._replace(memory_bytes=limit.astype(np.int64), pool_bytes=shared))
         assignment = Assignment(plan.device, as_rank(plan.start_s))
         yield assignment
         missing = missing_bytes(problem, assignment)
@@ -195,9 +197,19 @@ def reserved_assignments(
 
 
 def missing_bytes(problem: Problem, assignment: Assignment) -> Float[np.ndarray, "D"]:
-    """Bytes by which each device's memory is exceeded."""
-    peak_bytes = peaks(problem, assignment.device, assignment.rank)
-    return np.maximum(peak_bytes - problem.cluster.memory_bytes, 0.0)
+    """Bytes by which each device's memory is exceeded, or the one that it shares."""
+    cluster, peak_bytes = problem.cluster, peaks(problem, assignment.device, assignment.rank)
+    own = np.maximum(peak_bytes - cluster.memory_bytes, 0.0)
+    shared = np.append(pool_excess_bytes(cluster, peak_bytes), 0)[cluster.pool]  # 0 for `ALONE`
+    return np.maximum(own, shared)
+
+
+def pool_limits(problem: Problem, limit: Float[np.ndarray, "D"]) -> Int[np.ndarray, "P"]:
+    """Limits of memories that devices share, lowered as those of their devices are on average."""
+    cluster = problem.cluster
+    share = limit / cluster.memory_bytes
+    means = [float(share[cluster.pool == k].mean()) for k in range(len(cluster.pool_bytes))]
+    return (cluster.pool_bytes * np.array(means)).astype(np.int64)
 
 
 def lowered(

@@ -151,7 +151,8 @@ def run_seconds(a, plan, i, d):
 @numba.njit(**INNER)
 @no_type_check
 def excess_bytes(a, plan, i, d, extra):
-    """Bytes over the memory of device d with op i, the weights of its group and `extra` bytes."""
+    """Bytes over the memory of device d, or that it shares, with op i, its group's weights and
+    `extra` bytes."""
     weights, tensors = plan.weight_bytes[d] + extra, plan.live_bytes[d]
     g = a.group[i]
     if plan.group_device[g] != d:
@@ -163,7 +164,14 @@ def excess_bytes(a, plan, i, d, extra):
             tensors += a.held_bytes[a.in_tensor[x]]
     for x in range(a.out_start[i], a.out_start[i + 1]):
         tensors += a.held_bytes[a.out_tensor[x]]
-    return max(weights + max(plan.fullest_bytes[d], tensors) - a.memory_bytes[d], 0)
+    need = weights + max(plan.fullest_bytes[d], tensors)
+    excess = max(need - a.memory_bytes[d], 0)
+    if a.pool[d] >= 0:
+        for other in range(a.memory_bytes.shape[0]):
+            if other != d and a.pool[other] == a.pool[d]:
+                need += plan.weight_bytes[other] + plan.fullest_bytes[other]
+        excess = max(excess, need - a.pool_bytes[a.pool[d]])
+    return excess
 
 
 @numba.njit(**INNER)

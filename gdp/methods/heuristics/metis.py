@@ -65,7 +65,7 @@ def metis_assignments(problem: Problem, library: Any, seed: int) -> Iterator[Ass
     held = group_weight_bytes(problem)
     work = finite.mean(axis=1)
     speed = _speeds(finite)
-    memory = problem.cluster.memory_bytes.astype(float)
+    memory = problem.cluster.divided_bytes.astype(float)
     by_speed = np.argsort(-speed, kind="stable")
     by_memory = np.argsort(-memory, kind="stable")
     plans = [(by_speed[:k], speed, work) for k in range(problem.num_devices, 1, -1)]

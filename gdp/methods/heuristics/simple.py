@@ -69,16 +69,19 @@ def _deal(problem: Problem) -> Int[np.ndarray, "G"]:
     seconds = group_seconds(problem)
     heavy = group_weight_bytes(problem)
     allowed = problem.group_allowed.tolist()
-    free = [int(x) for x in a.memory_bytes]
+    free, shared, pool = a.memory_bytes.copy(), a.pool_bytes.copy(), a.pool.tolist()
     device = np.empty(problem.num_groups, dtype=np.int64)
     turn = 0
     for g in range(problem.num_groups):
         weight = int(heavy[g])
         order = [(turn + k) % num_devices for k in range(num_devices)]
         may = [d for d in order if allowed[g][d]]
-        chosen = next((d for d in may if free[d] >= weight), max(may, key=free.__getitem__))
+        room = {d: min(free[d], shared[pool[d]]) if pool[d] >= 0 else free[d] for d in may}
+        chosen = next((d for d in may if room[d] >= weight), max(may, key=room.__getitem__))
         device[g] = chosen
         free[chosen] -= weight
+        if pool[chosen] >= 0:
+            shared[pool[chosen]] -= weight
         # Inputs and outputs sit on the host and take no turn.
         if len(may) > 1 or seconds[g, may[0]] > 0:
             turn = (chosen + 1) % num_devices

@@ -39,6 +39,7 @@ from gdp.methods.repair import repair_and_select
 from gdp.methods.scoring import missing_text, proven_misfit, tiny_problem
 from gdp.placement import Teams
 from gdp.problem.problem import Problem
+from gdp.sim.latency import shares_processor
 from gdp.sim.objectives import Objective, objective_of
 from gdp.sim.score import MAX_CYCLE, cycle_length, may_replicate, score, values
 
@@ -123,6 +124,8 @@ def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = Fa
         quick = linear_only or clock.is_over()
         pipeline = best_pipeline(problem, rest, quick, share, replicas=True)
         bound = {"bound_s": pipeline.bound_s, "bound_by": "work over the speed of all devices"}
+        if pipeline.device is None and share < 1.0:
+            continue  # other stages may fit into even less, with room for activations
         if pipeline.device is None:
             return Answer(None, reason=_misfit(problem, pipeline), **bound)
         if cycle_length(pipeline.teams) > MAX_CYCLE:
@@ -362,6 +365,8 @@ def _certainty(problem: Problem, pipeline: PipelineResult, value_s: float) -> st
         return "heuristic: too many down-sets for the time given; best of some linear orders"
     if not pipeline.costs_bound:
         return "heuristic: what a stage sends and receives shares no channel that is its own"
+    if value_s > pipeline.cost_s * SAME and shares_processor(problem):
+        return "heuristic: devices of one processor compute one at a time, which no stage sees"
     if value_s > pipeline.cost_s * SAME:
         return "heuristic: what its dearest channel carries depends on which devices meet there"
     how = f"{pipeline.down_sets} down-sets" if pipeline.down_sets else "work bound"

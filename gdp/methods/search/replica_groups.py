@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Int
 
-from gdp.cluster.types import NO_CHANNEL, Cluster
+from gdp.cluster.types import ALONE, NO_CHANNEL, Cluster
 from gdp.errors import InfeasibleError
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.pipeline.stage_costs import device_classes
@@ -128,13 +128,23 @@ def search_teams(
 
 def _options(problem: Problem, first: Evaluated | None) -> list[ReplicaContraction]:
     """The teams of a placement, and all devices of each class, the host aside."""
-    host = problem.cluster.host
-    alike = (tuple(d for d in devices if d != host) for devices in device_classes(problem))
+    alike = (_computing_at_once(problem, devices) for devices in device_classes(problem))
     chosen: list[Teams] = [tuple(sorted(devices for devices in alike if len(devices) > 1))]
     if first is not None:
         chosen.insert(0, first.assignment.teams)
     contractions = (contract_replicas(problem, teams) for teams in dict.fromkeys(chosen) if teams)
     return [option for option in contractions if option is not None]
+
+
+def _computing_at_once(problem: Problem, devices: Sequence[int]) -> tuple[int, ...]:
+    """Devices that compute at the same time: one of each processor, the host left out."""
+    host, processor = problem.cluster.host, problem.cluster.processor.tolist()
+    chosen: dict[tuple[str, int], int] = {}
+    for d in devices:
+        key = ("alone", d) if processor[d] == ALONE else ("processor", processor[d])
+        if d != host:
+            chosen.setdefault(key, d)
+    return tuple(chosen.values())
 
 
 def _cluster(problem: Problem, groups: DeviceGroups) -> Cluster:
@@ -143,7 +153,7 @@ def _cluster(problem: Problem, groups: DeviceGroups) -> Cluster:
     for group in groups:
         first = cluster.devices[group[0]]
         dispatch_s = round_to_ticks(np.array(first.dispatch_s / len(group)), problem.unit).item()
-        memory = min(cluster.devices[d].memory_bytes for d in group)
+        memory = min(int(cluster.divided_among(group)[d]) for d in group)
         devices.append(replace(first, dispatch_s=dispatch_s, memory_bytes=memory))
     size = len(groups)
     latency_s, speed = np.zeros((size, size)), np.full((size, size), np.inf)

@@ -23,7 +23,7 @@ from gdp.methods.base import Assignment
 from gdp.methods.scoring import Evaluated
 from gdp.methods.search.budget import Budget
 from gdp.problem.problem import Problem
-from gdp.sim.latency import simulate
+from gdp.sim.latency import shares_processor, simulate
 from gdp.sim.score import values
 
 
@@ -84,8 +84,11 @@ class WindowSearch:
 
     @staticmethod
     def supports(problem: Problem) -> bool:
-        """True where this search is for the problem's objective."""
-        return annealer_of(problem) is LatencyAnnealer
+        """True where this search is for the problem: of latency, and devices compute at once.
+
+        Devices of one processor add up to a bound that no window of the schedule shows.
+        """
+        return annealer_of(problem) is LatencyAnnealer and not shares_processor(problem)
 
     @staticmethod
     def serve(problem: Problem, start: Evaluated) -> bool:

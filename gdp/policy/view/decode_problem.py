@@ -90,6 +90,8 @@ class DecodeProblem(NamedTuple):
     channel: Int[np.ndarray, "D D"]
     segment_s: Float[np.ndarray, "D"]  # dispatch of devices that pay it per segment
     memory_bytes: Float[np.ndarray, "D"]
+    pool: Int[np.ndarray, "D"]
+    pool_bytes: Int[np.ndarray, "P"]
     twin: Int[np.ndarray, "D"]  # the next lower device that is exactly alike, or -1
     advice: Int[np.ndarray, "A N"]  # devices that advisers propose, the incumbent's first
     advice_weight: Float[np.ndarray, "A"]  # shares of the votes
@@ -108,6 +110,6 @@ class DecodeProblem(NamedTuple):
 SHARED = (
     "group", "group_allowed", "group_start", "group_op", "weight_bytes", "is_io", "is_backward",
     "in_start", "in_tensor", "out_start", "out_tensor", "producer", "held_bytes", "sent_bytes",
-    "use_start", "use_op", "segment_s",
+    "use_start", "use_op", "segment_s", "pool", "pool_bytes",
 )  # fmt: skip
 """Fields of `DecodeProblem` that are arrays of `Arrays`."""

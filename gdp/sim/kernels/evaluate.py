@@ -21,10 +21,45 @@ def evaluate_with(a, w, device, by_rank, always):
         latency_s = run_events(a, w, device, by_rank, record)
     else:
         latency_s = run_latency(a, w, device, by_rank, record)
+    if record:
+        latency_peaks(a, w, device, latency_s)
+    if a.shares_processor:
+        latency_s = max(latency_s, serial(a, w, device))
     if not record:
         return latency_s, np.int64(0)
-    latency_peaks(a, w, device, latency_s)
     return latency_s, overflow(a, w)
+
+
+@numba.njit(**INNER)
+@typing.no_type_check
+def serial(a, w, device):
+    """Seconds that the busiest processor of several devices is busy for, which run one at a time.
+
+    Its work are their ops and the copies between them; `processor_s` holds that of each processor.
+    """
+    w.processor_s[:] = 0.0
+    for op in range(len(device)):
+        own = a.processor[device[op]]
+        if own >= 0:
+            w.processor_s[own] += op_seconds(a, device, op)
+    w.sent_to[:] = -1
+    for tensor in range(len(a.producer)):
+        home = device[a.producer[tensor]]
+        own = a.processor[home]
+        if own < 0:
+            continue
+        for u in range(a.first_use[tensor], a.first_use[tensor + 1]):
+            to = device[a.use_op[u]]
+            if to != home and a.processor[to] == own and w.sent_to[to] != tensor:
+                w.sent_to[to] = tensor
+                w.processor_s[own] += transfer_time(
+                    a.latency_s[home, to], a.tensor_bytes[tensor], a.bytes_per_s[home, to],
+                    a.round_to,
+                )  # fmt: skip
+    longest_s = 0.0
+    for k in range(len(w.processor_s)):
+        longest_s = max(longest_s, w.processor_s[k])
+    return longest_s
 
 
 @numba.njit(**INNER_INLINE)
@@ -37,10 +72,16 @@ def evaluate(a, w, device, by_rank):
 @numba.njit(**INNER)
 @typing.no_type_check
 def overflow(a, w):
-    """Bytes of `peak_bytes` over the devices' memories."""
+    """Bytes of `peak_bytes` over the devices' memories, and then over those that they share."""
     over = np.int64(0)
     for i in range(len(a.capacity_bytes)):
         over += max(0, w.peak_bytes[i] - a.capacity_bytes[i])
+    for k in range(len(a.pool_bytes)):
+        held = np.int64(0)
+        for i in range(len(a.capacity_bytes)):
+            if a.pool[i] == k:
+                held += min(w.peak_bytes[i], a.capacity_bytes[i])
+        over += max(0, held - a.pool_bytes[k])
     return over
 
 
@@ -83,6 +124,12 @@ def fits_without_reuse(a, w, device):
     fits = True
     for i in range(len(a.capacity_bytes)):
         fits &= w.hold[i, SUM] <= a.capacity_bytes[i]
+    for k in range(len(a.pool_bytes)):
+        held = np.int64(0)
+        for i in range(len(a.capacity_bytes)):
+            if a.pool[i] == k:
+                held += w.hold[i, SUM]
+        fits &= held <= a.pool_bytes[k]
     return fits
 
 
@@ -295,11 +342,7 @@ def period(a, w, device):
     w.busy_s[:] = 0.0
     w.channel_s[:] = 0.0
     for op in range(len(device)):
-        i = device[op]
-        seconds = a.op_s[op, i]
-        if a.has_segments and a.segment_s[i] > 0.0 and _opens(a, device, op):
-            seconds += a.segment_s[i]
-        w.busy_s[i] += seconds
+        w.busy_s[device[op]] += op_seconds(a, device, op)
     w.sent_to[:] = -1
     for tensor in range(len(a.producer)):
         home = device[a.producer[tensor]]
@@ -316,7 +359,20 @@ def period(a, w, device):
         longest_s = max(longest_s, w.busy_s[i])
     for i in range(len(w.channel_s) - 1):  # the last is of links on which nothing queues
         longest_s = max(longest_s, w.channel_s[i])
+    if a.shares_processor:
+        longest_s = max(longest_s, serial(a, w, device))
     return longest_s
+
+
+@numba.njit(**INNER_INLINE)
+@typing.no_type_check
+def op_seconds(a, device, op):
+    """Seconds that an op occupies its device for, with dispatch."""
+    i = device[op]
+    seconds = a.op_s[op, i]
+    if a.has_segments and a.segment_s[i] > 0.0 and _opens(a, device, op):
+        seconds += a.segment_s[i]
+    return seconds
 
 
 @numba.njit(**INNER)

@@ -36,10 +36,13 @@ def device_loads(flat, device):
 @numba.njit(cache=KEEP, nogil=True)
 @no_type_check
 def batch_loads(flat, devices):
-    """The largest load of each placement, [B]."""
+    """The largest load of a device or a processor that devices share, of each placement, [B]."""
     value_s = np.empty(devices.shape[0])
     for b in range(devices.shape[0]):
-        value_s[b] = device_loads(flat, devices[b]).max()
+        load_s = device_loads(flat, devices[b])
+        value_s[b] = load_s.max()
+        for k in range(flat.processor.max() + 1):
+            value_s[b] = max(value_s[b], load_s[flat.processor == k].sum())
     return value_s
 
 
@@ -67,6 +70,9 @@ def batch_overflow(flat, devices):
         held += largest
         for d in range(num_devices):
             overflow[b] += max(0, held[d] - flat.memory_bytes[d])
+        within = np.minimum(held, flat.memory_bytes)
+        for k in range(flat.pool_bytes.size):
+            overflow[b] += max(0, within[flat.pool == k].sum() - flat.pool_bytes[k])
     return overflow
 
 

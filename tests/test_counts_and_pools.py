@@ -75,7 +75,7 @@ def test_methods_see_the_shared_memory() -> None:
     assert api.place(graph, divided, costs=roofline, method="blocks").score.feasible
     less = plain_graph(2, [(0, 1)], sizes=0, flop=[9.0] * 2, weight_bytes=[5] * 2)
     counted = Search(seconds=None, evaluations=50)
-    for method in ("auto", "single", "pipeline_dp", "heft", "exact"):
+    for method in ("auto", "single", "pipeline_dp", "exact"):
         found = api.place(
             less, cluster, objective="throughput", costs=roofline, method=method, search=counted
         )

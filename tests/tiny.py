@@ -64,9 +64,14 @@ def sharing(rng: np.random.Generator, devices: list[Device]) -> list[Device]:
     """The devices, of which some share a memory and some a processor, now and then."""
     pooled = rng.random(len(devices)) < rng.choice([0.0, 0.0, 0.8])
     joined = rng.random(len(devices)) < rng.choice([0.0, 0.0, 0.7])
+    size = int(rng.choice([18, 30, 45]))
+    shared = [
+        replace(device, memory_pool="ram", memory_bytes=size) if a else device
+        for device, a in zip(devices, pooled, strict=True)
+    ]
     return [
-        replace(device, memory_pool="ram" if a else "", processor="socket" if b else "")
-        for device, a, b in zip(devices, pooled, joined, strict=True)
+        replace(device, processor="socket") if b else device
+        for device, b in zip(shared, joined, strict=True)
     ]
 
 

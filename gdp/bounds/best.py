@@ -191,7 +191,7 @@ def _streamed_bytes(problem: Problem) -> int:
 
 
 def _crowd(op_s: Float[np.ndarray, "G M"], unit: TimeUnit) -> Bound:
-    """Pigeonhole bound: of the k M + 1 largest ops some machine gets k + 1, the smallest at least."""
+    """Pigeonhole bound: of the k M + 1 largest ops some machine gets the k + 1 smallest or more."""
     d = op_s.shape[1]
     least_s = np.sort(op_s.min(axis=1))[::-1]
     total_s = np.concatenate([[0.0], np.cumsum(least_s)])

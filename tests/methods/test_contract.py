@@ -149,6 +149,9 @@ def drawn(seed: int, num_ops: int, num_devices: int) -> Callable[[str], Problem]
     return made
 
 
+ONE_PROCESSOR, ONE_MEMORY = 1, 5  # seeds of random problems in which the shared one binds
+
+
 INSTANCES: dict[str, Callable[[str], Problem]] = {
     "diamond": diamond,
     "pinned": pinned,
@@ -164,6 +167,8 @@ INSTANCES: dict[str, Callable[[str], Problem]] = {
     "drawn 5 on 2": drawn(1, 5, 2),
     "drawn 5 on 2, other": drawn(2, 5, 2),
     "drawn 5 on 3": drawn(4, 5, 3),
+    "one processor": drawn(ONE_PROCESSOR, 5, 3),
+    "one memory": drawn(ONE_MEMORY, 5, 3),
     "without queues": lambda objective: without_queues(drawn(9, 5, 3)(objective), 1, 0.7),
 }
 MISFITS = ("too_large", "too_lumpy")

@@ -119,12 +119,13 @@ def quick_fill(problem: Problem) -> float:
     """Share of memory taken, of devices at most `_QUICK` times slower than the fastest.
 
     A slow host with much memory leaves it as hard to use the fast devices well. The seconds of a
-    device are those of the whole model: what it cannot run takes as long as on the slowest device.
+    device are those of the whole model, so that one which runs few ops is not quick: what it cannot
+    run counts as too slow.
     """
     runs = problem.allowed[~problem.graph.is_io]
     work_s = np.where(runs, problem.compute_s[~problem.graph.is_io], 0.0)
     slowest_s = work_s.max(axis=1, initial=0.0)[:, None]
-    whole_s = np.where(runs, work_s, _QUICK * slowest_s).sum(axis=0)
+    whole_s = np.where(runs, work_s, 2.0 * _QUICK * slowest_s).sum(axis=0)
     quick = runs.any(axis=0) & (whole_s <= _QUICK * whole_s.min(initial=np.inf))
     everything = np.ones(problem.num_devices, dtype=bool)
     room = _room_bytes(problem, everything) / max(1.0, _room_bytes(problem, quick))

@@ -4,12 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
+from tiny import cpu, plain_graph
 
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods import portfolio
 from gdp.methods.base import Answer, Method, Search
-from gdp.methods.portfolio import HEURISTICS, auto
+from gdp.methods.portfolio import HEURISTICS, auto, quick_fill
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
 
@@ -152,3 +153,20 @@ def test_the_latency_program_runs_where_the_memory_of_quick_devices_is_full() ->
     assert "latency_fit" in ran([90, 90], [1.0, 1.0])
     assert "latency_fit" not in ran([90, 1000], [1.0, 1.0])
     assert "latency_fit" in ran([90, 1000], [1.0, 10.0])
+
+
+def test_a_device_that_runs_few_ops_is_not_the_quick_one() -> None:
+    """49 of 50 ops run on two devices of much memory alone; one also on a device with little."""
+    count = 50
+    graph = plain_graph(count, [(i, i + 1) for i in range(count - 1)], weight_bytes=[100] * count)
+    devices = [cpu(name, memory_bytes=1_000_000) for name in "ab"]
+    compute_s = np.ones((count, 3))
+    compute_s[:-1, 2] = np.inf
+    both = make_problem(graph, make_cluster("two", devices), compute_s[:, :2])
+    npu = cpu("npu", memory_bytes=10_000)
+    three = make_problem(graph, make_cluster("three", [*devices, npu]), compute_s)
+    assert (
+        quick_fill(three)
+        == pytest.approx(quick_fill(both), rel=1e-9)
+        == pytest.approx((count * 100 + 2) / 2_000_000)
+    )

@@ -134,7 +134,7 @@ def place(
     part = clock.part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept))
     answer = simpler(problem, answer, search, part, learned).in_seconds(problem.unit.seconds)
     phases.ended("simplify")
-    placed, assignment = _fitting(prepared.problem, answer, method)
+    placed, assignment = _fitting(prepared.problem, answer, method, search, phases.seconds)
     part = clock.part(deviation_share / kept)
     deviation_s = _deviation_s(prepared, assignment, placed.value_s, part)
     phases.ended("deviation")
@@ -220,12 +220,23 @@ def _recorded(
     return replace(search, progress=record)
 
 
-def _fitting(problem: Problem, answer: Answer, method: str) -> tuple[Score, Assignment]:
-    """The score of an answer and its assignment; `InfeasibleError` where it does not fit."""
+def _fitting(
+    problem: Problem, answer: Answer, method: str, search: Search, spent_s: Mapping[str, float]
+) -> tuple[Score, Assignment]:
+    """The score of an answer and its assignment; `InfeasibleError` where it does not fit, which
+    says whether none does or none was found."""
     from gdp.sim.score import score
 
+    if answer.assignment is None and answer.proven_misfit:
+        raise InfeasibleError(answer.reason)
     if answer.assignment is None:
-        raise InfeasibleError(f"method {method!r} found no placement: {answer.reason}")
+        budget = f"{sum(spent_s.values()):.3g} s"
+        if search.evaluations is not None:
+            budget = f"{search.evaluations} evaluations"
+        raise InfeasibleError(
+            f"method {method!r} found no placement in {budget}: {answer.reason}; this is no proof "
+            "that none fits: more seconds, another seed or another method may find one"
+        )
     assignment = answer.assignment
     placed = score(problem, assignment.device, assignment.rank, assignment.teams)
     if not placed.feasible:
@@ -344,6 +355,8 @@ def compare(
     table = methods(checkpoint)
     search = replace(of_kind(search, Search, "search"), simplicity=0.0)
     rows: dict[str, Result | str] = {}
+    for name in names or ():
+        _require_method(name, table)
     for name in names or table:
         if progress is not None:
             progress(name)

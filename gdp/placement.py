@@ -6,6 +6,7 @@ machine, objective, demands, costs, and the runtime that it was planned for. Cod
 
 import dataclasses
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from gdp.files.reading import Kind, read_bytes, read_json
 from gdp.files.writing import indented_json, write_atomic
 from gdp.graph.op_graph import OpGraph
 from gdp.terminal import html_table
+
+LOG = logging.getLogger(__name__)
 
 SCHEMA = 3
 _KIND = Kind("placement file", PlacementError)
@@ -291,7 +294,7 @@ def check(placement: Placement, graph: OpGraph, cluster: Cluster) -> list[str]:
         if not (missing or extra):
             parts.append("the ops come in another order")
         problems.append("; ".join(parts))
-    elif placement.graph_digest != graph.digest:
+    elif placement.graph_digest not in (graph.digest, graph.earlier_digest):
         problems.append(
             f"the placement is for another version of graph {graph.name!r}: the op names agree but "
             "sizes or edges differ; place the model again"
@@ -367,6 +370,11 @@ def require(placement: Placement, graph: OpGraph, cluster: Cluster) -> None:
     """Raise `PlacementError` with every violation."""
     if problems := check(placement, graph, cluster):
         raise PlacementError("; ".join(problems))
+    if placement.graph_digest != graph.digest:
+        LOG.warning(
+            "the placement was made by an earlier version, whose files do not say which ops share "
+            "weights or run backward; it is taken as it is, place the model again to be sure"
+        )
 
 
 def save_placement(placement: Placement, path: str | os.PathLike[str]) -> None:

@@ -1,5 +1,7 @@
 """What compare and its table say of the proven bound."""
 
+import pytest
+
 import gdp
 from gdp import Result
 from gdp.cli.text import compare_text
@@ -39,3 +41,11 @@ def test_the_phases_of_a_result_add_up_to_what_was_waited() -> None:
     assert {"costs", "search", "bound", "counts"} <= set(result.phases)
     assert result.seconds == sum(result.phases.values())
     assert all(s > 0 for s in result.phases.values())
+
+
+def test_an_unknown_name_is_found_before_any_method_runs() -> None:
+    graph = make_graph("two", ["a", "b"], ["X"] * 2, [(0, 1)], [(0, 1)], flop=[1e9, 1e9])
+    begun: list[str] = []
+    with pytest.raises(ValueError, match="no method 'nope'; there are "):
+        gdp.compare(graph, "2xt4-pcie3", names=["single", "nope"], progress=begun.append)
+    assert begun == []

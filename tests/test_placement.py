@@ -1,5 +1,6 @@
 """Placement files survive a round trip and are refused where they do not belong."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -170,3 +171,22 @@ def test_a_placement_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty.json").touch()
     with pytest.raises(ModelError, match="is not a graph file"):
         load(tmp_path / "empty.json")
+
+
+def test_a_placement_of_an_earlier_version_is_read_with_a_warning(caplog) -> None:
+    """Its digest says nothing of ties; a later one does, and does not fit the untied graph."""
+    ties = ([0, 0], [0, 1])
+    tied, untied = (
+        make_graph("g", ["a", "b"], ["X"] * 2, [(0, 4)], [(0, 1)], weight_bytes=[8, 8], weight_id=t)
+        for t in ties
+    )
+    cluster = cluster_preset("2xcpu-core")
+    placement = make_placement(tied, cluster, np.array([0, 1]))
+    with pytest.raises(PlacementError, match="another version of graph"):
+        require(placement, untied, cluster)
+    require(placement, tied, cluster)
+    assert not caplog.messages
+    require(replace(placement, graph_digest=tied.earlier_digest), untied, cluster)
+    assert [message.split(",")[0] for message in caplog.messages] == [
+        "the placement was made by an earlier version"
+    ]

@@ -99,7 +99,30 @@ class OpGraph:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 (hex) of names, structure, FLOPs and bytes: the identity a placement carries."""
+        """SHA-256 (hex) of all that an answer depends on: the identity a placement carries.
+
+        The graph's own name and those of its tensors are left out, and of ids which ops share one
+        counts alone.
+        """
+        sha = hashlib.sha256(self.earlier_digest.encode())
+        for ids in (self.weight_id, self.colocate):
+            _, first, which = np.unique(ids, return_index=True, return_inverse=True)
+            sha.update(first[which].astype(np.int64).tobytes())
+        sha.update(self.is_backward.astype(np.uint8).tobytes())
+        sha.update(np.ascontiguousarray(self.cache_bytes, dtype=np.int64).tobytes())
+        sha.update("\0".join(self.scope).encode())
+        text: dict[int, str] = {}
+        for detail in self.detail:
+            if id(detail) not in text:
+                known = sorted(detail.attributes.items())
+                shapes = detail.input_shapes, detail.output_shapes
+                text[id(detail)] = repr((detail.dtype, shapes, known))
+        sha.update("\0".join(text[id(detail)] for detail in self.detail).encode())
+        return sha.hexdigest()
+
+    @functools.cached_property
+    def earlier_digest(self) -> str:
+        """Digest in placements of earlier versions: of names, structure, FLOPs and bytes alone."""
         sha = hashlib.sha256()
         sha.update("\0".join(self.op_names).encode())
         sha.update("\0".join(self.op_types).encode())

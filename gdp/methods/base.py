@@ -12,6 +12,9 @@ from gdp.errors import ArgumentError
 from gdp.placement import Teams
 from gdp.problem.problem import Problem
 
+SEEDS = 1 << 63
+"""Seeds lie in 0..SEEDS - 1."""
+
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
@@ -46,7 +49,7 @@ class Search:
     clock: Clock | None = None  # of the call that this search is a part of, instead of `seconds`
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 1 << 63:
+        if not 0 <= self.seed < SEEDS:
             raise ArgumentError(f"seed must lie in 0..2**63 - 1, got {self.seed}")
         if self.seconds is not None and not self.seconds >= 0:
             raise ArgumentError(f"seconds must be >= 0, got {self.seconds}")
@@ -66,6 +69,15 @@ class Search:
         if self.clock is not None:
             return self.clock
         return Clock(self.seconds) if self.evaluations is None else WorkClock(work_s)
+
+
+def inner_seed(seed: int, number: int, stride: int = 64) -> int:
+    """The seed of one of up to `stride` searches inside another, which is again a seed.
+
+    >>> inner_seed(3, 1), inner_seed(SEEDS - 1, 2) < SEEDS
+    (193, True)
+    """
+    return (seed * stride + number) % SEEDS
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,8 @@ class Answer:
     evaluated: tuple[Assignment, ...] = ()  # their placements, of those that fit
     notes: tuple[str, ...] = ()  # what is worth telling the user
     simplicity_cost: float = 0.0  # share of the best value that fewer cuts cost
+    closest: Assignment | None = None  # without an assignment, the one that overflows least
+    proven_misfit: bool = False  # no placement at all fits, as `reason` proves
 
     @property
     def messages(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from gdp.clock import Clock
 from gdp.cluster.types import ALONE, pool_excess_bytes
 from gdp.errors import MissingExtraError
-from gdp.methods.base import Answer, Candidate, Method, Search
+from gdp.methods.base import Answer, Assignment, Candidate, Method, Search, inner_seed
 from gdp.methods.fix_and_optimise.latency import applies as latency_applies
 from gdp.methods.fix_and_optimise.latency import latency_fit
 from gdp.methods.fix_and_optimise.period import applies as period_applies
@@ -23,7 +23,16 @@ from gdp.methods.heuristics.modules import modules
 from gdp.methods.heuristics.multilevel import multilevel
 from gdp.methods.heuristics.simple import round_robin, single
 from gdp.methods.pipeline.method import compile_pipelines, replicated_pipeline
-from gdp.methods.scoring import Evaluated, compile_once, is_compiling, score_of, unsupported
+from gdp.methods.repair import repair
+from gdp.methods.scoring import (
+    Evaluated,
+    compile_once,
+    is_compiling,
+    proven_misfit,
+    score_all,
+    score_of,
+    unsupported,
+)
 from gdp.methods.search.budget import (
     AHEAD_SHARE,
     BEHIND_SHARE,
@@ -56,6 +65,7 @@ FIRST = ("single", "heft")
 """Run before the others, whatever the order here: cheap, and often close to the best."""
 _LATENCY_FILL = 1.0 / 3.0  # below it the latency program never paid (`benchmarks.budgets gains`)
 _QUICK = 4.0  # times the seconds of the whole model on the fastest device
+_MOST_REPAIRED = 4  # placements that are repaired in earnest where no candidate fits
 _NEAR = 1.25  # replica groups that take at most so many times as long are searched
 _SAME = 1.0 - 1e-9  # sums are added up in different orders
 
@@ -80,11 +90,16 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     limit = clock.part(CANDIDATE_SHARE)
     tried: list[Candidate] = []
     fitting: list[Evaluated] = []
+    closest: list[Assignment] = []
     spent: list[int] = []
     replicated: Evaluated | None = None
     try:
         rows = (*HEURISTICS, *extra, *((name, method) for name, _, method in programs))
-        _run_all(problem, rows, search, limit, tried, fitting, spent)
+        _run_all(problem, rows, search, limit, tried, fitting, closest, spent)
+        if not fitting and closest:
+            fixed = _repaired(problem, closest, search, clock)
+            spent.append(fixed.evaluations)
+            fitting += [fixed] if fixed.overflow_bytes == 0 else []
         if may_replicate(problem):
             replicated, proof, more = _with_teams(problem, fitting, search, clock, tried)
             spent.append(more)
@@ -155,9 +170,10 @@ def in_turn(rows: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:
 
 def _run_all(
     problem: Problem, rows: Sequence[tuple[str, Method]], search: Search, limit: Clock,
-    tried: list[Candidate], fitting: list[Evaluated], spent: list[int],
+    tried: list[Candidate], fitting: list[Evaluated], closest: list[Assignment], spent: list[int],
 ) -> None:  # fmt: skip
-    """Run all candidates as far as the time goes; evaluations are added to `spent`.
+    """Run all candidates as far as the time goes, or until one proves that nothing fits;
+    evaluations are added to `spent`, and placements that overflow to `closest`.
 
     They are run in turn; what they leave in `tried`, in `fitting` and for those that start from
     the others' answers is in the order of `rows`, which so decides between equal ones.
@@ -173,6 +189,8 @@ def _run_all(
             prior = {name: answered[name] for name in order if name in answered}
             work_s = PROGRAM_WORK_S.get(name) if limit.is_counted else None
             part = limit if work_s is None else limit.at_most(work_s)
+            if not met and not limit.is_counted:  # repair would take all of the seconds
+                part = limit.part(1.0 / (len(rows) - len(tried)))
             row, scored, answer = _try(
                 problem, name, method, replace(search, prior_answers=prior), part
             )
@@ -180,11 +198,32 @@ def _run_all(
             if answer is not None:
                 answered[name] = answer
                 spent.append(answer.evaluations + (answer.assignment is not None))
+                closest += [] if answer.closest is None else [answer.closest]
+                if answer.proven_misfit:
+                    return
             if scored is not None:
                 met[name] = scored
     finally:
         tried.sort(key=lambda row: order.index(row.method))
         fitting += [met[name] for name in order if name in met]
+
+
+def _repaired(
+    problem: Problem, closest: list[Assignment], search: Search, clock: Clock
+) -> Evaluated:
+    """The first that fits of some placements, repaired in turn: the one that overflows least comes
+    first, as it is nearest to one that fits. Each has half of the time left."""
+    over = sorted(score_all(problem, closest))
+    best, count = over[0], len(over)
+    if proven_misfit(problem) is not None:
+        return replace(best, evaluations=count)
+    for number, start in enumerate(_distinct(over)[:_MOST_REPAIRED]):
+        if best.overflow_bytes == 0 or (number and clock.is_over()):
+            break
+        seed = inner_seed(search.seed, number)
+        fixed = repair(problem, replace(start, evaluations=0), clock.part(0.5), seed)
+        count, best = count + fixed.evaluations, min(best, fixed)
+    return replace(best, evaluations=count)
 
 
 def heuristic_candidates(problem: Problem, seed: int = 0) -> tuple[Candidate, ...]:

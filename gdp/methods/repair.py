@@ -59,7 +59,7 @@ def repair_and_select(
     if best.overflow_bytes == 0:
         return Answer(best.assignment, evaluations=best.evaluations)
     if (proof := proven_misfit(problem)) is not None:
-        return Answer(None, reason=proof, evaluations=best.evaluations)
+        return Answer(None, reason=proof, evaluations=best.evaluations, proven_misfit=True)
     fixed = best_priority_rule(problem, repair(problem, best, clock, search.seed))
     if fixed.overflow_bytes == 0:
         return Answer(
@@ -72,6 +72,7 @@ def repair_and_select(
         reason=f"{name} found no placement that fits; the closest misses "
         f"{missing_text(problem, fixed.assignment)}",
         evaluations=fixed.evaluations,
+        closest=fixed.assignment,
     )
 
 
@@ -118,7 +119,7 @@ def _first(problem: Problem) -> Int[np.ndarray, "G"]:
 def _together(
     problem: Problem, group_device: Int[np.ndarray, "G"], ranks: list[Int[np.ndarray, "N"] | None]
 ) -> Iterator[list[Assignment]]:
-    """What devices of one memory hold on one of them, as far as it may be there: it then holds no
+    """Put on one device all that devices of its memory hold, as far as it may be there: it holds no
     copies of what they would send to each other."""
     pool, groups = problem.cluster.pool, np.arange(problem.num_groups)
     for to in np.flatnonzero(pool >= 0).tolist():

@@ -228,7 +228,7 @@ def _decoded(
     if best.overflow_bytes > 0:
         missing = missing_text(problem, best.assignment)
         reason = f"policy {policy.name!r}: the closest placement misses {missing}"
-        return Answer(None, reason=reason, evaluations=spent)
+        return Answer(None, reason=reason, evaluations=spent, closest=best.assignment)
     reason = (
         f"policy {policy.name!r}: greedy {problem.unit.text(proposals.seconds[0])}, best of "
         f"{len(proposals.device)} {problem.unit.text(proposals.seconds[row])}"

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gdp.clock import Clock
-from gdp.methods.base import Assignment
+from gdp.methods.base import Assignment, inner_seed
 from gdp.methods.heuristics.list_schedule import lowered, missing_bytes, pool_limits
 from gdp.methods.priorities import RULES, BestRules, evaluate_rules, rank_under, rules_of
 from gdp.policy.advice import Advice, advice, incumbents, with_incumbent
@@ -209,7 +209,7 @@ class _Work:
         first = self.count
 
         def one(k: int) -> Int[np.ndarray, "N"]:
-            seed = self.seed * 1009 + first + k
+            seed = inner_seed(self.seed, first + k, 1009)
             temperature = TEMPERATURES[k % len(TEMPERATURES)]
             return decode(view, head, samples=1, seed=seed, temperature=temperature).device[0]
 

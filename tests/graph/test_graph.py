@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gdp.errors import ModelError
-from gdp.graph.op_graph import make_graph, topological_order
+from gdp.graph.op_graph import OpDetail, OpGraph, make_graph, topological_order
 
 
 def test_ops_come_out_in_topological_order_with_their_tensors() -> None:
@@ -69,3 +69,24 @@ def test_arrays_are_read_only() -> None:
     graph = make_graph("g", ["a"], ["X"], [], [])
     with pytest.raises(ValueError, match="read-only"):
         graph.flop[0] = 1.0
+
+
+def test_digest_depends_on_all_that_changes_an_answer() -> None:
+    """Ids of other numbers that tie the same ops are the same graph."""
+
+    def made(**fields) -> OpGraph:
+        return make_graph("g", ["a", "b"], ["X", "X"], [(0, 4)], [(0, 1)], **fields)
+
+    plain = made(weight_bytes=[8, 8], weight_id=[0, 1])
+    assert plain.digest == made(weight_bytes=[8, 8], weight_id=[7, 3]).digest
+    others = [
+        made(weight_bytes=[8, 8], weight_id=[0, 0]),
+        made(weight_bytes=[8, 8], colocate=[0, 0]),
+        made(weight_bytes=[8, 8], is_backward=[False, True]),
+        made(weight_bytes=[8, 8], cache_bytes=[0, 4]),
+        made(weight_bytes=[8, 8], repeats=[2, 2]),
+        made(weight_bytes=[8, 8], scope=["", "m"]),
+        made(weight_bytes=[8, 8], detail=[OpDetail(), OpDetail("float16")]),
+        made(weight_bytes=[8, 8], detail=[OpDetail(), OpDetail(attributes={"axis": 1})]),
+    ]
+    assert len({graph.digest for graph in (plain, *others)}) == 1 + len(others)

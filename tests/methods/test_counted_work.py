@@ -4,19 +4,20 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from tiny import tight_latency
+from tiny import random_problem, tight_latency
 
 import gdp
 from gdp import api, clock
 from gdp.clock import WorkClock
-from gdp.methods.base import Search
+from gdp.methods.base import SEEDS, Search
+from gdp.methods.exact.method import exact
 from gdp.methods.fix_and_optimise import latency as latency_program
 from gdp.methods.fix_and_optimise import period as period_program
 from gdp.methods.fix_and_optimise.latency import solve_s
 from gdp.methods.scoring import score_of
 from gdp.problem.problem import Problem
 
-COUNTED = sorted(set(api.methods()) - {"exact", "hsdag"})  # a proof lasts as long as its seconds
+COUNTED = sorted(set(api.methods()) - {"exact", "hsdag"})  # exact has a test of its own
 
 
 def passing(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
@@ -103,3 +104,25 @@ def test_a_part_charges_the_whole() -> None:
 def test_programs_take_longer_with_entries_and_nodes() -> None:
     assert solve_s(40_000, 0) == pytest.approx(1.0)
     assert solve_s(80_000, 100) > solve_s(80_000, 0) > solve_s(40_000, 0)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_exact_heeds_no_seconds_beside_evaluations(objective: str) -> None:
+    problem = random_problem(4, objective=objective, num_ops=6, num_devices=2)
+    answers = [
+        exact(problem, Search(seed=1, seconds=seconds, evaluations=20)) for seconds in (None, 1e-9)
+    ]
+    assert answers[0].assignment is not None
+    assert [a.assignment is not None and a.assignment.device.tolist() for a in answers] == [
+        answers[0].assignment.device.tolist()
+    ] * 2
+    assert answers[0].bound_s == answers[1].bound_s
+    assert answers[0].notes == answers[1].notes
+
+
+@pytest.mark.parametrize("name", ["local_search", "exact", "auto", "policy", "critical_path"])
+@pytest.mark.parametrize("seed", [1 << 58, SEEDS - 1])
+def test_any_seed_is_a_seed(name: str, seed: int) -> None:
+    problem = random_problem(4, num_ops=6, num_devices=2)
+    answer = api.methods()[name](problem, Search(seed=seed, seconds=None, evaluations=30))
+    assert answer.assignment is not None

@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 from tiny import cpu, plain_graph
 
+from gdp import api
+from gdp.clock import Clock
 from gdp.cluster.types import Cluster, Device, Link, make_cluster
+from gdp.costs.base import roofline
+from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.methods import portfolio
-from gdp.methods.base import Answer, Method, Search
+from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.portfolio import HEURISTICS, auto, quick_fill
+from gdp.methods.scoring import Evaluated
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.score import score, values
 
@@ -170,3 +175,38 @@ def test_a_device_that_runs_few_ops_is_not_the_quick_one() -> None:
         == pytest.approx(quick_fill(both), rel=1e-9)
         == pytest.approx((count * 100 + 2) / 2_000_000)
     )
+
+
+def test_the_placement_that_misses_least_is_repaired_first(monkeypatch) -> None:
+    """Three ops of 4 bytes on devices of 9: two together fit, three miss 3 bytes, and both that
+    fit nowhere else are tried in that order."""
+    graph = plain_graph(3, [], sizes=0, weight_bytes=[4, 4, 4])
+    cluster = make_cluster("two", [cpu("a", memory_bytes=9), cpu("b", memory_bytes=3)])
+    problem = make_problem(graph, cluster, np.ones((3, 2)))
+    ends = [np.array(device) for device in ([1, 1, 1], [0, 0, 0], [0, 0, 1])]
+    begun: list[list[int]] = []
+
+    def unmended(problem: Problem, start: Evaluated, *rest: object) -> Evaluated:
+        begun.append(start.assignment.device.tolist())
+        return start
+
+    monkeypatch.setattr(portfolio, "proven_misfit", lambda problem: None)
+    monkeypatch.setattr(portfolio, "repair", unmended)
+    search = Search(seconds=None, evaluations=10)
+    portfolio._repaired(problem, [Assignment(end) for end in ends], search, Clock(None))
+    assert begun == [[0, 0, 1], [0, 0, 0], [1, 1, 1]]
+
+
+def test_what_was_not_found_is_told_from_what_cannot_fit() -> None:
+    """10 bytes in 8 are proven not to fit; three weights of 4 bytes in two devices of 7 are not."""
+    counted = Search(seconds=None, evaluations=40)
+    lumpy = plain_graph(3, [(0, 1), (1, 2)], 0, flop=[1.0] * 3, weight_bytes=[4, 4, 4])
+    cluster = make_cluster("two", [cpu("a", memory_bytes=7), cpu("b", memory_bytes=7)])
+    with pytest.raises(InfeasibleError) as unproven:
+        api.place(lumpy, cluster, costs=roofline, search=counted)
+    assert "found no placement in 40 evaluations: " in str(unproven.value)
+    assert "the closest misses" in str(unproven.value)
+    assert "no proof that none fits" in str(unproven.value)
+    large = plain_graph(1, [], 0, flop=[1.0], weight_bytes=[10])
+    with pytest.raises(InfeasibleError, match=r"^no placement can fit: op 'o0' needs 10 B"):
+        api.place(large, cluster, costs=roofline, search=counted)

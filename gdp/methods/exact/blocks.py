@@ -49,6 +49,7 @@ def solve_blocks(
     seconds: float | None,
     seed: int,
     hint: Int[np.ndarray, "N"] | None = None,
+    counted: bool = False,
 ) -> PlacementSolution:
     """The fastest placement of at most some blocks per accelerator, up to `upper_s`.
 
@@ -59,11 +60,12 @@ def solve_blocks(
         seconds: For the solver; None: no limit.
         seed: Of the solver.
         hint: Device of each op, where the search starts.
+        counted: Limit the solver's work instead of its seconds.
     """
     model = _Model(problem, blocks_per_device, upper_s / TICKS)
     if hint is not None:
         model.hint(hint)
-    solution = run_cp(model.model, seconds, seed)
+    solution = run_cp(model.model, seconds, seed, counted)
     # Where time ran out before a first bound, the longest path still holds.
     bound_s = max(model.path, solution.bound) * model.unit_s
     if solution.solver is None:

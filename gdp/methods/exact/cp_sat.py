@@ -12,6 +12,8 @@ from gdp.version import install_command
 TICKS = 10**8
 """Whole-number units in the known value: all times are rounded down to one, which keeps bounds."""
 _WORKERS = 2
+_SEEDS = 1 << 31
+_COUNTED_S = 20.0  # of the solver's own count of work, which is about a second each
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +77,14 @@ def limit_weights(
     model.add(sum(terms) <= capacity)
 
 
-def run_cp(model: Any, seconds: float | None, seed: int) -> CpSolution:
-    """The solver's answer within the seconds."""
+def run_cp(model: Any, seconds: float | None, seed: int, counted: bool = False) -> CpSolution:
+    """The solver's answer within the seconds; counted, within as much work on any machine."""
     cp_model = cp_model_library()
     solver = cp_model.CpSolver()
-    solver.parameters.num_workers = _WORKERS
-    solver.parameters.random_seed = seed
+    solver.parameters.num_workers = 1 if counted else _WORKERS
+    solver.parameters.random_seed = seed % _SEEDS
+    if counted:
+        solver.parameters.max_deterministic_time = _COUNTED_S
     if seconds is not None:
         solver.parameters.max_time_in_seconds = max(0.05, seconds)
     status = solver.solve(model)

@@ -59,6 +59,7 @@ _FIRST_SHARE = 0.1  # of the seconds left, to decide the value itself
 _FREE = 40  # nodes that one round of polishing may move
 _ROUND_SHARE = 0.3  # of the seconds left, for one round
 _BETTER = 1.0 - 1e-4
+_COUNTED_NODES = 2000  # of a search tree, where work is counted
 _MOST_FAILURES = 16  # rounds in a row without a better assignment
 
 
@@ -71,8 +72,10 @@ def least_load(problem: Problem, search: Search) -> ProofState:
     value_s, bound_s = load_value_s(problem, device), work_bound_s(model.work_s)
     state = ProofState(device, value_s, bound_s, "work over the speed of all devices")
 
+    nodes = None if search.evaluations is None else _COUNTED_NODES
+
     def below(state: ProofState, target_s: float, seconds: float | None) -> ProofState:
-        return _solve_below(problem, model, state, target_s, seconds)
+        return _solve_below(problem, model, state, target_s, seconds, nodes)
 
     return close_gap(state, below, clock, _FIRST_SHARE)
 
@@ -83,14 +86,16 @@ def _solve_below(
     state: ProofState,
     target_s: float,
     seconds: float | None,
+    nodes: int | None = None,
 ) -> ProofState:
-    """Reduce and solve for an assignment below a target within some seconds."""
+    """Reduce and solve for an assignment below a target within some seconds and nodes."""
     clock = Clock(seconds)
     reduced = reduce_model(model, target_s, Clock(seconds and _REDUCE_SHARE * seconds))
     LOG.debug("target %.6g s: %s", target_s, reduced and (reduced.num_nodes, len(reduced.pins)))
     if reduced is None:
         return state.raised(target_s, "minimum cuts")
-    solution = solve_loads(reduced, target_s, None if seconds is None else clock.remaining_s())
+    left_s = None if seconds is None else clock.remaining_s()
+    solution = solve_loads(reduced, target_s, left_s, nodes=nodes)
     if solution.device is not None:
         device = solution.device[reduced.node][problem.group]
         value_s = load_value_s(problem, device)
@@ -134,7 +139,8 @@ def _good_groups(
     device, load_s, over = search_loads(small, starts, Clock(share_s), search.seed, rounds)
     if over == 0 and load_s < upper_s:
         share_s = None if search.seconds is None else _POLISH_SHARE * search.seconds
-        return polish(small, device, load_s, Clock(share_s), search.seed)[small.node]
+        nodes = None if search.evaluations is None else _COUNTED_NODES
+        return polish(small, device, load_s, Clock(share_s), search.seed, nodes)[small.node]
     if first is None or not np.isfinite(upper_s):
         return None
     return _node_values(model, problem, first)
@@ -151,7 +157,12 @@ def _node_values(
 
 
 def polish(
-    model: LoadHypergraph, device: Int[np.ndarray, "V"], value_s: float, clock: Clock, seed: int
+    model: LoadHypergraph,
+    device: Int[np.ndarray, "V"],
+    value_s: float,
+    clock: Clock,
+    seed: int,
+    nodes: int | None = None,
 ) -> Int[np.ndarray, "V"]:
     """The best assignment found by freeing nodes near borders, others in every round."""
     rng = np.random.default_rng(seed)
@@ -166,7 +177,7 @@ def polish(
             target[fixed] = fixed.min(initial=model.num_nodes)
         number = np.unique(target, return_inverse=True)[1]
         seconds = None if clock.seconds is None else _ROUND_SHARE * clock.remaining_s()
-        solution = solve_loads(merge(held, target), value_s * _BETTER, seconds, 1e-3)
+        solution = solve_loads(merge(held, target), value_s * _BETTER, seconds, 1e-3, nodes)
         if solution.device is None:
             failures += 1
             continue
@@ -206,9 +217,13 @@ def _near_borders(
 
 
 def solve_loads(
-    model: LoadHypergraph, upper_s: float, seconds: float | None, relative_gap: float = 1e-6
+    model: LoadHypergraph,
+    upper_s: float,
+    seconds: float | None,
+    relative_gap: float = 1e-6,
+    nodes: int | None = None,
 ) -> PlacementSolution:
-    """The assignment of least load below `upper_s`, as far as the seconds suffice."""
+    """The assignment of least load below `upper_s`, as far as seconds and nodes suffice."""
     scale = UNIT / (upper_s if np.isfinite(upper_s) else _any_upper_s(model))
     rows = RowBuilder()
     load = rows.columns(1, upper_s * scale)
@@ -227,7 +242,7 @@ def solve_loads(
     cost[load] = 1.0
     limits = np.zeros(len(cost)), np.array(rows.limits)
     whole = slice(first, first + size)
-    solution = solve(cost, [rows.matrix()], limits, whole, seconds, relative_gap)
+    solution = solve(cost, [rows.matrix()], limits, whole, seconds, relative_gap, nodes)
     return read_solution(solution, first, model.work_s.shape, upper_s, scale)
 
 

@@ -16,6 +16,9 @@ Throughput and latency of more variables or intervals than a solver gets through
 (`MOST_VARIABLES`, `MOST_INTERVALS`) are left to the portfolio and `pipeline_dp`, and so is a
 latency without CP-SAT.
 
+With `Search.evaluations` the solvers' work is counted as well (nodes of a search tree, CP-SAT's
+deterministic time on one worker), and no clock enters an answer.
+
 Axes: N ops.
 """
 
@@ -26,7 +29,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.bounds.loads import NO_POINTS
-from gdp.clock import Clock
+from gdp.clock import Clock, WorkClock
 from gdp.errors import MissingExtraError
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.methods.exact.hypergraph import work_bound_s
@@ -47,6 +50,8 @@ from gdp.sim.score import may_replicate
 
 MOST_VARIABLES = 150_000
 """Above this the linear relaxation of the period program alone takes minutes."""
+COUNTED_VARIABLES = 10_000
+"""`MOST_VARIABLES` where work is counted: up to here the linear relaxation takes seconds."""
 MOST_INTERVALS = 8000
 """Above this CP-SAT's bound is no better than the critical path within minutes."""
 _PIPELINE_SHARE = 0.3  # of the seconds, where a pipeline's program comes before the portfolio
@@ -56,6 +61,8 @@ _BLOCK_START_SHARE = 0.15
 _BLOCK_START_S = 10.0  # for a first answer where no limit is given
 _EVALUATIONS = 20_000  # of the portfolio where no limit is given
 _FIRST_SHARE = 0.3  # of the seconds left, to decide the value itself
+_COUNTED_S = 10.0  # work of a pipeline's program, where work is counted
+_COUNTED_NODES = 2000  # of a round's search tree, likewise
 _PROVEN_MISFIT = "no placement fits the devices' memories (proven)"
 _NO_FIT = "no placement was found that fits the devices' memories; none is ruled out"
 
@@ -64,6 +71,8 @@ def exact(problem: Problem, search: Search) -> Answer:
     """The best placement of the program's solver; the notes say how good it is proven to be."""
     if problem.objective not in PROGRAMS:
         return refusal(problem, "exact", PROGRAMS)
+    if is_counted(search):
+        search = dataclasses.replace(search, seconds=None)
     clock = Clock(search.seconds)
     if may_replicate(problem):
         how, answer = _with_replicas(problem, search, clock)
@@ -84,13 +93,18 @@ def exact(problem: Problem, search: Search) -> Answer:
     return dataclasses.replace(answer, proven_optimal=optimal, candidates=(), notes=(note,))
 
 
+def is_counted(search: Search) -> bool:
+    """True where work is counted, of solvers too, and no clock enters the answer."""
+    return search.evaluations is not None
+
+
 def _with_replicas(problem: Problem, search: Search, clock: Clock) -> tuple[str, Answer]:
     """The better of the solver's answer, of one device for each stage, and the pipeline program's,
     whose stages may be replicated; only the latter's bound holds for both."""
     from gdp.methods.pipeline.method import replicated_pipeline
 
-    first = dataclasses.replace(search, clock=clock.part(_PIPELINE_SHARE))
-    replicated = replicated_pipeline(problem, first)
+    part = WorkClock(_COUNTED_S) if is_counted(search) else clock.part(_PIPELINE_SHARE)
+    replicated = replicated_pipeline(problem, dataclasses.replace(search, clock=part))
     rest = dataclasses.replace(search, seconds=clock.left_s(), clock=None)
     how, answer = _solved(without_replicas(problem), rest)
     if answer.assignment is not None:
@@ -118,7 +132,7 @@ def without_replicas(problem: Problem) -> Problem:
 def _solved(problem: Problem, search: Search) -> tuple[str, Answer]:
     """(which solver and why, its answer)."""
     program = PROGRAMS[problem.objective]
-    if size := program.too_large(problem):
+    if size := program.too_large(problem, is_counted(search)):
         return _heuristic(problem, search, size)
     try:
         return f"mip, {program.solver}", program.solve(problem, search)
@@ -140,7 +154,8 @@ def _heuristic(problem: Problem, search: Search, why: str) -> tuple[str, Answer]
     seconds = search.seconds
     first = None if seconds is None else seconds * _PIPELINE_SHARE
     rest = None if seconds is None else seconds * (1 - _PIPELINE_SHARE)
-    pipeline = pipeline_dp(problem, dataclasses.replace(search, clock=Clock(first)))
+    part = None if is_counted(search) else Clock(first)
+    pipeline = pipeline_dp(problem, dataclasses.replace(search, clock=part))
     best = auto(problem, dataclasses.replace(search, seconds=rest, clock=None))
     answers = [a for a in (pipeline, best) if a.assignment is not None] or [best]
     return how, min(
@@ -202,7 +217,10 @@ def least_block_latency(problem: Problem, search: Search, blocks_per_device: int
     rank: Int[np.ndarray, "N"] | None = None
     upper_s = best_s if np.isfinite(best_s) else _everything_s(problem)
     left_s = None if search.seconds is None else clock.remaining_s()
-    solution = solve_blocks(problem, blocks_per_device, upper_s, left_s, search.seed, hint=start)
+    limits = left_s, search.seed
+    solution = solve_blocks(
+        problem, blocks_per_device, upper_s, *limits, hint=start, counted=is_counted(search)
+    )
     if (solved_s := latency_s(solution.device, solution.rank)) < best_s:
         best, rank, best_s = solution.device, solution.rank, solved_s
     calls = f"at most {blocks_per_device} calls each"
@@ -229,8 +247,9 @@ def _cut_short(
 ) -> Answer:
     """The answer of a solver of host loads, with a reason that says how certain it is."""
     if best is None:
-        reason = _PROVEN_MISFIT if complete else _NO_FIT
-        return Answer(None, reason=reason, bound_s=0.0 if complete else bound_s, bound_by=by)
+        if complete:
+            return Answer(None, reason=_PROVEN_MISFIT, bound_by=by, proven_misfit=True)
+        return Answer(None, reason=_NO_FIT, bound_s=bound_s, bound_by=by)
     optimal = bound_s >= value_s * CLOSE
     reason = "" if optimal else f"cut short: at most {1 - bound_s / value_s:.2%} from the optimum"
     return Answer(
@@ -252,12 +271,13 @@ def least_period(problem: Problem, search: Search) -> Answer:
         return first
     bound_s, work = work_bound_s(group_seconds(problem)), "work over the speed of all devices"
     points = NO_POINTS
+    limits = RoundLimits(nodes=_COUNTED_NODES) if is_counted(search) else RoundLimits()
 
     def below(state: ProofState, target_s: float, seconds: float | None) -> ProofState:
         nonlocal points  # a row of memory that a solution broke once holds for every target
         limit = Clock(seconds and max(0.5, seconds))
         known = PeriodRounds(state.best, points)
-        rounds = solve_rounds(problem, known, limit, RoundLimits(), upper_s=target_s)
+        rounds = solve_rounds(problem, known, limit, limits, upper_s=target_s)
         points = rounds.points
         state = dataclasses.replace(state, best=rounds.best, value_s=_fitting_s(rounds.best))
         return state.after(rounds.solution, target_s, "HiGHS over all placements")
@@ -266,7 +286,7 @@ def least_period(problem: Problem, search: Search) -> Answer:
         ProofState(first, _fitting_s(first), bound_s, work), below, clock, _FIRST_SHARE
     )
     if np.isinf(state.bound_s):
-        return Answer(None, reason=_PROVEN_MISFIT)
+        return Answer(None, reason=_PROVEN_MISFIT, proven_misfit=True)
     return _simulated(state.best, state.bound_s, state.by)
 
 
@@ -286,14 +306,15 @@ def least_latency(problem: Problem, search: Search) -> Answer:
     upper_s = first.value_s if fits else _serial_s(problem)
     left_s = None if search.seconds is None else clock.remaining_s()
     hint = first.assignment.device if fits else None
-    solution = solve_schedule(problem, upper_s, left_s, search.seed, hint)
+    limits = left_s, search.seed
+    solution = solve_schedule(problem, upper_s, *limits, hint, is_counted(search))
     best = first
     if solution.device is not None:
         ranks: list[Int[np.ndarray, "N"] | None] = [solution.rank, None]
         placements = [Assignment(solution.device, rank) for rank in ranks]
         best = min(best, *score_all(problem, placements))
     elif solution.is_complete and not fits:
-        return Answer(None, reason=_PROVEN_MISFIT)
+        return Answer(None, reason=_PROVEN_MISFIT, proven_misfit=True)
     return _simulated(best, solution.bound_s, "CP-SAT over all schedules")
 
 
@@ -303,7 +324,7 @@ def _start(problem: Problem, search: Search) -> tuple[Clock, Evaluated | Answer]
 
     clock = Clock(search.seconds)
     if (proof := proven_misfit(problem)) is not None:
-        return clock, Answer(None, reason=proof)
+        return clock, Answer(None, reason=proof, proven_misfit=True)
     if search.seconds is None:
         count = search.evaluations or _EVALUATIONS
         first = dataclasses.replace(search, evaluations=count, clock=None)
@@ -343,11 +364,13 @@ def _simulated(best: Evaluated, bound_s: float, by: str) -> Answer:
     )
 
 
-def _variables(problem: Problem) -> str:
-    return _excess(problem, problem.num_groups, MOST_VARIABLES, "variables")
+def _variables(problem: Problem, counted: bool) -> str:
+    most = COUNTED_VARIABLES if counted else MOST_VARIABLES
+    return _excess(problem, problem.num_groups, most, "variables")
 
 
-def _intervals(problem: Problem) -> str:
+def _intervals(problem: Problem, counted: bool) -> str:
+    del counted  # the solver counts its work
     return _excess(problem, problem.num_ops, MOST_INTERVALS, "intervals")
 
 
@@ -364,7 +387,8 @@ class ExactProgram:
 
     solve: Method
     solver: str
-    too_large: Callable[[Problem], str] = lambda problem: ""  # the size, where it is
+    # The size, where it is; with counted work as well.
+    too_large: Callable[[Problem, bool], str] = lambda problem, counted: ""
 
 
 PROGRAMS: dict[str, ExactProgram] = {

@@ -39,6 +39,7 @@ def solve_schedule(
     seconds: float | None,
     seed: int,
     hint: Int[np.ndarray, "N"] | None = None,
+    counted: bool = False,
 ) -> PlacementSolution:
     """The shortest schedule up to `upper_s`.
 
@@ -48,6 +49,7 @@ def solve_schedule(
         seconds: For the solver; None: no limit.
         seed: Of the solver.
         hint: Device of each op, where the search starts.
+        counted: Limit the solver's work instead of its seconds.
     """
     built = _Model(problem, upper_s / TICKS)
     if hint is not None:
@@ -55,7 +57,7 @@ def solve_schedule(
             home = int(hint[np.flatnonzero(problem.group == g)[0]])
             for d in range(problem.num_devices):
                 built.model.add_hint(built.on[g][d], d == home)
-    solution = run_cp(built.model, seconds, seed)
+    solution = run_cp(built.model, seconds, seed, counted)
     bound_s = min(max(0.0, solution.bound) * built.unit_s, upper_s)
     if solution.solver is None:
         return PlacementSolution(None, bound_s, solution.is_complete)

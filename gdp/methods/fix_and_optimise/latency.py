@@ -27,7 +27,7 @@ from gdp.bounds.linear_program import (
 )
 from gdp.bounds.path_program import build_paths, path_program_size, rows_bind, timing_graph
 from gdp.clock import Clock
-from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.base import Answer, Assignment, Search, inner_seed
 from gdp.methods.fix_and_optimise.rounds import (
     free_region,
     group_devices,
@@ -117,7 +117,8 @@ def _by_regions(
             continue
         shares = solved.values[: free.size].reshape(free.shape)
         tried.append(shares.argmax(axis=1))
-        polished = _polished(problem, expand(problem, tried[-1]), seed * _ROUNDS + k, clock)
+        device, own = expand(problem, tried[-1]), inner_seed(seed, k, _ROUNDS)
+        polished = _polished(problem, device, own, clock)
         count += polished.evaluations
         best = min(best, polished)
     return replace(best, evaluations=count)

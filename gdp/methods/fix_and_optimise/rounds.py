@@ -44,7 +44,7 @@ def solve_in_rounds(
     if best.overflow_bytes > 0:
         missing = missing_text(problem, best.assignment)
         why = f"no round of the {program} program fits; the closest misses {missing}"
-        return Answer(None, reason=why, evaluations=best.evaluations)
+        return Answer(None, reason=why, evaluations=best.evaluations, closest=best.assignment)
     return Answer(best.assignment, evaluations=best.evaluations)
 
 

@@ -39,6 +39,7 @@ def single(problem: Problem, search: Search) -> Answer:
             None,
             reason=f"no single device holds the model: {missing_text(problem, best.assignment)}",
             evaluations=best.evaluations,
+            closest=best.assignment,
         )
     return Answer(best.assignment, evaluations=best.evaluations)
 

@@ -14,6 +14,7 @@ between stages below it, and only pairs of those are looked at.
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -127,7 +128,7 @@ def replicated_pipeline(problem: Problem, search: Search, linear_only: bool = Fa
         if pipeline.device is None and share < 1.0:
             continue  # other stages may fit into even less, with room for activations
         if pipeline.device is None:
-            return Answer(None, reason=_misfit(problem, pipeline), **bound)
+            return _without(problem, pipeline, **bound)
         if cycle_length(pipeline.teams) > MAX_CYCLE:
             return Answer(None, reason="the replicas' ways repeat after too many samples", **bound)
         judged = score(problem, pipeline.device, None, pipeline.teams)
@@ -156,7 +157,7 @@ def _plain_pipeline(problem: Problem, search: Search) -> Answer:
     if not objective.pipelined:
         bound = {}  # a latency is no load, and `block_latency` knows CPUs without number
     if pipeline.device is None:
-        return Answer(None, reason=_misfit(problem, pipeline), **bound)
+        return _without(problem, pipeline, **bound)
     if objective.on_links:
         return dataclasses.replace(_simulated(problem, search, clock, pipeline), **bound)
     value_s, over = _judged(problem, pipeline.device)
@@ -373,16 +374,19 @@ def _certainty(problem: Problem, pipeline: PipelineResult, value_s: float) -> st
     return f"no contiguous pipeline is better ({how}); others may be"
 
 
-def _misfit(problem: Problem, pipeline: PipelineResult) -> str:
-    """Why there is no pipeline."""
+def _without(problem: Problem, pipeline: PipelineResult, **bound: Any) -> Answer:
+    """The answer without a pipeline, which says why."""
     if objective_of(problem).on_links and (proof := proven_misfit(problem)) is not None:
-        return f"infeasible: {proof}"
+        return Answer(None, reason=f"infeasible: {proof}", proven_misfit=True, **bound)
+    reason = (
+        "no contiguous pipeline was found that fits the devices' memories, but there may be one"
+    )
     if pipeline.is_optimal:
-        return (
+        reason = (
             "infeasible: no contiguous pipeline fits the devices' memories, proven over all "
             f"{pipeline.down_sets} down-sets"
         )
-    return "no contiguous pipeline was found that fits the devices' memories, but there may be one"
+    return Answer(None, reason=reason, **bound)
 
 
 _COMPILED: set[bool] = set()  # whether along linear orders alone

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from gdp.bounds.work import shared_work_s
 from gdp.clock import Clock
 from gdp.methods.annealing.annealer import AnnealConfig, anneal, annealer_of, make_annealer
-from gdp.methods.base import Assignment, Search
+from gdp.methods.base import SEEDS, Assignment, Search, inner_seed
 from gdp.methods.scoring import Evaluated, best_of, group_seconds, is_compiling
 from gdp.methods.search.local_search import improve
 from gdp.problem.arrays import arrays_of
@@ -99,7 +99,7 @@ def from_hot(
             hot=max(config.cold, config.hot * heat * scale),
             overflow_price=config.overflow_price * scale,
         )
-        chain = make_annealer(problem, start, seed * 64 + k)
+        chain = make_annealer(problem, start, inner_seed(seed, k))
         anneal(chain, config.first_steps, config, clock, config.first_steps)
         spent += chain.evaluations + start.evaluations
         end = chain.best()
@@ -162,7 +162,7 @@ def multi_restart(problem: Problem, first: Evaluated, search: Search, clock: Clo
     least_s = shared_work_s(group_seconds(problem))[0]
     best, spent = first, 0
     for k in range(CHAINS):
-        chain = replace(search, seed=search.seed + k * _STRIDE)
+        chain = replace(search, seed=(search.seed + k * _STRIDE) % SEEDS)
         candidate = improve(problem, [replace(first, evaluations=0)], chain, clock)
         spent += candidate.evaluations
         best = min(best, candidate)

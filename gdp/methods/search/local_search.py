@@ -15,7 +15,7 @@ from gdp.methods.annealing.annealer import (
     make_annealer,
     side_by_side,
 )
-from gdp.methods.base import Answer, Assignment, Search
+from gdp.methods.base import Answer, Assignment, Search, inner_seed
 from gdp.methods.heuristics.blocks import block_assignments
 from gdp.methods.heuristics.list_schedule import heft_assignments
 from gdp.methods.heuristics.multilevel import Coarse, coarse_problem
@@ -62,7 +62,7 @@ def local_search(problem: Problem, search: Search) -> Answer:
         candidates = simple_assignments(problem)
     first = best_of(problem, candidates, clock.part(config.start_share))
     if first.overflow_bytes > 0 and (proof := proven_misfit(problem)) is not None:
-        return Answer(None, reason=proof, evaluations=first.evaluations)
+        return Answer(None, reason=proof, evaluations=first.evaluations, proven_misfit=True)
     best = improve(problem, [first], search, clock, config)
     return as_answer(problem, best, "local_search")
 
@@ -96,6 +96,7 @@ def as_answer(problem: Problem, best: Evaluated, name: str) -> Answer:
         reason=f"{name} found no placement that fits; the closest misses "
         f"{missing_text(problem, best.assignment)}",
         evaluations=best.evaluations,
+        closest=best.assignment,
     )
 
 
@@ -200,7 +201,7 @@ def _search(
     config = config or annealer_of(problem).default
     count = max(len(starts), budget.chains)
     given = [starts[k % len(starts)] for k in range(count)]
-    chains = [make_annealer(problem, start, seed * 64 + k) for k, start in enumerate(given)]
+    chains = [make_annealer(problem, start, inner_seed(seed, k)) for k, start in enumerate(given)]
     steps = config.first_steps
     for round_number in itertools.count():
         before = sum(chain.evaluations for chain in chains)
@@ -216,7 +217,7 @@ def _search(
             c for c in chains if c.best().key <= (best.overflow_bytes, best.value_s * (1 + drop))
         ]
         for k in range(budget.chains - len(chains)):
-            fresh = seed * 64 + len(starts) + round_number + 32 * k
+            fresh = inner_seed(seed, len(starts) + round_number + 32 * k)
             chains.append(make_annealer(problem, best, fresh))
         steps = int(steps * config.growth)
     raise AssertionError("rounds end with the budget")

@@ -19,7 +19,7 @@ from gdp.methods.annealing.annealer import (
     annealer_of,
     side_by_side,
 )
-from gdp.methods.base import Assignment
+from gdp.methods.base import Assignment, inner_seed
 from gdp.methods.scoring import Evaluated
 from gdp.methods.search.budget import Budget
 from gdp.problem.problem import Problem
@@ -237,7 +237,7 @@ def search_windows(problem: Problem, start: Evaluated, seed: int, budget: Budget
     """
     if (left := budget.left()) is not None and left < 2 * budget.chains:
         return start
-    searches = [WindowSearch(problem, start, seed * 64 + k) for k in range(budget.chains)]
+    searches = [WindowSearch(problem, start, inner_seed(seed, k)) for k in range(budget.chains)]
     budget.used += sum(search.evaluations for search in searches)
     best, gains, turn = start, [np.inf, np.inf], 0
     while not budget.is_over():

@@ -136,7 +136,13 @@ def _onnxruntime(job: ExportJob) -> "list[Path]":
 
     source = load_source(spec_of(job.model))
     return export_onnxruntime(
-        source.model, source.folder, job.graph, job.placement, job.output, overwrite=job.overwrite
+        source.model,
+        source.folder,
+        job.graph,
+        job.placement,
+        job.cluster,
+        job.output,
+        overwrite=job.overwrite,
     )
 
 
@@ -209,12 +215,13 @@ def _jax(job: ExportJob) -> "list[Path]":
 EXPORTERS: Mapping[str, Exporter] = {
     row.name: row
     for row in (
-        Exporter("onnxruntime", "ONNX Runtime sub-models", _onnxruntime, "onnx", replicates=True),
+        Exporter("onnxruntime", "ONNX Runtime sub-models", _onnxruntime, "onnx",
+                 needs_cluster=True, replicates=True),
         Exporter("onnx", "ONNX device annotations", _onnx, "onnx"),
         Exporter("openvino", "OpenVINO", _openvino, "onnx", needs_cluster=True),
         Exporter("accelerate", "device maps for accelerate (with offloading)", _accelerate,
                  needs_cluster=True, offloads=True),
-        Exporter("llamacpp", "flags of llama.cpp", _llamacpp),
+        Exporter("llamacpp", "flags of llama.cpp", _llamacpp, needs_cluster=True),
         Exporter("vllm", "an uneven pipeline of vLLM (untried)", _vllm, "hf", needs_cluster=True),
         Exporter("pipelining", "split points for torch.distributed.pipelining", _pipelining,
                  "traced", needs_cluster=True),

@@ -1,6 +1,7 @@
 """Export of a placement to a folder that needs ONNX Runtime alone: models, manifest, runner."""
 
 import hashlib
+import itertools
 import re
 import shutil
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 import onnx
 
+from gdp.cluster.types import CORE_KIND, Cluster
 from gdp.errors import ModelError
 from gdp.exporters.ort_cut import Cut, SubModel, cut_model
 from gdp.files.writing import (
@@ -84,13 +86,15 @@ def export_onnxruntime(
     weights_folder: Path,
     graph: OpGraph,
     placement: Placement,
+    cluster: Cluster,
     output: Path,
     *,
     overwrite: OverwritePolicy = OWN_FILES_ONLY,
 ) -> list[Path]:
     """Write the folder and return its files; it is complete or not there at all.
 
-    `model` holds the nodes of `graph` by name, its external weights lie in `weights_folder`.
+    `model` holds the nodes of `graph` by name, its external weights lie in `weights_folder`; the
+    kinds of the cluster's devices say which provider runs them.
     The cut has the fewest segments (see `gdp.sim.segments`). Raises `ModelError` when weights are
     missing. See `gdp.files.writing` for `overwrite`.
     """
@@ -113,7 +117,7 @@ def export_onnxruntime(
             made_by=placement.made_by,
             versions={"gdp": gdp_version()}
             | {name: version(name) for name in ("onnx", "onnxruntime")},
-            devices=_devices(placement.device_names),
+            devices=_devices(cluster),
             segments=entries,
             links=_links(cut, [entry.name for entry in entries]),
             queue_depth=QUEUE_DEPTH,
@@ -167,18 +171,25 @@ def _weight_bytes(model: onnx.ModelProto) -> int:
     )
 
 
-def _devices(names: tuple[str, ...]) -> list[ManifestDevice]:
-    """`core3` is core 3; other CPUs are not pinned; anything else is a CUDA device, in order."""
-    entries, accelerators = [], 0
-    for name in names:
-        core = re.fullmatch(r"core([0-9]+)", name)
-        if core or name.startswith("cpu"):
-            number = int(core[1]) if core else None
-            entries.append(ManifestDevice(name, number, "CPUExecutionProvider", {}))
-        else:
-            options = {"device_id": str(accelerators)}
-            entries.append(ManifestDevice(name, None, "CUDAExecutionProvider", options))
-            accelerators += 1
+def _devices(cluster: Cluster) -> list[ManifestDevice]:
+    """The address of each device by its kind: a core is one of the machine's, by its number where
+    it is named so (`core3`), else the next one; other processors are not pinned; anything else is
+    a CUDA device, in order."""
+    numbers = [
+        int(name[4:]) if device.kind == CORE_KIND and re.fullmatch(r"core[0-9]+", name) else None
+        for name, device in zip(cluster.device_names, cluster.devices, strict=True)
+    ]
+    free = (number for number in itertools.count() if number not in numbers)
+    entries = []
+    for number, accelerator, device in zip(
+        numbers, cluster.accelerator_numbers, cluster.devices, strict=True
+    ):
+        if accelerator is not None:
+            options = {"device_id": str(accelerator)}
+            entries.append(ManifestDevice(device.name, None, "CUDAExecutionProvider", options))
+            continue
+        core = next(free) if device.kind == CORE_KIND and number is None else number
+        entries.append(ManifestDevice(device.name, core, "CPUExecutionProvider", {}))
     return entries
 
 

@@ -13,6 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from gdp.cluster.presets import cluster_preset
+from gdp.cluster.types import Device, make_cluster
 from gdp.commands.execute import export
 from gdp.commands.registry import EXPORTERS
 from gdp.errors import ModelError, PlacementError
@@ -22,6 +24,8 @@ from gdp.files.writing import TargetError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.onnx.model import load_onnx_model
 from gdp.placement import Placement, Teams
+
+CORES = cluster_preset("2xcpu-core")
 
 
 def branches() -> onnx.ModelProto:
@@ -88,7 +92,7 @@ def test_the_runner_alone_computes_the_same_outputs(
     source.mkdir()
     save = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
     model, graph = imported(source, **(save if external else {}))
-    files = export_onnxruntime(model, source, graph, placed(graph), tmp_path / "out")
+    files = export_onnxruntime(model, source, graph, placed(graph), CORES, tmp_path / "out")
     names = {path.name for path in files}
     assert {"manifest.json", "run.py", "segment_000.onnx", "segment_002.onnx"} <= names
     assert ("segment_000.data" in names) == external
@@ -116,7 +120,7 @@ def test_devices_that_take_samples_in_turn_keep_their_order(teams: Teams, tmp_pa
     placement = dataclasses.replace(
         placed(graph), device_names=("cpu:0", "cpu:1", "cpu:2", "cpu:3", "cpu:4"), teams=teams
     )
-    export_onnxruntime(model, tmp_path, graph, placement, tmp_path / "out")
+    export_onnxruntime(model, tmp_path, graph, placement, cluster_preset("5xcpu"), tmp_path / "out")
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     others = {s["device"]: s["others"] for s in manifest["segments"]}
     assert others == {0: [2], 1: [3, 4] if len(teams) > 1 else []}
@@ -147,13 +151,13 @@ def test_other_targets_refuse_replicas_in_one_line(target: str, tmp_path: Path) 
     with pytest.raises(PlacementError, match=message):
         export(placement, str(tmp_path / "m.onnx"), target, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    written = export(placement, str(tmp_path / "m.onnx"), "onnxruntime", tmp_path / "out")
+    written = export(placement, str(tmp_path / "m.onnx"), "onnxruntime", tmp_path / "out", CORES)
     assert tmp_path / "out" / "run.py" in written
 
 
 def test_a_failing_segment_ends_the_runner(tmp_path: Path) -> None:
     model, graph = imported(tmp_path)
-    export_onnxruntime(model, tmp_path, graph, placed(graph), tmp_path / "out")
+    export_onnxruntime(model, tmp_path, graph, placed(graph), CORES, tmp_path / "out")
     wrong = {"x": np.zeros((3, 3), np.float32), "z": np.zeros((4, 32), np.float32)}
     np.savez(tmp_path / "in.npz", **wrong)
     done = run(tmp_path / "out", tmp_path / "in.npz", tmp_path / "out.npz", 5)
@@ -163,7 +167,7 @@ def test_a_failing_segment_ends_the_runner(tmp_path: Path) -> None:
 
 def test_the_manifest_says_what_is_where(tmp_path: Path) -> None:
     model, graph = imported(tmp_path)
-    export_onnxruntime(model, tmp_path, graph, placed(graph), tmp_path / "out")
+    export_onnxruntime(model, tmp_path, graph, placed(graph), CORES, tmp_path / "out")
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["graph_digest"] == graph.digest
     assert [device["core"] for device in manifest["devices"]] == [0, 1]
@@ -179,13 +183,19 @@ def test_the_manifest_says_what_is_where(tmp_path: Path) -> None:
     assert set(manifest["versions"]) == {"gdp", "onnx", "onnxruntime"}
 
 
-def test_devices_are_addressed_by_their_names() -> None:
-    entries = exporter._devices(("core3", "cpu", "a100:0", "t4"))
+def test_devices_are_addressed_by_their_kinds() -> None:
+    """Names say nothing but the number of a core: cores of other names are the next ones."""
+    kinds = {"core3": "cpu-core", "cpu": "a100", "gpu": "cpu", "slow": "cpu-core", "t4": "t4"}
+    devices = [Device(name, kind, {"default": 1.0}, 1.0) for name, kind in kinds.items()]
+    devices.append(Device("core0", "cpu", {"default": 1.0}, 1.0))
+    entries = exporter._devices(make_cluster("box", devices))
     assert [(e.core, e.provider) for e in entries] == [
-        (3, "CPUExecutionProvider"), (None, "CPUExecutionProvider"),
-        (None, "CUDAExecutionProvider"), (None, "CUDAExecutionProvider"),
+        (3, "CPUExecutionProvider"), (None, "CUDAExecutionProvider"),
+        (None, "CPUExecutionProvider"), (0, "CPUExecutionProvider"),
+        (None, "CUDAExecutionProvider"), (None, "CPUExecutionProvider"),
     ]  # fmt: skip
-    assert [e.provider_options for e in entries[2:]] == [{"device_id": "0"}, {"device_id": "1"}]
+    options = [e.provider_options for e in entries]
+    assert [o["device_id"] for o in options if o] == ["0", "1"]
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
@@ -193,16 +203,16 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
     with pytest.raises(TargetError, match="holds files that gdp did not write"):
-        export_onnxruntime(model, tmp_path, graph, placed(graph), tmp_path / "out")
+        export_onnxruntime(model, tmp_path, graph, placed(graph), CORES, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
     with pytest.raises(TargetError, match="is a file"):
-        export_onnxruntime(model, tmp_path, graph, placed(graph), tmp_path / "m.onnx")
+        export_onnxruntime(model, tmp_path, graph, placed(graph), CORES, tmp_path / "m.onnx")
 
 
 def test_an_earlier_export_is_replaced_whole(tmp_path: Path) -> None:
     model, graph = imported(tmp_path)
-    export_onnxruntime(model, tmp_path, graph, placed(graph), tmp_path / "out")
-    export_onnxruntime(model, tmp_path, graph, placed(graph, ()), tmp_path / "out")
+    export_onnxruntime(model, tmp_path, graph, placed(graph), CORES, tmp_path / "out")
+    export_onnxruntime(model, tmp_path, graph, placed(graph, ()), CORES, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "gdp.json", "manifest.json", "run.py", "segment_000.onnx",
     ]  # fmt: skip
@@ -213,14 +223,14 @@ def test_a_failed_export_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, graph = imported(tmp_path)
-    export_onnxruntime(model, tmp_path, graph, placed(graph), tmp_path / "out")
+    export_onnxruntime(model, tmp_path, graph, placed(graph), CORES, tmp_path / "out")
 
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(exporter.shutil, "copyfile", fail)
     with pytest.raises(OSError, match="disk full"):
-        export_onnxruntime(model, tmp_path, graph, placed(graph, ()), tmp_path / "out")
+        export_onnxruntime(model, tmp_path, graph, placed(graph, ()), CORES, tmp_path / "out")
     assert (tmp_path / "out" / "segment_002.onnx").is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "out"]
 
@@ -231,6 +241,6 @@ def test_missing_weights_are_one_line(tmp_path: Path) -> None:
     )
     (tmp_path / "w.bin").unlink()
     with pytest.raises(ModelError, match="weights of 'segment_") as error:
-        export_onnxruntime(model, tmp_path, graph, placed(graph), tmp_path / "out")
+        export_onnxruntime(model, tmp_path, graph, placed(graph), CORES, tmp_path / "out")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()

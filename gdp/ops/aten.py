@@ -26,6 +26,7 @@ from gdp.ops.rule import (
     attention_flop,
     convolution_flop,
     einsum_flop,
+    expert_bytes,
     gathered_bytes,
     matmul_flop,
     no_traffic,
@@ -119,11 +120,24 @@ def _times(per_element: float) -> Flop:
     return flop
 
 
-def _expert_bytes(ins: Shapes, outs: Shapes) -> float:
-    """Rows [M, K] times the matrices [G, K, N] of their groups: those of at most M are read."""
-    share = min(1.0, ins[0].dims[-2] / max(ins[1].dims[0], 1))
-    rest = sum(s.nbytes for s in (ins[0], *ins[2:], *outs))
-    return share * ins[1].nbytes + rest
+def _bag(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
+    """Rows are added up, after a product where samples have weights."""
+    return ins[1].size * ins[0].dims[-1] * (2.0 if len(ins) > 3 else 1.0)
+
+
+def _bag_bytes(ins: Shapes, outs: Shapes) -> float:
+    """The rows that are asked for, not the table; the rest is read and written once."""
+    rows_bytes = ins[1].size * ins[0].dims[-1] * ins[0].itemsize
+    return min(rows_bytes, ins[0].nbytes) + sum(s.nbytes for s in (*ins[1:], *outs))
+
+
+def _written_into_bytes(ins: Shapes, outs: Shapes) -> float:
+    """An array written into where it lies, as a cache is: what is new is read and written, and the
+    places of it are read."""
+    places = ins[1:-1]
+    count = max([ins[-1].size, *(s.size for s in places)])
+    written = min(count * ins[0].itemsize, ins[0].nbytes)
+    return ins[-1].nbytes + written + sum(s.nbytes for s in places)
 
 
 def _written(ins: Shapes, outs: Shapes) -> int:
@@ -140,9 +154,12 @@ ATEN: dict[str, OpRule] = {
     **rows("full_like zeros_like ones_like new_zeros new_ones new_full", VIEW, 0, _written),
     **rows("empty empty_like", VIEW, 0, no_traffic),
     **rows("new_empty empty_strided", "", 0, no_traffic),
-    **rows("embedding index index_select gather select_copy slice_copy", "", 0, gathered_bytes),
+    **rows("embedding index index_select gather take select_copy slice_copy narrow_copy", "", 0,
+           gathered_bytes),
+    **rows("embedding_bag _embedding_bag _embedding_bag_forward_only", "", _bag, _bag_bytes),
+    **rows("index_put index_copy slice_scatter select_scatter", "", 0, _written_into_bytes),
     **rows(
-        "stack pad index_put scatter slice_scatter select_scatter repeat repeat_interleave tile "
+        "stack pad scatter repeat repeat_interleave tile "
         "roll flip linspace eye tril triu meshgrid tril_indices triu_indices broadcast_tensors "
         "new_empty_strided embedding_dense_backward slice_backward select_backward one_hot",
         "", 0,
@@ -187,7 +204,7 @@ ATEN: dict[str, OpRule] = {
     **rows("rms_norm _fused_rms_norm", REDUCTION, _times(RMS_NORMALISE_FLOP)),
     "linear": OpRule("", _linear),
     **rows("mm bmm matmul mv dot vdot", "", _product),
-    **rows("_grouped_mm grouped_mm grouped_mm_fallback", "", _product, _expert_bytes),
+    **rows("_grouped_mm grouped_mm grouped_mm_fallback", "", _product, expert_bytes),
     # Of the rows and of the matrices; the gradient comes last.
     "grouped_mm_fallback_backward": OpRule(
         "", lambda params, ins, outs: 4.0 * ins[-1].dims[-1] * outs[0].size

@@ -16,6 +16,7 @@ from gdp.ops.rule import (
     OpRule,
     Shapes,
     convolution_flop,
+    expert_bytes,
     gathered_bytes,
     matmul_flop,
     no_traffic,
@@ -32,6 +33,14 @@ def _dot_general(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
 def _ragged_dot(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
     """[M, K] times [G, K, N], each row with the matrix of its group."""
     return matmul_flop(1, ins[0].dims[-2], ins[1].dims[-1], ins[0].dims[-1])
+
+
+def _ragged_bytes(ins: Shapes, outs: Shapes) -> float:
+    """Of the matrices [G, K, N] those that rows [M, K] reach; all of them in a gradient's product,
+    whose groups are no axis of an operand."""
+    if len(ins[1].dims) == 3:
+        return expert_bytes(ins, outs)
+    return sum(s.nbytes for s in (*ins, *outs))
 
 
 def _convolution(params: Mapping[str, Any], ins: Shapes, outs: Shapes) -> float:
@@ -144,7 +153,7 @@ JAX: dict[str, OpRule] = {
         "", _updates, _updates_in_place,
     ),
     "dot_general": OpRule("", _dot_general),
-    **rows("ragged_dot ragged_dot_general", "", _ragged_dot),
+    **rows("ragged_dot ragged_dot_general", "", _ragged_dot, _ragged_bytes),
     "conv_general_dilated": OpRule("", _convolution),
     **rows("reduce_window_max reduce_window_min reduce_window_sum reduce_window", "", _window),
     "select_and_scatter_add": OpRule("", _window_gradient),

@@ -128,6 +128,13 @@ def gathered_bytes(ins: Shapes, outs: Shapes) -> float:
     return 2 * sum(s.nbytes for s in outs) + sum(s.nbytes for s in ins[1:])
 
 
+def expert_bytes(ins: Shapes, outs: Shapes) -> float:
+    """Rows [M, K] times the matrices [G, K, N] of their groups: those of at most M are read."""
+    share = min(1.0, ins[0].dims[-2] / max(ins[1].dims[0], 1))
+    rest = sum(s.nbytes for s in (ins[0], *ins[2:], *outs))
+    return share * ins[1].nbytes + rest
+
+
 def matmul_flop(batch: int, rows: int, columns: int, inner: int) -> float:
     """[batch, rows, inner] times [batch, inner, columns].
 

@@ -75,13 +75,14 @@ def sharing(rng: np.random.Generator, devices: list[Device]) -> list[Device]:
     ]
 
 
-def random_cluster(rng: np.random.Generator, num_devices: int) -> Cluster:
+def random_cluster(rng: np.random.Generator, num_devices: int, varied: bool = False) -> Cluster:
     """Devices and links with ties, zero latencies, infinite bandwidths and shared channels.
 
-    Some share a memory, a processor or both; names say nothing, and some copies do not queue.
+    If `varied`, some share a memory, a processor or both; names say nothing, and some copies do not
+    queue.
     """
     more = rng.spawn(1)[0]
-    names = more.permutation(NAMES)[:num_devices].tolist()
+    names = more.permutation(NAMES)[:num_devices].tolist() if varied else []
     names += [f"d{i}" for i in range(len(names), num_devices)]
     devices = [
         cpu(
@@ -104,11 +105,11 @@ def random_cluster(rng: np.random.Generator, num_devices: int) -> Cluster:
                     channel=[None, "bus", "ring"][rng.integers(3)],
                     one_way=True,
                 )
-                free = link.channel is None and more.random() < 0.3
+                free = varied and link.channel is None and more.random() < 0.3
                 links.append(replace(link, contention=not free))
     return make_cluster(
         "random",
-        sharing(more, devices),
+        sharing(more, devices) if varied else devices,
         links,
         default_bytes_per_s=1.0,
         default_latency_s=0.0,
@@ -123,12 +124,13 @@ def random_problem(
     num_ops: int = 24,
     num_devices: int = 3,
     runs: bool = False,
+    varied: bool = False,
 ) -> Problem:
     """A random problem in which everything that can tie or be zero does so now and then; with
     `runs`, ops run several times in a sample, or in several parts."""
     rng = np.random.default_rng(seed)
     ties = rng.random() < 0.5  # few distinct times, so that events fall on one instant
-    cluster = random_cluster(rng, num_devices)
+    cluster = random_cluster(rng, num_devices, varied)
     kinds = ["Op"] * num_ops
     num_inputs, num_outputs = int(rng.integers(0, 3)), int(rng.integers(0, 3))
     kinds[:num_inputs] = [INPUT] * num_inputs

@@ -287,7 +287,7 @@ def _sends_inside(
 ) -> list[tuple[int, Int[np.ndarray, "T"], Float[np.ndarray, "T"]]]:
     """(processor, columns y, seconds) of each link between devices of one processor."""
     a, own = arrays_of(problem), problem.cluster.processor
-    size = a.tensor_bytes[tensor].astype(np.float64)
+    size = a.sent_bytes[tensor].astype(np.float64)
     return [
         (
             int(own[s]),

@@ -20,7 +20,7 @@ SEEDS = 16
 
 def shared_problem(seed: int, objective: str) -> Problem:
     """A small random problem on devices of which some share a memory or a processor."""
-    problem = random_problem(seed, objective=objective, num_ops=5, num_devices=3)
+    problem = random_problem(seed, objective=objective, num_ops=5, num_devices=3, varied=True)
     rng, devices = np.random.default_rng(seed), list(problem.cluster.devices)
     for _ in range(20):
         devices = sharing(rng, [replace(d, memory_pool="", processor="") for d in devices])
@@ -68,7 +68,9 @@ def test_no_bound_is_above_the_best_of_all_placements(objective: str) -> None:
 def test_a_processor_does_the_work_of_all_of_its_devices() -> None:
     """Ample memory, devices of one processor: the bound is all work, which one of them does."""
     for seed in range(6):
-        problem = random_problem(seed, objective="throughput", num_ops=6, num_devices=3)
+        problem = random_problem(
+            seed, objective="throughput", num_ops=6, num_devices=3, varied=True
+        )
         devices = tuple(
             replace(d, processor="socket", memory_bytes=UNLIMITED_BYTES, dispatch_s=0.0)
             for d in problem.cluster.devices

@@ -12,6 +12,7 @@ IDS, PLACE, SCALAR = Shape((3,), 8), Shape((1,), 8), Shape((), 4)
 ROWS, BAGS = Shape((3, 16), 4), Shape((2, 16), 4)
 EXPERTS, GROUPS = Shape((8, 4, 4), 4), Shape((8,), 4)
 ONE, OUT = Shape((1, 4), 4), Shape((1, 4), 4)
+VECTOR = Shape((1000,), 4)
 PRODUCT = {"dimension_numbers": None}
 
 Cost = Callable[..., OpCost]
@@ -38,7 +39,7 @@ Cost = Callable[..., OpCost]
         (aten_cost, "slice_scatter", [CACHE, TOKEN], [CACHE], 2 * 512),
         (aten_cost, "select_scatter", [CACHE, Shape((8, 16), 4)], [CACHE], 2 * 512),
         # A number at three places.
-        (aten_cost, "index_put", [Shape((1000,), 4), IDS, SCALAR], [Shape((1000,), 4)], 4 + 12 + 24),
+        (aten_cost, "index_put", [VECTOR, IDS, SCALAR], [VECTOR], 4 + 12 + 24),
         (aten_cost, "_grouped_mm", [ONE, EXPERTS, GROUPS], [OUT], 64 + 16 + 32 + 16),
         # A gradient of a table is written whole.
         (aten_cost, "embedding_dense_backward", [ROWS, IDS], [TABLE], 3 * ROW + 24 + 64000),

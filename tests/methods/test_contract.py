@@ -140,7 +140,7 @@ def drawn(seed: int, num_ops: int, num_devices: int) -> Callable[[str], Problem]
     def made(objective: str) -> Problem:
         problem = random_problem(
             seed, objective=objective, num_ops=num_ops, num_devices=num_devices,
-            runs=seed % 2 == 1,
+            runs=seed % 2 == 1, varied=True,
         )  # fmt: skip
         if objective in EVENT:
             return problem

@@ -108,7 +108,7 @@ def test_programs_take_longer_with_entries_and_nodes() -> None:
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_exact_heeds_no_seconds_beside_evaluations(objective: str) -> None:
-    problem = random_problem(4, objective=objective, num_ops=6, num_devices=2)
+    problem = random_problem(4, objective=objective, num_ops=6, num_devices=2, varied=True)
     answers = [
         exact(problem, Search(seed=1, seconds=seconds, evaluations=20)) for seconds in (None, 1e-9)
     ]
@@ -123,6 +123,6 @@ def test_exact_heeds_no_seconds_beside_evaluations(objective: str) -> None:
 @pytest.mark.parametrize("name", ["local_search", "exact", "auto", "policy", "critical_path"])
 @pytest.mark.parametrize("seed", [1 << 58, SEEDS - 1])
 def test_any_seed_is_a_seed(name: str, seed: int) -> None:
-    problem = random_problem(4, num_ops=6, num_devices=2)
+    problem = random_problem(4, num_ops=6, num_devices=2, varied=True)
     answer = api.methods()[name](problem, Search(seed=seed, seconds=None, evaluations=30))
     assert answer.assignment is not None

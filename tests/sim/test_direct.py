@@ -31,7 +31,7 @@ def with_links(problem: Problem, latency_s: np.ndarray, channel: np.ndarray) -> 
 def drawn(seed: int, num_devices: int, channels: str) -> Problem:
     """A random problem whose transfers all take time; times tie where its compute times do."""
     problem = random_problem(
-        seed, num_devices=num_devices, num_ops=4 + seed % 40, runs=seed % 2 == 1
+        seed, num_devices=num_devices, num_ops=4 + seed % 40, runs=seed % 2 == 1, varied=True
     )
     rng = np.random.default_rng(seed)
     of_link = np.arange(num_devices**2).reshape(num_devices, num_devices)

@@ -49,7 +49,7 @@ def assert_as_the_reference(problem: Problem, device: np.ndarray, rank: np.ndarr
 def test_schedules_equal_the_reference_to_the_bit(kind: str, num_devices: int) -> None:
     for seed in range(40):
         problem = random_problem(
-            seed, num_devices=num_devices, num_ops=4 + seed, runs=seed % 2 == 1
+            seed, num_devices=num_devices, num_ops=4 + seed, runs=seed % 2 == 1, varied=True
         )
         device = random_devices(problem, seed)[0]
         assert_as_the_reference(problem, device, ranks_for(kind, problem.num_ops, seed))
@@ -60,7 +60,7 @@ def test_schedules_equal_the_reference_to_the_bit(kind: str, num_devices: int) -
 def test_schedules_without_queues_equal_the_reference(kind: str, share: float) -> None:
     for seed in range(40):
         problem = random_problem(
-            seed, num_devices=2 + seed % 4, num_ops=4 + seed, runs=seed % 2 == 1
+            seed, num_devices=2 + seed % 4, num_ops=4 + seed, runs=seed % 2 == 1, varied=True
         )
         problem = without_queues(problem, seed, share)
         device = random_devices(problem, seed)[0]
@@ -108,7 +108,7 @@ def test_several_copies_at_once_take_the_time_of_one() -> None:
 
 
 def test_a_batch_equals_its_members_with_and_without_ranks() -> None:
-    problem = random_problem(3, num_ops=40)
+    problem = random_problem(3, num_ops=40, varied=True)
     devices = random_devices(problem, 0, count=30)
     ranks = np.random.default_rng(1).integers(5, size=devices.shape)
     ranks[0] = 2  # all equal: first ready first

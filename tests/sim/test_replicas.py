@@ -71,7 +71,7 @@ def test_the_period_is_that_of_samples_dealt_out_in_turn(teams: Teams) -> None:
     compared = 0
     for seed in range(20):
         problem = random_problem(
-            seed, objective="throughput", num_devices=5, num_ops=16, runs=seed % 2 == 1
+            seed, objective="throughput", num_devices=5, num_ops=16, runs=seed % 2 == 1, varied=True
         )
         device = served(problem, seed, teams)
         wanted = dealt_s(problem, device.tolist(), teams, 6 * 5)
@@ -116,7 +116,7 @@ def test_two_teams_of_two_meet_in_two_pairs() -> None:
 def test_each_member_holds_what_a_plain_pipeline_holds_there(teams: Teams) -> None:
     for seed in range(20):
         problem = random_problem(
-            seed, objective="throughput", num_devices=5, num_ops=16, runs=seed % 2 == 1
+            seed, objective="throughput", num_devices=5, num_ops=16, runs=seed % 2 == 1, varied=True
         )
         device, host = served(problem, seed, teams), problem.cluster.host
         held = peak_bytes(problem, device, teams)
@@ -140,7 +140,9 @@ def test_each_member_holds_what_a_plain_pipeline_holds_there(teams: Teams) -> No
 
 def test_without_teams_the_score_is_the_plain_one() -> None:
     for seed in range(5):
-        problem = random_problem(seed, objective="throughput", num_devices=3, runs=seed % 2 == 1)
+        problem = random_problem(
+            seed, objective="throughput", num_devices=3, runs=seed % 2 == 1, varied=True
+        )
         device = random_devices(problem, seed)[0]
         plain = score(problem, device)
         assert period_s(problem, device, ()) == periods(problem, device[None])[0][0]

@@ -14,7 +14,7 @@ from gdp.sim.memory import pipeline_peaks
 def test_periods_and_memory_equal_the_reference_to_the_bit(num_devices: int, free: bool) -> None:
     for seed in range(40):
         problem = random_problem(
-            seed, objective="throughput", num_devices=num_devices, runs=seed % 2 == 1
+            seed, objective="throughput", num_devices=num_devices, runs=seed % 2 == 1, varied=True
         )
         problem = without_queues(problem, seed) if free else problem
         devices = random_devices(problem, seed, count=3)

@@ -365,7 +365,7 @@ def _simulated(best: Evaluated, bound_s: float, by: str) -> Answer:
 
 
 def _variables(problem: Problem, counted: bool) -> str:
-    most = COUNTED_VARIABLES if counted else MOST_VARIABLES
+    most = min(COUNTED_VARIABLES, MOST_VARIABLES) if counted else MOST_VARIABLES
     return _excess(problem, problem.num_groups, most, "variables")
 
 

@@ -53,7 +53,7 @@ def serial(a, w, device):
             if to != home and a.processor[to] == own and w.sent_to[to] != tensor:
                 w.sent_to[to] = tensor
                 w.processor_s[own] += transfer_time(
-                    a.latency_s[home, to], a.tensor_bytes[tensor], a.bytes_per_s[home, to],
+                    a.latency_s[home, to], a.sent_bytes[tensor], a.bytes_per_s[home, to],
                     a.round_to,
                 )  # fmt: skip
     longest_s = 0.0

@@ -211,10 +211,16 @@ clip = 0.2
 samples = 4
 [data]
 corpus = ""
+labels = ""
+min_ops = 30
+max_ops = 1000
+random_graphs = 2
+validation = 4
 fresh = 0.5
 instances = ["layered-60-1|3|latency|0"]
 [run]
 checkpoint_minutes = 1.0
+validate_every = 5
 """)
 
 FINETUNE = {"updates": 5, "samples": 8, "explore": 0.5, "search": 0.4, "freedom": "gates_first"}

@@ -6,9 +6,11 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import os
 import random
 import shutil
 import sys
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,16 +19,21 @@ from typing import Any
 import numpy as np
 
 from gdp import api
+from gdp.cli.options import demands_of
+from gdp.cluster.file import cluster_toml
 from gdp.cluster.types import Cluster
-from gdp.constraints import read_constraints
+from gdp.constraints import Constraints, read_constraints
 from gdp.costs.cost_file import load_costs
 from gdp.costs.learned import LearnedCosts
+from gdp.costs.machine import Knowledge, read_record
 from gdp.costs.profile import DeviceRecord, Kernel, Profile, ProfiledModel, load_profile, merge
 from gdp.costs.profile import save_profile as write_profile
 from gdp.graph.file import encode_graph, load_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph
 from gdp.importers.dnn_partitioning import load_dnn_partitioning
+from gdp.importers.pytorch.kept_traces import find_trace
 from gdp.learn.finetune import load_finetune
+from gdp.learn.instances import load_problems
 from gdp.learn.labels import load_labels
 from gdp.learn.recipe import load_recipe
 from gdp.methods.base import Search
@@ -118,8 +125,70 @@ def _placement_document() -> Any:
     return {
         "schema": 3, "graph_digest": graph().digest, "made_by": "x",
         "devices": list(cluster().device_names), "ops": list(graph().op_names),
-        "device": [0, 1, 1, 0, 1, 0], "rank": [0, 1, 2, 3, 4, 5],
+        "device": [0, 1, 1, 0, 1, 0], "rank": [0, 1, 2, 3, 4, 5], "teams": [],
+        "question": {
+            "model": "g.json", "dims": {"batch": 2}, "cluster": cluster_toml(cluster()),
+            "objective": "latency", "costs": "shipped", "costs_sha256": "", "target": "",
+            "granularity": "op", "offload": "",
+            "constraints": {"pins": [{"match": "a", "devices": ["core1"]}], "together": ["b*"]},
+        },
     }  # fmt: skip
+
+
+def _write_placement(folder: Path, rng: random.Random | None) -> Path:
+    """A placement beside its model: half of the mutants change the question alone."""
+    (folder / "g.json").write_bytes(encode_graph(graph()))
+    document = _placement_document()
+    if rng is not None and rng.random() < 0.5:
+        document["question"] = mutate_value(document["question"], rng)
+        (folder / "p.json").write_bytes(to_json(document))
+        return folder / "p.json"
+    return _file("p.json", document, to_json)(folder, rng)
+
+
+def _record_document() -> Any:
+    piece = ["core0", "cpu-core", [["MatMul", 3, "MatMul 8x8", 0.1], ["", 0, "", 1e-5]], 0.2, False]
+    return {
+        "schema": 1, "date": "2026-01-01", "model": "m", "digest": graph().digest,
+        "runtime": "onnxruntime", "versions": {"onnxruntime": "1"}, "costs": "shipped",
+        "devices": [{"kind": "cpu-core", "model": "made"}], "off_before": 0.5, "off": 0.1,
+        "runs": [{"model": "m", "pieces": [piece], "transfers": [["core0", "core1", 1e-5, 2e-5]]}],
+    }  # fmt: skip
+
+
+def _write_corpus(folder: Path, rng: random.Random | None) -> Path:
+    (folder / "f").mkdir()
+    (folder / "f" / "g.json").write_bytes(encode_graph(graph()))
+    entry = {"name": "g", "file": "f/g.json", "num_ops": 6, "split": "train", "family": "f",
+             "arguments": {"from": "m.onnx"}, "sha256": ""}  # fmt: skip
+    document = {"graphs": [entry, entry | {"name": "h", "split": "validation"}], "source": "x"}
+    return _file("manifest.json", document, to_json)(folder, rng).parent
+
+
+def _use_corpus(found: Any) -> None:
+    for name in found.train + found.validation:
+        found.graph(name)
+
+
+def _write_trace(folder: Path, rng: random.Random | None) -> Path:
+    """A kept trace in a cache of its own; its reader takes a damaged one for none."""
+    (folder / "traces").mkdir(mode=0o700)
+    document = {
+        "graph": _graph_document(), "estimated": ["a"], "assumptions": ["x"], "parameters": 10,
+    }  # fmt: skip
+    path = _file("plain.json", document, to_json)(folder, rng)
+    data = zlib.compress(path.read_bytes())
+    damaged = rng is not None and rng.random() < 0.1
+    (folder / "traces" / "key").write_bytes(mutate_bytes(data, rng) if damaged else data)
+    return folder
+
+
+def _read_trace(path: Path) -> Any:
+    os.environ["GDP_CACHE_DIR"] = str(path)
+    try:
+        return find_trace("key")
+    finally:
+        del os.environ["GDP_CACHE_DIR"]
 
 
 @cache
@@ -145,6 +214,9 @@ def _scratch() -> str:
 
 def _use_placement(found: Any) -> None:
     api.simulate(graph(), found, cluster())
+    if found.question is not None:
+        demands_of(Constraints(), found)
+        api.simulate(None, found, objective=found.question.objective)
     save_placement(make_placement(graph(), cluster(), found.device), Path(_scratch()) / "p.json")
 
 
@@ -304,13 +376,21 @@ TARGETS = (
     Target("graph", 15, _file("g.json", _graph_document, to_json), load_graph, _place),
     Target("cluster", 10, _file("c.toml", seeds.CLUSTER, to_toml), Cluster.load,
            lambda found: _place(graph(), found)),
-    Target("placement", 8, _file("p.json", _placement_document, to_json), load_placement,
-           _use_placement),
+    Target("placement", 16, _write_placement, load_placement, _use_placement),
+    Target("record", 6, _file("r.json", _record_document, to_json), read_record,
+           lambda found: Knowledge([found]).adaptation()),
+    Target("corpus", 4, _write_corpus,
+           lambda path: load_problems(str(path), random_graphs=0, min_ops=1, max_ops=100),
+           _use_corpus),
+    Target("trace", 4, _write_trace, _read_trace, needs=("torch", "transformers")),
     Target("constraints", 6, _file("k.toml", seeds.CONSTRAINTS, to_toml), read_constraints,
            lambda found: prepare_problem(graph(), cluster(), constraints=found)),
     Target("costs", 10, _write_costs, load_costs, _use_costs),
     Target("checkpoint", 6, _write_checkpoint, load_policy),
-    Target("recipe", 6, _write_recipe, load_recipe),
+    Target("recipe", 8, _write_recipe, load_recipe,
+           lambda found: load_problems("", random_graphs=min(found[0].data.random_graphs, 2),
+                                       min_ops=found[0].data.min_ops,
+                                       max_ops=found[0].data.max_ops)),
     Target("finetune", 2, _file("f.toml", seeds.FINETUNE, to_toml), load_finetune),
     Target("profile", 8, _file("q.json", _profile_document, to_json), load_profile,
            lambda found: merge([found, found])),

@@ -16,7 +16,7 @@ from benchmarks.architectures import architectures, imported, small_config
 from gdp.errors import ModelError
 from gdp.importers.pytorch.config_tasks import encodes, prompt_inputs, task_of
 from gdp.importers.pytorch.huggingface import huggingface_model
-from tests.generating_configs import DENSE
+from tests.generating_configs import CONFIGS, DENSE
 
 AUDIO = {
     "d_model": 32, "hidden_size": 32, "intermediate_size": 48, "encoder_layers": 1,
@@ -103,9 +103,7 @@ def test_a_refusal_says_where_to_go(
 
 
 def test_what_an_encoder_hears_has_the_type_of_its_weights() -> None:
-    config = transformers.AutoConfig.for_model(
-        "whisper", **AUDIO, decoder_layers=1, vocab_size=96, pad_token_id=0
-    )
+    config = transformers.WhisperConfig(**CONFIGS["whisper"][1])
     with torch.device("meta"):
         model = transformers.WhisperForConditionalGeneration._from_config(
             config, dtype=torch.bfloat16

@@ -135,6 +135,33 @@ def test_a_pipeline_names_what_tensor_parallelism_is_bounded_by() -> None:
     assert f"--tensor-parallel-size 2 takes at least {format_seconds(least_s)}" in note
 
 
+def test_the_share_is_that_of_the_fullest_reserve_and_never_rounded_up() -> None:
+    """g0 keeps 96.6% and g1 90.9% of its memory: vLLM gets 90% for both."""
+    graph, cluster = decoder(), cards(10**6, 10**6)
+    devices = tuple(
+        replace(device, reserve_bytes=reserve)
+        for device, reserve in zip(cluster.devices, (0, 35_000, 100_000), strict=True)
+    )
+    cluster = replace(cluster, devices=devices)
+    found = placed(graph, cluster, [1, 1, 2, 2])
+    options = vllm_options(graph, found, cluster, np.array([0, 300_000, 300_000]))
+    assert options.gpu_memory_utilization == 0.90
+    assert "0.90" in options.arguments()
+
+
+def test_the_longest_context_is_that_of_one_sequence_of_a_batch() -> None:
+    """Four sequences side by side cache a token four times over, and each may be as long."""
+    cluster, lengths = cards(10**6, 10**6), []
+    for batch in (1, 4):
+        both = (phase(8, 0, tied=False), phase(1, 10 * batch, tied=False))
+        graph = generation_graph("lm", *both, Request(8, 4, batch), 1.2)
+        caches = np.array([0, 2, 2]) * TOKEN * 12 * batch
+        peak = np.array([0, 300_000, 300_000]) + caches
+        options = vllm_options(graph, placed(graph, cluster, [1, 1, 2, 2]), cluster, peak)
+        lengths.append(options.max_model_len)
+    assert lengths[0] == lengths[1] > 2000
+
+
 def test_the_last_rank_holds_a_copy_of_a_tied_embedding() -> None:
     cluster = cards(360_000, 1_000_000)
     peak = np.array([0, 150_000, 340_000])

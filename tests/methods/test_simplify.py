@@ -194,6 +194,29 @@ def test_the_promise_holds_on_random_problems(objective: str, seed: int) -> None
     assert again.evaluations == found.evaluations
 
 
+@pytest.mark.parametrize("objective", EVENT)
+@pytest.mark.parametrize("seed", range(12))
+def test_no_placement_that_was_seen_brings_more_pieces_or_overflows(
+    objective: str, seed: int
+) -> None:
+    """A hundred placements are known, most of them with more cuts or over the memory."""
+    problem, best = placed_problem(2 * seed, objective)
+    seen = [Assignment(row) for row in random_devices(problem, seed + 100, 100)]
+    for cuts in (None, cuts_of(0.05, problem.num_devices)):
+        found = simplify(problem, best, 0.9, seen, cuts=cuts)
+        device = found.plan.assignment.device
+        assert score(problem, device, found.plan.assignment.rank).feasible
+        for count in (count_transfers, count_pieces):
+            assert count(problem, device) <= count(problem, best.device)
+
+
+def test_a_move_that_saves_a_transfer_for_more_pieces_is_not_made() -> None:
+    for seed in range(30):
+        problem, best = placed_problem(2 * seed + 1)
+        found = simplify(problem, best, 0.9)
+        assert found.plan.pieces <= found.best.pieces
+
+
 def test_random_problems_are_simplified_at_all() -> None:
     fewer = 0
     for seed in range(10):

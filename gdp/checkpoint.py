@@ -33,6 +33,7 @@ from gdp.files.writing import (
 )
 
 SCHEMA = 1
+META = "meta.json"
 PLAIN = "weights.npz"
 """Second copy of the weights, since importing Orbax takes longer than a placement."""
 

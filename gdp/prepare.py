@@ -21,7 +21,7 @@ from gdp.graph.fuse import Fused, fuse, group_seconds
 from gdp.graph.generation import request_of
 from gdp.graph.groups import all_per_group, joined
 from gdp.graph.op_graph import OpGraph
-from gdp.models import Model, is_code, load
+from gdp.models import Model, is_code, is_onnx, load
 from gdp.placement import Placed, Placement, Question, placement_on, read_placed, require
 from gdp.problem.problem import Problem, make_problem
 from gdp.sim.objectives import find_objective
@@ -235,10 +235,16 @@ def asked_of(
     if question is not None:
         machine = question.machine() if machine is None else machine
         model = _model_named(question, placed) if model is None else model
-        dims = question.dims if not dims and model == question.model else dims
+        dims = dims or dims_of(question, model)
     if model is None:
         raise PlacementError("the placement does not say of which model it is; give the model")
     return model, dims, machine
+
+
+def dims_of(question: Question | None, model: Model | None) -> Mapping[str, int]:
+    """Sizes of dimensions that a model was placed with; those of no model but ONNX files."""
+    same = question is not None and (model == question.model or is_onnx(model or ""))
+    return question.dims if question is not None and same else {}
 
 
 def _model_named(question: Question, placed: Placement | DeviceMap | None) -> str | None:

@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import socket
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -58,6 +59,14 @@ def each(work: Callable[[T], R], tasks: Iterable[T], engine: Engine = HERE) -> F
     return _in_processes(work, numbered, engine.processes)
 
 
+def end_with_parent() -> None:
+    """Let this process end with the one that started it, however that one ends: a worker waits on a
+    queue of which it holds both ends, and would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
 class _Task(NamedTuple):
     number: int
     task: Any
@@ -69,7 +78,7 @@ def _in_processes(
 ) -> Found[R]:
     """On a pool; when a process dies, the pool is made anew and what it had is run again."""
     context = multiprocessing.get_context("spawn")  # JAX has threads: it does not survive a fork
-    pool = ProcessPoolExecutor(processes, context)
+    pool = ProcessPoolExecutor(processes, context, end_with_parent)
     running: dict[Future[R], _Task] = {}
     again: list[_Task] = []
     try:
@@ -92,7 +101,7 @@ def _in_processes(
                     yield running.pop(future).number, future.result()
             if broken:
                 pool.shutdown()
-                pool = ProcessPoolExecutor(processes, context)
+                pool = ProcessPoolExecutor(processes, context, end_with_parent)
                 again += [old._replace(attempts=old.attempts + 1) for old in running.values()]
                 running.clear()
             for entry in again:

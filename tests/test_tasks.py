@@ -4,6 +4,9 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -12,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+import gdp
 from gdp.errors import GdpError, InfeasibleError, MissingExtraError
 from gdp.learn.instances import Instance
 from gdp.learn.labels import Corpus, Task, label_all, load_labels
@@ -182,3 +186,50 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_digest_covers_what_tasks_are_made_of() -> None:
     assert len(code_digest()) == 64
+
+
+WORKERS = """
+import os, sys, time
+from pathlib import Path
+from gdp.tasks import Engine, each
+
+def work(folder):
+    (Path(folder) / str(os.getpid())).touch()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    list(each(work, [sys.argv[1]] * 2, Engine(2)))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
+def test_workers_end_with_the_run_that_is_killed(tmp_path: Path) -> None:
+    script, folder = tmp_path / "run.py", tmp_path / "workers"
+    folder.mkdir()
+    script.write_text(WORKERS)
+    root = str(Path(gdp.__file__).resolve().parent.parent)
+    run = subprocess.Popen(
+        [sys.executable, str(script), str(folder)], env=os.environ | {"PYTHONPATH": root}
+    )
+    try:
+        _wait_for(lambda: len(list(folder.iterdir())) == 2)
+        run.kill()
+        workers = [int(path.name) for path in folder.iterdir()]
+        _wait_for(lambda: not any(_runs(pid) for pid in workers))
+    finally:
+        run.kill()
+        run.wait()
+
+
+def _wait_for(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120  # on however busy a machine
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -42,13 +42,13 @@ def explain(
     read, rules = options.read_placement(placement), constraints.read()
     if op is None and scope is None:
         answer = generation_of(
-            model.graph(), read, cluster.of(read), costs=costs,
+            model.graph(read), read, cluster.of(read), costs=costs,
             objective=options.objective_of(objective, read),
         )  # fmt: skip
         show({"generation": answer.to_json()}, lambda: generation_text(answer))
         return
     explanation = explain_ops(
-        model.graph(), read, cluster.of(read), op=op, scope=scope,
+        model.graph(read), read, cluster.of(read), op=op, scope=scope,
         objective=options.objective_of(objective, read), costs=costs,
         constraints=options.demands_of(rules, read),
     )  # fmt: skip
@@ -58,8 +58,10 @@ def explain(
 def explained_text(explanation: Mapping[str, Any]) -> str:
     """Text of `gdp explain`."""
     from gdp.cli.text import shown, table
+    from gdp.sim.objectives import find_objective
     from gdp.units import format_bytes, format_seconds
 
+    of_value = find_objective(explanation["objective"]).text
     rows = []
     for row in explanation["devices"]:
         change = row["change_s"]
@@ -67,7 +69,7 @@ def explained_text(explanation: Mapping[str, Any]) -> str:
             [
                 row["device"] + (f" ({row['holds']} here)" if row["holds"] else ""),
                 "-" if row["compute_s"] == float("inf") else format_seconds(row["compute_s"]),
-                "-" if row["value_s"] is None else format_seconds(row["value_s"]),
+                "-" if row["value_s"] is None else of_value(row["value_s"]),
                 "-" if change is None else f"{change / max(explanation['value_s'], 1e-30):+.2%}",
                 "yes" if row["feasible"] else "no",
             ]

@@ -186,9 +186,15 @@ class ModelOptions:
 
         return with_dims(self.dims)
 
-    def graph(self) -> "OpGraph | None":
-        """The graph of the model that was given; None where none was."""
-        return None if self.given is None else self.load()
+    def graph(self, placed: "Placement | DeviceMap") -> "OpGraph | None":
+        """The graph of the model that was given, by the dimensions that it was placed with unless
+        others are given; None where none was."""
+        from gdp.prepare import dims_of
+
+        if self.given is None:
+            return None
+        dims = self.bound() or dims_of(getattr(placed, "question", None), self.given)
+        return told_load(self.given, dims)
 
     def beside(self, placement: str | None) -> tuple[str | None, str]:
         """Spec and placement of a verb with the arguments MODEL PLACEMENT, of which the first may

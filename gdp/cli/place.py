@@ -172,7 +172,7 @@ def simulate(
     objective = options.objective_of(objective, read)
     asked = cluster.of(read)
     graph, placed, machine, _ = placed_on(
-        None if spec is None else model.load(), read, asked, costs
+        None if spec is None else model.graph(read), read, asked, costs
     )
     score = api.simulate(graph, placed, asked, objective=objective, costs=costs)
     if path := outputs.paths.get("trace"):
@@ -213,7 +213,7 @@ def report(
     read = options.read_placement(placement)
     path = outputs.paths["report"]
     reporting.report(
-        model.graph(), read, cluster.of(read), path,
+        model.graph(read), read, cluster.of(read), path,
         objective=options.objective_of(objective, read), costs=costs,
     )  # fmt: skip
     show({"report": path}, lambda: path)

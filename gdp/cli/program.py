@@ -83,8 +83,16 @@ def verbose_option() -> click.Option:
     )  # fmt: skip
 
 
+def use_utf8() -> None:
+    """Start the program again in Python's UTF-8 mode where the locale has another encoding: names
+    of files go into JSON, which is UTF-8, and have to lead back to the same files."""
+    if sys.getfilesystemencoding() != "utf-8" and sys.executable and sys.orig_argv[1:]:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
 def run(cli: click.Command) -> NoReturn:
     """Run the command line and exit as `gdp.cli.main.main` says."""
+    use_utf8()
     try:
         code = cli.main(standalone_mode=False) or 0
         # What is still buffered may fail to be written, which must not happen unseen at exit.

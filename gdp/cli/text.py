@@ -13,6 +13,7 @@ from gdp.cluster.presets import device_preset, presets
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device
 from gdp.graph.op_graph import OpGraph
 from gdp.result import Result
+from gdp.sim.objectives import find_objective
 from gdp.terminal import printable
 from gdp.units import format_bytes, format_seconds
 
@@ -81,7 +82,7 @@ def result_text(
                 _reserve(entry),
             ]
         )
-    bound = f"at least {format_seconds(result.bound_s)} ({result.bound_by})"
+    gap = "optimal" if result.proven_optimal else f"gap {result.gap:.1%}"
     # The members of a team run the same kernels.
     kernels = sum(n for d, n in enumerate(result.counts.kernels) if leads.get(d, d) == d)
     lines = [
@@ -91,7 +92,7 @@ def result_text(
         f"costs    {result.costs}",
         *(_times(result) if answer is None else generation_lines(answer)),
         *_deviation(result),
-        f"bound    {bound}: {'optimal' if result.proven_optimal else f'gap {result.gap:.1%}'}",
+        f"bound    {_bound(result)}" + (f": {gap}" if result.bound_by else ""),
         f"waited   {result.seconds:.2f} s: {_phases(result)}; {result.evaluations} evaluations",
         "",
         table(["device", "ops", "GFLOP", "peak", "memory", "full", "reserve"], rows),
@@ -105,8 +106,18 @@ def result_text(
     return shown(lines)
 
 
+def _bound(result: Result) -> str:
+    """The proven limit with its argument, of those objectives that have one."""
+    if not result.bound_by:
+        return f"none is known of {result.objective}"
+    limit = find_objective(result.objective).text(result.bound_s)
+    return f"at least {limit} ({result.bound_by})"
+
+
 def _times(result: Result) -> list[str]:
+    row = find_objective(result.objective)
     return [
+        *([] if row.unit == "s" else [f"{row.quantity:8} {row.text(result.value_s)}"]),
         f"latency  {format_seconds(result.score.latency_s)}",
         f"period   {format_seconds(result.score.period_s)} per sample",
     ]
@@ -213,7 +224,7 @@ def compare_text(graph: OpGraph, cluster: Cluster, rows: Mapping[str, Result | s
     lines = [f"{graph.name} on {cluster.name}", table(header, body)]
     if results:
         best = max(results.values(), key=lambda row: row.bound_s)
-        lines.append(f"bound    at least {format_seconds(best.bound_s)} ({best.bound_by})")
+        lines.append(f"bound    {_bound(best)}")
     lines += [f"{name}: {row}" for name, row in rows.items() if isinstance(row, str)]
     return shown(lines)
 

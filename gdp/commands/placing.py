@@ -21,6 +21,7 @@ from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, of_kind
+from gdp.files.writing import storable
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import Model, load, spec_of
@@ -190,7 +191,7 @@ def _told_as_executed(graph: OpGraph, planned: PlannedPlacement) -> PlannedPlace
     plan = make_plan(prediction, result.objective)
     executed_s = plan.period_s if objective.pipelined else plan.latency_s
     before_s = result.score.period_s if objective.pipelined else result.score.latency_s
-    if abs(executed_s / before_s - 1.0) <= WORTH_TELLING:
+    if abs(executed_s - before_s) <= WORTH_TELLING * before_s:
         return planned
     executed = format_seconds(executed_s)
     note = f"as gdp run executes it, in sub-models whose outputs leave together: {executed}"
@@ -204,9 +205,10 @@ def question_of(
     """The question that these arguments of `place` ask; `destination` are those of a target."""
     name, digest = costs_named(costs)
     return Question(
-        model="" if model is None else spec_of(model), dims=dict(dims or {}),
+        model="" if model is None else storable(spec_of(model)), dims=dict(dims or {}),
         cluster=cluster_toml(cluster), objective=objective,
-        constraints=constraints or Constraints(), costs=name, costs_sha256=digest, **destination,
+        constraints=constraints or Constraints(), costs=storable(name), costs_sha256=digest,
+        **destination,
     )  # fmt: skip
 
 

@@ -134,7 +134,7 @@ def _onnxruntime(job: ExportJob) -> "list[Path]":
     from gdp.models import spec_of
     from gdp.runtime.ort.source import load_source
 
-    source = load_source(spec_of(job.model))
+    source = load_source(spec_of(job.model), job.dims)
     return export_onnxruntime(
         source.model,
         source.folder,

@@ -69,6 +69,15 @@ def indented_json(value: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=1)
 
 
+def storable(text: str) -> str:
+    r"""Text as JSON can hold it: a file's name may have bytes that are no UTF-8, which become "?".
+
+    >>> storable("caf\udce9.onnx")
+    'caf?.onnx'
+    """
+    return text.encode(errors="replace").decode()
+
+
 def gzipped(data: bytes) -> bytes:
     """Bytes compressed without name and time, so that equal data makes equal files."""
     buffer = io.BytesIO()

@@ -43,7 +43,7 @@ from gdp.learn.ppo import (
     step,
     with_old,
 )
-from gdp.learn.recipe import RECIPE_KIND
+from gdp.learn.recipe import RECIPE_KIND, require_moderate
 from gdp.methods.base import Answer, Assignment, Search
 from gdp.methods.portfolio import auto
 from gdp.methods.priorities import RULES, rules_of
@@ -104,7 +104,9 @@ class FinetuneConfig:
 
 def load_finetune(path: str | os.PathLike[str]) -> FinetuneConfig:
     """The settings of a fine-tuning from a TOML file; what it leaves out is as by default."""
-    return read_toml(shipped(path), RECIPE_KIND, FinetuneConfig)
+    config = read_toml(shipped(path), RECIPE_KIND, FinetuneConfig)
+    require_moderate(config, os.fspath(path))
+    return config
 
 
 LAYERS = {"feature": "feature_head", "mixing": "mixing", "out": "out_head"}

@@ -194,6 +194,11 @@ def _links(rng: np.random.Generator, d: int, base: float, latency_s: float) -> l
 @functools.lru_cache(maxsize=4096)
 def random_graph(name: str) -> OpGraph:
     """A random graph by name: `layered-OPS-SEED` or `series-OPS-SEED`."""
+    if not is_random(name) or int(name.split("-")[1]) > MOST_RANDOM_OPS:
+        raise GdpError(
+            f"no graph {name[:80]!r}: a random one is layered-OPS-SEED or series-OPS-SEED with "
+            f"{LEAST_RANDOM_OPS} to {MOST_RANDOM_OPS} ops, others are in the corpus"
+        )
     kind, ops, seed = name.split("-")
     rng = np.random.default_rng([int(seed), int(ops), len(kind)])
     edges = _layered(rng, int(ops)) if kind == "layered" else _series_parallel(rng, int(ops))
@@ -372,12 +377,14 @@ def _load(path: str, sha256: str) -> OpGraph:
 
 LEAST_RANDOM_OPS = 8
 """Fewer make no graph of layers or branches."""
+MOST_RANDOM_OPS = 100_000
+"""More take minutes to draw; names of random graphs come from files, too."""
 
 
 def random_names(count: int, seed: int, min_ops: int, max_ops: int) -> list[str]:
     """Names of random graphs, half layered and half series-parallel, sizes log-uniform."""
     rng = np.random.default_rng([seed, 77])
-    least = max(min_ops, LEAST_RANDOM_OPS)
+    least, max_ops = max(min_ops, LEAST_RANDOM_OPS), min(max_ops, MOST_RANDOM_OPS)
     sizes = np.exp(rng.uniform(np.log(least), np.log(max(max_ops - 2, least)), size=count)).astype(
         int
     )
@@ -389,7 +396,7 @@ def random_names(count: int, seed: int, min_ops: int, max_ops: int) -> list[str]
 
 def is_random(name: str) -> bool:
     """True for a graph that is generated from its name, so that its label serves every recipe."""
-    return re.fullmatch(r"(layered|series)-\d+-\d+", name) is not None
+    return re.fullmatch(r"(layered|series)-\d{1,9}-\d{1,18}", name) is not None
 
 
 def load_problems(corpus: str, *, random_graphs: int, min_ops: int, max_ops: int) -> Problems:

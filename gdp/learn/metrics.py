@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,11 +38,20 @@ class MetricsLog:
 
     def __call__(self, step: int, numbers: dict[str, Any]) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, **numbers}) + "\n")
+            file.write(json.dumps({"step": step} | _finite(numbers), allow_nan=False) + "\n")
         if self._board is not None:
             for name, value in numbers.items():
                 if isinstance(value, int | float):
                     self._board.add_scalar(name, value, step)
+
+
+def _finite(numbers: dict[str, Any]) -> dict[str, Any]:
+    """The numbers without those that are none, which JSON does not have."""
+    return {
+        name: value
+        for name, value in numbers.items()
+        if not isinstance(value, int | float) or math.isfinite(value)
+    }
 
 
 def truncate_metrics(path: Path, from_step: int) -> None:
@@ -107,7 +117,9 @@ def validation_points(metrics: list[dict[str, Any]]) -> list[ValidationPoint]:
     """The validations of a run, in order; those without a problem are left out."""
     rows = [x for x in metrics if np.isfinite(x.get("val_best", np.nan))]
     return [
-        ValidationPoint(x["step"] + 1, x["val_greedy"], x["val_best"], x["val_feasible"])
+        ValidationPoint(
+            x["step"] + 1, x.get("val_greedy", np.inf), x["val_best"], x["val_feasible"]
+        )
         for x in rows
     ]
 

@@ -1,7 +1,8 @@
 """A training run as data: one TOML file, decoded strictly."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
 
 from gdp.errors import GdpError
 from gdp.files.reading import Kind, decode_toml, read_text, shipped
@@ -33,6 +34,11 @@ class DataConfig:
             raise ValueError(f"limited must lie in [0, 1], got {self.limited}")
         if not 0.0 < self.memory[0] <= self.memory[1]:
             raise ValueError(f"memory must be two rising factors, got {list(self.memory)}")
+        if not 1 <= self.min_ops <= self.max_ops:
+            raise ValueError(
+                f"min_ops and max_ops must be at least 1 and rise, got {self.min_ops} and "
+                f"{self.max_ops}"
+            )
         for key in self.instances:
             parse_key(key)
 
@@ -68,7 +74,28 @@ RECIPE_KIND = Kind("recipe", RecipeError, "pretrain/recipes and finetune/recipes
 
 def parse_recipe(text: str, where: str = "recipe") -> Recipe:
     """A recipe from TOML; unknown keys and values out of range are errors."""
-    return decode_toml(text.encode(), RECIPE_KIND, Recipe, where)
+    recipe = decode_toml(text.encode(), RECIPE_KIND, Recipe, where)
+    require_moderate(recipe, where)
+    return recipe
+
+
+MOST = (1 << 31) - 1
+"""Largest whole number of a recipe: counts, sizes, and seeds of 32 bits."""
+
+
+def require_moderate(settings: Any, where: str, name: str = "") -> None:
+    """Raise `RecipeError` for a whole number that no array can count, in settings or those within
+    them."""
+    if is_dataclass(settings):
+        for entry in fields(settings):
+            inner = f"{name}.{entry.name}" if name else entry.name
+            require_moderate(getattr(settings, entry.name), where, inner)
+    elif isinstance(settings, int) and abs(settings) > MOST:
+        raise RECIPE_KIND.exception(
+            f"{where} is not a recipe: {name} must lie within 2**31, got {settings:.3g}"
+            if abs(settings) < 10**300
+            else f"{where} is not a recipe: {name} must lie within 2**31"
+        )
 
 
 def load_recipe(path: str | os.PathLike[str]) -> tuple[Recipe, str]:

@@ -24,7 +24,13 @@ from gdp.methods.priorities import RULES, evaluate_rules, rank_under, rules_of, 
 from gdp.methods.repair import repair
 from gdp.methods.scoring import Evaluated, best_of, best_priority_rule, missing_text
 from gdp.policy.advice import advise, answers_run_here, heuristic_answers, incumbents
-from gdp.policy.policy import Policy, default_checkpoint, load_policy, recall_placement
+from gdp.policy.policy import (
+    Policy,
+    default_checkpoint,
+    load_policy,
+    policy_folder,
+    recall_placement,
+)
 from gdp.policy.propose import Proposals, propose
 from gdp.problem.problem import Problem, contracted
 from gdp.sim.objectives import memory_binds, objective_of
@@ -301,7 +307,7 @@ def load(checkpoint: str | os.PathLike[str] | Policy | None) -> Policy:
     """The policy of a folder, or the shipped one; read once per process."""
     if isinstance(checkpoint, Policy):
         return checkpoint
-    folder = default_checkpoint() if checkpoint is None else Path(checkpoint)
+    folder = policy_folder(default_checkpoint() if checkpoint is None else checkpoint)
     return _loaded(str(folder), (folder / "meta.json").stat().st_mtime_ns if _is(folder) else 0)
 
 

@@ -184,8 +184,23 @@ def save_policy(
     )
 
 
+RUN_POLICIES = ("best", "last")
+"""Policies in the folder of a training run, the one to use first."""
+
+
+def policy_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder of a policy: the path, or in the folder of a training run its best policy."""
+    folder = Path(path)
+    if (folder / checkpoint.META).exists():
+        return folder
+    inside = (folder / name for name in RUN_POLICIES)
+    return next((p for p in inside if (p / checkpoint.META).exists()), folder)
+
+
 def load_policy(path: str | os.PathLike[str]) -> Policy:
-    """Read a policy checkpoint; raises `CheckpointError` on anything else."""
+    """Read a policy checkpoint, or the best one of a training run; raises `CheckpointError` on
+    anything else."""
+    path = policy_folder(path)
     kind = Kind("policy that this gdp can read", checkpoint.CheckpointError)
     where = f"checkpoint {str(path)!r}"
     meta = convert(_without_former(checkpoint.read_meta(path), where), kind, _Meta, where)

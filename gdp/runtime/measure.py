@@ -139,7 +139,9 @@ def measure(contenders: Mapping[str, Contender], measuring: Measuring) -> dict[s
     if not contenders:
         return {}
     runs = {name: Runs(contender) for name, contender in contenders.items()}
-    ways = f"{len(runs)} way{'s' if len(runs) > 1 else ''} to run it"
+    # Of one way both samples alone and full pipelines may be measured: "NAME" and "NAME, HOW".
+    count = len({name.partition(",")[0] for name in runs})
+    ways = f"{count} way{'s' if count > 1 else ''} to run it"
     measuring.say(f"measuring {ways} in turn, at most {measuring.seconds:g} s")
     spent_s = sum(span_s(contender.run(WARM_UP)) for contender in contenders.values())
     cap_s = measuring.seconds / len(contenders)

@@ -22,6 +22,7 @@ from gdp.sim import host_load
 from gdp.sim.engine import arrays
 from gdp.sim.latency import latencies, periods, simulate
 from gdp.sim.memory import latency_peaks, pipeline_peaks
+from gdp.units import format_seconds
 
 Rank = Int[np.ndarray, "N"] | None
 Values = tuple[Float[np.ndarray, "B"], Int[np.ndarray, "B"]]
@@ -65,11 +66,16 @@ class Objective:
     pipelined: bool  # of a full pipeline; else of one sample alone
     on_links: bool  # transfers use the cluster's links; else they take `tensor_s` to the host
     memory: Literal["run", "pipeline", "weights"]  # what fills a device
+    unit: str = "s"  # of its value
 
     @property
     def copies(self) -> float:
         """Copies of a received tensor on its device: while one is read, one arrives."""
         return 2.0 if self.pipelined else 1.0
+
+    def text(self, value: float) -> str:
+        """A value with its unit."""
+        return format_seconds(value) if self.unit == "s" else f"{value:.4g} {self.unit}"
 
 
 def find_objective(name: str) -> Objective:

@@ -61,7 +61,7 @@ def energy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The new row of the table."""
     row = Objective(
         values=energies, score=energy_score, quantity="energy",
-        ordered=False, pipelined=False, on_links=True, memory="run",
+        ordered=False, pipelined=False, on_links=True, memory="run", unit="J",
     )  # fmt: skip
     monkeypatch.setitem(OBJECTIVES, "energy", row)
 
@@ -159,3 +159,16 @@ def test_place_takes_it_and_an_unknown_name_is_refused_with_the_list() -> None:
 def seconds(graph: gdp.OpGraph, cluster: gdp.Cluster) -> Float[np.ndarray, "N D"]:
     """Two seconds for everything."""
     return np.full((graph.num_ops, cluster.num_devices), 2.0)
+
+
+def test_its_values_are_told_in_its_unit() -> None:
+    """No bound is known of it, and none is told."""
+    from gdp.cli.text import result_text
+
+    problem = problem_of(1)
+    result = gdp.place(
+        problem.graph, unit_cluster(3), objective="energy", method="heft", search=SEARCH
+    )
+    lines = result_text(problem.graph, unit_cluster(3), result).splitlines()
+    assert f"energy   {result.value_s:.4g} J" in lines
+    assert "bound    none is known of energy" in lines

@@ -135,3 +135,19 @@ def test_what_asks_for_its_device_is_traced_for_one_that_computes() -> None:
     device = np.zeros(graph.num_ops, np.int64)
     report = run_torch(RunRequest(model, graph, cluster, device, measuring=Measuring(1.0)))
     assert report.outputs_equal
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", "float8_e4m3fn", "int64"])
+def test_outputs_are_compared_in_their_own_type(kind: str) -> None:
+    """One unit in the last place of a type is no difference, four percent are one."""
+    from gdp.runtime.compare import compare
+    from gdp.runtime.pytorch.run import _named
+
+    own = _named([torch.ones(2, 3).to(getattr(torch, kind))])
+    assert own["output 0"].dtype.name == kind
+    if kind != "int64":
+        next_up = own["output 0"] + own["output 0"] * float(torch.finfo(getattr(torch, kind)).eps)
+        assert compare(own, {"output 0": next_up.astype(own["output 0"].dtype)}).equal
+        if kind != "float8_e4m3fn":
+            off = own["output 0"].astype(np.float32) * 1.04
+            assert not compare(own, {"output 0": off.astype(own["output 0"].dtype)}).equal

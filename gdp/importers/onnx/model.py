@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gdp.errors import ModelError
+from gdp.files.writing import storable
 from gdp.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def model_name(spec: str | os.PathLike[str], path: Path, graph_name: str) -> str
     if str(spec).startswith("onnx:"):
         return path.parent.name if path.stem == "model" else path.stem
     own = graph_name.strip()
-    return path.stem if _SAYS_NOTHING.fullmatch(own) else own
+    return storable(path.stem) if _SAYS_NOTHING.fullmatch(own) else own
 
 
 def prepare(spec: str | os.PathLike[str], dims: Mapping[str, int] | None = None) -> Model:

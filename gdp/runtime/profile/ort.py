@@ -70,7 +70,7 @@ def profile_models(
         if progress is not None:
             progress(name)
         graph = load_onnx(str(path), dict(dims or {}))
-        profiles.append(profile_source(load_source(path), graph, name, family, config))
+        profiles.append(profile_source(load_source(path, dims), graph, name, family, config))
     return Profile(
         device=this_core(config.threads),
         runtime="onnxruntime",

@@ -228,11 +228,18 @@ def _wait(futures: Sequence[Any]) -> None:
 
 
 def _named(tensors: Sequence[Any]) -> Mapping[str, np.ndarray]:
+    import ml_dtypes
     import torch
 
+    whole = {1: torch.uint8, 2: torch.int16}
+
     def plain(tensor: Any) -> np.ndarray:
-        tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-        return tensor.cpu().numpy()
+        """The tensor in its own type, by which outputs are compared: NumPy lacks some of torch."""
+        tensor = tensor.detach().cpu().contiguous()
+        own = str(tensor.dtype).removeprefix("torch.")
+        if not tensor.dtype.is_floating_point or not hasattr(ml_dtypes, own):
+            return tensor.numpy()
+        return tensor.view(whole[tensor.itemsize]).numpy().view(getattr(ml_dtypes, own))
 
     return {f"output {i}": plain(tensor) for i, tensor in enumerate(tensors)}
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from gdp.errors import ArgumentError, GdpError, ModelError
+from gdp.files.reading import is_file, is_there
 from gdp.files.writing import is_written_by_gdp
 from gdp.graph.op_graph import OpGraph
 from gdp.units import whole_number
@@ -223,10 +224,10 @@ def load(
         from gdp.graph.file import load_graph
 
         path = Path(text)
-        if path.is_file() and path.stat().st_size and is_written_by_gdp(path, "placement"):
+        if is_file(path) and path.stat().st_size and is_written_by_gdp(path, "placement"):
             raise ModelError(f"{text} is a placement; the model that it is of is wanted here")
         return load_graph(path)
-    if not Path(text).exists():
+    if not is_there(text):
         raise ModelError(
             f"no model {text!r}: give an .onnx path, onnx:NAME, a .gguf path, a graph file "
             f"({', '.join(GRAPH_SUFFIXES)}), python:package.module:function or hf:CONFIG"

@@ -24,7 +24,7 @@ from gdp.cluster.types import Cluster, Device
 from gdp.constraints import Constraints
 from gdp.device_maps import DeviceMap, apply_device_map, read_device_map
 from gdp.errors import PlacementError
-from gdp.files.reading import Kind, read_bytes, read_json
+from gdp.files.reading import Kind, is_file, is_there, read_bytes, read_json
 from gdp.files.writing import indented_json, write_atomic
 from gdp.graph.op_graph import OpGraph
 from gdp.terminal import html_table
@@ -119,9 +119,9 @@ def digest_of(path: str) -> str:
     """SHA-256 of a file, or of a folder of costs: of the files that gdp writes there, with their
     names. "" where there is none. Nothing else of a folder is read, whatever a placement names."""
     root = Path(path)
-    if root.is_file():
+    if is_file(root):
         return hashlib.sha256(read_bytes(root, _COSTS_KIND, unpack=False)).hexdigest()
-    files = [root / name for name in COST_FILES if (root / name).is_file()]
+    files = [root / name for name in COST_FILES if is_file(root / name)]
     if not files:
         return ""
     whole = hashlib.sha256()
@@ -142,7 +142,7 @@ def _found(spec: str, folder: Path) -> str:
     """The spec, or with its path below a folder where it is found there and not here."""
     prefix = "hf:" if spec.startswith("hf:") else ""
     path, mark, options = spec.removeprefix(prefix).partition("?")
-    if not path or Path(path).exists() or not (folder / path).exists():
+    if not path or is_there(path) or not is_there(folder / path):
         return spec
     return f"{prefix}{folder / path}{mark}{options}"
 

@@ -104,6 +104,24 @@ def is_below(name: str) -> bool:
     return bool(name) and not path.is_absolute() and ".." not in path.parts
 
 
+# Of a name that no file can have (too long, a null byte) pathlib raises; it is of no file.
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """True where a path leads to something; False for any name that no file can have."""
+    return os.path.exists(path)
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """True for a regular file; False for any name that no file can have."""
+    return os.path.isfile(path)
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """True for a folder; False for any name that no file can have."""
+    return os.path.isdir(path)
+
+
 def read_bytes(
     path: str | os.PathLike[str], kind: Kind, limit: int = MAX_BYTES, *, unpack: bool = True
 ) -> bytes:
@@ -257,7 +275,7 @@ def shipped(path: str | os.PathLike[str]) -> str:
     commands name files by their place in a checkout."""
     name = os.fspath(path)
     parts = Path(name).parts
-    if Path(name).exists() or not parts or Path(name).is_absolute():
+    if is_there(name) or not parts or Path(name).is_absolute():
         return name
     found = data_path(*(parts[1:] if parts[0] == "data" and parts[1:] else parts))
-    return str(found) if found.exists() else name
+    return str(found) if is_there(found) else name

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
 from gdp.costs.base import roofline
 from gdp.errors import GdpError
-from gdp.files.reading import Kind, is_below, read_bytes, read_json, shipped
+from gdp.files.reading import Kind, is_below, is_there, read_bytes, read_json, shipped
 from gdp.files.writing import indented_json, write_atomic
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.problem.problem import Problem, make_problem
@@ -412,7 +412,7 @@ def load_problems(corpus: str, *, random_graphs: int, min_ops: int, max_ops: int
     split: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     files = {}
     for entry in read_corpus(folder).graphs:
-        if min_ops <= entry.num_ops <= max_ops and (folder / entry.file).exists():
+        if min_ops <= entry.num_ops <= max_ops and is_there(folder / entry.file):
             split[entry.split].append(entry.name)
             files[entry.name] = entry
     return Problems(

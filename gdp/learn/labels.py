@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp.errors import GdpError
-from gdp.files.reading import Kind, decode_json, read_bytes
+from gdp.files.reading import Kind, decode_json, is_there, read_bytes
 from gdp.files.writing import write_atomic
 from gdp.learn.instances import Instance, Problems, load_problems
 from gdp.methods.base import Search
@@ -124,7 +124,7 @@ class LabelStore:
 def load_labels(path: str | os.PathLike[str]) -> LabelStore:
     """The labels of a file; none where there is no file yet."""
     file = Path(path)
-    if not file.exists():
+    if not is_there(file):
         return LabelStore([])
     lines = read_bytes(file, _KIND).splitlines()
     return LabelStore(

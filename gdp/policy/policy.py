@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gdp import checkpoint
-from gdp.files.reading import Kind, convert, data_path
+from gdp.files.reading import Kind, convert, data_path, is_there
 from gdp.methods.base import Assignment
 from gdp.policy.advice import Advice, advice
 from gdp.policy.decode import DecodeProblem, prepare
@@ -191,10 +191,10 @@ RUN_POLICIES = ("best", "last")
 def policy_folder(path: str | os.PathLike[str]) -> Path:
     """The folder of a policy: the path, or in the folder of a training run its best policy."""
     folder = Path(path)
-    if (folder / checkpoint.META).exists():
+    if is_there(folder / checkpoint.META):
         return folder
     inside = (folder / name for name in RUN_POLICIES)
-    return next((p for p in inside if (p / checkpoint.META).exists()), folder)
+    return next((p for p in inside if is_there(p / checkpoint.META)), folder)
 
 
 def load_policy(path: str | os.PathLike[str]) -> Policy:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gdp.files.kept import cache_folder, read_kept, usage, write_kept
+from gdp.files.kept import cache_folder, read_kept, usage, use_xla_cache, write_kept
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +62,30 @@ def test_a_place_that_cannot_be_written_costs_nothing(folder: Path) -> None:
     folder.write_text("a file where the folder should be")
     write_kept("k", "a", b"data")
     assert read_kept("k", "a") is None
+
+
+def test_compiled_programs_are_not_read_from_where_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are code; traces, which are data, are not read from there either."""
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    set_to: list[str] = []
+    monkeypatch.setattr(jax.config, "update", lambda name, value: set_to.append(name))
+    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", None, raising=False)
+    monkeypatch.setenv("GDP_CACHE_DIR", str(tmp_path))
+    use_xla_cache()
+    assert "jax_compilation_cache_dir" in set_to
+    set_to.clear()
+    (tmp_path / "xla").chmod(0o777)
+    use_xla_cache()
+    assert not set_to
+
+
+def test_what_unpacks_without_end_is_a_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GDP_CACHE_DIR", str(tmp_path))
+    write_kept("things", "key", b"0" * 5000)
+    assert read_kept("things", "key") == b"0" * 5000
+    monkeypatch.setattr("gdp.files.kept.MAX_BYTES", 4000)
+    assert read_kept("things", "key") is None

@@ -248,7 +248,14 @@ def test_code_runs_where_the_user_names_it_and_where_nothing_was_read(
     )
 
 
-HOSTILE = ("python:canary_module:f", "hf:{folder}", "{folder}", "{folder}/pipe", "/dev/zero")
+HOSTILE = (
+    "python:canary_module:f",
+    "a" * 5000,
+    "hf:{folder}",
+    "{folder}",
+    "{folder}/pipe",
+    "/dev/zero",
+)
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
@@ -315,7 +322,7 @@ def test_a_pipe_a_socket_and_a_device_are_no_files(tmp_path: Path) -> None:
         ["inspect", "{}.onnx"], ["inspect", "{}.gguf"], ["inspect", "{}.json"], ["inspect", "{}"],
         ["inspect", "hf:{}"], ["devices", "--cluster", "{}.toml"], ["simulate", "g.json", "{}"],
         ["place", "g.json", "--constraints", "{}"], ["place", "g.json", "--costs", "{}.json"],
-        ["pretrain", "--recipe", "{}", "-o", "out"], ["calibrate", "{}", "-o", "out"],
+        ["pretrain", "{}", "-o", "out"], ["calibrate", "{}", "-o", "out"],
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -370,3 +377,13 @@ def test_a_corpus_names_only_its_own_files(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"graphs": [entry]}))
     with pytest.raises(GdpError, match=r"'../../elsewhere.json', which leads out of the corpus"):
         load_problems(str(tmp_path), random_graphs=0, min_ops=1, max_ops=100)
+
+
+def test_names_that_no_file_can_have_are_missing_files(tmp_path: Path) -> None:
+    entry = {"name": "a", "file": "a" * 5000, "num_ops": 40, "split": "train"}
+    (tmp_path / "manifest.json").write_text(json.dumps({"graphs": [entry]}))
+    found = load_problems(str(tmp_path), random_graphs=0, min_ops=1, max_ops=100)
+    assert found.train == []
+    for name in ("a" * 5000, "a" * 5000 + ".onnx", "a" * 5000 + ".json", "hf:" + "a" * 5000):
+        with pytest.raises(gdp.ModelError):
+            gdp.load(name)

@@ -21,7 +21,7 @@ from onnx import AttributeProto, TensorProto, TypeProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from gdp.errors import ModelError
-from gdp.files.reading import open_regular
+from gdp.files.reading import is_folder, is_there, open_regular
 
 STRIP_BYTES = 32 * 1024
 """Tensor data longer than this is skipped when only shapes are wanted; it is far more than the
@@ -60,11 +60,11 @@ def resolve_spec(spec: str | os.PathLike[str]) -> Path:
     text = os.fspath(spec)
     if not text.startswith("onnx:"):
         path = Path(text)
-        if path.is_dir():
+        if is_folder(path):
             raise ModelError(
                 f"{text}: is a folder, not an ONNX file; give the .onnx file inside it"
             )
-        if not path.exists():
+        if not is_there(path):
             raise ModelError(f"{text}: no such file; give the path of an ONNX model")
         return path
     name = text.removeprefix("onnx:")

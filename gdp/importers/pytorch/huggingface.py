@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdp.errors import InfeasibleError, ModelError
-from gdp.files.reading import Kind, read_bytes
+from gdp.files.reading import Kind, is_file, is_folder, read_bytes
 from gdp.graph.generation import Request, generation_graph, with_requests
 from gdp.importers.program import Traced, batch_of, request_tokens, spec_parts
 from gdp.importers.pytorch.caches import (
@@ -123,8 +123,8 @@ def config_file(spec: str) -> Path:
     the Hugging Face hub. Raises `ModelError` where there is none."""
     name = parse_config_spec(spec).path
     path = Path(name)
-    path = path / "config.json" if path.is_dir() else path
-    if path.is_file():
+    path = path / "config.json" if is_folder(path) else path
+    if is_file(path):
         return path
     cached = _cached_config(name)
     if cached is None:

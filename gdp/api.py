@@ -1,5 +1,6 @@
 """The library calls place, compare and simulate; the command line prints their results."""
 
+import functools
 import logging
 import math
 import time
@@ -7,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Int
 
+from gdp.candidates import Planner, best_executed, expanded, planned_method
 from gdp.clock import COMPILE, Clock, Phases, waiting_for
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import Cluster, nearly_full, overflow_bytes, shared_overflow
@@ -22,7 +25,7 @@ from gdp.errors import ArgumentError, InfeasibleError, MissingExtraError, of_kin
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Answer, Assignment, Method, Search
 from gdp.models import Model, load
-from gdp.placement import Placed, Placement, make_placement
+from gdp.placement import Placed, Placement
 from gdp.prepare import (
     PreparedProblem,
     placed_on,
@@ -35,7 +38,7 @@ from gdp.problem.problem import Problem
 from gdp.problem.ticks import in_ticks
 from gdp.reports.view import PlacementView
 from gdp.result import Counts, Result, with_best_bound
-from gdp.sim.objectives import Score
+from gdp.sim.objectives import Score, find_objective
 
 LOG = logging.getLogger(__name__)
 # Share of the time budget kept for the proven lower bound.
@@ -50,18 +53,23 @@ WARM_UP_OPS = 4000
 MAX_WAYS = 12
 
 
-def methods(checkpoint: str | Path | None = None) -> dict[str, Method]:
-    """Every placement method by its command-line name; `policy` and `auto` use the checkpoint."""
+def methods(
+    checkpoint: str | Path | None = None, planned: Sequence[tuple[str, Method]] = ()
+) -> dict[str, Method]:
+    """Every placement method by its command-line name; `policy` and `auto` use the checkpoint.
+
+    `planned` are further candidates of `auto`, which come first.
+    """
     from gdp.methods.portfolio import auto
     from gdp.methods.table import METHODS
 
-    table = METHODS | {"hsdag": _hsdag}
+    table = METHODS | {"hsdag": _hsdag, "auto": partial(auto, planned=planned)}
     trained = _trained(checkpoint)
     if trained:
         from gdp.policy.method import policy_candidate
 
         policy = policy_candidate(checkpoint)
-        with_policy = partial(auto, extra=[("policy", policy)])
+        with_policy = partial(auto, extra=[("policy", policy)], planned=planned)
         table |= trained | {"auto": _warm(with_policy, policy)}
     return table
 
@@ -106,16 +114,18 @@ def place(
     search: Search | None = None,
     checkpoint: str | Path | None = None,
     constraints: Constraints | None = None,
+    planners: Mapping[str, Planner] = MappingProxyType({}),
 ) -> Result:
-    """Place the ops of a model, freely; arguments and errors as `gdp.place` documents them."""
+    """Place the ops of a model, freely; arguments and errors as `gdp.place` documents them. `auto`
+    knows the placements of `planners`, too."""
     from gdp.methods.simplify import simpler
 
     search, phases = of_kind(search, Search, "search"), Phases()
     cluster = load_cluster(cluster)
     graph = load(model, room_bytes=room_bytes(cluster, constraints))
-    table = methods(checkpoint)
-    _require_method(method, table)
+    _require_method(method, methods(checkpoint))
     phases.ended("read")
+    start_up(objective)
     clock, started_s = search.budget(), time.perf_counter()
     prepared = prepare_problem(
         graph, cluster, objective, costs=costs, constraints=constraints, replicas=True
@@ -129,16 +139,21 @@ def place(
         search = replace(search, seconds=limit.seconds, clock=limit)
     curve: list[tuple[float, float]] = []
     problem = in_ticks(prepared.problem)
+    planned = [(k, planned_method(graph, prepared, planner)) for k, planner in planners.items()]
+    table = methods(checkpoint, planned)
     answer = table[method](problem, _recorded(search, curve, started_s, problem.unit.seconds))
     phases.ended("search")
-    part = clock.part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept))
+    part, found = clock.part(SIMPLIFY_SHARE / (SIMPLIFY_SHARE + kept)), answer.assignment
     answer = simpler(problem, answer, search, part, learned).in_seconds(problem.unit.seconds)
+    executed = partial(_executed, graph, cluster, prepared, costs)
+    if prepared.is_relaxed:
+        answer = best_executed(answer, found, executed)
     phases.ended("simplify")
-    placed, assignment = _fitting(prepared.problem, answer, method, search, phases.seconds)
+    placed, assignment = _fitting(executed, answer, method, search, phases.seconds)
     part = clock.part(deviation_share / kept)
     deviation_s = _deviation_s(prepared, assignment, placed.value_s, part)
     phases.ended("deviation")
-    bound = _bound(prepared.problem, answer, clock, placed.value_s)
+    bound = _bound(prepared, answer, clock, placed.value_s)
     phases.ended("bound")
     result = _result(graph, prepared, answer, assignment, placed, bound, method, search.seed)
     phases.ended("counts")
@@ -146,6 +161,38 @@ def place(
         result, curve=tuple(curve), deviation_s=deviation_s,
         seconds=sum(phases.seconds.values()), phases=phases.seconds,
     )  # fmt: skip
+
+
+@functools.cache
+def start_up(objective: str) -> None:
+    """Import and compile once per process all that runs beside methods, so that no budget pays."""
+    from gdp.bounds.best import best_bound
+    from gdp.methods.scoring import tiny_problem
+    from gdp.methods.simplify import simpler
+
+    with waiting_for(COMPILE):
+        tiny = tiny_problem(objective if find_objective(objective).on_links else "latency")
+        problem = in_ticks(prepare_problem(tiny.graph, tiny.cluster, tiny.objective).problem)
+        alone = Assignment(np.zeros(problem.num_ops, dtype=np.int64))
+        simpler(problem, Answer(alone), Search(evaluations=1))
+        best_bound(problem, COUNTED_BOUND_S)
+
+
+def _executed(
+    graph: OpGraph, cluster: Cluster, prepared: PreparedProblem,
+    costs: CostModel | str | Path | None, assignment: Assignment,
+) -> Score:  # fmt: skip
+    """The score of an assignment; of a relaxed problem with the kernels that devices fuse."""
+    from gdp.sim.score import score
+
+    problem = prepared.problem
+    if not prepared.is_relaxed:
+        return score(problem, assignment.device, assignment.rank, assignment.teams)
+    placement = expanded(graph, prepared, assignment, "gdp")
+    fused, device, rank = prepare_placement(
+        graph, placement, cluster, problem.objective, costs=costs
+    )
+    return score(fused.problem, device, rank, assignment.teams)
 
 
 DRAWS, LEAST_DRAWS = 8, 4
@@ -221,12 +268,11 @@ def _recorded(
 
 
 def _fitting(
-    problem: Problem, answer: Answer, method: str, search: Search, spent_s: Mapping[str, float]
-) -> tuple[Score, Assignment]:
+    executed: Callable[[Assignment], Score], answer: Answer, method: str, search: Search,
+    spent_s: Mapping[str, float],
+) -> tuple[Score, Assignment]:  # fmt: skip
     """The score of an answer and its assignment; `InfeasibleError` where it does not fit, which
     says whether none does or none was found."""
-    from gdp.sim.score import score
-
     if answer.assignment is None and answer.proven_misfit:
         raise InfeasibleError(answer.reason)
     if answer.assignment is None:
@@ -238,7 +284,7 @@ def _fitting(
             "that none fits: more seconds, another seed or another method may find one"
         )
     assignment = answer.assignment
-    placed = score(problem, assignment.device, assignment.rank, assignment.teams)
+    placed = executed(assignment)
     if not placed.feasible:
         raise InfeasibleError(f"method {method!r} found no placement that fits: {placed}")
     return placed, assignment
@@ -249,15 +295,8 @@ def _result(
     placed: Score, bound: tuple[float, str], method: str, seed: int,
 ) -> Result:  # fmt: skip
     """The result of an answer that fits, without its seconds."""
-    problem, rank = prepared.problem, assignment.rank
-    placement = make_placement(
-        graph,
-        problem.cluster,
-        prepared.expand(assignment.device),
-        None if rank is None else prepared.expand(rank),
-        made_by=f"gdp {method} seed={seed}",
-        teams=assignment.teams,
-    )
+    problem = prepared.problem
+    placement = expanded(graph, prepared, assignment, f"gdp {method} seed={seed}")
     (bound_s, bound_by), value_s = bound, placed.value_s
     return Result(
         placement=replace(placement, simplicity_cost=answer.simplicity_cost),
@@ -267,7 +306,8 @@ def _result(
         # Bound and value are sums in different orders; rounding must not put one past the other.
         bound_s=min(bound_s, value_s),
         bound_by=bound_by,
-        proven_optimal=answer.proven_optimal or bound_s >= value_s * (1 - 1e-9),
+        proven_optimal=(answer.proven_optimal and not prepared.is_relaxed)
+        or bound_s >= value_s * (1 - 1e-9),
         candidates=answer.candidates,
         evaluations=answer.evaluations,
         seconds=0.0,
@@ -303,18 +343,21 @@ def _counts(graph: OpGraph, placement: Placement) -> Counts:
     return Counts(per_device(placement.device[~graph.is_io]), per_device(on[~fused.graph.is_io]))
 
 
-def _bound(problem: Problem, answer: Answer, clock: Clock, found_s: float) -> tuple[float, str]:
+def _bound(
+    prepared: PreparedProblem, answer: Answer, clock: Clock, found_s: float
+) -> tuple[float, str]:
     """The better of the method's own bound and those of `gdp.bounds.best`."""
     from gdp.bounds.best import best_bound
 
     seconds, cap_s = COUNTED_BOUND_S, math.inf
     if clock.seconds is not None:
         seconds, cap_s = clock.seconds * BOUND_SHARE, max(0.0, clock.remaining_s())
-    problem = in_ticks(problem)
+    problem = in_ticks(prepared.problem)
     bound = best_bound(problem, seconds, found_s=found_s / problem.unit.seconds, cap_s=cap_s)
-    if (bound_s := bound.value_s * problem.unit.seconds) > answer.bound_s:
-        return bound_s, bound.argument
-    return answer.bound_s, answer.bound_by
+    bound_s, bound_by = bound.value_s * problem.unit.seconds, bound.argument
+    if bound_s <= answer.bound_s:
+        bound_s, bound_by = answer.bound_s, answer.bound_by
+    return max(0.0, bound_s - prepared.slack_s), bound_by
 
 
 def compare(
@@ -438,7 +481,7 @@ def evaluated(
     scored = _caches_at_home(scored, graph, placement, cluster, objective)
     free = prepare_problem(graph, cluster, objective, costs=costs, replicas=True)
     value_s = scored.value_s
-    bound_s, bound_by = _bound(free.problem, Answer(None), Search().budget(), value_s)
+    bound_s, bound_by = _bound(free, Answer(None), Search().budget(), value_s)
     return Result(
         placement=placement,
         score=scored,

@@ -17,9 +17,9 @@ from gdp.costs.base import CostModel, RuntimeOverheads
 from gdp.costs.offload import is_offload
 from gdp.device_maps import DeviceMap
 from gdp.errors import PlacementError, of_kind
-from gdp.graph.fuse import Fused, fuse, group_seconds
+from gdp.graph.fuse import Fused, class_parts, fuse, group_seconds
 from gdp.graph.generation import request_of
-from gdp.graph.groups import all_per_group, joined
+from gdp.graph.groups import all_per_group, first_members, joined, merge_ids, sum_per_group
 from gdp.graph.op_graph import OpGraph
 from gdp.models import Model, is_code, is_onnx, load
 from gdp.placement import Placed, Placement, Question, placement_on, read_placed, require
@@ -44,6 +44,10 @@ class PreparedProblem:
     costs: str
     model: CostModel  # that the label `costs` is of
     parts: TimedParts
+    # True where kernels are cut between modules, so that these are free of each other: times are
+    # then at most those of `prepare_placement`, but for `slack_s`.
+    is_relaxed: bool = False
+    slack_s: float = 0.0  # by which a time may exceed that of `prepare_placement`
 
     def drawn(self, seeds: Iterable[int]) -> Iterator[Problem]:
         """The problem under draws of the costs that were learned; empty where none were.
@@ -98,22 +102,27 @@ def prepare_problem(
     if keep_apart is not None:
         labels = np.unique(np.stack([labels, keep_apart]), axis=1, return_inverse=True)[1]
     graph = _with_caches(graph, requests_in_flight(graph, cluster, objective))
-    fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
+    kernels = fused = fuse(graph, apart=labels.reshape(-1).astype(np.int64))
+    if keep_apart is None and (graph.repeats != 1).any():
+        apart = class_parts(graph, fused, merge_ids(graph.colocate, together))
+        fused = fused if apart is None else fuse(graph, apart=apart)
     model, label = resolve_costs(costs, cluster, graph)
     if isinstance(model, AdaptedCosts):
         model = model.for_pipelines(find_objective(objective).pipelined and cluster.num_devices > 1)
-    # A learned model knows what a runtime fuses and reads the model's own ops; a roofline is right
-    # for a fused op as a whole, whose inner tensors cost no traffic.
-    if getattr(model, "reads_unfused", False):
-        seconds = group_seconds(fused, model(graph, cluster))
-    else:
-        seconds = model(fused.graph, cluster)
+    seconds = _fused_seconds(model, fused, graph, cluster)
+    kernel_s = seconds if kernels is fused else _fused_seconds(model, kernels, graph, cluster)
     ties = None if together is None else joined(fused.group_of, together)
     parts = TimedParts(graph, fused, cluster)
     if isinstance(model, RuntimeOverheads):
         cluster = model.with_runtime_overheads(cluster)
     tensor_s = _tensor_s(fused.graph, cluster, objective)
-    cluster, seconds = _all_runs(fused.graph, cluster, seconds)
+    machine, seconds = _all_runs(fused.graph, cluster, seconds)
+    slack_s = 0.0
+    if kernels is not fused:
+        whole_s = _all_runs(kernels.graph, cluster, kernel_s)[1]
+        kernel_of = kernels.group_of[first_members(fused.group_of)]
+        seconds, slack_s = _as_one_kernel(seconds, whole_s, kernel_of, cluster)
+    cluster = machine
     problem = make_problem(
         fused.graph,
         cluster,
@@ -124,7 +133,45 @@ def prepare_problem(
         tensor_s=tensor_s,
         replicas=replicas and constraints.replicas,
     )
-    return PreparedProblem(problem, fused.group_of, label, model, parts)
+    return PreparedProblem(
+        problem, fused.group_of, label, model, parts, kernels is not fused, slack_s
+    )
+
+
+def _fused_seconds(
+    model: CostModel, fused: Fused, graph: OpGraph, cluster: Cluster
+) -> Float[np.ndarray, "M D"]:
+    """Seconds of fused ops. A learned model knows what a runtime fuses and reads the model's own
+    ops; a roofline is right for a fused op as a whole, whose inner tensors cost no traffic."""
+    if getattr(model, "reads_unfused", False):
+        return group_seconds(fused, model(graph, cluster))
+    return model(fused.graph, cluster)
+
+
+def _as_one_kernel(
+    part_s: Float[np.ndarray, "M D"],
+    kernel_s: Float[np.ndarray, "K D"],
+    kernel_of: Int[np.ndarray, "M"],
+    cluster: Cluster,
+) -> tuple[Float[np.ndarray, "M D"], float]:
+    """(seconds of the parts of cut kernels, seconds by which those of all may be too many).
+
+    Parts on one device are to take what their kernel takes there, its dispatch once; cut apart they
+    take more than that, so that no placement is said to take longer than it does. A part pays its
+    dispatch beside these seconds, so none may have less than none: the excess is `slack_s`.
+    """
+    dispatch_s = np.array(
+        [d.dispatch_s if d.dispatch_per == "op" else 0.0 for d in cluster.devices]
+    )
+    cut = np.bincount(kernel_of)[kernel_of] > 1
+    together_s = sum_per_group(part_s + dispatch_s, kernel_of)
+    share = np.ones_like(together_s)
+    known = np.isfinite(together_s) & (together_s > 0)
+    share[known] = np.minimum((kernel_s + dispatch_s)[known] / together_s[known], 1.0)
+    scaled_s = (part_s + dispatch_s) * share[kernel_of] - dispatch_s
+    seconds = np.where(cut[:, None], np.maximum(scaled_s, 0.0), part_s)
+    short_s = np.where(cut[:, None], np.maximum(-scaled_s, 0.0), 0.0)
+    return seconds, float(short_s.max(axis=1).sum())
 
 
 def requests_in_flight(graph: OpGraph, cluster: Cluster, objective: str) -> int:

@@ -14,6 +14,7 @@ from jaxtyping import Bool
 from gdp import api
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster
+from gdp.commands.placing import plan_freely
 from gdp.costs.base import CostModel
 from gdp.costs.offload import is_offload, moved_caches
 from gdp.costs.op_offload import offloads, sent_bytes
@@ -330,7 +331,7 @@ def _fit_row(
     row = FitRow(machine.name, request.prompt, request.new, request.batch, fits=False)
     try:
         graph = load(request, room_bytes=room_bytes(machine))
-        result = api.place(graph, machine, costs=costs, search=search)
+        result = plan_freely(graph, machine, costs=costs, search=search).result
     except InfeasibleError as error:
         return replace(row, limit=str(error))
     answer = generation_answer(graph, result.placement, machine, result.score, costs=costs)

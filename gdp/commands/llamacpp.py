@@ -7,8 +7,9 @@ measures real devices.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +58,22 @@ class _LlamaBlocks:
             latency_s[src, dst] + size / self.cluster.link_bytes_per_s[src, dst]
         )  # fmt: skip
 
+    @cached_property
+    def away_s(self) -> list[list[float]]:
+        """Seconds of the experts of each slot on the CPU, [device that has the rest][slot]."""
+        cpu, count = self.cpu, len(self.layer_bytes)
+        if self.cluster.devices[cpu].is_unified:  # its GPU computes as near to its memory
+            return [[np.inf] * count for _ in range(self.cluster.num_devices)]
+        return [
+            [
+                float(self.experts_s[s, cpu] + self.segment_s[[cpu, device]].sum())
+                + self.move_s(device, cpu, int(self.away_bytes[s, 0]))
+                + self.move_s(cpu, device, int(self.away_bytes[s, 1]))
+                for s in range(count)
+            ]
+            for device in range(self.cluster.num_devices)
+        ]
+
 
 def plan_llamacpp(
     graph: OpGraph,
@@ -83,21 +100,41 @@ def plan_llamacpp(
         raise ArgumentError("--for llamacpp keeps blocks whole by itself: leave out --together")
     slots = slots_of(graph)
     blocks = _llama_blocks(graph, cluster, slots, costs, constraints)
-
-    def placement(share: float, frugal: bool) -> Placement | None:
-        memory_bytes = blocks.memory_bytes - int(share * blocks.tensor_bytes)
-        device = _llama_devices(graph, slots, replace(blocks, memory_bytes=memory_bytes), frugal)
-        return device if device is None else make_placement(
-            graph, cluster, device, made_by="gdp llamacpp"
-        )  # fmt: skip
-
-    tries = [*((share, False) for share in MEMORY_SHARES), (MEMORY_SHARES[-1], True)]
     result = first_that_fits(
-        graph, cluster, (placement(*how) for how in tries), "a device is too small or forbidden",
+        graph, cluster, _placements(graph, cluster, slots, blocks),
+        "a device is too small or forbidden",
         method="llamacpp", objective=objective, costs=costs,
     )  # fmt: skip
     result = beside(result, _fit_peer(graph, cluster, slots, blocks), graph, cluster, costs)
     return PlannedPlacement(result, cluster, costs)
+
+
+def candidate_placements(
+    graph: OpGraph, cluster: Cluster, costs: CostModel | str | Path | None,
+    constraints: Constraints,
+) -> Iterator[Placement]:  # fmt: skip
+    """The plans of `plan_llamacpp`, for a free search to start from; none where llama.cpp cannot
+    run the graph here."""
+    try:
+        slots = slots_of(graph)
+        blocks = _llama_blocks(graph, cluster, slots, costs, constraints)
+    except (PlacementError, InfeasibleError):
+        return
+    yield from filter(None, _placements(graph, cluster, slots, blocks))
+
+
+def _placements(
+    graph: OpGraph, cluster: Cluster, slots: Slots, blocks: _LlamaBlocks
+) -> Iterator[Placement | None]:
+    """Plans of least seconds with less and less memory, then that of the fewest bytes on the CPU;
+    None where nothing fits the GPUs."""
+    tries = [*((share, False) for share in MEMORY_SHARES), (MEMORY_SHARES[-1], True)]
+    for share, frugal in tries:
+        memory_bytes = blocks.memory_bytes - int(share * blocks.tensor_bytes)
+        device = _llama_devices(graph, slots, replace(blocks, memory_bytes=memory_bytes), frugal)
+        yield device if device is None else make_placement(
+            graph, cluster, device, made_by="gdp llamacpp"
+        )  # fmt: skip
 
 
 def even_row(graph: OpGraph, cluster: Cluster) -> Placement:
@@ -278,14 +315,7 @@ def _llama_stretch(
     seconds = float(blocks.layer_s[span, device].sum())
     owned = [int(s) for s in span if blocks.expert_bytes[s] > 0]
     here_s = {s: float(blocks.experts_s[s, device]) for s in owned}
-    away_s = {
-        s: float(blocks.experts_s[s, cpu] + blocks.segment_s[[cpu, device]].sum())
-        + blocks.move_s(device, cpu, int(blocks.away_bytes[s, 0]))
-        + blocks.move_s(cpu, device, int(blocks.away_bytes[s, 1]))
-        for s in owned
-    }
-    if blocks.cluster.devices[cpu].is_unified:  # its GPU computes as near to its memory
-        away_s = dict.fromkeys(owned, np.inf)
+    away_s = blocks.away_s[device]
     if any(here_s[s] == away_s[s] == np.inf for s in owned):
         return None
     extra_s = {s: away_s[s] - here_s[s] for s in owned}

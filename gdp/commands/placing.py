@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gdp import api
+from gdp.candidates import Planner
 from gdp.clock import Phases
 from gdp.cluster.file import Machine, cluster_toml, load_cluster
 from gdp.cluster.reserve import for_runtime
@@ -250,5 +252,25 @@ def plan_freely(
     del model, module, offload
     constraints = of_kind(constraints, Constraints, "constraints")
     constraints = replace(constraints, whole=(*constraints.whole, *whole))
-    result = api.place(graph, cluster, constraints=constraints, **placing)
+    result = api.place(
+        graph, cluster, constraints=constraints,
+        planners=_planners(graph, cluster, constraints, placing), **placing,
+    )  # fmt: skip
     return PlannedPlacement(result, cluster, placing.get("costs"))
+
+
+def _planners(
+    graph: OpGraph, cluster: Cluster, constraints: Constraints, placing: Mapping[str, Any]
+) -> dict[str, Planner]:
+    """Programs of planning targets whose plans a free search knows, too, to be never behind."""
+    from gdp.commands.llamacpp import candidate_placements
+
+    if (
+        constraints.together
+        or constraints.whole
+        or placing.get("objective", "latency") != "latency"
+    ):
+        return {}
+    return {
+        "llamacpp": partial(candidate_placements, graph, cluster, placing.get("costs"), constraints)
+    }

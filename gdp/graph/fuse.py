@@ -52,6 +52,31 @@ def fuse(graph: OpGraph, *, apart: Int[np.ndarray, "N"] | None = None) -> Fused:
     return Fused(_contracted(graph, group_of), group_of)
 
 
+def class_parts(
+    graph: OpGraph, fused: Fused, classes: Int[np.ndarray, "N"]
+) -> Int[np.ndarray, "N"] | None:
+    """Labels that keep fused ops from tying colocation classes that hold weights together.
+
+    A fused op that holds ops of two such classes is cut between them; its other ops go with the one
+    that they read from, else with the first. None where no fused op ties any.
+    """
+    holding = np.unique(classes[graph.weight_bytes > 0])
+    part = np.where(np.isin(classes, holding), classes, -1)
+    pairs = np.unique(np.stack([fused.group_of, part])[:, part >= 0], axis=1)
+    ids, counts = np.unique(pairs[0], return_counts=True)
+    if not (counts > 1).any():
+        return None
+    first = np.full(int(fused.group_of.max()) + 1, -1)
+    first[ids] = pairs[1][np.searchsorted(pairs[0], ids)]
+    src, dst = graph.edges
+    inside = np.flatnonzero(fused.group_of[src] == fused.group_of[dst])
+    for edge in inside[np.argsort(src[inside], kind="stable")]:
+        if part[dst[edge]] < 0:  # ops are in topological order, so the maker has its part
+            part[dst[edge]] = part[src[edge]]
+    part = np.where(part < 0, first[fused.group_of], part)
+    return np.unique(np.stack([fused.group_of, part]), axis=1, return_inverse=True)[1].reshape(-1)
+
+
 def coarsen(
     graph: OpGraph,
     max_ops: int,

@@ -193,13 +193,20 @@ def _once_per_scope(graph: OpGraph) -> list[int]:
 
 
 def _together(prefill: OpGraph, step: OpGraph) -> Int[np.ndarray, "N"]:
-    """Ids of ops that share a device: those of one module, in either phase."""
+    """Ids of ops that share a device: those of one module that holds weights or caches, in either
+    phase. Ops of modules that hold none are free, each in its phase."""
     own = np.concatenate([prefill.colocate, step.colocate + prefill.colocate.max() + 1])
+    holding = {
+        scope
+        for graph in (prefill, step)
+        for scope, held in zip(graph.scope, graph.weight_bytes, strict=True)
+        if held
+    }
     index: dict[str, int] = {}
     module: list[int] = []
     for graph in (prefill, step):
         for scope, held, io in zip(graph.scope, graph.weight_bytes, graph.is_io, strict=True):
-            apart = io or not (scope or held)
-            key = f"\0{len(module)}" if apart else scope
+            free = io or scope not in holding or not (scope or held)
+            key = f"\0{len(module)}" if free else scope
             module.append(index.setdefault(key, len(index)))
     return merge_ids(own, np.array(module))

@@ -61,8 +61,10 @@ HEURISTICS: tuple[tuple[str, Method], ...] = (
     ("multilevel", multilevel),
 )
 """Of equal placements the one of the method that is named first here is kept."""
-FIRST = ("single", "heft")
+FIRST = ("single", "blocks", "heft")
 """Run before the others, whatever the order here: cheap, and often close to the best."""
+ALWAYS = frozenset(("single", "blocks"))
+"""Run even when the time is over, as long as it takes to simulate a few placements."""
 _LATENCY_FILL = 1.0 / 3.0  # below it the latency program never paid (`benchmarks.budgets gains`)
 _QUICK = 4.0  # times the seconds of the whole model on the fastest device
 _MOST_REPAIRED = 4  # placements that are repaired in earnest where no candidate fits
@@ -70,11 +72,16 @@ _NEAR = 1.25  # replica groups that take at most so many times as long are searc
 _SAME = 1.0 - 1e-9  # sums are added up in different orders
 
 
-def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] = ()) -> Answer:
+def auto(
+    problem: Problem,
+    search: Search,
+    extra: Sequence[tuple[str, Method]] = (),
+    planned: Sequence[tuple[str, Method]] = (),
+) -> Answer:
     """The best of all heuristics and `extra` methods, improved by local search in the time left.
 
     Never worse than any candidate, because the search starts from the best of them. A candidate
-    whose library is missing is left out.
+    whose library is missing is left out. `planned` ones are run first, whatever the time.
     """
     if (refusal := unsupported(problem, "auto")) is not None:
         return refusal
@@ -94,8 +101,8 @@ def auto(problem: Problem, search: Search, extra: Sequence[tuple[str, Method]] =
     spent: list[int] = []
     replicated: Evaluated | None = None
     try:
-        rows = (*HEURISTICS, *extra, *((name, method) for name, _, method in programs))
-        _run_all(problem, rows, search, limit, tried, fitting, closest, spent)
+        others = (*HEURISTICS, *extra, *((name, method) for name, _, method in programs))
+        _run_all(problem, planned, others, search, limit, tried, fitting, closest, spent)
         if not fitting and closest:
             fixed = _repaired(problem, closest, search, clock)
             spent.append(fixed.evaluations)
@@ -169,21 +176,23 @@ def in_turn(rows: Sequence[tuple[str, Method]]) -> list[tuple[str, Method]]:
 
 
 def _run_all(
-    problem: Problem, rows: Sequence[tuple[str, Method]], search: Search, limit: Clock,
-    tried: list[Candidate], fitting: list[Evaluated], closest: list[Assignment], spent: list[int],
+    problem: Problem, planned: Sequence[tuple[str, Method]], others: Sequence[tuple[str, Method]],
+    search: Search, limit: Clock, tried: list[Candidate], fitting: list[Evaluated],
+    closest: list[Assignment], spent: list[int],
 ) -> None:  # fmt: skip
-    """Run all candidates as far as the time goes, or until one proves that nothing fits;
-    evaluations are added to `spent`, and placements that overflow to `closest`.
+    """Run all candidates, those that are not cheap as far as the time goes, or until one proves
+    that nothing fits; evaluations are added to `spent`, and placements that overflow to `closest`.
 
     They are run in turn; what they leave in `tried`, in `fitting` and for those that start from
-    the others' answers is in the order of `rows`, which so decides between equal ones.
+    the others' answers is in the order of the rows, which so decides between equal ones.
     """
-    order = [name for name, _ in rows]
+    order = [name for name, _ in (*others, *planned)]
+    always = ALWAYS.union(name for name, _ in planned)
     answered: dict[str, Answer] = {}
     met: dict[str, Evaluated] = {}
     try:
-        for name, method in in_turn(rows):
-            if met and limit.is_over():
+        for name, method in (*planned, *in_turn(others)):
+            if met and limit.is_over() and name not in always:
                 tried.append(_without(name, 0.0, "no time was left"))
                 continue
             prior = {name: answered[name] for name in order if name in answered}

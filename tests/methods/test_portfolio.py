@@ -94,7 +94,7 @@ def test_what_is_run_first_changes_no_answer(
         assert answer.assignment is not None
         found.append((answer.assignment.device.tolist(), answer.evaluations,
                       [row.method for row in answer.candidates]))  # fmt: skip
-        assert order[:2] == (["single", "heft"] if first else ["single", "round_robin"])
+        assert order[:2] == (["single", "blocks"] if first else ["single", "round_robin"])
     assert found[0] == found[1]
 
 

@@ -29,11 +29,12 @@ _MAX_CUTS = 500  # candidate cut points of the exact pipeline split
 def blocks(problem: Problem, search: Search) -> Answer:
     """Contiguous blocks of the topological order, one per device; the best of many simulated.
 
-    Latency: blocks of equal time on 1, 2, ... D devices; blocks filled up to each device's memory,
-    so that as few devices as possible are used; and blocks of equal shares of the memories.
-    Throughput: also the cut points of least largest stage, by dynamic programming (Tarnawski et al.
-    2020, arXiv 2006.16423, over one order instead of all down-sets), exact for the order where all
-    links are alike, every channel serves one pair and tensors are read by the next stage alone.
+    Blocks of equal time on 1, 2, ... D devices; blocks filled up to each device's memory, so that
+    as few devices as possible are used; and blocks of equal shares of the memories. Before them for
+    throughput the cut points of least largest stage, by dynamic programming (Tarnawski et al. 2020,
+    arXiv 2006.16423, over one order instead of all down-sets), exact for the order where all links
+    are alike, every channel serves one pair and tensors are read by the next stage alone; and for a
+    request to a language model, whose ops take turns, those of least sum of stages.
     Unlike devices are tried in several orders. In training steps the sequence also runs over the
     forward ops alone, with each backward op beside the forward op it belongs to.
     """
@@ -163,7 +164,7 @@ def _splits(problem: Problem, sequence: Int[np.ndarray, "Q"]) -> Iterator[Int[np
         return device
 
     orders = device_orders(problem)
-    if objective_of(problem).pipelined:
+    if objective_of(problem).pipelined or (problem.graph.repeats != 1).any():
         for order, ends in _best_cuts(problem, sequence, orders, work_s, bytes_up_to):
             yield placed(order, ends)
     for order in orders:
@@ -242,9 +243,11 @@ def _best_cuts(
     work_s: Float[np.ndarray, "D B"],
     bytes_up_to: Float[np.ndarray, "B"],
 ) -> Iterator[tuple[Int[np.ndarray, "D"], Int[np.ndarray, "D"]]]:
-    """(order, ends) of the pipeline splits of least largest stage, per order of the devices."""
-    from gdp.methods.heuristics.blocks_kernels import best_cuts, fill_block_inputs
+    """(order, ends) of the splits of least largest stage, for latency of least sum of stages, per
+    order of the devices."""
+    from gdp.methods.heuristics.blocks_kernels import best_cuts, fill_block_inputs, least_sum_cuts
 
+    best = best_cuts if objective_of(problem).pipelined else least_sum_cuts
     a = arrays_of(problem)
     cuts = _candidate_cuts(work_s)
     off, busy = ~np.eye(problem.num_devices, dtype=bool), problem.cluster.queues
@@ -256,16 +259,29 @@ def _best_cuts(
     receive_s, openers = np.zeros((2, len(cuts), len(cuts)))
     fill_block_inputs(a, sequence, cuts, latency_s, s_per_byte, place, counted, receive_s, openers)
     for capacity in _capacities(problem):
-        for share in (1.0, 0.8, 0.6, 0.4):
+        rooms = [capacity * share for share in (1.0, 0.8, 0.6, 0.4)]
+        if best is least_sum_cuts:
+            needed = _working_bytes(problem)
+            rooms[1:1] = [capacity - needed, capacity - 2 * needed]
+        for room in rooms:
             for order in orders:
-                period_s, ends = best_cuts(
+                seconds, ends = best(
                     np.ascontiguousarray(work_s[:, cuts]), bytes_up_to[cuts], receive_s, openers,
-                    order, a.segment_s, capacity * share,
+                    order, a.segment_s, room,
                 )  # fmt: skip
-                if np.isfinite(period_s):
+                if np.isfinite(seconds):
                     yield order, cuts[ends]
             if capacity.min() > 4 * (bytes_up_to[-1] + problem.graph.held_bytes.sum()):
                 break
+
+
+def _working_bytes(problem: Problem) -> float:
+    """The most bytes that one op reads and makes: room that weights have to leave."""
+    graph = problem.graph
+    touched = np.zeros(graph.num_ops)
+    np.add.at(touched, graph.use_op, graph.held_bytes[graph.use_tensor])
+    np.add.at(touched, graph.producer, graph.held_bytes)
+    return float(touched.max(initial=0.0))
 
 
 def _candidate_cuts(work_s: Float[np.ndarray, "D B"]) -> Int[np.ndarray, "K"]:

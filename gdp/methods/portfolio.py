@@ -199,7 +199,7 @@ def _run_all(
             work_s = PROGRAM_WORK_S.get(name) if limit.is_counted else None
             part = limit if work_s is None else limit.at_most(work_s)
             if not met and not limit.is_counted:  # repair would take all of the seconds
-                part = limit.part(1.0 / (len(rows) - len(tried)))
+                part = limit.part(1.0 / (len(order) - len(tried)))
             row, scored, answer = _try(
                 problem, name, method, replace(search, prior_answers=prior), part
             )

@@ -66,6 +66,8 @@ DECISIONS = {
     "graph.file._Detail": {"attributes": TEXT, "dtype": TEXT},
     "graph.file._File": {"name": TEXT, "ops": TEXT, "scopes": TEXT, "tensors": TEXT, "types": TEXT},
     "importers.dnn_partitioning._Node": {"name": TEXT},
+    "importers.pytorch.kept_traces._KeptProgram": dict.fromkeys(
+        ("assumptions", "estimated", "ops", "paths", "values"), TEXT),
     "importers.pytorch.kept_traces._KeptTrace": dict.fromkeys(
         ("assumptions", "estimated", "graph"), TEXT),
     "learn.instances.CorpusEntry": {

@@ -48,6 +48,9 @@ MAX_CUTS = 256
 """Places between ops where a row of pieces may be cut: those over which the fewest bytes pass."""
 MEMORY_SHARES = (0.0, 0.5, 1.0)
 """Of the bytes that tensors may take, kept free of weights; tried in this order."""
+EQUAL = 0.002
+"""Share by which a row may be slower than the best and still count as equally fast."""
+EVEN_STEPS = 8  # halvings of the share of memory that the fullest device may fill
 Join = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Row = list[tuple[int, int, int]]
 """(first block, block behind the last, device) of every stretch."""
@@ -126,17 +129,33 @@ class ModuleBlocks:
         """The first `MAX_ORDERS` orders of the devices."""
         return list(itertools.islice(orders_by_kind(self.cluster), MAX_ORDERS))
 
-    def fitting_s(self, share: float) -> Float[np.ndarray, "C C D"]:
-        """`seconds`, inf where the weights do not fit beside a share of the tensors."""
+    def fitting_s(self, share: float, fill: float = 1.0) -> Float[np.ndarray, "C C D"]:
+        """`seconds`, inf where the weights take more than `fill` of the memory that a share of the
+        tensors leaves."""
         memory_bytes = self.cluster.memory_bytes - int(share * self.tensor_bytes)
-        fits = self.weight_bytes[:, :, None] <= memory_bytes
+        fits = self.weight_bytes[:, :, None] <= fill * memory_bytes
         return np.where(fits, self.seconds, np.inf)
 
-    def best_of_orders(self, share: float, join: Join) -> Row:
-        """The best row over all orders of the devices; empty where nothing fits."""
-        seconds, link_s = self.fitting_s(share), self.link_s
+    def best_of_orders(self, share: float, join: Join, fill: float = 1.0) -> tuple[float, Row]:
+        """Value and row of the best row over all orders of the devices; empty where none fits."""
+        seconds, link_s = self.fitting_s(share, fill), self.link_s
         plans = (best_row(order, seconds, link_s, join) for order in self.orders)
-        return min(plans, key=lambda plan: plan[0].real)[1]
+        value, row = min(plans, key=lambda plan: plan[0].real)
+        return value.real, row
+
+    def even_row(self, share: float, join: Join) -> Row:
+        """Of the rows that are as fast as the best, one whose fullest device is nearly as empty as
+        can be; empty where nothing fits."""
+        best_s, row = self.best_of_orders(share, join)
+        least, most = 0.0, 1.0
+        for _ in range(EVEN_STEPS if row else 0):
+            fill = (least + most) / 2
+            value_s, emptier = self.best_of_orders(share, join, fill)
+            if emptier and value_s <= best_s * (1 + EQUAL):
+                most, row = fill, emptier
+            else:
+                least = fill
+        return row
 
     def devices(self, row: Row) -> Int[np.ndarray, "N"]:
         """The device of every op in a row; inputs and outputs are on the host."""
@@ -311,7 +330,8 @@ def plan_vllm(
     **_: Any,
 ) -> PlannedPlacement:
     """The best plan that vLLM's pipeline can follow: of least seconds of a sample, or for
-    throughput of least period, over all orders of unlike GPUs.
+    throughput of least period, over all orders of unlike GPUs. Of plans that are equally fast one
+    that spreads evenly: vLLM gives every rank the cache that the fullest one has room for.
 
     Raises:
         InfeasibleError: if nothing fits.
@@ -329,7 +349,7 @@ def plan_vllm(
     block = row.layer.clip(0, row.num_layers - 1)
     blocks = module_blocks(graph, machine, block, costs, constraints)
     join = np.maximum if find_objective(objective).pipelined else np.add
-    rows = (blocks.best_of_orders(share, join) for share in MEMORY_SHARES)
+    rows = (blocks.even_row(share, join) for share in MEMORY_SHARES)
     result = first_that_fits(
         graph, machine, (blocks.placement(row, "gdp vllm") for row in rows),
         "no GPU holds even one of its layers", method="vllm", objective=objective, costs=costs,
@@ -451,7 +471,7 @@ def _rows(
     blocks = module_blocks(graph, cluster, block, costs, constraints)
     seen: set[bytes] = set()
     for join, share in itertools.product((np.add, np.maximum), MEMORY_SHARES):
-        row = blocks.best_of_orders(share, join)
+        row = blocks.best_of_orders(share, join)[1]
         devices = blocks.devices(row)
         if row and (key := devices.tobytes()) not in seen:
             seen.add(key)

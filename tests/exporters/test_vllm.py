@@ -24,6 +24,7 @@ from gdp.units import format_seconds
 
 LAYERS, WEIGHTS, TOKEN = 4, 100_000, 80
 """Layers of a decoder, bytes of the weights of each, bytes that each caches of a token."""
+RATES = {"flop_per_s": {"default": 1e12}, "bytes_per_s": 1e10}
 
 
 def phase(tokens: int, cached: int, tied: bool) -> OpGraph:
@@ -233,6 +234,17 @@ def test_the_plan_is_the_best_that_it_can_follow(objective: str, sizes: tuple[in
     assert found.score.feasible
     assert found.value_s <= best * 1.02
     vllm_options(graph, found.placement, cluster, np.array(found.score.peak_bytes))
+
+
+def test_of_equally_fast_plans_the_one_that_spreads_evenly() -> None:
+    """Four layers on two like GPUs, each of which holds three: two and two are as fast, and leave
+    the fullest room for more cache."""
+    graph, cluster = decoder(), cards(380_000, 380_000)
+    like = tuple(replace(device, kind="k", **RATES) for device in cluster.devices[1:])
+    cluster = replace(cluster, devices=(cluster.devices[0], *like))
+    found = PLANNING_TARGETS["vllm"].plan(graph, cluster, costs=roofline).result
+    options = vllm_options(graph, found.placement, cluster, np.array(found.score.peak_bytes))
+    assert options.partition == (2, 2)
 
 
 def test_from_a_configuration_to_the_options_on_the_command_line(tmp_path: Path) -> None:

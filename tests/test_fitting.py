@@ -3,11 +3,16 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import gdp
 from gdp.cli.main import cli
+from gdp.commands.generation import _carried, fit
+from gdp.commands.placing import plan_freely
 from tests.gguf_models import write_gguf
 
 QUICK = ["--new", "4", "--seconds", "0.1"]
@@ -39,6 +44,48 @@ def test_rows_say_what_fits_and_why_not(tmp_path: Path) -> None:
     speeds = [row["tokens_per_s"] for row in rows[:4]]
     widths = [float(width) for width in re.findall(r'<rect [^>]* width="([\d.]+)"', drawn)]
     assert widths == pytest.approx([310 * speed / max(speeds) for speed in speeds], abs=0.05)
+
+
+def test_a_row_takes_the_plan_of_another_that_is_better_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first row's own plan is the processor alone; that of the longer prompt is a GPU's, and it
+    is faster for the shorter one, too, as it is on a machine with another GPU."""
+    model = write_gguf(tmp_path / "m.gguf", layers=2)
+    calls: list[str] = []
+
+    def poor(graph: Any, cluster: Any, **options: Any) -> Any:
+        calls.append(cluster.name)
+        pins = gdp.Constraints(pins=(gdp.Pin("*", ("cpu",)),))
+        if len(calls) != 2:
+            options["constraints"] = pins
+        return plan_freely(graph, cluster, **options)
+
+    monkeypatch.setattr("gdp.commands.generation.plan_freely", poor)
+    once = gdp.Search(seconds=None, evaluations=20)
+    two = gdp.Cluster.load("cpu+t4"), gdp.Cluster.load("cpu+2xt4-pcie3")
+    first, second = fit(model, two[:1], prompts=[8, 64], new=4, search=once)
+    assert len(calls) == 2
+    assert first.tokens_per_s is not None
+    assert second.tokens_per_s is not None
+    assert first.request_s is not None
+    alone = gdp.place(gdp.Generation(model, prompt=8, new=4), two[0], search=once)
+    assert first.request_s <= alone.value_s * (1 + 1e-9)
+    assert first.gap is not None
+    assert 0 <= first.gap < 1
+
+
+def test_a_plan_is_carried_by_the_names_of_devices(tmp_path: Path) -> None:
+    """From one GPU to a machine that has another of that name, and not the other way."""
+    graph = gdp.load(gdp.Generation(write_gguf(tmp_path / "m.gguf", layers=2), prompt=8, new=4))
+    small = gdp.make_cluster("small", [gdp.Device(n, n, {"default": 1e9}, 1e9) for n in "ab"])
+    large = gdp.make_cluster("large", [gdp.Device(n, n, {"default": 1e9}, 1e9) for n in "cba"])
+    on_b = gdp.make_placement(graph, small, np.where(graph.is_io, small.host, 1))
+    carried = _carried(on_b, graph, large)
+    assert carried is not None
+    assert set(carried.device[~graph.is_io].tolist()) == {1}
+    on_c = gdp.make_placement(graph, large, np.zeros(graph.num_ops, np.int64))
+    assert _carried(on_c, graph, small) is None
 
 
 def test_the_row_of_a_scheme_names_it(tmp_path: Path) -> None:

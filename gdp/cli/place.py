@@ -300,16 +300,16 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
         start = [row.cluster, f"{row.prompt}+{row.new}", str(row.batch)]
         start += [row.quantize or "-"] if tried else []
         if not row.fits or row.first_token_s is None or row.request_s is None:
-            body.append([*start, "no", "-", "-", "-", "-"])
+            body.append([*start, "no", "-", "-", "-", "-", "-"])
             continue
         body.append(
             [
                 *start, "yes", f"{row.tokens_per_s:.1f}", format_seconds(row.first_token_s),
-                format_seconds(row.request_s), f"{row.fullest or 0:.0%}",
+                format_seconds(row.request_s), f"{row.gap or 0:.0%}", f"{row.fullest or 0:.0%}",
             ]
         )  # fmt: skip
     header = ["machine", "tokens", "batch", *["quantised"] * tried, "fits", "tokens/s"]
-    header += ["first token", "request", "fullest"]
+    header += ["first token", "request", "gap", "fullest"]
     reasons = dict.fromkeys(
         f"{row.cluster}, {row.prompt}+{row.new} tokens, batch {row.batch}"
         f"{row.quantize and f', {row.quantize}'}: {row.limit}"

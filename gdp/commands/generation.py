@@ -3,7 +3,7 @@
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from jaxtyping import Bool
 
 from gdp import api
 from gdp.cluster.file import Machine, load_cluster
-from gdp.cluster.types import UNLIMITED_BYTES, Cluster
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
 from gdp.commands.placing import plan_freely
 from gdp.costs.base import CostModel
 from gdp.costs.offload import is_offload, moved_caches
@@ -23,7 +23,7 @@ from gdp.graph.generation import NEXT_TOKEN, Request, request_of, run_once
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
 from gdp.models import Generation, Model, load, with_options
-from gdp.placement import Placed, Placement
+from gdp.placement import Placed, Placement, check, make_placement
 from gdp.prepare import (
     PreparedProblem,
     placed_on,
@@ -270,6 +270,7 @@ class FitRow:
     fullest: float | None = None  # share of its memory that the fullest device holds
     limit: str = ""  # what limits decode, or what does not fit
     quantize: str = ""  # scheme that was tried; "" for that of the configuration
+    gap: float | None = None  # share of the request's seconds that no placement is proven to need
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
@@ -290,8 +291,10 @@ def fit(
 ) -> list[FitRow]:
     """Rows of what fits and how fast, one for every machine, scheme, prompt and batch.
 
-    Every row is a placement of its own, for latency. A request that does not fit says what misses;
-    the larger ones of its machine are asked all the same, as windows bound caches.
+    Every row is a placement of its own, for latency; where the plan of another row is better for
+    it, as that of a longer prompt or of a machine with fewer devices may be, it is taken. A request
+    that does not fit says what misses; the larger ones of its machine are asked all the same, as
+    windows bound caches.
 
     Args:
         model: A configuration of transformers, with or without "hf:".
@@ -312,7 +315,7 @@ def fit(
     search = search or Search(seconds=1.0)
     machines = [load_cluster(cluster) for cluster in clusters]
     asked = list(itertools.product(quantize, prompts, batches))
-    rows: dict[tuple[int, str, int, int], FitRow] = {}
+    rows: dict[tuple[int, str, int, int], FitRow | _Fitted] = {}
     for i, (scheme, prompt, batch) in enumerate(asked):
         spec = with_options(os.fspath(model), quantize=scheme) if scheme else model
         request = Generation(spec, prompt=prompt, new=new, batch=batch)
@@ -320,32 +323,83 @@ def fit(
             if progress is not None:
                 share = (i * len(machines) + j) / (len(asked) * len(machines))
                 progress(f"{machine.name}: {prompt} tokens, batch {batch}", share)
-            row = _fit_row(request, machine, costs, search)
-            rows[j, scheme, prompt, batch] = replace(row, quantize=scheme)
-    return [rows[j, *key] for j in range(len(machines)) for key in asked]
+            rows[j, scheme, prompt, batch] = _fitted(request, scheme, machine, costs, search)
+    plans = [row.placement for row in rows.values() if isinstance(row, _Fitted)]
+    return [
+        row.with_best_of(plans, costs).told(costs) if isinstance(row, _Fitted) else row
+        for row in (rows[j, *key] for j in range(len(machines)) for key in asked)
+    ]
 
 
-def _fit_row(
-    request: Generation, machine: Any, costs: CostModel | str | Path | None, search: Search
-) -> FitRow:
-    row = FitRow(machine.name, request.prompt, request.new, request.batch, fits=False)
+@dataclass(frozen=True, eq=False)
+class _Fitted:
+    """A request with a placement that fits."""
+
+    row: FitRow
+    graph: OpGraph
+    machine: Cluster
+    placement: Placement
+    score: Score
+    bound_s: float
+
+    def with_best_of(
+        self, plans: Iterable[Placement], costs: CostModel | str | Path | None
+    ) -> "_Fitted":
+        """The request with the fastest of its own and other requests' plans."""
+        best = self
+        for plan in plans:
+            placement = _carried(plan, self.graph, self.machine)
+            if placement is None or (placement.device == best.placement.device).all():
+                continue
+            score = api.simulate(self.graph, placement, self.machine, costs=costs)
+            if score.feasible and score.latency_s < best.score.latency_s:
+                best = replace(best, placement=placement, score=score)
+        return best
+
+    def told(self, costs: CostModel | str | Path | None) -> FitRow:
+        """Its row."""
+        answer = generation_answer(
+            self.graph, self.placement, self.machine, self.score, costs=costs
+        )
+        if answer is None:
+            return self.row
+        full = fullness(self.machine, self.score.peak_bytes.tolist())
+        value_s = self.score.latency_s
+        return replace(
+            self.row, fits=True, tokens_per_s=answer.tokens_per_s,
+            first_token_s=answer.first_token_s, request_s=answer.request_s, fullest=max(full),
+            limit=answer.limits[1], gap=max(0.0, 1.0 - self.bound_s / value_s) if value_s else 0.0,
+        )  # fmt: skip
+
+
+def _carried(plan: Placement, graph: OpGraph, machine: Cluster) -> Placement | None:
+    """The devices of another request's plan, by name; None where ops or devices are others."""
+    known = {name: d for d, name in enumerate(machine.device_names)}
+    if plan.op_names != graph.op_names or plan.teams:
+        return None
+    if not {plan.device_names[d] for d in np.unique(plan.device).tolist()} <= known.keys():
+        return None
+    # Of devices without ops nothing is asked.
+    index = np.array([known.get(name, 0) for name in plan.device_names])
+    device = np.where(graph.is_io, machine.host, index[plan.device])
+    placement = make_placement(graph, machine, device, plan.rank, made_by=plan.made_by)
+    return None if check(placement, graph, machine) else placement
+
+
+def _fitted(
+    request: Generation, scheme: str, machine: Cluster, costs: CostModel | str | Path | None,
+    search: Search,
+) -> FitRow | _Fitted:  # fmt: skip
+    """A request with its placement, or its row where it has none."""
+    row = FitRow(
+        machine.name, request.prompt, request.new, request.batch, fits=False, quantize=scheme
+    )
     try:
         graph = load(request, room_bytes=room_bytes(machine))
         result = plan_freely(graph, machine, costs=costs, search=search).result
     except InfeasibleError as error:
         return replace(row, limit=str(error))
-    answer = generation_answer(graph, result.placement, machine, result.score, costs=costs)
-    if answer is None:
-        return row
-    full = [
-        int(peak) / device.memory_bytes
-        for peak, device in zip(result.score.peak_bytes, machine.devices, strict=True)
-    ]
-    return FitRow(
-        machine.name, request.prompt, request.new, request.batch, fits=True,
-        tokens_per_s=answer.tokens_per_s, first_token_s=answer.first_token_s,
-        request_s=answer.request_s, fullest=max(full), limit=answer.limits[1],
-    )  # fmt: skip
+    return _Fitted(row, graph, machine, result.placement, result.score, result.bound_s)
 
 
 def fit_picture(rows: Sequence[FitRow]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from gdp.clock import COMPILE, Clock, waiting_for
 from gdp.cluster.types import Device, make_cluster, shared_overflow
@@ -231,11 +231,22 @@ def _confined_weights(problem: Problem) -> str | None:
         if needed > held:
             names = [d.name for d, here in zip(problem.cluster.devices, home, strict=True) if here]
             return (
-                f"no placement can fit: weights need {format_bytes(needed)}, {', '.join(names)} "
+                f"no placement can fit: {_needed(problem, inside, needed)}, {', '.join(names)} "
                 f"hold{'s' if len(names) == 1 else ''} {format_bytes(held)}: "
                 f"{format_bytes(needed - held)} missing"
             )
     return None
+
+
+def _needed(problem: Problem, inside: Bool[np.ndarray, "G"], needed: int) -> str:
+    """Bytes that weights and caches need, told apart."""
+    graph = problem.graph
+    ops = np.flatnonzero(inside[problem.group] & (graph.cache_bytes > 0))
+    once = ops[np.unique(graph.weight_id[ops], return_index=True)[1]]
+    cached = min(int(graph.cache_bytes[once].sum()), needed)
+    if not cached:
+        return f"weights need {format_bytes(needed)}"
+    return f"weights need {format_bytes(needed - cached)} and caches {format_bytes(cached)}"
 
 
 _COMPILED: set[tuple[str, str]] = set()

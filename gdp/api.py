@@ -314,7 +314,7 @@ def _result(
         seed=seed,
         costs=prepared.costs,
         notes=(*answer.messages, *_nearly_full(problem.cluster, placed)),
-        counts=_counts(graph, placement),
+        counts=counts_of(graph, placement),
     )
 
 
@@ -323,7 +323,7 @@ def _nearly_full(cluster: Cluster, scored: Score) -> list[str]:
     return [note] if note else []
 
 
-def _counts(graph: OpGraph, placement: Placement) -> Counts:
+def counts_of(graph: OpGraph, placement: Placement) -> Counts:
     """Ops and kernels of each device, as runtimes fuse what is on one device."""
     from gdp.graph.fuse import fuse
 
@@ -358,6 +358,12 @@ def _bound(
     if bound_s <= answer.bound_s:
         bound_s, bound_by = answer.bound_s, answer.bound_by
     return max(0.0, bound_s - prepared.slack_s), bound_by
+
+
+def bound_of(prepared: PreparedProblem, clock: Clock, value_s: float) -> tuple[float, str]:
+    """A lower bound of a problem's value in seconds and its argument, within the rest of a clock;
+    `value_s` is that of a known placement."""
+    return _bound(prepared, Answer(None), clock, value_s)
 
 
 def compare(
@@ -499,7 +505,7 @@ def evaluated(
             *filter(None, [shared_overflow(cluster, scored.peak_bytes)]),
             *_nearly_full(cluster, scored),
         )[:1],
-        counts=_counts(graph, placement),
+        counts=counts_of(graph, placement),
     )
 
 

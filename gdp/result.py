@@ -97,6 +97,15 @@ class Result:
         }
 
 
+def with_bound(result: Result, bound_s: float, bound_by: str) -> Result:
+    """The result with another bound; no more than its value, as both are sums in some order."""
+    value_s = result.value_s
+    return replace(
+        result, bound_s=min(bound_s, value_s), bound_by=bound_by,
+        proven_optimal=bound_s >= value_s * (1 - 1e-9),
+    )  # fmt: skip
+
+
 def with_best_bound(rows: dict[str, Result | str]) -> dict[str, Result | str]:
     """Give every result the largest bound of all, since a bound holds for every placement."""
     results = [row for row in rows.values() if isinstance(row, Result)]

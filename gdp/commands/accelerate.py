@@ -6,6 +6,7 @@ nothing, and where the accelerators are too small, weights are offloaded.
 """
 
 import logging
+import math
 import re
 import time
 from collections import defaultdict
@@ -14,19 +15,41 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from gdp import api
-from gdp.cluster.types import Cluster
-from gdp.constraints import Constraints, outermost, streamed_bytes
+from gdp.clock import Clock, Phases
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster
+from gdp.constraints import (
+    Constraints,
+    allowed_mask,
+    outermost,
+    streamed_bytes,
+    together_ids,
+)
 from gdp.costs.base import CostModel
 from gdp.costs.default import resolve_costs
-from gdp.costs.offload import Streamed, main_device, resident, with_offload
-from gdp.errors import ArgumentError, GdpError, InfeasibleError, ModelError, of_kind
+from gdp.costs.offload import (
+    Streamed,
+    is_offload,
+    main_device,
+    resident,
+    with_offload,
+)
+from gdp.errors import (
+    ArgumentError,
+    GdpError,
+    InfeasibleError,
+    ModelError,
+    PlacementError,
+    of_kind,
+)
 from gdp.graph.op_graph import OpGraph
-from gdp.methods.base import Candidate
+from gdp.methods.base import Candidate, Search
 from gdp.models import Model, is_traced, spec_of, traced_model
 from gdp.placement import Placement, make_placement
-from gdp.prepare import requests_in_flight
-from gdp.result import Result
+from gdp.prepare import prepare_problem, requests_in_flight
+from gdp.result import Result, with_bound
 from gdp.sim.objectives import Score
 
 if TYPE_CHECKING:
@@ -104,74 +127,160 @@ def plan_accelerate(
         raise ArgumentError(f"no offload {offload!r}; there are {', '.join(OFFLOADS)}")
     constraints = of_kind(constraints, Constraints, "constraints")
     constraints = replace(constraints, whole=tuple({*constraints.whole, *whole}))
+    search = of_kind(placing.pop("search", None), Search, "search")
+    question = _AccelerateQuestion(graph, constraints, search, search.budget(), placing)
     peer = accelerate_peer(module, graph, cluster)
     accelerators = resident(cluster)
     base, _ = resolve_costs(costs, accelerators)
+    may_offload = offload != "none" and main_device(cluster) is not None
+    # One budget for both searches: a model that hardly fits keeps half of it for offloading.
+    share = RESIDENT_SHARE if may_offload and _hardly_fits(graph, accelerators) else 1.0
     try:
-        result = api.place(graph, accelerators, costs=costs, constraints=constraints, **placing)
-        result = beside(result, peer, graph, accelerators, costs)
+        result = question.place(accelerators, costs, share)
+        result = beside(result, peer, graph, accelerators, costs, constraints)
         return PlannedPlacement(result, accelerators, costs)
     except InfeasibleError:
-        if offload == "none" or main_device(cluster) is None:
+        if not may_offload:
             raise
     # The main device keeps memory free for weights that stream.
     reserved = streamed_bytes(graph, constraints)
     offloading, streamed = cluster_with_offload(cluster, offload, reserved), Streamed(base)
-    result = _with_room_for_caches(
-        graph, offloading, costs=streamed, constraints=constraints, **placing
-    )  # fmt: skip
+    result = _with_room_for_caches(question, offloading, streamed)
     placement = replace(result.placement, streamed_bytes=reserved)
-    result = beside(replace(result, placement=placement), peer, graph, accelerators, costs)
+    result = replace(result, placement=placement)
+    result = beside(result, peer, graph, offloading, streamed, constraints, reserved)
     return PlannedPlacement(result, offloading, streamed)
 
 
+RESIDENT_SHARE = 0.5
+"""Of the budget, for a search on the accelerators alone where the model may not fit them."""
+HARDLY = 0.8
+"""Share of the accelerators' memory that weights and caches take of a model that may not fit."""
+TRY_SHARE = 0.6
+"""Of the budget that is left, for each map that may lack room for caches; the last has the rest."""
 MOST_PLANS = 4
 """Plans that are made until the caches of what they offload have room."""
 
 
+@dataclass(frozen=True, eq=False)
+class _AccelerateQuestion:
+    """A question that several searches answer in turn, on one budget."""
+
+    graph: OpGraph
+    constraints: Constraints
+    search: Search
+    clock: Clock
+    placing: Mapping[str, Any]
+
+    @property
+    def objective(self) -> str:
+        return self.placing.get("objective", "latency")
+
+    def place(self, cluster: Cluster, costs: Any, share: float) -> Result:
+        """Search with a share of the budget that is left."""
+        # Seconds are shared; evaluations are counted in each search by itself.
+        clock = self.clock if share == 1.0 else self.clock.part(share)
+        search = replace(self.search, clock=clock)
+        return api.place(
+            self.graph, cluster, costs=costs, constraints=self.constraints, search=search,
+            **self.placing,
+        )  # fmt: skip
+
+
+def _resident_bytes(cluster: Cluster) -> int:
+    """Memory of the accelerators together, which hold what is not offloaded."""
+    return sum(
+        device.memory_bytes for device in cluster.devices
+        if device.supported != frozenset() and not is_offload(device)
+    )  # fmt: skip
+
+
+def _hardly_fits(graph: OpGraph, cluster: Cluster) -> bool:
+    """True if weights and caches take so much of the accelerators that a search may find nothing;
+    where they take more than all of it, that is known without a search."""
+    first = np.unique(graph.weight_id, return_index=True)[1]
+    return int(graph.weight_bytes[first].sum()) > HARDLY * _resident_bytes(cluster)
+
+
+def _offloaded_caches(graph: OpGraph, cluster: Cluster, count: int) -> int:
+    """Bytes of the caches of modules that do not fit the accelerators, by their share of the
+    weights: where offloaded modules are computed, their caches stay."""
+    first = np.unique(graph.weight_id, return_index=True)[1]
+    caches = count * int(graph.cache_bytes[first].sum())
+    weights = int((graph.weight_bytes - graph.cache_bytes)[first].sum())
+    away = max(0, weights + caches - _resident_bytes(cluster))
+    return math.ceil(caches * min(1.0, away / max(weights, 1)))
+
+
 def _with_room_for_caches(
-    graph: OpGraph, cluster: Cluster, costs: CostModel, objective: str = "latency", **placing: Any
+    question: _AccelerateQuestion, cluster: Cluster, costs: CostModel
 ) -> Result:
     """The best map whose main device has room for the caches of offloaded modules, too.
 
-    Searches count caches where weights rest. Where that leaves too little room, they are told of
-    less memory. The bound is that of the first search: it allows more, so it holds, unless host
-    memory lacks room for the caches.
+    Searches count caches where weights rest. So they are told of less memory: by the caches of what
+    cannot but be offloaded, and by more where that leaves too little room. The bound knows nothing
+    of caches on the host, so it holds for every map.
 
     Raises:
         InfeasibleError: if nothing fits.
     """
-    main, kept = main_device(cluster), 0
-    placing |= {"costs": costs, "objective": objective}
-    first = result = api.place(graph, cluster, **placing)
+    graph, objective = question.graph, question.objective
     if not graph.cache_bytes.any():
-        return first
+        return question.place(cluster, costs, 1.0)
+    count = requests_in_flight(graph, cluster, objective)
+    main, kept = main_device(cluster), _offloaded_caches(graph, cluster, count)
     weights = int((graph.weight_bytes - graph.cache_bytes).sum())
-    for _ in range(MOST_PLANS):
+    phases, evaluations = Phases(), 0
+    for number in range(1, MOST_PLANS + 1):
+        smaller = _with_memory(cluster, main, -kept)
+        result = question.place(smaller, costs, TRY_SHARE if number < MOST_PLANS else 1.0)
+        phases.ended("planning", result.phases)
+        evaluations += result.evaluations
         score = api.simulate(graph, result.placement, cluster, objective=objective, costs=costs)
         if score.feasible:
+            bound = _bound_beside_caches(question, cluster, costs, count, score.value_s)
+            phases.ended("bound")
             held = replace(result.score, peak_bytes=score.peak_bytes)
-            return replace(
-                result, score=held, bound_s=min(first.bound_s, result.value_s),
-                bound_by=first.bound_by,
-                proven_optimal=first.bound_s >= result.value_s * (1 - 1e-9)
-                or (result is first and first.proven_optimal),
+            result = replace(
+                result, score=held, evaluations=evaluations, phases=phases.seconds,
+                seconds=sum(phases.seconds.values()),
             )  # fmt: skip
+            return with_bound(result, *bound)
         # A module that gives way leaves its cache behind.
-        count = requests_in_flight(graph, cluster, objective)
         leaves = count * int(graph.cache_bytes.sum()) / max(weights, 1)
         kept += int(score.overflow_bytes * (1 + leaves)) + 1
-        devices = [
-            replace(device, memory_bytes=max(1, device.memory_bytes - kept))
-            if d == main
-            else device
-            for d, device in enumerate(cluster.devices)
-        ]
-        result = api.place(graph, replace(cluster, devices=tuple(devices)), **placing)
     raise InfeasibleError(
         f"the caches of offloaded modules stay on {cluster.device_names[main or 0]}, which has no "
         "room for them; ask for fewer tokens or requests"
     )
+
+
+def _with_memory(cluster: Cluster, d: int | None, more_bytes: int) -> Cluster:
+    """The cluster with more or less memory on a device."""
+    devices = [
+        replace(device, memory_bytes=max(1, device.memory_bytes + more_bytes)) if i == d else device
+        for i, device in enumerate(cluster.devices)
+    ]
+    return replace(cluster, devices=tuple(devices))
+
+
+def _bound_beside_caches(
+    question: _AccelerateQuestion, cluster: Cluster, costs: CostModel, count: int, value_s: float
+) -> tuple[float, str]:
+    """The bound on a cluster whose offload devices have room for all caches beside the weights."""
+    caches = count * int(question.graph.cache_bytes.sum())
+    for d, device in enumerate(cluster.devices):
+        if is_offload(device) and device.memory_bytes < UNLIMITED_BYTES:
+            cluster = _with_memory(cluster, d, caches)
+            pool = device.memory_pool
+            for host, other in enumerate(cluster.devices):
+                if pool and host != d and other.memory_pool == pool:
+                    cluster = _with_memory(cluster, host, caches)
+    prepared = prepare_problem(
+        question.graph, cluster, question.objective, costs=costs,
+        constraints=question.constraints, replicas=True,
+    )  # fmt: skip
+    return api.bound_of(prepared, question.clock, value_s)
 
 
 def cluster_with_offload(cluster: Cluster, offload: str | None, reserved_bytes: int = 0) -> Cluster:
@@ -194,25 +303,82 @@ def beside(
     graph: OpGraph,
     cluster: Cluster,
     costs: CostModel | str | Path | None,
+    constraints: Constraints | None = None,
+    streamed_bytes: int = 0,
 ) -> Result:
-    """The result with the peer's plan among its candidates, and a note that compares the two."""
+    """The result with the peer's plan among its candidates, and a note that compares the two.
+
+    A plan that fits, keeps the constraints and is faster becomes the answer. Where it streams
+    weights it keeps `streamed_bytes` free for them, as the result does.
+    """
     started_s = time.perf_counter()
     try:
         placement = peer.plan()
         if placement is None:
             return result
+        placement = _renamed(placement, cluster)
+        if streamed_bytes:
+            placement = replace(placement, streamed_bytes=streamed_bytes)
         score = api.simulate(graph, placement, cluster, objective=result.objective, costs=costs)
     except GdpError as error:
         row = Candidate(peer.name, None, None, None, False, time.perf_counter() - started_s,
                         str(error))  # fmt: skip
         return replace(result, candidates=(*result.candidates, row))
-    reason = "" if score.feasible else str(score)
+    refusal = "" if score.feasible else str(score)
+    refusal = refusal or _broken_constraint(placement, graph, cluster, constraints)
     row = Candidate(
-        peer.name, score.latency_s, score.period_s, score.value_s, score.feasible,
-        time.perf_counter() - started_s, reason,
+        peer.name, score.latency_s, score.period_s, score.value_s, not refusal,
+        time.perf_counter() - started_s, refusal,
     )  # fmt: skip
+    result = replace(result, candidates=(*result.candidates, row))
+    if not refusal and score.value_s < result.value_s:
+        return _instead(result, peer, placement, score, graph)
     note = compared(result.score, score, peer.title)
-    return replace(result, candidates=(*result.candidates, row), notes=(*result.notes, note))
+    return replace(result, notes=(*result.notes, note))
+
+
+def _instead(
+    result: Result, peer: Peer, placement: Placement, score: Score, graph: OpGraph
+) -> Result:
+    """The peer's plan as the result of the search that it beat."""
+    ratio = result.value_s / score.value_s
+    note = f"{peer.title}, {ratio:.{1 if ratio >= 1.1 else 3}f} times as fast as the searched plan"
+    answer = replace(
+        result, placement=placement, score=score, method=peer.name, notes=(note,),
+        counts=api.counts_of(graph, placement), deviation_s=None,
+    )  # fmt: skip
+    return with_bound(answer, result.bound_s, result.bound_by)
+
+
+def _renamed(placement: Placement, cluster: Cluster) -> Placement:
+    """The placement with the devices of a cluster; as it is where it uses another device."""
+    names = {name: d for d, name in enumerate(cluster.device_names)}
+    strange = {placement.device_names[d] for d in np.unique(placement.device)} - set(names)
+    if not strange:
+        number = np.array([names.get(name, 0) for name in placement.device_names])
+        device = number[placement.device]
+        return replace(placement, device_names=cluster.device_names, device=device)
+    if any(map(is_offload, cluster.devices)):
+        raise PlacementError(f"it uses {min(strange)}, which the question leaves out")
+    return placement
+
+
+def _broken_constraint(
+    placement: Placement, graph: OpGraph, cluster: Cluster, constraints: Constraints | None
+) -> str:
+    """Why a peer's plan is no answer to the question; "" where it is one."""
+    if placement.device_names != cluster.device_names:
+        return "it offloads weights that need not be offloaded"
+    constraints, device = of_kind(constraints, Constraints, "constraints"), placement.device
+    allowed = allowed_mask(constraints, graph, cluster)
+    if not allowed[np.arange(graph.num_ops), device].all():
+        return "the constraints forbid it"
+    together = together_ids(constraints, graph)
+    if together is not None and any(
+        len(np.unique(device[together == g])) > 1 for g in np.unique(together)
+    ):
+        return "it splits modules that stay whole"
+    return ""
 
 
 def compared(own: Score, other: Score, title: str) -> str:

@@ -105,7 +105,8 @@ def plan_llamacpp(
         "a device is too small or forbidden",
         method="llamacpp", objective=objective, costs=costs,
     )  # fmt: skip
-    result = beside(result, _fit_peer(graph, cluster, slots, blocks), graph, cluster, costs)
+    peer = _fit_peer(graph, cluster, slots, blocks)
+    result = beside(result, peer, graph, cluster, costs, constraints)
     return PlannedPlacement(result, cluster, costs)
 
 

@@ -2,22 +2,33 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from gdp import api, explain
+from gdp import api, clock, explain
 from gdp.bounds.best import all_bounds, best_bound
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, Device, Link, make_cluster
-from gdp.commands.accelerate import plan_accelerate, streamed_bytes, whole_modules
+from gdp.commands import accelerate
+from gdp.commands.accelerate import (
+    Peer,
+    beside,
+    plan_accelerate,
+    streamed_bytes,
+    whole_modules,
+)
 from gdp.commands.placing import place_for
-from gdp.constraints import Constraints
+from gdp.constraints import Constraints, Pin
 from gdp.costs.base import roofline
 from gdp.costs.offload import HOST_POOL, Streamed, read_bytes, resident, with_offload
 from gdp.errors import InfeasibleError
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph, make_graph
 from gdp.methods.base import Search
+from gdp.placement import make_placement
 from gdp.problem.problem import make_problem
+from gdp.result import Result
 from gdp.sim.score import values
 
 MB = 10**6
@@ -91,6 +102,87 @@ def test_caches_of_offloaded_modules_lie_on_the_main_device(memory_mb: int, rest
     again = api.simulate(graph, plan.result.placement, box(memory_mb), costs=roofline)
     assert again.peak_bytes.tolist() == list(peak.values())
     assert again.feasible
+
+
+@pytest.mark.parametrize("memory_mb", [48, 51, 90])
+@pytest.mark.parametrize("second_mb", [None, 15])
+def test_searches_for_one_map_share_the_seconds(
+    memory_mb: int, second_mb: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where caches want a second search: the parts of the clock are no more than it."""
+    given: list[float] = []
+
+    def counted(*args: Any, search: Search, **options: Any) -> Result:
+        limit = search.budget()
+        given.append(limit.seconds or 0.0)
+        now.s += limit.seconds or 0.0
+        # Of what a search may use, it uses all.
+        return placed(*args, search=SEARCH, **options)
+
+    placed, now = api.place, SimpleNamespace(s=0.0)
+    monkeypatch.setattr(api, "place", counted)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now.s))
+    plain = chain(4)
+    holds = plain.weight_bytes > 0
+    graph = replace(
+        plain, weight_bytes=plain.weight_bytes + 4 * MB * holds, cache_bytes=4 * MB * holds
+    )
+    plan = plan_accelerate(
+        graph, box(memory_mb, second_mb), whole=whole_modules(None, graph, "module"),
+        costs=roofline, search=Search(seconds=8.0),
+    )  # fmt: skip
+    assert plan.result.score.feasible
+    assert 0.0 < sum(given) <= 8.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("method", ["single", "round_robin"])
+def test_no_answer_is_worse_than_the_plan_of_a_peer_that_fits(seed: int, method: str) -> None:
+    """Random plans stand for those of another tool; one that may not be answered is no candidate
+    that fits."""
+    graph, cluster = chain(3), resident(box(100, 100))
+    rng = np.random.default_rng(seed)
+    constraints = Constraints(forbid=(Pin("mul0", ("g1",)),)) if seed % 2 else Constraints()
+    own = api.place(
+        graph, cluster, method=method, costs=roofline, search=SEARCH, constraints=constraints
+    )
+    result = own
+    for number in range(8):
+        device = np.where(graph.is_io, cluster.host, rng.integers(1, 3, graph.num_ops))
+        peer = Peer(f"peer {number}", "a peer", lambda d=device: make_placement(graph, cluster, d))
+        result = beside(result, peer, graph, cluster, roofline, constraints)
+        row = result.candidates[-1]
+        barred = bool(seed % 2) and device[graph.op_index["mul0"]] == 2
+        assert row.feasible != barred
+        again = api.simulate(graph, result.placement, cluster, costs=roofline)
+        assert again.value_s == result.value_s
+        assert result.bound_s <= result.value_s
+    rows = [row for row in result.candidates if row.feasible]
+    assert len(rows) > 2
+    assert all(result.value_s <= (row.value_s or np.inf) * (1 + 1e-9) for row in rows)
+
+
+def test_accelerates_own_map_is_answered_where_it_is_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only devices alone are searched, so all four layers stream; the map streams two of them."""
+    graph, cluster = chain(4), box(35)
+    map_of = {f"layers.{i}.linear": 0 if i % 2 else "cpu" for i in range(4)}
+    monkeypatch.setattr(accelerate, "balanced_map", lambda *_: map_of)
+    how: dict[str, Any] = {"method": "single", "costs": roofline, "search": SEARCH}
+    for granularity in ("module", "layer"):
+        whole = whole_modules(None, graph, granularity)
+        plan = plan_accelerate(graph, cluster, module=object(), whole=whole, **how)
+        row = plan.result.candidates[-1]
+        assert row.method == "accelerate, auto"
+        assert row.feasible
+        assert plan.result.method == "accelerate, auto"
+        assert plan.result.value_s == row.value_s
+        assert plan.result.placement.device_names == plan.cluster.device_names
+        score = api.simulate(graph, plan.result.placement, cluster, costs=roofline)
+        assert score.value_s == row.value_s
+        # Eight ops of 1 ms, and twice 10 MB over a link of 1 GB/s.
+        assert row.value_s == pytest.approx(28e-3, rel=1e-4)
 
 
 def test_what_streams_takes_half_of_the_memory_at_most_and_rests_in_that_of_the_host() -> None:

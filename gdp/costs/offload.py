@@ -172,7 +172,7 @@ def read_bytes(graph: OpGraph) -> Int[np.ndarray, "N"]:
     reads them again for every token. Of the ops of a step that share a device with them, the one
     with most traffic stands for all.
     """
-    held = graph.weight_bytes - graph.cache_bytes
+    held = np.where(graph.rests, 0, graph.weight_bytes - graph.cache_bytes)
     step = np.array([name.startswith(STEP) for name in graph.op_names], dtype=bool)
     if not step.any():
         return held

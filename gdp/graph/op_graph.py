@@ -18,6 +18,8 @@ from gdp.graph.groups import inverse
 
 INPUT = "Input"
 """Op type of a graph input: no work, fixed to the cluster's host."""
+UNREAD = "Unread"
+"""Type of ops that hold weights which no op reads."""
 OUTPUT = "Output"
 """Op type of a graph output: no work, fixed to the cluster's host, makes no tensor."""
 
@@ -158,6 +160,11 @@ class OpGraph:
         sent = self.tensor_bytes * self.repeats[self.producer]
         sent.setflags(write=False)
         return sent
+
+    @functools.cached_property
+    def rests(self) -> Bool[np.ndarray, "N"]:
+        """True for ops that only hold weights: they read, compute and make nothing."""
+        return np.array([t == UNREAD for t in self.op_types], dtype=bool)
 
     @functools.cached_property
     def edges(self) -> tuple[Int[np.ndarray, "E"], Int[np.ndarray, "E"]]:

@@ -160,6 +160,11 @@ def build(name: str, program: ProgramOps, results: Results) -> OpGraph:
     return builder.build(name)
 
 
+def live_ops(program: ProgramOps, results: Results) -> list[Op]:
+    """The ops that some output or new weight needs, in order."""
+    return [program.ops[i] for i in _live(program, results)]
+
+
 def positions(graph: OpGraph, program: ProgramOps, results: Results) -> dict[int, int]:
     """The op of the graph that every live op of the program has become."""
     live = _live(program, results)

@@ -67,7 +67,8 @@ def arrays_of(problem: Problem) -> Arrays:
     opens[graph.use_op[is_input[graph.producer[graph.use_tensor]]]] = True
     dispatch_s = np.array([device.dispatch_s for device in cluster.devices])
     per_op = np.array([device.dispatch_per == "op" for device in cluster.devices])
-    paid_s = np.where(graph.is_io[:, None], 0.0, np.where(per_op, dispatch_s, 0.0)[None, :])
+    unpaid = graph.is_io | graph.rests
+    paid_s = np.where(unpaid[:, None], 0.0, np.where(per_op, dispatch_s, 0.0)[None, :])
     return Arrays(
         in_start=in_start,
         in_tensor=_int(graph.use_tensor[in_use]),
@@ -87,7 +88,7 @@ def arrays_of(problem: Problem) -> Arrays:
         is_io=np.array(graph.is_io),
         is_input=is_input,
         is_backward=np.array(graph.is_backward),
-        opens=opens & ~graph.is_io,
+        opens=opens & ~unpaid,
         group=_int(problem.group),
         group_start=group_start,
         group_op=group_op,

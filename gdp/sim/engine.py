@@ -137,7 +137,7 @@ def arrays(problem: Problem) -> EngineArrays:
     n, d = graph.num_ops, cluster.num_devices
     use_tensor = np.repeat(np.arange(graph.num_tensors), np.diff(a.use_start))
     num_inputs = np.diff(a.in_start)
-    pays = np.where(a.is_io, 0, PAYS)
+    pays = np.where(a.is_io | graph.rests, 0, PAYS)
     channel = _channels(cluster)
     weight_op = np.flatnonzero(graph.weight_bytes)
     weight_op = weight_op[np.argsort(graph.weight_id[weight_op], kind="stable")]

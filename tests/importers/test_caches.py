@@ -53,6 +53,12 @@ def test_a_step_holds_the_cache_of_the_real_model(name: str, written: Any) -> No
         outputs = model.module(**dict(model.kwargs) | {"use_cache": True})
     (_, cache), _ = cache_of(outputs), outputs.logits
     assert cache_bytes(step) == state_bytes(cache) > 0
+    # Tied weights count once; beside parameters some buffers are read.
+    parameters = sum(w.nbytes for w in model.module.parameters())
+    buffers = sum(b.nbytes for b in model.module.buffers())
+    first = np.unique(prefill.weight_id, return_index=True)[1]
+    held = int(prefill.weight_bytes[first].sum())
+    assert parameters <= held <= 1.01 * (parameters + buffers)  # and constants of the code
 
 
 def test_states_are_the_tensors_with_dimensions_each_once() -> None:

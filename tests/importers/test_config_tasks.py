@@ -16,6 +16,7 @@ from benchmarks.architectures import architectures, imported, small_config
 from gdp.errors import ModelError
 from gdp.importers.pytorch.config_tasks import encodes, prompt_inputs, task_of
 from gdp.importers.pytorch.huggingface import huggingface_model
+from gdp.models import load
 from tests.generating_configs import CONFIGS, DENSE
 
 AUDIO = {
@@ -134,3 +135,26 @@ def test_no_architecture_is_an_internal_error(kind: str, architecture: str, outc
     does so for all, and traces them."""
     row = imported(kind, architecture, 20.0, traces=False)
     assert row.outcome == outcome, row.said
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope"),
+    [
+        ("phi3", {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}),
+        ("llama", {"rope_type": "dynamic", "factor": 2.0}),
+    ],
+)
+def test_ropes_that_grow_with_the_sequence_decode(
+    kind: str, rope: dict[str, Any], tmp_path: Path
+) -> None:
+    """Phi-3.5 ended in a RecursionError of torch.export; the step is that of a plain rope."""
+    fields = {
+        "model_type": kind, "architectures": ["TinyForCausalLM"], **DENSE,
+        "num_hidden_layers": 1, "original_max_position_embeddings": 16,
+    }  # fmt: skip
+    spec = written(tmp_path, fields).replace("prompt=9&new=4", "sequence=20&decode")
+    plain = load(spec)
+    written(tmp_path, {**fields, "rope_scaling": rope})
+    grown = load(spec)
+    assert grown.flop.sum() == pytest.approx(plain.flop.sum(), rel=1e-3)
+    assert grown.cache_bytes.sum() == plain.cache_bytes.sum() == 2 * 2 * 20 * 12 * 4

@@ -174,6 +174,8 @@ def deepened(name: str, layers: int, **changed: Any) -> dict[str, Any]:
     kinds = config.get("layer_types")
     if kinds:
         config["layer_types"] = [kinds[i % len(kinds)] for i in range(layers)]
+    if "text_config" in config:
+        config["text_config"] = config["text_config"] | {"num_hidden_layers": layers}
     keys = ("num_hidden_layers", "num_layers")
     return config | {key: layers for key in keys if key in config}
 
@@ -186,6 +188,7 @@ def deepened(name: str, layers: int, **changed: Any) -> dict[str, Any]:
         ("gemma2", 6, "sequence=9&decode"),  # windows in turn, with their caches
         ("granite_hybrid", 6, "sequence=5&decode"),  # states beside caches
         ("t5", 4, "sequence=7&decode"),  # two lists; a bias that the first layer makes
+        ("llava", 5, "sequence=7"),  # a list that no prompt of text calls
     ],
 )
 def test_an_architecture_repeated_is_the_whole_one(

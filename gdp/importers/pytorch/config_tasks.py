@@ -7,7 +7,7 @@ reads is the model's `main_input_name`.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gdp.errors import ModelError
@@ -139,6 +139,22 @@ def prompt_inputs(
     most = min(written, _first(config, ("max_target_positions",)) or written)
     read = _ENCODED[main](model, config, ids, text)
     return {main: read, "decoder_input_ids": ids[:, :1].repeat(1, most)}
+
+
+def fix_ropes(model: Any) -> None:
+    """Keep the frequencies of rotary embeddings that grow with the sequence (dynamic, longrope) as
+    they are: a step of decoding asks for its position as a number, which no graph has. Their size
+    is that of any others, and so is the work."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, Mapping):
+            module.rope_type = {layer: _fixed(kind) for layer, kind in kinds.items()}
+        elif isinstance(kinds, str):
+            module.rope_type = _fixed(kinds)
+
+
+def _fixed(kind: str) -> str:
+    return "default" if "dynamic" in kind or kind == "longrope" else kind
 
 
 def _required(model: Any, text: str) -> set[str]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from gdp.errors import InfeasibleError, ModelError
 from gdp.files.reading import Kind, is_file, is_folder, read_bytes
 from gdp.graph.generation import Request, generation_graph, with_requests
-from gdp.importers.program import Traced, batch_of, request_tokens, spec_parts
+from gdp.importers.program import Results, Traced, batch_of, live_ops, request_tokens, spec_parts
 from gdp.importers.pytorch.caches import (
     ARGUMENTS,
     ReadPrompt,
@@ -35,6 +35,7 @@ from gdp.importers.pytorch.config_tasks import (
     GENERATES,
     TASKS,
     encodes,
+    fix_ropes,
     other_classes,
     prompt_inputs,
     require_generating,
@@ -43,9 +44,11 @@ from gdp.importers.pytorch.config_tasks import (
 )
 from gdp.importers.pytorch.export import import_torch
 from gdp.importers.pytorch.kept_traces import find_trace, keep_trace, key_of
-from gdp.importers.pytorch.model import RecordedTorch
+from gdp.importers.pytorch.model import RecordedTorch, weights_by_path
 from gdp.importers.pytorch.phases import Phase
 from gdp.importers.pytorch.quantised import quantised_options, quantization_of, saved_bytes
+from gdp.importers.pytorch.repeated import Listed
+from gdp.importers.pytorch.unread import storage_of, storages_read, unread_weights, with_unread
 from gdp.terminal import stage
 from gdp.units import format_bytes
 
@@ -162,7 +165,8 @@ class HuggingFaceModel(Phase):
         if traced is None:
             stage(f"tracing {self.label}, {len(list(self.module.modules()))} modules")
             with closed():
-                traced = self.graph_of(self.program())
+                listed = self.program()
+                traced = self.complete(self.graph_of(listed), listed)
             keep_trace(self.key, traced)
         return traced
 
@@ -170,25 +174,43 @@ class HuggingFaceModel(Phase):
         """The graph and its exported program, traced now."""
         stage(f"tracing {self.label} for execution")
         with closed():
-            return super().record(*args, **kwargs)
+            recorded = super().record(*args, **kwargs)
+        paths = weights_by_path(recorded.listing, recorded.program, self.prefix)
+        ops = [recorded.listing.ops[i] for i in recorded.op_of]
+        read = storages_read(self.model, ops, paths)
+        whole = with_unread(
+            Traced(recorded.graph, (), ()), self.model, read, self.options.get("stored", {})
+        )
+        names = recorded.graph.op_names
+        op_of = {i: whole.graph.op_index[names[op]] for i, op in recorded.op_of.items()}
+        return replace(recorded, graph=whole.graph, op_of=op_of)
 
     def require_room(self, room_bytes: int) -> None:
-        """Raise `InfeasibleError` where the weights that the model reads are larger than all memory
-        there is for them. Nothing is traced."""
-        weights = {_storage(w): w for w in (*self.model.parameters(), *self.model.buffers())}
+        """Raise `InfeasibleError` where the weights of the model are larger than all memory there
+        is for them. Nothing is traced."""
+        weights = {storage_of(w): w for w in (*self.model.parameters(), *self.model.buffers())}
         sizes = {s: w.untyped_storage().nbytes() for s, w in weights.items()}
         saved = saved_bytes(self.model, self.options.get("stored", {}))
         if sum(sizes.values()) - saved <= room_bytes:
             return
-        # Some modules hold weights that their forward pass leaves alone, which no graph has.
+        # As in `complete`: of what is not read, modules with parameters are held, not lone buffers.
         read = self._storages_read()
         total = sum(size for storage, size in sizes.items() if storage in read) - saved
+        total += sum(unread_weights(self.model, read, {}).values()) if read else 0
         if total > room_bytes:
             raise InfeasibleError(
                 f"no placement of {self.label} fits: its weights alone miss "
                 f"{format_bytes(total - room_bytes)} on all devices together (need "
                 f"{format_bytes(total)} of {format_bytes(room_bytes)})"
             )
+
+    def complete(self, traced: Traced, *programs: Listed) -> Traced:
+        """The graph of some programs with the weights that none of them reads."""
+        read: set[int] = set()
+        for listed in programs:
+            ops = live_ops(listed, Results(state=listed.state))
+            read |= storages_read(self.model, ops, listed.paths)
+        return with_unread(traced, self.model, read, self.options.get("stored", {}))
 
     def _storages_read(self) -> set[int]:
         """The storages that a forward pass on the meta device reads; none where it fails, which
@@ -200,7 +222,7 @@ class HuggingFaceModel(Phase):
         try:
             made = self.made()
             inputs = tree_map(_on_meta, dict(made.kwargs))
-            mode = on_meta(lambda leaf: read.add(_storage(leaf)))
+            mode = on_meta(lambda leaf: read.add(storage_of(leaf)))
             with closed(), torch.no_grad(), torch.device("meta"), mode:
                 made.module(*made.args, **inputs)
         except Exception:
@@ -210,10 +232,6 @@ class HuggingFaceModel(Phase):
 
 def _on_meta(leaf: Any) -> Any:
     return leaf.to("meta") if hasattr(leaf, "untyped_storage") else leaf
-
-
-def _storage(tensor: Any) -> int:
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def huggingface_model(text: str, device: str = "meta", *, whole: bool = True) -> HuggingFaceModel:
@@ -240,6 +258,8 @@ def huggingface_model(text: str, device: str = "meta", *, whole: bool = True) ->
         stage(f"building the {config.model_type} model without weights")
         with torch.device(device):
             model = _built(transformers, config, task, text, _attention(given, path))
+            if spec.decode or spec.new:
+                fix_ropes(model)
             quantised = {} if scheme is None else quantised_options(model, scheme, text)
             with _countable(text):
                 inputs = _inputs(torch, asked, model, spec)
@@ -486,7 +506,8 @@ class GeneratingModel(HuggingFaceModel):
             listed = self.step.program()
             step = self.step.graph_of(listed)
             stage(f"tracing {self.label}: reading the prompt, {count} modules")
-            prompt = self.graph_of(self.program())
+            read = self.program()
+            prompt = self.graph_of(read)
         request = self.request._replace(requests=0)  # as any number shares the trace
         graph = generation_graph(self.label, prompt.graph, step.graph, request, listed.growth)
         both = [
@@ -498,8 +519,9 @@ class GeneratingModel(HuggingFaceModel):
         ]
         estimated, assumptions = (tuple(dict.fromkeys(a + b)) for a, b in both)
         traced = Traced(graph, estimated, assumptions, prompt.parameters)
+        traced = self.complete(traced, read, listed)
         keep_trace(self.key, traced)
-        return replace(traced, graph=with_requests(graph, self.request.requests))
+        return replace(traced, graph=with_requests(traced.graph, self.request.requests))
 
     def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
         """Refused: a program of both phases does not exist."""

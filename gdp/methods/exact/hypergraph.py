@@ -48,6 +48,7 @@ class LoadHypergraph:
     held_bytes: Int[np.ndarray, "V"]  # weights that no other node shares
     shared: tuple[tuple[int, tuple[int, ...]], ...]  # (bytes, nodes) of each shared weight
     memory_bytes: Int[np.ndarray, "D"]
+    processor: Int[np.ndarray, "D"]  # of devices that add up to one load; below zero alone
 
     @property
     def num_nodes(self) -> int:
@@ -98,6 +99,7 @@ def load_model(problem: Problem) -> LoadHypergraph:
         held_bytes=held_bytes,
         shared=shared,
         memory_bytes=np.array(problem.cluster.memory_bytes, dtype=np.int64),
+        processor=problem.cluster.processor,
     )
     return merge(model, np.arange(model.num_nodes))
 
@@ -153,7 +155,7 @@ def work_bound_s(work_s: Float[np.ndarray, "V D"]) -> float:
 
 def equal_devices(model: LoadHypergraph) -> list[list[int]]:
     """Classes of devices that may be exchanged for one another."""
-    return classes_of(same(model.work_s, model.pays, model.memory_bytes))
+    return classes_of(same(model.work_s, model.pays, model.memory_bytes, model.processor))
 
 
 _UNIT = 1 << 26  # the known value as an integer; flows are 32 bit
@@ -170,7 +172,11 @@ def reduce_model(
         upper_s: A known value, or a target below it.
         clock: Ends the proofs by minimum cuts; the reductions so far hold.
         name_devices: Without, rule 4 is left out: equal devices stay so.
+
+    The rules look at one device at a time: a model whose devices share a processor stays as it is.
     """
+    if (model.processor >= 0).any():
+        return model
     while True:
         before = model.num_nodes, int(np.isfinite(model.work_s).sum())
         model = _bar_heavy(absorb(model, upper_s), upper_s)

@@ -235,8 +235,12 @@ def solve_loads(
             rows.limits[x[v, d]] = 0.0
     for column in x[needless_renamings(model.work_s, equal_devices(model))]:
         rows.limits[column] = 0.0
-    for d in range(model.num_devices):
-        _limit_load(model, rows, x, load, d, scale)
+    alone = [[d] for d in np.flatnonzero(model.processor < 0).tolist()]
+    together = [
+        np.flatnonzero(model.processor == k).tolist() for k in range(int(model.processor.max()) + 1)
+    ]
+    for members in [*alone, *together]:
+        _limit_load(model, rows, x, load, members, scale)
     _limit_weights(model, rows, x)
     cost = np.zeros(len(rows.limits))
     cost[load] = 1.0
@@ -253,16 +257,20 @@ def _any_upper_s(model: LoadHypergraph) -> float:
 
 
 def _limit_load(
-    model: LoadHypergraph, rows: RowBuilder, x: np.ndarray, load: int, d: int, scale: float
-) -> None:
-    works = np.isfinite(model.work_s[:, d]) & (model.work_s[:, d] > 0)
-    columns = [load, *x[works, d]]
-    values = [-1.0, *(model.work_s[works, d] * scale)]
-    if model.pays[d]:
-        for pins, seconds in zip(model.pins, model.weight_s.tolist(), strict=True):
-            for column, sign in _cut(rows, [int(x[v, d]) for v in pins]):
-                columns.append(column)
-                values.append(sign * seconds * scale)
+    model: LoadHypergraph, rows: RowBuilder, x: np.ndarray, load: int, members: list[int],
+    scale: float,
+) -> None:  # fmt: skip
+    """The load of one device, or of all that share a processor."""
+    columns, values = [load], [-1.0]
+    for d in members:
+        works = np.isfinite(model.work_s[:, d]) & (model.work_s[:, d] > 0)
+        columns += x[works, d].tolist()
+        values += (model.work_s[works, d] * scale).tolist()
+        if model.pays[d]:
+            for pins, seconds in zip(model.pins, model.weight_s.tolist(), strict=True):
+                for column, sign in _cut(rows, [int(x[v, d]) for v in pins]):
+                    columns.append(column)
+                    values.append(sign * seconds * scale)
     rows.add_row([columns], [values])
 
 

@@ -99,9 +99,10 @@ def test_requests_in_flight_take_turns_until_a_device_is_full(
 
 
 def test_caches_of_all_requests_bind_the_memory() -> None:
-    """150 bytes of weights and 15 for each request; beside them 15 of tensors."""
+    """150 bytes of weights and 15 for each request; beside them 8 of tensors, however many steps
+    are run: the 4 of the prompt and the 4 that the first module makes of them."""
     search = gdp.Search(seconds=None, evaluations=20)
-    one = unit_cluster(1, memory_bytes=150 + 6 * 15 + 15)
+    one = unit_cluster(1, memory_bytes=150 + 6 * 15 + 8)
     gdp.place(asked(6), one, costs=roofline, search=search)
     with pytest.raises(gdp.InfeasibleError, match="misses 15 B"):
         gdp.place(asked(7), one, costs=roofline, search=search)

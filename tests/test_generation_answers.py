@@ -104,7 +104,7 @@ def test_caches_of_all_requests_bind_the_memory() -> None:
     search = gdp.Search(seconds=None, evaluations=20)
     one = unit_cluster(1, memory_bytes=150 + 6 * 15 + 8)
     gdp.place(asked(6), one, costs=roofline, search=search)
-    with pytest.raises(gdp.InfeasibleError, match="misses 15 B"):
+    with pytest.raises(gdp.InfeasibleError, match="150 B and caches 105 B, d0 holds 248 B: 7 B"):
         gdp.place(asked(7), one, costs=roofline, search=search)
 
 

@@ -124,6 +124,7 @@ def place(
     cluster = load_cluster(cluster)
     graph = load(model, room_bytes=room_bytes(cluster, constraints))
     _require_method(method, methods(checkpoint))
+    find_objective(objective)
     phases.ended("read")
     start_up(objective)
     clock, started_s = search.budget(), time.perf_counter()

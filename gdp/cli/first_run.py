@@ -167,7 +167,9 @@ def _search(problem: Problem) -> None:
     start = best_of(problem, single_assignments(problem))
     make_annealer(problem, start, seed=0).run(1, 1, annealer_of(problem).default)
     tight = _tiny(problem.objective, memory_bytes=70)
-    pack(arrays_of(tight), np.arange(tight.num_groups), np.full(tight.num_devices, 70.0))
+    a, share = arrays_of(tight), 1.0
+    room = np.full(tight.num_devices, 70.0)
+    pack(a, np.arange(tight.num_groups), room, a.pool_bytes * share)
     repair(tight, best_of(tight, single_assignments(tight)), Clock(None), seed=0)
 
 

@@ -33,7 +33,7 @@ from gdp.commands.generation import generation_answer
 from gdp.costs.base import CostModel
 from gdp.exporters.llamacpp import Slots, flags_of, slots_of
 from gdp.graph.op_graph import OpGraph
-from gdp.importers.gguf import import_gguf
+from gdp.importers.gguf_header import import_gguf
 from gdp.placement import Placement, make_placement
 from gdp.runtime.llamacpp.run import (
     RPC_KIND,

@@ -12,6 +12,7 @@ from typing import Any
 
 from gdp.errors import MissingExtraError, ModelError
 from gdp.importers.program import users_code
+from gdp.importers.pytorch.masks import masks_as_run
 from gdp.version import install_command
 
 
@@ -108,11 +109,21 @@ def _exported(
     module: Any, args: Any, kwargs: Any, dynamic_shapes: Any, train: bool, notes: list[str] | None
 ) -> Any:
     import torch
-    from torch.export import export
 
     if isinstance(module, torch.jit.ScriptModule):
         return _of_script(module, args, kwargs)
     args, kwargs = _beside_weights(module, args, kwargs)
+    if train or dynamic_shapes is not None:
+        return _of_module(module, args, kwargs, dynamic_shapes, train, notes)
+    with masks_as_run(module, args, kwargs):
+        return _of_module(module, args, kwargs, None, train, notes)
+
+
+def _of_module(
+    module: Any, args: Any, kwargs: Any, dynamic_shapes: Any, train: bool, notes: list[str] | None
+) -> Any:
+    import torch
+    from torch.export import export
 
     def plain() -> Any:
         with _quietly():

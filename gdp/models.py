@@ -16,6 +16,7 @@ from gdp.errors import ArgumentError, GdpError, ModelError
 from gdp.files.reading import is_file, is_there
 from gdp.files.writing import is_written_by_gdp
 from gdp.graph.op_graph import OpGraph
+from gdp.ops.vllm import AT_ONCE
 from gdp.units import whole_number
 
 if TYPE_CHECKING:
@@ -143,6 +144,19 @@ def with_options(
         kinds = "hf:CONFIG models" if of_hf else "hf:CONFIG and .gguf models"
         raise ArgumentError(f"--{name} is for {kinds}, not for {spec!r}")
     return spec + ("&" if "?" in spec else "?") + "&".join(parts)
+
+
+def as_served(model: Model, at_once: int) -> Model:
+    """A configuration of transformers as an engine computes it, so many tokens in one pass; other
+    models, and one that says this itself, as they are.
+
+    >>> as_served("hf:llama?prompt=64&new=8", 2048)
+    'hf:llama?prompt=64&new=8&max_num_batched_tokens=2048'
+    """
+    spec = spec_of(model)
+    if not spec.startswith(HF_PREFIX) or AT_ONCE in spec.partition("?")[2]:
+        return model
+    return spec + ("&" if "?" in spec else "?") + f"{AT_ONCE}={at_once}"
 
 
 def load(

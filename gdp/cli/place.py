@@ -46,14 +46,15 @@ def place(
     from gdp.cli.text import result_text
     from gdp.commands import reporting
     from gdp.commands.generation import generation_answer
-    from gdp.commands.placing import memory_for, place_for
+    from gdp.commands.placing import memory_for, model_for, place_for
     from gdp.placement import save_placement
 
     phases = Phases(STARTED_S)
     phases.ended("import")
     machine, rules = cluster.load(), constraints.read()
     room = memory_for(destination.runtime, machine, destination.offload, rules)
-    graph = model.load(room)
+    spec = model_for(destination.runtime, model.spec, machine)
+    graph = options.told_load(spec, model.bound(), room)
     outputs.require(
         model.spec, cluster.cluster, trained.checkpoint, trained.costs, constraints.constraints
     )
@@ -68,7 +69,7 @@ def place(
     phases.ended("read")
     with stages(lines=False) as say:
         placed = place_for(
-            destination.runtime, graph, machine, model=model.spec, dims=model.bound(),
+            destination.runtime, graph, machine, model=spec, dims=model.bound(),
             granularity=destination.granularity, offload=destination.offload,
             objective=objective, method=search.method, costs=trained.costs,
             search=search.search(placing(say)), checkpoint=trained.checkpoint, constraints=rules,

@@ -35,7 +35,8 @@ from gdp.exporters.vllm import TENSOR_PARALLEL, layer_row
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate, Search
 from gdp.methods.simplify import SHARE
-from gdp.models import Model
+from gdp.models import Model, as_served
+from gdp.ops.vllm import BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_BYTES
 from gdp.placement import Placement, check, make_placement
 from gdp.prepare import prepare_problem
 from gdp.problem.arrays import arrays_of
@@ -317,6 +318,16 @@ def orders_by_kind(cluster: Cluster) -> Iterator[tuple[int, ...]]:
             yield from rest(left - Counter([kind]), (*order, taken))
 
     return rest(Counter(like[d] for d in usable), ())
+
+
+def vllm_model(model: Model, cluster: Cluster) -> Model:
+    """A configuration as vLLM computes it: attention fused, prompts in chunks of the tokens that
+    `vllm serve` computes at once on the GPUs of a cluster. Other models as they are."""
+    gpus = [device for device in resident(cluster).devices if not device.is_cpu]
+    large = gpus and all(
+        device.total_bytes >= LARGE_BYTES and not device.kind.startswith("a100") for device in gpus
+    )
+    return as_served(model, BATCHED_TOKENS_LARGE if large else BATCHED_TOKENS)
 
 
 def plan_vllm(

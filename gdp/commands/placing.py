@@ -106,6 +106,7 @@ def place(
         raise ArgumentError("offload is what accelerate does: give target='accelerate'")
     phases, machine = Phases(), load_cluster(cluster)
     room = memory_for(target, machine, offload, constraints)
+    model = model_for(target, model, machine)
     graph = load(model, dims, room_bytes=room)
     phases.ended("read")
     return place_for(
@@ -113,6 +114,11 @@ def place(
         phases=phases, objective=objective, method=method, costs=costs, search=search,
         checkpoint=checkpoint, constraints=constraints,
     ).result  # fmt: skip
+
+
+def model_for(target: str | None, model: Model, cluster: Cluster) -> Model:
+    """The model as the runtime of a planning target computes it on a cluster."""
+    return model if target is None else PLANNING_TARGETS[target].model(model, cluster)
 
 
 def memory_for(

@@ -200,9 +200,12 @@ def _vllm(job: ExportJob) -> "list[Path]":
     config = check_config(config_file(spec_of(job.model)))
     longest = (config.get("text_config") or config).get("max_position_embeddings")
     job = replace(job, cluster=for_runtime(job.cluster, "vllm"))
-    quantize = parse_config_spec(spec_of(job.model)).quantize
-    scheme = "" if quantize == "none" else quantize
-    return export_vllm(*job.plan, peak_bytes=peak_bytes, longest=longest, quantize=scheme)
+    spec = parse_config_spec(spec_of(job.model))
+    scheme = "" if spec.quantize == "none" else spec.quantize
+    return export_vllm(
+        *job.plan, peak_bytes=peak_bytes, longest=longest, quantize=scheme,
+        at_once=spec.max_num_batched_tokens,
+    )  # fmt: skip
 
 
 def _jax(job: ExportJob) -> "list[Path]":
@@ -240,10 +243,15 @@ class PlanningTarget:
     exact: bool = False  # one program over blocks, instead of a method
     offloads: bool = False  # weights may rest in host memory or on disk
     searches: bool = True  # heeds some option of the search
+    computes: str = ""  # "module:function" of (model, cluster): the model as it computes it
 
     def plan(self, *question: Any, **options: Any) -> "PlannedPlacement":
         """Place a graph on a cluster."""
         return _imported(self.function)(*question, **options)
+
+    def model(self, model: "Model", cluster: "Cluster") -> "Model":
+        """The model as the runtime computes it on a cluster, where its ops are others."""
+        return _imported(self.computes)(model, cluster) if self.computes else model
 
 
 PLANNING_TARGETS: Mapping[str, PlanningTarget] = {
@@ -257,6 +265,7 @@ PLANNING_TARGETS: Mapping[str, PlanningTarget] = {
         PlanningTarget("openvino", "gdp.commands.block_plans:plan_openvino", exact=True),
         PlanningTarget("pipelining", "gdp.commands.block_plans:plan_pipelining", by_module=True,
                        exact=True),
-        PlanningTarget("vllm", "gdp.commands.block_plans:plan_vllm", exact=True, searches=False),
+        PlanningTarget("vllm", "gdp.commands.block_plans:plan_vllm", exact=True, searches=False,
+                       computes="gdp.commands.block_plans:vllm_model"),
     )
 }  # fmt: skip

@@ -57,6 +57,7 @@ class VllmOptions:
     gpu_memory_utilization: float
     max_model_len: int  # tokens
     quantize: str = ""  # scheme of `--quantize` that the plan stands on; "": weights as they are
+    at_once: int = 0  # tokens of one pass that the plan has memory for; 0 where it says none
 
     def environment(self) -> dict[str, str]:
         """Variables by name."""
@@ -74,6 +75,7 @@ class VllmOptions:
             "--pipeline-parallel-size", str(len(self.gpus)),
             "--gpu-memory-utilization", f"{self.gpu_memory_utilization:.2f}",
             "--max-model-len", str(self.max_model_len),
+            *(["--max-num-batched-tokens", str(self.at_once)] if self.at_once else []),
             *(["--quantization", method] if method else []),
         ]  # fmt: skip
 
@@ -90,6 +92,11 @@ class VllmOptions:
             "every GPU beside its weights, within what the model was made for",
             "status": UNTRIED,
         }  # fmt: skip
+        if self.at_once:
+            reasons["--max-num-batched-tokens"] = (
+                "prompts are computed in chunks of so many tokens, for whose tensors the plan has "
+                "room"
+            )
         if self.quantize in QUANTIZED_WHEN_LOADED:
             reasons["--quantization"] = (
                 f"the plan stands on weights stored as {self.quantize} (--quantize)"
@@ -138,6 +145,7 @@ def vllm_options(
     peak_bytes: Int[np.ndarray, "D"],
     longest: int | None = None,
     quantize: str = "",
+    at_once: int = 0,
 ) -> VllmOptions:
     """The options of a placement of a request.
 
@@ -148,6 +156,7 @@ def vllm_options(
         peak_bytes: That each device holds at once, as simulated.
         longest: Context that the model was made for; None where nothing says it.
         quantize: Scheme of `--quantize` that the plan stands on; "" for none.
+        at_once: Tokens of one pass that the plan stands on; 0 for none.
 
     Raises:
         PlacementError: vLLM cannot follow the placement, in one line with the reason.
@@ -183,7 +192,7 @@ def vllm_options(
     most = planned if math.isinf(most) else most
     numbers = cluster.accelerator_numbers
     gpus = tuple(int(numbers[d] or 0) for d in ranks)
-    return VllmOptions(partition, gpus, share, int(most), quantize)
+    return VllmOptions(partition, gpus, share, int(most), quantize, at_once)
 
 
 def _stretches(
@@ -253,10 +262,11 @@ def export_vllm(
     peak_bytes: Int[np.ndarray, "D"],
     longest: int | None = None,
     quantize: str = "",
+    at_once: int = 0,
 ) -> list[Path]:
     """Write `vllm.json`, which says why each option is there, and environment and arguments as one
     line each for a shell; see `vllm_options`."""
-    options = vllm_options(graph, placement, cluster, peak_bytes, longest, quantize)
+    options = vllm_options(graph, placement, cluster, peak_bytes, longest, quantize, at_once)
     environment: Mapping[str, str] = options.environment()
     document = {
         "options": options, "environment": environment, "arguments": options.arguments(),

@@ -49,7 +49,7 @@ def fuse(graph: OpGraph, *, apart: Int[np.ndarray, "N"] | None = None) -> Fused:
     O((N + E) log N) a pass, a few passes.
     """
     group_of = _fused_groups(graph, _labels(graph, apart))
-    return Fused(_contracted(graph, group_of), group_of)
+    return Fused(contracted(graph, group_of), group_of)
 
 
 def class_parts(
@@ -98,7 +98,7 @@ def coarsen(
     label = _labels(graph, apart)
     group_of = _fused_groups(graph, label)
     group_of = _coarse_groups(graph, group_of, label, max_ops, near)
-    return Fused(_contracted(graph, group_of), group_of)
+    return Fused(contracted(graph, group_of), group_of)
 
 
 def _labels(graph: OpGraph, apart: Int[np.ndarray, "N"] | None) -> Int[np.ndarray, "N"]:
@@ -358,7 +358,7 @@ def _sum(
     return np.bincount(index, values, int(index.max()) + 1 if size is None else size).astype(float)
 
 
-def _contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
+def contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
     """The graph of the groups, numbered in topological order."""
     work = _work_s(graph) + np.where(_types_in(graph, _CHEAP), 0.0, 1e3)
     order = np.lexsort((-np.arange(graph.num_ops), work, group_of))

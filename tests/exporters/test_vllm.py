@@ -271,4 +271,7 @@ def test_from_a_configuration_to_the_options_on_the_command_line(tmp_path: Path)
     assert "--pipeline-parallel-size 2" in told["arguments"]
     assert "was not run" in told["why"]["status"]
     # The configuration was made for 256 tokens.
-    assert 14 <= int(told["arguments"].split()[-1]) <= 256
+    arguments = told["arguments"].split()
+    flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert 14 <= int(flags["--max-model-len"]) <= 256
+    assert flags["--max-num-batched-tokens"] == "2048"

@@ -1,7 +1,8 @@
 """Transformers models from a configuration alone: no weights, no hub, no code of others.
 
 A spec is `hf:PATH`, or `hf:PATH?task=causal-lm&batch=1&sequence=512&decode`, where PATH is a
-`config.json` or a folder that holds one, and what is left out is the default. Configurations are
+`config.json` or a folder that holds one, and what is left out is the default; with
+`max_num_batched_tokens=2048` it is the model as vLLM computes it. Configurations are
 checked before the classes of transformers see them, which build what a file asks for: 2**40 layers
 never end, and a list of labels that long takes all memory before the first error.
 """
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 from gdp.errors import InfeasibleError, ModelError
 from gdp.files.reading import Kind, is_file, is_folder, read_bytes
 from gdp.graph.generation import Request, generation_graph, with_requests
+from gdp.graph.serving import Served, served
 from gdp.importers.program import Results, Traced, batch_of, live_ops, request_tokens, spec_parts
 from gdp.importers.pytorch.caches import (
     ARGUMENTS,
@@ -49,8 +51,9 @@ from gdp.importers.pytorch.phases import Phase
 from gdp.importers.pytorch.quantised import quantised_options, quantization_of, saved_bytes
 from gdp.importers.pytorch.repeated import Listed
 from gdp.importers.pytorch.unread import storage_of, storages_read, unread_weights, with_unread
+from gdp.ops.vllm import AT_ONCE
 from gdp.terminal import stage
-from gdp.units import format_bytes
+from gdp.units import format_bytes, whole_number
 
 LOG = logging.getLogger(__name__)
 
@@ -86,7 +89,9 @@ _SIZES = {"image_size": 2, "num_channels": 2, "patch_size": MOST_DEPTH}
 _LARGEST = (1 << 31) - 1
 
 
-_KEYS = frozenset(("task", "batch", "sequence", "decode", "prompt", "new", "quantize", "requests"))
+_KEYS = frozenset((
+    "task", "batch", "sequence", "decode", "prompt", "new", "quantize", "requests", AT_ONCE
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,8 @@ class ConfigSpec:
     prompt: int = 0  # tokens that are read before `new` ones are written; 0: one phase alone
     new: int = 0
     quantize: str = ""  # a scheme to try; "": that of the configuration
+    # Tokens of a pass, where an engine computes the model (`gdp.graph.serving`); 0: torch does.
+    max_num_batched_tokens: int = 0
     requests: int = 0  # in flight at once; the last field, as traces do not depend on it
 
 
@@ -109,7 +116,7 @@ def parse_config_spec(text: str) -> ConfigSpec:
 
     >>> parse_config_spec("hf:llama/config.json?batch=2&decode")  # doctest: +NORMALIZE_WHITESPACE
     ConfigSpec(path='llama/config.json', task='', batch=2, sequence=512, decode=True, prompt=0,
-               new=0, quantize='', requests=0)
+               new=0, quantize='', max_num_batched_tokens=0, requests=0)
     """
     form = "hf:PATH?task=TASK&batch=1&sequence=512&decode&quantize=SCHEME"
     path, given = spec_parts(text, form, _KEYS, PREFIX)
@@ -118,7 +125,13 @@ def parse_config_spec(text: str) -> ConfigSpec:
         raise ModelError(f"no task {task!r}; there are {', '.join(TASKS)}")
     prompt, new, requests = request_tokens(given)
     scheme = given.get("quantize", "")
-    return ConfigSpec(path, task, *batch_of(given), prompt, new, scheme, requests)
+    at_once = whole_number(given.get(AT_ONCE, "1"))
+    if at_once is None:
+        raise ModelError(
+            f"{AT_ONCE} must be a positive whole number below 2**31, got {given[AT_ONCE]!r}"
+        )
+    at_once = at_once if AT_ONCE in given else 0
+    return ConfigSpec(path, task, *batch_of(given), prompt, new, scheme, at_once, requests)
 
 
 def config_file(spec: str) -> Path:
@@ -158,6 +171,14 @@ class HuggingFaceModel(Phase):
     """A model of transformers, whose traces are kept."""
 
     key: str = ""
+    served: Served | None = None  # where an engine computes it instead of torch
+
+    def graph_of(self, listed: Listed) -> Traced:
+        """The graph of a program, with weights as they are stored, as the engine computes it."""
+        traced = super().graph_of(listed)
+        if self.served is None:
+            return traced
+        return replace(traced, graph=served(traced.graph, self.served))
 
     def trace(self) -> Traced:
         """The graph as it was traced before, or traced now."""
@@ -171,7 +192,13 @@ class HuggingFaceModel(Phase):
         return traced
 
     def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
-        """The graph and its exported program, traced now."""
+        """The graph and its exported program, traced now; `ModelError` where an engine computes
+        other ops."""
+        if self.served is not None:
+            raise ModelError(
+                f"{self.label}: with {AT_ONCE} the model is as vLLM computes it, which is placed, "
+                f"not executed here; leave {AT_ONCE} out"
+            )
         stage(f"tracing {self.label} for execution")
         with closed():
             recorded = super().record(*args, **kwargs)
@@ -295,16 +322,34 @@ def _with_programs(
     phase: HuggingFaceModel, spec: ConfigSpec, document: Mapping[str, Any], task: str
 ) -> HuggingFaceModel:
     """The phase, and the step of a request, with the digests of their programs: how weights are
-    stored is not among what these depend on, nor is it for a prompt how many tokens follow."""
+    stored and whether an engine fuses ops is not among what these depend on, nor is it for a prompt
+    how many tokens follow."""
     dense = _dense(document)
 
     def key(*tokens: object) -> str:
         return key_of(dense, ("program", task, spec.batch, *tokens))
 
+    served_as = _served_as(spec, phase.model, task)
     if isinstance(phase, GeneratingModel) and phase.step is not None:
-        step = replace(phase.step, program_key=key("steps", spec.prompt, spec.new))
-        return replace(phase, step=step, program_key=key("prompt", spec.prompt))
-    return replace(phase, program_key=key("step" if spec.decode else "all", spec.sequence))
+        step = replace(
+            phase.step, program_key=key("steps", spec.prompt, spec.new),
+            served=served_as and served_as._replace(tokens=1),
+        )  # fmt: skip
+        return replace(
+            phase, step=step, program_key=key("prompt", spec.prompt), served=served_as
+        )  # fmt: skip
+    program_key = key("step" if spec.decode else "all", spec.sequence)
+    return replace(phase, program_key=program_key, served=served_as)
+
+
+def _served_as(spec: ConfigSpec, model: Any, task: str) -> Served | None:
+    """Sizes of the prompt, or the only phase, for an engine; None where torch computes it."""
+    if not spec.max_num_batched_tokens or task not in GENERATES:
+        return None
+    tokens = spec.prompt or (1 if spec.decode else spec.sequence)
+    # What an encoder reads is never divided.
+    at_once = max(spec.max_num_batched_tokens, spec.batch * tokens if encodes(model) else 0)
+    return Served(tokens, spec.batch, at_once)
 
 
 def _dense(document: Mapping[str, Any]) -> dict[str, Any]:

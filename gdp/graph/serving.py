@@ -1,0 +1,87 @@
+"""The graph of a language model as an engine that serves it computes it, vLLM for one.
+
+Attention is fused (`gdp.graph.attention`), prompts are worked through in chunks of so many tokens,
+of which each passes through all layers before the next, and logits are made of the last token of
+each sequence alone.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from gdp.graph.attention import with_fused_attention
+from gdp.graph.op_graph import INPUT, OUTPUT, UNREAD, OpGraph
+from gdp.ops.table import ELEMENTWISE_OPS, VIEWS
+
+_GATHERS = frozenset(("embedding", "index", "index_select", "gather", "take"))
+
+
+class Served(NamedTuple):
+    """A phase of a language model that an engine computes."""
+
+    tokens: int  # of each sequence: those of the prompt, 1 for a step of decoding
+    batch: int  # sequences
+    at_once: int  # the most tokens in one pass of the engine, over all sequences
+
+
+def served(graph: OpGraph, phase: Served) -> OpGraph:
+    """The graph of one phase, whose first output are the logits, as an engine computes it."""
+    graph = with_fused_attention(graph)
+    if phase.tokens > 1:
+        graph = _with_last_logits(graph, phase.tokens)
+    return _in_chunks(graph, -(-phase.tokens * phase.batch // phase.at_once))
+
+
+def _with_last_logits(graph: OpGraph, tokens: int) -> OpGraph:
+    """The graph with the product that makes the logits, and what follows it, for one token of each
+    sequence; as it is where they are so already, or are made in another way."""
+    makers = np.bincount(graph.use_op, minlength=graph.num_ops)
+    outputs = [op for op, kind in enumerate(graph.op_types) if kind == OUTPUT]
+    if not outputs:
+        return graph
+    op, chain = outputs[0], []
+    while True:
+        sources = graph.producer[graph.use_tensor[graph.use_op == op]]
+        if len(sources) != 1:
+            return graph
+        op = int(sources[0])
+        shapes = graph.detail[op].output_shapes
+        if not shapes or len(shapes[0]) != 3 or shapes[0][1] != tokens or makers[op] != 1:
+            return graph
+        chain.append(op)
+        if graph.op_types[op] == "linear":
+            break
+        if graph.op_types[op] not in VIEWS | ELEMENTWISE_OPS:
+            return graph
+    share = np.ones(graph.num_ops)
+    share[chain] = 1 / tokens
+    moved = np.maximum(graph.memory_traffic_bytes - graph.weight_bytes, 0.0)
+    return replace(
+        graph,
+        flop=graph.flop * share,
+        memory_traffic_bytes=graph.memory_traffic_bytes - moved * (1 - share),
+        tensor_bytes=np.ceil(graph.tensor_bytes * share[graph.producer]).astype(np.int64),
+    )
+
+
+def _in_chunks(graph: OpGraph, count: int) -> OpGraph:
+    """The graph computed in so many chunks: each holds its part of the tensors, and reads the
+    weights once more."""
+    if count < 2:
+        return graph
+    still = np.array([kind in (INPUT, OUTPUT, UNREAD) for kind in graph.op_types])
+    return replace(
+        graph,
+        chunks=np.where(still, 1, graph.chunks * count),
+        memory_traffic_bytes=graph.memory_traffic_bytes + (count - 1) * _weights_read(graph),
+    )
+
+
+def _weights_read(graph: OpGraph) -> Float[np.ndarray, "N"]:
+    """Bytes of weights that each op reads in one pass: all that it holds but its caches. Ops that
+    gather rows read those of their tokens, however these are divided."""
+    gathers = np.array([kind in _GATHERS for kind in graph.op_types])
+    held = (graph.weight_bytes - graph.cache_bytes).astype(float)
+    return np.where(gathers | (graph.memory_traffic_bytes < held), 0.0, held)

@@ -94,7 +94,7 @@ def test_a_result_says_all_that_is_needed(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "llama")
     result = gdp.place(
         f"hf:{folder}?sequence=8", "2xcpu-core", target="accelerate", objective="throughput",
-        search=ONCE, constraints=gdp.Constraints(replicas=False),
+        search=ONCE,
     )  # fmt: skip
     model = built(folder)
     ids = torch.arange(4, 12).reshape(1, 8)

@@ -407,7 +407,7 @@ def plan_openvino(
     started_s = time.perf_counter()
     search = of_kind(search, Search, "search")
     constraints = of_kind(constraints, Constraints, "constraints")
-    constraints = replace(constraints, replicas=False, whole=tuple({*constraints.whole, *whole}))
+    constraints = replace(constraints, whole=tuple({*constraints.whole, *whole}))
     rows: list[Candidate] = []
     best: tuple[float, Placement] | None = None
     for name, placement in _plans(graph, cluster, costs, search, constraints):

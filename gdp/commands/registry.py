@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from gdp.cluster.types import Cluster
     from gdp.commands.accelerate import PlannedPlacement
+    from gdp.constraints import Constraints
     from gdp.files.writing import OverwritePolicy
     from gdp.graph.op_graph import OpGraph
     from gdp.models import Model
@@ -244,9 +245,18 @@ class PlanningTarget:
     offloads: bool = False  # weights may rest in host memory or on disk
     searches: bool = True  # heeds some option of the search
     computes: str = ""  # "module:function" of (model, cluster): the model as it computes it
+    replicates: bool = False  # lets devices take samples in turn
 
-    def plan(self, *question: Any, **options: Any) -> "PlannedPlacement":
-        """Place a graph on a cluster."""
+    def plan(
+        self, *question: Any, constraints: "Constraints | None" = None, **options: Any
+    ) -> "PlannedPlacement":
+        """Place a graph on a cluster, with replicated stages only where the runtime has them."""
+        from gdp.constraints import Constraints
+        from gdp.errors import of_kind
+
+        options["constraints"] = of_kind(constraints, Constraints, "constraints")
+        if not self.replicates:
+            options["constraints"] = replace(options["constraints"], replicas=False)
         return _imported(self.function)(*question, **options)
 
     def model(self, model: "Model", cluster: "Cluster") -> "Model":
@@ -261,7 +271,7 @@ PLANNING_TARGETS: Mapping[str, PlanningTarget] = {
                        offloads=True),
         PlanningTarget("llamacpp", "gdp.commands.llamacpp:plan_llamacpp", exact=True,
                        searches=False),
-        PlanningTarget("onnxruntime", "gdp.commands.placing:plan_freely"),
+        PlanningTarget("onnxruntime", "gdp.commands.placing:plan_freely", replicates=True),
         PlanningTarget("openvino", "gdp.commands.block_plans:plan_openvino", exact=True),
         PlanningTarget("pipelining", "gdp.commands.block_plans:plan_pipelining", by_module=True,
                        exact=True),

@@ -11,7 +11,7 @@ from gdp import api
 from gdp.cli.main import cli
 from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.commands.placing import place_for
-from gdp.commands.registry import PLANNING_TARGETS
+from gdp.commands.registry import EXPORTERS, PLANNING_TARGETS
 from gdp.constraints import Constraints, Pin
 from gdp.costs.base import CostModel
 from gdp.errors import InfeasibleError
@@ -139,3 +139,20 @@ def test_memory_is_counted_before_the_search() -> None:
     tiny = replace(machine(5))
     with pytest.raises(InfeasibleError):
         place_for("openvino", row(), tiny, costs=HALVES, search=SEARCH)
+
+
+@pytest.mark.parametrize("target", [None, "accelerate", "onnxruntime", "openvino"])
+def test_stages_are_replicated_where_the_export_holds_replicas(target: str | None) -> None:
+    """One op takes nearly all the time, so that two cores in turn halve the period."""
+    graph, costs = row(), costs_of([8.0, 0.5, 0.5, 0.5], [8.0, 0.5, 0.5, 0.5])
+    cores = make_cluster("two", [Device(f"core{i}", "core", {"default": 1e9}, 1e9) for i in (0, 1)])
+    placed = place_for(target, graph, cores, objective="throughput", costs=costs, search=SEARCH)
+    replicates = target is None or EXPORTERS[target].replicates
+    assert bool(placed.result.placement.teams) == replicates
+    assert placed.result.value_s == pytest.approx(4.75 if replicates else 8.0, rel=0.01)
+
+
+def test_a_target_replicates_if_its_export_does() -> None:
+    assert {name: row.replicates for name, row in PLANNING_TARGETS.items()} == {
+        name: EXPORTERS[name].replicates for name in PLANNING_TARGETS
+    }

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from gdp.importers.pytorch.model import TorchModel
 
 ONNX_PREFIX, PYTHON_PREFIX, HF_PREFIX = "onnx:", "python:", "hf:"
+LONGEST = "max"
+"""The context of a request that asks for the longest one that fits."""
 GGUF_SUFFIX = ".gguf"
 GRAPH_SUFFIXES = (".json", ".json.gz", ".gdpgraph")
 
@@ -57,9 +59,11 @@ class Generation(os.PathLike[str]):
         batch: Sequences side by side, one step for all.
         requests: Requests in flight, each with a cache of its own. Default: one; under throughput
             as many as there are devices.
+        context: Tokens of one sequence that caches are reserved for; "max", in `gdp.place`, for
+            the longest context that fits. Default: prompt + new.
 
     >>> Generation("llama", prompt=2048, new=256)
-    Generation(model='llama', prompt=2048, new=256, batch=1, requests=None)
+    Generation(model='llama', prompt=2048, new=256, batch=1, requests=None, context=None)
     """
 
     model: str | os.PathLike[str]
@@ -67,9 +71,12 @@ class Generation(os.PathLike[str]):
     new: int
     batch: int = 1
     requests: int | None = None
+    context: int | str | None = None
 
     def __post_init__(self) -> None:
         for name, value in self._sizes().items():
+            if (name, value) == ("context", LONGEST):
+                continue
             if not isinstance(value, int) or not 1 <= value < 1 << 31:
                 raise ModelError(
                     f"{name} must be a positive whole number below 2**31, got {value!r}"
@@ -82,9 +89,10 @@ class Generation(os.PathLike[str]):
         joint = "&" if "?" in path else "?"
         return path + joint + "&".join(f"{k}={v}" for k, v in self._sizes().items())
 
-    def _sizes(self) -> dict[str, int]:
+    def _sizes(self) -> dict[str, int | str]:
         sizes = {"prompt": self.prompt, "new": self.new, "batch": self.batch}
-        return sizes if self.requests is None else sizes | {"requests": self.requests}
+        more = {"requests": self.requests, "context": self.context}
+        return sizes | {name: value for name, value in more.items() if value is not None}
 
 
 Model = str | os.PathLike[str] | OpGraph | Traceable
@@ -157,6 +165,30 @@ def as_served(model: Model, at_once: int) -> Model:
     if not spec.startswith(HF_PREFIX) or AT_ONCE in spec.partition("?")[2]:
         return model
     return spec + ("&" if "?" in spec else "?") + f"{AT_ONCE}={at_once}"
+
+
+def asks_longest(model: Model) -> bool:
+    """True for a request whose context shall be the longest that fits.
+
+    >>> asks_longest(Generation("llama", prompt=8, new=4, context="max"))
+    True
+    """
+    return f"context={LONGEST}" in spec_of(model).partition("?")[2].split("&")
+
+
+def at_context(model: Model, tokens: int | None) -> Model:
+    """A request with its context in tokens, None for that of its prompt and new tokens; other
+    models are returned as they are.
+
+    >>> at_context("hf:llama?prompt=8&new=4&context=max", 4096)
+    'hf:llama?prompt=8&new=4&context=4096'
+    """
+    spec = spec_of(model)
+    path, _, query = spec.partition("?")
+    parts = [part for part in query.split("&") if part and not part.startswith("context=")]
+    if not any(part.startswith("prompt=") for part in parts):
+        return model
+    return "?".join((path, "&".join([*parts, *([] if tokens is None else [f"context={tokens}"])])))
 
 
 def load(

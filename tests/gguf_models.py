@@ -24,7 +24,6 @@ def _describe(writer: Any, layers: int, experts: int, used: int, empty: tuple[in
     for add, size in ((writer.add_head_count, HEADS), (writer.add_head_count_kv, KEY_HEADS),
                       (writer.add_feed_forward_length, INNER)):  # fmt: skip
         add([0 if i in empty else size for i in range(layers)] if empty else size)
-    writer.add_context_length(512)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(VOCABULARY)
     writer.add_tokenizer_model("none")
@@ -37,7 +36,7 @@ def write_gguf(
     path: Path, *, layers: int = 3, experts: int = 0, used: int = 2, tied: bool = False,
     architecture: str = "llama", kind: str = "Q4_K",
     extra: dict[str, tuple[int, ...]] | None = None, seed: int | None = None,
-    empty: tuple[int, ...] = (),
+    empty: tuple[int, ...] = (), context: int = 512,
 ) -> Path:  # fmt: skip
     """A model with quantised products and F32 norms, `experts` in each block where asked, some
     blocks left empty; with a seed weights are drawn, of kinds that the gguf package can quantise
@@ -45,6 +44,7 @@ def write_gguf(
     gguf = pytest.importorskip("gguf", reason="needs the gguf package")
     writer = gguf.GGUFWriter(path, architecture)
     _describe(writer, layers, experts, used, empty)
+    writer.add_context_length(context)
     rng = None if seed is None else np.random.default_rng(seed)
 
     def quantised(name: str, *shape: int) -> None:

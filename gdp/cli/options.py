@@ -70,6 +70,24 @@ def option(*flags: str, make: Callable[..., Any] = click.option, **settings: Any
     return field(metadata={"option": functools.partial(make, *flags, **settings)})
 
 
+def _context(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A number of tokens, or "max"."""
+    from gdp.models import LONGEST
+    from gdp.units import whole_number
+
+    if value is not None and value != LONGEST and whole_number(value) is None:
+        raise click.BadParameter(f"{value!r} must be a number of tokens, or max")
+    return value
+
+
+CONTEXT_HELP = (
+    "Tokens of each sequence that caches are reserved for, apart from those that are timed; max: "
+    "the longest context that fits, in gdp place and gdp fit."
+)
+context = click.option("--context", metavar="N|max", callback=_context, help=CONTEXT_HELP)
+"""Of a command that takes no `ModelOptions`."""
+
+
 def parse_generate(text: str) -> dict[str, int]:
     """Sizes of a request from its text; raises `ValueError` for a malformed one.
 
@@ -120,6 +138,8 @@ class ModelOptions:
         "caches for so many in flight. hf: and .gguf models.",
     )  # fmt: skip
 
+    context: str | None = option("--context", metavar="N|max", callback=_context, help=CONTEXT_HELP)
+
     quantize: str | None = option(
         "--quantize", metavar="SCHEME",
         help="Store weights so, instead of as the configuration says: nf4, nf4-double, int8, int4, "
@@ -143,8 +163,11 @@ class ModelOptions:
             )  # fmt: skip
         except ArgumentError as error:
             raise click.UsageError(str(error)) from None
+        if self.context is not None and self.generate is None:
+            raise click.UsageError("--context is for a whole request: give --generate, too")
         if self.generate is not None:
             parts = self.generate.replace(" ", "").split(",")
+            parts += [] if self.context is None else [f"context={self.context}"]
             spec += ("&" if "?" in spec else "?") + "&".join(parts)
         object.__setattr__(self, "spec", spec)
 

@@ -47,16 +47,19 @@ def place(
     from gdp.commands import reporting
     from gdp.commands.generation import generation_answer
     from gdp.commands.placing import memory_for, model_for, place_for
+    from gdp.models import asks_longest, at_context, spec_of
     from gdp.placement import save_placement
 
     phases = Phases(STARTED_S)
     phases.ended("import")
     machine, rules = cluster.load(), constraints.read()
     room = memory_for(destination.runtime, machine, destination.offload, rules)
+    longest = asks_longest(model.spec)
     spec = model_for(destination.runtime, model.spec, machine)
+    spec = spec_of(at_context(spec, None)) if longest else spec
     graph = options.told_load(spec, model.bound(), room)
     outputs.require(
-        model.spec, cluster.cluster, trained.checkpoint, trained.costs, constraints.constraints
+        spec, cluster.cluster, trained.checkpoint, trained.costs, constraints.constraints
     )
     search.search()  # refuses bad values before anything is compiled
     if destination.runtime is None:
@@ -70,11 +73,12 @@ def place(
     with stages(lines=False) as say:
         placed = place_for(
             destination.runtime, graph, machine, model=spec, dims=model.bound(),
-            granularity=destination.granularity, offload=destination.offload,
+            granularity=destination.granularity, offload=destination.offload, longest=longest,
             objective=objective, method=search.method, costs=trained.costs,
             search=search.search(placing(say)), checkpoint=trained.checkpoint, constraints=rules,
         )  # fmt: skip
     result, machine, costs = _all_waited(phases, placed.result), placed.cluster, placed.costs
+    graph = placed.graph or graph
     if path := outputs.paths.get("placement"):
         save_placement(result.placement, path)
     if path := outputs.paths.get("trace"):
@@ -255,6 +259,7 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
     "--new", type=click.IntRange(1, 2**31 - 1), default=256, show_default=True,
     help="Tokens that are written.",
 )  # fmt: skip
+@options.context
 @click.option("--seconds", type=float, default=1.0, show_default=True, help="Search of each row.")
 @options.seed
 @options.costs
@@ -262,8 +267,8 @@ def _schemes(context: click.Context, parameter: click.Parameter, value: str) -> 
 @options.as_json
 def fit(
     model: str, clusters: tuple[str, ...], prompts: tuple[int, ...], batches: tuple[int, ...],
-    quantize: tuple[str, ...], new: int, seconds: float, seed: int, costs: str | None,
-    outputs: options.Outputs,
+    quantize: tuple[str, ...], new: int, context: str | None, seconds: float, seed: int,
+    costs: str | None, outputs: options.Outputs,
 ) -> None:  # fmt: skip
     """Compare contexts, batches, schemes and machines: if they fit, and how fast they are.
 
@@ -274,7 +279,7 @@ def fit(
     from gdp.commands.generation import fit_picture
     from gdp.files.writing import write_atomic
     from gdp.methods.base import Search
-    from gdp.models import HF_PREFIX, is_gguf
+    from gdp.models import HF_PREFIX, LONGEST, is_gguf
     from gdp.terminal import listening
 
     if not (model.startswith(HF_PREFIX) or is_gguf(model)):
@@ -284,7 +289,8 @@ def fit(
     with stages() as say, listening(say):
         rows = fit_rows(
             model, names, prompts=prompts, batches=batches, quantize=quantize, new=new,
-            costs=costs, search=Search(seed, seconds), progress=say,
+            context=context if context in (None, LONGEST) else int(context), costs=costs,
+            search=Search(seed, seconds), progress=say,
         )  # fmt: skip
     if path := outputs.paths.get("picture"):
         write_atomic(path, fit_picture(rows).encode())
@@ -301,16 +307,17 @@ def fit_text(rows: "Sequence[FitRow]") -> str:
         start = [row.cluster, f"{row.prompt}+{row.new}", str(row.batch)]
         start += [row.quantize or "-"] if tried else []
         if not row.fits or row.first_token_s is None or row.request_s is None:
-            body.append([*start, "no", "-", "-", "-", "-", "-"])
+            body.append([*start, "no", *["-"] * 6])
             continue
         body.append(
             [
                 *start, "yes", f"{row.tokens_per_s:.1f}", format_seconds(row.first_token_s),
                 format_seconds(row.request_s), f"{row.gap or 0:.0%}", f"{row.fullest or 0:.0%}",
+                "-" if row.longest_context is None else str(row.longest_context),
             ]
         )  # fmt: skip
     header = ["machine", "tokens", "batch", *["quantised"] * tried, "fits", "tokens/s"]
-    header += ["first token", "request", "gap", "fullest"]
+    header += ["first token", "request", "gap", "fullest", "longest context"]
     reasons = dict.fromkeys(
         f"{row.cluster}, {row.prompt}+{row.new} tokens, batch {row.batch}"
         f"{row.quantize and f', {row.quantize}'}: {row.limit}"

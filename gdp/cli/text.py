@@ -141,6 +141,11 @@ def generation_lines(answer: "GenerationAnswer") -> list[str]:
         lines.append(
             f"in all   {answer.all_tokens_per_s:.1f} tokens/s, {'; '.join([flight, *more])}"
         )
+    if answer.longest_context is not None:
+        lines.append(
+            f"context  of {answer.context} tokens has its caches; this plan has room for "
+            f"{answer.longest_context}"
+        )
     return [*lines, *(f"limit    {text}" for text in answer.limits)]
 
 

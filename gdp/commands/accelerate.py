@@ -70,6 +70,7 @@ class PlannedPlacement:
     result: Result
     cluster: Cluster
     costs: CostModel | str | Path | None
+    graph: OpGraph | None = None  # with the longest context, where that was asked for
 
 
 def whole_modules(module: Any, graph: OpGraph, granularity: str) -> tuple[str, ...]:

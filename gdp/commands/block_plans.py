@@ -31,7 +31,7 @@ from gdp.costs.default import resolve_costs
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, InfeasibleError, PlacementError, of_kind
 from gdp.exporters.openvino_plan import hetero_plan
-from gdp.exporters.vllm import TENSOR_PARALLEL, layer_row
+from gdp.exporters.vllm import TENSOR_PARALLEL, layer_row, with_one_share
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Candidate, Search
 from gdp.methods.simplify import SHARE
@@ -353,7 +353,7 @@ def plan_vllm(
         raise ArgumentError(
             "--for vllm keeps layers whole by itself: leave out --granularity and --together"
         )
-    machine = resident(cluster)
+    machine = with_one_share(resident(cluster))
     if all(device.is_cpu for device in machine.devices):
         raise InfeasibleError(f"cluster {cluster.name!r} has no GPU, and vLLM needs one here")
     row = layer_row(graph)

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +15,17 @@ from jaxtyping import Bool
 from gdp import api
 from gdp.cluster.file import Machine, load_cluster
 from gdp.cluster.types import UNLIMITED_BYTES, Cluster, fullness
+from gdp.commands.accelerate import PlannedPlacement
+from gdp.commands.contexts import cache_bytes_on, longest_of_plan, plan_longest, weights_once
 from gdp.commands.placing import plan_freely
 from gdp.costs.base import CostModel
-from gdp.costs.offload import is_offload, moved_caches
+from gdp.costs.offload import is_offload
 from gdp.costs.op_offload import offloads, sent_bytes
 from gdp.errors import ArgumentError, InfeasibleError
 from gdp.graph.generation import NEXT_TOKEN, Request, request_of, run_once
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
-from gdp.models import Generation, Model, load, with_options
+from gdp.models import Generation, Model, asks_longest, at_context, load, with_options
 from gdp.placement import Placed, Placement, check, make_placement
 from gdp.prepare import (
     PreparedProblem,
@@ -86,6 +89,8 @@ class GenerationAnswer:
     limits: tuple[str, str]  # what most of the time of the prompt and of the steps goes to
     memory: tuple[DeviceMemory, ...]
     is_pipeline: bool  # requests at once were asked for
+    context: int  # tokens of each sequence that caches are reserved for
+    longest_context: int | None  # that these devices have room for; None where that is not known
 
     @property
     def tokens_per_s(self) -> float:
@@ -174,6 +179,8 @@ def generation_answer(
             _limit(shares[1], "decode", "a step"),
         ),
         memory=memory, is_pipeline=find_objective(objective).pipelined or count > 1,
+        context=request.held,
+        longest_context=longest_of_plan(graph, placement, cluster, score, objective),
     )  # fmt: skip
 
 
@@ -227,13 +234,11 @@ def _memory(
     graph: OpGraph, placement: Placement, cluster: Cluster, score: Score, count: int
 ) -> tuple[DeviceMemory, ...]:
     rows = []
-    serving = {d: team[0] for team in placement.teams for d in team}
-    moved = moved_caches(graph, placement.device, cluster)
+    caches = cache_bytes_on(graph, placement, cluster, count)
+    held = weights_once(graph, placement, cluster)
     for d, entry in enumerate(cluster.devices):
-        mine = np.flatnonzero((placement.device == serving.get(d, d)) & (graph.weight_bytes > 0))
-        once = mine[np.unique(graph.weight_id[mine], return_index=True)[1]]
-        weights = int((graph.weight_bytes - graph.cache_bytes)[once].sum())
-        cache = count * int(graph.cache_bytes[once].sum() + moved[d])
+        weights = int((graph.weight_bytes - graph.cache_bytes)[held[d]].sum())
+        cache = int(caches[d])
         peak = int(score.peak_bytes[d])
         limited = entry.memory_bytes < UNLIMITED_BYTES
         rows.append(
@@ -271,6 +276,8 @@ class FitRow:
     limit: str = ""  # what limits decode, or what does not fit
     quantize: str = ""  # scheme that was tried; "" for that of the configuration
     gap: float | None = None  # share of the request's seconds that no placement is proven to need
+    context: int | None = None  # tokens of a sequence that caches are reserved for
+    longest_context: int | None = None  # that the plan has room for
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the field names of the command line's `--json`."""
@@ -285,6 +292,7 @@ def fit(
     batches: Sequence[int] = (1,),
     quantize: Sequence[str] = ("",),
     new: int = 256,
+    context: int | str | None = None,
     costs: CostModel | str | Path | None = None,
     search: Search | None = None,
     progress: Callable[[str, float], None] | None = None,
@@ -304,6 +312,8 @@ def fit(
         quantize: Schemes that weights are stored in, such as "nf4"; "none" for none, "" for that of
             the configuration. Only "" for .gguf models.
         new: Tokens that are written.
+        context: Tokens of each sequence that caches are reserved for, "max" for the longest that
+            fits. Default: those of prompt and new.
         costs: As `gdp.place` takes them.
         search: Budget of each placement. Default: one second.
         progress: Called with what begins and the share of the rows that are done.
@@ -318,7 +328,7 @@ def fit(
     rows: dict[tuple[int, str, int, int], FitRow | _Fitted] = {}
     for i, (scheme, prompt, batch) in enumerate(asked):
         spec = with_options(os.fspath(model), quantize=scheme) if scheme else model
-        request = Generation(spec, prompt=prompt, new=new, batch=batch)
+        request = Generation(spec, prompt=prompt, new=new, batch=batch, context=context)
         for j, machine in enumerate(machines):
             if progress is not None:
                 share = (i * len(machines) + j) / (len(asked) * len(machines))
@@ -368,7 +378,9 @@ class _Fitted:
         return replace(
             self.row, fits=True, tokens_per_s=answer.tokens_per_s,
             first_token_s=answer.first_token_s, request_s=answer.request_s, fullest=max(full),
-            limit=answer.limits[1], gap=max(0.0, 1.0 - self.bound_s / value_s) if value_s else 0.0,
+            limit=answer.limits[1], context=answer.context,
+            longest_context=answer.longest_context,
+            gap=max(0.0, 1.0 - self.bound_s / value_s) if value_s else 0.0,
         )  # fmt: skip
 
 
@@ -395,8 +407,18 @@ def _fitted(
         machine.name, request.prompt, request.new, request.batch, fits=False, quantize=scheme
     )
     try:
-        graph = load(request, room_bytes=room_bytes(machine))
-        result = plan_freely(graph, machine, costs=costs, search=search).result
+        model = at_context(request, None) if asks_longest(request) else request
+        graph = load(model, room_bytes=room_bytes(machine))
+
+        def plan(search: Search, graph: OpGraph) -> PlannedPlacement:
+            return plan_freely(graph, machine, costs=costs, search=search)
+
+        if asks_longest(request):
+            at_once = replace(search, seconds=0.0, evaluations=None)
+            _, graph, planned = plan_longest(graph, partial(plan, at_once), partial(plan, search))
+        else:
+            planned = plan(search, graph)
+        result = planned.result
     except InfeasibleError as error:
         return replace(row, limit=str(error))
     return _Fitted(row, graph, machine, result.placement, result.score, result.bound_s)

@@ -18,15 +18,17 @@ from gdp.commands.accelerate import (
     torch_module,
     whole_modules,
 )
+from gdp.commands.contexts import plan_longest
 from gdp.commands.registry import PLANNING_TARGETS
 from gdp.constraints import Constraints
 from gdp.costs.base import CostModel
 from gdp.costs.offload import resident
 from gdp.errors import ArgumentError, of_kind
 from gdp.files.writing import storable
+from gdp.graph.generation import longest_of_model, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.methods.base import Search
-from gdp.models import Model, load, spec_of
+from gdp.models import Model, asks_longest, at_context, load, spec_of
 from gdp.placement import Question, costs_named
 from gdp.prepare import prepare_placement, room_bytes
 from gdp.result import Result
@@ -104,15 +106,16 @@ def place(
         raise ArgumentError(f"no target {target!r}; there are {', '.join(PLANNING_TARGETS)}")
     if offload is not None and (target is None or not PLANNING_TARGETS[target].offloads):
         raise ArgumentError("offload is what accelerate does: give target='accelerate'")
-    phases, machine = Phases(), load_cluster(cluster)
+    phases, machine, longest = Phases(), load_cluster(cluster), asks_longest(model)
+    model = at_context(model, None) if longest else model
     room = memory_for(target, machine, offload, constraints)
     model = model_for(target, model, machine)
     graph = load(model, dims, room_bytes=room)
     phases.ended("read")
     return place_for(
         target, graph, machine, model=model, dims=dims, granularity=granularity, offload=offload,
-        phases=phases, objective=objective, method=method, costs=costs, search=search,
-        checkpoint=checkpoint, constraints=constraints,
+        longest=longest, phases=phases, objective=objective, method=method, costs=costs,
+        search=search, checkpoint=checkpoint, constraints=constraints,
     ).result  # fmt: skip
 
 
@@ -145,6 +148,7 @@ def place_for(
     dims: Mapping[str, int] | None = None,
     granularity: str | None = None,
     offload: str | None = None,
+    longest: bool = False,
     phases: Phases | None = None,
     **placing: Any,
 ) -> PlannedPlacement:
@@ -159,11 +163,16 @@ def place_for(
         granularity: Pieces that stay whole: "op", "module" or "layer"; by default that of the
             target.
         offload: "cpu", "disk" or "none": where weights rest that do not fit; for accelerate.
+        longest: Reserve caches for the longest context that fits, instead of that of the graph; it
+            is then among the notes, and the graph is that of the answer.
         phases: Seconds of the call so far; by default none.
         **placing: Options of `gdp.place`.
     """
     phases = phases or Phases()
-    planned = _planned(target, graph, cluster, model, granularity, offload, placing)
+    asked = (target, graph, cluster, model, granularity, offload)
+    planned = _planned_longest(*asked, placing) if longest else _planned(*asked, placing)
+    if planned.graph is not None and (request := request_of(planned.graph)) is not None:
+        graph, model = planned.graph, model and at_context(model, request.context)
     phases.ended("planning", planned.result.phases)
     if target in (None, "onnxruntime"):
         planned = _told_as_executed(graph, planned)
@@ -241,6 +250,25 @@ def _planned(
     return row.plan(
         graph, cluster, model=model, module=module, whole=whole, offload=offload, **placing
     )
+
+
+def _planned_longest(
+    target: str | None, graph: OpGraph, cluster: Cluster, model: Model | None,
+    granularity: str | None, offload: str | None, placing: Mapping[str, Any],
+) -> PlannedPlacement:  # fmt: skip
+    """The placement of the longest context that fits, by plans that are made without a search."""
+    search = of_kind(placing.get("search"), Search, "search")
+    at_once = {**placing, "search": replace(search, seconds=0.0, evaluations=None, progress=None)}
+
+    def plan(how: Mapping[str, Any], graph: OpGraph) -> PlannedPlacement:
+        return _planned(target, graph, cluster, model, granularity, offload, how)
+
+    tokens, graph, planned = plan_longest(graph, partial(plan, at_once), partial(plan, placing))
+    most = longest_of_model(graph)
+    note = f"the longest context for which a plan was found is {tokens} tokens"
+    note += f"; the model was made for {most}" if most else ""
+    result = planned.result
+    return replace(planned, graph=graph, result=replace(result, notes=(*result.notes, note)))
 
 
 def plan_freely(

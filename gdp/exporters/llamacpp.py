@@ -21,6 +21,7 @@ from gdp.cluster.types import Cluster
 from gdp.costs.op_offload import applies, offloads, sent_bytes
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
+from gdp.graph.generation import request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.ops.llamacpp import UBATCH
 from gdp.placement import Placement
@@ -169,13 +170,20 @@ def flags_of(graph: OpGraph, placement: Placement, cluster: Cluster) -> Flags:
                 raise _cannot(f"experts of block {block} are on another GPU than the block")
             away.append(block)
     counts = tuple(places.count(1 + gpu) for gpu in gpus)
-    context = next(d.attributes["context"] for d in graph.detail if "context" in d.attributes)
     return Flags(
         sum(counts), counts if len(gpus) > 1 else (), _overrides(graph, slots, away),
-        int(context),  # pyright: ignore[reportArgumentType]
-        *_planned(graph), op_offload=_sends_weights(graph, device, cluster),
+        _context(graph), *_planned(graph), op_offload=_sends_weights(graph, device, cluster),
         **_lent(cluster),
     )  # fmt: skip
+
+
+def _context(graph: OpGraph) -> int:
+    """Tokens of all sequences for which there is cache."""
+    request = request_of(graph)
+    if request is not None and request.context:
+        return request.batch * max(1, request.requests) * request.context
+    tokens = next(d.attributes["context"] for d in graph.detail if "context" in d.attributes)
+    return int(tokens)  # pyright: ignore[reportArgumentType]
 
 
 def _lent(cluster: Cluster) -> dict[str, tuple[str, ...]]:

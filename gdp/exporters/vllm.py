@@ -11,14 +11,14 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from gdp.cluster.types import Cluster
+from gdp.cluster.types import UNLIMITED_BYTES, Cluster
 from gdp.costs.offload import is_offload
 from gdp.errors import PlacementError
 from gdp.files.writing import OWN_FILES_ONLY, OverwritePolicy, indented_json, new_contents
@@ -88,8 +88,9 @@ class VllmOptions:
             "--pipeline-parallel-size": "a rank for each GPU of the plan",
             "--gpu-memory-utilization": "the share that the fullest reserve leaves; vLLM knows one "
             "for all GPUs",
-            "--max-model-len": "the longest context whose cache, of one sequence, has room on "
-            "every GPU beside its weights, within what the model was made for",
+            "--max-model-len": "the context that was asked for, or the longest one whose cache has "
+            "room on every GPU beside its weights, of one sequence, within what the model was made "
+            "for",
             "status": UNTRIED,
         }  # fmt: skip
         if self.at_once:
@@ -178,9 +179,9 @@ def vllm_options(
         cache = int(graph.cache_bytes[once].sum())
         held = int(peak_bytes[d]) - cache + (moved if d == ranks[-1] else 0)
         room = share * cluster.devices[d].total_bytes - held
-        per_token = cache / (request.prompt + request.new) / request.batch
+        per_token = cache / request.held / request.batch
         tokens.append(room / per_token if per_token else math.inf)
-    planned = request.prompt + request.new
+    planned = request.held
     if min(tokens) < planned:
         raise PlacementError(
             f"vLLM takes one share of memory of all GPUs, {share:.0%} here, which leaves cache for "
@@ -189,7 +190,7 @@ def vllm_options(
         )
     # A model of nothing but states has a cache that does not grow.
     most = min(*tokens, max(planned, longest) if longest else math.inf)
-    most = planned if math.isinf(most) else most
+    most = planned if math.isinf(most) or request.context else most
     numbers = cluster.accelerator_numbers
     gpus = tuple(int(numbers[d] or 0) for d in ranks)
     return VllmOptions(partition, gpus, share, int(most), quantize, at_once)
@@ -238,6 +239,21 @@ def _tied_bytes(graph: OpGraph, placement: Placement, row: LayerRow, ranks: Sequ
         if placement.device[op] != ranks[-1]
     }
     return sum(copies.values())
+
+
+def with_one_share(cluster: Cluster) -> Cluster:
+    """The cluster whose GPUs have the memory that vLLM takes of each: one share of all for all."""
+    gpus = [d for d, device in enumerate(cluster.devices) if not device.is_cpu]
+    share = min((_usable(cluster, d) for d in gpus), default=1.0)
+    devices = list(cluster.devices)
+    for d in gpus:
+        total_bytes = devices[d].total_bytes
+        usable_bytes = min(int(share * total_bytes), devices[d].memory_bytes)
+        if total_bytes < UNLIMITED_BYTES and usable_bytes > 0:
+            devices[d] = replace(
+                devices[d], memory_bytes=usable_bytes, reserve_bytes=total_bytes - usable_bytes
+            )
+    return replace(cluster, devices=tuple(devices))
 
 
 def _usable(cluster: Cluster, d: int) -> float:

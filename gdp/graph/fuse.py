@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from gdp.graph.generation import joined_caches
 from gdp.graph.groups import joined, sum_per_group
 from gdp.graph.op_graph import OpGraph, make_graph
 from gdp.ops.table import ELEMENTWISE_OPS, REDUCTIONS, VIEWS
@@ -386,7 +387,7 @@ def contracted(graph: OpGraph, group_of: Int[np.ndarray, "N"]) -> OpGraph:
         colocate=_group_classes(graph, group_of)[0],
         is_backward=graph.is_backward[lead],
         scope=[graph.scope[i] for i in lead],
-        detail=[graph.detail[i] for i in lead],
+        detail=joined_caches(graph, group_of, lead),
         tensor_names=[graph.tensor_names[i] for i in np.flatnonzero(keep)],
         cache_bytes=np.minimum(_sum(graph.cache_bytes, group_of).astype(np.int64), weight_bytes),
         repeats=graph.repeats[lead],

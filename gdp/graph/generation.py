@@ -6,12 +6,13 @@ one module share a device in both phases, as the module lies in one place; so it
 once, and its cache, of the length that it has at the end, lies where it is read.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from gdp.errors import ModelError
 from gdp.graph.groups import merge_ids
@@ -30,15 +31,37 @@ class Request(NamedTuple):
     new: int  # that are written
     batch: int = 1  # sequences side by side
     requests: int = 0  # in flight at once, each with a cache of its own; 0 where nobody said
+    context: int = 0  # tokens that caches are reserved for; 0: those of prompt and new
+
+    @property
+    def held(self) -> int:
+        """Tokens of one sequence that caches are reserved for."""
+        return self.context or self.prompt + self.new
 
     def asked(self) -> dict[str, int]:
         """The sizes that were given, by name."""
-        return {k: v for k, v in self._asdict().items() if k != "requests" or v}
+        return {k: v for k, v in self._asdict().items() if k not in ("requests", "context") or v}
+
+
+CACHE_AT = "cache_at"
+"""Attribute of an op of a step that has a cache: its bytes at each context of a `CacheGrowth`."""
+
+
+class CacheGrowth(NamedTuple):
+    """Contexts at which ops say the bytes of their caches (`CACHE_AT`), linear between them and
+    behind the last."""
+
+    tokens: tuple[int, ...]  # of one sequence, ascending; the first is prompt + new
+    longest: int = 0  # tokens that the model was made for; 0 where nothing says it
+
+
+_TOKENS, _LONGEST = "cache_tokens", "longest_context"
+"""Attributes of the op that takes the next token: those of a `CacheGrowth`."""
 
 
 def generation_graph(
     name: str, prefill: OpGraph, step: OpGraph, request: Request,
-    full_cache: float | Float[np.ndarray, "S"] = 1.0,
+    full_cache: float | CacheGrowth = 1.0,
 ) -> OpGraph:  # fmt: skip
     """The graph of a request, from the graph of its prompt and that of one step of decoding.
 
@@ -47,8 +70,8 @@ def generation_graph(
         prefill: Reads the prompt; its outputs are the logits.
         step: Reads one token, its first input, with the cache of the mean context.
         request: How many tokens are read and written.
-        full_cache: Bytes of a full cache per byte of the step's, of each of its ops or of all: a
-            window or a state of a fixed size does not grow.
+        full_cache: Bytes of a full cache per byte of the step's; or the contexts at which the ops
+            of the step say them one by one, as a window or a state of a fixed size does not grow.
 
     Raises:
         ModelError: A graph has no input or output.
@@ -60,9 +83,18 @@ def generation_graph(
     number = {op: i for i, op in enumerate(kept)}
     made = [x for x, (op, _) in enumerate(tensors) if op not in gone]
     position = {x: i for i, x in enumerate(made)}
-    held, weight_id, cached = _weights(prefill, step, full_cache)
+    growth = full_cache if isinstance(full_cache, CacheGrowth) else CacheGrowth(())
+    full = step.cache_bytes
+    if isinstance(full_cache, CacheGrowth):
+        full = np.array([_bytes_at(step, op)[0] for op in range(step.num_ops)], dtype=np.int64)
+    else:
+        full = np.round(full * full_cache).astype(np.int64)
+    held, weight_id, cached = _weights(prefill, step, full)
     names = [STEP + own for own in step.op_names]
-    taking = OpDetail(attributes=request.asked())
+    attributes: dict[str, Any] = request.asked()
+    if growth.tokens:
+        attributes |= {_TOKENS: growth.tokens, _LONGEST: growth.longest}
+    taking = OpDetail(attributes=attributes)
 
     def joint(arrays: Sequence[Sequence[Any] | np.ndarray], *more: Any) -> list[Any]:
         values = [value for array in arrays for value in _listed(array)] + list(more)
@@ -152,16 +184,110 @@ def with_requests(graph: OpGraph, requests: int) -> OpGraph:
     return replace(graph, detail=tuple(detail))
 
 
+def longest_of_model(graph: OpGraph) -> int:
+    """Tokens of the longest context that the model of a request was made for; 0 where nothing says
+    it."""
+    tokens = _taking(graph).get(_LONGEST, 0)
+    return max(tokens, 0) if isinstance(tokens, int) else 0
+
+
+def grows(graph: OpGraph) -> bool:
+    """True for the graph of a request that says how its caches grow with the context."""
+    tokens = _taking(graph).get(_TOKENS)
+    return (
+        isinstance(tokens, tuple) and len(tokens) > 1
+        and all(a < b for a, b in itertools.pairwise(tokens))
+    )  # fmt: skip
+
+
+def _taking(graph: OpGraph) -> Mapping[str, Any]:
+    op = graph.op_index.get(NEXT_TOKEN)
+    return {} if op is None else graph.detail[op].attributes
+
+
+def with_context(graph: OpGraph, tokens: int) -> OpGraph:
+    """The graph of a request whose caches are reserved for so many tokens of each sequence; 0: as
+    it is. What is timed is the same.
+
+    Raises:
+        ModelError: These are fewer tokens than the request has, or the graph does not say how its
+            caches grow.
+    """
+    request = request_of(graph)
+    if not tokens:
+        return graph
+    if request is None or not grows(graph):
+        raise ModelError(
+            f"graph {graph.name!r} does not say how its caches grow with the context; load a "
+            "request to an hf: or .gguf model"
+        )
+    least = request.prompt + request.new
+    if tokens < least:
+        raise ModelError(
+            f"a context of {tokens} tokens holds no request of {request.prompt} + {request.new}: "
+            f"ask for a context of {least} or more, or for fewer tokens"
+        )
+    cache = _cache_bytes(graph, tokens)
+    detail = list(graph.detail)
+    for name in (NEXT_TOKEN, STEP + NEXT_TOKEN):
+        op = graph.op_index[name]
+        detail[op] = replace(detail[op], attributes={**detail[op].attributes, "context": tokens})
+    return replace(
+        graph, name=f"{graph.name.partition(_NAMED)[0]}{_NAMED}{tokens}", cache_bytes=cache,
+        weight_bytes=graph.weight_bytes - graph.cache_bytes + cache, detail=tuple(detail),
+    )  # fmt: skip
+
+
+_NAMED = ", context "
+
+
+def _cache_bytes(graph: OpGraph, tokens: int) -> Int[np.ndarray, "N"]:
+    """Bytes of the caches at a context."""
+    contexts = _taking(graph)[_TOKENS]
+    k = int(np.clip(np.searchsorted(contexts, tokens), 1, len(contexts) - 1))
+    share = (tokens - contexts[k - 1]) / (contexts[k] - contexts[k - 1])
+    cache = graph.cache_bytes.copy()
+    for op in np.flatnonzero(cache).tolist():
+        sizes = _bytes_at(graph, op)
+        if len(sizes) == len(contexts):
+            cache[op] = round(sizes[k - 1] + share * (sizes[k] - sizes[k - 1]))
+    return cache
+
+
+def _bytes_at(graph: OpGraph, op: int) -> tuple[int, ...]:
+    """Bytes of the cache of an op at the contexts of its graph; those that it has where it does not
+    say them."""
+    sizes: Any = graph.detail[op].attributes.get(CACHE_AT)
+    return sizes if isinstance(sizes, tuple) and sizes else (int(graph.cache_bytes[op]),)
+
+
+def joined_caches(
+    graph: OpGraph, group_of: Int[np.ndarray, "N"], lead: Int[np.ndarray, "M"]
+) -> list[OpDetail]:
+    """Details of groups of ops, those of their lead, which say how the caches of all grow."""
+    sizes: dict[int, dict[int, tuple[int, ...]]] = {}
+    for op in np.flatnonzero(graph.cache_bytes).tolist():
+        if CACHE_AT in graph.detail[op].attributes:
+            own = sizes.setdefault(int(group_of[op]), {})
+            own[int(graph.weight_id[op])] = _bytes_at(graph, op)
+    details = [graph.detail[op] for op in lead]
+    for group, rows in sizes.items():
+        at = tuple(map(sum, zip(*rows.values(), strict=True)))
+        more = {**details[group].attributes, CACHE_AT: at}
+        details[group] = replace(details[group], attributes=more)
+    return details
+
+
 def run_once(graph: OpGraph) -> OpGraph:
     """The graph of the prompt and the first step after it."""
     return replace(graph, repeats=np.ones(graph.num_ops, dtype=np.int64))
 
 
 def _weights(
-    prefill: OpGraph, step: OpGraph, full_cache: float | Float[np.ndarray, "S"]
+    prefill: OpGraph, step: OpGraph, cache: Int[np.ndarray, "S"]
 ) -> tuple[Int[np.ndarray, "N"], Int[np.ndarray, "N"], Int[np.ndarray, "N"]]:
     """Bytes, ids and cache bytes of the ops of both phases. The prompt's ops hold what their module
-    has of weights, a step's ops its cache, and what the prompt does not read of the module."""
+    has of weights, a step's ops its full cache, and what the prompt does not read of the module."""
     held = prefill.weight_bytes - prefill.cache_bytes
     room: dict[str, int] = {}
     for op in _once_per_scope(prefill):
@@ -172,7 +298,6 @@ def _weights(
         shared = min(size, room.get(scope, 0))
         room[scope] = room.get(scope, 0) - shared
         more[op] = size - shared
-    cache = np.round(step.cache_bytes * full_cache).astype(np.int64)
     ids = [np.unique(graph.weight_id, return_inverse=True)[1] for graph in (prefill, step)]
     own = ids[1].max(initial=0) + 1 + np.arange(step.num_ops)
     ids[1] = np.where((more > 0) & (cache == 0) | (cache > 0) & (more == 0), ids[1], own)

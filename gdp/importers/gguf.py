@@ -1,8 +1,8 @@
 """GGUF files as graphs: a prompt, one decoded token with its cache of keys and values, or both.
 
 A spec is `MODEL.gguf`, `MODEL.gguf?batch=1&sequence=512&decode`, or for a whole request
-`MODEL.gguf?prompt=2048&new=256`; `cache=q8_0` asks for caches of another type than f16. Only the
-header is read.
+`MODEL.gguf?prompt=2048&new=256`, with `context=32768` for caches of more tokens than these;
+`cache=q8_0` asks for caches of another type than f16. Only the header is read.
 
 A block is told by its tensors, named as llama.cpp names them: attention (with windows, or latent),
 a state-space recurrence, linear attention or a short convolution, both side by side, or nothing;
@@ -21,7 +21,7 @@ import numpy as np
 
 from gdp.costs.op_offload import SENT_BYTES
 from gdp.errors import ModelError
-from gdp.graph.generation import Request, generation_graph
+from gdp.graph.generation import CACHE_AT, CacheGrowth, Request, generation_graph, with_context
 from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
 from gdp.importers.gguf_caches import (
     STATE_FLOP,
@@ -31,6 +31,7 @@ from gdp.importers.gguf_caches import (
     heads_of,
     row_bytes,
     state_of,
+    window,
 )
 from gdp.importers.gguf_header import GgufHeader, StoredTensor, part_files, read_header
 from gdp.importers.program import batch_of, request_tokens, spec_parts
@@ -43,6 +44,8 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "
 ACTIVATION_BYTES = 4  # llama.cpp passes F32 between ops
 TOKENS = "tokens"
 """Name of the op that holds the tokens of a pass."""
+ATTENTION = "Attention"
+"""Type of the ops that hold keys and values."""
 EXPERTS = "_exps"
 _BLOCK = re.compile(r"^blk\.(\d+)\.(.+)$")
 _FEED_FORWARDS = ("", "_shexp", EXPERTS)
@@ -81,7 +84,7 @@ _LOADED_NEXT = frozenset(("qwen35", "qwen35moe", "step35"))
 """Architectures whose drafting blocks llama.cpp loads all the same; it skips those of others."""
 
 
-_KEYS = frozenset(("batch", "sequence", "decode", "prompt", "new", "requests", "cache"))
+_KEYS = frozenset(("batch", "sequence", "decode", "prompt", "new", "requests", "context", "cache"))
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,12 @@ class GgufSpec:
     prompt: int = 0  # tokens that are read before `new` ones are written; 0: one phase alone
     new: int = 0
     requests: int = 0  # in flight at once; 0 where nobody said
+    context: int = 0  # tokens of a sequence that have cache; 0: those of prompt and new
     cache: str = "f16"  # type of cached keys and values
 
     @property
-    def context(self) -> int:
-        """Tokens of all sequences for which there is cache."""
+    def cached_tokens(self) -> int:
+        """Tokens of all sequences that are computed, for which there is cache."""
         tokens = self.prompt + self.new if self.new else self.sequence
         return self.batch * max(1, self.requests) * tokens
 
@@ -109,13 +113,16 @@ def parse_gguf_spec(text: str) -> GgufSpec:
 
     >>> parse_gguf_spec("m.gguf?sequence=4096&decode")  # doctest: +NORMALIZE_WHITESPACE
     GgufSpec(path='m.gguf', batch=1, sequence=4096, decode=True, prompt=0, new=0, requests=0,
-             cache='f16')
+             context=0, cache='f16')
     """
     path, given = spec_parts(text, "MODEL.gguf?batch=1&sequence=512&decode&cache=f16", _KEYS)
     cache = given.get("cache", "f16").lower()
     if cache not in CACHE_TYPES:
         raise ModelError(f"no type of cache {cache!r}; llama.cpp has {', '.join(CACHE_TYPES)}")
-    return GgufSpec(path, *batch_of(given), *request_tokens(given), cache)
+    asked = request_tokens(given)
+    return GgufSpec(
+        path, *batch_of(given), asked.prompt, asked.new, asked.requests, asked.context, cache
+    )
 
 
 def gguf_files(text: str) -> list[Path]:
@@ -135,12 +142,33 @@ def _generation(header: GgufHeader, spec: GgufSpec) -> OpGraph:
     mean, tokens = spec.prompt + max(1, spec.new // 2), spec.prompt + spec.new
     prompt = graph_of(header, replace(spec, sequence=spec.prompt))
     step = graph_of(header, replace(spec, sequence=mean, decode=True))
-    full = graph_of(header, replace(spec, sequence=tokens, decode=True))
-    return generation_graph(
+    longest = header.count("context_length")
+    contexts = _bends(header, spec.batch, tokens, longest)
+    detail = list(step.detail)
+    for op in np.flatnonzero(step.cache_bytes).tolist():
+        sizes = [int(step.cache_bytes[op])] * len(contexts)
+        if step.op_types[op] == ATTENTION:
+            layer = int(step.scope[op].rpartition(".")[2])
+            now, *then = (cells(header, layer, spec.batch, n) for n in (mean, *contexts))
+            sizes = [sizes[0] * kept // now for kept in then]
+        own = {**detail[op].attributes, CACHE_AT: tuple(sizes)}
+        detail[op] = replace(detail[op], attributes=own)
+    step = replace(step, detail=tuple(detail))
+    graph = generation_graph(
         f"{Path(spec.path).stem} {spec.batch}x{spec.prompt}+{spec.new}", prompt, step,
         Request(spec.prompt, spec.new, spec.batch, spec.requests),
-        full_cache=full.cache_bytes / np.maximum(step.cache_bytes, 1),
+        full_cache=CacheGrowth(contexts, longest),
     )  # fmt: skip
+    return with_context(graph, spec.context)
+
+
+def _bends(header: GgufHeader, batch: int, tokens: int, longest: int) -> tuple[int, ...]:
+    """Contexts between which every cache grows evenly: from `tokens` to the longest or beyond,
+    with those from which on a window holds no more."""
+    blocks = range(header.count("block_count"))
+    full = [cells(header, i, batch, 1 << 30) for i in blocks if window(header, i)]
+    bends = sorted({n for n in (-(-kept // batch) for kept in full) if n > tokens})
+    return (tokens, *bends, max(longest, 2 * max([tokens, *bends])))
 
 
 class _ModelBuilder:
@@ -172,7 +200,7 @@ class _ModelBuilder:
         moved = sum(self.graph.tensors[t][1] for t in reads) + size_bytes
         # Quantised weights are multiplied in low precision; the roofline has no finer entry.
         dtype = "float32" if kind == "F32" else "float16"
-        attributes: dict[str, Attribute] = {"context": self.spec.context, "stored": kind}
+        attributes: dict[str, Attribute] = {"context": self.spec.cached_tokens, "stored": kind}
         if name == TOKENS:
             attributes["blocks"] = self.num_blocks
         if sent:
@@ -464,7 +492,7 @@ def _attention(block: _BlockBuilder, read: list[int]) -> int:
     cache = kept * row_bytes(header, heads, spec.cache)
     queries, keys = (1 if spec.decode else spec.sequence), -(-kept // spec.batch)
     mixed = builder.add(
-        f"{block.path}.attention", "Attention", read,
+        f"{block.path}.attention", ATTENTION, read,
         builder.tokens * heads.number * heads.value_size,
         flop=attention_flop(
             spec.batch, heads.number, queries, keys, heads.key_size, heads.value_size

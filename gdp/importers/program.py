@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from gdp.errors import ModelError
+from gdp.graph.generation import CACHE_AT, Request
 from gdp.graph.groups import components, merge_ids
 from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
 from gdp.units import whole_number
@@ -89,6 +90,8 @@ class ProgramOps:
     estimated: set[str] = field(default_factory=set)  # op types costed by the fallback
     assumptions: list[str] = field(default_factory=list)
     caches: set[int] = field(default_factory=set)  # the leaves that one request fills
+    # Bytes of these at some contexts, where that is known.
+    cache_at: dict[int, tuple[int, ...]] = field(default_factory=dict)
     optimizer_starts: int | None = None  # index of the first op that updates weights
 
 
@@ -139,7 +142,10 @@ def build(name: str, program: ProgramOps, results: Results) -> OpGraph:
         )
     keys = _weights_read(program, ops)
     weight_bytes, weight_id = _hold_weights(program, keys, results.together)
-    cached = [sum(_key_bytes(program, k) for k in own if k[0] in program.caches) for own in keys]
+    cached = [
+        min(sum(_key_bytes(program, k) for k in own if k[0] in program.caches), held)
+        for own, held in zip(keys, weight_bytes, strict=True)
+    ]
     colocate = _colocate(program, results, live, keys) if results.together else None
     backward = _backward(ops, number)
     builder = GraphBuilder()
@@ -155,7 +161,8 @@ def build(name: str, program: ProgramOps, results: Results) -> OpGraph:
             flop=float(op.flop), traffic_bytes=float(op.traffic_bytes),
             weight_bytes=weight_bytes[i], weight_id=weight_id[i],
             colocate=None if colocate is None else colocate[i], is_backward=backward[i],
-            scope=op.scope, detail=_detail(op), cache_bytes=min(cached[i], weight_bytes[i]),
+            scope=op.scope, detail=_detail(op, _cache_at(program, keys[i], cached[i])),
+            cache_bytes=cached[i],
         )  # fmt: skip
     return builder.build(name)
 
@@ -319,13 +326,33 @@ def _names(ops: Sequence[Op]) -> list[str]:
     return names
 
 
-def _detail(op: Op) -> OpDetail:
+def _cache_at(program: ProgramOps, keys: Sequence[Key], cached: int) -> dict[str, Attribute]:
+    """Bytes of the caches that an op holds at the contexts for which that is known."""
+    known = [k for k in keys if k[0] in program.cache_at] if cached else []
+    if not known:
+        return {}
+    now = sum(_key_bytes(program, k) for k in known)
+    at = [
+        sum(_key_bytes(program, k) * size / program.weights[k[0]].nbytes for k, size in parts)
+        for parts in (
+            [(k, program.cache_at[k[0]][c]) for k in known]
+            for c in range(len(program.cache_at[known[0][0]]))
+        )
+    ]
+    return {CACHE_AT: tuple(round(size * min(cached, now) / now) for size in at)}
+
+
+def _detail(op: Op, more: Mapping[str, Attribute]) -> OpDetail:
     return OpDetail(
         dtype=op.dtype,
         input_shapes=op.in_dims,
         output_shapes=tuple(out.dims for out in op.outs),
-        attributes=op.attributes,
+        attributes={**op.attributes, **more} if more else op.attributes,
     )
+
+
+LONGEST = "max"
+"""The context of a spec that asks for the longest one that fits."""
 
 
 def spec_parts(
@@ -354,23 +381,29 @@ def batch_of(given: Mapping[str, str]) -> tuple[int, int, bool]:
     return int(sizes["batch"]), int(sizes["sequence"]), decode
 
 
-def request_tokens(given: Mapping[str, str]) -> tuple[int, int, int]:
-    """(prompt, new, requests in flight) of a spec's parameters, zeros where it asks for one phase;
-    raises `ModelError` for other values, and where it asks for one phase and for both."""
-    if not given.keys() & {"prompt", "new", "requests"}:
-        return 0, 0, 0
+def request_tokens(given: Mapping[str, str]) -> Request:
+    """The request that a spec's parameters ask for, of no tokens where they ask for one phase;
+    raises `ModelError` for other values, and where they ask for one phase and for both."""
+    optional = [key for key in ("requests", "context") if key in given]
+    if not (optional or given.keys() & {"prompt", "new"}):
+        return Request(0, 0)
     both = sorted(given.keys() & {"sequence", "decode"})
     if both:
         raise ModelError(f"a generation has its own tokens, prompt and new: leave out {both[0]}")
-    sizes = []
-    for key in ("prompt", "new", *(["requests"] if "requests" in given else [])):
+    sizes = {}
+    for key in ("prompt", "new", *optional):
         size = given.get(key, "")
+        if key == "context" and size == LONGEST:
+            raise ModelError(
+                "context=max is answered by gdp place and gdp fit, which know the machine; give "
+                "the context in tokens here"
+            )
         if (number := whole_number(size)) is None:
             raise ModelError(
                 f"{key} must be a positive whole number below 2**31, got {size or 'nothing'!r}"
             )
-        sizes.append(number)
-    return sizes[0], sizes[1], sum(sizes[2:])
+        sizes[key] = number
+    return Request(**sizes)
 
 
 @contextlib.contextmanager

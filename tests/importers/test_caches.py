@@ -17,6 +17,7 @@ import torch
 import transformers
 
 from gdp.errors import ModelError
+from gdp.graph.generation import Request, request_of
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.pytorch.caches import cache_of, read_prompt, refilled, state_bytes, states
 from gdp.importers.pytorch.huggingface import huggingface_model
@@ -59,6 +60,35 @@ def test_a_step_holds_the_cache_of_the_real_model(name: str, written: Any) -> No
     first = np.unique(prefill.weight_id, return_index=True)[1]
     held = int(prefill.weight_bytes[first].sum())
     assert parameters <= held <= 1.01 * (parameters + buffers)  # and constants of the code
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "engine"),
+    [("llama", 1, ""), ("mistral", 1, ""), ("gemma3", 2, ""), ("mamba", 2, ""), ("jamba", 1, ""),
+     ("deepseek_v3", 2, ""), ("bart", 2, ""), ("gemma3", 2, "&max_num_batched_tokens=64")],
+)  # fmt: skip
+def test_a_context_reserves_what_a_request_of_as_many_tokens_fills(
+    name: str, new: int, engine: str, tmp_path: Path
+) -> None:
+    """Windows of 6 tokens are not full at first; states of a fixed size do not grow. With an
+    engine, keys and values are one cache."""
+    (tmp_path / "config.json").write_text(json.dumps(generating_config(name)))
+
+    def asked(prompt: int, new: int, context: int = 0) -> OpGraph:
+        more = engine + (f"&context={context}" if context else "")
+        return load(f"hf:{tmp_path}?batch=2&prompt={prompt}&new={new}{more}")
+
+    plain, reserved = asked(2, new), asked(2, new, context=40)
+    # An encoder has read the prompt: what the decoder writes grows.
+    full = asked(2, 38) if name == "bart" else asked(39, 1)
+    held = [graph.cache_bytes[graph.cache_bytes > 0].tolist() for graph in (reserved, full)]
+    assert held[0] == held[1] != []
+    more = reserved.cache_bytes - plain.cache_bytes
+    assert (reserved.weight_bytes - plain.weight_bytes == more).all()
+    assert request_of(reserved) == Request(2, new, 2, context=40)
+    assert (reserved.flop == plain.flop).all()
+    with pytest.raises(ModelError, match=rf"context of 2 tokens holds no request of 2 \+ {new}: "):
+        asked(2, new, context=2)
 
 
 def test_states_are_the_tensors_with_dimensions_each_once() -> None:

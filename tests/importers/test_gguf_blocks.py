@@ -148,6 +148,9 @@ def test_a_block_caches_as_much_as_llama_cpp_and_no_byte_is_lost(name: str, tmp_
     kind = KINDS[name]
     path = written(kind, tmp_path / "m.gguf")
     step = load(f"{path}?decode&sequence=2000")
+    for tokens in (700, 2000):  # a window of 128 tokens and its rest has 768 cells
+        reserved = load(f"{path}?prompt=60&new=4&context={tokens}")
+        assert caches(reserved) == caches(load(f"{path}?decode&sequence={tokens}"))
     assert tuple(caches(step)) == kind.caches
     skipped = [block for block in kind.blocks if "nextn.enorm" in block]
     stored = sum(4 * math.prod(dims) for block in kind.blocks if block not in skipped

@@ -8,6 +8,7 @@ it is what transformers makes of it, not a guess from names in a configuration.
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -54,32 +55,72 @@ def states(cache: Any) -> dict[str, Any]:
 
     Numbers that a layer keeps beside its states, such as its window, are left out.
     """
-    return {path: tensor for path, tensor in _tensors(cache) if tensor.dim()}
+    return {path: tensor for path, tensor, _ in _tensors(cache) if tensor.dim()}
 
 
-def _tensors(cache: Any) -> list[tuple[str, Any]]:
+def _tensors(cache: Any) -> list[tuple[str, Any, int | None]]:
+    """Path, tensor and the tokens of the layer's window, None without one."""
     import torch
 
-    tensors: list[tuple[str, Any]] = []
+    tensors: list[tuple[str, Any, int | None]] = []
     seen: set[int] = set()
 
-    def walk(value: Any, path: tuple[str, ...]) -> None:
+    def walk(value: Any, path: tuple[str, ...], window: int | None) -> None:
         if isinstance(value, _PLAIN) or id(value) in seen:
             return
         seen.add(id(value))
         if torch.is_tensor(value):
-            tensors.append((".".join(path), value))
+            tensors.append((".".join(path), value, window))
         elif isinstance(value, Mapping):
             for key, part in value.items():
-                walk(part, (*path, str(key)))
+                walk(part, (*path, str(key)), window)
         elif isinstance(value, list | tuple):
             for i, part in enumerate(value):
-                walk(part, (*path, str(i)))
+                walk(part, (*path, str(i)), window)
         elif not hasattr(value, "to_diff_dict"):  # a configuration, which some caches refer to
-            walk(getattr(value, "__dict__", None), path)
+            own = getattr(value, "sliding_window", None)
+            window = own if isinstance(own, int) and own > 0 else window
+            walk(getattr(value, "__dict__", None), path, window)
 
-    walk(cache, ())
+    walk(cache, (), None)
     return tensors
+
+
+class StateGrowth(NamedTuple):
+    """Bytes of a state of a cache by the tokens that were read and written."""
+
+    nbytes: int  # at `tokens`
+    tokens: int
+    per_token: float
+    most: float  # inf where every token is kept
+
+    def at(self, tokens: int) -> int:
+        """Bytes at a number of tokens that is not smaller."""
+        return round(min(self.nbytes + self.per_token * (tokens - self.tokens), self.most))
+
+    @property
+    def bend(self) -> int:
+        """Tokens from which on it grows no more; 0 where that is so already, or never."""
+        grows = self.per_token > 0 and math.isfinite(self.most)
+        return self.tokens + math.ceil((self.most - self.nbytes) / self.per_token) if grows else 0
+
+
+def growth_of(full: Any, tokens: int, other: Mapping[str, int], at: int) -> dict[str, StateGrowth]:
+    """Growth of every state of a cache of so many tokens, from its bytes `at` another number. A
+    window keeps all of its tokens but one, as transformers does; once it is full, it is of a fixed
+    size."""
+    grown = {}
+    for path, state, window in _tensors(full):
+        if not state.dim():
+            continue
+        size = int(state.nbytes)
+        per_token = (size - other.get(path, size)) / (tokens - at)
+        most = math.inf
+        if window is not None:
+            per_token = 0.0 if tokens >= window else per_token
+            most = size + per_token * max(window - 1 - tokens, 0)
+        grown[path] = StateGrowth(size, tokens, max(per_token, 0.0), most)
+    return grown
 
 
 def state_bytes(cache: Any) -> int:
@@ -155,5 +196,5 @@ def refilled(cache: Any, tensors: Sequence[Any]) -> Any:
     """A copy of a cache with other tensors, in the order of `states`, in the place of its own."""
     fresh = iter(tensors)
     # Numbers on the meta device have no value, and no step reads them.
-    memo = {id(old): next(fresh) if old.dim() else None for _, old in _tensors(cache)}
+    memo = {id(old): next(fresh) if old.dim() else None for _, old, _ in _tensors(cache)}
     return copy.deepcopy(cache, memo)

@@ -20,13 +20,20 @@ from typing import Any, NamedTuple
 
 from gdp.errors import InfeasibleError, ModelError
 from gdp.files.reading import Kind, is_file, is_folder, read_bytes
-from gdp.graph.generation import Request, generation_graph, with_requests
+from gdp.graph.generation import (
+    CacheGrowth,
+    Request,
+    generation_graph,
+    with_context,
+    with_requests,
+)
 from gdp.graph.serving import Served, served
 from gdp.importers.program import Results, Traced, batch_of, live_ops, request_tokens, spec_parts
 from gdp.importers.pytorch.caches import (
     ARGUMENTS,
     ReadPrompt,
     as_encoded,
+    growth_of,
     on_meta,
     read_prompt,
     refilled,
@@ -90,7 +97,8 @@ _LARGEST = (1 << 31) - 1
 
 
 _KEYS = frozenset((
-    "task", "batch", "sequence", "decode", "prompt", "new", "quantize", "requests", AT_ONCE
+    "task", "batch", "sequence", "decode", "prompt", "new", "quantize", "requests", "context",
+    AT_ONCE,
 ))  # fmt: skip
 
 
@@ -108,7 +116,14 @@ class ConfigSpec:
     quantize: str = ""  # a scheme to try; "": that of the configuration
     # Tokens of a pass, where an engine computes the model (`gdp.graph.serving`); 0: torch does.
     max_num_batched_tokens: int = 0
-    requests: int = 0  # in flight at once; the last field, as traces do not depend on it
+    # Traces do not depend on these two, so that they are last:
+    requests: int = 0  # in flight at once
+    context: int = 0  # tokens that caches are reserved for; 0: those of prompt and new
+
+    @property
+    def request(self) -> Request:
+        """The request that is asked for, of no tokens for one phase."""
+        return Request(self.prompt, self.new, self.batch, self.requests, self.context)
 
 
 def parse_config_spec(text: str) -> ConfigSpec:
@@ -116,22 +131,24 @@ def parse_config_spec(text: str) -> ConfigSpec:
 
     >>> parse_config_spec("hf:llama/config.json?batch=2&decode")  # doctest: +NORMALIZE_WHITESPACE
     ConfigSpec(path='llama/config.json', task='', batch=2, sequence=512, decode=True, prompt=0,
-               new=0, quantize='', max_num_batched_tokens=0, requests=0)
+               new=0, quantize='', max_num_batched_tokens=0, requests=0, context=0)
     """
     form = "hf:PATH?task=TASK&batch=1&sequence=512&decode&quantize=SCHEME"
     path, given = spec_parts(text, form, _KEYS, PREFIX)
     task = given.get("task", "")
     if task and task not in TASKS:
         raise ModelError(f"no task {task!r}; there are {', '.join(TASKS)}")
-    prompt, new, requests = request_tokens(given)
-    scheme = given.get("quantize", "")
+    asked, scheme = request_tokens(given), given.get("quantize", "")
     at_once = whole_number(given.get(AT_ONCE, "1"))
     if at_once is None:
         raise ModelError(
             f"{AT_ONCE} must be a positive whole number below 2**31, got {given[AT_ONCE]!r}"
         )
     at_once = at_once if AT_ONCE in given else 0
-    return ConfigSpec(path, task, *batch_of(given), prompt, new, scheme, at_once, requests)
+    return ConfigSpec(
+        path, task, *batch_of(given), asked.prompt, asked.new, scheme, at_once, asked.requests,
+        asked.context,
+    )  # fmt: skip
 
 
 def config_file(spec: str) -> Path:
@@ -315,7 +332,13 @@ def find_huggingface_trace(text: str) -> Traced | None:
     """The trace of a spec where one is kept; takes neither torch nor transformers."""
     spec, path = parse_config_spec(text), config_file(text)
     found = find_trace(_key(spec, _without_code(check_config(path))))
-    return found and replace(found, graph=with_requests(found.graph, spec.requests))
+    return found and _reserved(found, spec.request)
+
+
+def _reserved(traced: Traced, request: Request) -> Traced:
+    """A trace with the caches of so many requests, of so many tokens each."""
+    graph = with_requests(traced.graph, request.requests)
+    return replace(traced, graph=with_context(graph, request.context))
 
 
 def _with_programs(
@@ -362,7 +385,7 @@ def _dense(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(spec: ConfigSpec, document: Mapping[str, Any]) -> str:
-    return key_of(document, astuple(spec)[1:-1])
+    return key_of(document, astuple(spec)[1:-2])
 
 
 def _without_code(value: Any) -> Any:
@@ -535,6 +558,7 @@ class GeneratingModel(HuggingFaceModel):
 
     step: HuggingFaceModel | None = None
     request: Request | None = None
+    longest: int = 0  # tokens of context that the model was made for; 0 where nothing says it
 
     def trace(self) -> Traced:
         """The joint graph of both phases (`gdp.graph.generation`), as it was traced before, or
@@ -543,7 +567,7 @@ class GeneratingModel(HuggingFaceModel):
         if self.step is None or self.request is None:
             return found or super().trace()
         if found is not None:
-            return replace(found, graph=with_requests(found.graph, self.request.requests))
+            return _reserved(found, self.request)
         count = len(list(self.module.modules()))
         with closed():
             # First, as not every model that reads a prompt keeps a cache.
@@ -553,8 +577,9 @@ class GeneratingModel(HuggingFaceModel):
             stage(f"tracing {self.label}: reading the prompt, {count} modules")
             read = self.program()
             prompt = self.graph_of(read)
-        request = self.request._replace(requests=0)  # as any number shares the trace
-        graph = generation_graph(self.label, prompt.graph, step.graph, request, listed.growth)
+        request = self.request._replace(requests=0, context=0)  # as any number shares the trace
+        growth = CacheGrowth(listed.contexts, self.longest)
+        graph = generation_graph(self.label, prompt.graph, step.graph, request, growth)
         both = [
             *zip(
                 (prompt.estimated, prompt.assumptions),
@@ -566,7 +591,7 @@ class GeneratingModel(HuggingFaceModel):
         traced = Traced(graph, estimated, assumptions, prompt.parameters)
         traced = self.complete(traced, read, listed)
         keep_trace(self.key, traced)
-        return replace(traced, graph=with_requests(traced.graph, self.request.requests))
+        return _reserved(traced, self.request)
 
     def record(self, *args: Any, **kwargs: Any) -> RecordedTorch:
         """Refused: a program of both phases does not exist."""
@@ -583,14 +608,24 @@ def _generating(
     torch, new = asked.torch, spec.new
     sizes = [
         (spec.prompt, n) if encodes(model) else (spec.prompt + n, n)
-        for n in (max(1, new // 2), new)
+        for n in (max(1, new // 2), new, new + 1)
     ]
+    longest = _longest(asked.config) + (spec.prompt if encodes(model) else 0)
 
     def step() -> HuggingFaceModel:
         with _countable(asked.text), closed():
-            full = states(_read(asked, model, spec.batch, *sizes[1]).cache)
-            full_bytes = {path: int(state.nbytes) for path, state in full.items()}
-            return replace(_decoding(asked, model, spec.batch, *sizes[0]), full_bytes=full_bytes)
+            full = _read(asked, model, spec.batch, *sizes[1]).cache
+            made = _decoding(asked, model, spec.batch, *sizes[0])
+            other, at = made.cache_bytes, spec.prompt + max(1, new // 2)
+            if new == 1:  # the mean context is the full one
+                more = states(_read(asked, model, spec.batch, *sizes[2]).cache)
+                other, at = {p: int(state.nbytes) for p, state in more.items()}, at + 1
+            grown = growth_of(full, spec.prompt + new, other, at)
+            most = max(longest, 2 * (spec.prompt + new))
+            bends = {g.bend for g in grown.values() if spec.prompt + new < g.bend < most}
+            contexts = (spec.prompt + new, *sorted(bends), most)
+            full_bytes = {n: {p: g.at(n) for p, g in grown.items()} for n in contexts}
+            return replace(made, full_bytes=full_bytes)
 
     takes = inspect.signature(model.forward).parameters
     last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
@@ -609,8 +644,19 @@ def _generating(
     return GeneratingModel(
         asked.text, Prompt().eval(), (), inputs, {"name": name}, prefix="model", key=key,
         step=replace(step() if whole else HuggingFaceModel(asked.text, model), again=step),
-        request=Request(spec.prompt, new, spec.batch, spec.requests),
+        request=spec.request, longest=longest,
     )  # fmt: skip
+
+
+_LONGEST = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
+"""Fields of configurations that say the longest context, the first of which counts."""
+
+
+def _longest(config: Any) -> int:
+    """Tokens of the longest context that a configuration was made for; 0 where it says none."""
+    text = config.get_text_config(decoder=True)
+    sizes = (getattr(text, name, None) for name in _LONGEST)
+    return next((n for n in sizes if _is_whole(n) and 0 < n <= _LARGEST), 0)
 
 
 def _stored_as(model: HuggingFaceModel, quantised: Mapping[str, Any]) -> HuggingFaceModel:

@@ -52,7 +52,8 @@ class _KeptProgram(msgspec.Struct):
     estimated: list[str]
     assumptions: list[str]
     parameters: int
-    growth: float
+    cache_at: dict[int, list[int]]
+    contexts: list[int]
 
 
 def keeps_traces() -> bool:
@@ -130,7 +131,8 @@ def _encoded(listed: Listed) -> _KeptProgram:
     paths = {path: number(value) for path, value in listed.paths.items()}
     return _KeptProgram(
         rows, ops, weights, paths, sorted(listed.caches), sorted(listed.estimated),
-        listed.assumptions, listed.parameters, listed.growth,
+        listed.assumptions, listed.parameters,
+        {leaf: list(sizes) for leaf, sizes in listed.cache_at.items()}, list(listed.contexts),
     )  # fmt: skip
 
 
@@ -146,7 +148,8 @@ def _decoded(kept: _KeptProgram) -> Listed:
     paths = {path: values[i] for path, i in kept.paths.items()}
     return Listed(
         ops, [values[i] for i in kept.weights], set(kept.estimated), kept.assumptions,
-        set(kept.caches), None, kept.parameters, [], paths, kept.growth,
+        set(kept.caches), {leaf: tuple(sizes) for leaf, sizes in kept.cache_at.items()}, None,
+        kept.parameters, [], paths, tuple(kept.contexts),
     )  # fmt: skip
 
 

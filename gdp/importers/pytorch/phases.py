@@ -31,7 +31,7 @@ class Phase(TorchModel):
     again: Callable[[], "Phase"] | None = None  # makes it from the model as it stands
     program_key: str = ""  # digest of all that its program depends on
     cache_bytes: Mapping[str, int] = field(default_factory=dict)  # of each state that a step reads
-    full_bytes: Mapping[str, int] = field(default_factory=dict)  # of each at the end of a request
+    full_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by context
 
     def made(self) -> "Phase":
         """The phase with its module and inputs."""
@@ -65,10 +65,16 @@ class Phase(TorchModel):
         """The phase traced as its model stands."""
         listing, results, program = self.listed_as_traced()
         held = states_held(listing, program, self.options.get("held", ()), self.name)
+        states = [*zip(self.cache_bytes, held, strict=True)] if self.cache_bytes else []
+        if self.full_bytes:
+            listing.cache_at = {
+                value.weight[0]: tuple(sizes[path] for sizes in self.full_bytes.values())
+                for path, value in states
+                if value.weight is not None
+            }
         return Traces(
-            listing, list(results.state), weights_by_path(listing, program, self.prefix),
-            [*zip(self.cache_bytes, held, strict=True)] if self.cache_bytes else [],
-            self.cache_bytes, self.full_bytes,
+            listing, list(results.state), weights_by_path(listing, program, self.prefix), states,
+            tuple(self.full_bytes),
         )  # fmt: skip
 
     def run(self) -> None:

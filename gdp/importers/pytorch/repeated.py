@@ -24,7 +24,7 @@ class Listed(ProgramOps):
     parameters: int = 0
     state: list[tuple[Any, Any]] = field(default_factory=list)  # new values of buffers, and the old
     paths: dict[str, Value] = field(default_factory=dict)
-    growth: float = 1.0  # bytes of the cache at the end of a request, per byte of this step's
+    contexts: tuple[int, ...] = ()  # of `cache_at`, from prompt + new on
 
 
 class Traces(NamedTuple):
@@ -34,25 +34,24 @@ class Traces(NamedTuple):
     state: list[tuple[Any, Any]]
     weights: Mapping[str, Value]  # by the paths of parameters and buffers
     cache: Sequence[tuple[str, Value]]  # states of the cache, by their path
-    cache_bytes: Mapping[str, int]  # of each state in this step
-    full_bytes: Mapping[str, int]  # of each state at the end of the request
+    contexts: tuple[int, ...]  # at which the sizes of these states are known
 
 
 def whole(traces: Traces) -> Listed:
     """The program of a model that was traced whole."""
-    mean, full = sum(traces.cache_bytes.values()), sum(traces.full_bytes.values())
-    return _listed(traces, traces.listing, dict(traces.weights), full / mean if full else 1.0)
+    return _listed(traces, traces.listing, dict(traces.weights))
 
 
 def _listed(
-    traces: Traces, program: ProgramOps, paths: dict[str, Value], growth: float,
+    traces: Traces, program: ProgramOps, paths: dict[str, Value],
     parameters: int | None = None,
 ) -> Listed:  # fmt: skip
     old = traces.listing
     return Listed(
         program.ops, program.weights, set(old.estimated), list(old.assumptions),
-        program.caches, None, old.parameters if parameters is None else parameters, traces.state,
-        paths, growth,
+        program.caches, program.cache_at, None,
+        old.parameters if parameters is None else parameters, traces.state, paths,
+        traces.contexts,
     )  # fmt: skip
 
 
@@ -155,7 +154,7 @@ class _Expansion:
         for path, tensor in self.tensors.items():
             if (value := self.by_storage.get(_storage(tensor))) is not None:
                 paths[path] = value
-        return _listed(self.traces, self.new, paths, self._growth(), sum(self.parameters.values()))
+        return _listed(self.traces, self.new, paths, sum(self.parameters.values()))
 
     def _as_it_is(self, positions: range) -> None:
         """Ops outside of layers, which read of layers only what those kept have made."""
@@ -373,6 +372,8 @@ class _Expansion:
         self.new.weights.append(new)
         if weight is not None and old.weight is not None and old.weight[0] in self.old.caches:
             self.new.caches.add(weight[0])
+            if old.weight[0] in self.old.cache_at:
+                self.new.cache_at[weight[0]] = self.old.cache_at[old.weight[0]]
         return new
 
     def _emit(self, op: Op, ins: list[Value], scope: str) -> list[Value]:
@@ -392,41 +393,6 @@ class _Expansion:
         outs = self._emit(op, [self._renewed(v) for v in op.ins], op.scope)
         self.renewed |= {id(old): new for old, new in zip(op.outs, outs, strict=True)}
         return outs
-
-    def _growth(self) -> float:
-        """Bytes of the whole cache at the end per byte in this step."""
-        if not self.traces.full_bytes:
-            return 1.0
-        stacks = {
-            stack.path: stack
-            for stack in self.stacks
-            for (start, stop) in self.segments[stack.path].values()
-            for op in self.old.ops[start:stop]
-            if any(id(value) in self.state_of for value in op.ins)
-        }
-        if len(stacks) > 1:
-            raise UncuttableError("several lists of layers have a cache")
-        sums = [
-            sum(_of_all(next(iter(stacks.values()), None), sizes))
-            for sizes in (self.traces.cache_bytes, self.traces.full_bytes)
-        ]
-        return sums[1] / sums[0]
-
-
-def _of_all(stack: Stack | None, sizes: Mapping[str, int]) -> Iterator[int]:
-    """Bytes of the states of every layer, from those of the kept ones."""
-    by_layer: dict[int, int] = {}
-    for path, size in sizes.items():
-        layer = next(_indices(path), None)
-        if layer is None or stack is None:
-            yield size
-        else:
-            by_layer[layer] = by_layer.get(layer, 0) + size
-    if stack is None:
-        return
-    members = stack.members()
-    for kind in stack.kinds:
-        yield by_layer.get(members[kind][-1], 0)
 
 
 def _indices(path: str) -> Iterator[int]:

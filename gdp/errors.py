@@ -1,5 +1,7 @@
 """The errors that a caller of gdp may catch; wrong arguments are `ValueError`, too."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,6 +27,19 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
+def reason_of(error: BaseException) -> str:
+    """Kind and message of an exception of somebody else's code, in one line: the first line of the
+    message, of one that holds a traceback the last.
+
+    >>> reason_of(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if any(line.endswith("Traceback (most recent call last):") for line in lines):
+        lines = lines[-1:]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".removesuffix(": ")
+
+
 class GdpError(Exception):
     """Base of every error that gdp raises about its input; the message is one line."""
 
@@ -46,6 +61,22 @@ class ClusterError(GdpError):
 
 class PlacementError(GdpError):
     """A placement file that is malformed or belongs to another graph or cluster."""
+
+
+class RefusedError(PlacementError):
+    """A placement that a runtime does not execute, in the runtime's own words."""
+
+
+@contextlib.contextmanager
+def refused_by(library: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Context in which exceptions of these kinds, which only the library raises, become
+    `RefusedError`; all others are faults and stay what they are."""
+    try:
+        yield
+    except GdpError:
+        raise
+    except kinds as error:
+        raise RefusedError(f"{library} does not execute this: {reason_of(error)}") from error
 
 
 class InfeasibleError(GdpError):

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
+from gdp.errors import refused_by
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -38,10 +40,18 @@ class Runtime:
     replicates: bool = False  # lets devices take samples in turn
     method: str = "auto"  # for `auto`, where only placements of another one can be executed
     target: str = ""  # in `PLANNING_TARGETS`, where only its placements can be executed
+    refusals: Callable[[], tuple[type[Exception], ...]] = tuple  # that the library alone raises
 
     def run(self, request: "RunRequest") -> "RunReport":
-        """Execute a placement."""
-        return _imported(self.function)(request)
+        """Execute a placement.
+
+        Raises:
+            RefusedError: if the library does not execute it, for lack of memory for instance.
+            ModelError: if the model does not run uncut either.
+            MeasurementError: if a measured rate is impossible.
+        """
+        with refused_by(self.title, *self.refusals()):
+            return _imported(self.function)(request)
 
 
 def _imported(function: str) -> Callable[..., Any]:
@@ -76,6 +86,26 @@ def _torch_devices() -> list[str]:
     return ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(count))]
 
 
+def _onnxruntime_refusals() -> tuple[type[Exception], ...]:
+    from gdp.runtime.ort.telemetry import own_errors
+
+    return own_errors()
+
+
+def _jax_refusals() -> tuple[type[Exception], ...]:
+    import jax
+
+    return (jax.errors.JaxRuntimeError,)
+
+
+def _torch_refusals() -> tuple[type[Exception], ...]:
+    import torch
+
+    # What else torch raises is a plain RuntimeError, which pieces tell apart themselves.
+    named = (getattr(torch, name, None) for name in ("OutOfMemoryError", "AcceleratorError"))
+    return tuple(kind for kind in named if kind is not None)
+
+
 def _llamacpp_devices() -> list[str]:
     import llama_cpp
 
@@ -86,12 +116,14 @@ RUNTIMES: Mapping[str, Runtime] = {
     row.name: row
     for row in (
         Runtime("onnxruntime", "ONNX Runtime", "onnxruntime", "onnx",
-                "gdp.runtime.ort.run:run_onnx", _onnxruntime_devices, replicates=True),
-        Runtime("jax", "JAX", "jax", "jax", "gdp.runtime.jax.run:run_jax", _jax_devices),
+                "gdp.runtime.ort.run:run_onnx", _onnxruntime_devices, replicates=True,
+                refusals=_onnxruntime_refusals),
+        Runtime("jax", "JAX", "jax", "jax", "gdp.runtime.jax.run:run_jax", _jax_devices,
+                refusals=_jax_refusals),
         Runtime("openvino", "OpenVINO", "openvino", "onnx",
                 "gdp.runtime.openvino_hetero.run:run_openvino", _openvino_devices, method="blocks"),
         Runtime("torch", "PyTorch", "torch", "torch",
-                "gdp.runtime.pytorch.run:run_torch", _torch_devices),
+                "gdp.runtime.pytorch.run:run_torch", _torch_devices, refusals=_torch_refusals),
         Runtime("llamacpp", "llama.cpp", "llama-cpp-python", "gguf",
                 "gdp.runtime.llamacpp.run:run_llamacpp", _llamacpp_devices, target="llamacpp"),
     )

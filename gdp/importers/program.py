@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from gdp.errors import ModelError
+from gdp.errors import GdpError, ModelError, RefusedError, reason_of
 from gdp.graph.generation import CACHE_AT, Request
 from gdp.graph.groups import components, merge_ids
 from gdp.graph.op_graph import INPUT, OUTPUT, Attribute, GraphBuilder, OpDetail, OpGraph
@@ -411,6 +411,26 @@ def users_code() -> Iterator[None]:
     """Redirect prints of a user's code to stderr: stdout may be carrying a result as JSON."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
+
+
+@contextlib.contextmanager
+def executed(label: str, inputs: str = "its inputs") -> Iterator[None]:
+    """Context of the first run of an uncut model: what it raises is the model's own fault.
+
+    Prints go to stderr, as in `users_code`. Raises `ModelError`, in one line, for any exception but
+    one about gdp's input or too little memory for gdp itself.
+    """
+    try:
+        with users_code():
+            yield
+    except RefusedError as error:
+        raise ModelError(f"{label!r} does not run, uncut, on {inputs}: {error}") from error
+    except (GdpError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise ModelError(
+            f"{label!r} does not run, uncut, on {inputs}: {reason_of(error)}"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from gdp.cli.main import cli
 from gdp.cluster.presets import cluster_preset
 from gdp.cluster.types import Device, make_cluster
 from gdp.commands.execute import run
-from gdp.errors import ClusterError, ModelError, PlacementError
+from gdp.errors import ClusterError, ModelError, PlacementError, RefusedError
 from gdp.models import load
 from gdp.placement import make_placement
 from gdp.runtime.measure import Measuring
@@ -78,7 +78,7 @@ def test_wrong_pieces_would_be_noticed(model: str, monkeypatch: pytest.MonkeyPat
     count = iter(range(100))
 
     def other(core, source, feeds):
-        if next(count) == 0:  # the placed model is read first
+        if next(count) == 1:  # behind the uncut model
             source = module.Source(onnx.ModelProto(), source.folder, source.weights)
             source.model.CopyFrom(changed)
         return read(core, source, feeds)
@@ -89,6 +89,28 @@ def test_wrong_pieces_would_be_noticed(model: str, monkeypatch: pytest.MonkeyPat
     placed, cluster = split(model, "2", "3")
     report = run(model, cluster, placed, dims=["batch=3"], measuring=SHORT, runtime="openvino")
     assert report["outputs_equal"] is False
+
+
+@pytest.mark.parametrize("model", [False], indirect=True)
+def test_what_openvino_does_not_compile_is_refused_and_faults_of_gdp_are_not(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gdp.exporters import openvino_loader
+
+    placed, cluster = split(model, "2", "3")
+
+    def outcome(kind: type[Exception], error: Exception) -> str:
+        def raising(*given: object) -> None:
+            raise error
+
+        monkeypatch.setattr(openvino_loader, "prove", raising)
+        with pytest.raises(kind) as caught:
+            run(model, cluster, placed, dims=["batch=3"], measuring=SHORT, runtime="openvino")
+        return str(caught.value)
+
+    refused = outcome(RefusedError, RuntimeError("cut into 3 pieces"))
+    assert refused == "OpenVINO does not execute this: RuntimeError: cut into 3 pieces"
+    assert outcome(TypeError, TypeError("a fault")) == "a fault"
 
 
 def test_what_it_cannot_run_is_said(model: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gdp.errors import ModelError
+from gdp.errors import ModelError, reason_of
 from gdp.graph.op_graph import INPUT, OUTPUT, OpGraph
 from gdp.importers.jax.jaxpr import (
     JaxStep,
@@ -512,9 +512,7 @@ def _evaluated(call: Callable[[], Any], label: str) -> Any:
         with users_code():
             return call()
     except (Exception, SystemExit) as error:
-        first = str(error).strip().splitlines()[:1]
-        reason = f"{type(error).__name__}: {first[0] if first else ''}"
-        raise ModelError(f"{label} cannot be traced by JAX: {reason}") from error
+        raise ModelError(f"{label} cannot be traced by JAX: {reason_of(error)}") from error
 
 
 def _leaves(tree: Any) -> list[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from gdp.cluster.types import Cluster
 from gdp.errors import ClusterError, ModelError
 from gdp.graph.op_graph import OpGraph
 from gdp.importers.jax.trace import JaxModel, RecordedJax
+from gdp.importers.program import executed
 from gdp.runtime.async_execution import (
     SEGMENT_RUNS,
     AsyncExecution,
@@ -69,7 +70,8 @@ def run_jax(request: RunRequest) -> RunReport:
     program, given = cut(plan)
     whole = Uncut(model, recorded, arguments, devices[cluster.host])
     singles = whole.singles(cluster, devices) if request.baselines else {}
-    comparison = _compare(whole, program.run(given), devices)
+    expected = whole.reference(devices)  # first: a model that raises is not refused as placed
+    comparison = _compare(expected, program.run(given))
     is_equal = comparison.max_relative_diff <= tolerance(request.graph, devices)
     comparison = replace(comparison, equal=is_equal)
     contenders = {PLACED: placed(program, given, plan)} | singles
@@ -110,7 +112,7 @@ class Uncut:
     def __init__(
         self, model: JaxModel, recorded: RecordedJax, arguments: Sequence[Any], host: Any
     ) -> None:
-        self.function = model.uncut()
+        self.name, self.function = model.name, model.uncut()
         self.arguments, self.host = arguments, host
         # Graph inputs and results travel from and to the host, weights are where they are used.
         self.is_input = [value.maker >= 0 for value in recorded.arguments]
@@ -120,11 +122,15 @@ class Uncut:
 
     def on(self, device: Any) -> Callable[[], Any] | None:
         """A function that starts one sample on a device; None where it does not fit."""
+        import jax
+
         if device not in self._on:
             try:
-                self._on[device] = self._started(device)
-            except RuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):
+                with executed(self.name):
+                    self._on[device] = self._started(device)
+            except ModelError as error:
+                lacks_memory = "RESOURCE_EXHAUSTED" in str(error.__cause__)
+                if not (isinstance(error.__cause__, jax.errors.JaxRuntimeError) and lacks_memory):
                     raise
                 self.notes.append(f"the uncut model does not fit on {device}")
                 self._on[device] = None
@@ -196,8 +202,7 @@ def _recorded(model: JaxModel, graph: OpGraph) -> RecordedJax:
     return recorded
 
 
-def _compare(whole: Uncut, computed: Sequence[np.ndarray], devices: Sequence[Any]) -> Comparison:
-    expected = whole.reference(devices)
+def _compare(expected: Sequence[np.ndarray], computed: Sequence[np.ndarray]) -> Comparison:
     names = [f"output {i}" for i in range(len(computed))]
     return compare(dict(zip(names, expected, strict=True)), dict(zip(names, computed, strict=True)))
 

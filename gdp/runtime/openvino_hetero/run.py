@@ -14,12 +14,13 @@ from jaxtyping import Int
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from gdp.cluster.types import CORE_KIND, Cluster
-from gdp.errors import ClusterError, ModelError
+from gdp.errors import ClusterError, ModelError, refused_by
 from gdp.exporters.openvino_plan import hetero_plan
 from gdp.graph.op_graph import OpGraph
+from gdp.importers.program import executed
 from gdp.runtime.async_execution import AsyncExecution, measured_rows, versions
 from gdp.runtime.compare import Arrays, OutputCheck, judge
-from gdp.runtime.ort.inputs import make_inputs, repeatable
+from gdp.runtime.ort.inputs import MADE_UP, make_inputs, repeatable
 from gdp.runtime.ort.source import Source, load_source, randomised
 from gdp.runtime.plan import (
     ExecutionPlan,
@@ -40,7 +41,8 @@ def run_openvino(request: RunRequest) -> RunReport:
     their way.
 
     Raises `ClusterError` where OpenVINO sees fewer devices, `PlacementError` where a device would
-    be entered twice, and RuntimeError where OpenVINO cut the model into other pieces.
+    be entered twice, and `RefusedError` where OpenVINO does not compile the placement, or cuts the
+    model into other pieces.
     """
     graph, cluster, device = request.graph, request.cluster, request.device
     measuring = request.measuring
@@ -55,14 +57,15 @@ def run_openvino(request: RunRequest) -> RunReport:
     measuring.say("compiling the placement and its baselines with OpenVINO")
 
     def placed(split: Mapping[str, Any], **more: bool) -> Any:
-        return _placed(core, _read(core, source, feeds), cluster, names, split, more)
+        read = _read(core, source, feeds)
+        with refused_by("OpenVINO", RuntimeError):  # all that it raises is of this kind
+            return _placed(core, read, cluster, names, split, more)
 
-    compiled = {
-        PLACED: placed(split),
-        SINGLE: core.compile_model(
+    with executed(source.model.graph.name, MADE_UP):
+        single = core.compile_model(
             _read(core, source, feeds), host, _settings(cluster, names)[host]
-        ),
-    }
+        )
+    compiled = {PLACED: placed(split), SINGLE: single}
     check = _check(source, compiled, feeds)
     if request.baselines:
         compiled[DEFAULT] = core.compile_model(_read(core, source, feeds), host, _F32)
@@ -190,8 +193,11 @@ def _check(source: Source, compiled: Mapping[str, Any], feeds: Arrays) -> Output
         results = model(dict(feeds))
         return {name: np.array(results[i]) for i, name in enumerate(names)}
 
-    pair = outputs(compiled[SINGLE]), outputs(compiled[PLACED])
-    return judge([pair], names, repeatable(source.model))
+    with executed(source.model.graph.name, MADE_UP):
+        expected = outputs(compiled[SINGLE])
+    with refused_by("OpenVINO", RuntimeError):
+        computed = outputs(compiled[PLACED])
+    return judge([(expected, computed)], names, repeatable(source.model))
 
 
 def _segments(

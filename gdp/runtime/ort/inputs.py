@@ -33,6 +33,8 @@ _RANDOM = {
 }  # fmt: skip
 # Random in training mode, by the input that says so.
 _TRAINING = {"Dropout": 2, "BiasDropout": 4, "BitmaskDropout": 2, "BitmaskBiasDropout": 4}
+MADE_UP = "inputs that are made up (integers 0 and 1, normal floats)"
+"""Name of `make_inputs` in messages."""
 _SMALL = 1 << 16  # elements: scales of every channel, not weights
 
 

@@ -11,4 +11,12 @@ import onnxruntime as ort
 # For a program that had imported it before gdp: what can still be switched off.
 ort.disable_telemetry_events()
 
-__all__ = ["ort"]
+__all__ = ["ort", "own_errors"]
+
+
+def own_errors() -> tuple[type[Exception], ...]:
+    """The exceptions of ONNX Runtime, which have no common base and no documentation."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+    kinds = (kind for kind in vars(native).values() if isinstance(kind, type))
+    return tuple(kind for kind in kinds if issubclass(kind, Exception))

@@ -16,6 +16,7 @@ from gdp.cluster.presets import device_preset, preset_of_model
 from gdp.costs.profile import DeviceRecord, Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
 from gdp.importers.jax.trace import JaxModel
+from gdp.importers.program import executed
 from gdp.runtime.profile.record import bandwidth, runs_within, statistic, timed, timed_rounds
 
 EQUATIONS = 12
@@ -98,7 +99,8 @@ def profile_function(
     import jax
 
     values = tuple(jax.device_put(materialise(a), device) for a in arguments)
-    parts = [Segment(name, fn, values), *cut(fn, values, name, equations)]
+    with executed(name):
+        parts = [Segment(name, fn, values), *cut(fn, values, name, equations)]
     share = seconds / max(len(parts), 1)
     models = []
     for part in parts:
@@ -189,7 +191,8 @@ def _measure(
     def run() -> None:
         jax.block_until_ready(compiled(*arguments))
 
-    run()
+    with executed(part.name):
+        run()
     times = timed_rounds(run, rounds, seconds)
     least_s, spread = statistic(times)
     kernel = Kernel(part.name, "jit", ops, least_s, spread)

@@ -22,7 +22,8 @@ import onnx
 from gdp.costs.profile import Kernel, Overheads, Profile, ProfiledModel
 from gdp.errors import ClusterError
 from gdp.graph.op_graph import OpGraph
-from gdp.runtime.ort.inputs import make_inputs
+from gdp.importers.program import executed
+from gdp.runtime.ort.inputs import MADE_UP, make_inputs
 from gdp.runtime.ort.sessions import make_session, pinned, usable_cores, versions
 from gdp.runtime.ort.source import Source, load_source, randomised
 from gdp.runtime.profile.record import statistic, this_core, timed
@@ -125,7 +126,8 @@ def profile_source(
             copy, source, threads=config.threads, optimised=saved, profile=prefix
         )
         optimised = onnx.load(saved, load_external_data=False)
-        run_plain, run_profiled = _runner(plain, feeds), _runner(profiled, feeds)
+        with executed(name, MADE_UP):
+            run_plain, run_profiled = _runner(plain, feeds), _runner(profiled, feeds)
         runs = _count(run_plain, config)
         rounds = []
         for _ in range(config.rounds):

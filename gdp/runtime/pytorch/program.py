@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from gdp.errors import ModelError
+from gdp.errors import ModelError, RefusedError, reason_of
 from gdp.importers.pytorch.model import RecordedTorch
 from gdp.runtime.async_execution import ProgramSegment
 
@@ -208,7 +208,13 @@ class SegmentedTorchProgram:
         def task() -> dict[Any, Any]:
             with torch.inference_mode():
                 arguments = [self._argument(node, piece.device, running) for node in piece.reads]
-                return dict(zip(piece.makes, piece.call(*arguments), strict=True))
+                try:
+                    made = piece.call(*arguments)
+                except RuntimeError as error:  # of torch's ops: nothing else is called there
+                    raise RefusedError(
+                        f"PyTorch does not execute this: {reason_of(error)}"
+                    ) from error
+                return dict(zip(piece.makes, made, strict=True))
 
         return task
 

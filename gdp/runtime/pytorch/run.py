@@ -9,6 +9,7 @@ import numpy as np
 
 from gdp.cluster.types import Cluster
 from gdp.errors import ClusterError, ModelError
+from gdp.importers.program import executed
 from gdp.importers.pytorch.model import RecordedTorch, TorchModel
 from gdp.runtime.async_execution import (
     SEGMENT_RUNS,
@@ -58,7 +59,9 @@ def run_torch(request: RunRequest) -> RunReport:
     try:
         placed = cut(plan)
         uncut = _whole(recorded, devices[best], pools[SINGLE], given)
-        comparison = compare(_named(uncut.run()), _named(placed.run()))
+        with executed(model.name):
+            expected = _named(uncut.run())
+        comparison = compare(expected, _named(placed.run()))
         slots = pieces_cycle(placed.pieces, plan).in_flight
         contenders = {PLACED: AsyncExecution((placed.issue,), slots, _wait)}
         for name, rival in request.rivals.items():

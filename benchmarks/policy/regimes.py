@@ -41,7 +41,7 @@ from gdp.cluster.types import Cluster, Device, make_cluster
 from gdp.files.writing import write_atomic
 from gdp.graph.op_graph import OpGraph
 from gdp.learn.instances import Instance, Problems, limit_memory, make
-from gdp.methods.annealing.move_score import using, without_scores
+from gdp.methods.annealing.move_score import moves_as_drawn
 from gdp.methods.base import Method, Search
 from gdp.methods.portfolio import HEURISTICS, auto
 from gdp.methods.priorities import evaluate_rules
@@ -380,7 +380,7 @@ def _budget_ways(policy: Policy, evaluations: int) -> dict[str, Way]:
     way, random = searched(evaluations), Policy(policy.config, init(policy.config, 0))
 
     def drawn(problem: Problem, seed: int) -> tuple[float, int]:
-        with using(without_scores()):
+        with moves_as_drawn():
             return way(problem, seed)
 
     return {

@@ -19,7 +19,7 @@ from gdp.methods.annealing.annealer import (
     anneal_to_fit,
     make_annealer,
 )
-from gdp.methods.annealing.move_score import using, without_scores
+from gdp.methods.annealing.move_score import moves_as_drawn
 from gdp.methods.base import Assignment, Search
 from gdp.methods.heuristics.multilevel import coarse_problem
 from gdp.methods.scoring import score_all
@@ -145,7 +145,7 @@ def test_a_neighbour_is_followed_at_once_where_single_steps_guess() -> None:
     for kind in ("neighbour", "single"):
         hits[kind] = 0
         for seed in range(20):
-            with using(without_scores()):
+            with moves_as_drawn():
                 chain = make_annealer(problem, begun, seed)
             anneal(chain, 1, only(kind), FOREVER, None)
             hits[kind] += chain.best().value_s == 4.0
@@ -226,7 +226,7 @@ def test_a_round_ends_cold_however_hot_it_began(objective: str) -> None:
     start_s, good_s = {"latency": (120.0, 60.0), "throughput": (60.0, 33.0)}[objective]
     assert begun.value_s == start_s
     for seed in range(3):
-        with using(without_scores()):  # the best of several is no walk
+        with moves_as_drawn():  # the best of several is no walk
             chain = make_annealer(problem, begun, seed)
         anneal(chain, 8000, AnnealConfig(hot=10.0, cold=1e-6), FOREVER, None)
         assert chain.best().value_s <= good_s
@@ -275,7 +275,7 @@ def test_a_coarse_search_finds_whole_chains_where_a_fine_one_is_lost() -> None:
     for seed in range(5):
         search = Search(seconds=None, evaluations=150, seed=seed)
         config = SearchConfig(coarse_above=100, coarse_ops=12)
-        with using(without_scores()):
+        with moves_as_drawn():
             coarse_s.append(improve(problem, [begun], search, FOREVER, config).value_s)
             fine_s.append(improve(problem, [begun], search, FOREVER, SearchConfig()).value_s)
     assert np.median(coarse_s) == pytest.approx(120.0)

@@ -8,7 +8,7 @@ from tiny import cpu, plain_graph, random_devices, random_problem, unit_cluster
 
 from gdp.clock import Clock
 from gdp.cluster.types import make_cluster
-from gdp.methods.annealing.move_score import using, without_scores
+from gdp.methods.annealing.move_score import moves_as_drawn
 from gdp.methods.base import Assignment, Search
 from gdp.methods.scoring import Evaluated, score_all
 from gdp.methods.search.local_search import Budget, SearchConfig, improve
@@ -165,7 +165,7 @@ def test_a_window_is_searched_hot_first_and_cold_at_last() -> None:
     problem = make_problem(plain_graph(n, [(i, i + 1) for i in range(n - 1)], 0), unit_cluster(2),
                            compute_s)  # fmt: skip
     config = WindowConfig(states=(2,), steps=3000, hot=10.0, cold=1e-6)
-    with using(without_scores()):  # the best of several is no walk
+    with moves_as_drawn():  # the best of several is no walk
         windows = WindowSearch(problem, begun(problem, 1 - own), 0, config)
     for _ in range(8):
         windows.step(FOREVER)

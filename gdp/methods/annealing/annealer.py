@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from gdp.clock import Clock
 from gdp.graph.groups import inverse
-from gdp.methods.annealing.move_score import new_scorer, restart_scorer, scoring
+from gdp.methods.annealing.move_score import new_scorer, restart_scorer
 from gdp.methods.base import Assignment
 from gdp.methods.scoring import OP_S, Evaluated, score_all
 from gdp.problem.arrays import arrays_of
@@ -278,7 +278,7 @@ class SimulatingAnnealer(Annealer):
 class LatencyAnnealer(Annealer):
     """Every step is one exact simulation, with priorities where the start has some.
 
-    Which move a step makes is chosen by a learned score, see `gdp.methods.annealing.move_score`.
+    Which move a step makes is chosen by a score, see `gdp.methods.annealing.move_score`.
     """
 
     def __init__(self, problem: Problem, start: Evaluated, seed: int) -> None:
@@ -289,7 +289,7 @@ class LatencyAnnealer(Annealer):
         order = np.arange(problem.num_ops) if rank is None else np.argsort(rank, kind="stable")
         self.set_order(order)
         self.chain.order[:] = self.work.by_position
-        self.scorer = new_scorer(problem, len(self.work.channel_s), scoring())
+        self.scorer = new_scorer(problem)
 
     def run(self, steps: int, of: int, config: AnnealConfig) -> bool:
         """Do some of a round of `of` steps; True where the search is over before that."""

@@ -20,10 +20,11 @@ from gdp.kernels.options import BARE, INNER, INNER_INLINE
 from gdp.kernels.struct import as_struct
 from gdp.methods.annealing.move_score_kernels import (
     ACCEPTED,
+    RENEW,
     begin_step,
     consider,
     read_schedule,
-    settle,
+    remember,
     take_best,
 )
 from gdp.methods.annealing.moves_kernels import NUM_KINDS, any_group, below, propose, uniform
@@ -401,7 +402,7 @@ def keep_best(c, kind):
 
 @numba.njit(**INNER)
 @no_type_check
-def draw_move(m, a, w, c, p, q, kind):
+def draw_move(m, w, c, p, q, kind):
     """Leave a move of the kind in `p`, or the best of several of any kind by score; its kind."""
     kind = min(kind, NUM_KINDS - 1)
     num_ops = c.device.shape[0]
@@ -414,7 +415,7 @@ def draw_move(m, a, w, c, p, q, kind):
             kind = min(draw_kind(c, p.random), NUM_KINDS - 1)
         g = any_group(p, c.movable)
         propose(m, p, c.device, w.by_position, w.position, kind, g, num_ops)
-        consider(m, a, p, q, c.device, kind)
+        consider(m, p, q, c.device, kind)
     return take_best(p, q)
 
 
@@ -429,10 +430,10 @@ def anneal_latency(m, a, w, c, p, q, plan, by_rank, steps):
         c.count[STEP] += 1
         # Where nothing moves no score is read, and a round that only renews would never end.
         renews = q.draws > 1 and not plan.until_fits and c.movable.shape[0] > 0
-        if renews and q.number[ACCEPTED] >= q.renew:
+        if renews and q.number[ACCEPTED] >= RENEW:
             c.count[EVALUATIONS] += 1
             value_s, over_bytes = evaluate_with(a, w, c.device, by_rank, np.bool_(True))
-            read_schedule(m, a, w, q, c.device, value_s)
+            read_schedule(m, w, q, c.device, value_s)
             continue
         kind = draw_kind(c, p.random)
         j, k = 0, 0
@@ -442,16 +443,15 @@ def anneal_latency(m, a, w, c, p, q, plan, by_rank, steps):
             j, k = propose_swap(c, p, w)
             swap_places(w, j, k)
         elif c.movable.shape[0] > 0:
-            kind = draw_move(m, a, w, c, p, q, kind)
+            kind = draw_move(m, w, c, p, q, kind)
             put(m, c, p)
         if p.size[0] == 0 and j == k:
             continue
         c.tried[kind] += 1
         c.count[EVALUATIONS] += 1
         value_s, over_bytes = evaluate(a, w, c.device, by_rank)
-        before = energy(plan, c.value[NOW_S], c.value[NOW_BYTES])
         accepted = accept(c, plan, p, value_s, np.float64(over_bytes))
-        settle(p, q, kind, energy(plan, value_s, np.float64(over_bytes)) - before, accepted)
+        remember(p, q, accepted)
         if accepted:
             if is_best(c):
                 keep_best(c, kind)

@@ -25,7 +25,7 @@ from gdp.methods.annealing.move_score_kernels import (
     begin_step,
     consider,
     read_schedule,
-    settle,
+    remember,
     take_best,
 )
 from gdp.methods.annealing.moves_kernels import NUM_KINDS, below, propose, uniform
@@ -71,7 +71,7 @@ def record(m, a, w, s, t, h, q, device, k):
     latency_s = record_run(a, w, s, device, k)
     find_tails(a, w, s, t, device)
     if q.draws > 1:
-        read_schedule(m, a, w, q, device, latency_s)
+        read_schedule(m, w, q, device, latency_s)
     for x in range(device.shape[0]):
         h.place[w.done_op[x]] = x
     for g in range(h.first.shape[0]):
@@ -179,7 +179,7 @@ def window_swap(m, w, s, h, c, p):
 
 @numba.njit(**INNER)
 @no_type_check
-def draw_inside(m, a, w, s, h, c, p, q, kind):
+def draw_inside(m, w, s, h, c, p, q, kind):
     """Leave a move inside the window in `p`, or the best of several by score; its kind."""
     kind = min(kind, NUM_KINDS - 1)
     if not begin_step(q, p):
@@ -193,7 +193,7 @@ def draw_inside(m, a, w, s, h, c, p, q, kind):
         g = h.group[below(p.random, h.number[GROUPS])]
         propose(m, p, c.device, w.done_op, h.place, kind, g, h.number[OPS])
         keep_inside(s, h, p)
-        consider(m, a, p, q, c.device, kind)
+        consider(m, p, q, c.device, kind)
     return take_best(p, q)
 
 
@@ -212,7 +212,7 @@ def anneal_window(m, a, w, s, t, h, c, p, q, done, steps, of):
             j, k = window_swap(m, w, s, h, c, p)
             swap_places(w, j, k)
         else:
-            kind = draw_inside(m, a, w, s, h, c, p, q, kind)
+            kind = draw_inside(m, w, s, h, c, p, q, kind)
             put(m, c, p)
         if p.size[0] == 0 and j == k:
             continue
@@ -222,7 +222,7 @@ def anneal_window(m, a, w, s, t, h, c, p, q, done, steps, of):
         rise_s = value_s - h.value[NOW_S]
         heat_s = h.value[HOT_S] * (h.value[COLD_S] / h.value[HOT_S]) ** (step / of)
         accepted = rise_s <= 0.0 or uniform(p.random) < np.exp(-rise_s / heat_s)
-        settle(p, q, kind, rise_s / q.span_s[0], accepted)
+        remember(p, q, accepted)
         if accepted:
             h.value[NOW_S] = value_s
             if value_s < h.value[BEST_S]:

@@ -63,7 +63,7 @@ def _is_instance(path: Path) -> bool:
 
 def solve(path: str, objective: str, method: str, seconds: float, seed: int) -> dict[str, Any]:
     """One row, measured in this process."""
-    from gdp.importers.dnn_partitioning import load_dnn_partitioning
+    from benchmarks.partitioning_instances import load_dnn_partitioning
     from gdp.methods.base import Search
     from gdp.methods.table import METHODS as table
     from gdp.sim import host_load

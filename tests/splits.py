@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gdp.importers.dnn_partitioning import ACCELERATOR
+from benchmarks.partitioning_instances import ACCELERATOR
 from gdp.problem.problem import Problem
 
 

@@ -8,14 +8,11 @@ import pytest
 from golden.models import FILES
 
 import gdp
-from gdp import finetune
 from gdp.commands.execute import Executor
 from gdp.costs import machine
 from gdp.costs.default import SHIPPED, resolve_costs
 from gdp.learn import tuning
-from gdp.learn.finetune import FinetuneConfig
 from gdp.placement import make_placement
-from gdp.policy.policy import load_policy
 from gdp.runtime.observe import observed_run
 
 CLUSTER = "2xcpu-core"
@@ -145,27 +142,3 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(tmp_path: Path) -> None:
         gdp.tune("onnx:light_squeezenet", CLUSTER, runs=0)
     with pytest.raises(gdp.ModelError):
         gdp.tune(str(tmp_path / "none.onnx"), CLUSTER)
-
-
-@pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_fine_tuning_by_measured_rewards_runs_what_the_policy_proposes(
-    objective: str, towers: str, tmp_path: Path, folder: Path
-) -> None:
-    """Every run teaches costs under which the policy learns; the checkpoint keeps the fastest."""
-    config = FinetuneConfig(updates=1, samples=4, evaluations=24)
-    found = finetune(
-        towers, CLUSTER, objective=objective, dims=["batch=64"], reward="measured", runs=2,
-        config=config, out=tmp_path / "tuned",
-    )  # fmt: skip
-    (record,) = machine.records()
-    assert 1 <= len(record.runs) <= 2
-    assert found.evaluations >= config.evaluations
-    assert found.value_s > 0.0
-    steps = [row["evaluations"] for row in found.history]
-    assert steps == sorted(steps)
-    assert load_policy(tmp_path / "tuned").placed is not None
-
-
-def test_measured_rewards_need_a_model_that_runs() -> None:
-    with pytest.raises(gdp.ModelError, match="holds a graph only"):
-        finetune(gdp.load("onnx:light_squeezenet"), CLUSTER, reward="measured")

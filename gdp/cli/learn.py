@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -144,15 +144,8 @@ def pretrain(
 
 @dataclass(frozen=True)
 class FinetuneFlags:
-    """Reward of a placement, and number of placements."""
+    """Settings of fine-tuning, and number of placements."""
 
-    reward: Literal["simulated", "measured"] = options.option(
-        "--reward", type=click.Choice(("simulated", "measured")), default="simulated"
-    )
-    runs: int = options.option(
-        "--runs", type=click.IntRange(min=1), default=10,
-        help="Placements to execute at most, with --reward measured.",
-    )  # fmt: skip
     recipe: str | None = options.option(
         "--recipe", metavar="TOML", help="Settings; see finetune/recipes."
     )
@@ -197,44 +190,38 @@ def finetune(
 ) -> None:  # fmt: skip
     """Adapt the policy to one model and cluster; writes a checkpoint for `gdp place`.
 
-    With a simulated reward it starts from what `--method auto` finds with as many evaluations;
-    those come on top. Half of the placements then try other gates of the superposition network, a
-    tenth teach the weights by PPO, and the rest is a local search.
-
-    With --reward measured this happens before each of a few runs of the model, by costs that are
-    learned from these runs: gdp tune with the policy instead of a search. Give the machine to it
-    alone.
+    It starts from what `--method auto` finds with as many evaluations; those come on top. Half of
+    the placements then try other gates of the superposition network, a tenth teach the weights by
+    PPO, and the rest is a local search. `gdp tune` learns from runs of the model on this machine.
     """
     from gdp.commands.finetuning import finetune as tune
     from gdp.learn.metrics import progress_bar
 
-    measured, output = tuning.reward == "measured", outputs.paths["policy"]
+    output = outputs.paths["policy"]
     outputs.require(
         model.spec, cluster.cluster, trained.checkpoint, tuning.recipe, trained.costs,
         constraints.constraints, folder="policy",
     )  # fmt: skip
     config = tuning.config()
-    planned = config.evaluations * (tuning.runs if measured else 1)
-    with progress_bar(planned, 0, "fine-tuning") as draw:
+    with progress_bar(config.evaluations, 0, "fine-tuning") as draw:
         tuned = tune(
-            model.spec if measured else model.load(), cluster.load(), objective=objective,
-            out=output, checkpoint=trained.checkpoint, reward=tuning.reward, runs=tuning.runs,
-            config=config, dims=model.dims, costs=trained.costs, constraints=constraints.read(),
+            model.load(), cluster.load(), objective=objective,
+            out=output, checkpoint=trained.checkpoint, config=config, dims=model.dims,
+            costs=trained.costs, constraints=constraints.read(),
             seed=tuning.seed, force=outputs.force,
             progress=lambda at, numbers: draw(
                 numbers["evaluations"], f"best {numbers['best_s'] * 1e3:.3f} ms"
             ),
         )  # fmt: skip
     spent = tuned.start_evaluations
-    start = f"auto, {spent} evaluations" if spent else "the first plan" if measured else "advisers"
+    start = f"auto, {spent} evaluations" if spent else "advisers"
     show(
         {
-            "checkpoint": output, "objective": objective, "reward": tuning.reward,
-            "start_s": tuned.start_s, "start_evaluations": tuned.start_evaluations,
-            "best_s": tuned.value_s, "evaluations": tuned.evaluations,
+            "checkpoint": output, "objective": objective, "start_s": tuned.start_s,
+            "start_evaluations": tuned.start_evaluations, "best_s": tuned.value_s, "evaluations": tuned.evaluations,
         },
         lambda: f"started at {tuned.start_s * 1e3:.3f} ms "
         f"({start}), best {tuned.value_s * 1e3:.3f} ms "
-        f"({tuning.reward}) after {tuned.evaluations} "
+        f"after {tuned.evaluations} "
         f"evaluations; checkpoint {output}",
     )  # fmt: skip

@@ -4,7 +4,6 @@ The choices of the command line, the rows of `gdp doctor` and the tables of the 
 those of these tables. Rows import what they need when they are used, so that `gdp --help` is quick.
 """
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -179,19 +178,6 @@ def _onnxruntime(job: ExportJob) -> "list[Path]":
     )
 
 
-def _onnx(job: ExportJob) -> "list[Path]":
-    from gdp.exporters.onnx_devices import export_onnx_devices
-    from gdp.importers.onnx.model import prepare, resolve_spec
-    from gdp.importers.onnx.read import external_files
-    from gdp.models import spec_of
-    from gdp.runtime.ort.source import require_weights
-
-    path = resolve_spec(spec_of(job.model))
-    require_weights(path, [os.path.relpath(file, path.parent) for file in external_files(path)])
-    model = prepare(path, job.dims)
-    return export_onnx_devices(model, job.graph, job.placement, job.output, job.overwrite)
-
-
 def _openvino(job: ExportJob) -> "list[Path]":
     from gdp.exporters.openvino_plan import export_openvino
 
@@ -253,7 +239,6 @@ EXPORTERS: Mapping[str, Exporter] = {
     for row in (
         Exporter("onnxruntime", "ONNX Runtime sub-models", _onnxruntime, "onnx",
                  needs_cluster=True, replicates=True),
-        Exporter("onnx", "ONNX device annotations", _onnx, "onnx"),
         Exporter("openvino", "OpenVINO", _openvino, "onnx", needs_cluster=True),
         Exporter("accelerate", "device maps for accelerate (with offloading)", _accelerate,
                  needs_cluster=True, offloads=True),

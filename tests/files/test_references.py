@@ -65,7 +65,6 @@ DECISIONS = {
     "files.writing.FolderManifest": {"files": DATA, "kind": TEXT},  # below their folder
     "graph.file._Detail": {"attributes": TEXT, "dtype": TEXT},
     "graph.file._File": {"name": TEXT, "ops": TEXT, "scopes": TEXT, "tensors": TEXT, "types": TEXT},
-    "importers.dnn_partitioning._Node": {"name": TEXT},
     "importers.pytorch.kept_traces._KeptProgram": dict.fromkeys(
         ("assumptions", "estimated", "ops", "paths", "values"), TEXT),
     "importers.pytorch.kept_traces._KeptTrace": dict.fromkeys(

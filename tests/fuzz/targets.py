@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.partitioning_instances import load_dnn_partitioning
 from gdp import api
 from gdp.cli.options import demands_of
 from gdp.cluster.file import cluster_toml
@@ -30,7 +31,6 @@ from gdp.costs.profile import DeviceRecord, Kernel, Profile, ProfiledModel, load
 from gdp.costs.profile import save_profile as write_profile
 from gdp.graph.file import encode_graph, load_graph
 from gdp.graph.op_graph import INPUT, OUTPUT, OpDetail, OpGraph, make_graph
-from gdp.importers.dnn_partitioning import load_dnn_partitioning
 from gdp.importers.pytorch.kept_traces import find_trace
 from gdp.learn.finetune import load_finetune
 from gdp.learn.instances import load_problems

@@ -208,7 +208,6 @@ FOLLOWED = (
     Followed("export-onnxruntime", "attention", "export --to onnxruntime -o out/x"),
     Followed("export-onnxruntime-replicas", "squeezenet-throughput",
              "export --to onnxruntime -o out/x"),
-    Followed("export-onnx", "towers", "export --to onnx -o out/x"),
     Followed("export-openvino", "towers", "export --to openvino -o out/x"),
     Followed("export-accelerate", "accelerate", "export --to accelerate -o out/x"),
     Followed("export-accelerate-disk", "accelerate-disk", "export --to accelerate -o out/x"),

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from golden.answers import numbers, placement_summary, shortened, without
+from golden.answers import numbers, placement_summary, without
 from golden.calls import CALLS
 from golden.cases import CLUSTERS, FOLLOWED, PLACED
 from golden.models import FILES
@@ -201,26 +201,6 @@ def _segments(found: dict[str, Any], folder: Path) -> dict[str, Any]:
     return _documents(found, folder) | {"models": models}
 
 
-def _annotations(found: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The device that each node is annotated with, in the order of the nodes."""
-    import onnx
-
-    model = onnx.load(next(folder.rglob("*.onnx")))
-    told = [
-        ",".join(
-            str(list(sharding.device))
-            for configuration in node.device_configurations
-            for sharding in configuration.sharding_spec
-        )
-        + "".join(str(c.pipeline_stage) for c in node.device_configurations)
-        for node in model.graph.node
-    ]
-    configurations = [
-        {"num_devices": c.num_devices, "device": list(c.device)} for c in model.configuration
-    ]
-    return _documents(found, folder) | {"nodes": shortened(told), "devices": configurations}
-
-
 def _documents(found: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What an exporter wrote: the names of the files, and what those of JSON say."""
     del found
@@ -245,6 +225,5 @@ READERS: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
     "trace": _trace,
     "report": _report,
     "onnxruntime": _segments,
-    "onnx": _annotations,
 }
 """What is recorded of each verb, and of each target of `export`; of others their documents."""

@@ -7,7 +7,6 @@ import optax
 import pytest
 from tiny import plain_graph, random_problem, unit_cluster
 
-from gdp.learn.evaluator import confirm
 from gdp.learn.ppo import (
     FAINT,
     Episode,
@@ -29,7 +28,6 @@ from gdp.learn.ppo import (
     surrogate_loss,
     with_label,
 )
-from gdp.methods.base import Assignment
 from gdp.methods.priorities import timing
 from gdp.policy.model.config import NetworkConfig, score
 from gdp.policy.model.network import init
@@ -174,14 +172,6 @@ def test_averaged_weights_follow_slowly() -> None:
     params, _, averaged = step(transform, start, state, start, grads, 0.75)
     assert params["layer"]["w"].tolist() == [-1.0, -1.0]
     assert averaged["layer"]["w"].tolist() == [-0.25, -0.25]
-
-
-def test_finalists_are_judged_by_their_middle_run() -> None:
-    """The first is once lucky (1 s) and else 5 s, the second always 3 s."""
-    first, second = (Assignment(np.array([d])) for d in (0, 1))
-    runs = {id(first): iter([5.0, 1.0, 5.0]), id(second): iter([3.0, 3.0, 3.0])}
-    best, seconds = confirm([first, second], lambda found: next(runs[id(found)]), 3)
-    assert (best, seconds) == (1, 3.0)
 
 
 def test_a_faint_gradient_is_not_made_a_strong_one(

@@ -1,4 +1,4 @@
-"""Moves chosen by a score: its facts by hand, the best is simulated, none is tried again in vain."""
+"""Moves chosen by a score: its facts by hand; the best is simulated, none twice in vain."""
 
 import contextlib
 

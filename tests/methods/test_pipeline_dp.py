@@ -12,12 +12,12 @@ from published import DNN_PARTITIONING
 from splits import save_split
 from tiny import fork_join, plain_graph, random_problem, unit_cluster
 
+from benchmarks.partitioning_instances import load_dnn_partitioning
 from gdp import api
 from gdp.clock import Clock
 from gdp.cluster.types import Device, make_cluster
 from gdp.costs.base import roofline
 from gdp.graph.op_graph import INPUT, OUTPUT, make_graph
-from gdp.importers.dnn_partitioning import load_dnn_partitioning
 from gdp.methods.base import Search
 from gdp.methods.pipeline import down_sets, orders
 from gdp.methods.pipeline import method as module

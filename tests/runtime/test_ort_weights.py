@@ -144,7 +144,6 @@ def test_weights_that_may_be_anothers_are_neither_executed_nor_exported(
         "load": lambda: load_source(path),
         "run": lambda: run(path, machine, placement),
         "onnxruntime": lambda: export(placement, path, "onnxruntime", tmp_path / "out", machine),
-        "onnx": lambda: export(placement, path, "onnx", tmp_path / "out"),
     }
     for call in calls.values():
         with pytest.raises(ModelError, match=said):

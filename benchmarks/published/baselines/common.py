@@ -49,7 +49,7 @@ class Arena:
         use_xla_cache()  # seeds share what is compiled
         self.problem, self.budget = problem, evaluations
         self.nodes = nodes_of(problem)
-        self.judge = PlacementEvaluator(problem, evaluations, None)
+        self.judge = PlacementEvaluator(problem, evaluations)
         self.began_s = time.process_time()
         self.drawn, self.first_s, self.best_at = 0, np.inf, 0
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from gdp.clock import Clock
 from gdp.files.kept import use_xla_cache
 from gdp.graph.groups import best_edges, components
-from gdp.learn.evaluator import PlacementEvaluator, Reward
+from gdp.learn.evaluator import PlacementEvaluator
 from gdp.learn.hsdag.network import (
     HsdagConfig,
     PaddedNodes,
@@ -244,7 +244,6 @@ def train(
     seed: int = 0,
     evaluations: int | None = None,
     seconds: float | None = None,
-    reward: Reward | None = None,
     params: Params | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> HsdagResult:
@@ -257,7 +256,6 @@ def train(
         evaluations: Most placements drawn; a placement drawn twice is evaluated once. `EVALUATIONS`
             where neither this nor `seconds` is given.
         seconds: Time limit, which begins after compilation.
-        reward: Seconds of a placement; None is the simulator.
         params: Weights to start from, such as those of `pretrain`; None draws fresh ones.
         progress: Called with the number of placements drawn and the best seconds.
     """
@@ -265,17 +263,16 @@ def train(
     config = fitting(config or HsdagConfig(), problem.num_devices)
     if evaluations is None:
         evaluations = EVALUATIONS if seconds is None else 1 << 40
-    judge = PlacementEvaluator(problem, evaluations, reward)
+    judge = PlacementEvaluator(problem, evaluations)
     learner = Learner(
         problem, config, judge, seed, init(config, seed) if params is None else params
     )
     if seconds is not None:
         learner.warm_up()
     clock = Clock(seconds)
-    first_s = _go(learner, evaluations - judge.reserved, clock, progress)
-    best, value_s = judge.confirmed()
+    first_s = _go(learner, evaluations, clock, progress)
     return HsdagResult(
-        learner.params, best, value_s, judge.evaluations, first_s, learner.groups(),
+        learner.params, judge.answer(), judge.best_s, judge.evaluations, first_s, learner.groups(),
         learner.greedy()[0],
     )  # fmt: skip
 
@@ -319,7 +316,7 @@ def pretrain(
     config = fitting(config or HsdagConfig(), wide)
     params = init(config, seed)
     learners = [
-        Learner(problem, config, PlacementEvaluator(problem, 1 << 40, None), seed + k, params)
+        Learner(problem, config, PlacementEvaluator(problem, 1 << 40), seed + k, params)
         for k, problem in enumerate(problems)
     ]
     state = learners[0].state

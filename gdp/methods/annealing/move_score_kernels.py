@@ -20,8 +20,8 @@ from gdp.kernels.struct import as_struct
 from gdp.methods.annealing.moves_kernels import uniform
 from gdp.sim.kernels.engine import transfer_time
 
-DRAWS = 8  # moves drawn for each that is simulated
-UNSCORED = 0.1  # share of steps whose move is drawn without a score
+DRAWS = 4  # moves drawn for each that is simulated
+UNSCORED = 0.3  # share of steps whose move is drawn without a score
 RENEW = 16  # accepted moves, after which the schedule is simulated anew
 
 # Weights of the score. Each fact is in seconds of an average op, then `log2_lines` and cut at

@@ -11,9 +11,9 @@ import pytest
 from published import DNN_PARTITIONING
 from splits import save_split
 
+from benchmarks.partitioning_instances import load_dnn_partitioning
 from gdp.cluster.types import UNLIMITED_BYTES
 from gdp.errors import ModelError
-from gdp.importers.dnn_partitioning import load_dnn_partitioning
 
 NOWHERE = pytest.mark.skip(reason="the public instances are not here")
 FILES = sorted(DNN_PARTITIONING.glob("*/*/*.json")) or [

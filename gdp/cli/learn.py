@@ -218,10 +218,10 @@ def finetune(
     show(
         {
             "checkpoint": output, "objective": objective, "start_s": tuned.start_s,
-            "start_evaluations": tuned.start_evaluations, "best_s": tuned.value_s, "evaluations": tuned.evaluations,
+            "start_evaluations": tuned.start_evaluations, "best_s": tuned.value_s,
+            "evaluations": tuned.evaluations,
         },
         lambda: f"started at {tuned.start_s * 1e3:.3f} ms "
         f"({start}), best {tuned.value_s * 1e3:.3f} ms "
-        f"after {tuned.evaluations} "
-        f"evaluations; checkpoint {output}",
+        f"after {tuned.evaluations} evaluations; checkpoint {output}",
     )  # fmt: skip

@@ -76,7 +76,7 @@ def test_a_window_expects_of_the_record_what_the_record_took(seed: int) -> None:
     assert opened > count
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(6), 15, 38])
 def test_what_windows_find_is_what_the_simulator_says(seed: int) -> None:
     """Records that go on from the middle of older records stay exact, and nothing gets worse."""
     problem = fine(seed)

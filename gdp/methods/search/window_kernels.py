@@ -45,7 +45,7 @@ class Window(NamedTuple):
     first: np.ndarray  # [G] the place of the first op that sends to the group; 0: it reads nothing
     last: np.ndarray  # [G] the place of its last op
     group: np.ndarray  # [G] the groups that may move: the first number[GROUPS]
-    op: np.ndarray  # [N] their ops
+    op: np.ndarray  # [N] ops inside the window, of those groups and of others
     best_device: np.ndarray  # [N] int32, of those ops
     best_position: np.ndarray  # [N] the same for priorities
     number: np.ndarray  # [5]: state it begins at, ops done before it ends, state it stops at, ...
@@ -90,21 +90,26 @@ def record(m, a, w, s, t, h, q, device, k):
 @numba.njit(**INNER)
 @no_type_check
 def inside(s, h, g):
-    """True for a group that may move in the window."""
+    """True for a group whose ops have received nothing before the window and end inside it."""
     return h.first[g] >= s.done[h.number[FROM]] and h.last[g] < h.number[UNTIL]
 
 
 @numba.njit(**BARE)
 @no_type_check
 def open_window(m, a, w, s, t, h, c, k, until, stop):
-    """Make the groups between state k and `until` ops the ones to move; how many there are."""
+    """Make the groups between state k and `until` ops the ones to move; how many there are.
+
+    Ops of groups that may not move are among `op`: their priorities change with the others'.
+    """
     h.number[FROM], h.number[UNTIL], h.number[STOP] = k, until, stop
-    groups, ops = 0, 0
-    for x in range(c.movable.shape[0]):
-        g = c.movable[x]
+    groups, ops, movable = 0, 0, 0
+    for g in range(h.first.shape[0]):
+        moves = movable < c.movable.shape[0] and c.movable[movable] == g
+        movable += moves
         if inside(s, h, g):
-            h.group[groups] = g
-            groups += 1
+            if moves:
+                h.group[groups] = g
+                groups += 1
             for y in range(m.group_start[g], m.group_start[g + 1]):
                 h.op[ops] = m.group_op[y]
                 ops += 1

@@ -49,29 +49,33 @@ SIMPLIFY_SHARE = 0.05
 """Of the seconds, kept for fewer transfers and pieces."""
 DEVIATION_SHARE = 0.05
 """Of the seconds, kept for draws of learned costs."""
-WARM_UP_OPS = 4000
+POLICY_OPS = 5000
+"""Ops from which `auto` asks the shipped policy: on smaller graphs search alone is as good."""
 MAX_WAYS = 12
 
 
 def methods(
     checkpoint: str | Path | None = None, planned: Sequence[tuple[str, Method]] = ()
 ) -> dict[str, Method]:
-    """Every placement method by its command-line name; `policy` and `auto` use the checkpoint.
+    """Every placement method by its command-line name.
 
-    `planned` are further candidates of `auto`, which come first.
+    The policy of a checkpoint is `policy` and a candidate of `auto`; the shipped one only of graphs
+    of `POLICY_OPS` ops and more. `planned` are further candidates of `auto`, which come first.
     """
     from gdp.methods.portfolio import auto
     from gdp.methods.table import METHODS
 
-    table = METHODS | {"hsdag": _hsdag, "auto": partial(auto, planned=planned)}
     trained = _trained(checkpoint)
-    if trained:
-        from gdp.policy.method import policy_candidate
 
-        policy = policy_candidate(checkpoint)
-        with_policy = partial(auto, extra=[("policy", policy)], planned=planned)
-        table |= trained | {"auto": _warm(with_policy, policy)}
-    return table
+    def with_policy(problem: Problem, search: Search) -> Answer:
+        extra: list[tuple[str, Method]] = []
+        if trained and (checkpoint is not None or problem.num_ops >= POLICY_OPS):
+            from gdp.policy.method import policy_candidate
+
+            extra = [("policy", policy_candidate(checkpoint))]
+        return auto(problem, search, extra=extra, planned=planned)
+
+    return METHODS | trained | {"hsdag": _hsdag, "auto": with_policy}
 
 
 def _trained(checkpoint: str | Path | None) -> dict[str, Method]:
@@ -88,20 +92,6 @@ def _hsdag(problem: Problem, search: Search) -> Answer:
     from gdp.learn.hsdag.train import hsdag
 
     return hsdag(problem, search)
-
-
-def _warm(method: Method, policy: Method) -> Method:
-    """A method that uses the policy, its budget starting after imports and compilation."""
-
-    def warm(problem: Problem, search: Search) -> Answer:
-        # One greedy placement pays for both. On large graphs decoding itself takes seconds, which
-        # belong to the budget.
-        if problem.num_ops <= WARM_UP_OPS:
-            with waiting_for(COMPILE):
-                policy(problem, Search(seed=search.seed, evaluations=1))
-        return method(problem, search)
-
-    return warm
 
 
 def place(

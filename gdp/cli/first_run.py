@@ -26,7 +26,6 @@ from gdp.problem.problem import Problem, make_problem
 from gdp.sim.latency import num_threads
 from gdp.sim.objectives import find_objective
 
-USING_POLICY = ("auto", "policy")
 MESSAGE = "compiling kernels, for the first run only (about 20 s on two idle cores)"
 
 
@@ -75,10 +74,11 @@ def _groups_of(method: str | None, objective: str) -> list[str]:
         return ["simulator", "fusion"]
     pipelined = find_objective(objective).pipelined
     bounds = [] if pipelined else ["bounds"]
-    if method not in USING_POLICY:
+    if method not in ("auto", "policy"):
         return ["simulator", *bounds, "lists", "fusion"]
+    policy = ["policy"] if method == "policy" else []
     pipeline = ["pipeline"] if pipelined else []
-    return ["simulator", "policy", *pipeline, "search", *bounds, "lists", "paths", "fusion"]
+    return ["simulator", *policy, *pipeline, "search", *bounds, "lists", "paths", "fusion"]
 
 
 def _taken(pipe: int) -> Iterator[str]:
@@ -185,12 +185,8 @@ def _lists(problem: Problem) -> None:
 
 def _paths(problem: Problem) -> None:
     from gdp.methods.heuristics.list_schedule import critical_path_assignments
-    from gdp.policy.advice import ADVISERS, Advice
-    from gdp.policy.view.features import features
 
     list(critical_path_assignments(problem, seed=0))
-    placed = np.zeros((1 + len(ADVISERS), problem.num_ops), dtype=np.int64)
-    features(problem, advice=Advice(placed, np.ones(len(placed)), 0))
 
 
 def _bounds(problem: Problem) -> None:
@@ -201,9 +197,13 @@ def _bounds(problem: Problem) -> None:
 
 
 def _policy(problem: Problem) -> None:
+    from gdp.policy.advice import ADVISERS, Advice
     from gdp.policy.decode import Head, decode, prepare
     from gdp.policy.model.config import NUM_PAIR_FEATURES, NetworkConfig
+    from gdp.policy.view.features import features
 
+    placed = np.zeros((1 + len(ADVISERS), problem.num_ops), dtype=np.int64)
+    features(problem, advice=Advice(placed, np.ones(len(placed)), 0))
     width = NetworkConfig().head_width
     shapes = [
         (problem.num_ops, width), (problem.num_devices, width), (NUM_PAIR_FEATURES, width),

